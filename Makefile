@@ -1,0 +1,90 @@
+# Everything a contributor runs. Needs make, a Python 3.10 to 3.13 with venv, and a package registry: no Java, no
+# PostgreSQL, no root; both come from wheels. Paths are relative, so the checkout may be anywhere.
+
+PYTHON ?= python3
+VENV ?= .venv
+PYTEST_ARGS ?=
+# Processes of the whole suite; each may hold a Ray, a JVM and two servers: about 3 GB. 0: one after the other.
+JOBS ?= 2
+
+PY := $(VENV)/bin/python
+STAMP := $(VENV)/.xidstream-installed
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PIP_ROOT_USER_ACTION := ignore
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup demo test unit faults soak chaos cluster-test bench bench-quick docs lint format clean distclean
+
+help: ## Show this list
+	@echo "Targets (make PYTHON=/path/to/python3.12 … chooses the interpreter of a new environment):"
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## Make .venv and install xidstream with everything pinned; quick when nothing changed
+
+# A second environment is made only where there is none that works: a half-made one has no pip, one of a removed
+# or wrong Python does not answer. The stamp is written last, so an interrupted install is done again.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null || { \
+	    echo "xidstream needs Python 3.10 to 3.13; '$(PYTHON)' is $$($(PYTHON) -V 2>&1 | head -n 1)." >&2; \
+	    echo "Choose another: make setup PYTHON=/path/to/python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	    echo "'$(PYTHON)' cannot make virtual environments: it has no ensurepip." >&2; \
+	    echo "On Debian and Ubuntu: apt install python3-venv. Or choose another: make setup PYTHON=…" >&2; exit 1; }
+	@$(PY) -c 'import sys, pip; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null || { \
+	    echo "making $(VENV) with $$($(PYTHON) -V)"; $(PYTHON) -m venv --clear $(VENV); }
+	$(PY) -m pip install --quiet -c constraints.txt --upgrade pip
+	$(PY) -m pip install --quiet -c constraints.txt -e '.[test,dev]'
+	@touch $(STAMP)
+
+demo: setup ## The whole path on this machine: PostgreSQL, Ray, RayDP, a few transactions
+	$(PY) -m actors demo
+
+test: setup ## The whole suite
+	@$(PY) -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder $(PYTEST_ARGS)
+
+unit: setup ## What needs no server, no Ray and no JVM: about a minute
+	@$(PY) -m pytest tests/unit tests/property $(PYTEST_ARGS)
+
+faults: setup ## Every variant of the lost links, slots and storages that `make test` has one of: minutes
+	XIDSTREAM_LONG=1 $(PY) -m pytest tests/ray/test_storage_faults.py tests/ray/test_link_and_slot.py \
+	    tests/ray/test_poison.py tests/ray/test_secrets.py tests/chaos $(PYTEST_ARGS)
+
+soak: setup ## The long differential test: 20 seeds on PostgreSQL 16 and 18, with and without two-phase
+	$(PY) -m tests.differential --seeds 20 --versions 16,18 --two-phase both
+
+chaos: setup ## Seeded kills at every fault point, 200 of real actors and 400 of one process, judged by an unkilled twin
+	$(PY) -m tests.chaos --local --seeds 8 --kills 50
+	$(PY) -m tests.chaos --seeds 8 --kills 25
+
+bench: setup ## Measure everything, about twenty-five minutes on a quiet machine, and renew docs/performance.md
+	$(PY) -m pip install --quiet -c constraints.txt -e '.[bench]'
+	$(PY) -m benchmarks
+
+bench-quick: setup ## The same at a small scale, without Debezium, into benchmarks/out alone
+	$(PY) -m benchmarks --quick --no-debezium drain lag latency growth startup
+
+docs: setup ## Write the table of settings into docs/settings.md
+	$(PY) -m tests.settings_table
+
+cluster-test: setup ## Several nodes, nodes that die, and Ray's autoscaler, on this machine: about ten minutes
+	@$(PY) -m pytest tests/cluster -m cluster $(PYTEST_ARGS)
+
+lint: setup ## Style, types, and the layers
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+	$(VENV)/bin/lint-imports
+
+format: setup ## Put the code into the style that lint asks for
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+
+clean: ## Remove caches and what runs left behind
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist demo-out benchmarks/out
+	rm -rf xidstream.egg-info
+	find actors pipeline tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+distclean: clean ## The same, and the virtual environment
+	rm -rf .venv .ci/.venv
