@@ -1,0 +1,12 @@
+"""What happens to the data between a replication slot and a Spark sink.
+
+Nothing in this package imports ray or raydp: where things run is decided in ``actors``. The layers, each
+importing only those below it (checked in CI by import-linter)::
+
+    slot | decode | segments | spark | stream | buffer | sequencer    siblings, strangers to each other
+    handoff                                                           all that crosses processes
+    rows                                                              the Arrow layout of rows
+    relations                                                         relation versions and their types
+    protocol                                                          pgoutput messages
+    config | errors | pg
+"""

@@ -1,0 +1,206 @@
+"""Everything that can go wrong, by whose fault it is and what is to be done about it.
+
+One base class, four kinds of fault (the server broke protocol, we were misused, it is not supported, the
+environment fails), and one table, ``POLICY``, that maps each class to what the supervisor does (retry,
+restart, stop), the exit status of the command line, and the remedy that a person reads. An error may carry a
+more exact remedy than its class has.
+
+Errors cross process borders inside Ray's own exceptions, so each pickles: the state is the three arguments
+of ``XidstreamError`` and nothing else. No message ever holds a row's value, a password or a conninfo string.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Final
+
+
+class Action(enum.Enum):
+    """What the supervisor does when an error ends a part of the pipeline."""
+
+    RETRY = "retry"  # the same operation again, with backoff
+    RESTART = "restart"  # a new epoch from the slot's confirmed position
+    STOP = "stop"  # end the run: repeating cannot help
+
+
+class ExitStatus(enum.IntEnum):
+    """The contract of the command line."""
+
+    DONE = 0
+    FAILED = 1
+    USAGE = 2
+    PRECONDITION = 3
+    TERMINAL = 4
+
+
+class XidstreamError(Exception):
+    """Base of all errors that this project raises on purpose.
+
+    ``message`` is one clear sentence; ``remedy`` what the reader can do, or None for the class's own.
+    """
+
+    def __init__(self, message: str, *, remedy: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self._remedy = remedy
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rebuild, (type(self), self.message, self._remedy))
+
+    @property
+    def policy(self) -> Policy:
+        for cls in type(self).__mro__:
+            if cls in POLICY:
+                return POLICY[cls]
+        raise AssertionError("XidstreamError itself is in POLICY")
+
+    @property
+    def remedy(self) -> str:
+        return self._remedy if self._remedy is not None else self.policy.remedy
+
+
+def _rebuild(cls: type[XidstreamError], message: str, remedy: str | None) -> XidstreamError:
+    return cls(message, remedy=remedy)
+
+
+# -- the server broke protocol -------------------------------------------------------------------------
+
+
+class ProtocolViolation(XidstreamError):
+    """The server sent what the protocol does not allow; the message names the LSN."""
+
+
+class MalformedMessage(ProtocolViolation):
+    """The bytes of one message cannot be parsed."""
+
+
+class IllegalTransition(ProtocolViolation):
+    """A message that is well-formed, but not at this place of the stream."""
+
+
+# -- we were misused -----------------------------------------------------------------------------------
+
+
+class UsageError(XidstreamError):
+    """A caller passed what the documentation excludes."""
+
+
+class ConfigError(UsageError):
+    """A setting is missing, unknown or out of range."""
+
+
+# -- not supported -------------------------------------------------------------------------------------
+
+
+class Unsupported(XidstreamError):
+    """Valid, but beyond what this project does."""
+
+
+class ColumnNameClash(Unsupported):
+    """Two columns of one table, or a column and a contract column, differ in case only."""
+
+
+# -- the data cannot pass ------------------------------------------------------------------------------
+
+
+class PoisonedChange(XidstreamError):
+    """A change that cannot be decoded; the message names xid, LSN, relation and column, never the value."""
+
+
+# -- the environment -----------------------------------------------------------------------------------
+
+
+class EnvironmentFault(XidstreamError):
+    """Something around us fails: server, network, storage, a process."""
+
+
+class PreconditionMissing(EnvironmentFault):
+    """Something that must be set up by a person is not (wal_level, a privilege, a publication)."""
+
+
+class ConnectionLost(EnvironmentFault):
+    """The replication connection broke."""
+
+
+class SlotInUse(EnvironmentFault):
+    """Another process reads the slot."""
+
+
+class SlotLost(EnvironmentFault):
+    """The slot can no longer give what was not yet delivered."""
+
+
+class StorageFault(EnvironmentFault):
+    """The object storage failed; the message names the object."""
+
+
+class SegmentCorrupt(StorageFault):
+    """A stored object is not what was written: length or checksum differ."""
+
+
+class SinkFailed(EnvironmentFault):
+    """The sink, or the user's function, raised."""
+
+
+class SinkFenced(SinkFailed):
+    """Another run writes to the same sink under the same identity."""
+
+
+class ComponentLost(EnvironmentFault):
+    """A process of ours ended without saying why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    action: Action
+    exit_status: ExitStatus
+    remedy: str
+
+
+POLICY: Final[dict[type[XidstreamError], Policy]] = {
+    XidstreamError: Policy(Action.STOP, ExitStatus.FAILED, "this is a defect of xidstream: please report it"),
+    ProtocolViolation: Policy(
+        Action.STOP,
+        ExitStatus.TERMINAL,
+        "report the server's version and this message; nothing was confirmed past it",
+    ),
+    UsageError: Policy(Action.STOP, ExitStatus.USAGE, "see `xidstream --help`"),
+    Unsupported: Policy(Action.STOP, ExitStatus.PRECONDITION, "see the README's chapter on limits"),
+    ColumnNameClash: Policy(
+        Action.STOP,
+        ExitStatus.PRECONDITION,
+        "rename the column, or leave it out of the publication with a column list",
+    ),
+    PoisonedChange: Policy(
+        Action.STOP,
+        ExitStatus.TERMINAL,
+        "nothing after it was confirmed: mend the table or leave the column out of the publication, then decide "
+        "whether to skip the change with pg_replication_slot_advance()",
+    ),
+    EnvironmentFault: Policy(
+        Action.RESTART, ExitStatus.FAILED, "start again when the cause is mended; nothing is lost"
+    ),
+    PreconditionMissing: Policy(Action.STOP, ExitStatus.PRECONDITION, "see `xidstream check`"),
+    ConnectionLost: Policy(Action.RETRY, ExitStatus.FAILED, "check that the server is up and reachable"),
+    SlotInUse: Policy(
+        Action.RETRY, ExitStatus.FAILED, "end the other reader, or give each run a slot of its own"
+    ),
+    SlotLost: Policy(
+        Action.STOP,
+        ExitStatus.TERMINAL,
+        "changes are missing: drop the slot together with what the storage records of it (`xidstream slot drop "
+        "--storage URI`), create it again, and take a new snapshot of the tables",
+    ),
+    StorageFault: Policy(
+        Action.RETRY, ExitStatus.FAILED, "check space, permissions and reachability of the storage"
+    ),
+    SegmentCorrupt: Policy(Action.RESTART, ExitStatus.FAILED, "the transaction is read again from the slot"),
+    SinkFailed: Policy(
+        Action.STOP, ExitStatus.FAILED, "mend the sink and start again; the batch was not confirmed"
+    ),
+    SinkFenced: Policy(Action.STOP, ExitStatus.TERMINAL, "end the other run that writes to this sink"),
+    ComponentLost: Policy(
+        Action.RESTART, ExitStatus.FAILED, "the run starts again from the last confirmed position"
+    ),
+}

@@ -1,0 +1,213 @@
+"""Which message may come where: the order of pgoutput as a table, plus what the open streams remember.
+
+``TRANSITIONS`` says for each state which types may arrive and where they lead; a type that is not in the row
+is illegal. Beside the table there are the rules about xids, which no table can hold:
+
+- S(first) opens a stream that is not open, S(not first) continues one that is;
+- c and p end a stream that is open; A with subxid = xid discards one; A of a subtransaction, or of an xid
+  never seen, changes nothing (a server may send it, PostgreSQL 18 even to clients of protocol 1);
+- P names the xid of its b, and where it comes without a b (PostgreSQL 18 sends it so for a transaction that
+  only locked rows, which left nothing to decode), an xid that is not an open stream; so do B and b;
+- O comes at most once, and in a stream only in its first block;
+- K and r are legal whatever is open. An open stream of that xid ends with them: a prepared transaction that
+  we acknowledged stays in the server's reorder buffer, and memory pressure after a restart may stream it once
+  more before only K or r follows (``DecodePrepare``, ``ReorderBufferSkipPrepare``,
+  ``ReorderBufferFinishPrepared``). Whoever holds the prepared transaction drops the repetition.
+
+An illegal message raises IllegalTransition with the story (state, what came, LSN, xid, the control messages
+before it) and changes nothing.
+
+The caller is the cutter: it calls ``on_control`` for B, C, S, E, c, A, b, P, K, r, p and passes row messages
+(I, U, D, T, R, Y, transactional M) without any call as long as ``state`` is not ``OUTSIDE``. ``step`` takes
+any parsed message and checks all rules; tests, tools and simulations use it. One Grammar lives as long as one
+connection, because after a reconnect the server starts every stream anew (fact 24).
+
+Considered: checking rows here as well (a call per row is most of what the reader can spend on one), and
+treating an unknown A as a violation (the server does send it).
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+from pipeline.errors import IllegalTransition, UsageError
+from pipeline.pg import INVALID_LSN, Lsn, Xid
+from pipeline.protocol.messages import LogicalMessage, Message, MessageType, StreamAbort, StreamStart
+
+_M = MessageType
+
+
+class State(enum.Enum):
+    """Where in the stream the next message stands."""
+
+    OUTSIDE = "outside of any transaction"
+    IN_TRANSACTION = "between BEGIN and COMMIT"
+    IN_PREPARE = "between BEGIN PREPARE and PREPARE"
+    IN_STREAM = "in a stream block"
+
+
+def _staying(state: State) -> dict[int, State]:
+    """What may come anywhere within a transaction and does not end it."""
+    kinds = (_M.ORIGIN, _M.RELATION, _M.TYPE, _M.INSERT, _M.UPDATE, _M.DELETE, _M.TRUNCATE, _M.MESSAGE)
+    return dict.fromkeys(kinds, state)
+
+
+TRANSITIONS: Final[Mapping[State, Mapping[int, State]]] = {
+    State.OUTSIDE: {
+        _M.BEGIN: State.IN_TRANSACTION,
+        _M.BEGIN_PREPARE: State.IN_PREPARE,
+        _M.STREAM_START: State.IN_STREAM,
+        _M.STREAM_COMMIT: State.OUTSIDE,
+        _M.STREAM_ABORT: State.OUTSIDE,
+        _M.STREAM_PREPARE: State.OUTSIDE,
+        _M.PREPARE: State.OUTSIDE,
+        _M.COMMIT_PREPARED: State.OUTSIDE,
+        _M.ROLLBACK_PREPARED: State.OUTSIDE,
+        _M.MESSAGE: State.OUTSIDE,  # one that is not transactional: only ``step`` can see that
+    },
+    State.IN_TRANSACTION: {**_staying(State.IN_TRANSACTION), _M.COMMIT: State.OUTSIDE},
+    State.IN_PREPARE: {**_staying(State.IN_PREPARE), _M.PREPARE: State.OUTSIDE},
+    State.IN_STREAM: {**_staying(State.IN_STREAM), _M.STREAM_STOP: State.OUTSIDE},
+}
+
+_OPENING: Final = frozenset((_M.BEGIN, _M.BEGIN_PREPARE, _M.STREAM_START))
+_CLOSING: Final = frozenset((_M.COMMIT, _M.PREPARE, _M.STREAM_STOP))
+_ENDING_STREAM: Final = frozenset(
+    (_M.STREAM_COMMIT, _M.STREAM_PREPARE, _M.COMMIT_PREPARED, _M.ROLLBACK_PREPARED)
+)
+_STORY_LENGTH: Final = 8
+
+
+class Grammar:
+    """The validator of one connection's message order."""
+
+    __slots__ = ("_moves", "_open", "_origin_allowed", "_story", "open_streams", "state", "xid")
+
+    def __init__(self) -> None:
+        self.state = State.OUTSIDE
+        self.xid: Xid | None = None
+        """Of the transaction or stream block that we are in, as far as the caller said."""
+        self._moves = TRANSITIONS[State.OUTSIDE]
+        self._open: dict[Xid, Lsn] = {}
+        self.open_streams: Mapping[Xid, Lsn] = MappingProxyType(self._open)
+        """Top-level xid -> LSN at which its first block started."""
+        self._origin_allowed = False
+        self._story: deque[tuple[int, Xid | None, Lsn]] = deque(maxlen=_STORY_LENGTH)
+
+    def step(self, message: Message, lsn: Lsn = INVALID_LSN) -> State:
+        """Take any message. Raises IllegalTransition, and then nothing has changed."""
+        if isinstance(message, LogicalMessage):
+            if message.transactional and self.state is State.OUTSIDE:
+                raise self._illegal(message.type, message.xid, lsn, "it is transactional")
+            return self.state
+        # Of row messages the xid is the subtransaction's, which no rule here is about.
+        xid = None if message.type in TRANSITIONS[State.IN_STREAM] else getattr(message, "xid", None)
+        first = message.first_segment if isinstance(message, StreamStart) else None
+        subxid = message.subxid if isinstance(message, StreamAbort) else None
+        return self.on_control(message.type, xid, first=first, subxid=subxid, lsn=lsn)
+
+    def on_control(
+        self,
+        kind: int,
+        xid: Xid | None = None,
+        *,
+        first: bool | None = None,
+        subxid: Xid | None = None,
+        lsn: Lsn = INVALID_LSN,
+    ) -> State:
+        """Take a message by its type byte and return the new state.
+
+        ``xid``: top-level, needed for S, c, A, p, b, P, K, r; for B it may be left out, and then its rule is
+        not checked. ``first`` is needed for S and ``subxid`` for A. Raises IllegalTransition, and then
+        nothing has changed; UsageError where something needed is missing.
+        """
+        state = self._moves.get(kind)
+        if state is None:
+            raise self._illegal(kind, xid, lsn, "it cannot come here")
+        if kind != _M.BEGIN or xid is not None:
+            self._check_xid(kind, xid, first, subxid, lsn)
+        # Nothing below can fail.
+        if kind in _OPENING:
+            self.xid = xid
+            self._origin_allowed = first is not False
+            if first and xid is not None:
+                self._open[xid] = lsn
+        elif kind in _CLOSING:
+            self.xid = None
+        elif kind == _M.ORIGIN:
+            self._origin_allowed = False
+        elif xid is not None and (kind in _ENDING_STREAM or xid == subxid):
+            self._open.pop(xid, None)
+        if state is not self.state:
+            self.state = state
+            self._moves = TRANSITIONS[state]
+        self._story.append((kind, xid, lsn))
+        return state
+
+    def _check_xid(
+        self, kind: int, xid: Xid | None, first: bool | None, subxid: Xid | None, lsn: Lsn
+    ) -> None:
+        """The rules beside the table; raises or returns, and changes nothing."""
+        if kind == _M.ORIGIN:
+            if not self._origin_allowed:
+                raise self._illegal(kind, xid, lsn, "an origin comes once, at the start of its transaction")
+            return
+        if kind not in _NEEDS_XID:
+            return
+        if xid is None:
+            raise UsageError(f"the xid of {_title(kind)} is needed")
+        if kind == _M.STREAM_START:
+            if first is None:
+                raise UsageError("whether a STREAM START is the first of its transaction is needed")
+            if first and xid in self._open:
+                raise self._illegal(kind, xid, lsn, "it says to be the first block of a stream that is open")
+            if not first and xid not in self._open:
+                raise self._illegal(kind, xid, lsn, "it continues a stream that is not open")
+        elif kind == _M.STREAM_ABORT:
+            if subxid is None:
+                raise UsageError("the subxid of STREAM ABORT is needed")
+        elif kind in (_M.STREAM_COMMIT, _M.STREAM_PREPARE):
+            if xid not in self._open:
+                raise self._illegal(kind, xid, lsn, "it ends a stream that is not open")
+        elif kind == _M.PREPARE:
+            if self.state is State.OUTSIDE:
+                if xid in self._open:
+                    raise self._illegal(kind, xid, lsn, "a stream of this xid is open")
+            elif xid != self.xid:
+                raise self._illegal(kind, xid, lsn, f"its BEGIN PREPARE named xid {self._number(self.xid)}")
+        elif kind in (_M.BEGIN, _M.BEGIN_PREPARE) and xid in self._open:
+            raise self._illegal(kind, xid, lsn, "a stream of this xid is open")
+
+    # -- the story of an error -------------------------------------------------------------------------
+
+    def _illegal(self, kind: int, xid: Xid | None, lsn: Lsn, why: str) -> IllegalTransition:
+        current = "" if self.xid is None else f" of xid {self._number(self.xid)}"
+        opened = "" if xid not in self._open else f", whose stream started at {self._open[xid]}"
+        before = ", ".join(self._event(*event) for event in self._story) or "nothing"
+        return IllegalTransition(
+            f"illegal {self._event(kind, xid, lsn)}{opened}: {why}; state: {self.state.value}{current}, "
+            f"{len(self._open)} open streams; before it came: {before}"
+        )
+
+    @classmethod
+    def _event(cls, kind: int, xid: Xid | None, lsn: Lsn) -> str:
+        of = "" if xid is None else f" of xid {cls._number(xid)}"
+        return f"{_title(kind)}{of} at {Lsn(lsn)}"
+
+    @staticmethod
+    def _number(xid: Xid | None) -> str:
+        return "unknown" if xid is None else str(int(xid))
+
+
+_NEEDS_XID: Final = _OPENING | _ENDING_STREAM | {_M.STREAM_ABORT, _M.PREPARE}
+
+
+def _title(kind: int) -> str:
+    try:
+        return MessageType(kind).title
+    except ValueError:
+        return f"message of type 0x{kind:02x}"
