@@ -1,0 +1,331 @@
+"""Slots, over an ordinary SQL connection: describe, create, drop; positions and statistics.
+
+Each function takes a DSN and makes a connection for its own call: they are rare, and the reader's own
+connection is busy with COPY. ``SlotState`` holds every column of pg_replication_slots that decides something,
+None where the server's version has no such column.
+
+Creating a slot waits until every transaction that was open when it began has ended, prepared ones included
+(fact 28), which may be never. So it runs asynchronously, and while it waits ``on_wait`` is told for whom.
+"""
+
+from __future__ import annotations
+
+import datetime
+import select
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+import psycopg
+from psycopg import pq
+from psycopg.rows import dict_row
+
+from pipeline.errors import ConnectionLost, EnvironmentFault, Unsupported
+from pipeline.handoff import PrepareCover
+from pipeline.pg import Lsn, Xid
+from pipeline.slot.conninfo import complete
+from pipeline.slot.failures import from_connect_error, from_error, from_result
+from pipeline.slot.options import PG10, PG14, PG15, PG17, quote_literal, version_text
+from pipeline.slot.settings import check_slot_name
+
+PLUGIN: Final = "pgoutput"
+_PAGE_HEADER_BYTES: Final = 40  # of a WAL segment's first page; the others have 24
+_TIME_LIMITS: Final = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout")
+
+
+@dataclass(frozen=True)
+class SlotState:
+    """One slot, as pg_replication_slots had it. Where ``exists`` is False the rest is None.
+
+    ``wal_status``: reserved, extended, unreserved or lost (13+). ``invalidation_reason``: 17+.
+    ``two_phase``: 14+; ``two_phase_at``: 18+. ``failover``: 17+.
+    """
+
+    name: str
+    exists: bool
+    plugin: str | None = None
+    database: str | None = None
+    active: bool | None = None
+    active_pid: int | None = None
+    confirmed_flush: Lsn | None = None
+    restart_lsn: Lsn | None = None
+    wal_status: str | None = None
+    safe_wal_size_bytes: int | None = None
+    invalidation_reason: str | None = None
+    two_phase: bool | None = None
+    two_phase_at: Lsn | None = None
+    failover: bool | None = None
+    temporary: bool | None = None
+
+    @property
+    def is_lost(self) -> bool:
+        return self.wal_status == "lost" or self.invalidation_reason is not None
+
+
+@dataclass(frozen=True)
+class StreamStats:
+    """One row of pg_stat_replication_slots (14+): what decoding has cost the server since ``stats_reset``."""
+
+    spill_txns: int
+    spill_count: int
+    spill_bytes: int
+    stream_txns: int
+    stream_count: int
+    stream_bytes: int
+    total_txns: int
+    total_bytes: int
+    stats_reset: datetime.datetime | None
+
+
+@dataclass(frozen=True)
+class Blocker:
+    """A transaction that the creation of a slot waits for.
+
+    ``gid`` where it is prepared, else ``pid`` of the session that has it open.
+    """
+
+    xid: int
+    pid: int | None = None
+    gid: str | None = None
+    database: str | None = None
+    user: str | None = None
+    application: str | None = None
+    since: datetime.datetime | None = None
+
+    def __str__(self) -> str:
+        where = f" in database {self.database}" if self.database else ""
+        since = f" since {self.since:%Y-%m-%d %H:%M:%S %Z}" if self.since else ""
+        if self.gid is not None:
+            return f"prepared transaction {self.gid!r} (xid {self.xid}){where}{since}"
+        session = f" of session {self.pid} ({self.user}, {self.application!r})" if self.pid else ""
+        return f"open transaction {self.xid}{session}{where}{since}"
+
+
+@contextmanager
+def sql_connection(dsn: str, doing: str) -> Iterator[psycopg.Connection[Any]]:
+    """An autocommit connection whose errors, inside the block too, are ours and without secrets."""
+    try:
+        # Without UTF8 the names of an SQL_ASCII database come as bytes.
+        connection = psycopg.connect(complete(dsn, client_encoding="UTF8"), autocommit=True)
+    except psycopg.Error as error:
+        raise from_connect_error(error, dsn) from None
+    with connection:
+        try:
+            yield connection
+        except psycopg.Error as error:
+            raise from_error(error, doing) from None
+
+
+def describe_slot(dsn: str, slot: str) -> SlotState:
+    with sql_connection(dsn, f'slot "{slot}"') as connection:
+        return read_slot(connection, slot)
+
+
+def prepare_cover(dsn: str) -> PrepareCover:
+    """What stands now, for a storage that begins with it.
+
+    A standby does not list what is prepared, so nothing is covered there.
+    """
+    with sql_connection(dsn, "the prepared transactions") as connection:
+        # In this order: whatever was committed before the list was read lies before the position.
+        rows = connection.execute(
+            "SELECT transaction::text::bigint FROM pg_prepared_xacts WHERE database = current_database()"
+        ).fetchall()
+        position = connection.execute(
+            "SELECT CASE WHEN NOT pg_is_in_recovery() THEN pg_current_wal_flush_lsn()::text END"
+        ).fetchone()
+    assert position is not None
+    since_lsn = Lsn.parse(position[0]) if position[0] is not None else Lsn(2**64 - 1)
+    return PrepareCover(since_lsn, frozenset(Xid(xid) for (xid,) in rows))
+
+
+def read_slot(connection: psycopg.Connection[Any], slot: str) -> SlotState:
+    """``describe_slot`` over a connection that is there already."""
+    with connection.cursor(row_factory=dict_row) as cursor:
+        # `*`, because each version has other columns.
+        row = cursor.execute("SELECT * FROM pg_replication_slots WHERE slot_name = %s", (slot,)).fetchone()
+    if row is None:
+        return SlotState(slot, exists=False)
+    return SlotState(
+        name=slot,
+        exists=True,
+        plugin=row["plugin"],
+        database=row["database"],
+        active=row["active"],
+        active_pid=row["active_pid"],
+        confirmed_flush=_lsn(row["confirmed_flush_lsn"]),
+        restart_lsn=_lsn(row["restart_lsn"]),
+        wal_status=row.get("wal_status"),
+        safe_wal_size_bytes=row.get("safe_wal_size"),
+        invalidation_reason=row.get("invalidation_reason"),
+        two_phase=row.get("two_phase"),
+        two_phase_at=_lsn(row.get("two_phase_at")),
+        failover=row.get("failover"),
+        temporary=row["temporary"],
+    )
+
+
+def create_slot(
+    dsn: str,
+    slot: str,
+    *,
+    two_phase: bool = False,
+    failover: bool = False,
+    on_wait: Callable[[tuple[Blocker, ...]], None] | None = None,
+    wait_notice_s: float = 2.0,
+) -> Lsn:
+    """Create a pgoutput slot and return its consistent point: only what commits after it will be delivered.
+
+    As long as it waits, ``on_wait`` is called every ``wait_notice_s`` seconds with the transactions waited
+    for (empty when they cannot be seen). An exception from it, or a signal, cancels the creation; the server
+    then removes the half-made slot. Raises Unsupported for two_phase before PostgreSQL 15 and failover before
+    17, PreconditionMissing for a name that is taken, a missing privilege, wal_level or free slot.
+    """
+    check_slot_name(slot)
+    with sql_connection(dsn, f'creating slot "{slot}"') as connection:
+        version = connection.info.server_version
+        arguments = [quote_literal(slot), quote_literal(PLUGIN)]
+        arguments += _creation_flags(version, two_phase=two_phase, failover=failover)
+        for setting in _TIME_LIMITS:
+            # Waiting is what this connection is for; a limit from the role or the database would end it.
+            connection.execute(f"SET {setting} = 0".encode())
+        if version >= PG17:
+            connection.execute("SET transaction_timeout = 0")
+        command = f"SELECT lsn::text FROM pg_create_logical_replication_slot({', '.join(arguments)})"
+
+        def report() -> None:
+            if on_wait is not None:
+                on_wait(slot_creation_blockers(dsn, connection.info.backend_pid))
+
+        try:
+            result = _run_reporting(connection.pgconn, command, report, wait_notice_s)
+        except BaseException:
+            connection.cancel_safe(timeout=10)
+            raise
+        if result.status != pq.ExecStatus.TUPLES_OK:
+            raise from_result(result, f'creating slot "{slot}"')
+        return Lsn.parse((result.get_value(0, 0) or b"").decode())
+
+
+def slot_creation_blockers(dsn: str, pid: int) -> tuple[Blocker, ...]:
+    """The transactions that backend ``pid`` waits for: their xid locks are what it cannot get."""
+    with sql_connection(dsn, "looking for what is waited for") as connection:
+        for setting in _TIME_LIMITS:
+            connection.execute(f"SET {setting} = 0".encode())
+        rows = connection.execute(
+            """
+            SELECT wanted.transactionid::text::bigint AS xid, activity.pid, prepared.gid,
+                   coalesce(prepared.database, activity.datname) AS database,
+                   coalesce(prepared.owner, activity.usename) AS role,
+                   activity.application_name, coalesce(prepared.prepared, activity.xact_start) AS since
+            FROM pg_locks AS wanted
+            LEFT JOIN pg_prepared_xacts AS prepared ON prepared.transaction = wanted.transactionid
+            LEFT JOIN pg_locks AS held ON held.locktype = 'transactionid' AND held.granted
+                AND held.transactionid = wanted.transactionid
+            LEFT JOIN pg_stat_activity AS activity ON activity.pid = held.pid
+            WHERE wanted.pid = %s AND wanted.locktype = 'transactionid' AND NOT wanted.granted
+            """,
+            (pid,),
+        ).fetchall()
+    return tuple(Blocker(*row) for row in rows)
+
+
+def drop_slot(dsn: str, slot: str) -> None:
+    """Raises SlotInUse while somebody reads it, PreconditionMissing when there is none."""
+    check_slot_name(slot)
+    with sql_connection(dsn, f'dropping slot "{slot}"') as connection:
+        connection.execute("SELECT pg_drop_replication_slot(%s)", (slot,))
+
+
+def current_flush_lsn(dsn: str) -> Lsn:
+    """The end of the flushed WAL; on a standby, of the replayed."""
+    with sql_connection(dsn, "reading the WAL position") as connection:
+        row = connection.execute(
+            "SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn()"
+            " ELSE pg_current_wal_flush_lsn() END::text"
+        ).fetchone()
+    if row is None or row[0] is None:
+        raise EnvironmentFault("the server has no WAL position yet")
+    return Lsn.parse(row[0])
+
+
+def settled_flush_lsn(dsn: str, timeout_s: float = 2.0) -> Lsn:
+    """A flushed position behind every commit that has returned, asynchronous ones included.
+
+    With synchronous_commit=off a COMMIT returns before its WAL is flushed; the WAL writer follows within a fraction
+    of a second. The insert position itself is no target: at the start of a page it lies beyond every record's end.
+    """
+    with sql_connection(dsn, "reading the WAL position") as connection:
+        deadline = time.monotonic() + timeout_s
+        inserted = connection.execute(
+            "SELECT CASE WHEN NOT pg_is_in_recovery() THEN pg_current_wal_insert_lsn()::text END"
+        ).fetchone()
+        target = Lsn.parse(inserted[0]) if inserted is not None and inserted[0] is not None else None
+        while target is not None and time.monotonic() < deadline:
+            row = connection.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone()
+            assert row is not None
+            if Lsn.parse(row[0]) + _PAGE_HEADER_BYTES >= target:
+                return Lsn.parse(row[0])
+            time.sleep(0.02)
+    return current_flush_lsn(dsn)
+
+
+def stream_stats(dsn: str, slot: str) -> StreamStats | None:
+    """None where the server has no such statistics (before 14), or none of this slot."""
+    with sql_connection(dsn, f'statistics of slot "{slot}"') as connection:
+        if connection.info.server_version < PG14:
+            return None
+        row = connection.execute(
+            "SELECT spill_txns, spill_count, spill_bytes, stream_txns, stream_count, stream_bytes,"
+            " total_txns, total_bytes, stats_reset FROM pg_stat_replication_slots WHERE slot_name = %s",
+            (slot,),
+        ).fetchone()
+    return None if row is None else StreamStats(*row)
+
+
+def _creation_flags(version: int, *, two_phase: bool, failover: bool) -> list[str]:
+    """The arguments after the plugin: temporary, two_phase (14+; in pgoutput 15+), failover (17+)."""
+    if version < PG10:
+        raise Unsupported(f"PostgreSQL {version_text(version)} has no pgoutput")
+    if two_phase and version < PG15:
+        raise Unsupported("a two_phase slot needs PostgreSQL 15", remedy="leave --two-phase out")
+    if failover and version < PG17:
+        raise Unsupported("a failover slot needs PostgreSQL 17", remedy="leave --failover out")
+    flags = ["false"]
+    if version >= PG14:
+        flags.append(str(two_phase).lower())
+    if version >= PG17:
+        flags.append(str(failover).lower())
+    return flags
+
+
+def _run_reporting(
+    pgconn: pq.abc.PGconn, command: str, report: Callable[[], None], interval_s: float
+) -> pq.abc.PGresult:
+    """Run one statement without a time limit, calling ``report`` each ``interval_s`` until it ends."""
+    pgconn.send_query(command.encode())
+    poll = select.poll()
+    poll.register(pgconn.socket, select.POLLIN)
+    due = time.monotonic() + interval_s
+    last: pq.abc.PGresult | None = None
+    pgconn.flush()
+    while True:
+        while pgconn.is_busy():
+            if poll.poll(max(0.0, due - time.monotonic()) * 1000):
+                pgconn.consume_input()
+            else:
+                report()
+                due = time.monotonic() + interval_s
+        result = pgconn.get_result()
+        if result is None:
+            break
+        last = result
+    if last is None:
+        raise ConnectionLost("the server gave no answer")
+    return last
+
+
+def _lsn(text: str | None) -> Lsn | None:
+    return None if text is None else Lsn.parse(text)

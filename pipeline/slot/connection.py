@@ -1,0 +1,354 @@
+"""The replication connection: START_REPLICATION, messages in, status out.
+
+psycopg makes the connection (several hosts, name resolution, time limits, interruptible by signals); from
+then on its pq layer is used, the only one that has COPY_BOTH. Reading is by libpq's copy functions, never
+from the raw socket, which breaks under TLS (fact 31).
+
+The hot loop is the caller's, because a Python call costs as much as the rest of the work per message::
+
+    get_copy_data = connection.pgconn.get_copy_data
+    with connection.reading():                # psycopg's errors become ours, once for the whole loop
+        while True:
+            n, data = get_copy_data(1)
+            if n > 0: …                       # one CopyData message: a memoryview of its own bytes
+            elif n == 0: connection.wait_readable(timeout_s)
+            else: raise connection.end_of_stream()
+
+Invariants:
+
+- One thread. Only ``close`` may come from a second one, after the first has ended.
+- Nothing waits for longer than it was told: commands have ``query_timeout_s``, ``wait_readable`` its
+  argument, ``send_status`` never waits at all.
+- Output is bounded: while an earlier status is still in libpq's buffer (a server too busy to read), a new
+  one is not added. The next one supersedes it anyway.
+- Input is bounded: the socket is read only by ``wait_readable``; without calls to it, the backpressure
+  reaches the walsender through the socket.
+
+Session settings (fact 32) are set by SET once connected, in one round trip, and not through the startup
+packet's ``options``: those would have to be merged with the DSN's, PGOPTIONS and a service file's, and PGTZ
+or PGDATESTYLE would outrank them. The stream's text format depends on them, so they must win.
+"""
+
+from __future__ import annotations
+
+import select
+import struct
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final, NamedTuple
+
+import psycopg
+from psycopg import pq
+
+from pipeline.errors import ConnectionLost, EnvironmentFault, PreconditionMissing, SlotLost, XidstreamError
+from pipeline.pg import POSTGRES_EPOCH_UNIX_US, Lsn
+from pipeline.slot.conninfo import complete
+from pipeline.slot.failures import ServerReport, from_connect_error, from_error, from_report, from_result
+from pipeline.slot.options import PG13, StreamOptions, quote_literal, start_replication_command
+from pipeline.slot.settings import SlotSettings
+
+SESSION_SETTINGS: Final = {
+    "datestyle": "ISO",
+    "intervalstyle": "postgres",
+    "extra_float_digits": "3",
+    "client_encoding": "UTF8",
+    "timezone": "UTC",
+    "bytea_output": "hex",
+}
+"""Fact 32: what the decoder's text formats presume."""
+
+_STATUS: Final = struct.Struct("!cqqqqB")  # StandbyStatusUpdate: 'r', write, flush, apply, time, reply
+_MAX_NOTICES: Final = 100
+_TLS_RECHECK_S: Final = 0.1
+"""Under TLS, how long the socket alone is believed when it says that there is nothing."""
+_READABLE: Final = select.POLLIN | select.POLLERR | select.POLLHUP
+
+
+class SystemIdentity(NamedTuple):
+    """The answer to IDENTIFY_SYSTEM."""
+
+    system_identifier: str
+    timeline: int
+    xlogpos: Lsn
+    """The end of the WAL that was flushed (on a standby: replayed) just now."""
+    dbname: str
+
+
+class ReplicationConnection:
+    """A walsender of our own, bound to the DSN's database.
+
+    ``pgconn`` is psycopg's ``PGconn``, for the hot loop. ``server_version`` is ``server_version_num``.
+    Raises ConnectionLost or PreconditionMissing; never with a secret in the message.
+    """
+
+    def __init__(self, settings: SlotSettings) -> None:
+        self._settings = settings
+        self._doing = f'slot "{settings.slot}"'
+        self._notices: deque[ServerReport] = deque(maxlen=_MAX_NOTICES)
+        self._streaming = False
+        self._tls_rest = False
+        try:
+            self._connection = psycopg.connect(
+                complete(settings.dsn, replication="database"), autocommit=True
+            )
+        except psycopg.Error as error:
+            raise from_connect_error(error, settings.dsn) from None
+        self.pgconn = self._connection.pgconn
+        self.pgconn.notice_handler = self._take_notice
+        self.server_version = self.pgconn.server_version
+        self._poll = select.poll()
+        self._poll.register(self.pgconn.socket, select.POLLIN)
+        try:
+            self._configure()
+        except BaseException:
+            self.close()
+            raise
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else "streaming" if self._streaming else "idle"
+        return f"ReplicationConnection({self._doing}, {state})"
+
+    def __enter__(self) -> ReplicationConnection:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- commands ----------------------------------------------------------------------------------------
+
+    def identify_system(self) -> SystemIdentity:
+        row = self._ask("IDENTIFY_SYSTEM")
+        return SystemIdentity(row[0], int(row[1]), Lsn.parse(row[2]), row[3])
+
+    def switch_points(self, timeline: int) -> dict[int, Lsn]:
+        """Where each earlier timeline ended on the way to ``timeline`` (TIMELINE_HISTORY); none for the first."""
+        if timeline <= 1:
+            return {}
+        lines = self._ask(f"TIMELINE_HISTORY {timeline}")[1].splitlines()
+        # Of each line: the timeline, the LSN, and a reason in words; comments begin with '#'.
+        parts = [line.split("\t") for line in lines if line.strip() and not line.startswith("#")]
+        return {int(part[0]): Lsn.parse(part[1]) for part in parts}
+
+    def show(self, setting: str) -> str:
+        """The value of a setting in this session; PreconditionMissing where there is no such setting."""
+        return self._ask(f"SHOW {setting}")[0]
+
+    def start_replication(self, slot: str, start_lsn: Lsn, options: StreamOptions) -> None:
+        """Enter COPY_BOTH. 0/0 starts at the slot's confirmed position.
+
+        Raises SlotInUse, SlotLost, PreconditionMissing (no such slot or publication, wrong wal_level, …).
+        """
+        result = self._query(start_replication_command(slot, start_lsn, options))
+        if result.status == pq.ExecStatus.COPY_BOTH:
+            self._streaming = True
+            return
+        raise self._start_failure(slot, result)
+
+    # -- the stream --------------------------------------------------------------------------------------
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Turn psycopg's errors inside the block into ours."""
+        try:
+            yield
+        except psycopg.Error as error:
+            raise from_error(error, self._doing) from None
+
+    def get_copy_data(self) -> memoryview | None:
+        """The next CopyData message, or None when there is none yet. Raises as ``end_of_stream`` says."""
+        with self.reading():
+            n_bytes, data = self.pgconn.get_copy_data(1)
+        if n_bytes > 0:
+            return data
+        if n_bytes == 0:
+            return None
+        raise self.end_of_stream()
+
+    def wait_readable(self, timeout_s: float) -> bool:
+        """Wait for the server, and read what the socket has into libpq's buffer.
+
+        False when time ran out; after True there may be messages. Meanwhile a status that could not be sent
+        at once is sent.
+
+        Under TLS the socket does not tell all: libpq takes in what its buffer has room for, a TLS record has
+        up to 16 kB, and its rest then waits, decrypted, inside OpenSSL, while poll() sees an empty socket (seen
+        with libpq 15.18: the end of a transaction came with the next keepalive, 15 s late; 18.6 takes in the
+        rest itself). Nothing in libpq's interface tells. So each read from the socket is followed by one more
+        without poll(), and an idle socket is not believed for longer than ``_TLS_RECHECK_S``.
+        """
+        events = select.POLLIN
+        with self.reading():
+            if self.pgconn.flush() != 0:
+                events |= select.POLLOUT
+            if self._tls_rest:
+                self._tls_rest = False
+                self.pgconn.consume_input()
+                return True
+            patience_s = timeout_s
+            if self.pgconn.ssl_in_use and timeout_s > _TLS_RECHECK_S:
+                patience_s, self._tls_rest = _TLS_RECHECK_S, True
+            self._poll.modify(self.pgconn.socket, events)
+            for _, event in self._poll.poll(max(0.0, patience_s) * 1000):
+                if event & select.POLLOUT:
+                    self.pgconn.flush()
+                if event & _READABLE:
+                    self.pgconn.consume_input()
+                    self._tls_rest = bool(self.pgconn.ssl_in_use)
+                    return True
+        return self._tls_rest
+
+    def send_status(self, write: Lsn, flush: Lsn, apply: Lsn, reply: bool = False) -> bool:
+        """Report positions; only ``flush`` moves the slot. Never waits.
+
+        False when the server still has not taken an earlier status: send again later. Never give a
+        ``flush`` beyond what is durable downstream, nor beyond the end of the WAL (fact 26).
+        """
+        now_us = time.time_ns() // 1000 - POSTGRES_EPOCH_UNIX_US
+        with self.reading():
+            if self.pgconn.flush() != 0:
+                return False
+            # Unsigned LSNs in signed fields: the top bit is set only after eight exabytes of WAL.
+            if self.pgconn.put_copy_data(_STATUS.pack(b"r", write, flush, apply, now_us, reply)) != 1:
+                return False
+            self.pgconn.flush()
+        return True
+
+    def end_of_stream(self) -> XidstreamError:
+        """Why COPY ended: call it when ``get_copy_data`` gave -1, and raise what it returns."""
+        self._streaming = False
+        with self.reading():
+            deadline = time.monotonic() + self._settings.query_timeout_s
+            while (result := self._result(deadline)) is not None:
+                if result.status == pq.ExecStatus.FATAL_ERROR:
+                    report = ServerReport.of(result)
+                    if report.lacks_publication:
+                        return SlotLost(
+                            f"{self._doing}: {report.message} at this point of the WAL: its changes are lost",
+                            remedy="creating it again does not help, because the server decodes with the catalog of "
+                            "that time: create it, then drop the slot together with its record (`xidstream slot drop "
+                            "--storage URI`), create that again, and take a new snapshot of the tables",
+                        )
+                    return from_report(report, self._doing)
+                if result.status in (pq.ExecStatus.COPY_IN, pq.ExecStatus.COPY_BOTH):
+                    break  # the server waits for our CopyDone; the connection is given up anyway
+        return ConnectionLost(f"{self._doing}: the server ended the stream, as it does when it shuts down")
+
+    @property
+    def has_notices(self) -> bool:
+        return bool(self._notices)
+
+    def take_notices(self) -> list[ServerReport]:
+        """Warnings that came since the last call, oldest first (at most the last 100).
+
+        One to act on: ``skips_publication``. PostgreSQL 18 goes on without a publication that does not exist
+        at that point of the WAL, and its changes are missing from the stream for good.
+        """
+        notices = list(self._notices)
+        self._notices.clear()
+        return notices
+
+    def stop(self, timeout_s: float) -> bool:
+        """End COPY in order and close: True when the server has surely read the last status.
+
+        Closing alone does not say so: with unread input the kernel resets the connection, and the last status
+        may be lost with it. What still arrives is thrown away. False when ``timeout_s`` was not enough (a
+        walsender finishes the transaction it is sending) or the connection broke.
+        """
+        deadline = time.monotonic() + timeout_s
+        try:
+            if self._streaming and self._finish_copy(deadline):
+                return self._result(deadline) is not None
+        except (psycopg.Error, EnvironmentFault):
+            pass  # it was to be closed anyway; the caller learns that it was not in order
+        finally:
+            self.close()
+        return False
+
+    def close(self) -> None:
+        self._streaming = False
+        self.pgconn.notice_handler = None
+        self._connection.close()
+
+    @property
+    def closed(self) -> bool:
+        return self._connection.closed
+
+    # -- inside ------------------------------------------------------------------------------------------
+
+    def _configure(self) -> None:
+        settings = dict(SESSION_SETTINGS)
+        if self.pgconn.parameter_status(b"server_encoding") == b"SQL_ASCII":
+            # The server converts nothing there, but would check against UTF8, and its error names no transaction,
+            # table or column. As it is sent, the decoder checks it, and names them.
+            settings["client_encoding"] = "SQL_ASCII"
+        work_mem = self._settings.logical_decoding_work_mem
+        if work_mem is not None and self.server_version >= PG13:
+            settings["logical_decoding_work_mem"] = work_mem
+        command = "; ".join(f"SET {name} = {quote_literal(value)}" for name, value in settings.items())
+        result = self._query(command)
+        if result.status != pq.ExecStatus.COMMAND_OK:
+            raise from_result(result, "session settings")
+
+    def _ask(self, command: str) -> list[str]:
+        result = self._query(command)
+        if result.status != pq.ExecStatus.TUPLES_OK:
+            raise from_result(result, command)
+        if result.ntuples != 1:
+            raise PreconditionMissing(f"{command}: no answer")
+        return [(result.get_value(0, column) or b"").decode() for column in range(result.nfields)]
+
+    def _query(self, command: str) -> pq.abc.PGresult:
+        """The last result of a command, or COPY_BOTH, at which no more may be asked for (fact 31)."""
+        deadline = time.monotonic() + self._settings.query_timeout_s
+        last: pq.abc.PGresult | None = None
+        with self.reading():
+            self.pgconn.send_query(command.encode())
+            while (result := self._result(deadline)) is not None:
+                last = result
+                if result.status == pq.ExecStatus.COPY_BOTH:
+                    break
+        if last is None:
+            raise ConnectionLost(f"{self._doing}: the server gave no answer to {command.split(' ', 1)[0]}")
+        return last
+
+    def _result(self, deadline: float) -> pq.abc.PGresult | None:
+        while self.pgconn.is_busy():
+            remaining_s = deadline - time.monotonic()
+            if remaining_s <= 0:
+                raise ConnectionLost(f"{self._doing}: the server did not answer in time")
+            self.wait_readable(remaining_s)
+        return self.pgconn.get_result()
+
+    def _finish_copy(self, deadline: float) -> bool:
+        """Send CopyDone, throw away what comes, until the server's own. False when time ran out."""
+        while self.pgconn.put_copy_end() != 1:
+            if time.monotonic() >= deadline:
+                return False
+            self.wait_readable(0.1)
+        while time.monotonic() < deadline:
+            n_bytes, _ = self.pgconn.get_copy_data(1)
+            if n_bytes < 0:
+                return True
+            if n_bytes == 0:
+                self.wait_readable(deadline - time.monotonic())
+        return False
+
+    def _start_failure(self, slot: str, result: pq.abc.PGresult) -> XidstreamError:
+        report = ServerReport.of(result)
+        # 55000 has many meanings, and its text may be in any language: the catalog says if the slot is lost.
+        if report.sqlstate == "55000" and self.server_version >= PG13:
+            status = self._query(
+                f"SELECT wal_status FROM pg_replication_slots WHERE slot_name = {quote_literal(slot)}"
+            )
+            if (
+                status.status == pq.ExecStatus.TUPLES_OK
+                and status.ntuples
+                and status.get_value(0, 0) == b"lost"
+            ):
+                return SlotLost(f"{self._doing}: {report.message} (SQLSTATE {report.sqlstate})")
+        return from_report(report, self._doing)
+
+    def _take_notice(self, result: pq.abc.PGresult) -> None:
+        self._notices.append(ServerReport.of(result))

@@ -1,0 +1,110 @@
+"""The DSN: parsed, completed, shown without secrets. libpq does all the resolving.
+
+A DSN comes in libpq's two forms, and what it leaves out libpq takes from ``PG*`` variables, the service file
+and the passfile. We add only defaults for what nobody said (keepalives and time limits, so that a dead server
+is noticed), and never read a secret ourselves, except to keep it out of messages.
+
+What is secret is libpq's own judgement: the options whose ``dispchar`` is ``*`` (PQconninfoOption).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Final
+
+import psycopg
+from psycopg import pq
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from pipeline.errors import ConfigError
+
+APPLICATION_NAME: Final = "xidstream"
+
+_DEFAULTS: Final = {
+    "connect_timeout": "10",  # seconds, for each host
+    "keepalives_idle": "30",  # seconds without traffic before the first probe
+    "keepalives_interval": "10",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "60000",  # milliseconds that sent bytes may stay unacknowledged
+}
+_FROM_ENVIRONMENT: Final = {"connect_timeout": "PGCONNECT_TIMEOUT"}
+_SHOWN: Final = ("service", "host", "hostaddr", "port", "dbname", "user")
+_HIDDEN: Final = "***"
+
+
+def parse(dsn: str) -> dict[str, str]:
+    """The options that the DSN itself gives. Raises ConfigError, without libpq's text: it quotes the DSN."""
+    try:
+        return {key: str(value) for key, value in conninfo_to_dict(dsn).items() if value is not None}
+    except psycopg.Error:
+        raise ConfigError(
+            "the dsn is not a connection string of libpq",
+            remedy="write it as 'host=… port=… dbname=… user=…' or as postgresql://user@host:port/dbname, "
+            "special characters of a URI percent-encoded",
+        ) from None
+
+
+def complete(dsn: str, **options: str) -> str:
+    """The DSN with ``options`` over it and our defaults under it.
+
+    ``fallback_application_name`` yields, inside libpq, to every name that the user gives. Where a service is
+    named we leave its keepalives alone, because what we add would outrank the service file.
+    """
+    given = parse(dsn)
+    defaults = {"fallback_application_name": APPLICATION_NAME}
+    if "service" not in given and "PGSERVICE" not in os.environ:
+        defaults |= {k: v for k, v in _DEFAULTS.items() if _FROM_ENVIRONMENT.get(k, "") not in os.environ}
+    return make_conninfo("", **{**defaults, **given, **options})
+
+
+def display(dsn: str) -> str:
+    """Where the DSN leads, for people: ``host=… port=… dbname=… user=…``, secrets left out.
+
+    What comes from ``PG*`` variables is included; what a service file holds is not.
+    """
+    given = parse(dsn)
+    values = {**_defaults(_SHOWN), **given}
+    if "host" not in given and "hostaddr" in given:
+        values.pop("host", None)
+    return " ".join(f"{key}={values[key]}" for key in _SHOWN if values.get(key))
+
+
+def split_secrets(dsn: str) -> tuple[str, dict[str, str]]:
+    """The DSN without its secrets, and these; what libpq finds elsewhere (passfile, ``PG*``, service) is not here."""
+    given = parse(dsn)
+    secrets = {key: given[key] for key in sorted(_secret_names() & given.keys()) if given[key]}
+    if not secrets:
+        return dsn, {}
+    return make_conninfo("", **{key: value for key, value in given.items() if key not in secrets}), secrets
+
+
+def join_secrets(dsn: str, secrets: dict[str, str]) -> str:
+    """The inverse of ``split_secrets``."""
+    return make_conninfo("", **{**parse(dsn), **secrets}) if secrets else dsn
+
+
+def scrub(text: str, dsn: str) -> str:
+    """``text`` with every secret of the DSN and of the environment replaced by ``***``."""
+    names = _secret_names()
+    secrets = {v for k, v in parse(dsn).items() if k in names} | set(_defaults(names).values())
+    for secret in sorted(filter(None, secrets), key=len, reverse=True):
+        text = text.replace(secret, _HIDDEN)
+    return text
+
+
+def _defaults(names: Iterable[str]) -> dict[str, str]:
+    try:
+        options = pq.Conninfo.get_defaults()
+    except psycopg.Error:  # e.g. PGSERVICE names no service: the connection itself will say so
+        return {}
+    wanted = set(names)
+    return {
+        o.keyword.decode(): o.val.decode(errors="replace")
+        for o in options
+        if o.val and o.keyword.decode() in wanted
+    }
+
+
+def _secret_names() -> frozenset[str]:
+    return frozenset(o.keyword.decode() for o in pq.Conninfo.parse(b"") if o.dispchar == b"*")

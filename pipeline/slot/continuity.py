@@ -1,0 +1,73 @@
+"""Whether a server can go on where the storage says that this pipeline was.
+
+Asked before a slot is created or read. Four things cannot be mended by reading on, and each is a SlotLost that says
+what is lost: the slot is gone though a position of it is recorded; the record is another server's; the server's
+timeline branched off below what was delivered; it is an older timeline, or no descendant of the recorded one.
+
+A timeline that is new but branched off at or above the recorded position is a failover that lost nothing: all that
+was delivered exists there, and the slot was either kept (a failover slot, ``restart``) or its loss is told by the
+first rule. (Positions of slot and record are compared by the sequencer, when the slot is held.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pipeline.errors import SlotLost
+from pipeline.pg import Lsn
+from pipeline.slot.connection import SystemIdentity
+
+_NEW_SNAPSHOT = "take a new snapshot of the tables, with a new slot and another --storage"
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What the storage knows of a slot; ``other_servers`` are system identifiers with a record of the same name."""
+
+    confirmed_lsn: Lsn | None
+    timeline: int | None
+    other_servers: Sequence[int] = ()
+
+
+def check_continuity(
+    slot: str,
+    system: SystemIdentity,
+    recorded: Recorded,
+    *,
+    slot_exists: bool,
+    switch_points: Mapping[int, Lsn],
+) -> None:
+    """Raise SlotLost; return where reading may go on, or begin.
+
+    ``switch_points``: the server's history, where each of its earlier timelines ended.
+    """
+    if recorded.confirmed_lsn is None:
+        if recorded.other_servers:
+            raise SlotLost(
+                f"the storage records slot {slot!r} of another server (system identifier {recorded.other_servers[0]}), "
+                f"and nothing of this one ({system.system_identifier})",
+                remedy="if this server took the other's place, what committed between is missing: take a new snapshot; "
+                "in either case give this server's slot a --storage of its own",
+            )
+        return
+    if not slot_exists:
+        raise SlotLost(
+            f"slot {slot!r} does not exist any more, though {recorded.confirmed_lsn} of it is recorded as confirmed: "
+            "what committed after that is lost"
+        )
+    before = recorded.timeline
+    if before is None or before == system.timeline:
+        return
+    if before > system.timeline or before not in switch_points:
+        raise SlotLost(
+            f"the server is on timeline {system.timeline}, which does not come after timeline {before}, "
+            f"of which {recorded.confirmed_lsn} was delivered",
+            remedy=_NEW_SNAPSHOT,
+        )
+    if recorded.confirmed_lsn > switch_points[before]:
+        raise SlotLost(
+            f"the server's timeline {system.timeline} left timeline {before} at {switch_points[before]}, but "
+            f"{recorded.confirmed_lsn} was delivered of that: it was restored, or failed over, to an older state",
+            remedy=f"what was delivered may not exist there: {_NEW_SNAPSHOT}",
+        )

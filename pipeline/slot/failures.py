@@ -1,0 +1,279 @@
+"""What PostgreSQL and libpq report, as ``pipeline.errors``.
+
+Two sources, two ways of telling:
+
+- *Once connected*, every report has a SQLSTATE, which does not depend on the server's language: ``_RULES``.
+  Where one state means several things (55000 is a lost slot, a low wal_level and more), the reporting
+  function (PG_DIAG_SOURCE_FUNCTION) or the English text decides; the connection may ask the catalog as well.
+- *While connecting* libpq gives text alone, its own or the server's: ``_CONNECT_RULES``. A server that speaks
+  another language falls to the last rule, ConnectionLost with its text: a wrong password is then retried a
+  few times before a person reads it, which was preferred to guessing.
+
+No detail, hint, context (but for an LSN in it) or query of the server ever gets into a message, since these can hold
+a row's values; for SQLSTATEs of class 22 (data exceptions) not even the primary text does.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+import psycopg
+from psycopg import pq
+
+from pipeline.errors import (
+    ConnectionLost,
+    EnvironmentFault,
+    PoisonedChange,
+    PreconditionMissing,
+    SlotInUse,
+    SlotLost,
+    Unsupported,
+    XidstreamError,
+)
+from pipeline.slot.conninfo import scrub
+
+_MAX_TEXT: Final = 500
+_CHANGE_LSN: Final = re.compile(
+    r"output plugin \"pgoutput\".* (?:LSN )?([0-9A-F]{1,8}/[0-9A-F]{1,8})$", re.MULTILINE
+)
+"""The end of output_plugin_error_callback's line (logical.c), in any language."""
+
+REMEDY_PRIVILEGE: Final = (
+    "ALTER ROLE … REPLICATION (on managed services: grant the provider's replication role)"
+)
+REMEDY_CREATE_SLOT: Final = (
+    "`xidstream slot create`, or `run --create-slot`; changes from before its creation are not in it"
+)
+REMEDY_WAL_LEVEL: Final = "ALTER SYSTEM SET wal_level = logical, then restart the server"
+REMEDY_PASSWORD: Final = (
+    "check user and password (PGPASSWORD, the passfile or a service file keep it off the command line)"
+)
+REMEDY_OUTPUT_PLUGIN: Final = "add pgoutput to the server's output_plugin_libraries and reload"
+
+
+@dataclass(frozen=True)
+class ServerReport:
+    """One ErrorResponse or NoticeResponse: the fields of it that we use."""
+
+    sqlstate: str
+    message: str
+    severity: str
+    source_function: str
+    change_lsn: str | None = None
+    """Of the change that was being decoded: the one thing that is taken out of the context."""
+
+    @classmethod
+    def of(cls, result: pq.abc.PGresult) -> ServerReport:
+        def field(code: pq.DiagnosticField) -> str:
+            return (result.error_field(code) or b"").decode(errors="replace")
+
+        return cls(
+            sqlstate=field(pq.DiagnosticField.SQLSTATE),
+            message=field(pq.DiagnosticField.MESSAGE_PRIMARY)
+            or result.error_message.decode(errors="replace"),
+            severity=field(pq.DiagnosticField.SEVERITY_NONLOCALIZED) or field(pq.DiagnosticField.SEVERITY),
+            source_function=field(pq.DiagnosticField.SOURCE_FUNCTION),
+            change_lsn=found[1]
+            if (found := _CHANGE_LSN.search(field(pq.DiagnosticField.CONTEXT))) is not None
+            else None,
+        )
+
+    @property
+    def lacks_publication(self) -> bool:
+        """Before PostgreSQL 18 the stream ends with this error at the first change after a publication is gone."""
+        return self.sqlstate == "42704" and bool(
+            re.search(
+                "GetPublicationByName|get_publication_oid|publication",
+                f"{self.source_function} {self.message}",
+            )
+        )
+
+    @property
+    def skips_publication(self) -> bool:
+        """Since PostgreSQL 18 a publication that is missing is skipped with this warning, and no error."""
+        return self.sqlstate == "55000" and self.source_function == "LoadPublications"
+
+
+@dataclass(frozen=True)
+class _Rule:
+    states: str
+    """A regular expression over SQLSTATE."""
+    error: type[XidstreamError]
+    remedy: str | None = None
+    function: str | None = None
+    """A regular expression over the source function or the message's text; None: always."""
+
+
+_RULES: Final = (
+    _Rule("55006", SlotInUse),
+    _Rule(
+        "55000",
+        SlotLost,
+        None,
+        r"can no longer (get changes|access)|cannot read from logical replication slot",
+    ),
+    _Rule(
+        "55000|22023", PreconditionMissing, REMEDY_WAL_LEVEL, r"CheckLogicalDecodingRequirements|wal_level"
+    ),
+    _Rule("55000", PreconditionMissing, "use a slot that was created in this database, with pgoutput"),
+    _Rule("58P01", SlotLost, None, r"has already been removed"),
+    _Rule(
+        "42704",
+        PreconditionMissing,
+        "create it again, or correct its name",
+        r"GetPublicationByName|publication",
+    ),
+    _Rule(
+        "42704",
+        PreconditionMissing,
+        REMEDY_CREATE_SLOT,
+        r"ReplicationSlotAcquire|replication slot",
+    ),
+    _Rule("42704", PreconditionMissing),
+    _Rule("42710", PreconditionMissing, "choose another name, or use the slot as it is"),
+    _Rule("28P01", PreconditionMissing, REMEDY_PASSWORD),
+    _Rule("28...", PreconditionMissing, "mend the role, or the server's pg_hba.conf"),
+    _Rule("3D000", PreconditionMissing, "correct the database's name"),
+    _Rule("42501", PreconditionMissing, REMEDY_OUTPUT_PLUGIN, r"output plugin|output_plugin"),
+    _Rule("42501", PreconditionMissing, REMEDY_PRIVILEGE),
+    _Rule("0A000|42...", PreconditionMissing, REMEDY_OUTPUT_PLUGIN, r"output plugin|output_plugin"),
+    _Rule("53300", PreconditionMissing, "raise max_connections", "connection"),
+    _Rule("53400", PreconditionMissing, "drop a slot that nobody uses, or raise max_replication_slots"),
+    _Rule("0A000", Unsupported),
+    _Rule("08...|57P..|57014|25P..", ConnectionLost),
+    _Rule("42...|22023", PreconditionMissing),
+    _Rule("22...", PoisonedChange),
+)
+
+
+def from_report(report: ServerReport, doing: str) -> XidstreamError:
+    """``doing`` says what was tried, without secrets: ``START_REPLICATION``, ``reading slot "s"``."""
+    message = _shorten(report.message)
+    for rule in _RULES:
+        if re.fullmatch(rule.states, report.sqlstate) is None:
+            continue
+        if rule.function is not None and not re.search(
+            rule.function, f"{report.source_function} {report.message}"
+        ):
+            continue
+        if rule.error is PoisonedChange:
+            where = f"the change at LSN {report.change_lsn} has" if report.change_lsn else "a change has"
+            message = f"{where} a value that the server itself cannot send as UTF8 (its text is withheld)"
+        return rule.error(f"{doing}: {message} (SQLSTATE {report.sqlstate})", remedy=rule.remedy)
+    if not report.sqlstate:
+        return ConnectionLost(f"{doing}: {message}")
+    return EnvironmentFault(f"{doing}: {message} (SQLSTATE {report.sqlstate})")
+
+
+def from_result(result: pq.abc.PGresult, doing: str) -> XidstreamError:
+    return from_report(ServerReport.of(result), doing)
+
+
+def from_error(error: psycopg.Error, doing: str) -> XidstreamError:
+    """A psycopg error of an established connection; without SQLSTATE it is the connection that broke."""
+    if error.pgresult is not None:
+        return from_result(error.pgresult, doing)
+    if error.sqlstate:
+        return from_report(ServerReport(error.sqlstate, str(error), "ERROR", ""), doing)
+    return ConnectionLost(f"{doing}: {_shorten(str(error))}")
+
+
+@dataclass(frozen=True)
+class _ConnectRule:
+    text: str
+    error: type[XidstreamError]
+    statement: str
+    """Put before the server's own text."""
+    remedy: str | None
+
+
+_CONNECT_RULES: Final = (
+    _ConnectRule(
+        r"password authentication failed|SASL authentication|no password supplied",
+        PreconditionMissing,
+        "wrong or missing password",
+        REMEDY_PASSWORD,
+    ),
+    _ConnectRule(
+        r"no pg_hba\.conf entry|pg_hba\.conf rejects|authentication failed",
+        PreconditionMissing,
+        "the server's pg_hba.conf does not let us in",
+        "add a line for this user, database (its name, not `replication`) and address to it, then reload",
+    ),
+    _ConnectRule(r'database ".*" does not exist', PreconditionMissing, "unknown database", "correct dbname"),
+    _ConnectRule(
+        r'role ".*" (does not exist|is not permitted)',
+        PreconditionMissing,
+        "unknown role, or one that may not log in",
+        "correct user, or ALTER ROLE … LOGIN",
+    ),
+    _ConnectRule(
+        r"to start WAL sender|to start walsender|permission denied",
+        PreconditionMissing,
+        "the role lacks a privilege",
+        REMEDY_PRIVILEGE,
+    ),
+    _ConnectRule(
+        r"exceeds \"?max_wal_senders|remaining connection slots|too many (clients|connections)",
+        ConnectionLost,
+        "the server has no free connection",
+        "end other clients, or raise max_wal_senders or max_connections",
+    ),
+    _ConnectRule(
+        r"SSL|certificate|no encryption",
+        PreconditionMissing,
+        "TLS cannot be agreed on",
+        "check sslmode, sslrootcert and the server's certificate",
+    ),
+    _ConnectRule(
+        r"definition of service|service file", PreconditionMissing, "unknown service", "check PGSERVICEFILE"
+    ),
+    _ConnectRule(
+        r"unrecognized configuration parameter|invalid value for parameter|invalid command-line argument",
+        PreconditionMissing,
+        "the server refuses a session setting",
+        "check `options` in the DSN and PGOPTIONS",
+    ),
+    _ConnectRule(
+        r"starting up|shutting down|in recovery mode|not in a primary|read-only|hot standby",
+        ConnectionLost,
+        "the server is not ready",
+        "wait until it accepts connections",
+    ),
+    _ConnectRule(
+        r"resolve host|translate host|Name or service not known",
+        ConnectionLost,
+        "unknown host",
+        "check host and the name service",
+    ),
+    _ConnectRule(
+        r"Connection refused|No such file or directory",
+        ConnectionLost,
+        "no server listens there",
+        "check host and port, that the server is up, and its listen_addresses",
+    ),
+    _ConnectRule(
+        r"timeout|timed out|No route|unreachable",
+        ConnectionLost,
+        "the server does not answer",
+        "check host, port and firewalls, or raise connect_timeout",
+    ),
+    _ConnectRule(r"", ConnectionLost, "cannot connect", None),
+)
+
+
+def from_connect_error(error: psycopg.Error, dsn: str) -> XidstreamError:
+    """An error of ``psycopg.connect``: unreachable, unauthorised or unknown, each told apart."""
+    text = str(error)
+    # With several hosts psycopg puts the last one's error first; that one is judged, all are shown.
+    judged = text.split("Multiple connection attempts failed")[0]
+    rule = next(rule for rule in _CONNECT_RULES if re.search(rule.text, judged))
+    shown = re.sub(r"^connection (failed|is bad): ", "", text).split("\n\tIs the server running")[0]
+    return rule.error(f"{rule.statement}: {scrub(_shorten(shown), dsn)}", remedy=rule.remedy)
+
+
+def _shorten(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= _MAX_TEXT else text[: _MAX_TEXT - 1] + "…"

@@ -1,0 +1,61 @@
+"""One precondition, checked: what ``preflight`` returns a list of. Plain data; somebody else prints it.
+
+A failed one carries the class that a run which cannot start for it raises. That is PreconditionMissing unless a
+person needs to know more than that something is missing: also for an error that was met on the way, because a
+server that is out of reach *before* anything began is not a connection that broke.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from pipeline.errors import PreconditionMissing, XidstreamError
+
+
+class Status(enum.Enum):
+    OK = "ok"
+    WARNING = "warning"  # the run works; something in it will not be as expected
+    FAILED = "failed"  # the run cannot start, or would stop
+
+
+@dataclass(frozen=True)
+class Finding:
+    """``check`` is a stable name (``wal_level``); ``statement`` one line; ``remedy`` where there is one.
+
+    ``raises``: what a run raises for it where it failed; without meaning else.
+    """
+
+    check: str
+    status: Status
+    statement: str
+    remedy: str | None = None
+    raises: type[XidstreamError] = PreconditionMissing
+
+    @classmethod
+    def ok(cls, check: str, statement: str) -> Finding:
+        return cls(check, Status.OK, statement)
+
+    @classmethod
+    def warning(cls, check: str, statement: str, remedy: str) -> Finding:
+        return cls(check, Status.WARNING, statement, remedy)
+
+    @classmethod
+    def failed(
+        cls,
+        check: str,
+        statement: str,
+        remedy: str,
+        raises: type[XidstreamError] = PreconditionMissing,
+    ) -> Finding:
+        return cls(check, Status.FAILED, statement, remedy, raises)
+
+    @classmethod
+    def of_error(cls, check: str, error: XidstreamError) -> Finding:
+        return cls(check, Status.FAILED, error.message, error.remedy)
+
+
+def enumerate_names(names: list[str], limit: int = 5) -> str:
+    """``a, b, c and 4 more``."""
+    shown = ", ".join(names[:limit])
+    return shown if len(names) <= limit else f"{shown} and {len(names) - limit} more"

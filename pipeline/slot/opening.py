@@ -1,0 +1,139 @@
+"""Open a slot for reading: everything between a setting and the first message, in the order that is safe.
+
+In two steps. ``connect_slot`` reads the slot's state, which tells the confirmed position that the caller must
+compare with its own record before it confirms anything, and leaves time to prepare: an idle walsender has no
+time limit. ``start`` begins replication: from there on the slot is ours, no other process can read it and nothing
+else of this slot's storage is in use; but the server now expects to hear from us within wal_sender_timeout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pipeline.config import Config
+from pipeline.errors import PreconditionMissing, SlotLost
+from pipeline.handoff import PrepareCover, SlotIdentity
+from pipeline.pg import INVALID_LSN, Lsn
+from pipeline.slot.admin import PLUGIN, Blocker, create_slot, describe_slot, prepare_cover, settled_flush_lsn
+from pipeline.slot.connection import ReplicationConnection
+from pipeline.slot.options import StreamOptions, stream_options
+from pipeline.slot.settings import SlotSettings, Streaming
+
+
+@dataclass(frozen=True)
+class OpenSlot:
+    """A slot that can be started. ``flush_lsn`` is the end of the WAL when it was opened: the target of a run that
+    handles what is there now. ``connection`` belongs to the caller."""
+
+    connection: ReplicationConnection
+    options: StreamOptions
+    identity: SlotIdentity
+    confirmed_flush_lsn: Lsn
+    flush_lsn: Lsn
+    server_version: int
+    proto_version: int
+    streaming: str
+    two_phase: bool
+    wal_sender_timeout_s: float
+    """0: the server waits for ever."""
+    no_prepare_sent: bool
+    """Nobody was ever sent a PREPARE from it: it is new, or had no two-phase until now."""
+
+    def start(self) -> None:
+        """START_REPLICATION from the confirmed position. Raises SlotInUse, SlotLost, PreconditionMissing."""
+        self.connection.start_replication(self.identity.slot, INVALID_LSN, self.options)
+
+    def prepare_cover(self, dsn: str, confirmed_flush_lsn: Lsn) -> PrepareCover:
+        """What a storage that begins now covers; to be asked after ``start``, with the position read then."""
+        if self.no_prepare_sent and confirmed_flush_lsn == self.confirmed_flush_lsn:
+            return PrepareCover()
+        return prepare_cover(dsn)
+
+
+def slot_settings(config: Config) -> SlotSettings:
+    """The part of a run's settings that the connection needs."""
+    return SlotSettings(
+        dsn=config.dsn,
+        slot=config.slot,
+        publications=config.publication,
+        streaming=Streaming(config.streaming),
+        proto_version=config.proto_version,
+        logical_decoding_work_mem=config.logical_decoding_work_mem,
+        two_phase=config.two_phase,
+    )
+
+
+def open_slot(settings: SlotSettings, *, create: bool) -> OpenSlot:
+    """Both steps at once, for those who have nothing to prepare between them."""
+    slot = connect_slot(settings, create=create)
+    try:
+        slot.start()
+    except BaseException:
+        slot.connection.close()
+        raise
+    return slot
+
+
+def connect_slot(
+    settings: SlotSettings, *, create: bool, on_wait: Callable[[tuple[Blocker, ...]], None] | None = None
+) -> OpenSlot:
+    """Create the slot where it is missing and ``create`` says so, and connect.
+
+    Raises PreconditionMissing, SlotLost, ConnectionLost, Unsupported.
+    """
+    state = describe_slot(settings.dsn, settings.slot)
+    no_prepare_sent = not state.exists or not state.two_phase
+    if not state.exists:
+        if not create:
+            raise PreconditionMissing(
+                f'slot "{settings.slot}" does not exist',
+                remedy=f"run with --create-slot, or `xidstream slot create --slot {settings.slot}`",
+            )
+        create_slot(settings.dsn, settings.slot, two_phase=settings.two_phase, on_wait=on_wait)
+        state = describe_slot(settings.dsn, settings.slot)
+    if state.plugin != PLUGIN:
+        raise PreconditionMissing(
+            f'slot "{settings.slot}" uses the plugin {state.plugin}, not {PLUGIN}',
+            remedy="give another slot, or drop it and create it anew",
+        )
+    if state.is_lost:
+        raise SlotLost(
+            f'slot "{settings.slot}" was invalidated by the server ({state.invalidation_reason or state.wal_status})'
+        )
+    flush_lsn = settled_flush_lsn(settings.dsn)
+    connection = ReplicationConnection(settings)
+    try:
+        system = connection.identify_system()
+        if state.database != system.dbname:
+            raise PreconditionMissing(
+                f'slot "{settings.slot}" belongs to database {state.database}, the DSN leads to {system.dbname}',
+                remedy="connect to the slot's database",
+            )
+        options = stream_options(settings, connection.server_version)
+        wal_sender_timeout_s = _seconds(connection.show("wal_sender_timeout"))
+    except BaseException:
+        connection.close()
+        raise
+    return OpenSlot(
+        connection=connection,
+        options=options,
+        identity=SlotIdentity(int(system.system_identifier), system.dbname, settings.slot),
+        confirmed_flush_lsn=state.confirmed_flush or INVALID_LSN,
+        flush_lsn=flush_lsn,
+        server_version=connection.server_version,
+        proto_version=options.proto_version,
+        streaming=options.streaming.value,
+        two_phase=bool(state.two_phase) or options.two_phase,
+        wal_sender_timeout_s=wal_sender_timeout_s,
+        no_prepare_sent=no_prepare_sent,
+    )
+
+
+_UNITS_S = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def _seconds(text: str) -> float:
+    """A time as SHOW prints it: ``1min``, ``500ms``, ``0``."""
+    digits = text.rstrip("abcdefghijklmnopqrstuvwxyz")
+    return float(digits or 0) * _UNITS_S.get(text[len(digits) :], 0.001)

@@ -1,0 +1,116 @@
+"""START_REPLICATION: what may be asked of a server of a given version, and the command's text.
+
+Sources: pgoutput.c (parse_output_parameters), the manual's "Streaming Replication Protocol", repl_gram.y.
+Replication commands take no parameters, so quoting is done here. A slot's name has no special characters
+(``settings.SLOT_NAME``), but is quoted, because it may begin with a digit or be a keyword of the command's
+grammar; a publication's name is quoted as an identifier inside a literal. The command's
+scanner knows no backslash escapes, which is why libpq's PQescapeLiteral, which writes ``E''``, is not used.
+
+``binary`` is never asked for: the decoder reads text, whose form does not depend on the server's version.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from pipeline.errors import Unsupported
+from pipeline.pg import Lsn
+from pipeline.slot.settings import Origin, SlotSettings, Streaming, check_slot_name
+
+PG10, PG13, PG14, PG15, PG16, PG17, PG18 = (major * 10_000 for major in (10, 13, 14, 15, 16, 17, 18))
+"""As ``server_version_num``, e.g. 160014 for 16.14."""
+
+_PROTO_VERSIONS: Final = ((PG16, 4), (PG15, 3), (PG14, 2), (PG10, 1))
+_MIN_PROTO: Final = {Streaming.OFF: 1, Streaming.ON: 2, Streaming.PARALLEL: 4}
+
+
+def server_proto_version(server_version: int) -> int:
+    """The highest protocol version of a server (fact 1). Raises Unsupported below PostgreSQL 10."""
+    for version, proto_version in _PROTO_VERSIONS:
+        if server_version >= version:
+            return proto_version
+    raise Unsupported(
+        f"PostgreSQL {version_text(server_version)} has no pgoutput: 10 is the oldest that has it"
+    )
+
+
+def version_text(server_version: int) -> str:
+    """``160014`` → ``16.14``; before 10, ``90624`` → ``9.6.24``."""
+    if server_version >= PG10:
+        return f"{server_version // 10_000}.{server_version % 10_000}"
+    return f"{server_version // 10_000}.{server_version // 100 % 100}.{server_version % 100}"
+
+
+@dataclass(frozen=True)
+class StreamOptions:
+    """What is asked of pgoutput, all of it possible with the server's version."""
+
+    proto_version: int
+    streaming: Streaming
+    publications: tuple[str, ...]
+    messages: bool
+    two_phase: bool
+    origin: Origin
+
+    def text(self) -> str:
+        """The options in parentheses, quoted, as they stand in START_REPLICATION."""
+        names = ",".join(quote_identifier(name) for name in self.publications)
+        options = [("proto_version", str(self.proto_version)), ("publication_names", names)]
+        if self.streaming is not Streaming.OFF:
+            options.append(("streaming", self.streaming.value))
+        if self.messages:
+            options.append(("messages", "true"))
+        if self.two_phase:
+            options.append(("two_phase", "on"))
+        if self.origin is not Origin.ANY:
+            options.append(("origin", self.origin.value))
+        return "(" + ", ".join(f"{name} {quote_literal(value)}" for name, value in options) + ")"
+
+
+def stream_options(settings: SlotSettings, server_version: int) -> StreamOptions:
+    """Settle what was asked against what the server can do.
+
+    The default ``streaming=on`` falls back to off where server or protocol has no streaming (the preflight
+    says so). What was asked for by name and is not there raises Unsupported.
+    """
+    proto_version = server_proto_version(server_version)
+    if settings.proto_version is not None:
+        if settings.proto_version > proto_version:
+            raise Unsupported(
+                f"PostgreSQL {version_text(server_version)} speaks protocol {proto_version} at most, "
+                f"not {settings.proto_version}",
+                remedy=f"leave --proto-version out, or give at most {proto_version}",
+            )
+        proto_version = settings.proto_version
+    streaming = settings.streaming
+    if proto_version < _MIN_PROTO[streaming]:
+        if streaming is Streaming.PARALLEL:
+            raise Unsupported("streaming=parallel needs PostgreSQL 16", remedy="use --streaming on")
+        streaming = Streaming.OFF
+    if settings.two_phase and proto_version < 3:
+        raise Unsupported("two_phase needs PostgreSQL 15", remedy="leave --two-phase out")
+    if settings.origin is not Origin.ANY and server_version < PG16:
+        raise Unsupported("the origin option needs PostgreSQL 16", remedy="leave it out")
+    return StreamOptions(
+        proto_version=proto_version,
+        streaming=streaming,
+        publications=settings.publications,
+        messages=server_version >= PG14,
+        two_phase=settings.two_phase,
+        origin=settings.origin,
+    )
+
+
+def start_replication_command(slot: str, start_lsn: Lsn, options: StreamOptions) -> str:
+    """``start_lsn`` 0/0, or anything below it, means the slot's confirmed position (fact 26)."""
+    check_slot_name(slot)
+    return f"START_REPLICATION SLOT {quote_identifier(slot)} LOGICAL {start_lsn} {options.text()}"
+
+
+def quote_identifier(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def quote_literal(value: str) -> str:
+    return "'" + value.replace("'", "''") + "'"

@@ -1,0 +1,285 @@
+"""Every precondition of a run, checked one by one, each with its remedy. Nothing is changed, nothing printed.
+
+The order is that of dependence: without a connection there is one finding. What can be tried is tried (a
+replication connection is opened, so that pg_hba.conf, the privilege and a free walsender are known together,
+also on managed services, whose privilege is not the role attribute); the rest is read from the catalogs.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import psycopg
+
+from pipeline.errors import PreconditionMissing, SlotInUse, SlotLost, Unsupported, XidstreamError
+from pipeline.slot.admin import PLUGIN, SlotState, read_slot, sql_connection
+from pipeline.slot.connection import ReplicationConnection
+from pipeline.slot.conninfo import display
+from pipeline.slot.failures import (
+    REMEDY_CREATE_SLOT,
+    REMEDY_OUTPUT_PLUGIN,
+    REMEDY_PRIVILEGE,
+    REMEDY_WAL_LEVEL,
+)
+from pipeline.slot.findings import Finding, Status
+from pipeline.slot.options import PG10, PG13, PG16, stream_options, version_text
+from pipeline.slot.published import check_publications
+from pipeline.slot.settings import SlotSettings, Streaming
+
+__all__ = ["Finding", "Status", "preflight"]
+
+_NEWEST_TESTED_MAJOR: Final = 18
+
+
+def preflight(settings: SlotSettings, *, will_create_slot: bool = False) -> list[Finding]:
+    """``will_create_slot``: a slot that does not exist is no failure. Raises nothing but ConfigError."""
+    findings: list[Finding] = []
+    try:
+        with sql_connection(settings.dsn, "preflight") as connection:
+            version = connection.info.server_version
+            findings.append(
+                Finding.ok("connection", f"PostgreSQL {version_text(version)} at {display(settings.dsn)}")
+            )
+            findings.append(_check_version(version))
+            if version < PG10:
+                return findings
+            findings += _check_server(connection, version)
+            findings += _check_replication(connection, settings)
+            findings += check_publications(connection, settings.publications)
+            slot = read_slot(connection, settings.slot)
+            findings += _check_slot(connection, settings, slot, will_create_slot=will_create_slot)
+            findings.append(_check_streaming(settings, version))
+            findings += _check_two_phase(connection, settings, slot)
+    except XidstreamError as error:
+        findings.append(Finding.of_error("connection", error))
+    return findings
+
+
+def _check_version(version: int) -> Finding:
+    text = version_text(version)
+    if version < PG10:
+        return Finding.failed(
+            "version", f"PostgreSQL {text} has no pgoutput", "upgrade: 14 or newer streams", Unsupported
+        )
+    if version // 10_000 > _NEWEST_TESTED_MAJOR:
+        return Finding.warning(
+            "version",
+            f"PostgreSQL {text} is newer than xidstream was tested with ({_NEWEST_TESTED_MAJOR})",
+            "try it on a copy first",
+        )
+    return Finding.ok("version", f"PostgreSQL {text} is supported")
+
+
+def _check_server(connection: psycopg.Connection[Any], version: int) -> list[Finding]:
+    findings = []
+    wal_level = setting_of(connection, "wal_level")
+    if wal_level == "logical":
+        findings.append(Finding.ok("wal_level", "wal_level is logical"))
+    else:
+        findings.append(
+            Finding.failed("wal_level", f"wal_level is {wal_level}, must be logical", REMEDY_WAL_LEVEL)
+        )
+    plugins = setting_of(connection, "output_plugin_libraries")
+    if plugins is not None:
+        findings.append(check_output_plugin_libraries(plugins))
+    if setting_of(connection, "server_encoding") == "SQL_ASCII":
+        findings.append(
+            Finding.warning(
+                "encoding",
+                "the database's encoding is SQL_ASCII: bytes that are not UTF-8 stop the run",
+                "make a database with encoding UTF8, or be sure that it holds nothing else",
+            )
+        )
+    if _value(connection, "SELECT pg_is_in_recovery()"):
+        if version < PG16:
+            findings.append(
+                Finding.failed(
+                    "primary", "this is a standby: it decodes since PostgreSQL 16", "use the primary"
+                )
+            )
+        else:
+            findings.append(Finding.ok("primary", "this is a standby, which can decode"))
+    return findings
+
+
+def check_output_plugin_libraries(value: str) -> Finding:
+    """Fact 29: since the minor releases of 2026 (16.15, 18.6) a plugin must be on the server's list."""
+    if PLUGIN in (name.strip().strip('"') for name in value.split(",")):
+        return Finding.ok("output_plugin_libraries", f"output_plugin_libraries allows {PLUGIN}")
+    return Finding.failed(
+        "output_plugin_libraries", f"output_plugin_libraries does not list {PLUGIN}", REMEDY_OUTPUT_PLUGIN
+    )
+
+
+def _check_replication(connection: psycopg.Connection[Any], settings: SlotSettings) -> list[Finding]:
+    row = connection.execute(
+        "SELECT rolname, rolsuper OR rolreplication FROM pg_roles WHERE rolname = current_user"
+    ).fetchone()
+    role, privileged = row if row is not None else ("?", False)
+    findings = []
+    senders, limit = (
+        _count(connection, "pg_stat_replication"),
+        int(setting_of(connection, "max_wal_senders") or 0),
+    )
+    if senders >= limit:
+        findings.append(
+            Finding.failed(
+                "max_wal_senders",
+                f"all {limit} walsenders are in use",
+                "end one, or raise max_wal_senders and restart the server",
+            )
+        )
+    else:
+        findings.append(Finding.ok("max_wal_senders", f"{limit - senders} of {limit} walsenders are free"))
+    try:
+        with ReplicationConnection(settings) as replication:
+            replication.identify_system()
+            findings.insert(0, Finding.ok("replication", f"role {role} opened a replication connection"))
+            if replication.server_version >= PG13:
+                work_mem = replication.show("logical_decoding_work_mem")
+                findings.append(
+                    Finding.ok("logical_decoding_work_mem", f"{work_mem} in the reader's session")
+                )
+    except XidstreamError as error:
+        if privileged or not isinstance(error, PreconditionMissing):
+            findings.insert(0, Finding.of_error("replication", error))
+        else:
+            findings.insert(
+                0, Finding.failed("replication", f"role {role} may not replicate", REMEDY_PRIVILEGE)
+            )
+    return findings
+
+
+def _check_slot(
+    connection: psycopg.Connection[Any], settings: SlotSettings, slot: SlotState, *, will_create_slot: bool
+) -> list[Finding]:
+    if not slot.exists:
+        return _check_new_slot(connection, settings, will_create_slot=will_create_slot)
+    name = f'slot "{slot.name}"'
+    if slot.plugin != PLUGIN:
+        what = "is physical" if slot.plugin is None else f"has the plugin {slot.plugin}"
+        return [Finding.failed("slot", f"{name} {what}, not {PLUGIN}", "use another name")]
+    database = _value(connection, "SELECT current_database()")
+    if slot.database != database:
+        return [
+            Finding.failed(
+                "slot",
+                f"{name} belongs to database {slot.database}, the DSN leads to {database}",
+                "correct dbname, or use another name",
+            )
+        ]
+    if slot.is_lost:
+        reason = f" ({slot.invalidation_reason})" if slot.invalidation_reason else ""
+        return [
+            Finding.failed(
+                "slot",
+                f"{name} is lost{reason}: the server removed WAL that it needs",
+                "raise max_slot_wal_keep_size; drop the slot with its record (`xidstream slot drop --storage URI`), "
+                "create it again and take a new snapshot of the tables",
+                SlotLost,
+            )
+        ]
+    if slot.active:
+        return [
+            Finding.failed(
+                "slot",
+                f"{name} is in use by process {slot.active_pid}",
+                "end that reader, or use another slot",
+                SlotInUse,
+            )
+        ]
+    if slot.wal_status == "unreserved":
+        return [
+            Finding.warning(
+                "slot",
+                f"{name} is about to be lost: it is beyond max_slot_wal_keep_size",
+                "start reading it now",
+            )
+        ]
+    return [Finding.ok("slot", f"{name} is there, confirmed up to {slot.confirmed_flush}")]
+
+
+def _check_new_slot(
+    connection: psycopg.Connection[Any], settings: SlotSettings, *, will_create_slot: bool
+) -> list[Finding]:
+    findings = []
+    if will_create_slot:
+        findings.append(Finding.ok("slot", f'slot "{settings.slot}" will be created'))
+    else:
+        findings.append(
+            Finding.failed(
+                "slot",
+                f'there is no slot "{settings.slot}"',
+                REMEDY_CREATE_SLOT,
+            )
+        )
+    slots = _count(connection, "pg_replication_slots")
+    limit = int(setting_of(connection, "max_replication_slots") or 0)
+    if slots >= limit:
+        findings.append(
+            Finding.failed(
+                "max_replication_slots",
+                f"all {limit} replication slots are taken",
+                "drop one that nobody reads, or raise max_replication_slots and restart the server",
+            )
+        )
+    else:
+        findings.append(
+            Finding.ok("max_replication_slots", f"{limit - slots} of {limit} replication slots are free")
+        )
+    return findings
+
+
+def _check_streaming(settings: SlotSettings, version: int) -> Finding:
+    try:
+        options = stream_options(settings, version)
+    except Unsupported as error:
+        return Finding.of_error("streaming", error)
+    what = f"streaming={options.streaming.value}, protocol {options.proto_version}"
+    if options.streaming is Streaming.OFF and settings.streaming is not Streaming.OFF:
+        return Finding.warning(
+            "streaming",
+            f"no streaming ({what}): transactions arrive after their COMMIT",
+            "PostgreSQL 14 and protocol 2 stream",
+        )
+    return Finding.ok("streaming", what)
+
+
+def _check_two_phase(
+    connection: psycopg.Connection[Any], settings: SlotSettings, slot: SlotState
+) -> list[Finding]:
+    if not settings.two_phase:
+        return []
+    findings = []
+    if setting_of(connection, "max_prepared_transactions") == "0":
+        findings.append(
+            Finding.warning(
+                "two_phase",
+                "max_prepared_transactions is 0: nothing can be prepared",
+                "raise it and restart the server, or leave --two-phase out",
+            )
+        )
+    if slot.exists and not slot.two_phase:
+        findings.append(
+            Finding.warning(
+                "two_phase",
+                f'slot "{slot.name}" was made without two_phase; the run will turn it on for good',
+                "leave --two-phase out if that is not meant",
+            )
+        )
+    return findings or [Finding.ok("two_phase", "prepared transactions are sent at PREPARE")]
+
+
+def setting_of(connection: psycopg.Connection[Any], name: str) -> str | None:
+    """A server setting's value, or None where this version has no such setting."""
+    value = _value(connection, "SELECT current_setting(%s, true)", name)
+    return None if value is None else str(value)
+
+
+def _count(connection: psycopg.Connection[Any], view: str) -> int:
+    return int(_value(connection, f"SELECT count(*) FROM {view}"))  # a constant of this module, no input
+
+
+def _value(connection: psycopg.Connection[Any], query: str, *arguments: object) -> Any:
+    row = connection.execute(query.encode(), arguments or None).fetchone()
+    return None if row is None else row[0]

@@ -1,0 +1,174 @@
+"""What the publications publish, and whether it can pass: tables, columns, replica identity.
+
+Read from the catalogs as they are now. The stream may still be at an earlier definition (its relations are
+those of the WAL's time), so these findings warn early, and the run checks each R message again.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import psycopg
+
+from pipeline.relations.relation import CONTRACT_COLUMNS
+from pipeline.slot.findings import Finding, enumerate_names
+from pipeline.slot.options import PG15, quote_identifier
+
+_COLUMNS_15: Final = """
+    SELECT pubname, schemaname, tablename, attnames::text[] FROM pg_publication_tables
+    WHERE pubname = ANY(%s) ORDER BY 2, 3, 1
+"""
+_COLUMNS_10: Final = """
+    SELECT t.pubname, t.schemaname, t.tablename,
+           array_agg(a.attname::text ORDER BY a.attnum) FILTER (WHERE a.attname IS NOT NULL)
+    FROM pg_publication_tables AS t
+    JOIN pg_namespace AS n ON n.nspname = t.schemaname
+    JOIN pg_class AS c ON c.relnamespace = n.oid AND c.relname = t.tablename
+    LEFT JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+    WHERE t.pubname = ANY(%s) GROUP BY 1, 2, 3 ORDER BY 2, 3, 1
+"""
+# Partitions count, not their root: the identity is needed where the row is. RelationGetIdentityKeyBitmap and
+# CheckCmdReplicaIdentity (relcache.c, execReplication.c) say what an identity is; pg_inherits is walked by
+# hand because pg_partition_tree() came with 12.
+_WITHOUT_IDENTITY: Final = """
+    WITH RECURSIVE member AS (
+        SELECT c.oid, c.relkind
+        FROM pg_publication_tables AS t
+        JOIN pg_publication AS p ON p.pubname = t.pubname AND (p.pubupdate OR p.pubdelete)
+        JOIN pg_namespace AS n ON n.nspname = t.schemaname
+        JOIN pg_class AS c ON c.relnamespace = n.oid AND c.relname = t.tablename
+        WHERE t.pubname = ANY(%s)
+      UNION
+        SELECT c.oid, c.relkind
+        FROM member JOIN pg_inherits AS i ON i.inhparent = member.oid JOIN pg_class AS c ON c.oid = i.inhrelid
+        WHERE member.relkind = 'p'
+    )
+    SELECT n.nspname || '.' || c.relname
+    FROM member JOIN pg_class AS c ON c.oid = member.oid JOIN pg_namespace AS n ON n.oid = c.relnamespace
+    WHERE c.relkind <> 'p' AND (
+        c.relreplident = 'n'
+        OR c.relreplident = 'd' AND NOT EXISTS (
+            SELECT FROM pg_index AS x WHERE x.indrelid = c.oid AND x.indisprimary AND x.indimmediate)
+        OR c.relreplident = 'i' AND NOT EXISTS (
+            SELECT FROM pg_index AS x WHERE x.indrelid = c.oid AND x.indisreplident))
+    ORDER BY 1
+"""
+
+
+@dataclass(frozen=True)
+class PublishedTable:
+    schema: str
+    table: str
+    columns: tuple[str, ...]
+    publications: tuple[str, ...]
+    lists_differ: bool
+    """Two publications publish other columns of it, which the server refuses to stream."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.schema}.{self.table}"
+
+    def clashes(self) -> list[str]:
+        """Columns that equal an earlier or a contract column, ignoring case (as RelationVersion has it)."""
+        seen = {name.lower() for name in CONTRACT_COLUMNS}
+        found = []
+        for column in self.columns:
+            if column.lower() in seen:
+                found.append(column)
+            seen.add(column.lower())
+        return found
+
+
+def missing_publications(connection: psycopg.Connection[Any], names: Sequence[str]) -> list[Finding]:
+    """One failed finding for each publication that there is not, with the names that are close to it."""
+    present = [row[0] for row in connection.execute("SELECT pubname FROM pg_publication ORDER BY 1")]
+    findings = []
+    for name in names:
+        if name in present:
+            continue
+        close = difflib.get_close_matches(name, present, n=3)
+        # A name in quotes in the shell, or folded by CREATE PUBLICATION, is the usual cause.
+        close += [other for other in present if other.lower() == name.lower() and other not in close]
+        remedy = f"CREATE PUBLICATION {quote_identifier(name)} FOR TABLE …, before the slot is created"
+        if close:
+            remedy = f"did you mean {enumerate_names(close)}? Otherwise: {remedy}"
+        elif present:
+            remedy = f"there are: {enumerate_names(present)}. Otherwise: {remedy}"
+        findings.append(Finding.failed("publication", f"there is no publication {name!r}", remedy))
+    return findings
+
+
+def published_tables(connection: psycopg.Connection[Any], names: Sequence[str]) -> list[PublishedTable]:
+    """Ordered by schema and name; columns are those that any of the publications publishes."""
+    query = _COLUMNS_15 if connection.info.server_version >= PG15 else _COLUMNS_10
+    lists: dict[tuple[str, str], dict[str, tuple[str, ...]]] = {}
+    for publication, schema, table, columns in connection.execute(query, (list(names),)):
+        lists.setdefault((schema, table), {})[publication] = tuple(columns or ())
+    return [
+        PublishedTable(
+            schema,
+            table,
+            columns=tuple(dict.fromkeys(name for columns in by_publication.values() for name in columns)),
+            publications=tuple(by_publication),
+            lists_differ=len({frozenset(columns) for columns in by_publication.values()}) > 1,
+        )
+        for (schema, table), by_publication in lists.items()
+    ]
+
+
+def check_publications(connection: psycopg.Connection[Any], names: Sequence[str]) -> list[Finding]:
+    missing = missing_publications(connection, names)
+    if missing:
+        return missing
+    tables = published_tables(connection, names)
+    what = f"publication {enumerate_names(list(names))}"
+    if not tables:
+        return [
+            Finding.warning(
+                "publication",
+                f"{what} publishes no table",
+                "ALTER PUBLICATION … ADD TABLE …, else nothing will arrive",
+            )
+        ]
+    return [
+        Finding.ok("publication", f"{what} publishes {len(tables)} table{'s' * (len(tables) != 1)}"),
+        _check_identity(connection, names),
+        *_check_columns(tables),
+    ]
+
+
+def _check_identity(connection: psycopg.Connection[Any], names: Sequence[str]) -> Finding:
+    without = [row[0] for row in connection.execute(_WITHOUT_IDENTITY, (list(names),))]
+    if not without:
+        return Finding.ok("replica_identity", "every published table has a replica identity")
+    return Finding.warning(
+        "replica_identity",
+        f"no replica identity: {enumerate_names(without)}; UPDATE and DELETE on it fail at the source",
+        "add a primary key, or ALTER TABLE … REPLICA IDENTITY FULL",
+    )
+
+
+def _check_columns(tables: Sequence[PublishedTable]) -> list[Finding]:
+    findings = [
+        Finding.failed(
+            "column_names",
+            f"table {table.name}: column {', '.join(map(repr, clashes))} equals, ignoring case, "
+            "another column or one of the contract's",
+            "rename it, or leave it out of the publication with a column list",
+        )
+        for table in tables
+        if (clashes := table.clashes())
+    ]
+    findings += [
+        Finding.failed(
+            "column_lists",
+            f"table {table.name}: {enumerate_names(list(table.publications))} publish other columns of it",
+            "give it the same column list in each publication",
+        )
+        for table in tables
+        if table.lists_differ
+    ]
+    return findings or [Finding.ok("column_names", "no column name clashes with the contract's columns")]
