@@ -1,0 +1,33 @@
+"""Columnar decoding: blocks of raw pgoutput messages to Arrow record batches, with no Python per row.
+
+::
+
+    blocks    the two entry points
+    tables    the column loop of one relation version
+    numbers | datetimes | binary | arrays | sparse     codecs, and the two columns of exceptions
+    columns   from row cursors to places of values; gathering; UTF-8
+    scan      the one pass that checks everything
+    faults    kernels' codes to errors
+    codes     the numbers they agree on
+
+Importing the package loads numba and all kernels (from numba's cache on disk; the first time on a machine it
+compiles them), so only processes that decode should import it.
+"""
+
+from pipeline.decode.blocks import (
+    DecodedBlock,
+    DecodedPlainBlock,
+    decode_plain_block,
+    decode_transaction_block,
+    warm_up,
+)
+from pipeline.decode.tables import DecodedTable
+
+__all__ = [
+    "DecodedBlock",
+    "DecodedPlainBlock",
+    "DecodedTable",
+    "decode_plain_block",
+    "decode_transaction_block",
+    "warm_up",
+]

@@ -1,0 +1,89 @@
+"""bytea in hex (``bytea_output=hex``, which the reader's session sets) to binary, and floats by Arrow's cast.
+
+Hex is decoded from the payload into the output buffer, with no text in between. Floats are the one type whose
+text is gathered and given to ``pyarrow.compute.cast``: a correctly rounded parser is not a page of code,
+and Arrow's (fast_float) takes 36 ns a value, gathering included.
+"""
+
+# Kernels are typed by their numba signatures.
+# mypy: allow-untyped-defs, no-check-untyped-defs
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numba import njit, types
+
+from pipeline.decode.columns import Values, check_offsets, first_failing
+from pipeline.decode.faults import BadValue
+
+_U8R = types.Array(types.uint8, 1, "C", readonly=True)
+_I32 = types.int32[::1]
+
+
+@njit
+def _nibble(byte):
+    if 48 <= byte <= 57:
+        return np.int64(byte) - 48
+    if 97 <= byte <= 102:
+        return np.int64(byte) - 87
+    if 65 <= byte <= 70:
+        return np.int64(byte) - 55
+    return np.int64(-1)
+
+
+@njit(types.int64(_U8R, _I32, _I32, types.int32[::1], types.uint8[::1]), cache=True, nogil=True)
+def _unhex(payload, start, length, offsets, out):
+    """Decode the values one behind the other into out; the first bad row, or -1."""
+    o = np.int64(0)
+    offsets[0] = 0
+    for i in range(len(start)):
+        size = np.int64(length[i])
+        if size >= 0:
+            p = np.int64(start[i])
+            if size < 2 or size % 2 != 0 or payload[p] != 92 or payload[p + 1] != 120:  # \x
+                return i
+            for q in range(p + 2, p + size, 2):
+                high = _nibble(payload[q])
+                low = _nibble(payload[q + 1])
+                if high < 0 or low < 0:
+                    return i
+                out[o] = (high << 4) | low
+                o += 1
+        offsets[i + 1] = o
+    return -1
+
+
+def bytea(values: Values) -> pa.Array:
+    """binary. Raises BadValue."""
+    n = len(values)
+    # Every value loses its two bytes of prefix; one that has none is found bad before it is written.
+    size = values.n_bytes // 2
+    check_offsets(size)
+    offsets = np.empty(n + 1, np.int32)
+    out = np.empty(size, np.uint8)
+    bad = _unhex(values.payload, values.start, values.length, offsets, out)
+    if bad >= 0:
+        raise BadValue(bad)
+    buffers = [values.validity(), pa.py_buffer(offsets), pa.py_buffer(out[: offsets[n]])]
+    return pa.Array.from_buffers(pa.binary(), n, buffers, values.n_missing)
+
+
+def floating(values: Values, arrow: pa.DataType) -> pa.Array:
+    """float32 or float64, NaN and infinities included. Raises BadValue."""
+    text = values.ascii_or_invalid()
+
+    def casts(part: pa.Array) -> bool:
+        try:
+            pc.cast(part, arrow)
+        except pa.ArrowInvalid:
+            return False
+        return True
+
+    try:
+        return pc.cast(text, arrow)
+    except pa.ArrowInvalid:
+        # Not chained: Arrow's message quotes the value.
+        bad = BadValue(first_failing(text, casts))
+    raise bad

@@ -1,0 +1,282 @@
+"""The two entry points: a block of raw messages to Arrow, for transaction blocks and for plain blocks.
+
+Called by the buffer (in a buffer actor's process) and by nobody else. A pure function of its arguments. What
+is returned owns its memory: nothing refers to ``payload``, which may then be released from the object store.
+
+Kernels release the GIL, so the actor's other thread answers while a block is decoded.
+
+A loop over messages that builds Python objects was rejected: the design's speed table puts it at twenty times
+the cost. So was one kernel generated for each relation: each new table would wait for a compilation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from pipeline.decode import codes, scan
+from pipeline.decode.columns import Values
+from pipeline.decode.faults import BadValue, BlockStory, scan_fault
+from pipeline.decode.tables import DecodedTable, RowIndex, decode_table
+from pipeline.errors import PoisonedChange, UsageError
+from pipeline.pg import POSTGRES_EPOCH_UNIX_US
+from pipeline.relations import RelationVersion
+from pipeline.rows import MESSAGES_SCHEMA, TRANSACTIONS_SCHEMA, Stamp
+
+
+@dataclass(frozen=True)
+class DecodedBlock:
+    """A transaction block. ``tables`` are in relid order, only those with rows.
+
+    ``messages`` (rows.MESSAGES_SCHEMA, None when none) has ``commit_lsn`` null, to be filled when the
+    transaction is sealed. ``run_subxid: uint32[k]``, ``run_first: int64[k]`` (ordinals), ``run_count:
+    int64[k]`` are the consecutive runs of one subxid over all rows in ordinal order. ``n_rows`` counts
+    preimages and truncates.
+    """
+
+    tables: tuple[DecodedTable, ...]
+    messages: pa.RecordBatch | None
+    run_subxid: npt.NDArray[np.uint32]
+    run_first: npt.NDArray[np.int64]
+    run_count: npt.NDArray[np.int64]
+    n_rows: int
+
+
+@dataclass(frozen=True)
+class DecodedPlainBlock:
+    """A plain block. ``owner`` in the tables indexes ``stamp``, which has every transaction of the block.
+
+    ``transactions`` (rows.TRANSACTIONS_SCHEMA) leaves out those with neither rows nor messages. ``messages``
+    has ``commit_lsn`` and ``xid`` of transactional ones, null for the others.
+    """
+
+    tables: tuple[DecodedTable, ...]
+    messages: pa.RecordBatch | None
+    n_rows: int
+    transactions: pa.RecordBatch
+    stamp: Stamp
+
+
+def decode_transaction_block(
+    payload: npt.NDArray[np.uint8],
+    lengths: npt.NDArray[np.int32],
+    relations: Mapping[int, RelationVersion],
+    *,
+    streamed: bool,
+    xid: int,
+    first_ordinal: int,
+) -> DecodedBlock:
+    """Decode a block that holds only I U D T M of the transaction ``xid``.
+
+    ``payload: uint8[n]``: CopyData messages with their headers; ``lengths: int32[m]`` of each. Rows get
+    ordinals from ``first_ordinal``. Raises MalformedMessage, ProtocolViolation, PoisonedChange, Unsupported
+    (binary values), UsageError (lengths that do not add up to the payload).
+    """
+    block = _Block(payload, lengths, relations)
+    block.scan(plain=False, streamed=streamed, xid=xid, first_ordinal=first_ordinal)
+    owner = block.rows.owner
+    n = len(owner)
+    firsts = np.flatnonzero(np.concatenate((np.ones(min(n, 1), np.bool_), owner[1:] != owner[:-1])))
+    run_subxid = owner[firsts]
+    tables = block.tables(xid)
+    messages = None
+    if len(block.logical):
+        transactional = np.ones(len(block.logical), np.bool_)
+        xids = pa.array(np.full(len(block.logical), xid, np.int64))
+        messages = block.messages(pa.nulls(len(block.logical), pa.int64()), xids, transactional)
+    return DecodedBlock(
+        tables=tables,
+        messages=messages,
+        run_subxid=run_subxid,
+        run_first=firsts + np.int64(first_ordinal),
+        run_count=np.diff(firsts, append=n),
+        n_rows=n,
+    )
+
+
+def decode_plain_block(
+    payload: npt.NDArray[np.uint8], lengths: npt.NDArray[np.int32], relations: Mapping[int, RelationVersion]
+) -> DecodedPlainBlock:
+    """Decode a block of whole plain transactions, B [O] (I U D T M)* C, and of messages between them.
+
+    Arguments and errors as ``decode_transaction_block``; ordinals count from 0 in each transaction.
+    """
+    block = _Block(payload, lengths, relations)
+    block.scan(plain=True, streamed=False, xid=0, first_ordinal=0)
+    begun = block.transactions
+    stamp = Stamp(
+        commit_lsn=np.ascontiguousarray(begun[:, codes.TX_COMMIT_LSN]),
+        commit_timestamp_us=begun[:, codes.TX_TIMESTAMP] + POSTGRES_EPOCH_UNIX_US,
+        xid=np.ascontiguousarray(begun[:, codes.TX_XID]),
+    )
+    logical = block.logical
+    transactional = logical[:, codes.LOGICAL_TRANSACTIONAL] == 1
+    message_owner = logical[transactional, codes.LOGICAL_OWNER]
+    # Before the tables: these read the row arrays, which the tables take over.
+    transactions = block.transactions_batch(stamp, message_owner)
+    tables = block.tables(stamp.xid)
+    messages = None
+    if len(logical):
+        # The owner of a message between transactions is -1 or the transaction before it: masked either way.
+        commit_lsn, xid = np.zeros(len(logical), np.int64), np.zeros(len(logical), np.int64)
+        commit_lsn[transactional] = stamp.commit_lsn[message_owner]
+        xid[transactional] = stamp.xid[message_owner]
+        messages = block.messages(
+            pa.array(commit_lsn, mask=~transactional), pa.array(xid, mask=~transactional), transactional
+        )
+    return DecodedPlainBlock(tables, messages, len(block.rows), transactions, stamp)
+
+
+class _Block:
+    """One block on its way: the checked arguments, then what ``scan`` found."""
+
+    rows: RowIndex
+    transactions: npt.NDArray[np.int64]  # [n, 6], see scan
+    logical: npt.NDArray[np.int64]  # [n, 8], see scan
+
+    def __init__(
+        self,
+        payload: npt.NDArray[np.uint8],
+        lengths: npt.NDArray[np.int32],
+        relations: Mapping[int, RelationVersion],
+    ) -> None:
+        self._payload = np.require(payload, np.uint8, ["C", "A"])
+        self._lengths = np.require(lengths, np.int32, ["C", "A"])
+        if len(payload) >= 1 << 31:
+            raise UsageError(f"a block of {len(payload)} bytes: its places must fit in 31 bits")
+        if int(self._lengths.sum(dtype=np.int64)) != len(payload):
+            raise UsageError("the lengths of a block do not add up to its payload")
+        self._relations = tuple(relations[relid] for relid in sorted(relations))
+        self._relids = np.array(sorted(relations), np.int64)
+        self._story = BlockStory(self._payload, self._lengths)
+
+    def scan(self, *, plain: bool, streamed: bool, xid: int, first_ordinal: int) -> None:
+        error = np.zeros(4, np.int64)
+        counts = np.zeros(3, np.int64)
+        code = scan.measure(self._payload, self._lengths, streamed, counts, error)
+        if code < 0:
+            raise scan_fault(code, error, self._story, self._relations)
+        rows = RowIndex.empty(int(counts[0]))
+        self.transactions = np.empty((int(counts[1]), 6), np.int64)
+        self.logical = np.empty((int(counts[2]), 8), np.int64)
+        n_columns = np.array([len(relation.columns) for relation in self._relations], np.int64)
+        code = scan.scan(
+            self._payload,
+            self._lengths,
+            plain,
+            streamed,
+            xid,
+            first_ordinal,
+            self._relids,
+            n_columns,
+            rows.change,
+            rows.form,
+            rows.relation,
+            rows.owner,
+            rows.ordinal,
+            rows.cursor,
+            rows.message,
+            self.transactions,
+            self.logical,
+            error,
+        )
+        if code < 0:
+            raise scan_fault(code, error, self._story, self._relations)
+        self.rows = rows.pick(slice(code))
+
+    def tables(self, xids: npt.NDArray[np.int64] | int) -> tuple[DecodedTable, ...]:
+        """Decode the rows; the row arrays are consumed. ``xids``: see ``decode_table``."""
+        which = self.rows.relation
+        n_rows = np.bincount(which, minlength=len(self._relations))
+        if np.count_nonzero(n_rows) == 1:
+            only = int(which[0])
+            return (decode_table(self._payload, self._relations[only], self.rows, self._story, xids),)
+        order = np.argsort(which, kind="stable")
+        ends = np.cumsum(n_rows)
+        return tuple(
+            decode_table(
+                self._payload,
+                self._relations[r],
+                self.rows.pick(order[ends[r] - n_rows[r] : ends[r]]),
+                self._story,
+                xids,
+            )
+            for r in np.flatnonzero(n_rows)
+        )
+
+    def _piece(self, table: npt.NDArray[np.int64], start: int, length: int) -> Values:
+        starts = table[:, start].astype(np.int32)
+        lengths = table[:, length].astype(np.int32)
+        present = lengths >= 0
+        n_bytes = int(lengths[present].sum(dtype=np.int64))
+        return Values(self._payload, starts, lengths, n_bytes, len(lengths) - int(np.count_nonzero(present)))
+
+    def messages(
+        self, commit_lsn: pa.Array, xid: pa.Array, transactional: npt.NDArray[np.bool_]
+    ) -> pa.RecordBatch:
+        """The logical messages of the block. Raises PoisonedChange for a prefix that is not UTF-8."""
+        logical = self.logical
+        try:
+            prefix = self._piece(logical, codes.LOGICAL_PREFIX_START, codes.LOGICAL_PREFIX_LENGTH).strings()
+        except BadValue as bad:
+            where = self._story.describe(int(logical[bad.row, codes.LOGICAL_MESSAGE]))
+            raise PoisonedChange(f"{where} has a prefix that is {bad.reason}") from None
+        content = self._piece(logical, codes.LOGICAL_CONTENT_START, codes.LOGICAL_CONTENT_LENGTH).binaries()
+        lsn = pa.array(np.ascontiguousarray(logical[:, codes.LOGICAL_LSN]))
+        columns = [commit_lsn, lsn, xid, pa.array(transactional), prefix, content]
+        return pa.RecordBatch.from_arrays(columns, schema=MESSAGES_SCHEMA)
+
+    def transactions_batch(self, stamp: Stamp, message_owner: npt.NDArray[np.int64]) -> pa.RecordBatch:
+        """The transactions that have rows or messages; ``message_owner`` indexes those with messages."""
+        n = len(self.transactions)
+        owner = self.rows.owner
+        n_rows = np.bincount(owner, minlength=n)
+        full = n_rows > 0
+        full[message_owner] = True
+        kept = np.flatnonzero(full)
+        try:
+            origin = self._piece(self.transactions, codes.TX_ORIGIN_START, codes.TX_ORIGIN_LENGTH).strings()
+        except BadValue as bad:
+            raise PoisonedChange(f"xid {stamp.xid[bad.row]}: its origin is {bad.reason}") from None
+        timestamps = pa.array(stamp.commit_timestamp_us[kept]).cast(
+            TRANSACTIONS_SCHEMA.field("commit_timestamp").type
+        )
+        columns = [
+            pa.array(stamp.xid[kept]),
+            pa.array(stamp.commit_lsn[kept]),
+            pa.array(self.transactions[kept, codes.TX_END_LSN]),
+            timestamps,
+            pa.nulls(len(kept), pa.string()),
+            origin.take(pa.array(kept)),
+            pa.array(np.zeros(len(kept), np.bool_)),
+            pa.array(n_rows[kept]),
+            self._tables_of_transactions(n).take(pa.array(kept)),
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=TRANSACTIONS_SCHEMA)
+
+    def _tables_of_transactions(self, n: int) -> pa.Array:
+        """list<string>[n]: each transaction's tables, sorted; empty where it has no rows."""
+        names = sorted({relation.name for relation in self._relations})
+        place = {name: i for i, name in enumerate(names)}
+        rank = np.array([place[relation.name] for relation in self._relations], np.int64)
+        pairs = self.rows.owner * np.int64(max(len(names), 1)) + rank[self.rows.relation]
+        # Rows of one table mostly stand together: most repetitions go before the sort.
+        pairs = np.unique(pairs[np.flatnonzero(np.diff(pairs, prepend=-1))])
+        offsets = np.zeros(n + 1, np.int32)
+        np.cumsum(np.bincount(pairs // max(len(names), 1), minlength=n), out=offsets[1:])
+        values = pa.array(names, pa.string()).take(pa.array(pairs % max(len(names), 1)))
+        return pa.ListArray.from_arrays(pa.array(offsets), values)
+
+
+def warm_up() -> None:
+    """Run every kernel once, so that the first block pays for no loading or compilation.
+
+    Kernels have explicit signatures: they are compiled, or loaded from numba's cache on disk, when this
+    package is imported. What remains for a first call is small; this makes it.
+    """
+    nothing = np.empty(0, np.uint8)
+    decode_plain_block(nothing, np.empty(0, np.int32), {})

@@ -1,0 +1,111 @@
+"""What the kernels report, told as errors: message type, LSN, relation, column, never a value.
+
+``BadValue`` is how a codec says which row of which column cannot be read; it never leaves the package,
+because only the caller knows relation, transaction and LSN.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.decode import codes
+from pipeline.errors import (
+    IllegalTransition,
+    MalformedMessage,
+    PoisonedChange,
+    ProtocolViolation,
+    Unsupported,
+    XidstreamError,
+)
+from pipeline.pg import Lsn
+from pipeline.relations import RelationVersion
+
+
+class BadValue(Exception):
+    """Row ``row`` of the column in hand holds what its type does not allow; ``reason`` never quotes it."""
+
+    def __init__(self, row: int, reason: str = "malformed for its type") -> None:
+        super().__init__(row, reason)
+        self.row = row
+        self.reason = reason
+
+
+class BlockStory:
+    """Where a message of a block is, for errors. Borrows ``payload`` and ``lengths``."""
+
+    def __init__(self, payload: npt.NDArray[np.uint8], lengths: npt.NDArray[np.int32]) -> None:
+        self._payload = payload
+        self._lengths = lengths
+
+    def _offset(self, message: int) -> int:
+        return int(self._lengths[:message].sum(dtype=np.int64))
+
+    def lsn(self, message: int) -> Lsn:
+        """The start LSN of the message's header; 0/0 on some message types, or where there is no header."""
+        place = self._offset(message) + 1
+        return Lsn(int.from_bytes(self._payload[place : place + 8].tobytes(), "big"))
+
+    def describe(self, message: int) -> str:
+        place = self._offset(message) + codes.HEADER
+        if place >= len(self._payload) or self._lengths[message] <= codes.HEADER:
+            return f"message {message} of the block at LSN {self.lsn(message)}"
+        code = int(self._payload[place])
+        kind = repr(chr(code)) if 32 <= code < 127 else f"0x{code:02x}"
+        return f"message {kind} at LSN {self.lsn(message)}"
+
+
+def scan_fault(
+    code: int, error: npt.NDArray[np.int64], story: BlockStory, relations: tuple[RelationVersion, ...]
+) -> XidstreamError:
+    """The exception for a negative result of a kernel in ``scan``."""
+    where = story.describe(int(error[codes.ERROR_MESSAGE]))
+    about = int(error[codes.ERROR_RELATION])
+    detail = int(error[codes.ERROR_DETAIL])
+    if code == codes.UNKNOWN_RELATION:
+        return ProtocolViolation(f"{where} is about relation {about}, which no R message declared")
+    if code == codes.COLUMN_COUNT:
+        relation = relations[about]
+        return ProtocolViolation(
+            f"{where} has a tuple of {detail} columns, but {relation.name} has {len(relation.columns)}"
+        )
+    if code == codes.BINARY:
+        relation = relations[about]
+        return Unsupported(
+            f"{where}: {relation.name} column {relation.columns[detail].name!r} came in binary",
+            remedy="start replication without the `binary` option",
+        )
+    if code == codes.UNFINISHED:
+        return IllegalTransition(f"a plain block ends inside a transaction, after {where}")
+    if code in _ILLEGAL:
+        return IllegalTransition(f"{where} {_ILLEGAL[code]}")
+    return MalformedMessage(f"{where} {_MALFORMED[code].format(detail=detail)}")
+
+
+_ILLEGAL = {
+    codes.OUTSIDE: "is outside a transaction",
+    codes.NESTED: "is inside a transaction, where it may not be",
+    codes.MISPLACED_ORIGIN: "does not directly follow its transaction's B",
+    codes.COMMIT_MISMATCH: "has another commit LSN than its transaction's B",
+    codes.FOREIGN_XID: "names another top-level transaction than its block's",
+    codes.UNKNOWN_TYPE: "has no place in this kind of block",
+}
+_MALFORMED = {
+    codes.MALFORMED: "does not end where its content ends",
+    codes.BAD_HEADER: "does not begin with a CopyData header",
+    codes.UNKNOWN_TAG: "has the tuple tag 0x{detail:02x}, which it may not have",
+    codes.UNKNOWN_KIND: "has a value of unknown kind in column {detail}",
+    codes.BAD_FLAGS: "has unknown flags 0x{detail:02x}",
+    codes.TOO_MANY: "is one more than was counted",
+}
+
+
+def poisoned(
+    bad: BadValue, lsn: Lsn, xid: int | None, relation: RelationVersion, column: int
+) -> PoisonedChange:
+    """The public form of a BadValue."""
+    transaction = f"xid {xid}" if xid else "unknown xid"
+    return PoisonedChange(
+        f"{transaction}, LSN {lsn}: {relation.name} column {relation.columns[column].name!r} has a value "
+        f"that is {bad.reason}"
+    )

@@ -1,0 +1,380 @@
+"""Where the rows of a block are: the one pass over its messages that checks everything.
+
+Two kernels. ``measure`` looks at the first bytes of each message and says how many rows, transactions and
+logical messages the block can hold, so that Python allocates exactly. ``scan`` then reads every byte that
+has a structural meaning: the CopyData header, the type, relids, tuple tags, the kind and length of every
+value, and in plain blocks the grammar B [O] (I U D T M)* C. It checks each read against the message's end
+and that the message ends where its last value ends. What comes after it (``columns``, the codecs) relies on
+that: numba does not check array bounds, so **no later kernel may read a place that ``scan`` has not passed**.
+
+``scan`` does not store where values are, only where each row's tuple begins: 4 bytes a row rather than 8 a
+value, which for a row of many nulls would be eight times the block. The column passes advance that cursor.
+
+A kernel cannot raise with context, so it returns a code and writes where it stopped; ``faults`` turns
+that into an exception. Wire layouts: PostgreSQL's manual, "Logical Replication Message Formats", and
+``src/backend/replication/logical/proto.c``.
+
+Each kernel module holds the helpers it calls: numba's cache on disk follows the kernel's own file only, and
+a helper changed in another file would leave a stale kernel in use. Signatures are explicit, because the
+arrays from a zero-copy object store are read-only, a distinct type to numba: a kernel declared for
+read-only arrays takes both, one declared lazily would be compiled twice.
+"""
+
+# Kernels are typed by their numba signatures.
+# mypy: allow-untyped-defs, no-check-untyped-defs
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit, types
+
+from pipeline.decode import codes
+
+_INSERT, _UPDATE_PREIMAGE, _UPDATE_POSTIMAGE, _DELETE, _TRUNCATE = range(5)  # rows.CHANGE_TYPES
+
+_U8R = types.Array(types.uint8, 1, "C", readonly=True)
+_I32R = types.Array(types.int32, 1, "C", readonly=True)
+
+
+@njit
+def _be32(payload, p):
+    return (
+        (np.int64(payload[p]) << 24)
+        | (np.int64(payload[p + 1]) << 16)
+        | (np.int64(payload[p + 2]) << 8)
+        | np.int64(payload[p + 3])
+    )
+
+
+@njit
+def _be64(payload, p):
+    return (_be32(payload, p) << 32) | _be32(payload, p + 4)
+
+
+@njit
+def _terminator(payload, p, end):
+    """The place of the NUL byte at or after p, or -1."""
+    while p < end:
+        if payload[p] == 0:
+            return p
+        p += 1
+    return -1
+
+
+@njit(types.int64(_U8R, _I32R, types.boolean, types.int64[::1], types.int64[::1]), cache=True, nogil=True)
+def measure(payload, lengths, streamed, counts, error):
+    """Fill ``counts: int64[3]`` with upper bounds of rows, transactions and logical messages.
+
+    Returns 0, or a code with ``error`` filled. Checks that every message has a header, a type byte and its
+    place inside the payload.
+    """
+    skip = codes.HEADER + (5 if streamed else 1)
+    rows = 0
+    transactions = 0
+    logical = 0
+    p = 0
+    for m in range(len(lengths)):
+        length = np.int64(lengths[m])
+        error[codes.ERROR_MESSAGE] = m
+        if length <= codes.HEADER or p + length > len(payload):
+            return codes.MALFORMED
+        kind = payload[p + codes.HEADER]
+        if kind == 73 or kind == 68:  # I, D
+            rows += 1
+        elif kind == 85:  # U
+            rows += 1
+            if length > skip + 4 and payload[p + skip + 4] != 78:
+                rows += 1
+        elif kind == 84:  # T
+            if length >= skip + 4:
+                n = _be32(payload, p + skip)
+                if n <= length // 4:
+                    rows += n
+        elif kind == 66:  # B
+            transactions += 1
+        elif kind == 77:  # M
+            logical += 1
+        p += length
+    counts[0] = rows
+    counts[1] = transactions
+    counts[2] = logical
+    return 0
+
+
+@njit
+def _find(relids, relid):
+    """Index in the sorted ``relids``, or -1."""
+    low = 0
+    high = len(relids)
+    while low < high:
+        middle = (low + high) >> 1
+        if relids[middle] < relid:
+            low = middle + 1
+        else:
+            high = middle
+    if low < len(relids) and relids[low] == relid:
+        return low
+    return -1
+
+
+@njit
+def _walk(payload, p, end, n_columns, error):
+    """Pass over one TupleData from its column count; the place behind it, or a code."""
+    if p + 2 > end:
+        return codes.MALFORMED
+    n = (np.int64(payload[p]) << 8) | np.int64(payload[p + 1])
+    if n != n_columns:
+        error[codes.ERROR_DETAIL] = n
+        return codes.COLUMN_COUNT
+    p += 2
+    for c in range(n):
+        if p >= end:
+            return codes.MALFORMED
+        kind = payload[p]
+        if kind == 116:  # t
+            if p + 5 > end:
+                return codes.MALFORMED
+            p += 5 + _be32(payload, p + 1)
+            if p > end:
+                return codes.MALFORMED
+        elif kind == 110 or kind == 117:  # n, u
+            p += 1
+        else:
+            error[codes.ERROR_DETAIL] = c
+            return codes.BINARY if kind == 98 else codes.UNKNOWN_KIND
+    return p
+
+
+# fmt: off
+@njit(
+    types.int64(
+        _U8R, _I32R, types.boolean, types.boolean, types.int64, types.int64,
+        types.int64[::1], types.int64[::1],
+        types.int8[::1], types.uint8[::1], types.int32[::1], types.uint32[::1], types.int64[::1],
+        types.int32[::1], types.int32[::1], types.int64[:, ::1], types.int64[:, ::1], types.int64[::1],
+    ),
+    cache=True,
+    nogil=True,
+)
+def scan(
+    payload, lengths, plain, streamed, xid, first_ordinal, relids, n_columns,
+    change, form, relation, owner, ordinal, cursor, message,
+    transactions, logical, error,
+):
+    # fmt: on
+    """Check the block and find its rows; returns their number, or a code with ``error`` filled.
+
+    ``relids`` (sorted) and ``n_columns``: one entry per relation. Per row, in stream order, are written:
+    ``change`` (rows.CHANGE_TYPES), ``form`` (codes.NEW ...), ``relation`` (index in relids), ``owner``
+    (subxid, 0 when not streamed; in a plain block the transaction's index), ``ordinal``, ``cursor`` (place of
+    the first value) and ``message`` (index). ``plain`` chooses the grammar, ``streamed`` the Int32 xid.
+    """
+    n_rows = 0
+    n_transactions = 0
+    n_logical = 0
+    capacity = len(change)
+    open_ = not plain
+    after_begin = False
+    own = np.int64(0)
+    next_ordinal = first_ordinal
+    last_relid = np.int64(-1)
+    r = np.int64(-1)
+    p = np.int64(0)
+    for m in range(len(lengths)):
+        start = p
+        end = p + np.int64(lengths[m])
+        error[codes.ERROR_MESSAGE] = m
+        if payload[start] != 119:  # w
+            return codes.BAD_HEADER
+        kind = payload[start + codes.HEADER]
+        p = start + codes.HEADER + 1
+        was_begin = after_begin
+        after_begin = False
+
+        if kind == 73 or kind == 85 or kind == 68:  # I, U, D
+            if not open_:
+                return codes.OUTSIDE
+            if streamed:
+                if p + 4 > end:
+                    return codes.MALFORMED
+                own = _be32(payload, p)
+                p += 4
+            if p + 5 > end:
+                return codes.MALFORMED
+            relid = _be32(payload, p)
+            if relid != last_relid:
+                r = _find(relids, relid)
+                if r < 0:
+                    error[codes.ERROR_RELATION] = relid
+                    return codes.UNKNOWN_RELATION
+                last_relid = relid
+            error[codes.ERROR_RELATION] = r
+            tag = payload[p + 4]
+            p += 5
+            shape = codes.NEW
+            if tag != 78:  # not N: an old tuple, K or O
+                error[codes.ERROR_DETAIL] = tag
+                if kind == 73 or (tag != 75 and tag != 79):
+                    return codes.UNKNOWN_TAG
+                if n_rows >= capacity:
+                    return codes.TOO_MANY
+                change[n_rows] = _DELETE if kind == 68 else _UPDATE_PREIMAGE
+                form[n_rows] = codes.OLD_KEY if tag == 75 else codes.OLD_FULL
+                relation[n_rows] = r
+                owner[n_rows] = own
+                ordinal[n_rows] = next_ordinal
+                cursor[n_rows] = p + 2
+                message[n_rows] = m
+                n_rows += 1
+                next_ordinal += 1
+                p = _walk(payload, p, end, n_columns[r], error)
+                if p < 0:
+                    return p
+                shape = codes.NEW_AFTER_OLD
+                if kind == 85:
+                    if p >= end:
+                        return codes.MALFORMED
+                    error[codes.ERROR_DETAIL] = payload[p]
+                    if payload[p] != 78:
+                        return codes.UNKNOWN_TAG
+                    p += 1
+            elif kind == 68:
+                error[codes.ERROR_DETAIL] = tag
+                return codes.UNKNOWN_TAG
+            if kind != 68:
+                if n_rows >= capacity:
+                    return codes.TOO_MANY
+                change[n_rows] = _INSERT if kind == 73 else _UPDATE_POSTIMAGE
+                form[n_rows] = shape
+                relation[n_rows] = r
+                owner[n_rows] = own
+                ordinal[n_rows] = next_ordinal
+                cursor[n_rows] = p + 2
+                message[n_rows] = m
+                n_rows += 1
+                next_ordinal += 1
+                p = _walk(payload, p, end, n_columns[r], error)
+                if p < 0:
+                    return p
+
+        elif kind == 84:  # T
+            if not open_:
+                return codes.OUTSIDE
+            if streamed:
+                if p + 4 > end:
+                    return codes.MALFORMED
+                own = _be32(payload, p)
+                p += 4
+            if p + 5 > end:
+                return codes.MALFORMED
+            n = _be32(payload, p)
+            p += 5  # the options (CASCADE, RESTART IDENTITY) change nothing here: the tables are listed
+            if p + 4 * n > end:
+                return codes.MALFORMED
+            for _ in range(n):
+                relid = _be32(payload, p)
+                p += 4
+                t = _find(relids, relid)
+                if t < 0:
+                    error[codes.ERROR_RELATION] = relid
+                    return codes.UNKNOWN_RELATION
+                if n_rows >= capacity:
+                    return codes.TOO_MANY
+                change[n_rows] = _TRUNCATE
+                form[n_rows] = codes.NO_TUPLE
+                relation[n_rows] = t
+                owner[n_rows] = own
+                ordinal[n_rows] = next_ordinal
+                cursor[n_rows] = 0
+                message[n_rows] = m
+                n_rows += 1
+                next_ordinal += 1
+
+        elif kind == 77:  # M
+            if streamed:
+                if p + 4 > end:
+                    return codes.MALFORMED
+                if _be32(payload, p) != xid:
+                    return codes.FOREIGN_XID
+                p += 4
+            if p + 9 > end:
+                return codes.MALFORMED
+            flags = np.int64(payload[p])
+            error[codes.ERROR_DETAIL] = flags
+            if flags > 1:
+                return codes.BAD_FLAGS
+            if flags == 1 and not open_:
+                return codes.OUTSIDE
+            if flags == 0 and open_:
+                return codes.NESTED
+            zero = _terminator(payload, p + 9, end)
+            if zero < 0 or zero + 5 > end:
+                return codes.MALFORMED
+            if n_logical >= len(logical):
+                return codes.TOO_MANY
+            logical[n_logical, codes.LOGICAL_LSN] = _be64(payload, p + 1)
+            logical[n_logical, codes.LOGICAL_TRANSACTIONAL] = flags
+            logical[n_logical, codes.LOGICAL_OWNER] = n_transactions - 1
+            logical[n_logical, codes.LOGICAL_PREFIX_START] = p + 9
+            logical[n_logical, codes.LOGICAL_PREFIX_LENGTH] = zero - p - 9
+            size = _be32(payload, zero + 1)
+            logical[n_logical, codes.LOGICAL_CONTENT_START] = zero + 5
+            logical[n_logical, codes.LOGICAL_CONTENT_LENGTH] = size
+            logical[n_logical, codes.LOGICAL_MESSAGE] = m
+            n_logical += 1
+            p = zero + 5 + size
+
+        elif plain and kind == 66:  # B
+            if open_:
+                return codes.NESTED
+            if p + 20 != end:
+                return codes.MALFORMED
+            if n_transactions >= len(transactions):
+                return codes.TOO_MANY
+            transactions[n_transactions, codes.TX_COMMIT_LSN] = _be64(payload, p)
+            transactions[n_transactions, codes.TX_XID] = _be32(payload, p + 16)
+            transactions[n_transactions, codes.TX_ORIGIN_START] = 0
+            transactions[n_transactions, codes.TX_ORIGIN_LENGTH] = -1
+            own = n_transactions
+            n_transactions += 1
+            next_ordinal = 0
+            open_ = True
+            after_begin = True
+            p = end
+
+        elif plain and kind == 67:  # C
+            if not open_:
+                return codes.OUTSIDE
+            if p + 25 != end:
+                return codes.MALFORMED
+            error[codes.ERROR_DETAIL] = payload[p]
+            if payload[p] != 0:
+                return codes.BAD_FLAGS
+            if _be64(payload, p + 1) != transactions[own, codes.TX_COMMIT_LSN]:
+                return codes.COMMIT_MISMATCH
+            transactions[own, codes.TX_END_LSN] = _be64(payload, p + 9)
+            transactions[own, codes.TX_TIMESTAMP] = _be64(payload, p + 17)
+            open_ = False
+            p = end
+
+        elif plain and kind == 79:  # O
+            if not open_:
+                return codes.OUTSIDE
+            if not was_begin:
+                return codes.MISPLACED_ORIGIN
+            zero = _terminator(payload, p + 8, end)
+            if zero < 0:
+                return codes.MALFORMED
+            transactions[own, codes.TX_ORIGIN_START] = p + 8
+            transactions[own, codes.TX_ORIGIN_LENGTH] = zero - p - 8
+            p = zero + 1
+
+        else:
+            error[codes.ERROR_DETAIL] = kind
+            return codes.UNKNOWN_TYPE
+
+        if p != end:
+            return codes.MALFORMED
+    if plain and open_:
+        return codes.UNFINISHED
+    return n_rows

@@ -1,0 +1,116 @@
+"""One version of a relation, as an R message (and the Y messages before it) declared it.
+
+A RelationVersion is a value: two R messages with the same content give equal versions, which is how the
+cutter tells a repetition (no-op) from a change (a new block). It is built by the reader, travels beside the
+blocks, names the columns of segments, and is written as JSON into manifests.
+
+It was considered to keep the raw R message and parse it wherever it is needed: rejected, because the type
+of a domain column depends on Y messages that may be far away by then.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import pyarrow as pa
+
+from pipeline.errors import ColumnNameClash
+from pipeline.relations.types import ColumnType, column_type
+
+CONTRACT_COLUMNS = (
+    "_change_type",
+    "_commit_lsn",
+    "_commit_timestamp",
+    "_xid",
+    "_seq",
+    "_unchanged",
+    "_text",
+)
+"""The columns that every row has beside its table's own, in the order of the contract."""
+
+
+class ReplicaIdentity(enum.Enum):
+    """``pg_class.relreplident``."""
+
+    DEFAULT = "d"
+    NOTHING = "n"
+    FULL = "f"
+    INDEX = "i"
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of an R message.
+
+    ``type_oid`` is the column's own type (of a domain: the domain); ``base_type_name`` is what Y said of it
+    (of a domain: the qualified base type, ``pg_catalog`` written as no schema), None where no Y came.
+    """
+
+    name: str
+    type_oid: int
+    type_modifier: int
+    is_key: bool
+    base_type_name: str | None = None
+
+    @cached_property
+    def type(self) -> ColumnType:
+        return column_type(self.type_oid, self.type_modifier, self.base_type_name)
+
+
+@dataclass(frozen=True)
+class RelationVersion:
+    """``columns`` in wire order, which is the order of every tuple decoded under this version.
+
+    Raises ColumnNameClash where two names, or a name and a contract column, are equal ignoring case.
+    """
+
+    relid: int
+    schema: str
+    table: str
+    replica_identity: ReplicaIdentity
+    columns: tuple[Column, ...]
+
+    def __post_init__(self) -> None:
+        seen: dict[str, str] = {name.lower(): name for name in CONTRACT_COLUMNS}
+        for column in self.columns:
+            other = seen.get(column.name.lower())
+            if other is not None:
+                raise ColumnNameClash(
+                    f"table {self.name}: column {column.name!r} clashes with {other!r}, ignoring case"
+                )
+            seen[column.name.lower()] = column.name
+
+    @property
+    def name(self) -> str:
+        """``schema.table``, as users name it; not an SQL identifier."""
+        return f"{self.schema}.{self.table}"
+
+    @cached_property
+    def arrow_fields(self) -> tuple[pa.Field, ...]:
+        """The table's own columns: nullable, in order."""
+        return tuple(pa.field(c.name, c.type.arrow, nullable=True) for c in self.columns)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "relid": self.relid,
+            "schema": self.schema,
+            "table": self.table,
+            "replica_identity": self.replica_identity.value,
+            "columns": [
+                [c.name, c.type_oid, c.type_modifier, c.is_key, c.base_type_name] for c in self.columns
+            ],
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> RelationVersion:
+        return cls(
+            relid=value["relid"],
+            schema=value["schema"],
+            table=value["table"],
+            replica_identity=ReplicaIdentity(value["replica_identity"]),
+            columns=tuple(Column(*c) for c in value["columns"]),
+        )

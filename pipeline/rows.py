@@ -1,0 +1,188 @@
+"""The Arrow layout of rows: as buffered (internal) and as released (the contract), and the step between.
+
+*Internal* layout, one record batch per relation version and block: ``INTERNAL_FIELDS`` first, then the
+table's columns in wire order. Internal columns are found by position, never by name, because a table may
+well have a column called ``ordinal``.
+
+*Contract* layout: the table's columns, then ``CONTRACT_FIELDS``.
+
+``release`` is the only way from one to the other. It needs what is known only at the commit (the commit LSN
+and timestamp, which subtransactions were rolled back) and is pure, vectorised and cheap, so it runs wherever
+the rows are: in a buffer for what is still in memory, in Spark's executors for spilled segments. Rewriting
+segments at the commit was rejected: the lag would grow with the transaction.
+
+``_seq`` is dense over the released rows: a row's ordinal among all rows of its transaction, less the rolled
+back rows before it. ``DroppedRuns`` holds the rolled back runs of ordinals, so that a binary search gives
+that number for each row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipeline.errors import ColumnNameClash
+from pipeline.relations import RelationVersion
+from pipeline.relations.relation import CONTRACT_COLUMNS
+
+CHANGE_TYPES = ("insert", "update_preimage", "update_postimage", "delete", "truncate")
+"""``change_type: int8`` of the internal layout indexes this tuple."""
+INSERT, UPDATE_PREIMAGE, UPDATE_POSTIMAGE, DELETE, TRUNCATE = range(5)
+
+INTERNAL_FIELDS = (
+    pa.field("change_type", pa.int8(), nullable=False),
+    # Transaction block: the subxid (0 when not streamed). Plain block: the row's transaction, as an index.
+    pa.field("owner", pa.uint32(), nullable=False),
+    # The row's place among all rows of its transaction, over all tables, from 0, rolled back rows included.
+    pa.field("ordinal", pa.int64(), nullable=False),
+    pa.field("unchanged", pa.list_(pa.string())),
+    pa.field("text", pa.map_(pa.string(), pa.string())),
+)
+N_INTERNAL = len(INTERNAL_FIELDS)
+
+CONTRACT_FIELDS = (
+    pa.field("_change_type", pa.string()),
+    pa.field("_commit_lsn", pa.int64()),
+    pa.field("_commit_timestamp", pa.timestamp("us", tz="UTC")),
+    pa.field("_xid", pa.int64()),
+    pa.field("_seq", pa.int64()),
+    pa.field("_unchanged", pa.list_(pa.string())),
+    pa.field("_text", pa.map_(pa.string(), pa.string())),
+)
+assert tuple(f.name for f in CONTRACT_FIELDS) == CONTRACT_COLUMNS
+
+TRANSACTIONS_SCHEMA = pa.schema(
+    [
+        pa.field("xid", pa.int64()),
+        pa.field("commit_lsn", pa.int64()),
+        pa.field("end_lsn", pa.int64()),
+        pa.field("commit_timestamp", pa.timestamp("us", tz="UTC")),
+        pa.field("gid", pa.string()),
+        pa.field("origin", pa.string()),
+        pa.field("streamed", pa.bool_()),
+        pa.field("rows", pa.int64()),
+        pa.field("tables", pa.list_(pa.string())),
+    ]
+)
+"""One row per transaction, in commit order."""
+
+MESSAGES_SCHEMA = pa.schema(
+    [
+        pa.field("commit_lsn", pa.int64()),
+        pa.field("lsn", pa.int64()),
+        pa.field("xid", pa.int64()),
+        pa.field("transactional", pa.bool_()),
+        pa.field("prefix", pa.string()),
+        pa.field("content", pa.binary()),
+    ]
+)
+"""One row per logical message, in stream order; ``commit_lsn`` and ``xid`` null when not transactional."""
+
+
+def internal_schema(relation: RelationVersion) -> pa.Schema:
+    return pa.schema([*INTERNAL_FIELDS, *relation.arrow_fields])
+
+
+def contract_schema(relation: RelationVersion) -> pa.Schema:
+    return pa.schema([*relation.arrow_fields, *CONTRACT_FIELDS])
+
+
+def check_contract_names(relation: RelationVersion) -> None:
+    """Raise ColumnNameClash where a column cannot stand beside the contract's. Kept by RelationVersion itself."""
+    names = [f.name.lower() for f in contract_schema(relation)]
+    if len(set(names)) != len(names):
+        raise ColumnNameClash(f"table {relation.name} has column names that differ in case only")
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """What the commit adds to rows: arrays with one entry per transaction.
+
+    ``commit_lsn: int64[n]``, ``commit_timestamp_us: int64[n]`` (Unix epoch, UTC), ``xid: int64[n]``. A
+    transaction block has n = 1 and its rows' owner is a subxid; a plain block has one entry for each of its
+    transactions and its rows' owner is the index here.
+    """
+
+    commit_lsn: npt.NDArray[np.int64]
+    commit_timestamp_us: npt.NDArray[np.int64]
+    xid: npt.NDArray[np.int64]
+
+    @classmethod
+    def of_one(cls, commit_lsn: int, commit_timestamp_us: int, xid: int) -> Stamp:
+        return cls(
+            np.array([commit_lsn], np.int64),
+            np.array([commit_timestamp_us], np.int64),
+            np.array([xid], np.int64),
+        )
+
+
+def _no_int64() -> npt.NDArray[np.int64]:
+    return np.empty(0, np.int64)
+
+
+@dataclass(frozen=True)
+class DroppedRuns:
+    """The rolled back rows of one transaction, as runs of ordinals: sorted, apart, not empty.
+
+    ``first: int64[k]``, ``count: int64[k]``.
+    """
+
+    first: npt.NDArray[np.int64] = field(default_factory=_no_int64)
+    count: npt.NDArray[np.int64] = field(default_factory=_no_int64)
+
+    @property
+    def n_rows(self) -> int:
+        return int(self.count.sum())
+
+    def split(self, ordinals: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
+        """For each ordinal: whether its row is kept, and how many dropped rows precede it."""
+        if len(self.first) == 0:
+            return np.ones(len(ordinals), np.bool_), np.zeros(len(ordinals), np.int64)
+        run = np.searchsorted(self.first, ordinals, side="right") - 1
+        last = self.first + self.count
+        kept = (run < 0) | (ordinals >= last[run])
+        before = np.concatenate(([0], np.cumsum(self.count)))[run + 1]
+        return kept, before
+
+
+_CHANGE_TYPE_VALUES = pa.array(CHANGE_TYPES, pa.string())
+
+
+def release(
+    batch: pa.RecordBatch,
+    relation: RelationVersion,
+    stamp: Stamp,
+    dropped: DroppedRuns,
+    *,
+    plain: bool = False,
+) -> pa.RecordBatch:
+    """Turn an internal batch into the contract's layout, without the rolled back rows.
+
+    ``plain`` says that ``owner`` indexes ``stamp`` (a plain block, which never has dropped rows). The columns
+    of the table are shared with ``batch``, not copied, where no row is dropped.
+    """
+    ordinals = batch.column(2).to_numpy(zero_copy_only=True)
+    kept, before = dropped.split(ordinals)
+    seq = ordinals - before
+    if not kept.all():
+        batch = batch.filter(pa.array(kept))
+        seq = seq[kept]
+    n = batch.num_rows
+    owner = batch.column(1).to_numpy(zero_copy_only=True) if plain else np.zeros(n, np.int64)
+    timestamps = pa.array(stamp.commit_timestamp_us[owner], pa.int64()).cast(CONTRACT_FIELDS[2].type)
+    columns: Sequence[pa.Array] = [
+        *batch.columns[N_INTERNAL:],
+        pc.take(_CHANGE_TYPE_VALUES, batch.column(0)),
+        pa.array(stamp.commit_lsn[owner]),
+        timestamps,
+        pa.array(stamp.xid[owner]),
+        pa.array(seq),
+        batch.column(3),
+        batch.column(4),
+    ]
+    return pa.RecordBatch.from_arrays(list(columns), schema=contract_schema(relation))
