@@ -1,0 +1,193 @@
+"""All that crosses processes: the shapes of what reader, buffers, sequencer and driver give each other.
+
+Frozen values, picklable, small: rows never travel in them, only names of segments and opaque references to
+Arrow bytes (``ArrowRef``: a Ray ObjectRef in production, anything in a test; this package does not look).
+
+A *release unit* (``Released``) is what has one place in commit order: one transaction block's transaction,
+or one plain block of many small transactions. A *batch* is consecutive release units.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from pipeline.pg import INVALID_LSN, Lsn, Xid
+from pipeline.relations import RelationVersion
+from pipeline.rows import DroppedRuns, Stamp
+
+ArrowRef = Any
+"""A reference to the bytes of one Arrow IPC stream in contract layout."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One spilled Arrow IPC file of one relation version, in internal layout.
+
+    ``key`` is relative to the storage root; ``checksum`` is over the whole file's ``n_bytes`` (how: see
+    ``pipeline.segments``).
+    """
+
+    key: str
+    relation: RelationVersion
+    n_rows: int
+    n_bytes: int
+    checksum: str
+
+
+@dataclass(frozen=True)
+class MemoryPart:
+    """Rows of one relation version, already released (contract layout), in the object store."""
+
+    relation: RelationVersion
+    n_rows: int
+    n_bytes: int
+    ref: ArrowRef
+
+
+@dataclass(frozen=True)
+class SegmentPart:
+    """Rows of one relation version in storage, to be put through ``rows.release`` by whoever reads them."""
+
+    segment: Segment
+    stamp: Stamp
+    dropped: DroppedRuns
+    n_rows: int
+    """Released rows: the segment's less the dropped ones."""
+
+    @property
+    def relation(self) -> RelationVersion:
+        return self.segment.relation
+
+
+@dataclass(frozen=True)
+class Sealed:
+    """A complete transaction as its buffer holds it, before its place in the order is known.
+
+    ``relations`` of the parts tell the tables; ``messages`` are transactional logical messages in
+    ``rows.MESSAGES_SCHEMA`` (``commit_lsn`` filled). ``transactions`` has one row for a transaction, many
+    for a plain block, none where nothing was in it.
+    """
+
+    transactions: pa.RecordBatch
+    memory: tuple[MemoryPart, ...]
+    segments: tuple[SegmentPart, ...]
+    messages: pa.RecordBatch | None
+    n_rows: int
+    n_bytes: int
+    """Arrow bytes, in memory and in storage."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Consecutive release units for the sink, in commit order; ``number`` counts from 0 within an epoch.
+
+    ``end_lsn`` may be confirmed once the sink holds the batch. The LSNs are of transactions with content;
+    a batch may also be empty of rows and still move the position.
+    """
+
+    number: int
+    units: tuple[Sealed, ...]
+    first_commit_lsn: Lsn
+    last_commit_lsn: Lsn
+    end_lsn: Lsn
+    n_transactions: int
+    n_rows: int
+    n_bytes: int
+
+    def memory_parts(self) -> Iterator[MemoryPart]:
+        for unit in self.units:
+            yield from unit.memory
+
+    def segment_parts(self) -> Iterator[SegmentPart]:
+        for unit in self.units:
+            yield from unit.segments
+
+
+@dataclass(frozen=True)
+class SlotIdentity:
+    """What a sink's application id and storage keys are made of."""
+
+    system_identifier: int
+    database: str
+    slot: str
+
+    @property
+    def application_id(self) -> str:
+        return f"{self.system_identifier}/{self.database}/{self.slot}"
+
+
+@dataclass(frozen=True)
+class PrepareCover:
+    """Which PREPAREs this storage would hold, had they brought anything.
+
+    PostgreSQL 16 and 17 send COMMIT PREPARED alone for a transaction that only locked rows. Such a one is told from
+    one whose content was given to another consumer, before this storage was first used, by what stood then:
+    ``earlier`` are the transactions that were prepared, ``since_lsn`` is the end of the WAL. The default covers
+    all, as for a slot that had no two-phase then: nobody was ever sent a PREPARE.
+    """
+
+    since_lsn: Lsn = INVALID_LSN
+    earlier: frozenset[Xid] = frozenset()
+
+    def covers(self, xid: Xid, commit_lsn: Lsn) -> bool:
+        return commit_lsn >= self.since_lsn and xid not in self.earlier
+
+
+@dataclass(frozen=True)
+class Opened:
+    """What the reader found when it opened the slot. ``target_lsn``: the end of the WAL then.
+
+    ``cover`` is what a storage that is new now would cover.
+    """
+
+    identity: SlotIdentity
+    confirmed_flush_lsn: Lsn
+    target_lsn: Lsn
+    server_version: int
+    proto_version: int
+    streaming: str
+    two_phase: bool
+    cover: PrepareCover
+
+
+@dataclass(frozen=True)
+class PreparedTransaction:
+    """The durable record of a transaction between PREPARE and COMMIT or ROLLBACK PREPARED.
+
+    ``dropped`` are its rolled back subtransactions' rows; the stamp is added by COMMIT PREPARED.
+    """
+
+    xid: Xid
+    gid: str
+    prepare_lsn: Lsn
+    prepare_end_lsn: Lsn
+    streamed: bool
+    origin: str | None
+    segments: tuple[Segment, ...]
+    segment_rows: tuple[int, ...]
+    """Released rows of each segment."""
+    dropped: DroppedRuns
+    messages_key: str | None = None
+    """An Arrow IPC file of its logical messages, or None."""
+    n_messages: int = 0
+
+
+RelationMap = Mapping[int, RelationVersion]
+
+
+@dataclass(frozen=True)
+class TransactionEnd:
+    """What a COMMIT, stream commit or COMMIT PREPARED says of its transaction."""
+
+    xid: Xid
+    commit_lsn: Lsn
+    end_lsn: Lsn
+    commit_timestamp_us: int
+    """Microseconds since the Unix epoch, UTC."""
+    streamed: bool = False
+    gid: str | None = None
+    origin: str | None = None

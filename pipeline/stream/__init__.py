@@ -1,0 +1,33 @@
+"""The stream of one slot, cut into what can be decoded in parallel: no server, no Ray, no rows looked at."""
+
+from pipeline.stream.cuts import (
+    Aborted,
+    Block,
+    Committed,
+    CommittedPrepared,
+    Cut,
+    PlainBlock,
+    Position,
+    Prepared,
+    RelationSnapshot,
+    RolledBackPrepared,
+    SubtransactionsAborted,
+    TransactionBlock,
+)
+from pipeline.stream.cutter import StreamCutter
+
+__all__ = [
+    "Aborted",
+    "Block",
+    "Committed",
+    "CommittedPrepared",
+    "Cut",
+    "PlainBlock",
+    "Position",
+    "Prepared",
+    "RelationSnapshot",
+    "RolledBackPrepared",
+    "StreamCutter",
+    "SubtransactionsAborted",
+    "TransactionBlock",
+]

@@ -1,0 +1,129 @@
+"""What the cutter makes of the stream: the events that the reader hands on, in stream order.
+
+A block's bytes belong to whoever gets the cut; the cutter keeps no reference.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.handoff import RelationMap, TransactionEnd
+from pipeline.pg import Lsn, Xid
+
+
+@dataclass(frozen=True, slots=True)
+class RelationSnapshot:
+    """The relation versions that hold for a block. Equal ``number`` means equal content, within an epoch."""
+
+    number: int
+    relations: RelationMap
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """``payload: uint8[n_bytes]``, CopyData messages with their 25-byte headers; ``lengths: int32[n]``."""
+
+    payload: npt.NDArray[np.uint8] = field(repr=False)
+    lengths: npt.NDArray[np.int32] = field(repr=False)
+    relations: RelationSnapshot = field(repr=False)
+
+    @property
+    def n_bytes(self) -> int:
+        return len(self.payload)
+
+    @property
+    def n_messages(self) -> int:
+        return len(self.lengths)
+
+
+@dataclass(frozen=True, slots=True)
+class PlainBlock:
+    """Whole small transactions and non-transactional messages, in commit order.
+
+    Without a transaction in it the LSNs are 0: nothing may be confirmed from it. ``block`` is None once it was
+    handed to a buffer: the sequencer needs the positions alone.
+    """
+
+    block: Block | None
+    first_commit_lsn: Lsn
+    last_commit_lsn: Lsn
+    end_lsn: Lsn
+    n_transactions: int
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionBlock:
+    """Rows of one open transaction, streamed or too large for a plain block; ``first_lsn`` names its spill."""
+
+    xid: Xid
+    block: Block
+    streamed: bool
+    first_lsn: Lsn
+
+
+@dataclass(frozen=True, slots=True)
+class SubtransactionsAborted:
+    xid: Xid
+    subxids: tuple[Xid, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Aborted:
+    """The whole transaction is void. Emitted only for one of which a block was cut."""
+
+    xid: Xid
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """``has_blocks`` is False for a stream that held no row at all."""
+
+    end: TransactionEnd
+    has_blocks: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    xid: Xid
+    gid: str = field(repr=False)
+    prepare_lsn: Lsn
+    end_lsn: Lsn
+    streamed: bool
+    origin: str | None
+    has_blocks: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedPrepared:
+    end: TransactionEnd
+
+
+@dataclass(frozen=True, slots=True)
+class RolledBackPrepared:
+    xid: Xid
+    gid: str = field(repr=False)
+    prepare_end_lsn: Lsn
+    end_lsn: Lsn
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """The server has decoded up to here, and everything before it was cut already."""
+
+    wal_end: Lsn
+
+
+Cut = (
+    PlainBlock
+    | TransactionBlock
+    | SubtransactionsAborted
+    | Aborted
+    | Committed
+    | Prepared
+    | CommittedPrepared
+    | RolledBackPrepared
+    | Position
+)
