@@ -1,0 +1,38 @@
+"""How many buffers each of several slots may have, so that together they stay within one cap.
+
+Each slot has a floor of its own, which is never taken from it; what the cap leaves above the floors goes to whoever
+asks first, and is free again when its buffers were given back. Nobody waits: a slot that gets less than it asked for
+lets its transactions share, and asks again.
+
+Rejected: dividing the cap by the number of slots (the one with sixteen open transactions could not use what the
+others leave idle); fair shares (buffers would have to be taken away from open transactions).
+"""
+
+from __future__ import annotations
+
+from pipeline.errors import ConfigError
+
+
+class BufferQuota:
+    """``maximum``: buffers of all owners. An owner is one life of a slot's reader, with its buffers."""
+
+    def __init__(self, maximum: int, floors: int) -> None:
+        """``floors``: the minimums of all slots together. Raises ConfigError where they are beyond ``maximum``."""
+        if floors > maximum:
+            raise ConfigError(
+                f"buffers_max ({maximum}) is below buffers_min of all slots together ({floors})",
+                remedy="raise buffers_max: it is the cap of the whole run",
+            )
+        self._spare = maximum - floors
+        self._extra: dict[str, int] = {}
+
+    def want(self, owner: str, minimum: int, n_wanted: int) -> int:
+        """How many ``owner`` may have now; ``n_wanted`` counts those that it has, so that none is lent twice."""
+        others = sum(n for other, n in self._extra.items() if other != owner)
+        extra = min(max(n_wanted - minimum, 0), self._spare - others)
+        self._extra[owner] = extra
+        return minimum + extra
+
+    def release(self, owner: str) -> None:
+        """Its buffers are gone."""
+        self._extra.pop(owner, None)

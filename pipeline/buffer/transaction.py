@@ -1,0 +1,285 @@
+"""One open transaction: its decoded rows by relation version, its spilled segments, what was rolled back.
+
+A rolled-back subtransaction is a member of a set and nothing else: no row is touched when it aborts. What the
+set means for the rows is worked out once, at the end, from the runs of equal subxid that the decoder
+reports: ``dropped()`` gives the runs of ordinals to leave out.
+
+States: OPEN takes blocks and aborts; SEALED gave its content away; an illegal call raises IllegalTransition
+with the transaction's story and changes nothing. Called by the buffer shell alone, from one thread.
+
+Rejected: filtering aborted rows at the abort (rewrites what may be gigabytes), and one group per subxid
+(ten thousand savepoints would be ten thousand segments).
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from pipeline import rows
+from pipeline.errors import IllegalTransition
+from pipeline.handoff import (
+    ArrowRef,
+    MemoryPart,
+    PreparedTransaction,
+    Sealed,
+    Segment,
+    SegmentPart,
+    TransactionEnd,
+)
+from pipeline.pg import Lsn, Xid
+from pipeline.relations import RelationVersion
+from pipeline.rows import DroppedRuns, Stamp
+
+_PART_BYTES = 8 << 20
+"""Of what is put into the object store at once: a copy of this size stands beside what is still held."""
+
+
+_ARRAY_BYTES = 800
+"""What one array takes beside its values (its objects, and the rounding of its allocations): with a hundred open
+transactions each has many small blocks, and 16 MiB of values in batches of 100 rows took 41 MiB."""
+
+
+class State(enum.Enum):
+    OPEN = "open"
+    SEALED = "sealed"
+
+
+@dataclass
+class _Group:
+    batches: list[pa.RecordBatch] = field(default_factory=list)
+    n_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class _Spilled:
+    segment: Segment
+    subxids: npt.NDArray[np.uint32]
+    n_rows_by_subxid: npt.NDArray[np.int64]
+
+
+class OpenTransaction:
+    """``xid`` is the top-level one; ``first_lsn`` makes its storage keys unique."""
+
+    def __init__(self, xid: Xid, first_lsn: Lsn, *, streamed: bool) -> None:
+        self.xid = xid
+        self.first_lsn = first_lsn
+        self.streamed = streamed
+        self.n_rows = 0
+        self.n_segments = 0
+        self.state = State.OPEN
+        self._groups: dict[RelationVersion, _Group] = {}
+        self._spilled: list[_Spilled] = []
+        self._aborted: set[int] = set()
+        self._runs: list[tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64], npt.NDArray[np.int64]]] = []
+        self._messages: list[pa.RecordBatch] = []
+        self._message_keys: list[str] = []
+        self._spilled_bytes = 0
+        self._message_bytes = 0
+
+    def __repr__(self) -> str:
+        return (
+            f"<transaction {int(self.xid)} {self.state.value}: {self.n_rows} rows, {self.n_bytes} bytes in memory, "
+            f"{self.n_segments} segments, {len(self._aborted)} subtransactions rolled back>"
+        )
+
+    @property
+    def n_bytes(self) -> int:
+        """Decoded bytes in memory, with what Arrow needs beside them."""
+        return sum(g.n_bytes for g in self._groups.values()) + self._message_bytes
+
+    def add(
+        self,
+        tables: Sequence[tuple[RelationVersion, pa.RecordBatch]],
+        messages: pa.RecordBatch | None,
+        runs: tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64], npt.NDArray[np.int64]],
+        n_rows: int,
+    ) -> None:
+        """Take one decoded block. ``runs`` are subxid, first ordinal and count, in order of ordinals."""
+        self._expect_open("a block")
+        for relation, batch in tables:
+            group = self._groups.setdefault(relation, _Group())
+            group.batches.append(batch)
+            group.n_bytes += batch.nbytes + _ARRAY_BYTES * batch.num_columns
+        if messages is not None and messages.num_rows:
+            self._messages.append(messages)
+            self._message_bytes += messages.nbytes
+        self._runs.append(runs)
+        self.n_rows += n_rows
+
+    def abort_subtransactions(self, subxids: Iterable[Xid]) -> None:
+        """Legal for a subxid never seen: its rows may have been filtered out by the publication."""
+        self._expect_open("a subtransaction abort")
+        self._aborted.update(map(int, subxids))
+
+    def group_sizes(self) -> dict[RelationVersion, int]:
+        return {relation: group.n_bytes for relation, group in self._groups.items()}
+
+    def spillable(self) -> Iterator[tuple[RelationVersion | None, int]]:
+        """What can be given away and its bytes; None for the messages."""
+        for relation, group in self._groups.items():
+            yield relation, group.n_bytes
+        if self._messages:
+            yield None, self._message_bytes
+
+    def take_messages(self) -> list[pa.RecordBatch]:
+        """Give away the messages; ``messages_spilled`` must follow with their key."""
+        self._expect_open("a spill")
+        taken, self._messages, self._message_bytes = self._messages, [], 0
+        return taken
+
+    def messages_spilled(self, key: str) -> None:
+        self._message_keys.append(key)
+        self.n_segments += 1
+
+    def give_messages_back(self, read: Callable[[str], list[pa.RecordBatch]]) -> None:
+        """Before the end: ``read`` gives what is under a key. The keys stay, to be deleted with the segments."""
+        self._expect_open("its messages")
+        self._messages[:0] = [batch for key in self._message_keys for batch in read(key)]
+
+    def take_group(self, relation: RelationVersion) -> list[pa.RecordBatch]:
+        """Give away the rows of one relation version; ``spilled`` must follow with their segment."""
+        self._expect_open("a spill")
+        return self._groups.pop(relation).batches
+
+    def spilled(self, segment: Segment, batches: Sequence[pa.RecordBatch]) -> None:
+        """``batches`` are in ``segment`` now; only the number of rows of each subxid is kept."""
+        owners = np.concatenate([b.column(1).to_numpy() for b in batches])
+        subxids, counts = np.unique(owners, return_counts=True)
+        self._spilled.append(_Spilled(segment, subxids, counts))
+        self._spilled_bytes += segment.n_bytes
+        self.n_segments += 1
+
+    def segment_keys(self) -> list[str]:
+        """Of all that was spilled, messages too."""
+        return [s.segment.key for s in self._spilled] + self._message_keys
+
+    def dropped(self) -> DroppedRuns:
+        """The ordinals of rolled-back rows, adjacent runs joined."""
+        if not self._aborted or not self._runs:
+            return DroppedRuns()
+        subxid = np.concatenate([r[0] for r in self._runs])
+        first = np.concatenate([r[1] for r in self._runs])
+        count = np.concatenate([r[2] for r in self._runs])
+        gone = np.isin(subxid, np.fromiter(self._aborted, np.uint32, len(self._aborted)))
+        first, count = first[gone], count[gone]
+        if len(first) == 0:
+            return DroppedRuns()
+        starts = np.concatenate(([True], first[1:] != first[:-1] + count[:-1]))
+        group = np.flatnonzero(starts)
+        return DroppedRuns(first[group], np.add.reduceat(count, group))
+
+    def seal(self, end: TransactionEnd, put: Callable[[pa.RecordBatch | pa.Table], ArrowRef]) -> Sealed:
+        """Give everything to the sequencer. ``put`` stores rows in contract layout and returns their ref."""
+        self._expect_open("a commit")
+        dropped = self.dropped()
+        stamp = Stamp.of_one(end.commit_lsn, end.commit_timestamp_us, end.xid)
+        memory: list[MemoryPart] = []
+        for relation in list(self._groups):
+            # Batches are given up one by one: the copies that are put must not stand beside all of them.
+            batches = self._groups.pop(relation).batches
+            batches.reverse()
+            released = []
+            while batches:
+                released.append(rows.release(batches.pop(), relation, stamp, dropped))
+                if not batches or sum(b.nbytes for b in released) >= _PART_BYTES:
+                    table = pa.Table.from_batches(released, schema=rows.contract_schema(relation))
+                    released = []
+                    if table.num_rows:
+                        memory.append(MemoryPart(relation, table.num_rows, table.nbytes, put(table)))
+                    del table
+        segments = tuple(
+            SegmentPart(s.segment, stamp, dropped, kept) for s, kept in self._kept_of_segments() if kept
+        )
+        messages = self._take_messages(end)
+        self.state = State.SEALED
+        self._runs.clear()
+        n_rows = sum(p.n_rows for p in memory) + sum(p.n_rows for p in segments)
+        tables = sorted({p.relation.name for p in memory} | {p.relation.name for p in segments})
+        return Sealed(
+            transactions=transaction_row(end, n_rows, tables, with_messages=messages is not None),
+            memory=tuple(memory),
+            segments=segments,
+            messages=messages,
+            n_rows=n_rows,
+            n_bytes=sum(p.n_bytes for p in memory) + sum(p.segment.n_bytes for p in segments),
+        )
+
+    def prepared(
+        self, gid: str, prepare_lsn: Lsn, prepare_end_lsn: Lsn, origin: str | None, messages_key: str | None
+    ) -> PreparedTransaction:
+        """The durable record; every group must have been spilled before."""
+        self._expect_open("a prepare")
+        if self._groups:
+            raise IllegalTransition(f"{self!r} was to be prepared with rows still in memory")
+        kept = self._kept_of_segments()
+        record = PreparedTransaction(
+            xid=self.xid,
+            gid=gid,
+            prepare_lsn=prepare_lsn,
+            prepare_end_lsn=prepare_end_lsn,
+            streamed=self.streamed,
+            origin=origin,
+            segments=tuple(s.segment for s, _ in kept),
+            segment_rows=tuple(n for _, n in kept),
+            dropped=self.dropped(),
+            messages_key=messages_key,
+            n_messages=sum(m.num_rows for m in self._messages),
+        )
+        self.state = State.SEALED
+        self._runs.clear()
+        return record
+
+    @property
+    def messages(self) -> list[pa.RecordBatch]:
+        return self._messages
+
+    def _kept_of_segments(self) -> list[tuple[_Spilled, int]]:
+        aborted = np.fromiter(self._aborted, np.uint32, len(self._aborted))
+        return [(s, int(s.n_rows_by_subxid[~np.isin(s.subxids, aborted)].sum())) for s in self._spilled]
+
+    def _take_messages(self, end: TransactionEnd) -> pa.RecordBatch | None:
+        return stamp_messages(self._messages, end)
+
+    def _expect_open(self, what: str) -> None:
+        if self.state is not State.OPEN:
+            raise IllegalTransition(f"{self!r} was given {what}")
+
+
+def stamp_messages(messages: Sequence[pa.RecordBatch], end: TransactionEnd) -> pa.RecordBatch | None:
+    """One batch in ``rows.MESSAGES_SCHEMA`` with the commit's LSN and xid filled in; None for no messages."""
+    if not messages:
+        return None
+    table = pa.Table.from_batches(messages).combine_chunks()
+    n = table.num_rows
+    columns = [table.column(name).combine_chunks() for name in rows.MESSAGES_SCHEMA.names]
+    columns[0] = pa.array(np.full(n, int(end.commit_lsn), np.int64))
+    columns[2] = pa.array(np.full(n, int(end.xid), np.int64))
+    return pa.RecordBatch.from_arrays(columns, schema=rows.MESSAGES_SCHEMA)
+
+
+def transaction_row(
+    end: TransactionEnd, n_rows: int, tables: Sequence[str], *, with_messages: bool
+) -> pa.RecordBatch:
+    """``rows.TRANSACTIONS_SCHEMA`` with one row, or none where the transaction left nothing."""
+    values: list[dict[str, object]] = []
+    if n_rows or with_messages:
+        values.append(
+            {
+                "xid": int(end.xid),
+                "commit_lsn": int(end.commit_lsn),
+                "end_lsn": int(end.end_lsn),
+                "commit_timestamp": end.commit_timestamp_us,
+                "gid": end.gid,
+                "origin": end.origin,
+                "streamed": end.streamed,
+                "rows": n_rows,
+                "tables": list(tables),
+            }
+        )
+    return pa.RecordBatch.from_pylist(values, schema=rows.TRANSACTIONS_SCHEMA)

@@ -1,0 +1,57 @@
+"""Storage: spilled rows, prepared transactions and the confirmed position, through ``pyarrow.fs`` alone.
+
+Everything that outlives a process is here, and nothing else is stored anywhere::
+
+    <system identifier>/<slot>/
+        epochs/<epoch>/<xid>-<first LSN>/<number>.arrow     spilled rows of one transaction, or messages
+        prepared/<xid>-<prepare end LSN>.<epoch>.json       a prepared transaction
+        prepared/<xid>-<prepare end LSN>.<epoch>.messages.arrow     its logical messages
+        progress.json                                       the confirmed LSN; what is finished up to it
+        server.json                                         the server's timeline
+
+Invariants:
+
+- An object is there whole or not at all, and never changes after that, except ``progress.json`` and
+  ``server.json``, which are replaced whole. What is read is compared with the length and checksum taken while it was
+  written.
+- What may be confirmed because of an object (a prepared transaction and all it names, the position) is on
+  disk, not only in a cache, when the call that wrote it returns. Segments of open transactions are not: the
+  slot has them still.
+- Every failure is a StorageFault that names the object; a damaged object is a SegmentCorrupt.
+- Keys are made of numbers and of names that PostgreSQL and we restrict; a gid or a table's name is content.
+
+Callers: buffers write, Spark's executors read, the sequencer keeps ``prepared`` and ``progress`` and deletes.
+Considered and rejected: Parquet (three times the CPU to write, for rows that are read once), one object per
+batch (object stores charge for requests), a database (one more thing to run, and to lose).
+"""
+
+from pipeline.segments.cleanup import clean_dead_epochs, holds_slot, remove_slot
+from pipeline.segments.layout import Layout, SegmentName
+from pipeline.segments.manifest import delete_prepared, load_prepared, write_prepared
+from pipeline.segments.message_file import read_messages, write_messages
+from pipeline.segments.progress import ProgressRecord, read_progress, write_progress
+from pipeline.segments.segment_file import SegmentReader, write_segment
+from pipeline.segments.server_record import other_servers, read_timeline, write_timeline
+from pipeline.segments.storage import Storage
+
+__all__ = [
+    "Layout",
+    "ProgressRecord",
+    "SegmentName",
+    "SegmentReader",
+    "Storage",
+    "clean_dead_epochs",
+    "delete_prepared",
+    "holds_slot",
+    "load_prepared",
+    "other_servers",
+    "read_messages",
+    "read_progress",
+    "read_timeline",
+    "remove_slot",
+    "write_messages",
+    "write_prepared",
+    "write_progress",
+    "write_segment",
+    "write_timeline",
+]

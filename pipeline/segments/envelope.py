@@ -1,0 +1,50 @@
+"""Small JSON documents that know whether they are whole: ``{format, version, n_bytes, checksum, content}``.
+
+``n_bytes`` and ``checksum`` are of ``content`` in canonical form (sorted keys, no spaces, ASCII), so that a
+document can be read by any JSON tool and still be verified. A damaged one raises SegmentCorrupt naming its
+key; a version that we do not know raises Unsupported, because an older xidstream must not guess.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from typing import Any
+
+from pipeline.errors import SegmentCorrupt, Unsupported
+
+
+def seal(format_name: str, version: int, content: dict[str, Any]) -> bytes:
+    body = _canonical(content)
+    document = {
+        "format": format_name,
+        "version": version,
+        "n_bytes": len(body),
+        "checksum": f"crc32:{zlib.crc32(body):08x}",
+        "content": content,
+    }
+    return json.dumps(document, separators=(",", ":")).encode("ascii") + b"\n"
+
+
+def unseal(
+    data: bytes, format_name: str, version: int, key: str, *, remedy: str, oldest: int | None = None
+) -> dict[str, Any]:
+    """The content, of ``version`` or one from ``oldest`` on. Raises SegmentCorrupt with ``remedy``, Unsupported."""
+    try:
+        document = json.loads(data)
+        content = document["content"]
+        body = _canonical(content)
+        found = (document["format"], document["n_bytes"], document["checksum"], type(content))
+        found_version = document["version"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise SegmentCorrupt(f"object {key!r} is not a {format_name} document", remedy=remedy) from error
+    if found != (format_name, len(body), f"crc32:{zlib.crc32(body):08x}", dict):
+        raise SegmentCorrupt(f"object {key!r} is damaged: it differs from what was written", remedy=remedy)
+    first = version if oldest is None else oldest
+    if not isinstance(found_version, int) or not first <= found_version <= version:
+        raise Unsupported(f"object {key!r} has version {found_version!r} of {format_name}, we read {version}")
+    return content  # type: ignore[no-any-return]
+
+
+def _canonical(content: Any) -> bytes:
+    return json.dumps(content, sort_keys=True, separators=(",", ":")).encode("ascii")

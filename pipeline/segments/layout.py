@@ -1,0 +1,145 @@
+"""The keys of stored objects: building and parsing them, nothing else.
+
+A key is relative to the storage root, its parts are joined by ``/``, and it is made of the system identifier,
+the slot, the epoch, xids, LSNs and numbers. A gid may be ``../../etc`` (facts 21) and a table may be named
+anything, so neither is ever part of one.
+
+What a prepared transaction leaves carries the epoch that wrote it, so that a buffer of an earlier epoch, late
+with its own record, replaces nobody's. Epochs begin with their time (``20260101T000000-…``): they sort by age.
+
+LSNs are 16 upper case hexadecimal digits, so that a listing is in LSN order within an xid. The slot is
+checked against what PostgreSQL allows (``ReplicationSlotValidateName``: a-z, 0-9, _), an epoch against
+letters, digits and ``-``: no part can be ``..`` or hold a separator.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from pipeline.errors import UsageError
+from pipeline.pg import Lsn, Xid
+
+_SLOT: Final = re.compile(r"[a-z0-9_]{1,63}")
+_EPOCH: Final = re.compile(r"[A-Za-z0-9-]{1,64}")
+_TRANSACTION: Final = r"(?P<xid>\d{1,10})-(?P<lsn>[0-9A-F]{16})"
+_SEGMENT: Final = re.compile(rf"(?P<epoch>[A-Za-z0-9-]{{1,64}})/{_TRANSACTION}/(?P<number>\d+)\.arrow")
+_PREPARED: Final = re.compile(
+    rf"{_TRANSACTION}\.(?P<epoch>[A-Za-z0-9-]{{1,64}})\.(?P<kind>json|messages\.arrow)"
+)
+_TRANSACTION_FOLDER: Final = re.compile(rf"\d+/[a-z0-9_]+/epochs/[A-Za-z0-9-]+/{_TRANSACTION}")
+
+
+class SegmentName(NamedTuple):
+    """What a segment's key says."""
+
+    epoch: str
+    xid: Xid
+    first_lsn: Lsn
+    number: int
+
+
+class PreparedName(NamedTuple):
+    """What the key of a prepared transaction's manifest, or of its messages, says."""
+
+    xid: Xid
+    prepare_end_lsn: Lsn
+    epoch: str
+    is_manifest: bool
+
+    @property
+    def transaction(self) -> tuple[Xid, Lsn]:
+        """What names the transaction, whatever epoch wrote it."""
+        return self.xid, self.prepare_end_lsn
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where one epoch of one slot keeps its objects.
+
+    Raises UsageError for names that cannot be part of a key.
+
+    ``epoch`` names one life of the reader and its buffers; ``prepared`` and ``progress`` outlive it.
+    """
+
+    system_identifier: int
+    slot: str
+    epoch: str
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.system_identifier < 1 << 64:
+            raise UsageError(f"a system identifier has 64 bits, got {self.system_identifier}")
+        if not _SLOT.fullmatch(self.slot):
+            raise UsageError(f"not a slot's name: {self.slot!r}")
+        if not _EPOCH.fullmatch(self.epoch):
+            raise UsageError(f"an epoch has 1 to 64 letters, digits and -, got {self.epoch!r}")
+
+    # -- folders ---------------------------------------------------------------------------------------
+
+    @property
+    def root(self) -> str:
+        return f"{self.system_identifier}/{self.slot}"
+
+    @property
+    def epochs_prefix(self) -> str:
+        return f"{self.root}/epochs"
+
+    @property
+    def prepared_prefix(self) -> str:
+        return f"{self.root}/prepared"
+
+    # -- objects ---------------------------------------------------------------------------------------
+
+    @property
+    def progress_key(self) -> str:
+        return f"{self.root}/progress.json"
+
+    @property
+    def server_key(self) -> str:
+        return f"{self.root}/server.json"
+
+    def segment_key(self, xid: Xid, first_lsn: Lsn, number: int) -> str:
+        """``number`` counts the transaction's segments from 0. ``first_lsn`` tells apart uses of one xid."""
+        if number < 0:
+            raise UsageError(f"segments are numbered from 0, got {number}")
+        return f"{self.epochs_prefix}/{self.epoch}/{_transaction(xid, first_lsn)}/{number}.arrow"
+
+    def prepared_key(self, xid: Xid, prepare_end_lsn: Lsn) -> str:
+        """The manifest that this epoch writes."""
+        return f"{self.prepared_prefix}/{_transaction(xid, prepare_end_lsn)}.{self.epoch}.json"
+
+    def prepared_messages_key(self, xid: Xid, prepare_end_lsn: Lsn) -> str:
+        """The messages that this epoch's manifest names."""
+        return f"{self.prepared_prefix}/{_transaction(xid, prepare_end_lsn)}.{self.epoch}.messages.arrow"
+
+    # -- parsing ---------------------------------------------------------------------------------------
+
+    def parse_segment_key(self, key: str) -> SegmentName:
+        """Of any epoch of this slot. Raises UsageError on every other key."""
+        match = _SEGMENT.fullmatch(_below(key, self.epochs_prefix))
+        if match is None:
+            raise UsageError(f"not a segment of slot {self.slot!r}: {key!r}")
+        xid, first_lsn = Xid(int(match["xid"])), Lsn(int(match["lsn"], 16))
+        return SegmentName(match["epoch"], xid, first_lsn, int(match["number"]))
+
+    def parse_prepared_key(self, key: str) -> PreparedName:
+        """Of a manifest or of messages, of any epoch. Raises UsageError on every other key."""
+        match = _PREPARED.fullmatch(_below(key, self.prepared_prefix))
+        if match is None:
+            raise UsageError(f"not a prepared transaction of slot {self.slot!r}: {key!r}")
+        xid, lsn = Xid(int(match["xid"])), Lsn(int(match["lsn"], 16))
+        return PreparedName(xid, lsn, match["epoch"], match["kind"] == "json")
+
+
+def is_transaction_folder(folder: str) -> bool:
+    """Whether a folder holds one transaction's segments and so has a single writer at any time."""
+    return _TRANSACTION_FOLDER.fullmatch(folder) is not None
+
+
+def _transaction(xid: Xid, lsn: Lsn) -> str:
+    return f"{int(xid)}-{int(lsn):016X}"
+
+
+def _below(key: str, prefix: str) -> str:
+    return key[len(prefix) + 1 :] if key.startswith(f"{prefix}/") else ""

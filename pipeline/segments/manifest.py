@@ -1,0 +1,261 @@
+"""The durable record of a prepared transaction: a JSON manifest, and the objects that it names.
+
+After P is confirmed the server sends nothing but K or r, so ``write_prepared`` first flushes all that the
+manifest names, then writes the manifest, durably; it may be confirmed when that returns. Deleting goes the
+other way round: a manifest never names what is gone.
+
+Each epoch writes a manifest of its own. A replayed PREPARE has one in several epochs, all of them of the same
+rows; segments of the older ones are removed as soon as a newer one is there. A buffer of an ended epoch may be
+late and write its own after that, which then names segments that are gone: the newest *complete* one is the
+record. Overwriting one key was considered and rejected, because then the late one wins.
+
+Relations are written once and referred to by index: a transaction of ten thousand segments has few tables.
+``DroppedRuns`` are base64 of little-endian int64, because a list of numbers would be four times as long.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import dataclasses
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.errors import SegmentCorrupt, UsageError
+from pipeline.handoff import PreparedTransaction, Segment
+from pipeline.pg import Lsn, Xid
+from pipeline.relations import RelationVersion
+from pipeline.rows import DroppedRuns
+from pipeline.segments.envelope import seal, unseal
+from pipeline.segments.layout import Layout, PreparedName
+from pipeline.segments.progress import read_progress
+from pipeline.segments.storage import Storage
+
+FORMAT: Final = "xidstream.prepared-transaction"
+VERSION: Final = 1
+_REMEDY: Final = (
+    "the server does not send a confirmed PREPARE again: restore the object; or roll the prepared "
+    "transaction back and remove its objects; or take a new snapshot of its tables"
+)
+
+
+# -- stored ----------------------------------------------------------------------------------------------
+
+
+def write_prepared(storage: Storage, layout: Layout, prepared: PreparedTransaction) -> None:
+    """Make it durable, with all that it names, as ``layout.epoch``'s record of it. Raises StorageFault."""
+    named = [s.key for s in prepared.segments]
+    if prepared.messages_key is not None:
+        named.append(prepared.messages_key)
+    storage.sync(named)
+    key = layout.prepared_key(prepared.xid, prepared.prepare_end_lsn)
+    storage.write_bytes(key, prepared_to_json(prepared))
+
+
+def load_prepared(storage: Storage, layout: Layout) -> tuple[PreparedTransaction, ...]:
+    """All of this slot, of whatever epoch, in the order of their prepares; of each its newest complete record.
+
+    For the holder of the slot, when an epoch begins: it deletes what nobody will ask for (records that
+    ``progress.json`` lists as finished, messages without a manifest, and records that are not complete but
+    whose PREPARE was not confirmed, so that the server sends it again).
+
+    Raises SegmentCorrupt where no record of a transaction is complete: each is damaged, or names an object that
+    is missing or not this slot's. What segments hold is verified when they are read.
+    """
+    progress = read_progress(storage, layout)
+    finished = set(progress.finished) if progress is not None else set()
+    stored = _stored(storage, layout)
+    found = []
+    for transaction, names in stored.items():
+        if transaction in finished:
+            _delete_with_segments(storage, layout, names)
+            continue
+        manifests = [key for key, name in names.items() if name.is_manifest]
+        try:
+            if manifests:
+                found.append(_newest_complete(storage, layout, manifests[::-1], names))
+        except SegmentCorrupt:
+            if progress is None or transaction[1] <= progress.confirmed_lsn:
+                raise
+            manifests = []
+        if not manifests:
+            _delete_in_order(storage, names)
+    return tuple(sorted(found, key=lambda p: int(p.prepare_end_lsn)))
+
+
+def delete_prepared(storage: Storage, layout: Layout, prepared: PreparedTransaction) -> None:
+    """Forget it: its manifests, then its messages, of all epochs. Its segments are the caller's to delete, after
+    this; those of other epochs go with their epochs."""
+    stored = _stored(storage, layout)
+    _delete_in_order(storage, stored.get((prepared.xid, prepared.prepare_end_lsn), {}))
+
+
+_Names = dict[str, PreparedName]
+"""What is stored of one prepared transaction: keys, from the oldest epoch to the newest."""
+
+
+def _stored(storage: Storage, layout: Layout) -> dict[tuple[Xid, Lsn], _Names]:
+    stored: dict[tuple[Xid, Lsn], _Names] = {}
+    for key in storage.list_keys(layout.prepared_prefix):
+        try:
+            name = layout.parse_prepared_key(key)
+        except UsageError as error:
+            if key.endswith(".json"):
+                raise SegmentCorrupt(f"manifest {key!r}: {error.message}", remedy=_REMEDY) from error
+            continue
+        stored.setdefault(name.transaction, {})[key] = name
+    return {t: dict(sorted(names.items(), key=lambda i: i[1].epoch)) for t, names in stored.items()}
+
+
+def _newest_complete(
+    storage: Storage, layout: Layout, newest_first: list[str], names: _Names
+) -> PreparedTransaction:
+    """Raises SegmentCorrupt: the newest record's reason, where no record will do."""
+    reasons: list[SegmentCorrupt] = []
+    for key in newest_first:
+        try:
+            prepared = prepared_from_json(storage.read_bytes(key), key)
+            _check_names(layout, key, prepared)
+            _check_objects(storage, key, prepared, names)
+            return prepared
+        except SegmentCorrupt as error:
+            reasons.append(error)
+    raise reasons[0]
+
+
+def _check_names(layout: Layout, key: str, prepared: PreparedTransaction) -> None:
+    try:
+        name = layout.parse_prepared_key(key)
+        if name.transaction != (prepared.xid, prepared.prepare_end_lsn):
+            raise UsageError("its content is another transaction's")
+        for segment in prepared.segments:
+            layout.parse_segment_key(segment.key)
+    except UsageError as error:
+        raise SegmentCorrupt(f"manifest {key!r}: {error.message}", remedy=_REMEDY) from error
+    writer = dataclasses.replace(layout, epoch=name.epoch)
+    expected = writer.prepared_messages_key(prepared.xid, prepared.prepare_end_lsn)
+    if prepared.messages_key not in (None, expected):
+        raise SegmentCorrupt(f"manifest {key!r} names another transaction's messages", remedy=_REMEDY)
+
+
+def _check_objects(storage: Storage, key: str, prepared: PreparedTransaction, names: _Names) -> None:
+    """One listing for each folder: a transaction of ten thousand segments has one."""
+    present = set(names)
+    for folder in {s.key.rpartition("/")[0] for s in prepared.segments}:
+        present.update(storage.list_keys(folder))
+    for named in (*(s.key for s in prepared.segments), prepared.messages_key):
+        if named is not None and named not in present:
+            raise SegmentCorrupt(f"manifest {key!r} names {named!r}, which is missing", remedy=_REMEDY)
+
+
+def _delete_in_order(storage: Storage, names: _Names) -> None:
+    """Manifests from the oldest to the newest, then messages: a crash leaves a complete record, or none."""
+    for wanted in (True, False):
+        for key, name in names.items():
+            if name.is_manifest is wanted:
+                storage.delete([key])
+
+
+def _delete_with_segments(storage: Storage, layout: Layout, names: _Names) -> None:
+    segments: set[str] = set()
+    for key, name in names.items():
+        if not name.is_manifest:
+            continue
+        try:
+            prepared = prepared_from_json(storage.read_bytes(key), key)
+            _check_names(layout, key, prepared)
+        except SegmentCorrupt:
+            continue  # it cannot tell its segments, which go with their epoch instead
+        segments.update(s.key for s in prepared.segments)
+    _delete_in_order(storage, names)
+    storage.delete(segments)
+
+
+# -- as JSON ---------------------------------------------------------------------------------------------
+
+
+def prepared_to_json(prepared: PreparedTransaction) -> bytes:
+    numbers: dict[RelationVersion, int] = {}
+    segments = [
+        {
+            "key": s.key,
+            "relation": numbers.setdefault(s.relation, len(numbers)),
+            "n_rows": int(s.n_rows),
+            "n_released_rows": int(n),
+            "n_bytes": int(s.n_bytes),
+            "checksum": s.checksum,
+        }
+        for s, n in zip(prepared.segments, prepared.segment_rows, strict=True)
+    ]
+    content = {
+        "xid": int(prepared.xid),
+        "gid": prepared.gid,
+        "prepare_lsn": str(prepared.prepare_lsn),
+        "prepare_end_lsn": str(prepared.prepare_end_lsn),
+        "streamed": bool(prepared.streamed),
+        "origin": prepared.origin,
+        "relations": [relation.to_json() for relation in numbers],
+        "segments": segments,
+        "dropped": dropped_to_json(prepared.dropped),
+        "messages_key": prepared.messages_key,
+        "n_messages": int(prepared.n_messages),
+    }
+    return seal(FORMAT, VERSION, content)
+
+
+def prepared_from_json(data: bytes, key: str) -> PreparedTransaction:
+    """``key`` is for the message only. Raises SegmentCorrupt, Unsupported."""
+    content = unseal(data, FORMAT, VERSION, key, remedy=_REMEDY)
+    try:
+        relations = [RelationVersion.from_json(r) for r in content["relations"]]
+        return PreparedTransaction(
+            xid=Xid(content["xid"]),
+            gid=content["gid"],
+            prepare_lsn=Lsn.parse(content["prepare_lsn"]),
+            prepare_end_lsn=Lsn.parse(content["prepare_end_lsn"]),
+            streamed=content["streamed"],
+            origin=content["origin"],
+            segments=tuple(_segment(s, relations) for s in content["segments"]),
+            segment_rows=tuple(s["n_released_rows"] for s in content["segments"]),
+            dropped=dropped_from_json(content["dropped"]),
+            messages_key=content["messages_key"],
+            n_messages=content["n_messages"],
+        )
+    except (KeyError, IndexError, TypeError, ValueError, UsageError) as error:
+        raise SegmentCorrupt(f"manifest {key!r} lacks a part or has a wrong one", remedy=_REMEDY) from error
+
+
+def _segment(value: dict[str, Any], relations: list[RelationVersion]) -> Segment:
+    return Segment(
+        key=value["key"],
+        relation=relations[value["relation"]],
+        n_rows=value["n_rows"],
+        n_bytes=value["n_bytes"],
+        checksum=value["checksum"],
+    )
+
+
+def dropped_to_json(dropped: DroppedRuns) -> dict[str, Any]:
+    """``first`` and ``count`` as base64 of ``<i8[n_runs]``."""
+    return {"n_runs": len(dropped.first), "first": _packed(dropped.first), "count": _packed(dropped.count)}
+
+
+def dropped_from_json(value: dict[str, Any]) -> DroppedRuns:
+    """Raises ValueError, KeyError or TypeError for what ``dropped_to_json`` never writes."""
+    first, count = _unpacked(value["first"]), _unpacked(value["count"])
+    if not len(first) == len(count) == value["n_runs"]:
+        raise ValueError("the runs of dropped rows are of unequal number")
+    return DroppedRuns(first, count)
+
+
+def _packed(numbers: npt.NDArray[np.int64]) -> str:
+    return base64.b64encode(np.ascontiguousarray(numbers, "<i8").tobytes()).decode("ascii")
+
+
+def _unpacked(text: str) -> npt.NDArray[np.int64]:
+    try:
+        return np.frombuffer(base64.b64decode(text, validate=True), "<i8").astype(np.int64)
+    except binascii.Error as error:
+        raise ValueError("not base64") from error

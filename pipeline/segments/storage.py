@@ -1,0 +1,320 @@
+"""One storage root: whole objects in and out, every failure a StorageFault that names the object.
+
+A ``Storage`` pickles as its URI and opens the filesystem where it is first used, because Ray and Spark send
+it about and an S3 client does not travel. What the URI leaves to the process's surroundings (a relative path,
+``AWS_ENDPOINT_URL``, ``AWS_REGION``) is therefore written into it at construction: the environment of the
+node that uses it may differ.
+
+*Atomic*: an object store shows an object when its upload is complete. On a local disk it is written under a
+temporary name (hidden from listings) and renamed. *Durable*: ``write_bytes`` returns when a local object and
+the folders above it are flushed; ``sync`` does the same for objects that ``create`` made without waiting.
+
+Local files are handled by ``os``, the others by ``pyarrow.fs``, whose local implementation has neither fsync
+nor rename-on-close. Retries are the supervisor's: Arrow's S3 client has its own, ours would multiply them.
+
+The URI may hold credentials (``s3://KEY:SECRET@bucket``): it is in no message and no ``repr``.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import secrets
+import shutil
+import urllib.parse
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+import pyarrow as pa
+from pyarrow import fs
+
+from pipeline.config import redacted
+from pipeline.errors import ConfigError, StorageFault, UsageError
+from pipeline.segments.layout import is_transaction_folder
+
+_SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
+SCHEMES: Final = ("file", "s3", "gs", "gcs", "abfs", "abfss")
+_TEMPORARY: Final = re.compile(r"\..*\.tmp")
+_FAILURES: Final = (OSError, pa.ArrowException)
+
+Write = Callable[[Any], object]
+"""Appends anything with the buffer protocol."""
+
+
+class Storage:
+    """``root_uri`` is a path, or a URI of ``file:``, ``s3:``, ``gs:`` or ``abfs:`` in ``pyarrow.fs``'s form.
+
+    Keys are relative to it. Raises ConfigError for a URI that no filesystem takes (for what only the
+    filesystem can tell, at the first use), StorageFault for everything that fails later.
+    """
+
+    def __init__(self, root_uri: str) -> None:
+        self._uri = self_contained(root_uri, os.environ)
+
+    @property
+    def uri(self) -> str:
+        """The self-contained URI: it may hold credentials, so not for people."""
+        return self._uri
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (Storage, (self._uri,))
+
+    def __repr__(self) -> str:
+        return f"Storage({redacted(self._uri)!r})"
+
+    # -- writing ---------------------------------------------------------------------------------------
+
+    def write_bytes(self, key: str, data: bytes) -> None:
+        """Make or replace the object, whole and durably."""
+        path = self._path(key)
+        with _failing("write", key):
+            if self._is_local:
+                with _local_writer(Path(path), durable=True) as file:
+                    file.write(data)
+                self._sync_folders([key])
+            else:
+                # Not undone where it fails: the object from before must stay.
+                with self._filesystem.open_output_stream(path) as stream:
+                    stream.write(data)
+
+    @contextmanager
+    def create(self, key: str) -> Iterator[Write]:
+        """Give a function that appends bytes or buffers to a *new* object, not flushed.
+
+        The object appears when the block ends; where the block or the filesystem fails there is none.
+        """
+        path = self._path(key)
+        with _failing("write", key):
+            if self._is_local:
+                with _local_writer(Path(path), durable=False) as file:
+                    yield file.write
+                return
+            stream = self._filesystem.open_output_stream(path)
+            try:
+                yield stream.write
+                stream.close()
+            except BaseException:
+                self._undo(stream, path)
+                raise
+
+    def _undo(self, stream: pa.NativeFile, path: str) -> None:
+        # Arrow has no abort: closing may complete the upload of a torn object, which nobody was told of.
+        for step in (stream.close, functools.partial(self._filesystem.delete_file, path)):
+            try:
+                step()
+            except _FAILURES:
+                pass  # what brought us here is what the caller must hear of
+
+    def sync(self, keys: Iterable[str]) -> None:
+        """Wait until objects are on disk. They must exist; a no-op for object stores, where they are."""
+        if not self._is_local:
+            return
+        keys = list(keys)
+        for key in keys:
+            with _failing("flush", key):
+                _fsync(Path(self._path(key)))
+        if keys:
+            with _failing("flush", keys[0]):
+                self._sync_folders(keys)
+
+    # -- reading ---------------------------------------------------------------------------------------
+
+    def read_bytes(self, key: str) -> bytes:
+        """Raises StorageFault where the object is missing, too."""
+        data = self.read_buffer(key)
+        if data is None:
+            raise StorageFault(f"cannot read {key!r}: there is no such object in the storage")
+        return bytes(data)
+
+    def read_buffer(self, key: str) -> pa.Buffer | None:
+        """The whole object, memory-mapped where it is a local file; None where it is missing."""
+        path = self._path(key)
+        with _failing("read", key):
+            try:
+                if self._is_local:
+                    if os.stat(path).st_size == 0:
+                        return pa.py_buffer(b"")
+                    # The buffer keeps the mapping alive, and a deleted file stays readable through it.
+                    return pa.memory_map(path).read_buffer()
+                with self._filesystem.open_input_file(path) as file:
+                    return file.read_buffer()
+            except FileNotFoundError:
+                return None
+
+    def exists(self, key: str) -> bool:
+        with _failing("look up", key):
+            return bool(self._filesystem.get_file_info(self._path(key)).type is fs.FileType.File)
+
+    def list_keys(self, prefix: str) -> list[str]:
+        """All objects below the folder ``prefix``, sorted; none where it is missing."""
+        return self._listing(prefix, fs.FileType.File, recursive=True)
+
+    def list_folders(self, prefix: str | None = None) -> list[str]:
+        """The folders directly below the folder ``prefix`` (or the root), as keys, sorted."""
+        return self._listing(prefix, fs.FileType.Directory, recursive=False)
+
+    # -- deleting --------------------------------------------------------------------------------------
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """Remove objects; those that are missing already are no error.
+
+        A transaction's folder goes with its last segment: it has one writer, so nothing is added meanwhile.
+        (Arrow leaves an empty marker object in S3 where a folder lost its last file.)
+        """
+        by_folder: dict[str, list[str]] = {}
+        for key in keys:
+            by_folder.setdefault(key.rpartition("/")[0], []).append(key)
+        for folder, members in by_folder.items():
+            if is_transaction_folder(folder) and set(self.list_keys(folder)) <= set(members):
+                self.delete_folder(folder)
+                continue
+            for key in members:
+                with _failing("delete", key):
+                    try:
+                        self._filesystem.delete_file(self._path(key))
+                    except (FileNotFoundError, NotADirectoryError):
+                        pass  # missing is what was asked for
+
+    def delete_folder(self, prefix: str) -> None:
+        """Remove a folder and all below it; no error where it is missing. Never the root itself."""
+        path = self._path(prefix)
+        with _failing("delete", prefix):
+            try:
+                if self._is_local:
+                    shutil.rmtree(path)
+                else:
+                    self._filesystem.delete_dir(path)
+            except FileNotFoundError:
+                pass  # missing is what was asked for
+
+    # -- inside ----------------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def _resolved(self) -> tuple[fs.FileSystem, str]:
+        if not _SCHEME.match(self._uri):
+            return fs.LocalFileSystem(), self._uri
+        try:
+            filesystem, root = fs.FileSystem.from_uri(self._uri)
+        except OSError as error:
+            raise StorageFault(f"cannot open the storage {redacted(self._uri)}: {_reason(error)}") from None
+        except (pa.ArrowException, ValueError):
+            # Arrow's message repeats the URI, credentials included.
+            raise ConfigError(f"storage: pyarrow.fs cannot read the URI {redacted(self._uri)}") from None
+        return filesystem, root
+
+    @property
+    def _filesystem(self) -> fs.FileSystem:
+        return self._resolved[0]
+
+    @functools.cached_property
+    def _is_local(self) -> bool:
+        return isinstance(self._filesystem, fs.LocalFileSystem)
+
+    def _path(self, key: str) -> str:
+        if not key or any(part in ("", ".", "..") for part in key.split("/")):
+            raise UsageError(f"not a storage key: {key!r}")
+        return f"{self._resolved[1].rstrip('/')}/{key}"
+
+    def _listing(self, prefix: str | None, wanted: fs.FileType, *, recursive: bool) -> list[str]:
+        path = self._resolved[1].rstrip("/") if prefix is None else self._path(prefix)
+        with _failing("list", prefix or "."):
+            selector = fs.FileSelector(path, recursive=recursive, allow_not_found=True)
+            infos = self._filesystem.get_file_info(selector)
+        return sorted(
+            f"{prefix or ''}{i.path[len(path) :]}".strip("/")
+            for i in infos
+            if i.type is wanted and not _TEMPORARY.fullmatch(i.base_name)
+        )
+
+    def _sync_folders(self, keys: Iterable[str]) -> None:
+        """Flush the entries of the folders, from the objects' own up to the root's."""
+        root = Path(self._resolved[1])
+        parents = {parent for key in keys for parent in Path(self._path(key)).parents}
+        for folder in parents:
+            if folder == root or root in folder.parents:
+                _fsync(folder)
+        try:
+            _fsync(root.parent)
+        except PermissionError:
+            pass  # not ours to read; whoever made the root there flushed it, or nobody can
+
+
+def self_contained(root_uri: str, environ: Mapping[str, str]) -> str:
+    """The same storage for any working directory and environment. Raises ConfigError."""
+    if not root_uri:
+        raise ConfigError("storage must be given: a path, or a URI of file:, s3:, gs: or abfs:")
+    scheme = _SCHEME.match(root_uri)
+    if scheme is None:
+        return os.path.abspath(root_uri)
+    if scheme[1].lower() not in SCHEMES:
+        raise ConfigError(f"storage: scheme {scheme[1]!r} is not one of {', '.join(SCHEMES)}")
+    if scheme[1].lower() != "s3":
+        return root_uri
+    options = urllib.parse.parse_qs(root_uri.partition("?")[2], keep_blank_values=True)
+    added: dict[str, str] = {}
+    endpoint = environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL")
+    if endpoint and "endpoint_override" not in options:
+        parts = urllib.parse.urlsplit(endpoint)
+        added["endpoint_override"] = parts.netloc or parts.path
+        if "scheme" not in options:
+            added["scheme"] = parts.scheme or "https"
+    region = environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION")
+    if region and "region" not in options:
+        added["region"] = region
+    if not added:
+        return root_uri
+    return f"{root_uri}{'&' if '?' in root_uri else '?'}{urllib.parse.urlencode(added)}"
+
+
+@contextmanager
+def _failing(verb: str, key: str) -> Iterator[None]:
+    try:
+        yield
+    except _FAILURES as error:
+        raise StorageFault(f"cannot {verb} {key!r}: {_reason(error)}") from error
+
+
+def _reason(error: BaseException) -> str:
+    """One line; the operating system's own words where there are any."""
+    if isinstance(error, OSError) and error.strerror and error.filename is not None:
+        return f"{error.strerror} ({error.filename})"
+    return str(error).partition("\n")[0] or type(error).__name__
+
+
+@contextmanager
+def _local_writer(path: Path, *, durable: bool) -> Iterator[BinaryIO]:
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    try:
+        with _create(temporary) as file:
+            yield file
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        try:
+            temporary.unlink(missing_ok=True)
+        except OSError:
+            pass  # the first error is the one to report
+        raise
+
+
+def _create(path: Path) -> BinaryIO:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        return open(path, "xb")
+    except FileNotFoundError:
+        # The folder was empty for a moment and removed with its last object.
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return open(path, "xb")
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
