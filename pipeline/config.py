@@ -1,0 +1,364 @@
+"""The settings of a run: one frozen dataclass, validated at construction, filled from TOML and options.
+
+Each field carries its unit in its name and, in its metadata, the sentence that ``--help`` and the README
+show. A setting that a person gave wrongly raises ConfigError with the setting's name and what is allowed.
+A secret is never a setting of its own, but ``dsn``, ``storage``, ``sink`` and ``spark_conf`` may hold one: ``repr``
+leaves out or redacts them, and whatever shows a URI to people shows ``redacted(uri)``. No secret travels in an
+actor's argument: ``refuse_credentials`` for the last three, ``actors.secrets`` for the DSN's password. libpq resolves
+passfiles, service files and ``PG*`` variables itself, on the reader's node.
+
+Nested sections were considered and rejected: every option of the command line is a key of the file, and
+people should not have to learn two spellings. The one list is ``[[slots]]``: several slots in one run, each with any
+of the same keys but those of ``RUN_SETTINGS``; a key outside the list is every slot's default.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import ConfigError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+MIB = 1 << 20
+_SLOT_NAME = re.compile(r"[a-z0-9_]{1,63}")
+_SIZE = re.compile(r"\s*(\d+)\s*([kKMGT]?i?B?)\s*")
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
+_SECRET = re.compile(r"(?i)secret|password|token|(access|account)[_.]?key|^sig$")
+"""Names of what is secret: Spark's own rule (spark.redaction.regex), and what Azure's URIs have."""
+_UNITS = {"": 1, "B": 1, "k": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+RUN_SETTINGS = frozenset({"buffers_max", "spark_conf"})
+"""Of the whole run, which has one Spark session and one cap on buffers; so are those whose names begin with spark_."""
+
+
+def parse_size(text: str | int, name: str) -> int:
+    """``64MB``, ``4 MiB``, ``1000``: bytes, in powers of 1024 as PostgreSQL counts. Raises ConfigError."""
+    if isinstance(text, int):
+        return text
+    match = _SIZE.fullmatch(text)
+    if match is None:
+        raise ConfigError(f"{name} must be a size such as 64MB, got {text!r}")
+    unit = match[2].rstrip("B").rstrip("i").replace("K", "k")
+    return int(match[1]) * _UNITS[unit]
+
+
+def redacted(uri: str) -> str:
+    """A URI, or a setting that ends with one (``delta:s3://…``), for people: without user information and query.
+
+    All of the query, because which of its keys are secret differs between object stores and their versions. A
+    key that should have been percent-encoded may hold ``/``, ``?`` and ``@``: where that leaves it open what is
+    secret, nothing but the scheme is shown. A path without a scheme holds no secret and stays as it is.
+    """
+    scheme = _SCHEME.match(uri)
+    if scheme is None:
+        return uri
+    shown, _, query = uri.partition("?")
+    if "@" in query:
+        return f"{scheme[0]}***"
+    before, _, after = shown.rpartition("@")
+    if not before:
+        return shown
+    prefix, slashes, _ = before.partition("://")
+    return f"{prefix}{slashes}{after}" if slashes else f"{scheme[0]}***"
+
+
+def holds_credentials(uri: str) -> bool:
+    """Whether a URI, or a setting that ends with one, has a password in its user part or a secret in its query.
+
+    A name alone is no secret (``abfs://container@account``).
+    """
+    scheme = _SCHEME.match(uri)
+    if scheme is None:
+        return False
+    path, _, query = uri.partition("?")
+    # A key with an unencoded '?' or '@' in it: what follows the scheme up to the last '@' is the user part.
+    user = (uri if "@" in query else path).rpartition("@")[0].partition("://")[2]
+    return ":" in user or any(_SECRET.search(part.partition("=")[0]) for part in query.split("&"))
+
+
+def _setting(default: Any, text: str, **kwargs: Any) -> Any:
+    return field(default=default, metadata={"help": text, **kwargs})
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything that ``run`` and ``ChangeStream`` need to know."""
+
+    # -- what to read, where to put it
+    dsn: str = field(
+        default="",
+        repr=False,
+        metadata={
+            "help": "libpq connection string or URI; what it leaves out comes from PG* variables, service and passfile"
+        },
+    )
+    slot: str = _setting("", "replication slot (a-z, 0-9, _)")
+    publication: tuple[str, ...] = _setting((), "publications, comma-separated")
+    storage: str = _setting("", "URI for spilled segments and progress (file:, s3:, gs:, abfs:, or a path)")
+    sink: str = _setting("", "delta:URI, console, or foreach:module:function")
+
+    # -- how to read
+    streaming: str = _setting("on", "stream transactions in progress: off, on or parallel")
+    proto_version: int | None = _setting(
+        None, "pgoutput protocol 1 to 4; default: the highest both sides have"
+    )
+    logical_decoding_work_mem: str = _setting(
+        "4MB",
+        "memory of the walsender before it streams, and so what may be left to send after COMMIT; "
+        "'server' keeps the server's setting. 4MB: measured to drain as fast as 64MB",
+    )
+    create_slot: bool = _setting(False, "create the slot if it is missing")
+    two_phase: bool = _setting(False, "decode two-phase commit (sets the slot's flag for good)")
+    available_now: bool = _setting(False, "handle what was committed before the start, then end")
+
+    # -- memory and batching
+    block_bytes: int = _setting(
+        4 * MIB,
+        "raw bytes handed to a buffer at once; below 1MB the hand-over is slower than the walsender",
+        size=True,
+    )
+    linger_ms: int = _setting(
+        10,
+        "how long a small transaction may wait for company before it is handed on; up to ten times that in a flood",
+    )
+    stream_linger_ms: int = _setting(200, "how long rows of an open transaction may wait in the reader")
+    reader_memory_bytes: int = _setting(
+        64 * MIB, "raw bytes the reader may hold: gathered, and handed over but not yet decoded", size=True
+    )
+    buffer_memory_bytes: int = _setting(
+        64 * MIB, "decoded bytes one buffer may hold before it spills the largest part to storage", size=True
+    )
+    backlog_bytes: int = _setting(
+        128 * MIB,
+        "decoded bytes of committed small transactions that may wait for the sink before reading stops",
+        size=True,
+    )
+    buffers_min: int = _setting(1, "buffer actors kept ready")
+    buffers_max: int = _setting(4, "buffer actors at most; beyond it open transactions share them")
+    buffer_cpus: float = _setting(0.1, "CPUs that one buffer actor asks Ray for")
+    buffer_resource: str = _setting(
+        "",
+        "custom Ray resource of which each buffer beyond buffers_min asks for one: nodes that have it are added",
+    )
+    buffers_idle_s: float = _setting(
+        30.0, "how long a buffer beyond buffers_min may have nothing to do before it is given back"
+    )
+    batch_rows: int = _setting(
+        1_000_000, "rows after which a batch is full; one transaction with more is a batch of its own"
+    )
+    batch_bytes: int = _setting(64 * MIB, "Arrow bytes after which a batch is full", size=True)
+    status_interval_ms: int = _setting(
+        10_000,
+        "how often the server hears from us when nothing happens; a sixth of wal_sender_timeout's default",
+    )
+    receive_timeout_ms: int = _setting(
+        60_000,
+        "how long the server may be silent, though asked each status_interval_ms, before the connection counts as "
+        "lost (not less than two of these); 0: for ever. As PostgreSQL's wal_receiver_timeout: nothing else notices "
+        "a link that only one side has lost",
+    )
+
+    # -- Spark
+    spark_executors: int = _setting(1, "RayDP executors; the least, where spark_executors_max is more")
+    spark_executors_max: int = _setting(
+        0,
+        "up to how many Spark's dynamic allocation may ask Ray for while tasks wait; 0: no more than the least",
+    )
+    spark_executors_idle_s: float = _setting(
+        60.0, "how long an executor beyond spark_executors may have no task before it is given back"
+    )
+    spark_executor_cores: int = _setting(2, "task slots of an executor")
+    spark_executor_memory: str = _setting("512m", "JVM heap of an executor; rows live outside it")
+    spark_executor_cpus: float = _setting(0.5, "CPUs that one executor asks Ray for")
+    spark_conf: Mapping[str, str] = field(
+        default_factory=dict, metadata={"help": "further Spark settings ([spark_conf] in the file)"}
+    )
+
+    def __repr__(self) -> str:
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.repr}
+        values["storage"], values["sink"] = redacted(self.storage), redacted(self.sink)
+        values["spark_conf"] = dict.fromkeys(self.spark_conf, "***")
+        return f"Config({', '.join(f'{name}={value!r}' for name, value in values.items())})"
+
+    def __post_init__(self) -> None:
+        for f in dataclasses.fields(self):
+            value = getattr(self, f.name)
+            if f.metadata.get("size"):
+                object.__setattr__(self, f.name, parse_size(value, f.name))
+        given: Any = self.publication
+        names = [p.strip() for p in given.split(",") if p.strip()] if isinstance(given, str) else given
+        object.__setattr__(self, "publication", tuple(names))
+        self._check_ranges()
+
+    def _check_ranges(self) -> None:
+        if self.slot and not _SLOT_NAME.fullmatch(self.slot):
+            raise ConfigError(
+                f"slot {self.slot!r}: a slot's name has 1 to 63 characters, of a-z, 0-9 and _ only"
+            )
+        if self.streaming not in ("off", "on", "parallel"):
+            raise ConfigError(f"streaming must be off, on or parallel, got {self.streaming!r}")
+        if self.proto_version is not None and self.proto_version not in (1, 2, 3, 4):
+            raise ConfigError(f"proto_version must be 1 to 4, got {self.proto_version}")
+        if self.logical_decoding_work_mem != "server":
+            size = parse_size(self.logical_decoding_work_mem, "logical_decoding_work_mem")
+            if size < 64 << 10:
+                raise ConfigError("logical_decoding_work_mem: PostgreSQL's minimum is 64kB")
+        limits: tuple[tuple[str, float, float], ...] = (
+            ("block_bytes", 1 << 10, 1 << 30),
+            ("linger_ms", 0, 60_000),
+            ("stream_linger_ms", 0, 600_000),
+            ("reader_memory_bytes", MIB, 1 << 40),
+            ("buffer_memory_bytes", MIB, 1 << 40),
+            ("backlog_bytes", MIB, 1 << 40),
+            ("buffers_min", 1, 10_000),
+            ("buffers_max", 1, 10_000),
+            ("buffer_cpus", 0, 1_000),
+            ("buffers_idle_s", 0, 86_400),
+            ("batch_rows", 1, 1 << 40),
+            ("batch_bytes", 1, 1 << 40),
+            ("status_interval_ms", 100, 600_000),
+            ("receive_timeout_ms", 0, 86_400_000),
+            ("spark_executors", 1, 10_000),
+            ("spark_executors_max", 0, 10_000),
+            ("spark_executors_idle_s", 1, 86_400),
+            ("spark_executor_cores", 1, 1_000),
+            ("spark_executor_cpus", 0, 1_000),
+        )
+        for name, low, high in limits:
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
+                raise ConfigError(f"{name} must be from {low} to {high}, got {value!r}")
+        if self.buffer_resource in ("CPU", "GPU", "memory", "object_store_memory"):
+            raise ConfigError(
+                f"buffer_resource is for a custom resource, not Ray's own {self.buffer_resource}"
+            )
+        if self.buffers_max < self.buffers_min:
+            raise ConfigError(f"buffers_max ({self.buffers_max}) is below buffers_min ({self.buffers_min})")
+        if self.reader_memory_bytes < 2 * self.block_bytes:
+            raise ConfigError("reader_memory_bytes must hold two blocks at least")
+
+    def refuse_credentials(self) -> None:
+        """Raise ConfigError for a secret in a setting that travels to Ray's actors and Spark's executors.
+
+        The DSN's is not among them: the supervisor takes it out.
+        """
+        for name in ("storage", "sink"):
+            if holds_credentials(getattr(self, name)):
+                raise ConfigError(
+                    f"{name} holds credentials: they would be in the arguments of Ray's actors and Spark's tasks",
+                    remedy="leave them out of the URI; each node finds its own in the environment (AWS_ACCESS_KEY_ID, "
+                    "…), in the provider's credentials file, or by the role of the machine",
+                )
+        for key in self.spark_conf:
+            if _SECRET.search(key):
+                raise ConfigError(
+                    f"spark_conf: {key} looks like a secret: it would be in the arguments of RayDP's actors",
+                    remedy="give it to each node in its environment, or in a file of Hadoop's or the provider's",
+                )
+
+    def require(self, *names: str) -> None:
+        """Raise ConfigError naming the first of ``names`` that has no value."""
+        for name in names:
+            if not getattr(self, name):
+                raise ConfigError(
+                    f"{name} is missing",
+                    remedy=f"give --{name.replace('_', '-')}, or {name} in the TOML file",
+                )
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Config:
+        """From keys as the TOML file and the command line have them; ``-`` and ``_`` are the same.
+
+        Raises ConfigError on a key that is no setting, naming the nearest one.
+        """
+        known = {f.name: f for f in dataclasses.fields(cls)}
+        arguments: dict[str, Any] = {}
+        for key, value in values.items():
+            name = key.replace("-", "_")
+            if name == "slots":
+                raise ConfigError(
+                    "a list of slots is for `xidstream run`", remedy="give the settings of one slot"
+                )
+            if name not in known:
+                import difflib
+
+                near = difflib.get_close_matches(name, known, n=1)
+                hint = f"did you mean {near[0]}?" if near else "see `xidstream run --help`"
+                raise ConfigError(f"unknown setting {key!r}", remedy=hint)
+            expected = known[name]
+            if isinstance(expected.default, bool) and not isinstance(value, bool):
+                raise ConfigError(f"{name} must be true or false, got {value!r}")
+            if isinstance(expected.default, str) and not isinstance(value, str):
+                raise ConfigError(f"{name} must be a string, got {type(value).__name__}")
+            arguments[name] = value
+        return cls(**arguments)
+
+
+def configs_of(values: Mapping[str, Any], options: Mapping[str, Any]) -> tuple[Config, ...]:
+    """One Config for each entry of ``values["slots"]``, or a single one where there is no such list.
+
+    ``values`` are a file's; ``options``, as given on the command line, win over it, and ``slot`` among them chooses
+    the entry of that name. Raises ConfigError as ``Config.of``, and for slots that cannot be in one run.
+    """
+    common = {key.replace("-", "_"): value for key, value in values.items() if key != "slots"}
+    if "slots" not in values:
+        return (Config.of({**common, **options}),)
+    entries = values["slots"]
+    if not isinstance(entries, list) or not entries or not all(isinstance(e, dict) for e in entries):
+        raise ConfigError("slots must be a list of tables: [[slots]] in the file")
+    if "slot" in common:
+        raise ConfigError("slot stands beside [[slots]]", remedy="move it into a [[slots]] of its own")
+    configs = []
+    for entry in entries:
+        own = {key.replace("-", "_"): value for key, value in entry.items()}
+        of_run = sorted(k for k in own if k in RUN_SETTINGS or k.startswith("spark_"))
+        if of_run:
+            raise ConfigError(f"{of_run[0]} is for the whole run", remedy="move it out of [[slots]]")
+        configs.append(Config.of({**common, **own, **{k: v for k, v in options.items() if k != "slot"}}))
+    chosen = options.get("slot")
+    if chosen is not None:
+        configs = [config for config in configs if config.slot == chosen]
+        if not configs:
+            raise ConfigError(f"no [[slots]] of the file is named {chosen!r}")
+    _refuse_clashes(configs)
+    return tuple(configs)
+
+
+def _refuse_clashes(configs: Sequence[Config]) -> None:
+    for config in configs:
+        config.require("slot")
+    if len({config.slot for config in configs}) < len(configs):
+        raise ConfigError("two of [[slots]] have the same slot", remedy="give each a name of its own")
+    floors = sum(config.buffers_min for config in configs)
+    if floors > configs[0].buffers_max:
+        raise ConfigError(
+            f"buffers_max ({configs[0].buffers_max}) is below buffers_min of all slots together ({floors})",
+            remedy="raise buffers_max: it is the cap of the whole run",
+        )
+    roots = [config.sink.rstrip("/") for config in configs if config.sink.startswith("delta:")]
+    if len(set(roots)) < len(roots):
+        raise ConfigError(
+            "two of [[slots]] have the same sink",
+            remedy="give each a Delta root of its own: one _transactions table tells the commits of one server",
+        )
+
+
+def load_toml(path: Path) -> dict[str, Any]:
+    """The keys of a settings file. Raises ConfigError when it cannot be read or parsed."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None

@@ -1,0 +1,78 @@
+"""Transactions between PREPARE and COMMIT or ROLLBACK PREPARED.
+
+A gid is unique only while it is prepared, is reused, and may be any string of up to 199 bytes; an xid is
+unique as long as its transaction is open. So a record is found by xid, and the gid must agree.
+
+COMMIT PREPARED for a prepare that is not here is legal in two cases: the sink already holds that commit (a
+restart repeats it), or the prepare left nothing to decode (it only locked rows), for which PostgreSQL 16 and 17 send
+no PREPARE. The second is believed only where the storage covers it (``PrepareCover``); else its content is lost,
+which is terminal. ROLLBACK PREPARED for one that is not here is always legal: the server may never have sent it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pipeline.errors import ProtocolViolation, SlotLost
+from pipeline.handoff import PrepareCover, PreparedTransaction, Sealed, SegmentPart, TransactionEnd
+from pipeline.pg import Lsn, Xid
+from pipeline.rows import Stamp
+
+
+class PreparedBook:
+    """``durable``: what an earlier run left in storage. ``cover``: None where it vouches for no PREPARE."""
+
+    def __init__(
+        self, durable: Iterable[PreparedTransaction] = (), cover: PrepareCover | None = None
+    ) -> None:
+        self._by_xid = {p.xid: p for p in durable}
+        self._cover = cover
+
+    def __len__(self) -> int:
+        return len(self._by_xid)
+
+    def add(self, prepared: PreparedTransaction) -> PreparedTransaction | None:
+        """Take a record; returns the one it replaces (the server repeats what was not confirmed)."""
+        replaced = self._by_xid.get(prepared.xid)
+        self._by_xid[prepared.xid] = prepared
+        return replaced
+
+    def commit(self, end: TransactionEnd, sink_watermark: Lsn) -> PreparedTransaction | None:
+        """The record that COMMIT PREPARED names; None where the sink already holds it, or it was empty."""
+        prepared = self._by_xid.get(end.xid)
+        if prepared is None:
+            if end.commit_lsn <= sink_watermark:
+                return None
+            if self._cover is not None and self._cover.covers(end.xid, end.commit_lsn):
+                return None
+            raise SlotLost(
+                f"COMMIT PREPARED of transaction {int(end.xid)} at {end.commit_lsn}: the content that its PREPARE "
+                "brought is not in storage, and the sink does not hold it",
+                remedy="give the same --storage as the run that received the PREPARE, or take a new snapshot",
+            )
+        if prepared.gid != end.gid:
+            raise ProtocolViolation(
+                f"COMMIT PREPARED of transaction {int(end.xid)} at {end.commit_lsn} names another gid than its PREPARE"
+            )
+        del self._by_xid[end.xid]
+        return prepared
+
+    def roll_back(self, xid: Xid, gid: str) -> PreparedTransaction | None:
+        prepared = self._by_xid.get(xid)
+        if prepared is None or prepared.gid != gid:
+            return None
+        return self._by_xid.pop(xid)
+
+
+def stamp_segments(prepared: PreparedTransaction, end: TransactionEnd) -> tuple[SegmentPart, ...]:
+    """The segments of a prepared transaction as parts of the transaction that ``end`` commits."""
+    stamp = Stamp.of_one(end.commit_lsn, end.commit_timestamp_us, end.xid)
+    return tuple(
+        SegmentPart(segment, stamp, prepared.dropped, kept)
+        for segment, kept in zip(prepared.segments, prepared.segment_rows, strict=True)
+        if kept
+    )
+
+
+def segment_keys(content: Sealed) -> list[str]:
+    return [part.segment.key for part in content.segments]
