@@ -1,0 +1,80 @@
+"""The console sink: prints each batch for people, its transactions and the first rows of each table.
+
+The one place that prints values, because that is what it is for. Rows are rendered by the JVM
+(``DataFrame.show``): Python's datetimes cannot hold every date that PostgreSQL's can.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, TextIO
+
+from pipeline.pg import INVALID_LSN, Lsn
+from pipeline.spark.faults import fault_of
+from pipeline.spark.frames import SparkBatch
+from pipeline.spark.session import warm_up
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+N_ROWS = 20
+N_TRANSACTIONS = 10
+
+
+class ConsoleSink:
+    """``n_rows`` of each table, ``n_transactions`` of each batch; ``out`` is standard output when None."""
+
+    def __init__(
+        self, n_rows: int = N_ROWS, n_transactions: int = N_TRANSACTIONS, out: TextIO | None = None
+    ) -> None:
+        self._n_rows = n_rows
+        self._n_transactions = n_transactions
+        self._out = out
+
+    def open(self, spark: SparkSession) -> None:
+        try:
+            warm_up(spark)
+        except Exception as error:
+            raise fault_of(error, "starting the sink") from error
+
+    def watermark(self) -> Lsn:
+        """It keeps nothing, and so cannot tell."""
+        return INVALID_LSN
+
+    def write(self, batch: SparkBatch) -> None:
+        try:
+            text = self.render(batch)
+        except Exception as error:
+            raise fault_of(error, "printing a batch") from error
+        print(text, file=self._out or sys.stdout, flush=True)
+
+    def render(self, batch: SparkBatch) -> str:
+        handed = batch.handoff
+        lines = [f"-- batch {batch.number}: {handed.n_transactions} transactions, {handed.n_rows} rows --"]
+        transactions = batch.transaction_rows
+        for row in transactions.slice(0, self._n_transactions).to_pylist():
+            marks = "".join(
+                [" streamed" if row["streamed"] else "", f" gid {row['gid']}" if row["gid"] else ""]
+            )
+            tables = ", ".join(row["tables"] or []) or "no table"
+            lines.append(
+                f"  xid {row['xid']} commit {Lsn(row['commit_lsn'])} at {row['commit_timestamp'].isoformat()}"
+                f"{marks}: {row['rows']} rows in {tables}"
+            )
+        if transactions.num_rows > self._n_transactions:
+            lines.append(f"  and {transactions.num_rows - self._n_transactions} more transactions")
+        for row in batch.message_rows.slice(0, self._n_rows).to_pylist():
+            kind = "transactional" if row["transactional"] else "non-transactional"
+            n_bytes = len(row["content"] or b"")
+            lines.append(f"  message {Lsn(row['lsn'])} {kind} {row['prefix']!r}: {n_bytes} bytes")
+        for name, parts in sorted(batch.parts.items()):
+            lines.append(f"  {parts.label}: {parts.n_rows} rows")
+            lines.append(_shown(batch.dataframe(name), self._n_rows))
+        return "\n".join(lines)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def _shown(frame: DataFrame, n_rows: int) -> str:
+    return frame._show_string(n_rows, 40, False).rstrip()

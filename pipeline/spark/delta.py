@@ -1,0 +1,313 @@
+"""The Delta sink: one Delta table per source table, ``_messages``, and ``_transactions`` last.
+
+``DeltaSink.write`` takes a batch and returns when ``_transactions`` holds it; only then may the caller
+confirm. In between, for each table: its watermark (the commit LSN up to which it holds rows) is read from a
+snapshot, Spark's executors write Parquet files of the rows above it, and the files that the finished job
+reports are committed on that snapshot with the new watermark (``pipeline.spark.delta_table``). A crash
+anywhere leaves each table at a watermark of its own; the replay, however its batches are cut, writes to
+each what it lacks. A reader bounded by the greatest ``commit_lsn`` of ``_transactions`` never sees a torn
+transaction, because that is committed after all the tables.
+
+Watermarks under the application id of the slot: a source table's and ``_transactions``' are the commit LSN
+of the last transaction they hold; ``_messages`` has two, because its rows come in two orders. Transactional
+messages come with their transaction, with LSNs older than those of messages before them: the commit LSN
+decides. Non-transactional ones come when they are decoded, in the order of their own LSNs, and the server
+skips those below the start of the replay: their greatest ``lsn``, under ``<application id>/messages``,
+decides. So ``_messages`` is deduplicated by ``lsn`` without reading it.
+
+Rejected: Spark's own Delta writer (a jar that must match Spark, and a commit that cannot be tied to our
+watermark in one snapshot); one transaction over all tables (Delta has none).
+
+The driver's process only; ``write`` from one thread at a time, tables are written by up to four.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterable
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from functools import reduce
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipeline.config import redacted
+from pipeline.errors import Action, SinkFailed, StorageFault, Unsupported, UsageError, XidstreamError
+from pipeline.faultpoints import reach
+from pipeline.handoff import SlotIdentity
+from pipeline.pg import Lsn
+from pipeline.rows import MESSAGES_SCHEMA, TRANSACTIONS_SCHEMA
+from pipeline.spark import naming
+from pipeline.spark.delta_table import MAX_VERSION, NOTHING, DeltaTableWriter, SnapshotOutdated
+from pipeline.spark.faults import fault_of
+from pipeline.spark.frames import SparkBatch
+from pipeline.spark.layout import Conform, Placement, Target, place
+from pipeline.spark.naming import Location
+from pipeline.spark.parquet_files import (
+    REPORT_SCHEMA,
+    WriteRows,
+    WriteSegments,
+    WriteTarget,
+    WrittenFile,
+    write_local,
+)
+from pipeline.spark.session import warm_up
+from pipeline.spark.tables import TableParts
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+PARALLEL_TABLES: Final = 4
+"""Jobs at a time: four tiny ones together take as long as one (measured); more only queue for the cores."""
+ATTEMPTS: Final = 3
+"""Writes of one table in the face of others' changes to its columns or properties."""
+
+
+class DeltaSink:
+    """``root_uri``: a path, ``file:``, ``s3:``, ``gs:`` or ``abfs:``; ``storage_options`` are deltalake's.
+
+    Raises from ``write``: SinkFenced (another run of this slot commits here), StorageFault, SegmentCorrupt,
+    SinkFailed. After any of them nothing of the batch may be confirmed, and the same batch may be written
+    again, by this sink or another.
+    """
+
+    def __init__(
+        self, root_uri: str, identity: SlotIdentity, storage_options: dict[str, str] | None = None
+    ) -> None:
+        self._root = Location.parse(root_uri, storage_options)
+        self._application_id = identity.application_id
+        self._messages_id = f"{identity.application_id}/messages"
+        self._writers: dict[str, DeltaTableWriter] = {}
+        self._threads: ThreadPoolExecutor | None = None
+
+    def __repr__(self) -> str:
+        return f"DeltaSink({redacted(self._root.uri)})"
+
+    def open(self, spark: SparkSession) -> None:
+        """Make ``_transactions`` and ``_messages`` where they are not, and warm the session up."""
+        try:
+            self._own_table(naming.MESSAGES, MESSAGES_SCHEMA)
+            self._own_table(naming.TRANSACTIONS, TRANSACTIONS_SCHEMA)
+        except Exception as error:
+            raise fault_of(error, f"opening the Delta root {redacted(self._root.uri)}") from error
+        try:
+            # The jobs of these threads belong to whom the caller's do, who may cancel them.
+            context = spark.sparkContext
+            group = context.getLocalProperty("spark.jobGroup.id")
+            self._threads = ThreadPoolExecutor(
+                PARALLEL_TABLES,
+                thread_name_prefix="delta-sink",
+                initializer=lambda: context.setLocalProperty("spark.jobGroup.id", group),  # type: ignore[arg-type]
+            )
+            warm_up(spark)
+        except Exception as error:
+            raise fault_of(error, "starting the sink") from error
+
+    def close(self) -> None:
+        if self._threads is not None:
+            self._threads.shutdown(wait=True)
+            self._threads = None
+        self._writers.clear()
+
+    def table_uri(self, schema: str, table: str) -> str:
+        return self._root.child(naming.encode_table(schema, table)).uri
+
+    def watermark(self) -> Lsn:
+        """The commit LSN of the last transaction that is whole in the sink; ``0/0`` when it holds none.
+
+        As of this sink's last commit, or its opening.
+        """
+        try:
+            writer = self._own_table(naming.TRANSACTIONS, TRANSACTIONS_SCHEMA)
+        except Exception as error:
+            raise fault_of(error, f"opening Delta table {naming.TRANSACTIONS}") from error
+        return Lsn(writer.watermark(self._application_id))
+
+    def table_watermark(self, schema: str, table: str) -> Lsn:
+        """The same of one source table, which may be ahead after a crash."""
+        directory = naming.encode_table(schema, table)
+        writer = self._writers.get(directory) or DeltaTableWriter.open(
+            self._root.child(directory), f"{schema}.{table}"
+        )
+        return Lsn(NOTHING if writer is None else writer.watermark(self._application_id))
+
+    # -- one batch -------------------------------------------------------------------------------------
+
+    def write(self, batch: SparkBatch) -> None:
+        """Return when the sink holds the batch whole. At least once in, exactly once kept."""
+        if self._threads is None:
+            raise UsageError("the Delta sink is not open")
+        if batch.last_commit_lsn > MAX_VERSION:
+            raise Unsupported(f"commit LSN {batch.last_commit_lsn} does not fit Delta's 63 bit versions")
+        if batch.last_commit_lsn > self.watermark():
+            self._write_tables(list(batch.parts.values()), batch)
+        self._guarded(naming.MESSAGES, lambda: self._write_messages(batch.message_rows))
+        self._guarded(naming.TRANSACTIONS, lambda: self._write_transactions(batch.transaction_rows))
+
+    def _write_tables(self, tables: list[TableParts], batch: SparkBatch) -> None:
+        if len(tables) == 1:
+            self._write_table(tables[0], batch)
+            return
+        assert self._threads is not None
+        futures = [self._threads.submit(self._write_table, parts, batch) for parts in tables]
+        # All come to their end before the first failure is raised: none is left running behind the caller. Those
+        # that have not begun never do: their rows may be lost with whatever the first one lacked.
+        wait(futures, return_when=FIRST_EXCEPTION)
+        for future in futures:
+            future.cancel()
+        ended = [future for future in futures if not future.cancelled()]
+        failures = [failure for future in ended if (failure := future.exception()) is not None]
+        if failures:
+            raise min(failures, key=_severity)
+
+    def _write_table(self, parts: TableParts, batch: SparkBatch) -> None:
+        directory = naming.encode_table(*parts.name)
+        self._guarded(directory, lambda: self._write_rows(directory, parts, batch))
+
+    def _guarded(self, directory: str, write: Callable[[], None]) -> None:
+        """Run ``write``, with a fresh snapshot after another's harmless change; after a failure forget the
+        handle, whose snapshot may no longer be what the table is."""
+        for _ in range(ATTEMPTS):
+            try:
+                write()
+                return
+            except SnapshotOutdated:
+                self._writers.pop(directory, None)
+            except Exception as error:
+                self._writers.pop(directory, None)
+                raise fault_of(error, f"writing Delta table {directory}") from error
+        raise StorageFault(
+            f"Delta table {directory} was changed by others during {ATTEMPTS} attempts to write"
+        )
+
+    def _write_rows(self, directory: str, parts: TableParts, batch: SparkBatch) -> None:
+        location = self._root.child(directory)
+        writer = self._writers.get(directory) or DeltaTableWriter.open(location, parts.label)
+        watermark = NOTHING if writer is None else writer.watermark(self._application_id)
+        if batch.last_commit_lsn <= watermark:
+            if writer is not None:
+                self._writers[directory] = writer
+            return
+        columns, placements = _placements(() if writer is None else writer.columns, parts)
+        if writer is None:
+            writer = DeltaTableWriter.open_or_create(location, parts.label, columns)
+            if writer.columns != columns or writer.watermark(self._application_id) != watermark:
+                raise SnapshotOutdated(parts.label)
+        self._writers[directory] = writer
+        known = {column.name for column in writer.columns}
+        writer.add_columns([column for column in columns if column.name not in known])
+        target = WriteTarget(location, f"data-{uuid.uuid4().hex}", watermark)
+        conform = [Conform.of(columns, placement.names) for placement in placements]
+        files = self._run_job(parts, batch, target, conform)
+        if files:
+            last = max(file.max_commit_lsn for file in files)
+            reach("committing_table")
+            writer.commit(files, {self._application_id: last})
+            reach("table_committed")
+
+    def _run_job(
+        self, parts: TableParts, batch: SparkBatch, target: WriteTarget, conform: list[Conform]
+    ) -> list[WrittenFile]:
+        """The files that the finished Spark job reports; what other attempts wrote is not among them."""
+        frames = []
+        if parts.segments():
+            rows = batch.segment_rows(parts, conform)
+            frames.append(batch.map_groups(WriteSegments(target, rows), len(rows.groups), REPORT_SCHEMA))
+        for version, conform_version in zip(parts.versions, conform, strict=True):
+            if version.memory:
+                function = WriteRows(target, conform_version)
+                frames.append(batch.map_memory(version, function, REPORT_SCHEMA))
+        reports = reduce(lambda left, right: left.unionAll(right), frames).collect()
+        return sorted((WrittenFile(*report) for report in reports), key=lambda f: (f.min_commit_lsn, f.path))
+
+    # -- the driver's own tables -----------------------------------------------------------------------
+
+    def _own_table(self, directory: str, schema: pa.Schema) -> DeltaTableWriter:
+        writer = self._writers.get(directory)
+        if writer is None:
+            columns = [Target(f.name, f.type, f.name) for f in schema]
+            writer = DeltaTableWriter.open_or_create(self._root.child(directory), directory, columns)
+            if writer.columns != tuple(columns):
+                raise SinkFailed(
+                    f"Delta table {directory} has other columns: it was not written by this sink",
+                    remedy="give the sink a root of its own",
+                )
+            self._writers[directory] = writer
+        return writer
+
+    def _write_transactions(self, rows: pa.Table) -> None:
+        writer = self._own_table(naming.TRANSACTIONS, TRANSACTIONS_SCHEMA)
+        new = rows.filter(pc.greater(rows["commit_lsn"], writer.watermark(self._application_id)))
+        if new.num_rows:
+            versions = {self._application_id: pc.max(new["commit_lsn"]).as_py()}
+            reach("committing_transactions")
+            self._append_own(writer, naming.TRANSACTIONS, new, versions, "commit_lsn")
+            reach("transactions_committed")
+
+    def _write_messages(self, rows: pa.Table) -> None:
+        if not rows.num_rows:
+            return
+        writer = self._own_table(naming.MESSAGES, MESSAGES_SCHEMA)
+        new, versions = new_messages(
+            rows,
+            {i: writer.watermark(i) for i in (self._application_id, self._messages_id)},
+            self._application_id,
+            self._messages_id,
+        )
+        if new.num_rows:
+            self._append_own(writer, naming.MESSAGES, new, versions, "lsn")
+
+    def _append_own(
+        self,
+        writer: DeltaTableWriter,
+        directory: str,
+        rows: pa.Table,
+        versions: dict[str, int],
+        lsn_column: str,
+    ) -> None:
+        job = f"data-{uuid.uuid4().hex}-driver"
+        batch = rows.combine_chunks().to_batches()[0]
+        files = write_local(self._root.child(directory), job, batch, lsn_column)
+        writer.commit(files, versions, lsn_column)
+
+
+def new_messages(
+    rows: pa.Table, watermarks: dict[str, int], transactional_id: str, other_id: str
+) -> tuple[pa.Table, dict[str, int]]:
+    """``rows`` (MESSAGES_SCHEMA) that are not held yet, and the watermarks that they move.
+
+    Each LSN once, also within the batch.
+    """
+    position = pc.if_else(rows["transactional"], rows["commit_lsn"], rows["lsn"])
+    floor = pc.if_else(rows["transactional"], watermarks[transactional_id], watermarks[other_id])
+    new = rows.append_column("position", position).filter(pc.greater(position, floor))
+    if len(pc.unique(new["lsn"])) < new.num_rows:
+        seen: set[int] = set()
+        kept = [not (lsn in seen or seen.add(lsn)) for lsn in new["lsn"].to_pylist()]  # type: ignore[func-returns-value]
+        new = new.filter(pa.array(kept))
+    versions = {}
+    for application_id, transactional in ((transactional_id, True), (other_id, False)):
+        highest = pc.max(new["position"].filter(pc.equal(new["transactional"], transactional))).as_py()
+        if highest is not None:
+            versions[application_id] = highest
+    return new.drop_columns(["position"]), versions
+
+
+def _placements(columns: Iterable[Target], parts: TableParts) -> tuple[tuple[Target, ...], list[Placement]]:
+    """The table's columns when it can take every layout of the batch, and where each layout's go."""
+    table = tuple(columns)
+    placements = []
+    for version in parts.versions:
+        placement = place(table, version.schema)
+        table = placement.columns
+        placements.append(placement)
+    return table, placements
+
+
+_ORDER: Final = (Action.STOP, Action.RESTART, Action.RETRY)
+
+
+def _severity(failure: BaseException) -> int:
+    """The lowest is raised: what needs a person before what a restart or a retry mends."""
+    return _ORDER.index(failure.policy.action) if isinstance(failure, XidstreamError) else -1

@@ -1,0 +1,180 @@
+"""One Delta table under one writer: its watermarks, its columns, its commits, all on one snapshot.
+
+Delta's own *application transactions* say what a table holds: a commit carries (application id, version), and
+here the version is a commit LSN. ``DeltaTableWriter`` keeps a handle on one version of the table: the
+watermark that decides which rows are written is read from the same snapshot that the commit is checked
+against, so a writer that commits under the same application id in between makes the commit fail
+(``SinkFenced``), and no interleaving of two runs, or of a run and its own ghost, writes a row twice.
+
+deltalake checks that no other commit touched the application id since the snapshot; it accepts a version
+lower than the last from a fresh handle. That a version never falls is therefore checked here.
+
+After any failure the handle is of no further use: the caller drops the writer and opens a new one, which
+reads from the log what did happen (a commit whose answer was lost is found there).
+
+Runs on the driver; deltalake only, no Spark. Safe from any thread, but one at a time.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, Field
+from deltalake import Schema as DeltaSchema
+from deltalake import Transaction as AppTransaction
+from deltalake.exceptions import CommitFailedError, TableNotFoundError
+from deltalake.transaction import AddAction, RemoveAction
+
+from pipeline.errors import SinkFailed, SinkFenced, UsageError
+from pipeline.spark.layout import Target
+from pipeline.spark.naming import Location
+from pipeline.spark.parquet_files import WrittenFile
+
+SOURCE_KEY: Final = "xidstream.column"
+"""Metadata of a Delta column whose name is not its source's: the source column's name."""
+MAX_VERSION: Final = (1 << 63) - 1
+NOTHING: Final = 0
+"""The watermark of a table that holds nothing: no commit has LSN 0."""
+
+
+class SnapshotOutdated(Exception):
+    """Somebody else changed the table (its columns, its properties), not our rows: write it again."""
+
+
+class DeltaTableWriter:
+    """``label`` names the table in errors."""
+
+    def __init__(self, table: DeltaTable, label: str) -> None:
+        self._table = table
+        self.label = label
+        if table.metadata().partition_columns:
+            raise SinkFailed(
+                f"Delta table {label} is partitioned: this sink writes unpartitioned tables only",
+                remedy="give the sink a root of its own",
+            )
+        self._read_columns()
+
+    @classmethod
+    def open(cls, location: Location, label: str) -> DeltaTableWriter | None:
+        """The table as it is now, or None where there is none."""
+        try:
+            table = DeltaTable(location.uri, storage_options=location.storage_options)
+        except TableNotFoundError:
+            return None
+        return cls(table, label)
+
+    @classmethod
+    def open_or_create(cls, location: Location, label: str, columns: Sequence[Target]) -> DeltaTableWriter:
+        """The table, made with ``columns`` where there is none; safe against a crash and against a race."""
+        found = cls.open(location, label)
+        if found is not None:
+            return found
+        schema = DeltaSchema([_delta_field(column) for column in columns])
+        try:
+            DeltaTable.create(
+                location.uri, schema=schema, mode="ignore", storage_options=location.storage_options
+            )
+        except CommitFailedError:
+            pass  # Another process made it first: what it made is what counts.
+        found = cls.open(location, label)
+        if found is None:
+            raise SinkFailed(f"Delta table {label} was created but is not there")
+        return found
+
+    def _read_columns(self) -> None:
+        schema = self._table.schema()
+        arrow = pa.schema(schema.to_arrow())
+        self.columns: tuple[Target, ...] = tuple(
+            Target(field.name, arrow.field(i).type, str(field.metadata.get(SOURCE_KEY, field.name)))
+            for i, field in enumerate(schema.fields)
+        )
+
+    @property
+    def version(self) -> int:
+        """Delta's version of the snapshot."""
+        return int(self._table.version())
+
+    def watermark(self, application_id: str) -> int:
+        """The version last committed under ``application_id`` in this snapshot, or ``NOTHING``."""
+        version = self._table.transaction_version(application_id)
+        return NOTHING if version is None else int(version)
+
+    def add_columns(self, columns: Sequence[Target]) -> None:
+        """Widen the table, in a commit of its own, before any file with the new columns is committed.
+
+        Idempotent. An append with a schema wider than the table's would succeed and lose the column.
+        """
+        if not columns:
+            return
+        try:
+            self._table.alter.add_columns([_delta_field(column) for column in columns])
+        except CommitFailedError as error:
+            raise SnapshotOutdated(self.label) from error
+        self._table.update_incremental()
+        self._read_columns()
+        missing = {c.name for c in columns} - {c.name for c in self.columns}
+        if missing:
+            raise SinkFailed(f"Delta table {self.label} did not take the columns {sorted(missing)}")
+
+    def commit(
+        self, files: Sequence[WrittenFile], versions: Mapping[str, int], lsn_column: str = "_commit_lsn"
+    ) -> None:
+        """Append ``files`` and move the watermarks ``versions`` (application id -> commit LSN), atomically.
+
+        Raises SinkFenced where somebody moved one of them since the snapshot, SnapshotOutdated where
+        something else about the table changed; UsageError where a version would not rise.
+        """
+        for application_id, version in versions.items():
+            before = self.watermark(application_id)
+            if not before < version <= MAX_VERSION:
+                raise UsageError(f"Delta table {self.label}: version {version} after {before}")
+        now_ms = int(time.time() * 1000)
+        actions: list[AddAction | RemoveAction] = [_add_action(file, lsn_column, now_ms) for file in files]
+        transactions = [AppTransaction(app, version) for app, version in versions.items()]
+        try:
+            self._table.create_write_transaction(
+                actions,
+                mode="append",
+                schema=self._table.schema(),
+                partition_by=[],
+                commit_properties=CommitProperties(app_transactions=transactions),
+            )
+        except CommitFailedError as error:
+            self._raise_conflict(versions, error)
+        self._table.update_incremental()
+        # A commit between ours and this refresh is caught here, or by the next commit.
+        for application_id, version in versions.items():
+            if self.watermark(application_id) != version:
+                raise _fenced(self.label, application_id)
+
+    def _raise_conflict(self, versions: Mapping[str, int], error: CommitFailedError) -> None:
+        before = {application_id: self.watermark(application_id) for application_id in versions}
+        self._table.update_incremental()
+        for application_id, version in before.items():
+            if self.watermark(application_id) != version:
+                raise _fenced(self.label, application_id) from error
+        raise SnapshotOutdated(self.label) from error
+
+
+def _fenced(label: str, application_id: str) -> SinkFenced:
+    return SinkFenced(f"Delta table {label}: another run committed as {application_id} meanwhile")
+
+
+def _delta_field(column: Target) -> Field:
+    field = DeltaSchema.from_arrow(pa.schema([column.field])).fields[0]
+    if column.source == column.name:
+        return field
+    return Field(field.name, field.type, nullable=True, metadata={SOURCE_KEY: column.source})
+
+
+def _add_action(file: WrittenFile, lsn_column: str, now_ms: int) -> AddAction:
+    stats: dict[str, object] = {"numRecords": file.n_rows}
+    if file.max_commit_lsn:
+        # Lets a reader that is bounded by an LSN skip files.
+        stats["minValues"] = {lsn_column: file.min_commit_lsn}
+        stats["maxValues"] = {lsn_column: file.max_commit_lsn}
+    return AddAction(file.path, file.size, {}, now_ms, True, json.dumps(stats))

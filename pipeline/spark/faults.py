@@ -1,0 +1,68 @@
+"""What went wrong in Spark or Delta, as one of our errors, so that the supervisor knows what to do.
+
+An error of ours raised in an executor comes back as text inside a PythonException; its class decides between
+retry, restart and stop, so it is read out of that text. Messages of foreign errors are left out of ours (a
+cast error quotes the value): the class is named, and the original is the ``__cause__``.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from pipeline import errors
+from pipeline.errors import ComponentLost, SinkFailed, StorageFault, XidstreamError
+
+_LOST_SIGNS: Final = (
+    "SparkContext was shut down",
+    "Cannot call methods on a stopped SparkContext",
+    "OwnerDied",
+    "ObjectLost",
+    "UnreconstructableException",
+    "ReferenceCountingAssertion",
+)
+"""Of a stopped session, and of Ray's object store when the process that owned the rows has ended."""
+
+_RAISED: Final = re.compile(r"^pipeline\.errors\.(\w+): (.*)$", re.MULTILINE)
+
+
+def raised_in_executor(error: BaseException) -> XidstreamError | None:
+    """The error of ours that an executor's traceback ends with, or None."""
+    found = _RAISED.findall(str(error))
+    if not found:
+        return None
+    name, message = found[-1]
+    cls = getattr(errors, name, None)
+    if isinstance(cls, type) and issubclass(cls, XidstreamError):
+        return cls(message)
+    return None
+
+
+def _is_session_lost(error: BaseException) -> bool:
+    """The JVM, or what its objects were kept by, is gone; the sink and the data are not at fault.
+
+    Py4JJavaError is an exception inside a living JVM: only its text tells that rows of a dead process were wanted.
+    """
+    name = type(error).__name__
+    if (
+        name == "Py4JError"
+        or name.startswith("Py4JNetwork")
+        or isinstance(error, (ConnectionError, EOFError))
+    ):
+        return True
+    return any(sign in str(error) for sign in _LOST_SIGNS)
+
+
+def fault_of(error: Exception, doing: str) -> XidstreamError:
+    """Our error for ``error``, raised while ``doing`` (e.g. "writing table public.t")."""
+    if isinstance(error, XidstreamError):
+        return error
+    ours = raised_in_executor(error)
+    if ours is not None:
+        return ours
+    name = type(error).__name__
+    if _is_session_lost(error):
+        return ComponentLost(f"the Spark session was lost while {doing} ({name})")
+    if isinstance(error, OSError):
+        return StorageFault(f"{doing}: {error.strerror or name}")
+    return SinkFailed(f"{doing}: {name}")

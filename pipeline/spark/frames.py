@@ -1,0 +1,222 @@
+"""A batch as a user's function sees it: one lazy DataFrame per table, in the contract's layout.
+
+``SparkBatch`` turns parts into DataFrames: what is in memory through ``memory_frame`` (in production RayDP's
+object-store path, given by ``actors``; that path never compares schemas, so the result's is asserted here),
+what is spilled through ``mapInArrow`` over ``spark.range``, one task for each group of segments, reading,
+checking and releasing in the executor. Nothing runs until the caller acts on a DataFrame, so a transaction
+of any size is a batch like another. The driver's own rows (transactions, messages) go the same way as a
+few bytes inside the function: ``createDataFrame`` would pickle them row by row.
+
+Where one batch holds several layouts of a table, ``dataframe`` is their union by the rule of
+``pipeline.spark.layout`` with widening: the columns of the first layout, then what later ones add, null where
+a layout has none, then the contract's columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property, reduce
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from pipeline.errors import SinkFailed, UsageError
+from pipeline.handoff import ArrowRef, Batch
+from pipeline.pg import Lsn
+from pipeline.rows import CONTRACT_FIELDS, MESSAGES_SCHEMA, TRANSACTIONS_SCHEMA
+from pipeline.spark.layout import Conform, Placement, Target, place
+from pipeline.spark.released import GivenRows, ReadSegment, SegmentRows
+from pipeline.spark.tables import TableName, TableParts, VersionParts, group_by_bytes, tables_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+MemoryFrame = Callable[["SparkSession", pa.Schema, Sequence[ArrowRef]], "DataFrame"]
+"""``(spark, contract schema, refs) -> DataFrame`` of exactly ``spark_schema(contract schema)``, one partition
+or more, rows of each ref in order. The caller keeps the refs alive while the batch is."""
+
+
+def spark_schema(schema: pa.Schema) -> StructType:
+    """Spark's types for the contract's: a timestamp without zone is TimestampNTZ."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    return from_arrow_schema(schema, prefer_timestamp_ntz=True)
+
+
+def simple_types(schema: StructType) -> list[tuple[str, str]]:
+    """Names and types, in order, without nullability (which an Arrow path cannot keep inside a map)."""
+    return [(field.name, field.dataType.simpleString()) for field in schema.fields]
+
+
+class SparkBatch:
+    """Consecutive whole transactions in commit order, never torn; at least once (deduplicate by the LSNs).
+
+    ``tables``: the ``schema.table`` names that have rows, sorted. ``dataframe(name)``: that table's rows,
+    columns as the README's chapter on rows says. ``transactions``, ``messages``: DataFrames in
+    ``rows.TRANSACTIONS_SCHEMA`` and ``rows.MESSAGES_SCHEMA``. ``spark``: the session.
+    """
+
+    def __init__(
+        self, batch: Batch, spark: SparkSession, memory_frame: MemoryFrame, read_segment: ReadSegment
+    ) -> None:
+        """``read_segment`` must pickle: the executors call it."""
+        self.handoff = batch
+        self.spark = spark
+        self._memory_frame = memory_frame
+        self.read_segment = read_segment
+        self._frames: dict[TableName, DataFrame] = {}
+
+    def __repr__(self) -> str:
+        return (
+            f"SparkBatch({self.first_commit_lsn}..{self.last_commit_lsn}, "
+            f"{self.handoff.n_transactions} transactions, {self.handoff.n_rows} rows)"
+        )
+
+    @property
+    def number(self) -> int:
+        return self.handoff.number
+
+    @property
+    def first_commit_lsn(self) -> Lsn:
+        return self.handoff.first_commit_lsn
+
+    @property
+    def last_commit_lsn(self) -> Lsn:
+        return self.handoff.last_commit_lsn
+
+    @cached_property
+    def parts(self) -> dict[TableName, TableParts]:
+        return tables_of(self.handoff)
+
+    @property
+    def tables(self) -> list[str]:
+        return sorted({parts.label for parts in self.parts.values()})
+
+    def dataframe(self, table: str | TableName) -> DataFrame:
+        """The rows of ``schema.table``. Raises UsageError where the batch has none.
+
+        A ``(schema, table)`` pair tells names with dots in them apart.
+        """
+        found = [p for p in self.parts.values() if table in (p.name, p.label)]
+        if not found:
+            raise UsageError(f"the batch has no rows of {table!r}: see batch.tables")
+        if len(found) > 1:
+            raise UsageError(f"{table!r} names {len(found)} tables: give dataframe() a (schema, table) pair")
+        parts = found[0]
+        if parts.name not in self._frames:
+            self._frames[parts.name] = self._table_frame(parts)
+        return self._frames[parts.name]
+
+    @cached_property
+    def transaction_rows(self) -> pa.Table:
+        """The transactions as the driver holds them, in commit order."""
+        rows = [unit.transactions for unit in self.handoff.units if unit.transactions.num_rows]
+        return pa.Table.from_batches(rows, TRANSACTIONS_SCHEMA)
+
+    @cached_property
+    def message_rows(self) -> pa.Table:
+        """The logical messages as the driver holds them, in stream order."""
+        rows = [u.messages for u in self.handoff.units if u.messages is not None and u.messages.num_rows]
+        return pa.Table.from_batches(rows, MESSAGES_SCHEMA)
+
+    @cached_property
+    def transactions(self) -> DataFrame:
+        return self._given(self.transaction_rows)
+
+    @cached_property
+    def messages(self) -> DataFrame:
+        return self._given(self.message_rows)
+
+    def _given(self, rows: pa.Table) -> DataFrame:
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, rows.schema) as writer:
+            writer.write_table(rows, max_chunksize=64 << 10)
+        function = GivenRows(sink.getvalue().to_pybytes())
+        return self.spark.range(0, 1, 1, 1).mapInArrow(function, spark_schema(rows.schema))
+
+    def memory_dataframe(self, version: VersionParts) -> DataFrame:
+        """What one layout has in memory, contract layout, in as many partitions as its size asks for."""
+        frame = self._memory_frame(self.spark, version.schema, [part.ref for part in version.memory])
+        found, wanted = simple_types(frame.schema), simple_types(spark_schema(version.schema))
+        if found != wanted:
+            wrong = next(f"{f} where {w}" for f, w in zip_longest(found, wanted) if f != w)
+            raise SinkFailed(f"table {version.relation.name}: the DataFrame has {wrong} is due")
+        groups = group_by_bytes([part.n_bytes for part in version.memory], self.parallelism)
+        return frame.coalesce(len(groups)) if len(groups) < len(version.memory) else frame
+
+    def map_memory(self, version: VersionParts, function: Any, schema: StructType | str) -> DataFrame:
+        """``mapInArrow`` over ``memory_dataframe``: the record batches have its columns' positions."""
+        frame = self.memory_dataframe(version)
+        if any("." in name or "`" in name for name in frame.columns):
+            # PySpark 3.5 looks each column up by its unquoted name there. The contract's names stay.
+            n_own = len(version.relation.columns)
+            frame = frame.toDF(*[f"c{i}" for i in range(n_own)], *frame.columns[n_own:])
+        return frame.mapInArrow(function, schema)
+
+    @cached_property
+    def parallelism(self) -> int:
+        return int(self.spark.sparkContext.defaultParallelism)
+
+    def segment_rows(self, parts: TableParts, conform: Sequence[Conform]) -> SegmentRows:
+        """The function that reads all segments of a table; ``conform[i]`` is for its i-th layout."""
+        segments = parts.segments()
+        return SegmentRows(
+            self.read_segment,
+            tuple(part for _, part in segments),
+            tuple(version for version, _ in segments),
+            tuple(conform),
+            tuple(group_by_bytes([part.segment.n_bytes for _, part in segments], self.parallelism)),
+        )
+
+    def map_groups(self, function: Any, n_groups: int, schema: StructType | str) -> DataFrame:
+        """``mapInArrow`` with one task, one row (the number) for each group."""
+        return self.spark.range(0, n_groups, 1, n_groups).mapInArrow(function, schema)
+
+    def _table_frame(self, parts: TableParts) -> DataFrame:
+        columns, placements = union_layout(parts)
+        schema = spark_schema(pa.schema([c.field for c in columns]))
+        frames = []
+        if parts.segments():
+            rows = self.segment_rows(parts, [Conform.of(columns, p.names) for p in placements])
+            frames.append(self.map_groups(rows, len(rows.groups), schema))
+        for version, placement in zip(parts.versions, placements, strict=True):
+            if version.memory:
+                frames.append(_conformed(self.memory_dataframe(version), columns, placement, schema))
+        return reduce(lambda left, right: left.unionAll(right), frames)
+
+
+def union_layout(parts: TableParts) -> tuple[tuple[Target, ...], list[Placement]]:
+    """The columns of the union of a table's layouts, and where each layout's columns go."""
+    columns: tuple[Target, ...] = ()
+    placements = []
+    for version in parts.versions:
+        placement = place(columns, pa.schema(version.relation.arrow_fields), widen=True)
+        columns = placement.columns
+        placements.append(placement)
+    contract = place((), pa.schema(CONTRACT_FIELDS))
+    return columns + contract.columns, [
+        Placement(columns + contract.columns, p.additions, p.names + contract.names) for p in placements
+    ]
+
+
+def _conformed(
+    frame: DataFrame, columns: Sequence[Target], placement: Placement, schema: StructType
+) -> DataFrame:
+    if simple_types(frame.schema) == simple_types(schema):
+        return frame
+    from pyspark.sql import functions
+
+    index = {name: i for i, name in enumerate(placement.names)}
+    selected = []
+    for column, field in zip(columns, schema.fields, strict=True):
+        source = index.get(column.name)
+        value = functions.lit(None) if source is None else functions.col(quoted(frame.columns[source]))
+        selected.append(value.cast(field.dataType).alias(column.name))
+    return frame.select(*selected)
+
+
+def quoted(name: str) -> str:
+    """A column's name as Spark reads it verbatim: dots and backticks included."""
+    return "`" + name.replace("`", "``") + "`"

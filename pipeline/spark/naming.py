@@ -1,0 +1,102 @@
+"""Where a source table's Delta table is: ``ROOT/`` + enc(schema) + ``.`` + enc(table).
+
+``enc`` keeps ``A-Z a-z 0-9 _ -`` and writes every other UTF-8 byte as ``~XX`` (uppercase hexadecimal), so
+the one ``.`` in a directory's name is always the separator, different tables never share a directory, and
+no name leaves the root. Percent-encoding was rejected: deltalake percent-decodes local paths, so such a
+table can be neither made nor read. Called by the Delta sink; ``decode_table`` is for tools that list a root.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, field
+from typing import Final
+from urllib.parse import unquote, urlsplit
+
+import pyarrow as pa
+
+from pipeline.errors import ConfigError
+
+TRANSACTIONS: Final = "_transactions"
+MESSAGES: Final = "_messages"
+
+_UNSAFE: Final = re.compile(rb"[^A-Za-z0-9_-]")
+_ESCAPE: Final = re.compile(rb"~([0-9A-F]{2})")
+_SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(.*)", re.DOTALL)
+REMOTE_SCHEMES: Final = ("s3", "s3a", "gs", "abfs", "abfss")
+
+
+def encode(name: str) -> str:
+    """One identifier as one part of a path; reversible, ASCII."""
+    return _UNSAFE.sub(lambda m: b"~%02X" % m[0][0], name.encode()).decode("ascii")
+
+
+def decode(part: str) -> str:
+    """The inverse of ``encode``."""
+    return _ESCAPE.sub(lambda m: bytes([int(m[1], 16)]), part.encode("ascii")).decode()
+
+
+def encode_table(schema: str, table: str) -> str:
+    return f"{encode(schema)}.{encode(table)}"
+
+
+def decode_table(directory: str) -> tuple[str, str]:
+    """``(schema, table)`` of a directory's name; ValueError where it is not one of a source table."""
+    schema, table = directory.split(".")
+    return decode(schema), decode(table)
+
+
+@dataclass(frozen=True)
+class Location:
+    """A directory in a file system or an object store, as deltalake and pyarrow both find it.
+
+    ``uri`` is an absolute path for a local one, else a URI without a trailing slash. ``storage_options`` are
+    deltalake's; they may hold secrets, so they are not in ``repr``. Files in an object store are written
+    through deltalake's own file system: what is written and what is committed have one set of credentials.
+    """
+
+    uri: str
+    storage_options: dict[str, str] | None = field(default=None, repr=False)
+
+    @classmethod
+    def parse(cls, uri: str, storage_options: dict[str, str] | None = None) -> Location:
+        """From a plain path, ``file:``, ``s3:``, ``gs:`` or ``abfs:``; else raises ConfigError."""
+        match = _SCHEME.fullmatch(uri)
+        if match is None:
+            path = uri
+        elif match[1].lower() == "file":
+            parts = urlsplit(uri)
+            if parts.netloc not in ("", "localhost"):
+                raise ConfigError(f"a file: URI names no host, got {parts.netloc!r}")
+            path = unquote(parts.path)
+        elif match[1].lower() in REMOTE_SCHEMES:
+            if not match[2].startswith("//") or not match[2].strip("/"):
+                raise ConfigError(f"a {match[1]}: URI needs a bucket or container: {match[1]}://NAME/PATH")
+            return cls(f"{match[1].lower()}:{match[2].rstrip('/')}", storage_options)
+        else:
+            known = ", ".join(f"{s}:" for s in ("file", *REMOTE_SCHEMES))
+            raise ConfigError(f"unknown scheme {match[1]!r} of a Delta root: give a path or one of {known}")
+        if not path:
+            raise ConfigError("the root of the Delta tables is empty")
+        if "%" in path:
+            raise ConfigError("a local root of Delta tables cannot hold a percent sign: deltalake decodes it")
+        return cls(os.path.abspath(path), storage_options)
+
+    @property
+    def is_local(self) -> bool:
+        return self.uri.startswith("/")
+
+    def child(self, name: str) -> Location:
+        return Location(f"{self.uri.rstrip('/')}/{name}", self.storage_options)
+
+    def create(self, path: str) -> pa.NativeFile:
+        """A new file, ``path`` relative to ``uri``, and its directories. Raises OSError."""
+        if self.is_local:
+            target = os.path.join(self.uri, path)
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            return pa.OSFile(target, "wb")
+        # Not in the module's head: a worker that writes local files need not load deltalake.
+        from deltalake.fs import DeltaStorageHandler
+
+        return DeltaStorageHandler(self.uri, self.storage_options).open_output_stream(path)

@@ -1,0 +1,230 @@
+"""What Spark's executors run to write: Parquet files in a directory of the attempt's own, and a report.
+
+A task writes below ``<job>-<task attempt>/`` inside the Delta table's directory and yields one row for each
+finished file (``REPORT_SCHEMA``). Nothing else names a file, so what a failed, retried or speculative
+attempt leaves behind is never committed; `vacuum` removes it (the names do not start with an underscore:
+vacuum skips those).
+
+Rows keep the order in which they come. Row groups and files are bounded (``ROW_GROUP_ROWS``,
+``ROW_GROUP_BYTES``, ``FILE_BYTES``), so a task's memory does not depend on the size of the transaction.
+
+Rows at or below the table's watermark are dropped here, before the conversion: a replay reads them but
+writes nothing of them. Release, filter and write are one function, so that
+the rows of a segment never cross into the JVM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from pipeline.errors import StorageFault
+from pipeline.faultpoints import reach
+from pipeline.spark.layout import Conform
+from pipeline.spark.naming import Location
+from pipeline.spark.released import SegmentRows, released
+
+ROW_GROUP_ROWS: Final = 128 << 10
+ROW_GROUP_BYTES: Final = 64 << 20
+"""Of Arrow memory, whatever comes first: rows may be a megabyte wide."""
+FILE_BYTES: Final = 128 << 20
+
+_REPEATING: Final = ("_change_type", "_commit_lsn", "_commit_timestamp", "_xid")
+"""Written with a dictionary, which pays for what repeats by its nature and costs much for what does not."""
+
+_SPARK_VERSION_KEY: Final = "org.apache.spark.version"
+# Spark rebases old dates of files without this key (or refuses them); the dates here are proleptic
+# Gregorian, as Spark 3 writes them.
+_METADATA: Final = {_SPARK_VERSION_KEY: "3.5.7"}
+
+REPORT_SCHEMA: Final = "path string, size long, n_rows long, min_commit_lsn long, max_commit_lsn long"
+_REPORT_ARROW: Final = pa.schema(
+    [("path", pa.string())]
+    + [(name, pa.int64()) for name in ("size", "n_rows", "min_commit_lsn", "max_commit_lsn")]
+)
+
+
+@dataclass(frozen=True)
+class WrittenFile:
+    """``path`` is relative to the table's directory, ASCII and safe in a URI; the LSNs are of its rows."""
+
+    path: str
+    size: int
+    n_rows: int
+    min_commit_lsn: int
+    max_commit_lsn: int
+
+
+class ParquetFiles:
+    """Writes record batches of one schema to as many files as they need. Not thread-safe.
+
+    ``lsn_column`` is the column of the commit LSNs. ``close`` gives the finished files; a writer that is
+    left by an exception leaves its files behind, unreported.
+    """
+
+    def __init__(self, table: Location, directory: str, schema: pa.Schema, lsn_column: str) -> None:
+        self._table = table
+        self._directory = directory
+        self._schema = schema
+        self._lsn_index = schema.get_field_index(lsn_column)
+        self._dictionary = [name for name in _REPEATING if name in schema.names]
+        self._pending: list[pa.RecordBatch] = []
+        self._pending_rows = 0
+        self._pending_bytes = 0
+        self._writer: pq.ParquetWriter | None = None
+        self._sink: pa.NativeFile | None = None
+        self._finished: list[WrittenFile] = []
+        self._begin_counts()
+
+    def _begin_counts(self) -> None:
+        self._n_rows = 0
+        self._min_lsn: int | None = None
+        self._max_lsn: int | None = None
+
+    @property
+    def _path(self) -> str:
+        return f"{self._directory}/part-{len(self._finished):05d}.parquet"
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        if not batch.num_rows:
+            return
+        self._pending.append(batch)
+        self._pending_rows += batch.num_rows
+        self._pending_bytes += batch.nbytes
+        if self._pending_rows >= ROW_GROUP_ROWS or self._pending_bytes >= ROW_GROUP_BYTES:
+            self._write_row_group()
+
+    def close(self) -> list[WrittenFile]:
+        self._write_row_group()
+        self._finish_file()
+        return self._finished
+
+    def _write_row_group(self) -> None:
+        if not self._pending:
+            return
+        table = pa.Table.from_batches(self._pending, self._schema)
+        self._pending, self._pending_rows, self._pending_bytes = [], 0, 0
+        try:
+            if self._writer is None:
+                self._sink = self._table.create(self._path)
+                self._writer = pq.ParquetWriter(
+                    self._sink,
+                    self._schema,
+                    compression="snappy",
+                    use_dictionary=self._dictionary,
+                    store_schema=False,
+                )
+            self._writer.write_table(table, row_group_size=max(ROW_GROUP_ROWS, table.num_rows))
+            assert self._sink is not None
+            written = self._sink.tell()
+        except OSError as error:
+            raise _storage_fault(self._path, error) from error
+        self._count(table)
+        if written >= FILE_BYTES:
+            self._finish_file()
+
+    def _count(self, table: pa.Table) -> None:
+        lsns: dict[str, Any] = pc.min_max(table.column(self._lsn_index)).as_py()
+        self._n_rows += table.num_rows
+        if lsns["min"] is not None:
+            self._min_lsn = lsns["min"] if self._min_lsn is None else min(self._min_lsn, lsns["min"])
+            self._max_lsn = lsns["max"] if self._max_lsn is None else max(self._max_lsn, lsns["max"])
+
+    def _finish_file(self) -> None:
+        if self._writer is None or self._sink is None:
+            return
+        try:
+            self._writer.add_key_value_metadata(_METADATA)
+            self._writer.close()
+            size = self._sink.tell()
+            self._sink.close()
+        except OSError as error:
+            raise _storage_fault(self._path, error) from error
+        self._finished.append(
+            WrittenFile(self._path, size, self._n_rows, self._min_lsn or 0, self._max_lsn or 0)
+        )
+        self._writer = self._sink = None
+        self._begin_counts()
+
+
+def _storage_fault(path: str, error: OSError) -> StorageFault:
+    return StorageFault(f"Parquet file {path} cannot be written: {error.strerror or type(error).__name__}")
+
+
+def report_of(files: list[WrittenFile]) -> pa.RecordBatch:
+    columns = [[getattr(file, name) for file in files] for name in _REPORT_ARROW.names]
+    return pa.RecordBatch.from_arrays(
+        [pa.array(c, f.type) for c, f in zip(columns, _REPORT_ARROW, strict=True)], schema=_REPORT_ARROW
+    )
+
+
+@dataclass(frozen=True)
+class WriteTarget:
+    """Where one job writes one table, and above which commit LSN."""
+
+    table: Location
+    job: str
+    """Unique for the job: a part of every directory's name."""
+    watermark: int
+
+    def files(self, schema: pa.Schema) -> ParquetFiles:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        # taskAttemptId is unique within the Spark application, over stages, retries and speculation.
+        attempt = f"{context.partitionId()}-{context.taskAttemptId()}" if context is not None else "driver"
+        return ParquetFiles(self.table, f"{self.job}-{attempt}", schema, "_commit_lsn")
+
+    def above(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """``rows`` (contract layout) less those that the table holds already."""
+        lsns = rows.column(rows.schema.get_field_index("_commit_lsn"))
+        lowest = pc.min(lsns).as_py()
+        if lowest is None or lowest > self.watermark:
+            return rows
+        return rows.filter(pc.greater(lsns, self.watermark))
+
+
+@dataclass(frozen=True)
+class WriteRows:
+    """Writes a DataFrame's record batches (contract layout of one version)."""
+
+    target: WriteTarget
+    conform: Conform
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        files = self.target.files(self.conform.schema)
+        for batch in batches:
+            files.write(self.conform(self.target.above(batch)))
+        reports = report_of(files.close())
+        reach("parquet_written")
+        yield reports
+
+
+@dataclass(frozen=True)
+class WriteSegments:
+    """Reads, releases and writes segments without the JVM seeing a row; comes in as ``SegmentRows`` does."""
+
+    target: WriteTarget
+    rows: SegmentRows
+
+    def __call__(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        files = self.target.files(self.rows.conform[0].schema)
+        for index in self.rows.part_indexes(numbers):
+            conform = self.rows.conform[self.rows.versions[index]]
+            for batch in released(self.rows.parts[index], self.rows.read_segment):
+                files.write(conform(self.target.above(batch)))
+        reports = report_of(files.close())
+        reach("parquet_written")
+        yield reports
+
+
+def write_local(table: Location, directory: str, rows: pa.RecordBatch, lsn_column: str) -> list[WrittenFile]:
+    """The same for a few rows in the calling process: the driver's own small tables."""
+    files = ParquetFiles(table, directory, rows.schema, lsn_column)
+    files.write(rows)
+    return files.close()

@@ -1,0 +1,49 @@
+"""What the sinks want of a Spark session: its settings, and a first job before the first batch.
+
+``SPARK_CONF`` is for whoever starts the session (``actors``, or a user's own script); nothing here changes a
+running session, which is the user's. ``warm_up`` is called by the sinks' ``open``: the first job of a session
+costs seconds (class loading, the executors' Python), and no batch should pay for that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SPARK_CONF: Final[dict[str, str]] = {
+    # With pandas 3 and Arrow off a null string comes back as the text 'NaN'.
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    # JVM -> Python, memory parts only: the default. Rows may be wide.
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
+    # The plans here have no shuffle: adaptive execution costs planning time and decides nothing.
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.shuffle.partitions": "2",
+    # Timestamps are instants; a session zone changes how they print, and costs a conversion.
+    "spark.sql.session.timeZone": "UTC",
+    # Commit timestamps and columns are proleptic Gregorian: never shift them.
+    "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
+    "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED",
+    # Forks a Python worker with pyarrow and this package imported already.
+    "spark.python.daemon.module": "pipeline.spark.daemon",
+    "spark.ui.enabled": "false",
+}
+"""Settings that suit the sinks, as strings for ``SparkConf`` or ``raydp.init_spark(configs=)``."""
+
+
+def imports(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """For ``mapInArrow``: import what the batches' functions will need, pass the rows on."""
+    import pipeline.spark.parquet_files  # noqa: F401
+
+    yield from batches
+
+
+def warm_up(spark: SparkSession) -> None:
+    """Run what a tiny batch runs, a few times, on every core. Seconds in a new session, then 0.1 s."""
+    n = max(1, int(spark.sparkContext.defaultParallelism))
+    for _ in range(3):
+        spark.range(0, n, 1, n).mapInArrow(imports, "id long").collect()

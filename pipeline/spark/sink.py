@@ -1,0 +1,79 @@
+"""What a sink is, and the one way from the setting ``sink`` to an object.
+
+``make_sink`` runs in the process that drives Spark. It imports what the kind needs and no more, and touches
+nothing outside: a bad setting fails at once, before anything is started.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from pipeline.config import redacted
+from pipeline.errors import ConfigError
+from pipeline.handoff import SlotIdentity
+from pipeline.pg import Lsn
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from pipeline.spark.frames import SparkBatch
+
+
+class Sink(Protocol):
+    """Takes batches in order, from one thread. ``write`` returns when the batch is durable in the sink: the
+    caller confirms it after that, and a batch may come again after a crash, cut differently."""
+
+    def open(self, spark: SparkSession) -> None:
+        """Once, before the first batch; may take seconds."""
+
+    def watermark(self) -> Lsn:
+        """The commit LSN up to which the sink surely holds everything; 0/0 for one that cannot tell."""
+
+    def write(self, batch: SparkBatch) -> None:
+        """Raises an XidstreamError; then nothing of the batch may be confirmed."""
+
+    def close(self) -> None:
+        """Once, after the last batch or a failure. Never raises for a session that is gone."""
+
+
+def make_sink(spec: str, identity: SlotIdentity) -> Sink:
+    """``delta:URI``, ``console`` or ``foreach:module:function``.
+
+    Raises ConfigError for anything else, UsageError where the function cannot be found.
+    """
+    kind, argument = _parse(spec)
+    if kind == "delta":
+        from pipeline.spark.delta import DeltaSink
+
+        return DeltaSink(argument, identity)
+    if kind == "console":
+        from pipeline.spark.console import ConsoleSink
+
+        return ConsoleSink()
+    from pipeline.spark.foreach import ForeachSink
+
+    return ForeachSink.of(argument)
+
+
+def check_sink_spec(spec: str) -> str:
+    """The same checks without a sink, for the process that is given the setting. Raises as ``make_sink``.
+
+    Returns the setting as any other process understands it: a relative path of Delta tables made absolute.
+    """
+    kind, argument = _parse(spec)
+    if kind == "delta":
+        from pipeline.spark.naming import Location
+
+        return f"delta:{Location.parse(argument).uri}"
+    if kind == "foreach":
+        from pipeline.spark.foreach import resolve
+
+        resolve(argument)
+    return spec
+
+
+def _parse(spec: str) -> tuple[str, str]:
+    kind, colon, argument = spec.partition(":")
+    if (kind in ("delta", "foreach") and argument) or (kind == "console" and not colon):
+        return kind, argument
+    raise ConfigError(f"unknown sink {redacted(spec)!r}: give delta:URI, console or foreach:module:function")
