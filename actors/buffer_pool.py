@@ -1,0 +1,235 @@
+"""The reader's buffers: starts them, gives blocks to the right one, counts what they have not finished.
+
+A plain object inside the slot reader, which therefore owns every buffer: when the reader ends, they end.
+Which buffer takes what is decided by ``pipeline.buffer.BufferPoolPolicy``; where buffers run, by Ray's default policy:
+it prefers the node of whoever asks, the reader's, where blocks are in shared memory already, until half of that node
+is taken, then goes elsewhere, and asks the autoscaler where nothing is free. A soft NodeAffinity to the reader's node
+was rejected: it waits for that node while it is full, though others are empty, so nothing would ever scale.
+
+A buffer beyond the floor also asks for ``buffer_resource``, which a node type may have to be the one that is added for
+buffers. What one transaction moves with, from one buffer to another, is what the first holds of it in memory, through
+the object store, and the names of its segments; Ray's order of one caller's calls is what keeps its blocks in order.
+
+Credit: a block counts as in flight until its buffer has decoded it and, where needed, spilled. The reader stops
+reading while too much is. What a buffer raised comes out of ``collect``.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import ray
+
+from actors.faults import unwrap
+from actors.quota import QuotaShare
+from actors.xid_buffer import BufferSettings, Held, XidBuffer
+from pipeline.buffer import BufferPoolPolicy
+from pipeline.config import Config
+from pipeline.handoff import TransactionEnd
+from pipeline.pg import Xid
+from pipeline.stream import Block, PlainBlock, Prepared, RelationSnapshot, TransactionBlock
+
+_INLINE_BYTES = 64 << 10
+"""Below this a block travels inside the call: the object store would cost more than it saves."""
+
+_CHECK_INTERVAL_S = 1.0
+
+
+class BufferPool:
+    """``share`` is there where several slots have one cap."""
+
+    def __init__(self, config: Config, settings: BufferSettings, share: QuotaShare | None = None) -> None:
+        self._settings = settings
+        self._config = config
+        self._share = share
+        maximum = config.buffers_max if share is None else config.buffers_min
+        self._policy = BufferPoolPolicy(config.buffers_min, maximum, config.buffers_idle_s)
+        self._actors: dict[int, Any] = {}
+        self._starting: dict[int, ray.ObjectRef] = {}
+        self._last_ticket: dict[int, int] = {}
+        self._snapshots: dict[int, ray.ObjectRef] = {}
+        self._in_flight: dict[ray.ObjectRef, int] = {}
+        self._pings: dict[int, ray.ObjectRef] = {}
+        self._next_check_s = 0.0
+        self._leaving: list[tuple[int, Xid]] = []
+        self.in_flight_bytes = 0
+        self.n_moved = 0
+        self.open: dict[Xid, Held] = {}
+        for number in self._policy.ask(time.monotonic()):
+            self._start(number)
+
+    def await_ready(self) -> None:
+        """Until the buffers kept ready have loaded their kernels, so that no transaction waits for it."""
+        ray.get(list(self._starting.values()))
+        self._see_placed()
+
+    def pids(self) -> list[int]:
+        return list(ray.get([actor.pid.remote() for actor in self._actors.values()]))
+
+    @property
+    def n_buffers(self) -> int:
+        """Those that work."""
+        return self._policy.n_placed
+
+    @property
+    def n_asked(self) -> int:
+        """Those that Ray has no process for yet."""
+        return len(self._starting)
+
+    # -- blocks and ends -------------------------------------------------------------------------------
+
+    def add_block(self, cut: TransactionBlock) -> None:
+        number = self._policy.assign(cut.xid, time.monotonic())
+        self.open.setdefault(cut.xid, Held(cut.xid, 0, 0, 0))
+        result = self._actors[number].add_block.remote(
+            cut.xid, cut.first_lsn, cut.streamed, *self._block_arguments(cut.block)
+        )
+        self._count(result, cut.block.n_bytes)
+
+    def decode_plain(self, cut: PlainBlock, ticket: int) -> ray.ObjectRef:
+        block = cut.block
+        assert block is not None, "a plain block is handed over once"
+        number = self._policy.for_plain_block()
+        self._last_ticket[number] = ticket
+        result = self._actors[number].decode_plain.remote(cut.n_transactions, *self._block_arguments(block))
+        self._count(result, block.n_bytes)
+        return result
+
+    def abort_subtransactions(self, xid: Xid, subxids: tuple[Xid, ...]) -> None:
+        self._count(self._of(xid).abort_subtransactions.remote(xid, subxids), 0)
+
+    def abort(self, xid: Xid) -> None:
+        self._count(self._of(xid).abort.remote(xid), 0)
+        self._leave(xid, -1)
+
+    def commit(self, end: TransactionEnd, ticket: int) -> ray.ObjectRef:
+        result = self._of(end.xid).commit.remote(end)
+        self._leave(end.xid, ticket)
+        return result
+
+    def prepare(self, cut: Prepared, ticket: int) -> ray.ObjectRef:
+        """Also for a transaction without a row: its record must be durable all the same."""
+        number = self._policy.assign(cut.xid, time.monotonic())
+        result = self._actors[number].prepare.remote(cut)
+        self._leave(cut.xid, ticket)
+        return result
+
+    # -- what comes back -------------------------------------------------------------------------------
+
+    def collect(self, timeout_s: float = 0.0) -> None:
+        """Take the results that are there; raises what a buffer raised."""
+        if not self._in_flight:
+            return
+        done, _ = ray.wait(
+            list(self._in_flight), num_returns=len(self._in_flight), timeout=timeout_s, fetch_local=False
+        )
+        for ref in done:
+            self.in_flight_bytes -= self._in_flight.pop(ref)
+            try:
+                result = ray.get(ref)
+            except Exception as error:
+                raise unwrap(error, "xid buffer") from error
+            if isinstance(result, Held) and result.xid in self.open:
+                self.open[result.xid] = result
+
+    # -- how many --------------------------------------------------------------------------------------
+
+    def adapt(self) -> None:
+        """Ask for the buffers that are wanted now, and let those that came take transactions over. Never waits."""
+        self._see_placed()
+        for move in self._policy.moves():
+            carried = self._actors[move.source].give_up.remote(move.xid)
+            self._count(self._actors[move.target].adopt.remote(carried), 0)
+            self.n_moved += 1
+        if self._share is not None:
+            self._policy.allow(self._share.allowed(max(self._policy.n_needed, len(self._actors))))
+        for number in self._policy.ask(time.monotonic()):
+            self._start(number)
+
+    def check_alive(self, now_s: float) -> None:
+        """Notice a buffer that died with nothing in flight; raises ComponentLost for it."""
+        if now_s < self._next_check_s:
+            return
+        self._next_check_s = now_s + _CHECK_INTERVAL_S
+        for number, ref in list(self._pings.items()):
+            if ray.wait([ref], timeout=0)[0]:
+                del self._pings[number]
+                try:
+                    ray.get(ref)
+                except Exception as error:
+                    raise unwrap(error, "xid buffer") from error
+        for number, actor in self._actors.items():
+            if number not in self._pings and number not in self._starting:
+                self._pings[number] = actor.pid.remote()
+
+    def give_back_idle(self, done_ticket: int) -> None:
+        """End buffers that have had nothing to do for long, and whose rows the sink all holds."""
+        now_s = time.monotonic()
+        still: list[tuple[int, Xid]] = []
+        for ticket, xid in self._leaving:
+            if ticket <= done_ticket:
+                self._policy.release(xid, now_s)
+            else:
+                still.append((ticket, xid))
+        self._leaving = still
+        busy = {n for n, ticket in self._last_ticket.items() if ticket > done_ticket}
+        for number in self._policy.take_idle(now_s, busy):
+            self._pings.pop(number, None)
+            self._starting.pop(number, None)
+            ray.kill(self._actors.pop(number))
+            self._last_ticket.pop(number, None)
+
+    # -- inside ----------------------------------------------------------------------------------------
+
+    def _start(self, number: int) -> None:
+        config = self._config
+        beyond_floor = config.buffer_resource and number >= config.buffers_min
+        actor = ray.remote(XidBuffer).options(
+            num_cpus=config.buffer_cpus,
+            resources={config.buffer_resource: 1} if beyond_floor else None,
+            max_restarts=0,
+        )
+        self._actors[number] = actor.remote(self._settings)
+        self._starting[number] = self._actors[number].pid.remote()
+
+    def _see_placed(self) -> None:
+        if not self._starting:
+            return
+        done, _ = ray.wait(list(self._starting.values()), num_returns=len(self._starting), timeout=0)
+        for number in [n for n, ref in self._starting.items() if ref in done]:
+            try:
+                ray.get(self._starting.pop(number))
+            except Exception as error:
+                raise unwrap(error, "xid buffer") from error
+            self._policy.placed(number, time.monotonic())
+
+    def _of(self, xid: Xid) -> Any:
+        number = self._policy.owner(xid)
+        assert number is not None, f"transaction {int(xid)} has no buffer"
+        return self._actors[number]
+
+    def _leave(self, xid: Xid, ticket: int) -> None:
+        """The buffer is free for another transaction, but owns this one's rows until the sink holds them."""
+        self.open.pop(xid, None)
+        self._policy.end(xid)
+        self._leaving.append((ticket, xid))
+
+    def _count(self, result: ray.ObjectRef, n_bytes: int) -> None:
+        self._in_flight[result] = n_bytes
+        self.in_flight_bytes += n_bytes
+
+    def _block_arguments(self, block: Block) -> tuple[int, list[ray.ObjectRef], Any]:
+        content: Any = (block.payload, block.lengths)
+        if block.n_bytes >= _INLINE_BYTES:
+            content = ray.put(content)
+        return block.relations.number, [self._snapshot(block.relations)], content
+
+    def _snapshot(self, snapshot: RelationSnapshot) -> ray.ObjectRef:
+        ref = self._snapshots.get(snapshot.number)
+        if ref is None:
+            # The latest are enough: a scope's older snapshots are never used again.
+            while len(self._snapshots) >= 1024:
+                del self._snapshots[next(iter(self._snapshots))]
+            ref = self._snapshots[snapshot.number] = ray.put(dict(snapshot.relations))
+        return ref

@@ -1,0 +1,151 @@
+"""The Python interface: a slot as a streaming query in a PySpark script with its own RayDP session.
+
+It reads as Structured Streaming does::
+
+    spark = raydp.init_spark("app", num_executors=1, executor_cores=2, executor_memory="512m")
+    query = (
+        actors.ChangeStream({"dsn": "dbname=shop", "slot": "orders", "publication": "orders", "storage": "/tmp/x"})
+        .foreachBatch(handle)
+        .trigger(availableNow=True)
+        .start(spark)
+    )
+    query.awaitTermination()
+
+``handle(batch)`` runs on a thread of this process; it gets whole transactions, in commit order, at least once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from actors.secrets import refuse_travelling
+from actors.sessions import adopt_spark, connect_ray
+from actors.spark_driver import InProcessDriver
+from actors.supervisor import Supervisor
+from pipeline.config import Config, load_toml
+from pipeline.errors import UsageError
+from pipeline.handoff import SlotIdentity
+from pipeline.spark.delta import DeltaSink
+from pipeline.spark.foreach import ForeachSink
+from pipeline.spark.frames import SparkBatch
+from pipeline.spark.sink import Sink, make_sink
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class ChangeStream:
+    """A description of what to read and where to put it; nothing happens before ``start``.
+
+    ``config`` is a Config, a mapping of its settings, or the path of a TOML file with them.
+    """
+
+    def __init__(self, config: Config | Mapping[str, Any] | str | Path) -> None:
+        if isinstance(config, (str, Path)):
+            config = load_toml(Path(config))
+        self._config = config if isinstance(config, Config) else Config.of(config)
+        self._make: Callable[[SlotIdentity], Sink] | None = None
+
+    def foreachBatch(self, function: Callable[[SparkBatch], None]) -> ChangeStream:  # noqa: N802 - Spark's name
+        """Call ``function`` with each batch. An exception in it ends the query, with nothing confirmed."""
+        if not callable(function):
+            raise UsageError("foreachBatch needs a function of one argument, the batch")
+        return self._with(lambda identity: ForeachSink(function))
+
+    def toDelta(self, uri: str, storage_options: Mapping[str, str] | None = None) -> ChangeStream:  # noqa: N802
+        """Append to one Delta table per source table below ``uri``."""
+        return self._with(
+            lambda identity: DeltaSink(
+                uri, identity, storage_options=dict(storage_options) if storage_options else None
+            )
+        )
+
+    def trigger(self, *, availableNow: bool = False) -> ChangeStream:  # noqa: N803 - Spark's name
+        """``availableNow``: handle what is committed when the query starts, then end."""
+        other = ChangeStream(dataclasses.replace(self._config, available_now=availableNow))
+        other._make = self._make
+        return other
+
+    def start(self, spark: SparkSession) -> StreamingQuery:
+        """Begin, on ``spark``, which must be a RayDP session. Raises ConfigError for a missing setting."""
+        self._config.require("slot", "publication", "storage")
+        make = self._make
+        if make is None:
+            self._config.require("sink")
+            make = self._sink_of_config
+        connect_ray()
+        refuse_travelling(self._config)
+        adopt_spark(spark)
+        driver = InProcessDriver(spark, self._config.storage, make)
+        return StreamingQuery(Supervisor(self._config, lambda: driver))
+
+    def _sink_of_config(self, identity: SlotIdentity) -> Sink:
+        return make_sink(self._config.sink, identity)
+
+    def _with(self, make: Callable[[SlotIdentity], Sink]) -> ChangeStream:
+        other = ChangeStream(self._config)
+        other._make = make
+        return other
+
+
+class StreamingQuery:
+    """A running query; the methods are Spark's."""
+
+    def __init__(self, supervisor: Supervisor) -> None:
+        self._supervisor = supervisor
+        self._exception: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="xidstream-query", daemon=True)
+        self._thread.start()
+
+    @property
+    def isActive(self) -> bool:  # noqa: N802 - Spark's name
+        return self._thread.is_alive()
+
+    @property
+    def lastProgress(self) -> dict[str, Any]:  # noqa: N802
+        """Numbers for people and monitoring; LSNs as PostgreSQL prints them."""
+        status = self._supervisor.status()
+        driver, sequencer, reader = status.driver, status.sequencer, status.reader
+        return {
+            "epoch": status.epoch,
+            "batches": driver.n_batches,
+            "transactions": driver.n_transactions,
+            "rows": driver.n_rows,
+            "lastCommitLsn": str(driver.last_commit_lsn),
+            "lagMs": driver.lag_ms,
+            "confirmedLsn": str(sequencer.confirmed_lsn) if sequencer else None,
+            "preparedTransactions": sequencer.n_prepared if sequencer else None,
+            "receivedBytes": reader.n_bytes if reader else None,
+            "openTransactions": len(reader.open) if reader else None,
+            "openRows": sum(rows for _, rows, _, _ in reader.open) if reader else None,
+            "paused": reader.paused if reader else None,
+            "waitingForSinkBytes": reader.backlog_bytes if reader else None,
+            "inFlightBytes": reader.in_flight_bytes if reader else None,
+        }
+
+    def awaitTermination(self, timeout: float | None = None) -> bool:  # noqa: N802
+        """Wait, at most ``timeout`` seconds; True when the query has ended. Raises what ended it."""
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            return False
+        if self._exception is not None:
+            raise self._exception
+        return True
+
+    def stop(self) -> None:
+        """End it cleanly: the batch in hand is finished and confirmed. Returns when it has ended."""
+        self._supervisor.stop()
+        self._thread.join()
+
+    def exception(self) -> BaseException | None:
+        return self._exception
+
+    def _run(self) -> None:
+        try:
+            self._supervisor.run()
+        except BaseException as error:  # noqa: BLE001 - raised again where it is awaited
+            self._exception = error

@@ -1,0 +1,281 @@
+"""The command line. ``python -m actors`` and the installed ``xidstream`` are the same.
+
+The options of ``run`` are made from ``Config``'s fields, so that an option, a key of the TOML file and a
+setting of ``ChangeStream`` are one thing with one name, one default and one sentence of help. Ray, the JVM and
+numba are imported by the commands that need them: ``--help`` answers at once.
+
+Errors that are ours end as one line and its remedy, with the exit status of ``errors.POLICY``; anything else is a
+defect and says so, with the traceback only under ``--debug``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pipeline.config import Config, configs_of, load_toml
+from pipeline.errors import ConfigError, ExitStatus, XidstreamError
+
+_STRUCTURED = {"spark_conf"}
+_CONNECTION = ("dsn", "slot", "publication")
+
+
+def setting_options(*names: str) -> Callable[[Any], Any]:
+    """Click options for these settings of Config, or for all; unset ones stay out of the mapping."""
+    fields = [f for f in dataclasses.fields(Config) if f.name not in _STRUCTURED]
+    chosen = [f for f in fields if not names or f.name in names]
+
+    def decorate(command: Any) -> Any:
+        for f in reversed(chosen):
+            flag = f"--{f.name.replace('_', '-')}"
+            default = "" if f.default in ("", (), None, False) else f"  [default: {_shown(f)}]"
+            text = f.metadata["help"] + default
+            if isinstance(f.default, bool):
+                command = click.option(flag, f.name, is_flag=True, default=None, help=text)(command)
+            else:
+                command = click.option(
+                    flag, f.name, type=_click_type(f), default=None, help=text, metavar=_metavar(f)
+                )(command)
+        return click.option(
+            "--config",
+            "config_file",
+            type=click.Path(path_type=Path),
+            help="TOML file with any of these settings",
+        )(command)
+
+    return decorate
+
+
+def _click_type(f: dataclasses.Field[Any]) -> Any:
+    if f.metadata.get("size"):
+        return str
+    if f.name == "streaming":
+        return click.Choice(["off", "on", "parallel"])
+    if isinstance(f.default, int) or f.name == "proto_version":
+        return int
+    return float if isinstance(f.default, float) else str
+
+
+def _metavar(f: dataclasses.Field[Any]) -> str | None:
+    if f.metadata.get("size"):
+        return "SIZE"
+    return {"publication": "NAME[,…]", "storage": "URI", "sink": "SINK", "proto_version": "1-4"}.get(f.name)
+
+
+def _shown(f: dataclasses.Field[Any]) -> str:
+    if f.metadata.get("size"):
+        return f"{int(str(f.default)) >> 20}MB"
+    return str(f.default)
+
+
+def build_configs(config_file: Path | None, options: dict[str, Any]) -> tuple[Config, ...]:
+    """The file's settings, overridden by the options that were given; several where the file has ``[[slots]]``."""
+    values = load_toml(config_file) if config_file is not None else {}
+    return configs_of(values, {name: value for name, value in options.items() if value is not None})
+
+
+def build_config(config_file: Path | None, options: dict[str, Any]) -> Config:
+    """The same for a command that is about one slot. Raises ConfigError where the file has several."""
+    config, *others = build_configs(config_file, options)
+    if others:
+        names = ", ".join(c.slot for c in (config, *others))
+        raise ConfigError(f"the file has several slots ({names})", remedy="choose one with --slot")
+    return config
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+@click.version_option(package_name="xidstream")
+@click.pass_context
+def cli(context: click.Context, debug: bool) -> None:
+    """PostgreSQL transactions in Spark the moment they commit, however big they are.
+
+    Start with `xidstream demo`, which needs nothing but what pip installed. Then `xidstream check` tells what your
+    server still lacks, and `xidstream run` does the work.
+    """
+    context.obj = debug
+
+
+@cli.command()
+@click.option(
+    "--rows",
+    type=click.IntRange(1_000),
+    default=400_000,
+    show_default=True,
+    help="Rows of the large transaction.",
+)
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("demo-out"),
+    show_default=True,
+    help="Folder for the Delta tables; what an earlier demo left there is replaced.",
+)
+def demo(rows: int, output: Path) -> None:
+    """Show the whole path on an embedded PostgreSQL, a local Ray and a RayDP session, in about a minute."""
+    from actors.demo import run_demo
+
+    run_demo(n_rows=rows, output=output)
+
+
+@cli.command()
+@setting_options()
+def run(config_file: Path | None, **options: Any) -> None:
+    """Stream a slot's transactions into a sink, until interrupted or (--available-now) done.
+
+    SINK is `delta:URI` (one Delta table per source table below URI), `console` (for people), or
+    `foreach:module:function` (your function is called with each batch of whole transactions).
+
+    \b
+    Examples:
+      xidstream run --dsn 'host=db dbname=shop user=repl' --slot shop --publication shop \\
+                    --storage s3://bucket/xidstream --sink delta:s3://bucket/tables --create-slot
+      PGSERVICE=shop xidstream run --config shop.toml --available-now
+
+    A file with several [[slots]] makes one run of them, with one Spark session; one that fails does not stop the
+    others, and the exit status is the worst.
+    """
+    configs = build_configs(config_file, options)
+    for config in configs:
+        config.require("slot", "publication", "storage", "sink")
+    from actors.run import run_pipeline
+
+    run_pipeline(configs)
+
+
+@cli.command()
+@setting_options(
+    *_CONNECTION,
+    "storage",
+    "streaming",
+    "proto_version",
+    "logical_decoding_work_mem",
+    "two_phase",
+    "create_slot",
+)
+def check(config_file: Path | None, **options: Any) -> None:
+    """Preflight: every precondition of `run`, each with its remedy. Status 3 if one is missing."""
+    configs = build_configs(config_file, options)
+    for config in configs:
+        config.require("slot", "publication")
+    from actors.preflight import print_findings
+
+    complete = True
+    for config in configs:
+        if len(configs) > 1:
+            click.echo(f"\nslot {config.slot}")
+        complete = print_findings(config) and complete
+    if not complete:
+        raise SystemExit(ExitStatus.PRECONDITION)
+
+
+@cli.command()
+@setting_options(*_CONNECTION, "storage")
+def status(config_file: Path | None, **options: Any) -> None:
+    """What the slot holds back and what the pipeline has confirmed."""
+    config = build_config(config_file, options)
+    config.require("slot")
+    from actors.preflight import print_status
+
+    print_status(config)
+
+
+@cli.group()
+def slot() -> None:
+    """Create or drop a replication slot."""
+
+
+@slot.command()
+@setting_options("dsn", "slot", "two_phase", "storage")
+@click.option("--failover", is_flag=True, help="Let standbys synchronise the slot (PostgreSQL 17 and later).")
+def create(config_file: Path | None, failover: bool, **options: Any) -> None:
+    """Create the slot; changes are kept by the server from then on.
+
+    Given --storage, it refuses where that still has the record of an earlier slot of this name: a run would take
+    the new slot for one that lost changes. `slot drop --storage` removes it.
+    """
+    config = build_config(config_file, options)
+    config.require("slot")
+    from actors.preflight import create_slot_command
+
+    create_slot_command(config, failover=failover)
+
+
+@slot.command()
+@setting_options("dsn", "slot", "storage")
+def drop(config_file: Path | None, **options: Any) -> None:
+    """Drop the slot; changes that were not read from it are gone for this pipeline.
+
+    Given --storage, also remove what the pipeline recorded of the slot there (progress.json, prepared/ and epochs/
+    below SYSTEM_IDENTIFIER/SLOT), without which a slot created again under this name counts as lost. Nothing in
+    the sink is touched. It works for a slot that is dropped already, too.
+    """
+    config = build_config(config_file, options)
+    config.require("slot")
+    from actors.preflight import drop_slot_command
+
+    drop_slot_command(config)
+
+
+def on_signals(stop: Callable[[], None]) -> None:
+    """The first SIGINT or SIGTERM ends the run cleanly; the next one at once."""
+    asked = threading.Event()
+
+    def handle(number: int, frame: Any) -> None:
+        if asked.is_set():
+            raise KeyboardInterrupt
+        asked.set()
+        click.echo("stopping: the batch in hand is finished first (once more to end at once)", err=True)
+        stop()
+
+    signal.signal(signal.SIGINT, handle)
+    signal.signal(signal.SIGTERM, handle)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The entry point: runs a command and turns its end into an exit status."""
+    debug = "--debug" in (arguments if arguments is not None else sys.argv[1:])
+    try:
+        cli.main(args=arguments, prog_name="xidstream", standalone_mode=False)
+        code = int(ExitStatus.DONE)
+    except XidstreamError as error:
+        code = int(error.policy.exit_status)
+        _tell(error.message, error.remedy)
+        if debug:
+            traceback.print_exc()
+    except click.UsageError as error:
+        code = int(ExitStatus.USAGE)
+        error.show()
+    except click.ClickException as error:
+        code = int(ExitStatus.FAILED)
+        error.show()
+    except SystemExit as error:
+        code = int(error.code or 0)
+    except (KeyboardInterrupt, click.Abort):
+        code = 130
+        _tell("interrupted", "start again: nothing that was not confirmed is lost")
+    except Exception as error:  # noqa: BLE001 - the last border: a person gets one line
+        code = int(ExitStatus.FAILED)
+        _tell(
+            f"unexpected {type(error).__name__}", "run with --debug for the traceback, and please report it"
+        )
+        if debug:
+            traceback.print_exc()
+    sys.stdout.flush()
+    raise SystemExit(code)
+
+
+def _tell(message: str, remedy: str) -> None:
+    click.echo(f"xidstream: {message}", err=True)
+    click.echo(f"  remedy: {remedy}", err=True)
+
+
+__all__ = ["ConfigError", "build_config", "build_configs", "main", "on_signals"]

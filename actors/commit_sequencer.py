@@ -1,0 +1,327 @@
+"""The commit sequencer actor: waits for buffers, releases in commit order, confirms behind the sink.
+
+An asyncio shell around ``pipeline.sequencer``. The reader's entries are taken in the order of their tickets; what
+an entry waits for (a reference to what its buffer returns) is awaited beside it, so buffers may finish in any
+order. ``next_batch`` is the driver's pull and thereby the backpressure.
+
+Confirming has one path: when the contiguous done prefix has grown, its position is recorded in storage and only
+then given to the reader. The first error of any part is kept and raised to everyone who asks: a run never
+continues beside a lost part.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from actors.faults import unwrap
+from actors.slot_storage import SlotStorage
+from pipeline.buffer.transaction import transaction_row
+from pipeline.config import Config
+from pipeline.errors import XidstreamError
+from pipeline.faultpoints import reach
+from pipeline.handoff import Batch, Opened, PreparedTransaction, Sealed, TransactionEnd
+from pipeline.pg import INVALID_LSN, Lsn
+from pipeline.sequencer import CommitOrder, PreparedBook
+from pipeline.stream import (
+    Committed,
+    CommittedPrepared,
+    Cut,
+    PlainBlock,
+    Position,
+    Prepared,
+    RolledBackPrepared,
+)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One entry of the commit order; ``result`` holds the reference to what its buffer returns, or nothing."""
+
+    ticket: int
+    cut: Cut
+    result: list[Any]
+
+
+@dataclass(frozen=True)
+class SequencerStats:
+    n_rows: int
+    n_transactions: int
+    n_batches: int
+    n_waiting: int
+    n_prepared: int
+    confirmed_lsn: Lsn
+    last_commit_lsn: Lsn
+    last_commit_timestamp_us: int
+
+
+class CommitSequencer:
+    def __init__(self, config: Config, epoch: str) -> None:
+        self._config = config
+        self._epoch = epoch
+        self._order = CommitOrder(batch_rows=config.batch_rows, batch_bytes=config.batch_bytes)
+        self._changed = asyncio.Condition()
+        self._failure: BaseException | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._target: Lsn | None = None
+        self._confirmed = INVALID_LSN
+        self._stopping = False
+        self._told_ticket = -1
+        self._early: dict[int, Entry] = {}
+        self._prepared = PreparedBook()
+        self._watermark = INVALID_LSN
+        self._delete_after: dict[int, PreparedTransaction] = {}
+        self._is_open = False
+        self._totals = [0, 0, 0]
+        self._last_commit = (INVALID_LSN, 0)
+
+    # -- set-up ----------------------------------------------------------------------------------------
+
+    async def open(self, reader: Any, opened: Opened, target_lsn: Lsn | None) -> None:
+        """Take over the storage of this slot, which the reader holds by now.
+
+        Raises SlotLost where the slot was confirmed past what this pipeline ever recorded, or the server is older
+        than what it delivered before.
+        """
+        self._reader = reader
+        self._target = target_lsn
+        self._storage = SlotStorage(self._config.storage, opened, self._epoch)
+        self._confirmed, self._prepared = await asyncio.to_thread(self._storage.take_over)
+        # A commit that begins exactly at the confirmed position is not behind it.
+        self._watermark = self._confirmed.before
+        self._is_open = True
+        self._spawn(self._confirm_forever())
+
+    async def sink_opened(self, watermark: Lsn) -> None:
+        """What the sink already holds; transactions up to it may be repeated by the server."""
+        self._watermark = max(self._watermark, watermark)
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    # -- from the reader -------------------------------------------------------------------------------
+
+    async def submit(self, entries: list[Entry]) -> None:
+        """Take entries at their tickets' turn: calls to an asyncio actor may overtake each other."""
+        self._early.update((entry.ticket, entry) for entry in entries)
+        try:
+            while (entry := self._early.pop(self._order.next_ticket, None)) is not None:
+                self._take(entry)
+        except XidstreamError as error:
+            await self._fail(error)
+            raise
+        await self._notify()
+
+    def _take(self, entry: Entry) -> None:
+        cut, ticket = entry.cut, entry.ticket
+        if isinstance(cut, PlainBlock):
+            self._order.add_unit(
+                ticket, cut.first_commit_lsn, cut.last_commit_lsn, cut.end_lsn, cut.n_transactions
+            )
+            self._spawn(self._fill_from(ticket, entry.result[0]))
+        elif isinstance(cut, Committed):
+            self._add_transaction(ticket, cut.end)
+            if entry.result:
+                self._spawn(self._fill_from(ticket, entry.result[0]))
+            else:
+                self._order.fill(ticket, nothing(cut.end))
+        elif isinstance(cut, Prepared):
+            self._order.add_hold(ticket, cut.end_lsn)
+            self._spawn(self._prepare_from(ticket, entry.result[0]))
+        elif isinstance(cut, CommittedPrepared):
+            self._add_transaction(ticket, cut.end)
+            self._spawn(self._fill_prepared(ticket, cut.end))
+        elif isinstance(cut, RolledBackPrepared):
+            self._order.add_hold(ticket, cut.end_lsn)
+            self._spawn(self._roll_back_prepared(ticket, cut))
+        else:
+            assert isinstance(cut, Position), cut
+            self._order.add_position(ticket, cut.wal_end)
+
+    def _add_transaction(self, ticket: int, end: TransactionEnd) -> None:
+        self._order.add_unit(ticket, end.commit_lsn, end.commit_lsn, end.end_lsn, 1)
+
+    # -- from buffers ----------------------------------------------------------------------------------
+
+    async def _fill_from(self, ticket: int, ref: Any) -> None:
+        self._order.fill(ticket, await ref)
+
+    async def _prepare_from(self, ticket: int, ref: Any) -> None:
+        record: PreparedTransaction = await ref
+        replaced = self._prepared.add(record)
+        if replaced is not None:
+            if replaced.prepare_end_lsn != record.prepare_end_lsn:
+                await asyncio.to_thread(self._storage.forget, replaced)
+            else:
+                old = [s.key for s in replaced.segments if s not in record.segments]
+                await asyncio.to_thread(self._storage.delete, old)
+        self._order.resolve(ticket)
+
+    async def _fill_prepared(self, ticket: int, end: TransactionEnd) -> None:
+        await self._prepares_before(ticket)
+        prepared = self._prepared.commit(end, self._watermark)
+        if prepared is None:
+            self._order.fill(ticket, nothing(end))
+            return
+        content = await asyncio.to_thread(self._storage.content_of, prepared, end)
+        self._delete_after[ticket] = prepared
+        self._order.fill(ticket, content)
+
+    async def _roll_back_prepared(self, ticket: int, cut: RolledBackPrepared) -> None:
+        await self._prepares_before(ticket)
+        prepared = self._prepared.roll_back(cut.xid, cut.gid)
+        if prepared is not None:
+            # Deleted where it is confirmed: a late manifest of a dead epoch must not come back to life.
+            self._delete_after[ticket] = prepared
+        self._order.resolve(ticket)
+
+    async def _prepares_before(self, ticket: int) -> None:
+        """A K or r may arrive while the record of its P is still being written."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: not self._order.holds_before(ticket))
+
+    # -- to and from the driver ------------------------------------------------------------------------
+
+    async def next_batch(self, wait_s: float) -> Batch | None:
+        """The next batch; None when ``wait_s`` passed without one, or nothing more is to come (``finished``)."""
+        deadline = time.monotonic() + wait_s
+        async with self._changed:
+            while True:
+                self._raise_failure()
+                if self.is_finished():
+                    return None
+                reach("releasing")
+                batch = None if self._stopping else self._order.next_batch()
+                if batch is not None:
+                    reach("released")
+                    return batch
+                left_s = deadline - time.monotonic()
+                if left_s <= 0:
+                    return None
+                try:
+                    await asyncio.wait_for(self._changed.wait(), left_s)
+                except asyncio.TimeoutError:
+                    return None
+
+    async def finished(self) -> bool:
+        self._raise_failure()
+        return self.is_finished()
+
+    def is_finished(self) -> bool:
+        reached = self._target is not None and self._confirmed >= self._target
+        return reached or (self._stopping and self._is_all_told())
+
+    async def batch_done(self, number: int) -> None:
+        """The sink holds the batch: its segments go, its position may be confirmed."""
+        self._raise_failure()
+        contents = self._order.batch_done(number)
+        reach("batch_accepted")
+        for content in contents:
+            self._count(content)
+        self._totals[2] += 1
+        await self._notify()
+        kept = {s.key for p in self._delete_after.values() for s in p.segments}
+        keys = [part.segment.key for content in contents for part in content.segments]
+        await asyncio.to_thread(self._storage.delete, [key for key in keys if key not in kept])
+
+    def _record(self, confirmed: Lsn, done_ticket: int) -> None:
+        # One copy for both: what gets in between is deleted next time, listed first.
+        due = [
+            (ticket, prepared)
+            for ticket, prepared in list(self._delete_after.items())
+            if ticket <= done_ticket
+        ]
+        self._storage.record(confirmed, [prepared for _, prepared in due])
+        for ticket, _ in due:
+            del self._delete_after[ticket]
+
+    async def stop(self) -> None:
+        """No further batch is given out."""
+        self._stopping = True
+        await self._notify()
+
+    async def stats(self) -> SequencerStats | None:
+        """None before ``open`` is done: there is no position yet, and perhaps no slot."""
+        if not self._is_open:
+            return None
+        return SequencerStats(
+            n_rows=self._totals[0],
+            n_transactions=self._totals[1],
+            n_batches=self._totals[2],
+            n_waiting=self._order.n_waiting,
+            n_prepared=len(self._prepared),
+            confirmed_lsn=self._confirmed,
+            last_commit_lsn=self._last_commit[0],
+            last_commit_timestamp_us=self._last_commit[1],
+        )
+
+    # -- inside ----------------------------------------------------------------------------------------
+
+    def _count(self, content: Sealed) -> None:
+        n = content.transactions.num_rows
+        self._totals[0] += content.n_rows
+        self._totals[1] += n
+        if n:
+            last = content.transactions.slice(n - 1)
+            self._last_commit = (
+                Lsn(last.column(1)[0].as_py()),
+                last.column(3).cast(pa.int64())[0].as_py(),
+            )
+
+    async def _confirm_forever(self) -> None:
+        """Record, then confirm: in this order, always."""
+        while True:
+            async with self._changed:
+                await self._changed.wait_for(lambda: not self._is_all_told())
+            confirmed, done_ticket = self._order.confirmed_lsn, self._order.done_ticket
+            if confirmed > self._confirmed:
+                reach("recording")
+                await asyncio.to_thread(self._record, confirmed, done_ticket)
+                reach("recorded")
+            # Awaited, so that whoever sees the run finished knows that the reader has the last position.
+            reach("confirming")
+            await self._reader.feedback.remote(max(confirmed, self._confirmed), done_ticket)
+            reach("confirmed")
+            self._confirmed, self._told_ticket = max(confirmed, self._confirmed), done_ticket
+            await self._notify()
+
+    def _is_all_told(self) -> bool:
+        return self._order.confirmed_lsn <= self._confirmed and self._order.done_ticket == self._told_ticket
+
+    def _spawn(self, work: Any) -> None:
+        async def watched() -> None:
+            try:
+                await work
+            except asyncio.CancelledError:
+                raise
+            except BaseException as error:  # noqa: BLE001 - raised again where it is awaited
+                await self._fail(unwrap(error, "xid buffer"))
+            else:
+                await self._notify()
+
+        task = asyncio.ensure_future(watched())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _notify(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def _fail(self, error: BaseException) -> None:
+        if self._failure is None:
+            self._failure = error
+        await self._notify()
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+
+def nothing(end: TransactionEnd) -> Sealed:
+    """A transaction that left no row."""
+    return Sealed(transaction_row(end, 0, (), with_messages=False), (), (), None, 0, 0)

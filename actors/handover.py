@@ -1,0 +1,106 @@
+"""What the reader cut, to where it belongs: blocks to buffers, ends to the sequencer, with tickets in stream order.
+
+A plain object inside the slot reader, used by its loop alone. It also knows how much is on its way: in flight to
+buffers, and ended but not in the sink. Errors of buffers and of the sequencer come out of ``take_back``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+import ray
+
+from actors.buffer_pool import BufferPool
+from actors.commit_sequencer import Entry
+from actors.faults import unwrap
+from pipeline.faultpoints import reach
+from pipeline.pg import INVALID_LSN
+from pipeline.stream import (
+    Aborted,
+    Committed,
+    CommittedPrepared,
+    Cut,
+    PlainBlock,
+    Position,
+    Prepared,
+    RolledBackPrepared,
+    SubtransactionsAborted,
+    TransactionBlock,
+)
+from pipeline.stream.backlog import Backlog
+
+
+class HandOver:
+    def __init__(self, pool: BufferPool, sequencer: Any, backlog: Backlog) -> None:
+        self._pool = pool
+        self._sequencer = sequencer
+        self._backlog = backlog
+        self._ticket = 0
+        self._submitted: deque[ray.ObjectRef] = deque()
+        self.n_bytes = 0
+        """Raw bytes handed over since the start of the epoch."""
+        self.end_lsn = INVALID_LSN
+        """Of the last commit handed over."""
+
+    @property
+    def backlog_bytes(self) -> int:
+        return self._backlog.n_bytes
+
+    @property
+    def in_flight_bytes(self) -> int:
+        return self._pool.in_flight_bytes
+
+    def give(self, cuts: Iterable[Cut]) -> None:
+        entries: list[Entry] = []
+        for cut in cuts:
+            if isinstance(cut, TransactionBlock):
+                self.n_bytes += cut.block.n_bytes
+                self._backlog.add_block(cut.xid, cut.block.n_bytes)
+                reach("giving_block")
+                self._pool.add_block(cut)
+                reach("block_given")
+            elif isinstance(cut, SubtransactionsAborted):
+                self._pool.abort_subtransactions(cut.xid, cut.subxids)
+            elif isinstance(cut, Aborted):
+                self._backlog.forget(cut.xid)
+                self._pool.abort(cut.xid)
+            else:
+                entries.append(self._entry(cut))
+        if entries:
+            self._submitted.append(self._sequencer.submit.remote(entries))
+
+    def take_back(self, done_ticket: int, *, wait_s: float = 0.0) -> None:
+        """Collect results and credit; raises what a buffer or the sequencer raised."""
+        self._pool.collect(timeout_s=wait_s)
+        self._backlog.done(done_ticket)
+        while self._submitted and ray.wait([self._submitted[0]], timeout=0)[0]:
+            try:
+                ray.get(self._submitted.popleft())
+            except Exception as error:
+                raise unwrap(error, "commit sequencer") from error
+
+    def _entry(self, cut: Cut) -> Entry:
+        ticket = self._ticket
+        self._ticket += 1
+        if isinstance(cut, PlainBlock):
+            assert cut.block is not None
+            self.n_bytes += cut.block.n_bytes
+            self.end_lsn = max(self.end_lsn, cut.end_lsn)
+            self._backlog.owe(ticket, cut.block.n_bytes)
+            reach("giving_block")
+            result = self._pool.decode_plain(cut, ticket)
+            reach("block_given")
+            # The sequencer needs the positions, not the bytes.
+            return Entry(ticket, dataclasses.replace(cut, block=None), [result])
+        if isinstance(cut, Committed):
+            self.end_lsn = max(self.end_lsn, cut.end.end_lsn)
+            self._backlog.end(ticket, cut.end.xid)
+            return Entry(ticket, cut, [self._pool.commit(cut.end, ticket)] if cut.has_blocks else [])
+        if isinstance(cut, Prepared):
+            self._backlog.forget(cut.xid)
+            return Entry(ticket, cut, [self._pool.prepare(cut, ticket)])
+        assert isinstance(cut, (CommittedPrepared, RolledBackPrepared, Position)), cut
+        return Entry(ticket, cut, [])

@@ -1,0 +1,131 @@
+"""``xidstream run``: preflight, a local or joined Ray, the supervisors, and what a person sees meanwhile.
+
+One supervisor for each slot, on a thread of its own; they share the Spark session (``actors.shared_session``) and the
+cap on buffers (``actors.quota``). A slot that ends with an error says so, and the others go on; the run ends when all
+have, with the worst error.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+from actors.cli import on_signals
+from actors.preflight import fail_on_findings
+from actors.quota import start_quota
+from actors.secrets import refuse_travelling, without_secrets
+from actors.sessions import connect_ray
+from actors.shared_session import SharedSession
+from actors.supervisor import Supervisor
+from actors.telemetry import Display, summary
+from pipeline.config import Config
+from pipeline.errors import ExitStatus, XidstreamError
+from pipeline.faultpoints import VARIABLE, armed
+from pipeline.spark.sink import check_sink_spec
+
+_REFRESH_S = 0.25
+
+
+def run_pipeline(configs: Sequence[Config]) -> None:
+    """Until all slots are done or stopped. Raises the worst of what ended them."""
+    # A relative path means the user's folder, not the driver actor's.
+    configs = [dataclasses.replace(config, sink=check_sink_spec(config.sink)) for config in configs]
+    for config in configs:
+        refuse_travelling(config)
+    with Display() as display:
+        failures = _Run(configs, display).run()
+        if failures:
+            raise max(failures, key=_exit_status)
+
+
+class _Run:
+    def __init__(self, configs: Sequence[Config], display: Display) -> None:
+        self._configs = configs
+        self._display = display
+        self._several = len(configs) > 1
+        self._failures: dict[str, BaseException] = {}
+
+    def run(self) -> list[BaseException]:
+        """What the slots failed with, none of it raised here."""
+        with ThreadPoolExecutor(len(self._configs)) as threads:
+            checks = {config.slot: threads.submit(fail_on_findings, config) for config in self._configs}
+        for slot, check in checks.items():
+            error = check.exception()
+            if error is not None:
+                self._fail(slot, error)
+        ready = [config for config in self._configs if config.slot not in self._failures]
+        if ready:
+            self._supervise(ready)
+        return list(self._failures.values())
+
+    def _supervise(self, configs: Sequence[Config]) -> None:
+        connect_ray()
+        session = SharedSession({config.slot: without_secrets(config) for config in configs})
+        quota = None
+        if len(configs) > 1:
+            quota = start_quota(configs[0].buffers_max, sum(config.buffers_min for config in configs))
+        supervisors = {
+            config.slot: Supervisor(
+                config, partial(session.driver, config.slot), partial(self._tell, config.slot), quota
+            )
+            for config in configs
+        }
+
+        def stop() -> None:
+            for supervisor in supervisors.values():
+                supervisor.stop()
+
+        on_signals(stop)
+        if armed():
+            self._display.line(f"{VARIABLE} is set: parts of this run will fail on purpose", "bold red")
+        names = ", ".join(supervisors)
+        self._display.line(
+            f"reading slot{'s' if self._several else ''} {names}; the Spark session starts first, "
+            "which takes some seconds"
+        )
+        threads = [
+            threading.Thread(target=self._work, args=item, name=f"xidstream-{item[0]}", daemon=True)
+            for item in supervisors.items()
+        ]
+        for thread in threads:
+            thread.start()
+        while living := [thread for thread in threads if thread.is_alive()]:
+            living[0].join(_REFRESH_S)
+            self._show(supervisors)
+        self._show(supervisors)
+        for slot, supervisor in supervisors.items():
+            if slot not in self._failures:
+                self._tell(slot, f"done: {summary(supervisor.status())}", "")
+
+    def _work(self, slot: str, supervisor: Supervisor) -> None:
+        try:
+            supervisor.run()
+        except BaseException as error:  # noqa: BLE001 - raised again when all have ended
+            self._fail(slot, error)
+
+    def _show(self, supervisors: dict[str, Supervisor]) -> None:
+        for supervisor in supervisors.values():
+            for line in supervisor.take_output():
+                print(line, flush=True)
+        statuses = {slot: supervisor.status() for slot, supervisor in supervisors.items()}
+        reading = {slot: status for slot, status in statuses.items() if status.opened is not None}
+        if reading:
+            self._display.show(reading)
+
+    def _fail(self, slot: str, error: BaseException) -> None:
+        self._failures[slot] = error
+        if self._several:
+            text = f"unexpected {type(error).__name__}"
+            if isinstance(error, XidstreamError):
+                text = f"{error.message}\n  remedy: {error.remedy}"
+            self._tell(slot, text, "bold red")
+
+    def _tell(self, slot: str, text: str, style: str = "yellow") -> None:
+        self._display.line(f"{slot}: {text}" if self._several else text, style)
+
+
+def _exit_status(error: BaseException) -> ExitStatus:
+    return error.policy.exit_status if isinstance(error, XidstreamError) else ExitStatus.FAILED

@@ -1,0 +1,185 @@
+"""Start or join a Ray cluster, and start a RayDP Spark session on it that is ready to work.
+
+``raydp.init_spark`` returns before its executors have registered, and returns normally even when they can
+never fit; the first job would then hang. ``start_spark`` waits for them, bounded, and says what is missing.
+It also runs one small job, because the first takes seconds and no transaction should pay for that.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import ray
+
+from actors.java import ensure_java
+from actors.nodes import require_java_on_nodes
+from actors.watchdog import kill_with_me
+from pipeline.config import Config
+from pipeline.errors import EnvironmentFault, PreconditionMissing
+from pipeline.spark.session import SPARK_CONF
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger(__name__)
+
+_EXECUTOR_TIMEOUT_S = 120
+_started_here = False
+
+LOCAL_OBJECT_STORE_BYTES = 1 << 30
+"""Enough for the reader's blocks, a backlog and the batch in hand; Ray's default takes 30 % of the machine."""
+
+_LOG4J = Path(__file__).resolve().parent / "log4j2.properties"
+
+BASE_CONF = {
+    **SPARK_CONF,
+    # Executors must not wait for a whole CPU, nor Ray's scheduler for memory that Spark never uses.
+    "spark.ray.raydp_spark_executor.actor.resource.memory": "1",
+    "spark.ray.raydp_spark_master.actor.resource.CPU": "0.1",
+    "spark.ui.showConsoleProgress": "false",
+    # The second compiler tier costs seconds of start-up and gains nothing for jobs this short.
+    "spark.driver.extraJavaOptions": f"-XX:TieredStopAtLevel=1 -Dlog4j2.configurationFile=file:{_LOG4J}",
+    "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+}
+
+
+def connect_ray(*, namespace: str = "xidstream") -> None:
+    """Join the cluster that RAY_ADDRESS or the job names, else start one in this process's machine.
+
+    Raises PreconditionMissing where there is no Java: here, or on a node of the cluster.
+    """
+    ensure_java()
+    if ray.is_initialized():
+        return
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    local = is_local()
+    global _started_here
+    _started_here = local
+    ray.init(
+        namespace=namespace,
+        log_to_driver=False,
+        logging_level=logging.WARNING,
+        configure_logging=False,
+        include_dashboard=False if local else None,
+        object_store_memory=LOCAL_OBJECT_STORE_BYTES if local else None,
+    )
+    if local:
+        kill_with_me(_server_pids())
+    else:
+        require_java_on_nodes()
+
+
+def _server_pids() -> list[int]:
+    """Of the raylet, the GCS and what else ``ray.init`` started in this process."""
+    node: Any = ray._private.worker._global_node
+    servers = node.all_processes.values()
+    return [info.process.pid for infos in servers for info in infos]
+
+
+def is_local() -> bool:
+    """Whether ``ray.init`` would start a Ray of its own: no address given, and no ``ray start`` on this node."""
+    return ray._private.services.canonicalize_bootstrap_address(None) is None  # type: ignore[arg-type]
+
+
+def is_ours() -> bool:
+    """Whether Ray is, or would be, one that this process starts for itself: on this machine alone."""
+    if not ray.is_initialized():
+        return is_local()
+    # Of a driver that joined a cluster it is a node that only connects.
+    node: Any = ray._private.worker._global_node
+    return node is not None and bool(node.is_head())
+
+
+def start_spark(config: Config, app_name: str) -> SparkSession:
+    """A RayDP session with its executors registered and warm.
+
+    Raises EnvironmentFault when it cannot be started, PreconditionMissing when the executors do not fit.
+    """
+    import raydp
+
+    ensure_java()
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    if _started_here:
+        # One machine: everything of Spark's stays on the loopback address.
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    conf = {
+        **BASE_CONF,
+        "spark.ray.raydp_spark_executor.actor.resource.cpu": str(config.spark_executor_cpus),
+        "spark.executorEnv.PYTHONPATH": _python_path(),
+        **_dynamic_allocation(config),
+        **config.spark_conf,
+    }
+    try:
+        spark = raydp.init_spark(
+            app_name,
+            config.spark_executors,
+            config.spark_executor_cores,
+            config.spark_executor_memory,
+            fault_tolerant_mode=False,
+            configs=conf,
+        )
+    except Exception as error:
+        raise EnvironmentFault(f"the Spark session did not start: {type(error).__name__}") from error
+    spark.sparkContext.setLogLevel("ERROR")
+    _await_executors(spark, config)
+    spark.range(8).selectExpr("sum(id)").collect()
+    return spark
+
+
+def _dynamic_allocation(config: Config) -> dict[str, str]:
+    """Executors are asked for while tasks wait, and given back when idle; the sinks' plans have no shuffle to keep."""
+    if config.spark_executors_max <= config.spark_executors:
+        return {}
+    return {
+        "spark.dynamicAllocation.enabled": "true",
+        # Without a shuffle service Spark refuses dynamic allocation unless it tracks shuffles itself.
+        "spark.dynamicAllocation.shuffleTracking.enabled": "true",
+        "spark.dynamicAllocation.minExecutors": str(config.spark_executors),
+        "spark.dynamicAllocation.initialExecutors": str(config.spark_executors),
+        "spark.dynamicAllocation.maxExecutors": str(config.spark_executors_max),
+        "spark.dynamicAllocation.executorIdleTimeout": f"{config.spark_executors_idle_s:.0f}s",
+        # Else an executor that once wrote a shuffle, as start_spark's own first job does, is kept for good.
+        "spark.dynamicAllocation.shuffleTracking.timeout": f"{config.spark_executors_idle_s:.0f}s",
+    }
+
+
+def adopt_spark(spark: SparkSession) -> None:
+    """Make a session that the user started fit to run our functions in its executors' Python.
+
+    Without PYSPARK_PYTHON the executors take ``python3`` from the raylet's PATH, which has none of our packages.
+    """
+    if "PYSPARK_PYTHON" not in os.environ:
+        spark.sparkContext.pythonExec = sys.executable
+
+
+def stop_spark() -> None:
+    import raydp
+
+    raydp.stop_spark()
+
+
+def _await_executors(spark: SparkSession, config: Config) -> None:
+    deadline = time.monotonic() + _EXECUTOR_TIMEOUT_S
+    while time.monotonic() < deadline:
+        registered = spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size() - 1
+        if registered >= 1:
+            return
+        time.sleep(0.2)
+    raise PreconditionMissing(
+        f"no Spark executor started within {_EXECUTOR_TIMEOUT_S} s: the cluster has "
+        f"{ray.available_resources().get('CPU', 0)} CPUs free, an executor asks for {config.spark_executor_cpus}",
+        remedy="lower spark_executor_cpus, or add nodes",
+    )
+
+
+def _python_path() -> str:
+    """The executors' Python must find this project, also where it came as a job's working directory."""
+    here = str(Path(__file__).resolve().parent.parent)
+    inherited = os.environ.get("PYTHONPATH", "")
+    return os.pathsep.join([here, inherited]) if inherited else here

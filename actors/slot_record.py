@@ -1,0 +1,54 @@
+"""Compare what the storage records of a slot with the server, before the slot is created or read.
+
+Called by the reader in each epoch, and by the preflight, so that a person hears of it before Spark has started.
+The rules are ``pipeline.slot.continuity``'s.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from pipeline.config import Config
+from pipeline.segments import (
+    Layout,
+    Storage,
+    other_servers,
+    read_progress,
+    read_timeline,
+    write_timeline,
+)
+from pipeline.slot.admin import describe_slot
+from pipeline.slot.connection import ReplicationConnection
+from pipeline.slot.continuity import Recorded, check_continuity
+from pipeline.slot.opening import slot_settings
+from pipeline.slot.settings import SlotSettings
+
+
+def check_record(config: Config, *, remember: bool = False) -> None:
+    """Raise SlotLost where this server cannot go on from the record; ``remember`` writes the timeline down.
+
+    Raises also StorageFault, SegmentCorrupt, and what connecting raises.
+    """
+    with ReplicationConnection(without_publications(config)) as connection:
+        system = connection.identify_system()
+        storage, layout = Storage(config.storage), Layout(int(system.system_identifier), config.slot, "check")
+        progress, timeline = read_progress(storage, layout), read_timeline(storage, layout)
+        is_new_timeline = timeline is not None and timeline < system.timeline
+        check_continuity(
+            config.slot,
+            system,
+            Recorded(
+                None if progress is None else progress.confirmed_lsn,
+                timeline,
+                () if progress is not None else other_servers(storage, layout),
+            ),
+            slot_exists=describe_slot(config.dsn, config.slot).exists,
+            switch_points=connection.switch_points(system.timeline) if is_new_timeline else {},
+        )
+    if remember and timeline != system.timeline:
+        write_timeline(storage, layout, system.timeline)
+
+
+def without_publications(config: Config) -> SlotSettings:
+    """Settings for a connection that streams nothing: a command may not have been given a publication."""
+    return slot_settings(dataclasses.replace(config, publication=config.publication or ("-",)))

@@ -1,0 +1,258 @@
+"""The xid buffer actor: raw blocks in, Arrow out; a transaction is here from its first block to its end.
+
+A thin shell, single-threaded, so that Ray's order of one caller's calls is the order of the stream. It decodes
+(``pipeline.decode``), holds (``pipeline.buffer``), spills (``pipeline.segments``), and at the end gives a
+``Sealed``: references to Arrow bytes that it owns, and names of segments. Those bytes die with this process:
+nothing is confirmed that only a buffer holds, and a lost buffer costs a new epoch, no row.
+
+It serves one transaction at a time where the pool is large enough, and several when it is not; the memory
+limit is the whole process's. One of several may move to another buffer: ``give_up`` there, ``adopt`` here.
+
+A call that fails may leave a transaction without a block or a group, and the calls behind it are on their way
+already: so a buffer that has failed once fails everything from then on, with the same error, and never seals what
+is torn.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import ray
+
+from actors.allocator import return_freed_memory
+from actors.object_store_frames import put_arrow
+from pipeline import rows
+from pipeline.buffer import BufferMemory, OpenTransaction
+from pipeline.buffer.transaction import stamp_messages
+from pipeline.errors import IllegalTransition
+from pipeline.faultpoints import reach
+from pipeline.handoff import MemoryPart, PreparedTransaction, RelationMap, Sealed, TransactionEnd
+from pipeline.pg import Lsn, Xid
+from pipeline.relations import RelationVersion
+from pipeline.rows import DroppedRuns
+from pipeline.segments import Layout, Storage, read_messages, write_messages, write_prepared, write_segment
+
+if TYPE_CHECKING:
+    from pipeline.stream import Prepared
+
+_REMEMBERED_SNAPSHOTS = 256
+
+
+@dataclass(frozen=True)
+class BufferSettings:
+    storage_uri: str = field(repr=False)
+    layout: Layout
+    memory_bytes: int
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a transaction amounts to after a block: for progress, and for tests of the memory bound."""
+
+    xid: Xid
+    n_rows: int
+    n_bytes_in_memory: int
+    n_segments: int
+
+
+RawBlock = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+def _unless_failed(method: _Method) -> _Method:
+    """Raise the buffer's first error again, instead of going on behind it."""
+
+    @functools.wraps(method)
+    def guarded(self: XidBuffer, *args: Any, **kwargs: Any) -> Any:
+        if self._failure is not None:
+            raise self._failure
+        try:
+            return method(self, *args, **kwargs)
+        except BaseException as error:
+            self._failure = error
+            raise
+
+    return cast(_Method, guarded)
+
+
+class XidBuffer:
+    def __init__(self, settings: BufferSettings) -> None:
+        self._storage = Storage(settings.storage_uri)
+        self._layout = settings.layout
+        self._memory = BufferMemory(settings.memory_bytes)
+        self._open: dict[Xid, OpenTransaction] = {}
+        self._snapshots: dict[int, RelationMap] = {}
+        self._failure: BaseException | None = None
+        # The bound on a buffer is its process's: what is freed must go back, from Arrow's allocator too.
+        return_freed_memory()
+        pa.set_memory_pool(pa.system_memory_pool())
+        # Not at the top: the reader imports this class, too, and must not wait for numba at each recovery.
+        from pipeline import decode
+
+        decode.warm_up()
+        self._decode = decode
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    @_unless_failed
+    def decode_plain(
+        self, n_transactions: int, snapshot: int, relations: Sequence[ray.ObjectRef], block: RawBlock
+    ) -> Sealed:
+        """Whole small transactions, decoded and released at once; nothing of them stays here."""
+        reach("decoding_block")
+        decoded = self._decode.decode_plain_block(*block, self._relations(snapshot, relations))
+        reach("block_decoded")
+        memory = []
+        by_relation: dict[RelationVersion, list[pa.RecordBatch]] = {}
+        for table in decoded.tables:
+            released = rows.release(table.batch, table.relation, decoded.stamp, DroppedRuns(), plain=True)
+            by_relation.setdefault(table.relation, []).append(released)
+        for relation, batches in by_relation.items():
+            released_table = pa.Table.from_batches(batches)
+            memory.append(
+                MemoryPart(
+                    relation, released_table.num_rows, released_table.nbytes, put_arrow(released_table)
+                )
+            )
+        return Sealed(
+            transactions=decoded.transactions,
+            memory=tuple(memory),
+            segments=(),
+            messages=decoded.messages,
+            n_rows=decoded.n_rows,
+            n_bytes=sum(p.n_bytes for p in memory),
+        )
+
+    @_unless_failed
+    def add_block(
+        self,
+        xid: Xid,
+        first_lsn: Lsn,
+        streamed: bool,
+        snapshot: int,
+        relations: Sequence[ray.ObjectRef],
+        block: RawBlock,
+    ) -> Held:
+        transaction = self._open.get(xid)
+        if transaction is None:
+            transaction = self._open[xid] = OpenTransaction(xid, first_lsn, streamed=streamed)
+        reach("decoding_block")
+        decoded = self._decode.decode_transaction_block(
+            *block,
+            self._relations(snapshot, relations),
+            streamed=streamed,
+            xid=xid,
+            first_ordinal=transaction.n_rows,
+        )
+        transaction.add(
+            [(t.relation, t.batch) for t in decoded.tables],
+            decoded.messages,
+            (decoded.run_subxid, decoded.run_first, decoded.run_count),
+            decoded.n_rows,
+        )
+        reach("block_decoded")
+        return self._hold(transaction)
+
+    @_unless_failed
+    def give_up(self, xid: Xid) -> OpenTransaction:
+        """All of an open transaction, for the buffer that goes on with it."""
+        transaction = self._transaction(xid)
+        del self._open[xid]
+        return transaction
+
+    @_unless_failed
+    def adopt(self, transaction: OpenTransaction) -> Held:
+        """Go on with a transaction that another buffer gave up."""
+        self._open[transaction.xid] = transaction
+        return self._hold(transaction)
+
+    def _hold(self, transaction: OpenTransaction) -> Held:
+        while (spill := self._memory.next_spill(self._open.values())) is not None:
+            self._spill(spill.transaction, spill.relation)
+        return Held(transaction.xid, transaction.n_rows, transaction.n_bytes, transaction.n_segments)
+
+    @_unless_failed
+    def abort_subtransactions(self, xid: Xid, subxids: tuple[Xid, ...]) -> None:
+        self._transaction(xid).abort_subtransactions(subxids)
+
+    @_unless_failed
+    def abort(self, xid: Xid) -> None:
+        """Forget it, in memory and in storage."""
+        transaction = self._open.pop(xid)
+        self._storage.delete(transaction.segment_keys())
+
+    @_unless_failed
+    def commit(self, end: TransactionEnd) -> Sealed:
+        """Metadata alone, but for what is still in memory (bounded by the setting, whatever was written)."""
+        transaction = self._transaction(end.xid)
+        reach("sealing")
+        transaction.give_messages_back(lambda key: read_messages(self._storage, key))
+        sealed = transaction.seal(end, put_arrow)
+        reach("sealed")
+        del self._open[end.xid]
+        self._delete_unnamed(transaction, {part.segment.key for part in sealed.segments})
+        return sealed
+
+    @_unless_failed
+    def prepare(self, prepared: Prepared) -> PreparedTransaction:
+        """Make a transaction durable: all its rows in segments, and its record beside them."""
+        transaction = self._open.get(prepared.xid)
+        if transaction is None:
+            transaction = OpenTransaction(prepared.xid, prepared.prepare_lsn, streamed=prepared.streamed)
+        for relation in list(transaction.group_sizes()):
+            self._spill(transaction, relation)
+        transaction.give_messages_back(lambda key: read_messages(self._storage, key))
+        messages_key = None
+        batch = stamp_messages(transaction.messages, TransactionEnd(prepared.xid, Lsn(0), Lsn(0), 0))
+        if batch is not None:
+            messages_key = self._layout.prepared_messages_key(prepared.xid, prepared.end_lsn)
+            write_messages(self._storage, messages_key, [batch])
+        record = transaction.prepared(
+            prepared.gid, prepared.prepare_lsn, prepared.end_lsn, prepared.origin, messages_key
+        )
+        reach("writing_prepared")
+        write_prepared(self._storage, self._layout, record)
+        reach("prepared_written")
+        self._open.pop(prepared.xid, None)
+        self._delete_unnamed(transaction, {s.key for s in record.segments})
+        return record
+
+    def _delete_unnamed(self, transaction: OpenTransaction, given: set[str]) -> None:
+        """Segments of nothing but rolled-back rows, and messages that were read back, are nobody's from here on."""
+        self._storage.delete([key for key in transaction.segment_keys() if key not in given])
+
+    def _spill(self, transaction: OpenTransaction, relation: RelationVersion | None) -> None:
+        key = self._layout.segment_key(transaction.xid, transaction.first_lsn, transaction.n_segments)
+        reach("writing_segment")
+        if relation is None:
+            write_messages(self._storage, key, transaction.take_messages())
+            transaction.messages_spilled(key)
+            return
+        batches = transaction.take_group(relation)
+        segment = write_segment(self._storage, key, relation, batches)
+        reach("segment_written")
+        transaction.spilled(segment, batches)
+
+    def _transaction(self, xid: Xid) -> OpenTransaction:
+        if xid not in self._open:
+            raise IllegalTransition(f"transaction {int(xid)} is not in this buffer")
+        return self._open[xid]
+
+    def _relations(self, number: int, refs: Sequence[ray.ObjectRef]) -> RelationMap:
+        """Fetched once for each change of a table's definition, not once a block."""
+        known = self._snapshots.get(number)
+        if known is None:
+            known = ray.get(refs[0])
+            while len(self._snapshots) >= _REMEMBERED_SNAPSHOTS:
+                del self._snapshots[next(iter(self._snapshots))]
+            self._snapshots[number] = known
+        return known
