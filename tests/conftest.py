@@ -1,0 +1,44 @@
+"""How the suite is divided where it runs in several processes (``-n 2 --dist loadgroup``, as ``make test`` does).
+
+A file is one unit of work, because its tests share servers; files that share a Ray with its Spark session are one
+too, so that there is one such session at a time. The tests of the command line start all they need themselves,
+half a minute each: every one is a unit, and fills what time the others leave.
+
+And for every folder the credentials of the tests' S3 server, before any Ray is started that inherits them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+_BY_ITSELF = ("tests/e2e/test_command_line.py", "tests/e2e/test_hardened_run.py")
+_SHARED_SESSION = "tests/e2e"
+_NOT_THE_USERS = (
+    "AWS_ENDPOINT_URL",
+    "AWS_ENDPOINT_URL_S3",
+    "AWS_REGION",
+    "AWS_DEFAULT_REGION",
+    "AWS_PROFILE",
+)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        file = Path(item.path).relative_to(config.rootpath).as_posix()
+        if file not in _BY_ITSELF:
+            unit = _SHARED_SESSION if file.startswith(_SHARED_SESSION) else file
+            item.add_marker(pytest.mark.xdist_group(unit))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def s3_credentials() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_ACCESS_KEY_ID", "testing")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
+        patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        for name in _NOT_THE_USERS:
+            patch.delenv(name, raising=False)
+        yield

@@ -1,0 +1,168 @@
+"""How many buffers there are, who holds what, and that nobody waits for a buffer that is not there yet."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from pipeline.buffer import BufferPoolPolicy, BufferQuota, Move, PoolFull
+from pipeline.errors import ConfigError
+from pipeline.pg import Xid
+
+
+def started(minimum: int, maximum: int, *, idle_after_s: float = 30) -> BufferPoolPolicy:
+    """With its floor placed."""
+    pool = BufferPoolPolicy(minimum, maximum, idle_after_s)
+    for number in pool.ask(0):
+        pool.placed(number, 0)
+    return pool
+
+
+def test_a_transaction_shares_until_the_buffer_that_it_made_wanted_is_placed_and_then_moves_there() -> None:
+    pool = started(1, 4)
+    assert [pool.assign(Xid(x), 0) for x in (1, 2, 3)] == [0, 0, 0]
+    assert pool.ask(0) == [1, 2] and pool.ask(0) == []
+    assert pool.moves() == [] and pool.assign(Xid(2), 0) == 0
+    pool.placed(2, 60)
+    assert pool.moves() == [Move(Xid(3), 0, 2)] and pool.moves() == []
+    assert pool.owner(Xid(3)) == 2
+    pool.placed(1, 61)
+    assert pool.moves() == [Move(Xid(2), 0, 1)]
+    assert [pool.owner(Xid(x)) for x in (1, 2, 3)] == [0, 1, 2]
+
+
+def test_no_more_buffers_are_asked_for_than_transactions_are_open_nor_than_the_cap() -> None:
+    pool = started(1, 3)
+    assert pool.ask(0) == []
+    pool.assign(Xid(1), 0)
+    assert pool.ask(0) == [], "the floor's is enough"
+    for xid in range(2, 17):
+        pool.assign(Xid(xid), 0)
+    assert pool.ask(0) == [1, 2] and pool.n_needed == 16
+    pool.allow(5)
+    assert pool.ask(0) == [3, 4]
+
+
+def test_a_transaction_that_was_over_before_the_pool_looked_asks_for_nothing() -> None:
+    pool = started(1, 4)
+    for xid in (1, 2, 3):
+        pool.assign(Xid(xid), 0)
+    for xid in (2, 3):
+        pool.end(Xid(xid))
+    assert pool.ask(0) == []
+
+
+def test_a_buffer_that_gets_free_takes_over_from_one_that_is_shared() -> None:
+    pool = started(2, 2)
+    assert [pool.assign(Xid(x), 0) for x in (1, 2, 3)] == [0, 1, 0]
+    pool.end(Xid(2))
+    assert pool.moves() == [Move(Xid(3), 0, 1)], "though rows of 2 are not in the sink yet"
+    pool.release(Xid(2), 1)
+    pool.end(Xid(3))
+    assert pool.moves() == [], "one alone stays where it is"
+    assert pool.take_idle(100) == []
+
+
+def test_plain_blocks_go_to_the_floor_while_it_is_free_and_never_to_what_is_not_placed() -> None:
+    pool = started(3, 5)
+    pool.assign(Xid(1), 0)
+    assert {pool.for_plain_block() for _ in range(6)} == {1, 2}
+    for xid in (2, 3, 4, 5):
+        pool.assign(Xid(xid), 0)
+    assert pool.ask(0) == [3, 4]
+    assert {pool.for_plain_block() for _ in range(6)} == {0, 1, 2}
+    pool.placed(4, 1)
+    assert {pool.for_plain_block() for _ in range(6)} == {4}
+
+
+def test_what_is_idle_is_given_back_but_for_the_floor_and_what_still_has_rows() -> None:
+    pool = started(1, 4)
+    for xid in range(4):
+        pool.assign(Xid(xid), 0)
+    for number in pool.ask(0):
+        pool.placed(number, 1)
+    assert len(pool.moves()) == 3
+    for xid in range(3):
+        pool.release(Xid(xid), 10)
+    pool.end(Xid(3))
+    holder = pool.owner(Xid(3))
+    assert pool.take_idle(39) == []
+    assert pool.take_idle(41, busy={2}) == sorted({1, 2, 3} - {2, holder})
+    pool.release(Xid(3), 42)
+    assert pool.take_idle(71) == [n for n in (2,) if n != holder]
+    assert pool.take_idle(72) == [holder]
+    assert pool.buffers == (0,)
+
+
+def test_a_buffer_asked_for_in_vain_is_wanted_while_transactions_share_and_then_given_back() -> None:
+    pool = started(1, 4)
+    pool.assign(Xid(1), 0)
+    pool.assign(Xid(2), 0)
+    assert pool.ask(0) == [1]
+    assert pool.take_idle(1000) == []
+    pool.release(Xid(2), 1000)
+    assert pool.take_idle(1029) == []
+    assert pool.take_idle(1030) == [1]
+    pool.placed(1, 1031)  # it came up at the very moment
+    assert pool.buffers == (0,)
+
+
+def test_a_buffer_that_may_never_be_idle_is_still_waited_for() -> None:
+    pool = started(1, 2, idle_after_s=0)
+    pool.assign(Xid(1), 0)
+    pool.assign(Xid(2), 0)
+    assert pool.ask(0) == [1] and pool.take_idle(0) == []
+    pool.placed(1, 1)
+    assert pool.moves() == [Move(Xid(2), 0, 1)] and pool.take_idle(1) == []
+
+
+def test_pool_that_may_hold_nothing_says_so() -> None:
+    with pytest.raises(PoolFull):
+        BufferPoolPolicy(minimum=0, maximum=0, idle_after_s=1).assign(Xid(1), 0)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_happens_each_open_transaction_is_in_one_placed_buffer(seed: int) -> None:
+    chance = random.Random(seed)
+    pool = started(2, 6, idle_after_s=5)
+    asked: list[int] = []
+    where: dict[Xid, int] = {}
+    gone: set[int] = set()
+    next_xid = 1
+    for step in range(600):
+        now_s = step * 0.5
+        for _ in range(chance.randrange(3)):
+            where[Xid(next_xid)] = pool.assign(Xid(next_xid), now_s)
+            next_xid += 1
+        asked += pool.ask(now_s)
+        if asked and chance.random() < 0.3:
+            pool.placed(asked.pop(chance.randrange(len(asked))), now_s)
+        for xid in [x for x in where if chance.random() < (0.1 if step % 200 < 120 else 0.6)]:
+            pool.end(xid)
+            pool.release(xid, now_s)
+            del where[xid]
+        for move in pool.moves():
+            assert where[move.xid] == move.source and move.target not in gone, seed
+            where[move.xid] = move.target
+        gone |= set(taken := pool.take_idle(now_s))
+        asked = [n for n in asked if n not in taken]
+        assert len(pool.buffers) <= 6 and {0, 1} <= set(pool.buffers), seed
+        assert all(pool.owner(x) == n and n not in gone and n not in asked for x, n in where.items()), seed
+    for xid in where:
+        pool.release(xid, 1000)
+    pool.take_idle(2000)
+    assert pool.buffers == (0, 1), seed
+
+
+def test_slots_share_what_the_cap_leaves_above_their_floors_first_come_first_served() -> None:
+    quota = BufferQuota(maximum=6, floors=2)
+    assert quota.want("a", 1, 16) == 5
+    assert quota.want("b", 1, 3) == 1
+    assert quota.want("a", 1, 3) == 3
+    assert quota.want("b", 1, 3) == 3
+    quota.release("a")
+    assert quota.want("b", 1, 16) == 6 - 1
+    assert quota.want("c", 1, 1) == 1, "the floor of the slot's next life"
+    with pytest.raises(ConfigError, match="together"):
+        BufferQuota(maximum=2, floors=3)

@@ -1,0 +1,408 @@
+"""Prepared transactions: durable, whole or refused, and never a path made of a gid."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline.errors import SegmentCorrupt, StorageFault, Unsupported
+from pipeline.handoff import PreparedTransaction
+from pipeline.pg import Lsn, Xid
+from pipeline.rows import DroppedRuns
+from pipeline.segments import (
+    Layout,
+    SegmentReader,
+    Storage,
+    delete_prepared,
+    load_prepared,
+    write_prepared,
+    write_progress,
+    write_segment,
+)
+from pipeline.segments.envelope import seal
+from pipeline.segments.manifest import (
+    FORMAT,
+    VERSION,
+    dropped_from_json,
+    dropped_to_json,
+    prepared_from_json,
+    prepared_to_json,
+)
+from tests.unit.segments.conftest import files_below, prepared_of
+
+HOSTILE_GIDS = ["../../etc/'\"; drop|é", "..", "/", "a\\b\n\t\x01", "x" * 199, "", "\udcff"]
+
+
+def same(a: PreparedTransaction, b: PreparedTransaction) -> bool:
+    """Equality field by field: arrays have none of their own."""
+    plain = {k: v for k, v in a.__dict__.items() if k != "dropped"}
+    return (
+        plain == {k: v for k, v in b.__dict__.items() if k != "dropped"}
+        and np.array_equal(a.dropped.first, b.dropped.first)
+        and np.array_equal(a.dropped.count, b.dropped.count)
+    )
+
+
+def test_what_was_prepared_is_loaded_with_its_rows(storage, layout, prepare, batches) -> None:
+    prepared = prepare()
+    write_prepared(storage, layout, prepared)
+    (loaded,) = load_prepared(storage, layout)
+    assert same(loaded, prepared)
+    assert list(SegmentReader(storage.uri)(loaded.segments[0])) == batches
+
+
+def test_prepared_transactions_are_loaded_in_the_order_of_their_prepares(storage, layout, prepare) -> None:
+    for xid, end in ((5, 0x3000), (900, 0x1000), (30, 0x2000)):
+        write_prepared(storage, layout, prepare(xid, end=end))
+    assert [int(p.xid) for p in load_prepared(storage, layout)] == [900, 30, 5]
+
+
+@pytest.mark.parametrize("gid", HOSTILE_GIDS)
+def test_a_hostile_gid_is_content_and_never_part_of_a_key(storage, layout, prepare, gid) -> None:
+    write_prepared(storage, layout, prepare(gid=gid))
+    assert storage.list_keys(layout.prepared_prefix) == [layout.prepared_key(Xid(700), Lsn(0x5000))]
+    (loaded,) = load_prepared(storage, layout)
+    assert loaded.gid == gid
+
+
+def test_a_reused_gid_and_a_reused_xid_are_two_transactions(storage, layout, prepare) -> None:
+    write_prepared(storage, layout, prepare(gid="g", end=0x5000))
+    write_prepared(storage, layout, prepare(gid="g", end=0x6000))
+    assert [int(p.prepare_end_lsn) for p in load_prepared(storage, layout)] == [0x5000, 0x6000]
+
+
+def next_epoch(layout: Layout, day: int = 2) -> Layout:
+    return dataclasses.replace(layout, epoch=f"202601{day:02}T000000-00000000")
+
+
+def test_a_replayed_prepare_replaces_the_record(storage, layout, prepare) -> None:
+    write_prepared(storage, layout, prepare())
+    again = prepare(in_layout=next_epoch(layout))
+    write_prepared(storage, next_epoch(layout), again)
+    (loaded,) = load_prepared(storage, next_epoch(layout, 3))
+    assert same(loaded, again)
+
+
+# -- records of several epochs -----------------------------------------------------------------------------
+
+
+def remove(storage: Storage, prepared: PreparedTransaction) -> None:
+    storage.delete([s.key for s in prepared.segments])
+
+
+def test_a_late_buffer_of_an_ended_epoch_does_not_replace_the_new_epochs_record(
+    storage, layout, prepare
+) -> None:
+    """Its segments are gone by then: what it names cannot be released any more."""
+    late, now = prepare(), prepare(in_layout=next_epoch(layout))
+    write_prepared(storage, next_epoch(layout), now)
+    write_prepared(storage, layout, late)
+    remove(storage, late)
+    (loaded,) = load_prepared(storage, next_epoch(layout, 3))
+    assert same(loaded, now)
+    assert list(SegmentReader(storage.uri)(loaded.segments[0]))
+
+
+def test_the_next_older_complete_record_is_taken_where_the_newest_is_not_whole(
+    storage, layout, prepare
+) -> None:
+    first, second, third = (prepare(in_layout=next_epoch(layout, day)) for day in (2, 3, 4))
+    for day, record in enumerate((first, second, third), 2):
+        write_prepared(storage, next_epoch(layout, day), record)
+    remove(storage, third)
+    key = next_epoch(layout, 3).prepared_key(Xid(700), Lsn(0x5000))
+    (loaded,) = load_prepared(storage, layout)
+    assert same(loaded, second)
+    storage.write_bytes(key, storage.read_bytes(key)[:-20])
+    (loaded,) = load_prepared(storage, layout)
+    assert same(loaded, first)
+
+
+def test_a_record_without_its_messages_is_not_whole(storage, layout, prepare) -> None:
+    records = []
+    for day in (2, 3):
+        epoch = next_epoch(layout, day)
+        key = epoch.prepared_messages_key(Xid(700), Lsn(0x5000))
+        storage.write_bytes(key, b"messages")
+        records.append(prepared_of(prepare(in_layout=epoch).segments, messages_key=key))
+        write_prepared(storage, epoch, records[-1])
+    assert same(load_prepared(storage, layout)[0], records[1])
+    storage.delete([str(records[1].messages_key)])
+    assert same(load_prepared(storage, layout)[0], records[0])
+
+
+def test_a_confirmed_record_of_which_no_version_is_whole_is_corrupt(storage, layout, prepare) -> None:
+    """Also without a position: nothing says then that the server sends it again."""
+    prepared = prepare()
+    write_prepared(storage, layout, prepared)
+    remove(storage, prepared)
+    with pytest.raises(SegmentCorrupt, match="missing"):
+        load_prepared(storage, layout)
+    write_progress(storage, layout, Lsn(0x5000))
+    with pytest.raises(SegmentCorrupt, match="missing"):
+        load_prepared(storage, layout)
+    assert storage.list_keys(layout.prepared_prefix)
+
+
+def test_an_incomplete_record_that_was_not_confirmed_is_removed(storage, layout, prepare) -> None:
+    """The server sends that PREPARE again; a late buffer must not stop every further run."""
+    prepared, other = prepare(), prepare(701, end=0x7000)
+    write_prepared(storage, layout, prepared)
+    write_prepared(storage, layout, other)
+    remove(storage, prepared)
+    write_progress(storage, layout, Lsn(0x4FFF))
+    (loaded,) = load_prepared(storage, layout)
+    assert same(loaded, other)
+    assert storage.list_keys(layout.prepared_prefix) == [layout.prepared_key(Xid(701), Lsn(0x7000))]
+
+
+def test_messages_that_no_manifest_names_are_removed(storage, layout, prepare) -> None:
+    write_prepared(storage, layout, prepare())
+    storage.write_bytes(layout.prepared_messages_key(Xid(701), Lsn(0x7000)), b"messages")
+    assert len(load_prepared(storage, layout)) == 1
+    assert storage.list_keys(layout.prepared_prefix) == [layout.prepared_key(Xid(700), Lsn(0x5000))]
+
+
+def test_deleting_a_record_deletes_what_every_epoch_wrote_of_it(storage, layout, prepare) -> None:
+    for day in (2, 3):
+        epoch = next_epoch(layout, day)
+        key = epoch.prepared_messages_key(Xid(700), Lsn(0x5000))
+        storage.write_bytes(key, b"messages")
+        write_prepared(storage, epoch, prepared_of(prepare(in_layout=epoch).segments, messages_key=key))
+    (loaded,) = load_prepared(storage, layout)
+    delete_prepared(storage, layout, loaded)
+    assert storage.list_keys(layout.prepared_prefix) == []
+
+
+# -- finished ones -----------------------------------------------------------------------------------------
+
+
+def test_a_crash_between_confirming_and_deleting_leaves_no_finished_record(storage, layout, prepare) -> None:
+    """COMMIT PREPARED never comes again: whoever does not delete now never will."""
+    records = []
+    for day in (2, 3):
+        epoch = next_epoch(layout, day)
+        key = epoch.prepared_messages_key(Xid(700), Lsn(0x5000))
+        storage.write_bytes(key, b"messages")
+        records.append(prepared_of(prepare(in_layout=epoch).segments, messages_key=key))
+        write_prepared(storage, epoch, records[-1])
+    other = prepare(701, end=0x7000)
+    write_prepared(storage, layout, other)
+    write_progress(storage, layout, Lsn(0x6000), [records[1]])
+    (loaded,) = load_prepared(storage, next_epoch(layout, 4))
+    assert same(loaded, other)
+    assert storage.list_keys(layout.root) == sorted(
+        [other.segments[0].key, layout.prepared_key(Xid(701), Lsn(0x7000)), layout.progress_key]
+    )
+
+
+def test_a_buffer_that_is_late_with_a_finished_transaction_brings_nothing_back(
+    storage, layout, prepare
+) -> None:
+    prepared = prepare()
+    write_progress(storage, layout, Lsn(0x6000), [prepared])
+    write_progress(storage, layout, Lsn(0x8000))
+    write_prepared(storage, layout, prepared)
+    remove(storage, prepared)
+    assert load_prepared(storage, layout) == ()
+    assert storage.list_keys(layout.prepared_prefix) == []
+
+
+def test_a_damaged_record_of_a_finished_transaction_goes_too(storage, layout, prepare) -> None:
+    prepared = prepare()
+    write_prepared(storage, layout, prepared)
+    storage.write_bytes(layout.prepared_key(Xid(700), Lsn(0x5000)), b"torn")
+    write_progress(storage, layout, Lsn(0x6000), [prepared])
+    assert load_prepared(storage, layout) == ()
+    assert storage.list_keys(layout.prepared_prefix) == []
+
+
+def test_a_finished_record_that_names_anothers_segments_deletes_none_of_them(
+    storage, layout, prepare
+) -> None:
+    foreign = prepare(in_layout=Layout(layout.system_identifier, "other", "e"))
+    write_prepared(storage, layout, foreign)
+    write_progress(storage, layout, Lsn(0x6000), [foreign])
+    assert load_prepared(storage, layout) == ()
+    assert storage.exists(foreign.segments[0].key)
+
+
+def test_a_reused_xid_is_not_taken_for_the_finished_transaction(storage, layout, prepare) -> None:
+    write_progress(storage, layout, Lsn(0x6000), [prepare()])
+    again = prepare(end=0x9000)
+    write_prepared(storage, layout, again)
+    assert same(load_prepared(storage, layout)[0], again)
+
+
+def test_a_deleted_record_is_gone_with_its_messages_and_deleting_again_is_fine(
+    storage, layout, prepare
+) -> None:
+    messages_key = layout.prepared_messages_key(Xid(700), Lsn(0x5000))
+    storage.write_bytes(messages_key, b"messages")
+    prepared = prepared_of(prepare().segments, messages_key=messages_key)
+    write_prepared(storage, layout, prepared)
+    other = prepare(701, end=0x7000)
+    write_prepared(storage, layout, other)
+    delete_prepared(storage, layout, prepared)
+    delete_prepared(storage, layout, prepared)
+    assert storage.list_keys(layout.prepared_prefix) == [layout.prepared_key(Xid(701), Lsn(0x7000))]
+    assert storage.exists(prepared.segments[0].key)
+
+
+def test_other_slots_are_not_seen(storage, layout, prepare) -> None:
+    write_prepared(storage, layout, prepare())
+    assert load_prepared(storage, Layout(layout.system_identifier, "orders2", "e")) == ()
+    assert load_prepared(storage, Layout(1, layout.slot, "e")) == ()
+
+
+def test_an_empty_prepare_has_a_record(storage, layout) -> None:
+    prepared = PreparedTransaction(
+        Xid(1),
+        "g",
+        Lsn(1),
+        Lsn(2),
+        streamed=False,
+        origin="node_a",
+        segments=(),
+        segment_rows=(),
+        dropped=DroppedRuns(),
+    )
+    write_prepared(storage, layout, prepared)
+    (loaded,) = load_prepared(storage, layout)
+    assert same(loaded, prepared)
+
+
+def test_all_that_a_manifest_names_is_flushed_before_the_manifest_appears(
+    local: Storage, layout, relation, batches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    segment = write_segment(local, layout.segment_key(Xid(700), Lsn(1), 0), relation, batches)
+    prepared = prepared_of((segment,))
+    log: list[str] = []
+    fsync, replace = os.fsync, os.replace
+
+    def spy_fsync(descriptor: int) -> None:
+        log.append(os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}")))
+        fsync(descriptor)
+
+    def spy_replace(source: str, target: str) -> None:
+        log.append(f"-> {os.path.basename(target)}")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", spy_fsync)
+    monkeypatch.setattr(os, "replace", spy_replace)
+    write_prepared(local, layout, prepared)
+    appeared = log.index(f"-> {os.path.basename(layout.prepared_key(Xid(700), Lsn(0x5000)))}")
+    assert "0.arrow" in log[:appeared]
+    assert any(name.endswith(".tmp") for name in log[:appeared])
+    assert "prepared" in log[appeared:]
+
+
+def test_a_manifest_is_not_written_where_a_segment_is_missing(
+    local: Storage, layout, relation, batches
+) -> None:
+    segment = write_segment(local, layout.segment_key(Xid(700), Lsn(1), 0), relation, batches)
+    local.delete([segment.key])
+    with pytest.raises(StorageFault, match=segment.key):
+        write_prepared(local, layout, prepared_of((segment,)))
+    assert load_prepared(local, layout) == ()
+
+
+def test_a_failing_storage_leaves_no_manifest(tmp_path: Path, layout, prepare) -> None:
+    prepared = prepare()
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(StorageFault):
+        write_prepared(Storage(str(tmp_path / "file")), layout, prepared)
+    assert "file" in files_below(tmp_path)
+
+
+# -- damage ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stored(prepare: Callable[..., PreparedTransaction]) -> bytes:
+    return prepared_to_json(prepare())
+
+
+def test_a_torn_manifest_is_refused_at_every_length(stored: bytes) -> None:
+    for length in range(len(stored) - 1):
+        with pytest.raises(SegmentCorrupt, match="the key"):
+            prepared_from_json(stored[:length], "the key")
+
+
+def test_an_altered_byte_of_a_manifest_is_refused_or_means_the_same(stored: bytes) -> None:
+    original = prepared_from_json(stored, "k")
+    for position in range(len(stored)):
+        for bit in (0x01, 0x20, 0x80):
+            altered = bytearray(stored)
+            altered[position] ^= bit
+            try:
+                loaded = prepared_from_json(bytes(altered), "k")
+            except (SegmentCorrupt, Unsupported):
+                continue
+            assert same(loaded, original), position
+
+
+def test_a_damaged_manifest_says_that_the_server_will_not_repeat_it(storage, layout, prepare) -> None:
+    write_prepared(storage, layout, prepare())
+    key = layout.prepared_key(Xid(700), Lsn(0x5000))
+    storage.write_bytes(key, storage.read_bytes(key)[:-20])
+    with pytest.raises(SegmentCorrupt, match=key) as caught:
+        load_prepared(storage, layout)
+    assert "does not send a confirmed PREPARE again" in caught.value.remedy
+
+
+@pytest.mark.parametrize("data", [b"", b"null", b"[]", b"{}", b"\xff", b"[" * 100_000, b'{"format":1}'])
+def test_what_is_no_manifest_is_refused(data: bytes) -> None:
+    with pytest.raises(SegmentCorrupt):
+        prepared_from_json(data, "k")
+
+
+def test_a_manifest_of_a_later_version_is_not_guessed_at(stored: bytes) -> None:
+    content = json.loads(stored)["content"]
+    with pytest.raises(Unsupported, match="version 2"):
+        prepared_from_json(seal(FORMAT, VERSION + 1, content), "k")
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        ("xid", -1),
+        ("prepare_lsn", "nonsense"),
+        ("segments", [{}]),
+        ("dropped", {"n_runs": 1, "first": "", "count": ""}),
+        ("dropped", {"n_runs": 0, "first": "!", "count": ""}),
+        ("relations", []),
+    ],
+)
+def test_a_sealed_manifest_with_a_wrong_part_is_corrupt(stored: bytes, part: str, value: object) -> None:
+    content = {**json.loads(stored)["content"], part: value}
+    with pytest.raises(SegmentCorrupt):
+        prepared_from_json(seal(FORMAT, VERSION, content), "k")
+
+
+def test_a_manifest_that_names_what_is_not_the_slots_is_refused(storage, layout, prepare) -> None:
+    """Its segments are deleted one day: they must not be somebody else's."""
+    foreign = prepare(in_layout=Layout(layout.system_identifier, "other", "e"))
+    write_prepared(storage, layout, foreign)
+    with pytest.raises(SegmentCorrupt, match="other"):
+        load_prepared(storage, layout)
+
+
+def test_a_manifest_under_another_transactions_key_is_refused(storage, layout, prepare) -> None:
+    storage.write_bytes(layout.prepared_key(Xid(9), Lsn(9)), prepared_to_json(prepare()))
+    with pytest.raises(SegmentCorrupt, match="another transaction"):
+        load_prepared(storage, layout)
+
+
+def test_dropped_runs_survive_whatever_their_byte_order() -> None:
+    runs = DroppedRuns(np.array([1, 2**40], ">i8"), np.array([2, 3], np.int64))
+    back = dropped_from_json(json.loads(json.dumps(dropped_to_json(runs))))
+    assert back.first.tolist() == [1, 2**40]
+    assert back.count.tolist() == [2, 3]
+    assert back.first.dtype == back.count.dtype == np.int64

@@ -1,0 +1,120 @@
+"""The confirmed LSN: durable, and it never goes back."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+
+import pytest
+
+from pipeline.errors import SegmentCorrupt, StorageFault, Unsupported, UsageError
+from pipeline.handoff import PrepareCover
+from pipeline.pg import Lsn, Xid
+from pipeline.segments import Layout, Storage, read_progress, write_progress
+from pipeline.segments.envelope import seal
+from pipeline.segments.progress import FORMAT, REMEMBERED_FINISHED, VERSION
+from tests.unit.segments.conftest import prepared_of
+
+
+def test_there_is_no_record_before_the_first(storage, layout) -> None:
+    assert read_progress(storage, layout) is None
+
+
+def test_the_last_record_is_read_by_the_next_epoch(storage, layout) -> None:
+    write_progress(storage, layout, Lsn(0x10))
+    written = write_progress(storage, layout, Lsn(0x1_0000_0000))
+    read = read_progress(storage, Layout(layout.system_identifier, layout.slot, "next"))
+    assert read == written
+    assert read.confirmed_lsn == Lsn(0x1_0000_0000)
+    assert read.epoch == layout.epoch
+    assert read.written_at.utcoffset() == datetime.timedelta(0)
+
+
+def test_it_never_goes_back(storage, layout) -> None:
+    written = write_progress(storage, layout, Lsn(0x20))
+    with pytest.raises(UsageError, match=r"0/20.*0/1F"):
+        write_progress(storage, layout, Lsn(0x1F))
+    assert read_progress(storage, layout) == written
+    assert write_progress(storage, layout, Lsn(0x20)).confirmed_lsn == Lsn(0x20)
+
+
+def test_slots_have_records_of_their_own(storage, layout) -> None:
+    write_progress(storage, layout, Lsn(0x20))
+    other = Layout(layout.system_identifier, "other", layout.epoch)
+    assert read_progress(storage, other) is None
+    write_progress(storage, other, Lsn(0x1))
+    assert read_progress(storage, layout).confirmed_lsn == Lsn(0x20)
+
+
+def test_a_damaged_record_is_not_taken_for_none(storage, layout) -> None:
+    write_progress(storage, layout, Lsn(0x20))
+    whole = storage.read_bytes(layout.progress_key)
+    for damaged in (b"", whole[:-9], whole.replace(b"0/20", b"0/30")):
+        storage.write_bytes(layout.progress_key, damaged)
+        with pytest.raises(SegmentCorrupt, match=r"progress\.json"):
+            read_progress(storage, layout)
+        with pytest.raises(SegmentCorrupt):
+            write_progress(storage, layout, Lsn(0x30))
+
+
+def test_a_storage_that_cannot_be_read_is_not_taken_for_empty(tmp_path: Path, layout) -> None:
+    (tmp_path / "file").write_text("x")
+    storage = Storage(str(tmp_path / "file"))
+    with pytest.raises(StorageFault):
+        read_progress(storage, layout)
+    with pytest.raises(StorageFault):
+        write_progress(storage, layout, Lsn(1))
+
+
+def test_finished_prepared_transactions_are_told_with_the_position_and_remembered(storage, layout) -> None:
+    first, second = prepared_of((), xid=7, end=0x110), prepared_of((), xid=4_000_000_000, end=0x118)
+    write_progress(storage, layout, Lsn(0x120), [first])
+    assert read_progress(storage, layout).finished == ((Xid(7), Lsn(0x110)),)
+    written = write_progress(storage, layout, Lsn(0x130), [second, first])
+    assert written.finished == ((Xid(4_000_000_000), Lsn(0x118)), (Xid(7), Lsn(0x110)))
+    write_progress(storage, layout, Lsn(0x140))
+    assert read_progress(storage, layout).finished == written.finished
+
+
+def test_the_list_of_finished_ones_is_bounded_but_holds_all_of_one_write(local, layout) -> None:
+    many = [prepared_of((), xid=n, end=0x1000 + n) for n in range(REMEMBERED_FINISHED + 50)]
+    assert len(write_progress(local, layout, Lsn(0x2000), many).finished) == len(many)
+    last = prepared_of((), xid=9_999, end=0x2100)
+    finished = write_progress(local, layout, Lsn(0x3000), [last]).finished
+    assert len(finished) == REMEMBERED_FINISHED
+    assert finished[-1] == (Xid(9_999), Lsn(0x2100))
+    assert finished[0] == (Xid(51), Lsn(0x1000 + 51))
+
+
+def test_a_record_of_version_1_is_read_as_one_with_nothing_finished(storage, layout) -> None:
+    content = {"confirmed_lsn": "0/20", "epoch": "e", "written_at": "2026-01-01T00:00:00+00:00"}
+    storage.write_bytes(layout.progress_key, seal(FORMAT, 1, content))
+    record = read_progress(storage, layout)
+    assert (record.confirmed_lsn, record.epoch, record.finished) == (Lsn(0x20), "e", ())
+    assert record.cover is None
+    write_progress(storage, layout, Lsn(0x30), [prepared_of((), xid=7)])
+    assert len(read_progress(storage, layout).finished) == 1
+
+
+def test_what_the_first_record_covers_is_kept_by_all_that_follow(storage, layout) -> None:
+    cover = PrepareCover(Lsn(0x18), frozenset({Xid(7), Xid(4_000_000_000)}))
+    write_progress(storage, layout, Lsn(0x20), cover=cover)
+    write_progress(storage, layout, Lsn(0x30), [prepared_of((), xid=7)])
+    write_progress(storage, layout, Lsn(0x40), cover=PrepareCover(Lsn(0x40)))
+    assert read_progress(storage, layout).cover == cover
+
+
+@pytest.mark.parametrize("version", [0, VERSION + 1, None, "1"])
+def test_a_record_of_another_version_is_not_guessed_at(storage, layout, version) -> None:
+    content = {"confirmed_lsn": "0/20", "epoch": "e", "written_at": "2026-01-01T00:00:00+00:00"}
+    storage.write_bytes(layout.progress_key, seal(FORMAT, version, content))
+    with pytest.raises(Unsupported, match=r"progress\.json"):
+        read_progress(storage, layout)
+
+
+@pytest.mark.parametrize("finished", [[1], [[1]], [["x", "0/1"]], [[1, "nonsense"]], [[-1, "0/1"]], None])
+def test_a_sealed_record_with_a_wrong_list_is_corrupt(local, layout, finished) -> None:
+    content = {"confirmed_lsn": "0/20", "epoch": "e", "written_at": "2026-01-01T00:00:00+00:00"}
+    local.write_bytes(layout.progress_key, seal(FORMAT, VERSION, {**content, "finished": finished}))
+    with pytest.raises(SegmentCorrupt):
+        read_progress(local, layout)

@@ -1,0 +1,243 @@
+"""Commit order and confirmed position, by scenario and against a naive model."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.buffer.transaction import transaction_row
+from pipeline.errors import IllegalTransition, ProtocolViolation, SlotLost
+from pipeline.handoff import PrepareCover, PreparedTransaction, Sealed, TransactionEnd
+from pipeline.pg import Lsn, Xid
+from pipeline.rows import DroppedRuns
+from pipeline.sequencer import CommitOrder, PreparedBook
+
+
+def content(n_rows: int = 1, n_bytes: int = 10, xid: int = 700) -> Sealed:
+    end = TransactionEnd(Xid(xid), Lsn(1), Lsn(2), 0)
+    return Sealed(transaction_row(end, n_rows, (), with_messages=False), (), (), None, n_rows, n_bytes)
+
+
+def make_order(rows: int = 100, n_bytes: int = 10_000) -> CommitOrder:
+    return CommitOrder(batch_rows=rows, batch_bytes=n_bytes)
+
+
+def add(order: CommitOrder, ticket: int, commit_lsn: int) -> None:
+    order.add_unit(ticket, Lsn(commit_lsn), Lsn(commit_lsn), Lsn(commit_lsn + 4), 1)
+
+
+def test_transaction_that_is_sealed_first_waits_for_the_one_that_committed_first() -> None:
+    order = make_order()
+    add(order, 0, 100)
+    add(order, 1, 200)
+    order.fill(1, content())
+    assert order.next_batch() is None
+    order.fill(0, content())
+    batch = order.next_batch()
+    assert batch is not None and (batch.first_commit_lsn, batch.last_commit_lsn) == (100, 200)
+
+
+def test_position_is_confirmed_only_behind_the_sink() -> None:
+    order = make_order()
+    add(order, 0, 100)
+    order.add_position(1, Lsn(500))
+    order.fill(0, content())
+    batch = order.next_batch()
+    assert batch is not None and order.confirmed_lsn == 0
+    order.batch_done(batch.number)
+    assert order.confirmed_lsn == 500 and order.done_ticket == 1
+
+
+def test_batches_reported_out_of_order_confirm_the_contiguous_prefix_only() -> None:
+    order = make_order(rows=1)
+    for ticket in range(3):
+        add(order, ticket, 100 * (ticket + 1))
+        order.fill(ticket, content())
+    first, second, third = (order.next_batch() for _ in range(3))
+    assert first and second and third
+    order.batch_done(third.number)
+    order.batch_done(second.number)
+    assert order.confirmed_lsn == 0
+    order.batch_done(first.number)
+    assert order.confirmed_lsn == 304
+
+
+def test_idle_positions_are_confirmed_at_once_and_never_go_back() -> None:
+    order = make_order()
+    order.add_position(0, Lsn(500))
+    order.add_position(1, Lsn(400))
+    assert order.confirmed_lsn == 500
+
+
+def test_prepare_holds_the_position_until_its_content_is_durable_but_not_the_release() -> None:
+    order = make_order()
+    order.add_hold(0, Lsn(50))
+    add(order, 1, 100)
+    order.fill(1, content())
+    batch = order.next_batch()
+    assert batch is not None
+    order.batch_done(batch.number)
+    assert order.confirmed_lsn == 0 and order.holds_before(1)
+    order.resolve(0)
+    assert order.confirmed_lsn == 104 and not order.holds_before(1)
+
+
+def test_batch_is_bounded_and_a_larger_transaction_is_a_batch_of_its_own() -> None:
+    order = make_order(rows=10)
+    for ticket, n in enumerate((4, 4, 4, 1000, 1)):
+        add(order, ticket, 100 * (ticket + 1))
+        order.fill(ticket, content(n_rows=n))
+    sizes = []
+    while (batch := order.next_batch()) is not None:
+        sizes.append(batch.n_rows)
+    assert sizes == [8, 4, 1000, 1]
+
+
+def test_commit_lsn_that_does_not_grow_is_refused() -> None:
+    order = make_order()
+    add(order, 0, 200)
+    with pytest.raises(IllegalTransition, match=r"0/64.*0/C8"):
+        add(order, 1, 100)
+
+
+def test_lost_ticket_is_noticed() -> None:
+    order = make_order()
+    with pytest.raises(IllegalTransition):
+        add(order, 1, 100)
+
+
+def test_illegal_moves_raise_and_change_nothing() -> None:
+    order = make_order()
+    add(order, 0, 100)
+    with pytest.raises(IllegalTransition):
+        order.resolve(0)
+    order.fill(0, content())
+    with pytest.raises(IllegalTransition):
+        order.fill(0, content())
+    with pytest.raises(IllegalTransition):
+        order.batch_done(0)
+    batch = order.next_batch()
+    assert batch is not None
+    order.batch_done(batch.number)
+    with pytest.raises(IllegalTransition):
+        order.batch_done(batch.number)
+    assert order.confirmed_lsn == 104
+
+
+def test_errors_survive_the_way_between_processes() -> None:
+    order = make_order()
+    with pytest.raises(IllegalTransition) as caught:
+        order.fill(7, content())
+    copy = pickle.loads(pickle.dumps(caught.value))
+    assert str(copy) == str(caught.value) and copy.remedy == caught.value.remedy
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_any_interleaving_releases_in_order_and_confirms_only_the_done_prefix(data: st.DataObject) -> None:
+    """Entries arrive in order; fills, resolutions and reports come in any order: judged by plain lists."""
+    order = make_order(rows=data.draw(st.integers(1, 5)))
+    plan = data.draw(st.lists(st.sampled_from(["unit", "hold", "position"]), min_size=1, max_size=14))
+    ends = {ticket: 100 * (ticket + 1) + 4 for ticket in range(len(plan))}
+    arrived, filled, done, taken, released = 0, set(), set(), {}, []
+    for _ in range(200):
+        moves = []
+        if arrived < len(plan):
+            moves.append("arrive")
+        unfilled = [t for t in range(arrived) if plan[t] == "unit" and t not in filled]
+        unresolved = [t for t in range(arrived) if plan[t] == "hold" and t not in done]
+        moves += (
+            ["fill"] * bool(unfilled) + ["resolve"] * bool(unresolved) + ["report"] * bool(taken) + ["take"]
+        )
+        move = data.draw(st.sampled_from(moves))
+        if move == "arrive":
+            ticket = arrived
+            arrived += 1
+            if plan[ticket] == "unit":
+                add(order, ticket, 100 * (ticket + 1))
+            elif plan[ticket] == "hold":
+                order.add_hold(ticket, Lsn(ends[ticket]))
+            else:
+                order.add_position(ticket, Lsn(ends[ticket]))
+                done.add(ticket)
+        elif move == "fill":
+            ticket = data.draw(st.sampled_from(unfilled))
+            order.fill(ticket, content(xid=ticket))
+            filled.add(ticket)
+        elif move == "resolve":
+            ticket = data.draw(st.sampled_from(unresolved))
+            order.resolve(ticket)
+            done.add(ticket)
+        elif move == "report":
+            number = data.draw(st.sampled_from(sorted(taken)))
+            order.batch_done(number)
+            done.update(taken.pop(number))
+        else:
+            batch = order.next_batch()
+            units = [t for t in range(arrived) if plan[t] == "unit"]
+            ready = []
+            for ticket in units[len(released) :]:
+                if ticket not in filled:
+                    break
+                ready.append(ticket)
+            assert (batch is None) == (not ready)
+            if batch is not None:
+                got = [u.transactions.column(0)[0].as_py() for u in batch.units]
+                assert got == ready[: len(got)]
+                released += got
+                taken[batch.number] = got
+        prefix = 0
+        while prefix < arrived and prefix in done:
+            prefix += 1
+        expected = max((ends[t] for t in range(prefix)), default=0)
+        assert order.confirmed_lsn == expected
+        assert order.done_ticket == prefix - 1
+
+
+def prepared(xid: int = 700, gid: str = "g") -> PreparedTransaction:
+    return PreparedTransaction(Xid(xid), gid, Lsn(10), Lsn(14), False, None, (), (), DroppedRuns())
+
+
+def end(commit_lsn: int = 100, xid: int = 700, gid: str = "g") -> TransactionEnd:
+    return TransactionEnd(Xid(xid), Lsn(commit_lsn), Lsn(commit_lsn + 4), 0, gid=gid)
+
+
+def test_commit_prepared_finds_its_record_once() -> None:
+    book = PreparedBook([prepared()])
+    assert book.commit(end(), Lsn(0)) is not None
+    with pytest.raises(SlotLost):
+        book.commit(end(), Lsn(0))
+
+
+def test_commit_prepared_of_an_unknown_prepare_is_nothing_at_or_below_the_watermark() -> None:
+    assert PreparedBook().commit(end(100), Lsn(100)) is None
+
+
+def test_commit_prepared_of_an_unknown_prepare_above_the_watermark_is_terminal() -> None:
+    with pytest.raises(SlotLost, match="0/64"):
+        PreparedBook().commit(end(100), Lsn(99))
+
+
+def test_commit_prepared_of_an_unknown_prepare_is_nothing_where_the_storage_covers_it() -> None:
+    """PostgreSQL 16 and 17 send K alone for a transaction that only locked rows."""
+    book = PreparedBook(cover=PrepareCover(Lsn(100), frozenset({Xid(699)})))
+    assert book.commit(end(100), Lsn(0)) is None
+    for lost in (end(99), end(100, xid=699)):
+        with pytest.raises(SlotLost):
+            book.commit(lost, Lsn(0))
+
+
+def test_commit_prepared_with_another_gid_is_refused_and_keeps_the_record() -> None:
+    book = PreparedBook([prepared()])
+    with pytest.raises(ProtocolViolation):
+        book.commit(end(gid="other"), Lsn(0))
+    assert len(book) == 1
+
+
+def test_rollback_prepared_of_an_unknown_prepare_is_nothing() -> None:
+    book = PreparedBook([prepared()])
+    assert book.roll_back(Xid(1), "g") is None and book.roll_back(Xid(700), "other") is None
+    assert book.roll_back(Xid(700), "g") is not None and len(book) == 0

@@ -1,0 +1,63 @@
+"""When a server can go on from the storage's record, and what is lost where it cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from pipeline.errors import ExitStatus, SlotLost
+from pipeline.pg import Lsn
+from pipeline.slot.connection import SystemIdentity
+from pipeline.slot.continuity import Recorded, check_continuity
+
+
+def check(
+    *,
+    confirmed: int | None = 0x200,
+    recorded: int | None = 2,
+    timeline: int = 2,
+    slot_exists: bool = True,
+    others: tuple[int, ...] = (),
+    switch_points: Mapping[int, Lsn] | None = None,
+) -> None:
+    system = SystemIdentity("7001", timeline, Lsn(0x1000), "db")
+    known = Recorded(None if confirmed is None else Lsn(confirmed), recorded, others)
+    check_continuity("s", system, known, slot_exists=slot_exists, switch_points=switch_points or {})
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        {},
+        {"confirmed": None, "recorded": None, "slot_exists": False},  # the first run
+        {"confirmed": None, "recorded": None},
+        {"recorded": None},  # the record of a version that kept no timeline
+        {"timeline": 3, "switch_points": {2: Lsn(0x200)}},  # a failover exactly at what was delivered
+        {"timeline": 5, "switch_points": {1: Lsn(0x10), 2: Lsn(0x300), 4: Lsn(0x400)}},
+        {"others": (1, 2)},  # a storage that servers share
+    ],
+)
+def test_a_server_that_has_all_that_was_delivered_may_go_on(case: dict[str, Any]) -> None:
+    check(**case)
+
+
+@pytest.mark.parametrize(
+    ("case", "says"),
+    [
+        ({"slot_exists": False}, "does not exist any more"),
+        ({"confirmed": None, "recorded": None, "others": (6001,)}, "another server .*6001"),
+        (
+            {"timeline": 3, "switch_points": {2: Lsn(0x1FF)}},
+            "left timeline 2 at 0/1FF, but 0/200 was delivered",
+        ),
+        ({"timeline": 1}, "does not come after timeline 2"),
+        ({"timeline": 3, "switch_points": {1: Lsn(0x300)}}, "does not come after timeline 2"),
+    ],
+)
+def test_what_is_lost_is_said_and_ends_with_status_4(case: dict[str, Any], says: str) -> None:
+    with pytest.raises(SlotLost, match=says) as caught:
+        check(**case)
+    assert caught.value.policy.exit_status is ExitStatus.TERMINAL
+    assert "snapshot" in caught.value.remedy

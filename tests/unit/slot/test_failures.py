@@ -1,0 +1,160 @@
+"""Each SQLSTATE and each connection error that matters, as ours; no server, only its words."""
+
+from __future__ import annotations
+
+import psycopg
+import pytest
+
+from pipeline.errors import (
+    ConnectionLost,
+    EnvironmentFault,
+    PoisonedChange,
+    PreconditionMissing,
+    SlotInUse,
+    SlotLost,
+    Unsupported,
+    XidstreamError,
+)
+from pipeline.slot.failures import ServerReport, from_connect_error, from_error, from_report
+from pipeline.slot.findings import Status
+from pipeline.slot.preflight import check_output_plugin_libraries
+
+
+@pytest.mark.parametrize(
+    ("sqlstate", "message", "function", "expected"),
+    [
+        ("55006", 'replication slot "s" is active for PID 1', "ReplicationSlotAcquire", SlotInUse),
+        ("55000", 'can no longer get changes from replication slot "s"', "CreateDecodingContext", SlotLost),
+        ("55000", 'can no longer access replication slot "s"', "ReplicationSlotAcquire", SlotLost),
+        ("55000", "logische Dekodierung benötigt …", "CheckLogicalDecodingRequirements", PreconditionMissing),
+        ("55000", 'replication slot "s" was not created in this database', "", PreconditionMissing),
+        ("42704", 'publication "p" does not exist', "GetPublicationByName", PreconditionMissing),
+        ("42704", 'replication slot "s" does not exist', "ReplicationSlotAcquire", PreconditionMissing),
+        ("42710", 'replication slot "s" already exists', "ReplicationSlotCreate", PreconditionMissing),
+        ("58P01", "requested WAL segment 0001 has already been removed", "", SlotLost),
+        ("58P01", 'could not access file "pgoutput"', "", EnvironmentFault),
+        ("28P01", "password authentication failed", "", PreconditionMissing),
+        ("28000", "no pg_hba.conf entry", "", PreconditionMissing),
+        ("3D000", 'database "d" does not exist', "", PreconditionMissing),
+        ("42501", "permission denied to use replication slots", "", PreconditionMissing),
+        ("53400", "all replication slots are in use", "", PreconditionMissing),
+        ("0A000", "option is not supported", "", Unsupported),
+        ("57P01", "terminating connection due to administrator command", "", ConnectionLost),
+        ("57P02", "terminating connection because of crash of another server process", "", ConnectionLost),
+        ("57P03", "the database system is starting up", "", ConnectionLost),
+        ("08006", "connection failure", "", ConnectionLost),
+        ("57014", "canceling statement due to user request", "", ConnectionLost),
+        ("53100", "could not write to file: No space left on device", "", EnvironmentFault),
+        ("XX000", "unexpected", "", EnvironmentFault),
+    ],
+)
+def test_report_of_the_server_becomes_the_class_that_says_what_to_do(
+    sqlstate: str, message: str, function: str, expected: type[XidstreamError]
+) -> None:
+    error = from_report(ServerReport(sqlstate, message, "ERROR", function), "START_REPLICATION")
+    assert type(error) is expected
+    assert str(error) == f"START_REPLICATION: {message} (SQLSTATE {sqlstate})"
+
+
+def test_value_that_cannot_be_converted_is_poison_and_not_repeated() -> None:
+    text = "character with byte sequence 0xe2 0x82 in encoding … has no equivalent"
+    error = from_report(ServerReport("22P05", text, "ERROR", ""), "reading")
+    assert type(error) is PoisonedChange
+    assert "0xe2" not in str(error)
+    report = ServerReport("22P05", text, "ERROR", "", change_lsn="0/1A2B3C")
+    assert "LSN 0/1A2B3C" in str(from_report(report, "reading"))
+
+
+def test_remedies_differ_by_what_is_missing() -> None:
+    def remedy(sqlstate: str, message: str) -> str:
+        return from_report(ServerReport(sqlstate, message, "ERROR", ""), "x").remedy
+
+    assert "slot create" in remedy("42704", 'replication slot "s" does not exist')
+    assert "name" in remedy("42704", 'publication "p" does not exist')
+    assert "REPLICATION" in remedy("42501", "must be superuser or replication role to use replication slots")
+    assert "output_plugin_libraries" in remedy(
+        "42501", 'library "pgoutput" may not be used as an output plugin'
+    )
+    assert "wal_level = logical" in remedy("55000", "logical decoding requires wal_level >= logical")
+
+
+def test_long_and_multi_line_text_is_one_bounded_line() -> None:
+    error = from_report(ServerReport("XX000", "a\n\tb " + "c" * 10_000, "ERROR", ""), "x")
+    assert "\n" not in str(error)
+    assert len(str(error)) < 600
+    assert str(error).startswith("x: a b ")
+
+
+def test_error_without_sqlstate_is_a_lost_connection() -> None:
+    error = from_error(
+        psycopg.OperationalError("server closed the connection unexpectedly\n\tThis probably"), "r"
+    )
+    assert type(error) is ConnectionLost
+
+
+@pytest.mark.parametrize(
+    ("text", "expected", "statement"),
+    [
+        (
+            'FATAL:  password authentication failed for user "u"',
+            PreconditionMissing,
+            "wrong or missing password",
+        ),
+        ("fe_sendauth: no password supplied", PreconditionMissing, "wrong or missing password"),
+        (
+            'FATAL:  no pg_hba.conf entry for host "h", no encryption',
+            PreconditionMissing,
+            "the server's pg_hba",
+        ),
+        ('FATAL:  Peer authentication failed for user "u"', PreconditionMissing, "the server's pg_hba"),
+        ('FATAL:  database "d" does not exist', PreconditionMissing, "unknown database"),
+        ('FATAL:  role "r" does not exist', PreconditionMissing, "unknown role"),
+        ("FATAL:  permission denied to start WAL sender", PreconditionMissing, "the role lacks"),
+        (
+            "FATAL:  must be superuser or replication role to start walsender",
+            PreconditionMissing,
+            "the role lacks",
+        ),
+        ("FATAL:  sorry, too many clients already", ConnectionLost, "the server has no free connection"),
+        ("FATAL:  the database system is starting up", ConnectionLost, "the server is not ready"),
+        ("server does not support SSL, but SSL was required", PreconditionMissing, "TLS"),
+        ("SSL error: certificate verify failed", PreconditionMissing, "TLS"),
+        ("connection timeout expired", ConnectionLost, "the server does not answer"),
+        ("No route to host", ConnectionLost, "the server does not answer"),
+        ("FATAL:  Passwort-Authentifizierung fehlgeschlagen", ConnectionLost, "cannot connect"),
+    ],
+)
+def test_connection_errors_are_told_apart(text: str, expected: type[XidstreamError], statement: str) -> None:
+    raised = psycopg.OperationalError(
+        f'connection failed: connection to server at "h", port 1 failed: {text}'
+    )
+    error = from_connect_error(raised, "host=h")
+    assert type(error) is expected
+    assert str(error).startswith(statement)
+    assert error.remedy
+
+
+def test_connection_error_never_shows_the_password() -> None:
+    raised = psycopg.OperationalError('connection failed: FATAL:  role "geheim" does not exist')
+    assert "geheim" not in str(from_connect_error(raised, "host=h password=geheim"))
+
+
+def test_skipped_publication_is_recognised_in_any_language() -> None:
+    assert ServerReport("55000", "überspringe Publikation", "WARNING", "LoadPublications").skips_publication
+    assert not ServerReport("55000", "skipped", "WARNING", "SomethingElse").skips_publication
+
+
+@pytest.mark.parametrize(
+    ("value", "status"),
+    [
+        ("pgoutput, test_decoding", Status.OK),
+        ('"pgoutput"', Status.OK),
+        ("test_decoding,pgoutput", Status.OK),
+        ("test_decoding", Status.FAILED),
+        ("", Status.FAILED),
+        ("my_pgoutput", Status.FAILED),
+    ],
+)
+def test_output_plugin_libraries_must_list_pgoutput(value: str, status: Status) -> None:
+    """Fact 29. The embedded servers are older than the setting, so this is tested on its values."""
+    assert check_output_plugin_libraries(value).status is status

@@ -1,0 +1,155 @@
+"""Watermarks, fencing and columns of one Delta table: deltalake, no Spark."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, Field
+from deltalake.schema import PrimitiveType
+
+from pipeline.errors import SinkFailed, SinkFenced, UsageError
+from pipeline.spark.delta_table import DeltaTableWriter, SnapshotOutdated
+from pipeline.spark.layout import Target
+from pipeline.spark.naming import Location
+from pipeline.spark.parquet_files import WrittenFile, write_local
+
+APP = "1/db/slot"
+COLUMNS = [Target("x", pa.int64(), "x"), Target("_commit_lsn", pa.int64(), "_commit_lsn")]
+
+
+@pytest.fixture
+def location(tmp_path: Path) -> Location:
+    return Location.parse(str(tmp_path / "with space" / "public.a~20b"))
+
+
+def opened(location: Location) -> DeltaTableWriter:
+    return DeltaTableWriter.open_or_create(location, "public.a b", COLUMNS)
+
+
+def written(location: Location, lsn: int, directory: str) -> list[WrittenFile]:
+    batch = pa.RecordBatch.from_arrays(
+        [pa.array([1, 2]), pa.array([lsn - 1, lsn])], schema=pa.schema([c.field for c in COLUMNS])
+    )
+    return write_local(location, directory, batch, "_commit_lsn")
+
+
+def commit(writer: DeltaTableWriter, location: Location, lsn: int, directory: str, app: str = APP) -> None:
+    writer.commit(written(location, lsn, directory), {app: lsn})
+
+
+def n_rows(location: Location) -> int:
+    return int(DeltaTable(location.uri).to_pyarrow_table().num_rows)
+
+
+def test_open_without_a_table_gives_none(location: Location) -> None:
+    assert DeltaTableWriter.open(location, "t") is None
+
+
+def test_create_is_idempotent_and_keeps_what_is_there(location: Location) -> None:
+    commit(opened(location), location, 20, "a")
+    again = opened(location)
+    assert again.watermark(APP) == 20
+    assert n_rows(location) == 2
+
+
+def test_watermarks_move_with_the_rows_and_by_application(location: Location) -> None:
+    writer = opened(location)
+    assert writer.watermark(APP) == 0
+    commit(writer, location, 20, "a")
+    commit(writer, location, 30, "b", "2/other/slot")
+    commit(writer, location, 40, "c")
+    assert (writer.watermark(APP), writer.watermark("2/other/slot")) == (40, 30)
+    assert n_rows(location) == 6
+
+
+@pytest.mark.parametrize("lsn", [20, 19])
+def test_a_version_never_falls_also_from_a_fresh_handle(location: Location, lsn: int) -> None:
+    commit(opened(location), location, 20, "a")
+    with pytest.raises(UsageError):
+        commit(opened(location), location, lsn, "b")
+    assert n_rows(location) == 2
+
+
+def test_a_commit_lsn_beyond_63_bits_is_refused(location: Location) -> None:
+    writer = opened(location)
+    with pytest.raises(UsageError):
+        writer.commit([], {APP: 1 << 63})
+
+
+def test_the_second_writer_with_the_same_identity_is_fenced(location: Location) -> None:
+    first, second = opened(location), opened(location)
+    commit(first, location, 20, "a")
+    with pytest.raises(SinkFenced):
+        commit(second, location, 30, "b")
+    assert n_rows(location) == 2
+
+
+def test_a_ghost_that_wakes_up_is_fenced_after_its_first_commit_too(location: Location) -> None:
+    ghost = opened(location)
+    commit(ghost, location, 20, "a")
+    commit(opened(location), location, 30, "b")
+    with pytest.raises(SinkFenced):
+        commit(ghost, location, 30, "c")
+    assert n_rows(location) == 4
+
+
+def test_a_writer_of_another_slot_does_not_fence(location: Location) -> None:
+    first, second = opened(location), opened(location)
+    commit(first, location, 20, "a")
+    commit(second, location, 30, "b", "1/db/other")
+    assert n_rows(location) == 4
+
+
+def test_columns_changed_by_another_ask_for_a_new_snapshot(location: Location) -> None:
+    writer = opened(location)
+    DeltaTable(location.uri).alter.add_columns([Field("theirs", PrimitiveType("long"))])
+    with pytest.raises(SnapshotOutdated):
+        commit(writer, location, 20, "a")
+    commit(opened(location), location, 20, "b")
+    assert n_rows(location) == 2
+
+
+def test_added_columns_remember_their_source(location: Location) -> None:
+    added = Target("x__string", pa.string(), "x")
+    writer = opened(location)
+    writer.add_columns([added])
+    assert writer.columns == (*COLUMNS, added)
+    again = opened(location)
+    assert again.columns == (*COLUMNS, added)
+    again.add_columns([added])
+    assert again.columns == (*COLUMNS, added)
+
+
+@pytest.mark.parametrize(
+    "type_",
+    [
+        pa.bool_(), pa.int16(), pa.int32(), pa.float32(), pa.float64(),
+        pa.decimal128(20, 4), pa.string(), pa.binary(),
+        pa.date32(), pa.timestamp("us"), pa.timestamp("us", tz="UTC"), pa.list_(pa.timestamp("us")),
+        pa.list_(pa.decimal128(10, 2)), pa.map_(pa.string(), pa.string()),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_every_type_of_the_contract_comes_back_from_delta_as_it_was(
+    location: Location, type_: pa.DataType
+) -> None:
+    writer = DeltaTableWriter.open_or_create(location, "t", [*COLUMNS, Target("a", type_, "a")])
+    writer.add_columns([Target("b", type_, "b")])
+    assert [c.type for c in opened(location).columns] == [pa.int64(), pa.int64(), type_, type_]
+
+
+def test_a_partitioned_table_is_not_ours(location: Location) -> None:
+    schema = pa.schema([c.field for c in COLUMNS])
+    DeltaTable.create(location.uri, schema=schema, partition_by=["x"])
+    with pytest.raises(SinkFailed):
+        opened(location)
+
+
+def test_watermark_survives_checkpoints(location: Location) -> None:
+    writer = opened(location)
+    for i in range(105):
+        commit(writer, location, 20 + 2 * i, f"d{i}")
+    assert list(Path(location.uri).glob("_delta_log/*.checkpoint.parquet"))
+    assert opened(location).watermark(APP) == 20 + 2 * 104

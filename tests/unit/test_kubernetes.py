@@ -1,0 +1,145 @@
+"""kubernetes/: what can be known of the manifests without a Kubernetes. Starts no Ray.
+
+Ray's own autoscaler reads a RayCluster by the function that is called here; fields are those of ray.io/v1 as KubeRay
+1.6 documents it, because its API server drops a field that it does not know without a word.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
+
+from actors.cli import build_config, cli
+from pipeline.config import Config
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "kubernetes"
+MANIFESTS = ("raycluster.yaml", "rayjob.yaml")
+
+CLUSTER_FIELDS = {
+    *("rayVersion", "authOptions", "enableInTreeAutoscaling", "autoscalerOptions"),
+    *("headGroupSpec", "workerGroupSpecs"),
+}
+AUTOSCALER_FIELDS = {"version", "upscalingMode", "idleTimeoutSeconds"}
+HEAD_FIELDS = {"rayStartParams", "template"}
+WORKER_FIELDS = {"groupName", "replicas", "minReplicas", "maxReplicas", "rayStartParams", "template"}
+JOB_FIELDS = {
+    *("entrypoint", "submissionMode", "backoffLimit", "shutdownAfterJobFinishes", "ttlSecondsAfterFinished"),
+    "rayClusterSpec",
+}
+
+
+def documents(name: str) -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all((FOLDER / name).read_text(encoding="utf-8")))
+
+
+def manifest(name: str) -> dict[str, Any]:
+    (document,) = documents(name)
+    return document
+
+
+def cluster_spec(name: str) -> dict[str, Any]:
+    spec: dict[str, Any] = manifest(name)["spec"]
+    return spec if name == "raycluster.yaml" else spec["rayClusterSpec"]
+
+
+def pods(name: str) -> list[dict[str, Any]]:
+    spec = cluster_spec(name)
+    groups = [spec["headGroupSpec"], *spec["workerGroupSpecs"]]
+    return [group["template"]["spec"] for group in groups]
+
+
+def pinned(package: str) -> str:
+    found = re.findall(rf"^{package}==([^;\s]+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    assert len(found) == 1
+    return str(found[0])
+
+
+def settings() -> str:
+    (text,) = [d["data"]["run.toml"] for d in documents("settings.yaml") if d["kind"] == "ConfigMap"]
+    return str(text)
+
+
+@pytest.mark.parametrize("name", MANIFESTS)
+def test_every_field_is_one_that_kuberay_knows(name: str) -> None:
+    document, spec = manifest(name), cluster_spec(name)
+    assert document["apiVersion"] == "ray.io/v1"
+    assert set(spec) == CLUSTER_FIELDS
+    assert set(spec["autoscalerOptions"]) == AUTOSCALER_FIELDS
+    assert spec["authOptions"] == {"mode": "token"}
+    assert set(spec["headGroupSpec"]) == HEAD_FIELDS
+    for group in spec["workerGroupSpecs"]:
+        assert set(group) == WORKER_FIELDS
+    if document["kind"] == "RayJob":
+        assert set(document["spec"]) == JOB_FIELDS
+
+
+def test_job_and_cluster_have_the_same_nodes() -> None:
+    assert cluster_spec("raycluster.yaml") == cluster_spec("rayjob.yaml")
+
+
+@pytest.mark.parametrize("name", MANIFESTS)
+def test_rays_autoscaler_reads_it_and_workers_come_and_go(name: str) -> None:
+    cluster = {"metadata": {"name": "xidstream", "namespace": "default"}, "spec": cluster_spec(name)}
+    config = _derive_autoscaling_config_from_ray_cr(cluster)
+    head, worker = (config["available_node_types"][n] for n in ("headgroup", "worker"))
+    assert worker["min_workers"] == 0 < worker["max_workers"] == config["max_workers"]
+    assert 0 < config["idle_timeout_minutes"] <= 10
+    for node in (head, worker):
+        assert node["resources"]["CPU"] >= 2
+        assert node["resources"]["memory"] >= 4 << 30
+
+
+@pytest.mark.parametrize("name", MANIFESTS)
+def test_every_pod_has_the_image_the_settings_and_the_password_by_reference(name: str) -> None:
+    config_map, account = documents("settings.yaml")
+    for pod in pods(name):
+        assert pod["restartPolicy"] == "Never"
+        assert pod["serviceAccountName"] == account["metadata"]["name"]
+        (container,) = pod["containers"]
+        assert re.fullmatch(r"REGISTRY/xidstream:\d+\.\d+\.\d+", container["image"])
+        environment = {e["name"]: e for e in container["env"]}
+        assert set(environment["PGPASSWORD"]) == {"name", "valueFrom"}
+        assert "secretKeyRef" in environment["PGPASSWORD"]["valueFrom"]
+        (volume,) = pod["volumes"]
+        (mount,) = container["volumeMounts"]
+        assert volume["configMap"]["name"] == config_map["metadata"]["name"]
+        assert (mount["name"], mount["mountPath"]) == (volume["name"], "/etc/xidstream")
+        assert container["resources"]["limits"] == container["resources"]["requests"]
+
+
+def test_image_manifests_and_constraints_have_one_ray() -> None:
+    (base,) = re.findall(r"^FROM (\S+)", (FOLDER / "Dockerfile").read_text(), re.MULTILINE)
+    ray, python = re.fullmatch(r"rayproject/ray:([\d.]+)-py3(\d+)", base).groups()  # type: ignore[union-attr]
+    assert ray == pinned("ray")
+    assert 10 <= int(python) <= 13
+    assert {cluster_spec(name)["rayVersion"] for name in MANIFESTS} == {ray}
+
+
+def test_the_image_is_made_of_what_the_checkout_has() -> None:
+    lines = (FOLDER / "Dockerfile").read_text().replace("\\\n", " ").splitlines()
+    copied = [word for line in lines if line.startswith("COPY") for word in line.split()[2:-1]]
+    assert {"actors", "pipeline", "pyproject.toml", "constraints.txt"} <= set(copied)
+    assert all((ROOT / name).exists() for name in copied)
+    assert any("pip install" in line and "-c constraints.txt ." in line for line in lines)
+
+
+def test_the_entrypoint_and_its_settings_are_what_the_command_line_takes(tmp_path: Path) -> None:
+    program, command, *arguments = shlex.split(manifest("rayjob.yaml")["spec"]["entrypoint"])
+    assert (program, command) == ("xidstream", "run")
+    options = cli.commands[command].make_context(command, arguments).params
+    assert options.pop("config_file") == Path("/etc/xidstream/run.toml")
+    file = tmp_path / "run.toml"
+    file.write_text(settings(), encoding="utf-8")
+    config = build_config(file, options)
+    assert isinstance(config, Config)
+    config.require("dsn", "slot", "publication", "storage", "sink")
+    assert config.available_now
+    config.refuse_credentials()
+    assert "password" not in config.dsn
