@@ -1,0 +1,263 @@
+"""Each precondition broken on a real server, and the finding it gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import psycopg
+import pytest
+
+from pipeline.embedded_postgres import EmbeddedPostgres
+from pipeline.errors import PreconditionMissing, SlotInUse, SlotLost, Unsupported
+from pipeline.pg import INVALID_LSN
+from pipeline.slot.admin import create_slot, describe_slot
+from pipeline.slot.connection import ReplicationConnection
+from pipeline.slot.options import stream_options
+from pipeline.slot.preflight import Finding, Status, preflight
+from pipeline.slot.settings import SlotSettings, Streaming
+from tests.postgres_fixtures import Database
+
+pytestmark = pytest.mark.postgres
+
+SECRET = "streng_geheim"
+
+
+def settings(database: Database, **options: object) -> SlotSettings:
+    values: dict[str, object] = {
+        "dsn": database.dsn(),
+        "slot": f"s_{database.name}",
+        "publications": ("pub",),
+    }
+    return SlotSettings(**{**values, **options})  # type: ignore[arg-type]
+
+
+def finding(findings: list[Finding], check: str) -> Finding:
+    found = [f for f in findings if f.check == check]
+    assert len(found) == 1, (check, findings)
+    assert "\n" not in found[0].statement
+    assert (found[0].remedy is None) == (found[0].status is Status.OK)
+    return found[0]
+
+
+def failed(findings: list[Finding]) -> set[str]:
+    return {f.check for f in findings if f.status is Status.FAILED}
+
+
+def not_ok(findings: list[Finding]) -> set[str]:
+    return {f.check for f in findings if f.status is not Status.OK}
+
+
+@pytest.fixture
+def sound(database: Database) -> Database:
+    """A database where nothing is missing."""
+    database.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
+    database.execute("CREATE PUBLICATION pub FOR TABLE t")
+    create_slot(database.dsn(), f"s_{database.name}")
+    return database
+
+
+def test_sound_setup_has_nothing_but_ok(sound: Database) -> None:
+    findings = preflight(settings(sound))
+    assert not_ok(findings) == set(), findings
+    assert (
+        "64kB"
+        in finding(
+            preflight(settings(sound, logical_decoding_work_mem="64kB")), "logical_decoding_work_mem"
+        ).statement
+    )
+    assert sound.name in finding(findings, "connection").statement
+    assert {f.check for f in findings} >= {
+        "connection", "version", "wal_level", "replication", "max_wal_senders", "publication",
+        "replica_identity", "column_names", "slot", "streaming", "logical_decoding_work_mem",
+    }  # fmt: skip
+
+
+def test_preflight_changes_nothing(sound: Database) -> None:
+    before = describe_slot(sound.dsn(), f"s_{sound.name}")
+    preflight(settings(sound, two_phase=True))
+    assert describe_slot(sound.dsn(), f"s_{sound.name}") == before
+
+
+@pytest.mark.parametrize(
+    ("change", "statement"),
+    [
+        ({"host": "127.0.0.1", "port": "1"}, "no server listens there"),
+        ({"host": "no-such-host.invalid"}, "unknown host"),
+        ({"dbname": "no_such_db"}, "unknown database"),
+        ({"user": "no_such_role"}, "unknown role"),
+    ],
+)
+@pytest.mark.parametrize("postgres_server", [18], indirect=True)
+def test_server_out_of_reach_is_one_failed_finding(
+    sound: Database, change: dict[str, str], statement: str
+) -> None:
+    dsn = psycopg.conninfo.make_conninfo(sound.dsn(password=SECRET), **change)
+    (only,) = preflight(settings(sound, dsn=dsn))
+    assert (only.check, only.status, only.raises) == ("connection", Status.FAILED, PreconditionMissing)
+    assert only.statement.startswith(statement)
+    assert only.remedy
+    assert SECRET not in repr(only)
+
+
+def test_wrong_password_over_tcp(sound: Database) -> None:
+    sound.execute("CREATE ROLE pre LOGIN REPLICATION PASSWORD 'right'")
+    try:
+        (only,) = preflight(settings(sound, dsn=sound.dsn(over_tcp=True, user="pre", password=SECRET)))
+        assert only.statement.startswith("wrong or missing password")
+        assert SECRET not in repr(only)
+    finally:
+        sound.execute("DROP ROLE pre")
+
+
+def test_role_without_replication_is_named_and_the_rest_still_checked(sound: Database) -> None:
+    sound.execute(f"CREATE ROLE pre2 LOGIN PASSWORD '{SECRET}'")
+    try:
+        findings = preflight(settings(sound, dsn=sound.dsn(over_tcp=True, user="pre2", password=SECRET)))
+    finally:
+        sound.execute("DROP ROLE pre2")
+    assert failed(findings) == {"replication"}
+    assert finding(findings, "replication").statement == "role pre2 may not replicate"
+    assert finding(findings, "publication").status is Status.OK
+    assert SECRET not in repr(findings)
+
+
+def test_missing_publication_names_the_close_ones(sound: Database) -> None:
+    sound.execute('CREATE PUBLICATION "Orders"')
+    findings = preflight(settings(sound, publications=("orders", "pub")))
+    found = finding(findings, "publication")
+    assert found.statement == "there is no publication 'orders'"
+    assert found.remedy is not None
+    assert "did you mean Orders?" in found.remedy
+
+
+def test_publication_without_tables_is_a_warning(sound: Database) -> None:
+    sound.execute("CREATE PUBLICATION nothing")
+    found = finding(preflight(settings(sound, publications=("nothing",))), "publication")
+    assert (found.status, "publishes no table" in found.statement) == (Status.WARNING, True)
+
+
+def test_tables_without_replica_identity_are_named(sound: Database) -> None:
+    sound.execute("CREATE TABLE bare (id int)")
+    sound.execute("CREATE TABLE full_one (id int); ALTER TABLE full_one REPLICA IDENTITY FULL")
+    sound.execute("CREATE TABLE none_one (id int PRIMARY KEY); ALTER TABLE none_one REPLICA IDENTITY NOTHING")
+    sound.execute("CREATE TABLE indexed (id int NOT NULL UNIQUE)")
+    sound.execute("ALTER TABLE indexed REPLICA IDENTITY USING INDEX indexed_id_key")
+    sound.execute("CREATE TABLE parts (id int) PARTITION BY RANGE (id)")
+    sound.execute("CREATE TABLE part_1 PARTITION OF parts FOR VALUES FROM (0) TO (10)")
+    sound.execute("CREATE TABLE part_2 PARTITION OF parts (PRIMARY KEY (id)) FOR VALUES FROM (10) TO (20)")
+    sound.execute("CREATE PUBLICATION all_of_it FOR ALL TABLES WITH (publish_via_partition_root)")
+    found = finding(preflight(settings(sound, publications=("all_of_it",))), "replica_identity")
+    assert found.status is Status.WARNING
+    assert "no replica identity: public.bare, public.none_one, public.part_1;" in found.statement
+
+
+def test_insert_only_publication_needs_no_identity(sound: Database) -> None:
+    sound.execute("CREATE TABLE bare (id int)")
+    sound.execute("CREATE PUBLICATION log FOR TABLE bare WITH (publish = 'insert, truncate')")
+    assert finding(preflight(settings(sound, publications=("log",))), "replica_identity").status is Status.OK
+
+
+def test_column_that_clashes_with_the_contract_fails_unless_left_out(sound: Database) -> None:
+    sound.execute('CREATE TABLE clash (id int PRIMARY KEY, "_XID" int, "Name" text, name text)')
+    sound.execute("CREATE PUBLICATION clashing FOR TABLE clash")
+    found = finding(preflight(settings(sound, publications=("clashing",))), "column_names")
+    assert found.status is Status.FAILED
+    assert "table public.clash: column '_XID', 'name' equals" in found.statement
+    sound.execute("CREATE PUBLICATION listed FOR TABLE clash (id, name)")
+    assert finding(preflight(settings(sound, publications=("listed",))), "column_names").status is Status.OK
+
+
+def test_column_lists_that_differ_between_publications_fail(sound: Database) -> None:
+    sound.execute("CREATE PUBLICATION narrow FOR TABLE t (id)")
+    found = finding(preflight(settings(sound, publications=("narrow", "pub"))), "column_lists")
+    assert found.status is Status.FAILED
+
+
+def test_missing_slot_fails_unless_it_will_be_created(database: Database) -> None:
+    database.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION pub FOR TABLE t")
+    assert failed(preflight(settings(database))) == {"slot"}
+    assert failed(preflight(settings(database), will_create_slot=True)) == set()
+    assert "free" in finding(preflight(settings(database)), "max_replication_slots").statement
+
+
+def test_slot_of_another_database_or_kind(sound: Database) -> None:
+    sound.execute("CREATE TABLE other (id int)")
+    dsn = psycopg.conninfo.make_conninfo(sound.dsn(), dbname="postgres")
+    found = finding(preflight(settings(sound, dsn=dsn)), "slot")
+    assert f"belongs to database {sound.name}, the DSN leads to postgres" in found.statement
+    name = f"phys_{sound.name}"
+    sound.execute("SELECT pg_create_physical_replication_slot(%s)", name)
+    try:
+        assert "is physical" in finding(preflight(settings(sound, slot=name)), "slot").statement
+    finally:
+        sound.execute("SELECT pg_drop_replication_slot(%s)", name)
+
+
+def test_slot_in_use_names_the_process(sound: Database) -> None:
+    made = settings(sound)
+    with ReplicationConnection(made) as connection:
+        connection.start_replication(made.slot, INVALID_LSN, stream_options(made, connection.server_version))
+        found = finding(preflight(made), "slot")
+        assert (found.status, found.raises) == (Status.FAILED, SlotInUse)
+        assert f"in use by process {connection.pgconn.backend_pid}" in found.statement
+
+
+def test_two_phase_on_a_slot_without_it_is_a_warning(sound: Database) -> None:
+    found = finding(preflight(settings(sound, two_phase=True)), "two_phase")
+    assert (found.status, "for good" in found.statement) == (Status.WARNING, True)
+
+
+def test_protocol_without_streaming_is_a_warning(sound: Database) -> None:
+    found = finding(preflight(settings(sound, proto_version=1)), "streaming")
+    assert (found.status, "after their COMMIT" in found.statement) == (Status.WARNING, True)
+    assert finding(preflight(settings(sound, streaming=Streaming.PARALLEL)), "streaming").status is Status.OK
+    with pytest.raises(Unsupported):
+        stream_options(settings(sound, streaming=Streaming.PARALLEL), 150_000)
+
+
+def test_sql_ascii_database_is_a_warning(database: Database) -> None:
+    name = f"ascii_{database.name}"
+    database.execute(f"CREATE DATABASE {name} ENCODING 'SQL_ASCII' TEMPLATE template0 LOCALE 'C'")
+    try:
+        dsn = psycopg.conninfo.make_conninfo(database.dsn(), dbname=name)
+        assert finding(preflight(settings(database, dsn=dsn)), "encoding").status is Status.WARNING
+    finally:
+        database.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.mark.parametrize("version", [16, 18])
+def test_server_without_anything_that_is_needed(
+    own_postgres: Callable[..., EmbeddedPostgres], version: int
+) -> None:
+    server = own_postgres(
+        version=version,
+        settings={"wal_level": "replica", "max_replication_slots": "0", "max_prepared_transactions": "0"},
+    )
+    made = SlotSettings(server.conninfo(), "s", ("pub",), two_phase=True)
+    findings = preflight(made)
+    assert failed(findings) == {"wal_level", "publication", "slot", "max_replication_slots"}
+    assert finding(findings, "wal_level").statement == "wal_level is replica, must be logical"
+    assert "max_prepared_transactions is 0" in finding(findings, "two_phase").statement
+
+
+def test_no_free_walsender(own_postgres: Callable[..., EmbeddedPostgres]) -> None:
+    server = own_postgres(settings={"max_wal_senders": "1"})
+    made = SlotSettings(server.conninfo(), "s", ("pub",))
+    with ReplicationConnection(made):
+        findings = preflight(made)
+    assert finding(findings, "max_wal_senders").statement == "all 1 walsenders are in use"
+    assert finding(findings, "replication").statement.startswith("the server has no free connection")
+
+
+@pytest.mark.parametrize("version", [16, 18])
+def test_lost_slot(own_postgres: Callable[..., EmbeddedPostgres], version: int) -> None:
+    server = own_postgres(version=version, settings={"max_slot_wal_keep_size": "1MB", "max_wal_size": "32MB"})
+    made = SlotSettings(server.conninfo(), "s", ("pub",))
+    create_slot(made.dsn, made.slot)
+    with psycopg.connect(made.dsn, autocommit=True) as admin:
+        for _ in range(3):
+            admin.execute("SELECT pg_logical_emit_message(false, 'x', repeat('x', 1000000)), pg_switch_wal()")
+            admin.execute("CHECKPOINT")
+    found = finding(preflight(made), "slot")
+    assert (found.status, found.raises, "is lost" in found.statement) == (Status.FAILED, SlotLost, True)
+    assert "slot drop --storage" in str(found.remedy)

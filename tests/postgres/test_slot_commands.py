@@ -1,0 +1,139 @@
+"""``xidstream slot create`` and ``drop`` on a real server, and the slot that a killed run left in use."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from actors.cli import main
+from actors.preflight import fail_on_findings
+from pipeline.config import Config
+from pipeline.pg import INVALID_LSN, Lsn
+from pipeline.segments import Layout, Storage, read_progress, write_progress
+from pipeline.slot.admin import describe_slot
+from pipeline.slot.connection import ReplicationConnection
+from pipeline.slot.opening import slot_settings
+from pipeline.slot.options import stream_options
+from tests.postgres_fixtures import Database
+
+pytestmark = [
+    pytest.mark.postgres,
+    pytest.mark.parametrize("postgres_server", [18], indirect=True),
+]
+
+Printed = pytest.CaptureFixture[str]
+
+
+def slot(database: Database) -> str:
+    return f"s_{database.name}"
+
+
+def xidstream(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(list(arguments))
+    return int(ended.value.code or 0)
+
+
+def command(database: Database, name: str, *more: str) -> int:
+    return xidstream("slot", name, "--dsn", database.dsn(), "--slot", slot(database), *more)
+
+
+def record(database: Database, storage: Storage) -> Layout:
+    """What a run of the slot leaves."""
+    system = int(database.execute("SELECT system_identifier FROM pg_control_system()")[0][0])
+    layout = Layout(system, slot(database), "e")
+    write_progress(storage, layout, Lsn(0x10))
+    storage.write_bytes(f"{layout.epochs_prefix}/e/1-0000000000000001/0.arrow", b"rows")
+    return layout
+
+
+def test_dropping_with_storage_removes_the_record_and_says_so(
+    database: Database, tmp_path: Path, capsys: Printed
+) -> None:
+    storage = Storage(str(tmp_path))
+    assert command(database, "create") == 0
+    layout = record(database, storage)
+    storage.write_bytes("unrelated", b"x")
+    assert command(database, "drop", "--storage", storage.uri) == 0
+    said = capsys.readouterr().out
+    assert "is dropped" in said
+    assert f"removed {layout.progress_key} " in said
+    assert f"removed {layout.epochs_prefix} " in said
+    assert storage.list_keys(layout.root) == []
+    assert storage.exists("unrelated")
+    assert not describe_slot(database.dsn(), slot(database)).exists
+    assert command(database, "create", "--storage", storage.uri) == 0
+
+
+def test_dropping_without_storage_leaves_the_record(database: Database, tmp_path: Path) -> None:
+    storage = Storage(str(tmp_path))
+    assert command(database, "create") == 0
+    layout = record(database, storage)
+    assert command(database, "drop") == 0
+    assert read_progress(storage, layout) is not None
+
+
+def test_creating_beside_an_earlier_record_is_refused_and_its_remedy_works(
+    database: Database, tmp_path: Path, capsys: Printed
+) -> None:
+    storage = Storage(str(tmp_path))
+    record(database, storage)
+    assert command(database, "create", "--storage", storage.uri) == 3
+    assert "slot drop --storage" in capsys.readouterr().err
+    assert not describe_slot(database.dsn(), slot(database)).exists
+    assert command(database, "drop", "--storage", storage.uri) == 0
+    assert "there is no slot" in capsys.readouterr().out
+    assert command(database, "create", "--storage", storage.uri) == 0
+
+
+def test_creating_a_slot_that_is_there_does_not_advise_to_drop_it(
+    database: Database, tmp_path: Path, capsys: Printed
+) -> None:
+    storage = Storage(str(tmp_path))
+    assert command(database, "create") == 0
+    record(database, storage)
+    assert command(database, "create", "--storage", storage.uri) == 3
+    assert "slot drop" not in capsys.readouterr().err
+
+
+def test_dropping_what_is_nowhere_is_a_missing_precondition(database: Database, tmp_path: Path) -> None:
+    assert command(database, "drop", "--storage", str(tmp_path)) == 3
+    assert command(database, "drop") == 3
+
+
+def test_a_storage_out_of_reach_is_told_before_the_slot_is_dropped(
+    database: Database, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("x")
+    assert command(database, "create") == 0
+    assert command(database, "drop", "--storage", str(tmp_path / "file")) == 1
+    assert describe_slot(database.dsn(), slot(database)).exists
+
+
+def test_a_slot_in_use_keeps_its_record(database: Database, tmp_path: Path) -> None:
+    storage = Storage(str(tmp_path))
+    assert command(database, "create") == 0
+    layout = record(database, storage)
+    settings = slot_settings(Config(dsn=database.dsn(), slot=slot(database), publication=("p",)))
+    with ReplicationConnection(settings) as connection:
+        options = stream_options(settings, connection.server_version)
+        connection.start_replication(settings.slot, INVALID_LSN, options)
+        assert command(database, "drop", "--storage", storage.uri) == 1
+    assert read_progress(storage, layout) is not None
+
+
+def test_a_run_waits_for_the_slot_of_one_that_is_just_ending(database: Database, capsys: Printed) -> None:
+    database.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION p FOR TABLE t")
+    assert command(database, "create") == 0
+    config = Config(dsn=database.dsn(), slot=slot(database), publication=("p",))
+    settings = slot_settings(config)
+    with ReplicationConnection(settings) as connection:
+        options = stream_options(settings, connection.server_version)
+        connection.start_replication(settings.slot, INVALID_LSN, options)
+        ending = threading.Timer(1.0, connection.close)
+        ending.start()
+        fail_on_findings(config)
+        ending.join()
+    assert capsys.readouterr().err.count("waiting") == 1

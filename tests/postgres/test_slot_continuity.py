@@ -1,0 +1,163 @@
+"""The record in storage against real servers: promoted, replaced, dropped; and who may do what with which privilege."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from actors.preflight import fail_on_findings
+from actors.slot_reader import SlotReader
+from actors.slot_record import check_record
+from pipeline.config import Config
+from pipeline.embedded_postgres import EmbeddedPostgres
+from pipeline.errors import ConnectionLost, SlotInUse, SlotLost
+from pipeline.pg import INVALID_LSN, Lsn
+from pipeline.segments import Layout, Storage, read_timeline, write_progress
+from pipeline.slot.admin import create_slot, current_flush_lsn, describe_slot
+from pipeline.slot.connection import ReplicationConnection
+from pipeline.slot.opening import open_slot, slot_settings
+from pipeline.slot.options import stream_options
+from tests.postgres_fixtures import Database
+
+pytestmark = pytest.mark.postgres
+NEWEST = pytest.mark.parametrize("postgres_server", [18], indirect=True)
+
+
+def test_a_promoted_server_goes_on_where_it_has_what_was_delivered_and_only_there(
+    own_postgres: Callable[..., EmbeddedPostgres], tmp_path: Path
+) -> None:
+    server = own_postgres()
+    config = Config(dsn=server.conninfo(), slot="s", publication=("p",), storage=str(tmp_path / "storage"))
+    create_slot(config.dsn, config.slot)
+    check_record(config, remember=True)
+    layout = layout_of(server.conninfo(), config)
+    storage = Storage(config.storage)
+    assert read_timeline(storage, layout) == 1
+    write_progress(storage, layout, current_flush_lsn(config.dsn))
+    promote(server)
+    check_record(config)  # as delivered up to the switch
+    assert read_timeline(storage, layout) == 1, "only a reader writes it down"
+
+    with psycopg.connect(config.dsn, autocommit=True) as admin:
+        admin.execute("create table t (id int primary key); insert into t values (1)")
+    write_progress(storage, layout, current_flush_lsn(config.dsn))  # as delivered before, elsewhere
+    with pytest.raises(SlotLost, match="timeline 2 left timeline 1 at"):
+        check_record(config, remember=True)
+    with pytest.raises(SlotLost, match="timeline 2 left timeline 1 at"):
+        fail_on_findings(config, wait_s=0)
+    assert read_timeline(storage, layout) == 1
+
+
+@NEWEST
+def test_no_slot_is_created_beside_the_record_of_one_that_is_gone(database: Database, tmp_path: Path) -> None:
+    """It was created first, and the loss told after that."""
+    database.execute("create publication p for all tables")
+    config = Config(
+        dsn=database.dsn(),
+        slot="s",
+        publication=("p",),
+        storage=str(tmp_path),
+        create_slot=True,
+        sink="console",
+    )
+    write_progress(Storage(config.storage), layout_of(database.dsn(), config), Lsn(0x100))
+    for attempt in (lambda: fail_on_findings(config, wait_s=0), SlotReader(config, "e").prepare):
+        with pytest.raises(SlotLost, match="does not exist any more"):
+            attempt()
+        assert not describe_slot(config.dsn, "s").exists
+
+
+@NEWEST
+def test_the_record_of_another_server_is_not_passed_over(database: Database, tmp_path: Path) -> None:
+    config = Config(dsn=database.dsn(), slot="s", publication=("p",), storage=str(tmp_path))
+    storage, other = Storage(config.storage), Layout(7_000_000_000_000_000_001, "s", "e")
+    write_progress(storage, Layout(7_000_000_000_000_000_001, "another_slot", "e"), Lsn(0x100))
+    storage.write_bytes("unrelated/object", b"x")
+    check_record(config)
+    write_progress(storage, other, Lsn(0x100))
+    with pytest.raises(SlotLost, match="7000000000000000001"):
+        check_record(config)
+    write_progress(storage, layout_of(database.dsn(), config), Lsn(0x100))
+    create_slot(config.dsn, "s")
+    check_record(config)
+
+
+@NEWEST
+def test_a_reader_that_was_superseded_can_confirm_nothing(database: Database) -> None:
+    database.execute("create publication p for all tables")
+    settings = slot_settings(Config(dsn=database.dsn(), slot=f"s_{database.name}", publication=("p",)))
+    zombie = open_slot(settings, create=True).connection
+    try:
+        with pytest.raises(SlotInUse), ReplicationConnection(settings) as second:
+            second.start_replication(
+                settings.slot, INVALID_LSN, stream_options(settings, second.server_version)
+            )
+        # Its link is taken to be dead: the server ends the walsender, and a new reader takes the slot.
+        database.execute(
+            "select pg_terminate_backend(active_pid, 10000) from pg_replication_slots where slot_name = %s",
+            settings.slot,
+        )
+        successor = open_slot(settings, create=False).connection
+        try:
+            confirmed = describe_slot(settings.dsn, settings.slot).confirmed_flush
+            database.execute("create table t (id int primary key)")
+            beyond = current_flush_lsn(settings.dsn)
+            with pytest.raises(ConnectionLost):
+                while True:
+                    zombie.send_status(beyond, beyond, beyond)
+                    zombie.wait_readable(0.05)
+                    zombie.get_copy_data()
+            assert describe_slot(settings.dsn, settings.slot).confirmed_flush == confirmed
+            assert describe_slot(settings.dsn, settings.slot).active
+        finally:
+            successor.close()
+    finally:
+        zombie.close()
+
+
+@NEWEST
+def test_names_that_would_break_out_of_their_quotes_do_not(database: Database) -> None:
+    """Publication, database and columns; a slot's name cannot hold a quote (PostgreSQL refuses it)."""
+    names = ['p" ; drop table t; --', "it's", "back\\slash", "Ünï, çödé"]
+    database.execute("create table t (id int primary key)")
+    for name in names:
+        database.connection.execute(sql.SQL("create publication {} for table t").format(sql.Identifier(name)))
+    config = Config(dsn=database.dsn(), slot=f"s_{database.name}", publication=tuple(names))  # type: ignore[arg-type]
+    settings = slot_settings(config)
+    opened = open_slot(settings, create=True)
+    try:
+        database.execute("insert into t values (1)")
+        kinds = []
+        while b"C" not in kinds:
+            data = opened.connection.get_copy_data()
+            if data is None:
+                opened.connection.wait_readable(1)
+            elif data[0] == ord("w"):
+                kinds.append(bytes(data[25:26]))
+        assert kinds == [b"B", b"R", b"I", b"C"]
+    finally:
+        opened.connection.close()
+    assert database.execute("select count(*) from t")[0][0] == 1
+
+
+def layout_of(dsn: str, config: Config) -> Layout:
+    with psycopg.connect(dsn) as connection:
+        row = connection.execute("select system_identifier from pg_control_system()").fetchone()
+    assert row is not None
+    return Layout(int(row[0]), config.slot, "e")
+
+
+def promote(server: EmbeddedPostgres) -> None:
+    """A new timeline, as after a failover: the server comes up as a standby of nobody and is promoted."""
+    (server.data_dir / "standby.signal").touch()
+    server.restart()
+    with psycopg.connect(server.conninfo(), autocommit=True) as admin:
+        admin.execute("select pg_promote()")
+        row = admin.execute("select timeline_id from pg_control_checkpoint()").fetchone()
+        while row is None or row[0] < 2:
+            admin.execute("checkpoint")
+            row = admin.execute("select timeline_id from pg_control_checkpoint()").fetchone()

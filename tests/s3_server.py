@@ -1,0 +1,81 @@
+"""An S3 server of moto's, over HTTP, that can be stopped, or made to fail or to be slow.
+
+Everything on our side is real: pyarrow's S3 client, deltalake's, and their retries.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from moto.server import DomainDispatcherApplication, create_backend_app
+from pyarrow import fs
+from werkzeug.serving import BaseWSGIServer, make_server
+
+_ERROR = b'<?xml version="1.0"?><Error><Code>InternalError</Code><Message>We failed.</Message></Error>'
+
+
+class S3Server:
+    """``failing``: answer 500 to everything; ``delay_s``: before each answer. What is stored outlives ``stop``."""
+
+    def __init__(self) -> None:
+        logging.getLogger("werkzeug").setLevel(logging.ERROR)
+        self._application = DomainDispatcherApplication(create_backend_app)
+        self._server: BaseWSGIServer | None = None
+        self.port = 0
+        self.failing = False
+        self.delay_s = 0.0
+        self.n_requests = 0
+        self.bucket = f"test-{uuid.uuid4().hex[:12]}"
+        self.start()
+        self.filesystem = fs.S3FileSystem(
+            endpoint_override=f"127.0.0.1:{self.port}",
+            scheme="http",
+            region="us-east-1",
+            allow_bucket_creation=True,
+        )
+        self.filesystem.create_dir(self.bucket)
+
+    def start(self) -> None:
+        """At the same port as before."""
+        self._server = make_server("127.0.0.1", self.port, self._answer, threaded=True)
+        self.port = self._server.server_port
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def stop(self) -> None:
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+            self._server = None
+
+    def uri(self, path: str) -> str:
+        query = f"endpoint_override=127.0.0.1%3A{self.port}&scheme=http&region=us-east-1"
+        return f"s3://{self.bucket}/{path}?{query}"
+
+    def keys(self, below: str, ending: str = "") -> list[str]:
+        selector = fs.FileSelector(f"{self.bucket}/{below}", recursive=True, allow_not_found=True)
+        return [i.path for i in self.filesystem.get_file_info(selector) if i.path.endswith(ending)]
+
+    def contents(self) -> dict[str, bytes]:
+        """Every object of the bucket."""
+        found = {}
+        for info in self.filesystem.get_file_info(fs.FileSelector(self.bucket, recursive=True)):
+            if info.type is fs.FileType.File:
+                with self.filesystem.open_input_file(info.path) as file:
+                    found[info.path] = file.read()
+        return found
+
+    def _answer(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        self.n_requests += 1
+        if self.delay_s:
+            time.sleep(self.delay_s)
+        if self.failing:
+            environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+            start_response("500 Internal Server Error", [("Content-Type", "application/xml")])
+            return [_ERROR]
+        answer: Iterable[bytes] = self._application(environ, start_response)
+        return answer
