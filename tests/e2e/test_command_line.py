@@ -1,0 +1,375 @@
+"""The command line as a user runs it: a process of its own, with its own Ray and Spark session."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.postgres_fixtures import Database
+from tests.processes import spark_driver_jvms
+
+pytestmark = pytest.mark.e2e
+NEWEST = pytest.mark.parametrize("postgres_server", [18], indirect=True)
+XIDSTREAM = [sys.executable, "-m", "actors"]
+ROWS = "insert into t select i, 'note ' || i from generate_series({}::bigint, {}::bigint) i"
+
+
+def run(
+    *arguments: str, timeout_s: float = 180, env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*XIDSTREAM, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        stdin=subprocess.DEVNULL,
+        env=environment(env),
+        check=False,
+    )
+
+
+def environment(extra: dict[str, str] | None = None) -> dict[str, str]:
+    """Not the Ray of the test process: a user's shell has none."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+    return {**env, **(extra or {})}
+
+
+def set_up(database: Database) -> None:
+    database.execute("create table t (id bigint primary key, note text)")
+    database.execute("create publication p for table t")
+
+
+def options(database: Database, folder: Path, *more: str, sink: str | None = None) -> list[str]:
+    return [
+        "run",
+        "--dsn",
+        database.dsn(),
+        "--slot",
+        f"s_{database.name}"[:63],
+        "--publication",
+        "p",
+        "--storage",
+        str(folder / "segments"),
+        "--sink",
+        sink or f"delta:{folder / 'delta'}",
+        *more,
+    ]
+
+
+def delta(folder: Path, table: str) -> list[dict[str, Any]]:
+    from deltalake import DeltaTable
+
+    rows = DeltaTable(str(folder / "delta" / table)).to_pyarrow_table().to_pylist()
+    key = "commit_lsn" if table.startswith("_") else "_commit_lsn"
+    return sorted(rows, key=lambda r: (r[key], r.get("_seq", 0)))
+
+
+@NEWEST
+def test_available_now_leaves_exactly_the_committed_rows_and_status_0(
+    database: Database, tmp_path: Path
+) -> None:
+    set_up(database)
+    slot = f"s_{database.name}"[:63]
+    created = run("slot", "create", "--dsn", database.dsn(), "--slot", slot, "--two-phase")
+    assert created.returncode == 0, created.stderr
+    with database.connect() as session:
+        session.execute(b"begin")
+        session.execute(ROWS.format(1, 60_000).encode())
+        session.execute(b"savepoint s")
+        session.execute(ROWS.format(100_001, 130_000).encode())
+        session.execute(b"rollback to savepoint s")
+        session.execute(b"commit")
+        session.execute(b"begin")
+        session.execute(ROWS.format(200_001, 260_000).encode())
+        session.execute(b"rollback")
+        session.execute(b"begin")
+        session.execute(ROWS.format(300_001, 340_000).encode())
+        session.execute(b"prepare transaction 'committed'")
+        session.execute(b"begin")
+        session.execute(ROWS.format(400_001, 440_000).encode())
+        session.execute(b"prepare transaction 'pending'")
+        session.execute(b"commit prepared 'committed'")
+        session.execute(b"update t set note = 'changed' where id = 7")
+    done = run(*options(database, tmp_path, "--available-now", "--logical-decoding-work-mem", "1MB"))
+    assert done.returncode == 0, done.stderr
+    assert "done:" in done.stderr and "Traceback" not in done.stderr
+    rows = delta(tmp_path, "public.t")
+    inserted = [r["id"] for r in rows if r["_change_type"] == "insert"]
+    assert inserted == [*range(1, 60_001), *range(300_001, 340_001)]
+    assert [(r["id"], r["note"]) for r in rows if r["_change_type"] == "update_postimage"] == [(7, "changed")]
+    transactions = delta(tmp_path, "_transactions")
+    assert [(t["gid"], t["rows"], t["streamed"]) for t in transactions] == [
+        (None, 60_000, True),
+        ("committed", 40_000, True),
+        (None, 1, False),
+    ]
+    streamed = database.execute(
+        "select stream_txns from pg_stat_replication_slots where slot_name = %s", slot
+    )
+    assert streamed[0][0] > 0
+    database.execute("rollback prepared 'pending'")
+
+
+@NEWEST
+def test_kill_9_of_the_runs_process_group_leaves_no_process_and_the_next_run_goes_on(
+    database: Database, tmp_path: Path
+) -> None:
+    set_up(database)
+    arguments = options(database, tmp_path, "--create-slot")
+    killed = subprocess.Popen(
+        [*XIDSTREAM, *arguments],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        stdin=subprocess.DEVNULL,
+        env=environment({"XIDSTREAM_TEST_MARK": str(tmp_path)}),
+        start_new_session=True,
+    )
+    try:
+        wait_for_reader(database)
+        database.execute(ROWS.format(1, 5000))
+        wait_until(
+            lambda: (tmp_path / "delta" / "_transactions").exists() and bool(delta(tmp_path, "_transactions"))
+        )
+        database.execute(ROWS.format(5001, 50_000))
+    finally:
+        # Nothing that the run started may depend on its handlers, or on a parent that lives.
+        os.killpg(killed.pid, signal.SIGKILL)
+        killed.wait()
+    wait_until(lambda: not marked(str(tmp_path)))
+    done = run(*options(database, tmp_path, "--available-now"))
+    assert done.returncode == 0, done.stderr
+    assert [r["id"] for r in delta(tmp_path, "public.t")] == list(range(1, 50_001))
+
+
+@NEWEST
+def test_a_lost_jvm_is_replaced_and_sigterm_then_ends_the_run_with_everything_confirmed(
+    database: Database, tmp_path: Path
+) -> None:
+    set_up(database)
+    process = subprocess.Popen(
+        [*XIDSTREAM, *options(database, tmp_path, "--create-slot")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        env=environment(),
+    )
+    try:
+        wait_for_reader(database)
+        database.execute(ROWS.format(1, 1000))
+        wait_until(
+            lambda: (tmp_path / "delta" / "_transactions").exists() and bool(delta(tmp_path, "_transactions"))
+        )
+        jvms = spark_driver_jvms(process.pid)
+        assert len(jvms) == 1
+        jvms[0].kill()
+        database.execute(ROWS.format(1001, 2000))
+        wait_until(lambda: len(delta(tmp_path, "_transactions")) == 2, 180)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        output, _ = process.communicate(timeout=90)
+    assert process.returncode == 0, output
+    assert "starting again" in output
+    assert [r["id"] for r in delta(tmp_path, "public.t")] == list(range(1, 2001))
+    confirmed = database.execute(
+        "select (confirmed_flush_lsn - '0/0')::bigint, active from pg_replication_slots where slot_name = %s",
+        f"s_{database.name}"[:63],
+    )
+    assert confirmed[0][0] >= delta(tmp_path, "_transactions")[-1]["end_lsn"] and not confirmed[0][1]
+
+
+@NEWEST
+def test_foreach_calls_the_users_function_and_its_error_has_status_1(
+    database: Database, tmp_path: Path
+) -> None:
+    set_up(database)
+    (tmp_path / "mine.py").write_text(
+        "def handle(batch):\n"
+        "    notes = [r.note for r in batch.dataframe('public.t').collect()]\n"
+        "    print('seen', batch.tables, len(notes), flush=True)\n"
+        "    raise ValueError(notes[0])\n"
+    )
+    environ = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{Path(__file__).parents[2]}"}
+    created = run("slot", "create", "--dsn", database.dsn(), "--slot", f"s_{database.name}"[:63])
+    assert created.returncode == 0, created.stderr
+    database.execute(ROWS.format(1, 100))
+    failed = run(*options(database, tmp_path, "--available-now", sink="foreach:mine:handle"), env=environ)
+    assert failed.returncode == 1, failed.stderr
+    assert "seen ['public.t'] 100" in failed.stdout
+    assert "ValueError" in failed.stderr and "note 1" not in failed.stderr
+    assert "Traceback" not in failed.stderr
+
+
+@NEWEST
+@pytest.mark.parametrize(
+    ("change", "status", "says"),
+    [
+        (["--publication", "missing"], 3, "publication 'missing'"),
+        (["--dsn", "host=127.0.0.1 port=1 dbname=x password=hunter2"], 3, "no server listens there"),
+        (["--slot", "Bad-Name"], 2, "a-z, 0-9 and _"),
+        (["--sink", "nothing:here"], 2, "unknown sink"),
+        (["--sink", "foreach:no_such_module:f"], 2, "no_such_module"),
+        (["--streaming", "sideways"], 2, "sideways"),
+        (["--block-bytes", "lots"], 2, "block_bytes"),
+        (["--config", "absent.toml"], 2, "absent.toml"),
+    ],
+)
+def test_what_is_missing_is_one_clear_line_with_its_status(
+    database: Database, tmp_path: Path, change: list[str], status: int, says: str
+) -> None:
+    set_up(database)
+    failed = run(*options(database, tmp_path, "--create-slot", "--available-now"), *change)
+    assert failed.returncode == status, failed.stderr
+    assert says in failed.stderr
+    assert "Traceback" not in failed.stderr and "hunter2" not in failed.stderr
+
+
+@NEWEST
+def test_settings_come_from_a_toml_file_and_the_environment(database: Database, tmp_path: Path) -> None:
+    set_up(database)
+    settings = tmp_path / "shop.toml"
+    settings.write_text(
+        f'slot = "s_{database.name}"\npublication = ["p"]\nstorage = "{tmp_path}/segments"\n'
+        f'sink = "delta:{tmp_path}/delta"\ncreate-slot = true\nblock_bytes = "1MB"\n'
+    )
+    server = database.server
+    environ = {
+        "PGHOST": str(server.socket_dir),
+        "PGPORT": str(server.port),
+        "PGUSER": "postgres",
+        "PGDATABASE": database.name,
+    }
+    checked = run("check", "--config", str(settings), env=environ)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    (tmp_path / "wrong.toml").write_text("slott = 's'\n")
+    wrong = run("check", "--config", str(tmp_path / "wrong.toml"), env=environ)
+    assert wrong.returncode == 2 and "did you mean slot?" in wrong.stderr
+
+
+@NEWEST
+def test_the_example_script_shows_a_publication_with_its_own_raydp_session(
+    database: Database, tmp_path: Path
+) -> None:
+    set_up(database)
+    slot = f"s_{database.name}"[:63]
+    database.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", slot)
+    database.execute(ROWS.format(1, 7))
+    script = Path(__file__).parents[2] / "examples" / "shop.py"
+    done = subprocess.run(
+        [sys.executable, str(script), database.dsn(), slot, "p", str(tmp_path / "segments")],
+        capture_output=True,
+        text=True,
+        timeout=180,
+        stdin=subprocess.DEVNULL,
+        env=environment({"PYTHONPATH": str(script.parents[1])}),
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "|      insert|    7|" in done.stdout
+
+
+def test_demo_ends_by_itself_with_its_proof_and_replaces_only_an_earlier_demos_folder(tmp_path: Path) -> None:
+    output = tmp_path / "demo"
+    output.mkdir()
+    (output / ".xidstream-demo").touch()
+    (output / "stray").write_text("left by an earlier demo")
+    shown = run("demo", "--rows", "60000", "--output", str(output))
+    assert shown.returncode == 0, shown.stdout + shown.stderr
+    assert "60,005" in shown.stdout and "NO" not in shown.stdout
+    assert not (output / "stray").exists()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "precious").write_text("")
+    refused = run("demo", "--output", str(tmp_path / "mine"))
+    assert refused.returncode == 2 and (tmp_path / "mine" / "precious").exists()
+
+
+@NEWEST
+def test_a_run_of_several_slots_does_what_can_be_done_and_ends_with_the_worst_status(
+    database: Database, tmp_path: Path
+) -> None:
+    set_up(database)
+    database.execute("create table u (id int primary key, of_u text)")
+    database.execute("create publication q for table u")
+    names = [f"s_{database.name}_{n}" for n in ("t", "u", "x")]
+    (tmp_path / "slots.toml").write_text(
+        f'storage = "{tmp_path}/segments"\ncreate_slot = true\navailable_now = true\nbuffers_max = 4\n'
+        f'dsn = "{database.dsn()}"\n'
+        + "".join(
+            f'[[slots]]\nslot = "{name}"\npublication = "{publication}"\nsink = "{sink}"\n'
+            for name, publication, sink in zip(
+                names,
+                ["p", "q", "missing"],
+                [f"delta:{tmp_path}/delta", "foreach:mine:handle", f"delta:{tmp_path}/never"],
+                strict=True,
+            )
+        )
+    )
+    (tmp_path / "mine.py").write_text(
+        "def handle(batch):\n    print('seen', batch.tables, batch.dataframe('public.u').count(), flush=True)\n"
+    )
+    for name in names[:2]:
+        database.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", name)
+    database.execute(ROWS.format(1, 20_000))
+    database.execute("insert into u select i, 'u' from generate_series(1, 500) i")
+    with database.connect() as session:
+        session.execute(b"begin")
+        session.execute(ROWS.format(20_001, 80_000).encode())
+        session.execute(b"insert into u values (1000, 'last')")
+        session.execute(b"commit")
+    done = run(
+        "run",
+        "--config",
+        str(tmp_path / "slots.toml"),
+        env={"PYTHONPATH": f"{tmp_path}{os.pathsep}{Path(__file__).parents[2]}"},
+    )
+    assert done.returncode == 3, done.stderr
+    assert f"{names[2]}: " in done.stderr and "missing" in done.stderr
+    assert all(f"{name}: done: " in done.stderr for name in names[:2]), done.stderr
+    assert [r["id"] for r in delta(tmp_path, "public.t")] == list(range(1, 80_001))
+    assert done.stdout.count("seen ['public.u']") >= 1
+    assert sum(int(line.split()[-1]) for line in done.stdout.splitlines() if "seen" in line) == 501
+    assert not (tmp_path / "never").exists() and "Traceback" not in done.stderr
+    refused = run("status", "--config", str(tmp_path / "slots.toml"))
+    assert refused.returncode == 2 and "--slot" in refused.stderr
+    shown = run("status", "--config", str(tmp_path / "slots.toml"), "--slot", names[1])
+    assert shown.returncode == 0 and names[1] in shown.stdout
+
+
+def wait_for_reader(database: Database) -> None:
+    wait_until(
+        lambda: (
+            database.execute(
+                "select active from pg_replication_slots where slot_name = %s", f"s_{database.name}"[:63]
+            )
+            == [(True,)]
+        ),
+        180,
+    )
+
+
+def wait_until(condition: Any, timeout_s: float = 120) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.2)
+
+
+def marked(mark: str) -> list[int]:
+    """Processes that were started, however indirectly, by a process with this mark in its environment."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            if f"XIDSTREAM_TEST_MARK={mark}".encode() in (entry / "environ").read_bytes():
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found

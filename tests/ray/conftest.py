@@ -1,0 +1,269 @@
+"""Real actors on a local Ray, without a JVM: the test itself plays the Spark driver."""
+
+from __future__ import annotations
+
+import io
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow as pa
+import pytest
+import ray
+
+from actors.batch_loop import LoopProgress
+from actors.sessions import connect_ray
+from actors.supervisor import Supervisor
+from pipeline import rows
+from pipeline.config import Config
+from pipeline.errors import ComponentLost
+from pipeline.handoff import Batch, SlotIdentity
+from pipeline.pg import INVALID_LSN
+from pipeline.segments import SegmentReader
+from tests.postgres_fixtures import *  # noqa: F403
+from tests.postgres_fixtures import Database
+
+LONG = pytest.mark.skipif("XIDSTREAM_LONG" not in os.environ, reason="long: `make faults` runs it")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def local_ray() -> None:
+    connect_ray()
+
+
+class CollectingDriver:
+    """Pulls batches and keeps their rows as Arrow; ``hold`` makes it a sink that takes nothing for a while."""
+
+    def __init__(self, storage_uri: str) -> None:
+        self._read_segment = SegmentReader(storage_uri)
+        self.tables: dict[str, list[pa.Table]] = {}
+        self.transactions: list[dict[str, Any]] = []
+        self.hold = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+        self._batches = 0
+        self.keep_rows = True
+        self.take_s = 0.0
+        self.n_active = self.most_active = 0
+        self.n_rows = 0
+        self._dying = False
+
+    replaceable = False
+
+    def die(self) -> None:
+        """As a lost driver: the loop ends with an error, and what it had counted is gone."""
+        self._dying = True
+
+    def start(self) -> None:
+        return None
+
+    def end(self, timeout_s: float) -> bool:
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+        return self._thread is None or not self._thread.is_alive()
+
+    def is_alive(self) -> bool:
+        return True
+
+    def begin(self, sequencer: Any, identity: SlotIdentity) -> None:
+        self._error = None
+        self._thread = threading.Thread(target=self._run, args=(sequencer,), daemon=True)
+        self._thread.start()
+
+    def result(self, timeout_s: float) -> bool:
+        assert self._thread is not None
+        self._thread.join(timeout_s)
+        if self._error is not None:
+            raise self._error
+        return not self._thread.is_alive()
+
+    def progress(self) -> LoopProgress:
+        return LoopProgress(
+            n_batches=self._batches,
+            n_rows=self.n_rows,
+            last_commit_lsn=INVALID_LSN,
+        )
+
+    def take_output(self) -> list[str]:
+        return []
+
+    def close(self) -> None:
+        pass
+
+    def _run(self, sequencer: Any) -> None:
+        from actors.faults import unwrap
+
+        try:
+            while True:
+                if self._dying:
+                    self._dying, self._batches = False, 0
+                    raise ComponentLost("the driver was told to die")
+                while self.hold.is_set():
+                    time.sleep(0.02)
+                batch = ray.get(sequencer.next_batch.remote(0.5))
+                if batch is None:
+                    if ray.get(sequencer.finished.remote()):
+                        return
+                    continue
+                self.n_active += 1
+                self.most_active = max(self.most_active, self.n_active)
+                try:
+                    time.sleep(self.take_s)
+                    self._take(batch)
+                finally:
+                    self.n_active -= 1
+                ray.get(sequencer.batch_done.remote(batch.number))
+                self._batches += 1
+        except BaseException as error:
+            self._error = unwrap(error, "commit sequencer")
+
+    def _take(self, batch: Batch) -> None:
+        for memory in batch.memory_parts():
+            self._keep(memory.relation.name, pa.ipc.open_stream(io.BytesIO(ray.get(memory.ref))).read_all())
+        for part in batch.segment_parts():
+            for record_batch in self._read_segment(part.segment):
+                released = rows.release(record_batch, part.relation, part.stamp, part.dropped)
+                self._keep(part.relation.name, pa.Table.from_batches([released]))
+        for unit in batch.units:
+            self.transactions += unit.transactions.to_pylist()
+
+    def _keep(self, table: str, part: pa.Table) -> None:
+        self.n_rows += part.num_rows
+        if self.keep_rows:
+            self.tables.setdefault(table, []).append(part)
+
+    def rows(self, table: str) -> list[dict[str, Any]]:
+        found = [row for part in self.tables.get(table, []) for row in part.to_pylist()]
+        return sorted(found, key=lambda r: (r["_commit_lsn"], r["_seq"]))
+
+
+class RayPipeline:
+    """A supervisor on a thread, with a CollectingDriver; ``quota`` where it shares a cap with others."""
+
+    def __init__(self, database: Database, folder: Path | str, quota: Any = None) -> None:
+        """``folder`` is on this machine, or the URI of a storage that is not."""
+        self.database = database
+        self.quota = quota
+        self.storage = folder if isinstance(folder, str) else folder / "segments"
+        self.driver = CollectingDriver(str(self.storage))
+        self.notices: list[str] = []
+        self.error: BaseException | None = None
+        self.supervisor: Supervisor | None = None
+        self._thread: threading.Thread | None = None
+
+    @property
+    def slot(self) -> str:
+        return f"s_{self.database.name}"[:63]
+
+    def config(self, **settings: Any) -> Config:
+        values = {
+            "dsn": self.database.dsn(),
+            "slot": self.slot,
+            "publication": "p",
+            "storage": str(self.storage),
+            "create_slot": True,
+            "buffers_max": 2,
+            **settings,
+        }
+        return Config.of(values)
+
+    def start(self, **settings: Any) -> Supervisor:
+        """Returns when the parts are there."""
+        supervisor = Supervisor(
+            self.config(**settings), lambda: self.driver, notify=self.notices.append, quota=self.quota
+        )
+        self.supervisor, self.error = supervisor, None
+
+        def run() -> None:
+            try:
+                supervisor.run()
+            except BaseException as error:
+                self.error = error
+
+        self._thread = threading.Thread(target=run, daemon=True)
+        self._thread.start()
+        wait_until(lambda: bool(supervisor.pids) or self.error is not None)
+        return supervisor
+
+    def stop(self) -> None:
+        if self.supervisor is not None and self._thread is not None:
+            self.driver.hold.clear()
+            self.supervisor.stop()
+            self._thread.join(60)
+            assert not self._thread.is_alive(), "the run did not stop"
+
+    def join(self, timeout_s: float = 120) -> None:
+        assert self._thread is not None
+        self._thread.join(timeout_s)
+        assert not self._thread.is_alive(), "the run did not end"
+        if self.error is not None:
+            raise self.error
+
+    def run_available(self, **settings: Any) -> None:
+        self.start(available_now=True, **settings)
+        self.join()
+
+    def segments(self) -> list[Path]:
+        assert isinstance(self.storage, Path), "only of a folder"
+        return list(self.storage.rglob("*.arrow"))
+
+    def open_rows(self) -> int:
+        assert self.supervisor is not None
+        reader = self.supervisor.status().reader
+        return sum(n for _, n, _, _ in reader.open) if reader is not None else 0
+
+    def sequencer_pid(self) -> int:
+        assert self.supervisor is not None
+        return int(ray.get(self.supervisor._sequencer.pid.remote()))
+
+    def confirmed(self) -> int:
+        row = self.database.execute(
+            "select (confirmed_flush_lsn - '0/0')::bigint from pg_replication_slots where slot_name = %s",
+            self.slot,
+        )
+        return int(row[0][0])
+
+
+class MemoryWatch:
+    """The greatest private memory of some processes, in bytes above what they had at the start."""
+
+    def __init__(self, pids: list[int]) -> None:
+        self._processes = [psutil.Process(pid) for pid in pids]
+        self._base = [self._private(p) for p in self._processes]
+        self._stop = threading.Event()
+        self.growth = [0] * len(pids)
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def end(self) -> list[int]:
+        self._stop.set()
+        self._thread.join()
+        return self.growth
+
+    @staticmethod
+    def _private(process: psutil.Process) -> int:
+        info = process.memory_info()
+        return int(info.rss - info.shared)
+
+    def _watch(self) -> None:
+        while not self._stop.wait(0.03):
+            for i, process in enumerate(self._processes):
+                self.growth[i] = max(self.growth[i], self._private(process) - self._base[i])
+
+
+def wait_until(condition: Callable[[], Any], timeout_s: float = 90) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def pipeline(database: Database, tmp_path: Path) -> Iterator[RayPipeline]:
+    made = RayPipeline(database, tmp_path)
+    yield made
+    made.stop()

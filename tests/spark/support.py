@@ -1,0 +1,253 @@
+"""Batches as the sequencer hands them over, made by hand: relations, parts in memory, parts in local files.
+
+``LocalSegments`` and ``memory_frame`` stand in for ``pipeline.segments`` and for RayDP's object-store path.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from pipeline.errors import SegmentCorrupt
+from pipeline.handoff import Batch, MemoryPart, Sealed, Segment, SegmentPart, SlotIdentity
+from pipeline.pg import Lsn
+from pipeline.relations import Column, RelationVersion, ReplicaIdentity
+from pipeline.rows import (
+    INSERT,
+    MESSAGES_SCHEMA,
+    TRANSACTIONS_SCHEMA,
+    DroppedRuns,
+    Stamp,
+    internal_schema,
+    release,
+)
+
+IDENTITY = SlotIdentity(7_000_000_000_000_000_001, "shop", "orders")
+COMMIT_US = 1_700_000_000_000_000
+INT2, INT4, INT8, TEXT, FLOAT4, FLOAT8, NUMERIC = 21, 23, 20, 25, 700, 701, 1700
+
+
+def numeric(precision: int, scale: int) -> int:
+    """The type modifier of numeric(precision, scale)."""
+    return (precision << 16 | scale) + 4
+
+
+def relation(
+    name: str, *columns: tuple[str, int] | tuple[str, int, int], relid: int = 16384
+) -> RelationVersion:
+    schema, table = name.split(".", 1)
+    return RelationVersion(
+        relid,
+        schema,
+        table,
+        ReplicaIdentity.DEFAULT,
+        tuple(Column(c[0], c[1], (*c, -1)[2], False) for c in columns),
+    )
+
+
+def internal(version: RelationVersion, rows: Sequence[dict[str, Any]], ordinal: int = 0) -> pa.RecordBatch:
+    """Internal layout; ``_change``, ``_owner``, ``_ordinal``, ``_unchanged``, ``_text`` are optional."""
+    schema = internal_schema(version)
+    own: list[list[Any]] = [
+        [row.get("_change", INSERT) for row in rows],
+        [row.get("_owner", 0) for row in rows],
+        [row.get("_ordinal", ordinal + i) for i, row in enumerate(rows)],
+        [row.get("_unchanged") for row in rows],
+        [row.get("_text") for row in rows],
+    ]
+    columns = own + [[row.get(f.name) for row in rows] for f in version.arrow_fields]
+    arrays = [pa.array(values, f.type) for values, f in zip(columns, schema, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def stream_bytes(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    return bytes(sink.getvalue())
+
+
+@dataclass(frozen=True)
+class LocalSegments:
+    """``read_segment`` over a local directory."""
+
+    root: str
+
+    def __call__(self, segment: Segment) -> Iterator[pa.RecordBatch]:
+        data = (Path(self.root) / segment.key).read_bytes()
+        if len(data) != segment.n_bytes or hashlib.sha256(data).hexdigest() != segment.checksum:
+            raise SegmentCorrupt(f"segment {segment.key} is not what was written")
+        with pa.ipc.open_file(pa.BufferReader(data)) as reader:
+            for i in range(reader.num_record_batches):
+                yield reader.get_batch(i)
+
+    def write(self, key: str, version: RelationVersion, batches: Sequence[pa.RecordBatch]) -> Segment:
+        path = Path(self.root) / key
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with pa.ipc.new_file(str(path), internal_schema(version)) as writer:
+            for batch in batches:
+                writer.write_batch(batch)
+        data = path.read_bytes()
+        n_rows = sum(batch.num_rows for batch in batches)
+        return Segment(key, version, n_rows, len(data), hashlib.sha256(data).hexdigest())
+
+
+@dataclass(frozen=True)
+class _Streams:
+    streams: tuple[bytes, ...]
+
+    def __call__(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in numbers:
+            for number in batch.column(0).to_pylist():
+                with pa.ipc.open_stream(self.streams[number]) as reader:
+                    yield from reader
+
+
+def memory_frame(spark: Any, schema: pa.Schema, refs: Sequence[bytes]) -> Any:
+    """Stands in for RayDP: the refs are the bytes themselves."""
+    from pipeline.spark.frames import spark_schema
+
+    return spark.range(0, len(refs), 1, len(refs)).mapInArrow(_Streams(tuple(refs)), spark_schema(schema))
+
+
+@dataclass
+class Transaction:
+    """A transaction to be: ``rows`` are (relation, rows) in order; ``spilled`` puts them into segments.
+
+    ``rolled_back`` are ordinals.
+    """
+
+    commit_lsn: int
+    rows: Sequence[tuple[RelationVersion, Sequence[dict[str, Any]]]] = ()
+    spilled: bool = False
+    rolled_back: tuple[int, ...] = ()
+    messages: Sequence[tuple[int, str, bytes]] = ()
+    """(lsn, prefix, content)"""
+    xid: int = field(default=0)
+
+    def seal(self, segments: LocalSegments | None) -> Sealed:
+        xid = self.xid or self.commit_lsn % 1_000_003
+        stamp = Stamp.of_one(self.commit_lsn, COMMIT_US + self.commit_lsn, xid)
+        dropped = _runs(self.rolled_back)
+        memory, spilled, tables = [], [], []
+        ordinal = n_released = 0
+        for number, (version, rows) in enumerate(self.rows):
+            batch = internal(version, rows, ordinal)
+            ordinal += len(rows)
+            out = release(batch, version, stamp, dropped)
+            n_released += out.num_rows
+            if out.num_rows and version.name not in tables:
+                tables.append(version.name)
+            if self.spilled:
+                assert segments is not None
+                halves = [batch.slice(0, len(rows) // 2), batch.slice(len(rows) // 2)]
+                segment = segments.write(f"{self.commit_lsn}/{number}.arrow", version, halves)
+                spilled.append(SegmentPart(segment, stamp, dropped, out.num_rows))
+            else:
+                memory.append(MemoryPart(version, out.num_rows, out.nbytes, stream_bytes([out], out.schema)))
+        row = {
+            "xid": xid,
+            "commit_lsn": self.commit_lsn,
+            "end_lsn": self.commit_lsn + 8,
+            "commit_timestamp": COMMIT_US + self.commit_lsn,
+            "gid": None,
+            "origin": None,
+            "streamed": self.spilled,
+            "rows": n_released,
+            "tables": tables,
+        }
+        present = [row] if n_released or self.messages else []
+        messages = [
+            {
+                "commit_lsn": self.commit_lsn,
+                "lsn": lsn,
+                "xid": xid,
+                "transactional": True,
+                "prefix": p,
+                "content": c,
+            }
+            for lsn, p, c in self.messages
+        ]
+        return Sealed(
+            record_batch(present, TRANSACTIONS_SCHEMA),
+            tuple(memory),
+            tuple(spilled),
+            record_batch(messages, MESSAGES_SCHEMA) if messages else None,
+            n_released,
+            0,
+        )
+
+
+def record_batch(rows: Sequence[dict[str, Any]], schema: pa.Schema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays(
+        [pa.array([r[f.name] for r in rows], f.type) for f in schema], schema=schema
+    )
+
+
+def plain_messages(*messages: tuple[int, str, bytes]) -> Sealed:
+    """A unit of non-transactional logical messages: (lsn, prefix, content)."""
+    rows = [
+        {"commit_lsn": None, "lsn": lsn, "xid": None, "transactional": False, "prefix": p, "content": c}
+        for lsn, p, c in messages
+    ]
+    return Sealed(record_batch([], TRANSACTIONS_SCHEMA), (), (), record_batch(rows, MESSAGES_SCHEMA), 0, 0)
+
+
+def _runs(ordinals: tuple[int, ...]) -> DroppedRuns:
+    first: list[int] = []
+    count: list[int] = []
+    for ordinal in sorted(ordinals):
+        if first and first[-1] + count[-1] == ordinal:
+            count[-1] += 1
+        else:
+            first.append(ordinal)
+            count.append(1)
+    return DroppedRuns(np.array(first, np.int64), np.array(count, np.int64))
+
+
+def batch_of(
+    units: Sequence[Transaction | Sealed], segments: LocalSegments | None = None, number: int = 0
+) -> Batch:
+    sealed = [u.seal(segments) if isinstance(u, Transaction) else u for u in units]
+    lsns = [lsn for s in sealed for lsn in s.transactions.column("commit_lsn").to_pylist()]
+    return Batch(
+        number,
+        tuple(sealed),
+        Lsn(min(lsns, default=0)),
+        Lsn(max(lsns, default=0)),
+        Lsn(max(lsns, default=0) + 8),
+        len(lsns),
+        sum(s.n_rows for s in sealed),
+        0,
+    )
+
+
+def expected_rows(
+    transactions: Sequence[Transaction], table: str
+) -> list[tuple[int, int, str, dict[str, Any]]]:
+    """(commit_lsn, seq, change type, given values) of one table, by the definition of ``_seq``."""
+    from pipeline.rows import CHANGE_TYPES
+
+    out = []
+    for transaction in transactions:
+        ordinal = seq = 0
+        for version, rows in transaction.rows:
+            for row in rows:
+                if ordinal not in transaction.rolled_back:
+                    if version.name == table:
+                        given = {k: v for k, v in row.items() if not k.startswith("_")}
+                        change = CHANGE_TYPES[row.get("_change", INSERT)]
+                        out.append((transaction.commit_lsn, seq, change, given))
+                    seq += 1
+                ordinal += 1
+    return out
+
+
+MakeBatch = Callable[..., Any]

@@ -1,0 +1,34 @@
+"""The console sink prints what is in the batch, dates beyond Python's included."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+
+from pipeline.spark.console import ConsoleSink
+from tests.spark.support import INT8, TEXT, Transaction, plain_messages, relation
+
+pytestmark = pytest.mark.spark
+
+
+def test_console_shows_transactions_and_first_rows(make_batch: Any) -> None:
+    items = relation("public.items", ("id", INT8), ("name", TEXT))
+    out = io.StringIO()
+    sink = ConsoleSink(n_rows=2, out=out)
+    rows = [{"id": i, "name": f"item {i}"} for i in range(5)]
+    sink.write(make_batch(Transaction(0x10, [(items, rows)], xid=77), plain_messages((0x20, "p", b"secret"))))
+    text = out.getvalue()
+    assert "xid 77 commit 0/10" in text
+    assert "public.items: 5 rows" in text
+    assert "item 1" in text
+    assert "item 2" not in text
+    assert "message 0/20 non-transactional 'p': 6 bytes" in text
+
+
+def test_a_date_that_python_cannot_hold_is_printed(make_batch: Any) -> None:
+    days = relation("public.days", ("d", 1082))
+    out = io.StringIO()
+    ConsoleSink(out=out).write(make_batch(Transaction(0x10, [(days, [{"d": 3_000_000}])])))
+    assert "+10183-" in out.getvalue()

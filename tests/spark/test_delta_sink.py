@@ -1,0 +1,439 @@
+"""The Delta sink: what is committed, in what order, once; crashes, replays, rivals and changed tables."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from pipeline.errors import SegmentCorrupt, SinkFenced, StorageFault
+from pipeline.pg import Lsn
+from pipeline.rows import MESSAGES_SCHEMA, TRANSACTIONS_SCHEMA, contract_schema
+from pipeline.spark import delta
+from pipeline.spark.delta import DeltaSink
+from tests.spark.support import (
+    IDENTITY,
+    INT4,
+    INT8,
+    TEXT,
+    Transaction,
+    batch_of,
+    expected_rows,
+    plain_messages,
+    relation,
+)
+from tests.spark.test_frames import NATIVE, VALUES
+
+pytestmark = pytest.mark.spark
+
+A = relation("public.a", ("id", INT8), ("name", TEXT), relid=1)
+B = relation("public.b", ("id", INT4), relid=2)
+
+
+def rows(*ids: int) -> list[dict[str, Any]]:
+    return [{"id": i, "name": f"row {i}"} for i in ids]
+
+
+class Root:
+    """A Delta root of one test: opens sinks on it, reads it back."""
+
+    def __init__(self, path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.path = path
+        self._spark = spark
+        self._sinks: list[DeltaSink] = []
+        monkeypatch.setattr(delta, "warm_up", lambda spark: None)
+
+    def sink(self) -> DeltaSink:
+        sink = DeltaSink(str(self.path), IDENTITY)
+        sink.open(self._spark)
+        self._sinks.append(sink)
+        return sink
+
+    def close(self) -> None:
+        for sink in self._sinks:
+            sink.close()
+
+    def read(self, directory: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = DeltaTable(str(self.path / directory)).to_pyarrow_table().to_pylist()
+        return found
+
+    def rows(self, directory: str) -> list[tuple[int, int, str, Any]]:
+        return sorted((r["_commit_lsn"], r["_seq"], r["_change_type"], r["id"]) for r in self.read(directory))
+
+    def transactions(self) -> list[int]:
+        return sorted(r["commit_lsn"] for r in self.read("_transactions"))
+
+    def version(self, directory: str) -> int:
+        return DeltaTable(str(self.path / directory)).version()
+
+    def commits(self, directory: str) -> list[dict[str, Any]]:
+        logs = sorted((self.path / directory / "_delta_log").glob("*.json"))
+        return [json.loads(line) for log in logs for line in log.read_text().splitlines()]
+
+
+@pytest.fixture
+def root(tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    root = Root(tmp_path / "delta", spark, monkeypatch)
+    yield root
+    root.close()
+
+
+def wanted(transactions: list[Transaction], table: str) -> list[tuple[int, int, str, Any]]:
+    return sorted(
+        (lsn, seq, change, row.get("id")) for lsn, seq, change, row in expected_rows(transactions, table)
+    )
+
+
+def crowd() -> list[Transaction]:
+    """Five transactions over two tables, in memory and spilled, with rolled back rows."""
+    return [
+        Transaction(100, [(A, rows(1, 2))]),
+        Transaction(110, [(A, rows(3, 4, 5, 6)), (B, rows(1, 2))], spilled=True, rolled_back=(1, 2, 5)),
+        Transaction(120, [(B, rows(3))]),
+        Transaction(130, [(A, rows(7)), (B, rows(4)), (A, rows(8))]),
+        Transaction(140, [(B, rows(5, 6, 7))], spilled=True, rolled_back=(0,)),
+    ]
+
+
+def check_crowd(root: Root, transactions: list[Transaction]) -> None:
+    assert root.rows("public.a") == wanted(transactions, "public.a")
+    assert root.rows("public.b") == wanted(transactions, "public.b")
+    assert root.transactions() == [t.commit_lsn for t in transactions]
+
+
+def test_batches_arrive_whole_with_rolled_back_rows_left_out(root: Root, make_batch: Any) -> None:
+    transactions = crowd()
+    sink = root.sink()
+    sink.write(make_batch(*transactions[:3]))
+    assert sink.watermark() == Lsn(120)
+    sink.write(make_batch(*transactions[3:]))
+    assert sink.watermark() == Lsn(140)
+    check_crowd(root, transactions)
+    table = {r["commit_lsn"]: r for r in root.read("_transactions")}
+    assert table[110]["rows"] == 3
+    assert table[110]["tables"] == ["public.a", "public.b"]
+    assert table[110]["streamed"] is True
+
+
+@pytest.mark.parametrize("spilled", [False, True], ids=["memory", "segments"])
+def test_every_native_type_round_trips_through_delta(root: Root, make_batch: Any, spilled: bool) -> None:
+    root.sink().write(make_batch(Transaction(100, [(NATIVE, [VALUES])], spilled=spilled)))
+    directory = "Odd.name~2Et~60x"
+    table = DeltaTable(str(root.path / directory))
+    schema = pa.schema(table.schema().to_arrow())
+    assert [(f.name, f.type) for f in schema] == [(f.name, f.type) for f in contract_schema(NATIVE)]
+    row = root.read(directory)[0]
+    for name, value in VALUES.items():
+        if not name.startswith("_"):
+            assert row[name] == value, name
+    assert row["_unchanged"] == ["s", "j"]
+    assert dict(row["_text"]) == {"ts": "infinity", "n": "NaN"}
+
+
+def test_spark_reads_the_files_as_delta_declares_them(root: Root, make_batch: Any, spark: Any) -> None:
+    from pipeline.spark.frames import simple_types, spark_schema
+
+    batch = make_batch(Transaction(100, [(NATIVE, [VALUES])], spilled=True))
+    root.sink().write(batch)
+    files = [
+        f"{root.path}/Odd.name~2Et~60x/{c['add']['path']}"
+        for c in root.commits("Odd.name~2Et~60x")
+        if "add" in c
+    ]
+    # Spark's own defaults, so that the files must say by themselves how their dates are meant.
+    old = spark.conf.get("spark.sql.parquet.datetimeRebaseModeInRead")
+    spark.conf.set("spark.sql.parquet.datetimeRebaseModeInRead", "EXCEPTION")
+    try:
+        frame = spark.read.parquet(*files)
+        assert simple_types(frame.schema) == simple_types(spark_schema(contract_schema(NATIVE)))
+        names = ["ts", "d", "n"]
+        assert frame.select(*names).collect() == batch.dataframe("Odd.name.t`x").select(*names).collect()
+    finally:
+        spark.conf.set("spark.sql.parquet.datetimeRebaseModeInRead", old)
+
+
+# -- once --------------------------------------------------------------------------------------------------
+
+
+def test_the_same_batch_again_changes_nothing(root: Root, make_batch: Any) -> None:
+    transactions = crowd()
+    root.sink().write(make_batch(*transactions))
+    before = [root.version(d) for d in ("public.a", "public.b", "_transactions")]
+    root.sink().write(make_batch(*transactions))
+    check_crowd(root, transactions)
+    assert [root.version(d) for d in ("public.a", "public.b", "_transactions")] == before
+
+
+@pytest.mark.parametrize("cuts", [(1, 2, 3, 4), (2, 4), (3,), ()], ids=str)
+def test_a_replay_cut_differently_completes_what_is_missing(
+    root: Root, make_batch: Any, cuts: tuple[int, ...]
+) -> None:
+    transactions = crowd()
+    root.sink().write(make_batch(*transactions[:3]))
+    sink = root.sink()
+    edges = [0, *cuts, 5]
+    for start, end in itertools.pairwise(edges):
+        sink.write(make_batch(*transactions[start:end]))
+    check_crowd(root, transactions)
+
+
+@pytest.mark.parametrize("dies_before", ["public.b", "_messages", "_transactions"])
+def test_crash_between_commits_then_replay_keeps_each_row_once(
+    root: Root, make_batch: Any, monkeypatch: pytest.MonkeyPatch, dies_before: str
+) -> None:
+    transactions = crowd()
+    transactions[2].messages = [(115, "m", b"1")]
+    sink = root.sink()
+    real = delta.DeltaTableWriter.commit
+
+    def commit(self: Any, *args: Any, **kwargs: Any) -> None:
+        if self.label == dies_before:
+            raise OSError(5, "power cut")
+        real(self, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(delta.DeltaTableWriter, "commit", commit)
+        with pytest.raises(StorageFault):
+            sink.write(make_batch(*transactions[:4]))
+        assert root.transactions() == []
+    assert root.rows("public.a") == wanted(transactions[:4], "public.a")
+    again = root.sink()
+    assert again.watermark() == Lsn(0)
+    assert again.table_watermark("public", "a") == Lsn(130)
+    for cut in (transactions[:2], transactions[2:3], transactions[3:]):
+        again.write(make_batch(*cut))
+    check_crowd(root, transactions)
+    assert [m["lsn"] for m in root.read("_messages")] == [115]
+
+
+def test_the_same_sink_goes_on_after_a_failure(
+    root: Root, make_batch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transactions = crowd()
+    sink = root.sink()
+    with monkeypatch.context() as patch:
+
+        def lost(self: Any, *args: Any, **kwargs: Any) -> None:
+            real(self, *args, **kwargs)
+            raise OSError(5, "the answer is lost, the commit is not")
+
+        real = delta.DeltaTableWriter.commit
+        patch.setattr(delta.DeltaTableWriter, "commit", lost)
+        with pytest.raises(StorageFault):
+            sink.write(make_batch(*transactions))
+    sink.write(make_batch(*transactions))
+    check_crowd(root, transactions)
+
+
+def test_a_table_is_never_ahead_for_a_reader_bounded_by_transactions(
+    root: Root, make_batch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+    real = delta.DeltaTableWriter.commit
+
+    def commit(self: Any, *args: Any, **kwargs: Any) -> None:
+        order.append(self.label)
+        real(self, *args, **kwargs)
+
+    monkeypatch.setattr(delta.DeltaTableWriter, "commit", commit)
+    transactions = crowd()
+    transactions[1].messages = [(105, "m", b"")]
+    root.sink().write(make_batch(*transactions))
+    assert sorted(order[:2]) == ["public.a", "public.b"]
+    assert order[2:] == ["_messages", "_transactions"]
+
+
+def test_a_batch_without_content_commits_nothing(root: Root, make_batch: Any) -> None:
+    sink = root.sink()
+    before = {d.name: root.version(d.name) for d in root.path.iterdir()}
+    sink.write(make_batch())
+    sink.write(make_batch(Transaction(100, [(A, rows(1))], spilled=True, rolled_back=(0,))))
+    assert {d.name: root.version(d.name) for d in root.path.iterdir()} == before
+
+
+def test_files_of_failed_attempts_are_not_committed(root: Root, make_batch: Any, segments: Any) -> None:
+    transactions = [Transaction(100, [(A, rows(*range(50)))], spilled=True)]
+    batch = make_batch(*transactions)
+    path = Path(segments.root) / "100" / "0.arrow"
+    good = path.read_bytes()
+    path.write_bytes(good[:-1])
+    with pytest.raises(SegmentCorrupt):
+        root.sink().write(batch)
+    leftover = root.path / "public.a" / "data-dead-0-1"
+    leftover.mkdir()
+    (leftover / "part-00000.parquet").write_bytes(b"a crash left this")
+    path.write_bytes(good)
+    root.sink().write(make_batch(*transactions))
+    assert root.rows("public.a") == wanted(transactions, "public.a")
+    gone = DeltaTable(str(root.path / "public.a")).vacuum(
+        0, dry_run=False, enforce_retention_duration=False, full=True
+    )
+    assert any("data-dead-0-1" in path for path in gone)
+    assert root.rows("public.a") == wanted(transactions, "public.a")
+
+
+def test_a_retried_task_commits_its_second_attempts_files_only(
+    root: Root, spark: Any, segments: Any, tmp_path: Path
+) -> None:
+    from pipeline.spark.frames import SparkBatch
+    from tests.spark.support import memory_frame
+
+    transactions = [Transaction(100, [(A, rows(*range(10)))], spilled=True)]
+    flaky = FailsOnce(segments, str(tmp_path / "failed"))
+    root.sink().write(SparkBatch(batch_of(transactions, segments), spark, memory_frame, flaky))
+    assert (tmp_path / "failed").exists()
+    assert root.rows("public.a") == wanted(transactions, "public.a")
+    assert len([c for c in root.commits("public.a") if "add" in c]) == 1
+
+
+class FailsOnce:
+    """A ``read_segment`` whose first use breaks off after a record batch."""
+
+    def __init__(self, segments: Any, marker: str) -> None:
+        self._segments = segments
+        self._marker = marker
+
+    def __call__(self, segment: Any) -> Any:
+        for batch in self._segments(segment):
+            yield batch
+            if not Path(self._marker).exists():
+                Path(self._marker).touch()
+                raise OSError(5, "storage hiccup")
+
+
+# -- rivals ------------------------------------------------------------------------------------------------
+
+
+def test_a_second_writer_is_fenced_and_writes_nothing_twice(root: Root, make_batch: Any) -> None:
+    transactions = crowd()
+    first, second = root.sink(), root.sink()
+    first.write(make_batch(*transactions[:2]))
+    with pytest.raises(SinkFenced):
+        second.write(make_batch(*transactions[:2]))
+    first.write(make_batch(*transactions[2:]))
+    check_crowd(root, transactions)
+
+
+def test_a_rival_that_commits_during_our_job_fences_us(
+    root: Root, make_batch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transactions = [Transaction(100, [(A, rows(1))])]
+    ours, rival = root.sink(), root.sink()
+    ours.write(make_batch(Transaction(90, [(A, rows(0))])))
+    rival.table_watermark("public", "a")
+    real = DeltaSink._run_job
+
+    def slow(self: DeltaSink, *args: Any) -> Any:
+        files = real(self, *args)
+        if self is ours:
+            monkeypatch.setattr(DeltaSink, "_run_job", real)
+            root.sink().write(make_batch(*transactions))
+        return files
+
+    monkeypatch.setattr(DeltaSink, "_run_job", slow)
+    with pytest.raises(SinkFenced):
+        ours.write(make_batch(*transactions))
+    assert [r[0] for r in root.rows("public.a")] == [90, 100]
+
+
+def test_a_column_added_by_somebody_else_is_taken_in_stride(root: Root, make_batch: Any) -> None:
+    from deltalake import Field
+    from deltalake.schema import PrimitiveType
+
+    sink = root.sink()
+    sink.write(make_batch(Transaction(100, [(A, rows(1))])))
+    DeltaTable(str(root.path / "public.a")).alter.add_columns([Field("note", PrimitiveType("string"))])
+    sink.write(make_batch(Transaction(110, [(A, rows(2))])))
+    assert [r["id"] for r in sorted(root.read("public.a"), key=lambda r: r["id"])] == [1, 2]
+
+
+# -- changed tables ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spilled", [False, True], ids=["memory", "segments"])
+def test_added_dropped_and_changed_columns(root: Root, make_batch: Any, spilled: bool) -> None:
+    v1 = relation("public.t", ("id", INT8), ("price", INT4), ("gone", TEXT))
+    v2 = relation("public.t", ("id", INT4), ("price", TEXT), ("New", TEXT))
+    v3 = relation("public.t", ("ID", INT8), ("price", INT4), ("new", TEXT))
+    first = [Transaction(100, [(v1, [{"id": 1, "price": 5, "gone": "g"}])], spilled=spilled)]
+    old, new = {"id": 2, "price": 6, "gone": "h"}, {"id": 3, "price": "x", "New": "n"}
+    second = [
+        Transaction(110, [(v1, [old]), (v2, [new])], spilled=spilled),
+        Transaction(120, [(v3, [{"ID": 4, "price": 7, "new": "m"}])], spilled=spilled),
+    ]  # fmt: skip
+    root.sink().write(make_batch(*first))
+    root.sink().write(make_batch(*second))
+    table = DeltaTable(str(root.path / "public.t"))
+    names = [f.name for f in table.schema().fields]
+    assert names[:3] == ["id", "price", "gone"]
+    assert names[-2:] == ["price__string", "New"]
+    picked = [(r["id"], r["price"], r["gone"], r["price__string"], r["New"]) for r in root.read("public.t")]
+    assert sorted(picked) == [
+        (1, 5, "g", None, None),
+        (2, 6, "h", None, None),
+        (3, None, None, "x", "n"),
+        (4, 7, None, None, "m"),
+    ]
+
+
+def test_the_table_is_widened_before_the_rows_that_need_it(
+    root: Root, make_batch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wider = relation("public.a", ("id", INT8), ("name", TEXT), ("extra", TEXT), relid=1)
+    root.sink().write(make_batch(Transaction(100, [(A, rows(1))])))
+    transaction = Transaction(110, [(wider, [{"id": 2, "extra": "e"}])])
+
+    def commit(self: Any, *args: Any, **kwargs: Any) -> None:
+        raise OSError(5, "dies after widening")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(delta.DeltaTableWriter, "commit", commit)
+        with pytest.raises(StorageFault):
+            root.sink().write(make_batch(transaction))
+    assert [f.name for f in DeltaTable(str(root.path / "public.a")).schema().fields][-1] == "extra"
+    root.sink().write(make_batch(transaction))
+    assert sorted((r["id"], r["extra"]) for r in root.read("public.a")) == [(1, None), (2, "e")]
+
+
+# -- messages ----------------------------------------------------------------------------------------------
+
+
+def test_messages_of_both_kinds_are_kept_once_over_restarts(root: Root, make_batch: Any) -> None:
+    units = [
+        plain_messages((50, "n", b"1")),
+        Transaction(100, [(A, rows(1))], messages=[(60, "t", b"2")]),
+        plain_messages((105, "n", b"3"), (106, "n", b"4")),
+        Transaction(120, messages=[(70, "t", b"5")]),
+        plain_messages((130, "n", b"6")),
+    ]
+    for cut in ([0, 1, 2], [1, 2, 3], [0, 1, 2, 3, 4]):
+        root.sink().write(make_batch(*[units[i] for i in cut]))
+    found = root.read("_messages")
+    assert sorted(m["lsn"] for m in found) == [50, 60, 70, 105, 106, 130]
+    assert {m["lsn"]: m["commit_lsn"] for m in found if m["transactional"]} == {60: 100, 70: 120}
+    assert root.transactions() == [100, 120]
+
+
+def test_a_batch_of_messages_alone_leaves_transactions_as_they_are(root: Root, make_batch: Any) -> None:
+    sink = root.sink()
+    sink.write(make_batch(plain_messages((50, "n", b"1"))))
+    assert root.version("_transactions") == 0
+    assert [m["lsn"] for m in root.read("_messages")] == [50]
+
+
+def test_own_tables_have_the_schemas_of_the_contract(root: Root, make_batch: Any) -> None:
+    root.sink()
+    for directory, schema in (("_transactions", TRANSACTIONS_SCHEMA), ("_messages", MESSAGES_SCHEMA)):
+        found = pa.schema(DeltaTable(str(root.path / directory)).schema().to_arrow())
+        assert [(f.name, f.type) for f in found] == [(f.name, f.type) for f in schema]
+
+
+def test_more_tables_than_threads(root: Root, make_batch: Any) -> None:
+    tables = [relation(f"public.t{i}", ("id", INT8), relid=i) for i in range(7)]
+    root.sink().write(make_batch(Transaction(100, [(t, [{"id": i}]) for i, t in enumerate(tables)])))
+    assert [root.rows(f"public.t{i}") for i in range(7)] == [[(100, i, "insert", i)] for i in range(7)]

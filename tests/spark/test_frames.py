@@ -1,0 +1,304 @@
+"""What a user's function gets: exact schemas, whole transactions, every kind of part, several layouts."""
+
+from __future__ import annotations
+
+import datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from pipeline.errors import SegmentCorrupt, SinkFailed, UsageError
+from pipeline.handoff import MemoryPart, Sealed, SegmentPart
+from pipeline.relations.relation import CONTRACT_COLUMNS
+from pipeline.rows import (
+    DELETE,
+    MESSAGES_SCHEMA,
+    TRANSACTIONS_SCHEMA,
+    TRUNCATE,
+    UPDATE_POSTIMAGE,
+    UPDATE_PREIMAGE,
+    DroppedRuns,
+    Stamp,
+    contract_schema,
+    release,
+)
+from pipeline.spark.foreach import ForeachSink
+from pipeline.spark.frames import SparkBatch, simple_types, spark_schema
+from tests.spark.support import (
+    COMMIT_US,
+    INT2,
+    INT4,
+    INT8,
+    NUMERIC,
+    TEXT,
+    LocalSegments,
+    Transaction,
+    batch_of,
+    expected_rows,
+    internal,
+    memory_frame,
+    numeric,
+    plain_messages,
+    record_batch,
+    relation,
+    stream_bytes,
+)
+
+pytestmark = pytest.mark.spark
+
+ITEMS = relation("public.items", ("id", INT8), ("name", TEXT))
+
+
+def items(*ids: int) -> list[dict[str, Any]]:
+    return [{"id": i, "name": f"item {i}"} for i in ids]
+
+
+def collected(frame: Any, *columns: str) -> list[tuple[Any, ...]]:
+    rows = [tuple(row[c] for c in columns) for row in frame.select("_commit_lsn", "_seq", *columns).collect()]
+    return sorted(rows)
+
+
+@pytest.mark.parametrize("spilled", [False, True], ids=["memory", "segments"])
+def test_nested_rollback_leaves_dense_seq_over_all_tables(make_batch: Any, spilled: bool) -> None:
+    other = relation("public.other", ("id", INT4), relid=2)
+    transaction = Transaction(
+        100,
+        [(ITEMS, items(1, 2, 3, 4)), (other, [{"id": 9}, {"id": 10}]), (ITEMS, items(5, 6))],
+        spilled=spilled,
+        rolled_back=(1, 2, 4, 7),
+    )
+    batch = make_batch(transaction)
+    assert batch.tables == ["public.items", "public.other"]
+    for table in batch.tables:
+        wanted = [
+            (lsn, seq, change, row["id"]) for lsn, seq, change, row in expected_rows([transaction], table)
+        ]
+        assert collected(batch.dataframe(table), "_commit_lsn", "_seq", "_change_type", "id") == wanted
+    assert collected(batch.dataframe("public.items"), "_seq") == [(0,), (1,), (3,)]
+
+
+def test_a_part_wholly_rolled_back_is_no_table(make_batch: Any) -> None:
+    batch = make_batch(Transaction(100, [(ITEMS, items(1))], spilled=True, rolled_back=(0,)))
+    assert batch.tables == []
+    with pytest.raises(UsageError):
+        batch.dataframe("public.items")
+
+
+def test_memory_and_segments_of_several_transactions_are_one_frame(make_batch: Any) -> None:
+    transactions = [
+        Transaction(100, [(ITEMS, items(1, 2))]),
+        Transaction(110, [(ITEMS, items(3, 4, 5))], spilled=True, rolled_back=(1,)),
+        Transaction(120, [(ITEMS, items(6))]),
+    ]
+    batch = make_batch(*transactions)
+    rows = collected(batch.dataframe("public.items"), "_commit_lsn", "_seq", "_change_type", "id", "name")
+    wanted = [(lsn, s, c, r["id"], r["name"]) for lsn, s, c, r in expected_rows(transactions, "public.items")]
+    assert rows == wanted
+    assert (batch.first_commit_lsn, batch.last_commit_lsn) == (100, 120)
+
+
+def test_rows_of_a_plain_block_find_their_own_transaction(spark: Any, segments: LocalSegments) -> None:
+    rows = [
+        {"id": i, "name": "n", "_owner": owner, "_ordinal": o}
+        for i, owner, o in [(1, 0, 0), (2, 1, 0), (3, 1, 1)]
+    ]
+    import numpy as np
+
+    stamp = Stamp(np.array([100, 110]), np.array([COMMIT_US, COMMIT_US + 1]), np.array([7, 8]))
+    segment = segments.write("plain.arrow", ITEMS, [internal(ITEMS, rows)])
+    unit = Sealed(
+        record_batch([], TRANSACTIONS_SCHEMA),
+        (),
+        (SegmentPart(segment, stamp, DroppedRuns(), 3),),
+        None,
+        3,
+        0,
+    )
+    batch = SparkBatch(batch_of([unit], segments), spark, memory_frame, segments)
+    frame = batch.dataframe("public.items")
+    assert collected(frame, "_commit_lsn", "_seq", "_xid", "id") == [
+        (100, 0, 7, 1),
+        (110, 0, 8, 2),
+        (110, 1, 8, 3),
+    ]
+
+
+NATIVE = relation(
+    "Odd.name.t`x",
+    ("b", 16), ("i2", INT2), ("i4", INT4), ("i8", INT8), ("o", 26), ("f4", 700), ("f8", 701),
+    ("n", NUMERIC, numeric(10, 2)), ("big", NUMERIC), ("s", TEXT), ("y", 17), ("d", 1082), ("ts", 1114),
+    ("tz", 1184), ("u", 2950), ("j", 3802), ("ints", 1007), ("stamps", 1115), ("nums", 1231, numeric(12, 3)),
+    ("a.b`c", TEXT), ("range", 3904),
+)  # fmt: skip
+VALUES = {
+    "b": True, "i2": -32768, "i4": 2**31 - 1, "i8": -(2**63), "o": 2**32 - 1, "f4": 1.5, "f8": 1e300,
+    "n": Decimal("12345678.90"), "big": "1e5000", "s": "Straße",
+    "y": b"\x00\xff",
+    "d": datetime.date(1500, 2, 28),
+    "ts": datetime.datetime(1492, 10, 12, 1, 2, 3, 4),
+    "tz": datetime.datetime(2024, 2, 29, tzinfo=datetime.timezone.utc),
+    "u": "0-0", "j": "{}", "ints": [1, None, 3], "stamps": [datetime.datetime(2024, 1, 1, 0, 0, 0, 1), None],
+    "nums": [Decimal("1.250")], "a.b`c": "dots", "range": "[1,5)",
+    "_unchanged": ["s", "j"], "_text": [("ts", "infinity"), ("n", "NaN")],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("spilled", [False, True], ids=["memory", "segments"])
+def test_every_native_type_and_both_maps_arrive_exactly(
+    make_batch: Any, tmp_path: Path, spilled: bool
+) -> None:
+    batch = make_batch(Transaction(100, [(NATIVE, [VALUES, {"_change": TRUNCATE}])], spilled=spilled))
+    frame = batch.dataframe("Odd.name.t`x")
+    schema = contract_schema(NATIVE)
+    assert simple_types(frame.schema) == simple_types(spark_schema(schema))
+    assert frame.columns[-7:] == list(CONTRACT_COLUMNS)
+    assert dict(frame.dtypes)["ts"] == "timestamp_ntz"
+    # PySpark's mapInArrow looks columns up unquoted: it cannot have a dot or a backtick in a name.
+    got = (
+        frame.toDF(*[f"c{i}" for i in range(len(frame.columns))]).mapInArrow(_as_ipc, "ipc binary").collect()
+    )
+    tables = [pa.ipc.open_stream(row.ipc).read_all().rename_columns(schema.names) for row in got]
+    rows = sorted((r for t in tables for r in t.to_pylist()), key=lambda r: r["_seq"])
+    for name, value in VALUES.items():
+        if not name.startswith("_"):
+            assert rows[0][name] == value, name
+            assert rows[1][name] is None
+    assert rows[0]["_unchanged"] == ["s", "j"]
+    assert dict(rows[0]["_text"]) == {"ts": "infinity", "n": "NaN"}
+    assert (rows[1]["_unchanged"], rows[1]["_text"]) == (None, None)
+    assert [r["_change_type"] for r in rows] == ["insert", "truncate"]
+
+
+def _as_ipc(batches: Any) -> Any:
+    for batch in batches:
+        stream = stream_bytes([batch], batch.schema)
+        yield pa.RecordBatch.from_arrays([pa.array([stream], pa.binary())], names=["ipc"])
+
+
+def test_preimage_directly_precedes_postimage(make_batch: Any) -> None:
+    changes = [UPDATE_PREIMAGE, UPDATE_POSTIMAGE, DELETE]
+    rows = [{"id": 1, "name": None, "_change": c} for c in changes]
+    frame = make_batch(Transaction(100, [(ITEMS, rows)])).dataframe("public.items")
+    assert collected(frame, "_seq", "_change_type") == [
+        (0, "update_preimage"),
+        (1, "update_postimage"),
+        (2, "delete"),
+    ]
+
+
+@pytest.mark.parametrize("spilled", [False, True], ids=["memory", "segments"])
+def test_ddl_inside_a_batch_gives_the_union_of_the_versions(make_batch: Any, spilled: bool) -> None:
+    v1 = relation("public.t", ("id", INT4), ("price", INT4), ("gone", TEXT))
+    v2 = relation("public.t", ("id", INT8), ("price", TEXT), ("New", TEXT))
+    transactions = [
+        Transaction(100, [(v1, [{"id": 1, "price": 5, "gone": "g"}])], spilled=spilled),
+        Transaction(110, [(v2, [{"id": 2**40, "price": "five", "New": "n"}])], spilled=spilled),
+    ]
+    frame = make_batch(*transactions).dataframe("public.t")
+    assert frame.dtypes[:5] == [
+        ("id", "bigint"), ("price", "int"), ("gone", "string"), ("price__string", "string"),
+        ("New", "string"),
+    ]  # fmt: skip
+    assert frame.columns[5:] == list(CONTRACT_COLUMNS)
+    assert collected(frame, "id", "price", "gone", "price__string", "New", "_commit_lsn") == [
+        (1, 5, "g", None, None, 100),
+        (2**40, None, None, "five", "n", 110),
+    ]
+
+
+def test_tables_whose_dotted_names_coincide_are_told_apart(make_batch: Any) -> None:
+    from pipeline.relations import Column, RelationVersion, ReplicaIdentity
+
+    def named(schema: str, table: str, relid: int) -> RelationVersion:
+        return RelationVersion(
+            relid, schema, table, ReplicaIdentity.DEFAULT, (Column("id", INT8, -1, False),)
+        )
+
+    batch = make_batch(
+        Transaction(100, [(named("a.b", "c", 1), [{"id": 1}]), (named("a", "b.c", 2), [{"id": 2}])])
+    )
+    assert batch.tables == ["a.b.c"]
+    with pytest.raises(UsageError):
+        batch.dataframe("a.b.c")
+    assert collected(batch.dataframe(("a", "b.c")), "id") == [(2,)]
+
+
+def test_transactions_and_messages_are_frames(make_batch: Any) -> None:
+    batch = make_batch(
+        Transaction(100, [(ITEMS, items(1, 2))], spilled=True),
+        plain_messages((105, "p", b"\x00")),
+        Transaction(110, messages=[(101, "q", b"x")]),
+    )
+    assert simple_types(batch.transactions.schema) == simple_types(spark_schema(TRANSACTIONS_SCHEMA))
+    rows = batch.transactions.orderBy("commit_lsn").collect()
+    assert [(r.commit_lsn, r.rows, r.streamed, r.tables) for r in rows] == [
+        (100, 2, True, ["public.items"]),
+        (110, 0, False, []),
+    ]
+    assert simple_types(batch.messages.schema) == simple_types(spark_schema(MESSAGES_SCHEMA))
+    assert [(r.commit_lsn, r.lsn, r.prefix, bytes(r.content)) for r in batch.messages.collect()] == [
+        (None, 105, "p", b"\x00"),
+        (110, 101, "q", b"x"),
+    ]
+
+
+def test_a_batch_without_rows_has_empty_frames(make_batch: Any) -> None:
+    batch = make_batch()
+    assert batch.tables == []
+    assert batch.transactions.count() == 0
+    assert batch.messages.count() == 0
+
+
+def test_a_memory_frame_of_another_schema_is_refused(spark: Any, segments: LocalSegments) -> None:
+    def reordered(session: Any, schema: pa.Schema, refs: Any) -> Any:
+        frame = memory_frame(session, schema, refs)
+        return frame.select(*reversed(frame.columns))
+
+    batch = SparkBatch(batch_of([Transaction(100, [(ITEMS, items(1))])]), spark, reordered, segments)
+    with pytest.raises(SinkFailed, match=r"public\.items"):
+        batch.dataframe("public.items")
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped"])
+def test_a_damaged_segment_stops_the_users_function_as_corrupt(
+    make_batch: Any, segments: LocalSegments, damage: str
+) -> None:
+    batch = make_batch(Transaction(100, [(ITEMS, items(1, 2, 3))], spilled=True))
+    path = Path(segments.root) / "100" / "0.arrow"
+    data = bytearray(path.read_bytes())
+    if damage == "truncated":
+        del data[-1]
+    else:
+        data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(SegmentCorrupt, match=r"100/0\.arrow"):
+        ForeachSink(lambda b: b.dataframe("public.items").count()).write(batch)
+
+
+def test_a_segment_with_other_rows_than_recorded_is_corrupt(spark: Any, segments: LocalSegments) -> None:
+    stamp = Stamp.of_one(100, COMMIT_US, 1)
+    segment = segments.write("s.arrow", ITEMS, [internal(ITEMS, items(1, 2))])
+    unit = Sealed(
+        record_batch([], TRANSACTIONS_SCHEMA),
+        (),
+        (SegmentPart(segment, stamp, DroppedRuns(), 1),),
+        None,
+        1,
+        0,
+    )
+    batch = SparkBatch(batch_of([unit], segments), spark, memory_frame, segments)
+    with pytest.raises(SegmentCorrupt):
+        ForeachSink(lambda b: b.dataframe("public.items").collect()).write(batch)
+
+
+def test_many_small_memory_parts_share_tasks(spark: Any, segments: LocalSegments) -> None:
+    stamp = Stamp.of_one(100, COMMIT_US, 1)
+    outs = [release(internal(ITEMS, items(i), i), ITEMS, stamp, DroppedRuns()) for i in range(20)]
+    memory = tuple(MemoryPart(ITEMS, 1, 1000, stream_bytes([o], o.schema)) for o in outs)
+    unit = Sealed(record_batch([], TRANSACTIONS_SCHEMA), memory, (), None, 20, 0)
+    frame = SparkBatch(batch_of([unit], segments), spark, memory_frame, segments).dataframe("public.items")
+    assert frame.rdd.getNumPartitions() == 2
+    assert collected(frame, "id") == [(i,) for i in range(20)]
