@@ -1,0 +1,119 @@
+"""``python -m tests.chaos --seeds N --kills M``: N rounds of M kills on one Ray, each judged; for ``make chaos``.
+
+Exit status 1 when anything is lost, twice, disordered or confirmed too early, or a kill is not recovered from.
+``--first-seed S --seeds 1`` repeats one round with the same workload and the same faults in the same order
+(processes do not interleave the same way twice).
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from pipeline.embedded_postgres import EmbeddedPostgres
+from pipeline.faultpoints import POINTS, TOKENS_VARIABLE, VARIABLE
+from tests.chaos.chaos_round import Round, RoundResult, by_point, counted
+from tests.chaos.kills import OUTSIDE, Plan, schedule
+from tests.chaos.local_round import run_local
+from tests.differential.runner import SERVER_SETTINGS
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
+    parser.add_argument("--seeds", type=int, default=8)
+    parser.add_argument("--first-seed", type=int, default=1)
+    parser.add_argument("--kills", type=int, default=25, help="of each seed")
+    parser.add_argument("--driver-share", type=float, default=0.1, help="of the kills, the driver's")
+    parser.add_argument(
+        "--outside", type=int, default=1, help=f"further kills of each seed: {', '.join(OUTSIDE)}"
+    )
+    parser.add_argument("--together", type=int, default=1, help="kills armed at once")
+    parser.add_argument("--version", type=int, default=18)
+    parser.add_argument(
+        "--local", action="store_true", help="without Ray and Spark: one process, forked and killed"
+    )
+    parser.add_argument("--limit-s", type=float, default=0, help="no further kill or round after this time")
+    parser.add_argument(
+        "--faults", help="these instead, in this order; as in XIDSTREAM_FAULTS, or kills from outside"
+    )
+    arguments = parser.parse_args()
+    faulthandler.enable()
+    started = time.monotonic()
+    results: list[RoundResult] = []
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="xs-chaos-")))
+        plan = Plan(folder / "plan")
+        make_driver: Any = None
+        if not arguments.local:
+            # Before Ray starts: its workers, RayDP's JVMs and their Python inherit them.
+            os.environ[VARIABLE], os.environ[TOKENS_VARIABLE] = f"@{plan.file}", str(plan.tokens)
+            from actors.sessions import connect_ray
+            from actors.shared_session import own_driver
+
+            make_driver = own_driver
+
+            connect_ray()
+            # `timeout` ends this by SIGTERM: the server and Ray must go, too. (Ray has set a handler of its own.)
+            signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+        server = stack.enter_context(
+            EmbeddedPostgres(folder / "data", version=arguments.version, settings=SERVER_SETTINGS)
+        )
+        for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds):
+            if arguments.limit_s and time.monotonic() - started > arguments.limit_s:
+                break
+            if arguments.local:
+                until_s = started + arguments.limit_s if arguments.limit_s else float("inf")
+                results.append(
+                    run_local(server, folder / f"seed-{seed}", plan, seed, arguments.kills, until_s)
+                )
+                print(results[-1], flush=True)
+                continue
+            two_phase, streaming = seed % 2 == 0, ("on", "parallel")[seed // 2 % 2]
+            faults = schedule(
+                seed,
+                arguments.kills,
+                two_phase=two_phase,
+                driver_share=arguments.driver_share,
+                together=arguments.together,
+            )
+            if arguments.faults:
+                faults = arguments.faults.split(",")
+            for n in range(0 if arguments.faults else arguments.outside):
+                place = random.Random(f"{seed}-{n}").randrange(len(faults) + 1)
+                faults.insert(place, OUTSIDE[(seed * arguments.outside + n) % len(OUTSIDE)])
+            result = Round(
+                server,
+                folder / f"seed-{seed}",
+                plan,
+                seed,
+                faults,
+                make_driver,
+                two_phase=two_phase,
+                streaming=streaming,
+                kills_until_s=started + arguments.limit_s if arguments.limit_s else float("inf"),
+                say=lambda text: print(f"  {time.monotonic() - started:6.1f} {text}", flush=True),
+            ).run()
+            results.append(result)
+            print(result, flush=True)
+    failed = [r for r in results if not r.ok]
+    print(by_point(results))
+    missing = sorted(set(POINTS) - set(counted(results)))
+    print(
+        f"{sum(counted(results).values())} kills at {len(counted(results))} of {len(POINTS)} points in "
+        f"{len(results)} rounds, {time.monotonic() - started:.0f} s: {sum(len(r.problems) for r in results)} "
+        f"problems, {len(failed)} rounds failed" + (f"; never: {', '.join(missing)}" if missing else "")
+    )
+    return 1 if failed or not results else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

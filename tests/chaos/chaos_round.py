@@ -1,0 +1,367 @@
+"""One round: a hostile workload, a supervised run of the real parts into Delta, kills, and the judgement.
+
+Reader, buffers and sequencer are Ray actors; the driver is the actor that ``xidstream run`` has, with a RayDP
+session of its own; the supervisor is in this process, as in ``run``. All replication traffic goes through the
+feedback spy. After each kill the round waits until the sink has taken something new: that is the recovery time.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from pipeline.config import Config
+from pipeline.embedded_postgres import EmbeddedPostgres
+from pipeline.pg import Lsn
+from pipeline.slot.admin import create_slot, describe_slot, drop_slot
+from tests.chaos.judge import Verdict, judge
+from tests.chaos.kills import DRIVER_POINTS, OUTSIDE, Plan, kill_from_outside
+from tests.differential.compare import Model, final_difference
+from tests.differential.local_pipeline import LocalPipeline, Options, Sink
+from tests.differential.source_schema import PUBLICATIONS, set_up_statements, tear_down_statement
+from tests.differential.workload import Workload
+from tests.feedback_spy import FeedbackSpy, observe_delta
+
+STRIKE_TIMEOUT_S = 40.0
+RECOVERY_TIMEOUT_S = 180.0
+END_TIMEOUT_S = 240.0
+_STEP_S = 0.06
+"""Slow enough that a batch does not always hold every table: each is a Spark job."""
+_GIANT_EVERY = 25
+_GIANT = "INSERT INTO s.plain SELECT i, 1, repeat(md5(i::text), 20), 1 FROM generate_series({}::bigint, {}::bigint) i"
+_GIANT_ROWS = 1_800
+
+
+@dataclass(frozen=True)
+class Kill:
+    point: str
+    recovery_s: float | None
+    """From the kill until the sink took something new; None where another kill came in between."""
+
+
+@dataclass
+class RoundResult:
+    seed: int
+    settings: str
+    kills: list[Kill] = field(default_factory=list)
+    not_reached: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    verdict: Verdict | None = None
+    n_statuses: int = 0
+    n_connections: int = 0
+    n_prepared: int = 0
+    seconds: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        return not self.problems and self.verdict is not None and self.verdict.ok
+
+    def __str__(self) -> str:
+        recoveries = [k.recovery_s for k in self.kills if k.recovery_s is not None]
+        times = (
+            f"recovery median {statistics.median(recoveries):.1f} s, max {max(recoveries):.1f} s"
+            if recoveries
+            else "no kill"
+        )
+        text = (
+            f"seed {self.seed} {self.settings}: {len(self.kills)} kills, {times}; {self.verdict}; {self.n_statuses} "
+            f"status updates on {self.n_connections} connections, {self.n_prepared} prepared; {self.seconds:.0f} s"
+        )
+        if self.not_reached:
+            text += f"; not reached: {', '.join(self.not_reached)}"
+        return text + "".join(f"\n    {p}" for p in self.problems[:8])
+
+
+class Round:
+    """``make_driver`` gives what the supervisor needs of a driver for a configuration."""
+
+    def __init__(
+        self,
+        server: EmbeddedPostgres,
+        folder: Path,
+        plan: Plan,
+        seed: int,
+        faults: list[str],
+        make_driver: Any,
+        *,
+        two_phase: bool,
+        streaming: str = "on",
+        kills_until_s: float = float("inf"),
+        say: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self._server = server
+        self._folder = folder
+        self._plan = plan
+        self._seed = seed
+        self._faults = faults
+        self._make_driver = make_driver
+        self._name = f"chaos_{seed}"
+        self._options = Options(streaming=streaming, two_phase=two_phase)
+        self._delta = folder / "delta"
+        self._storage = folder / "segments"
+        self.notices: list[str] = []
+        self._say = say
+        self._kills_until_s = kills_until_s
+
+    def run(self) -> RoundResult:
+        result = RoundResult(self._seed, str(self._options))
+        started = time.monotonic()
+        self._folder.mkdir(parents=True)
+        with psycopg.connect(self._server.conninfo(), autocommit=True) as admin:
+            admin.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(self._name)))
+            try:
+                self._run(result)
+            except Exception as error:
+                result.problems.append(f"{type(error).__name__}: {error}")
+            finally:
+                self._plan.arm("")
+                self._remove(admin)
+        result.seconds = time.monotonic() - started
+        return result
+
+    def _run(self, result: RoundResult) -> None:
+        dsn = self._server.conninfo(self._name)
+        slot, twin_slot = f"{self._name}_s", f"{self._name}_t"
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            self._connection = connection
+            connection.execute(set_up_statements(self._server.version).encode())
+            for name in (slot, twin_slot):
+                create_slot(dsn, name, two_phase=self._options.two_phase)
+            before = describe_slot(dsn, slot).confirmed_flush or Lsn(0)
+            workload = Workload(
+                self._seed, dsn, n_steps=1 << 60, two_phase=self._options.two_phase, largest=3000
+            )
+            socket_path = f"{self._server.socket_dir}/.s.PGSQL.{self._server.port}"
+            spy = FeedbackSpy(socket_path, observe_delta(self._delta, self._storage))
+            with spy:
+                self._supervise(spy, slot, workload, result)
+            result.n_statuses = len(spy.statuses)
+            result.n_connections = len({s.connection for s in spy.statuses})
+            result.n_prepared = len(spy.prepared)
+            twin = self._read_twin(dsn, twin_slot)
+            result.verdict = judge(self._delta, twin, workload.dropped_messages)
+            result.problems += spy.problems(self._delta, int(before))
+            model = Model()
+            model.apply(twin.transactions)
+            if found := final_difference(model, connection):
+                result.problems.append(f"the twin differs from the source tables: {found}")
+            if left := [str(p) for p in self._storage.rglob("*.arrow")]:
+                result.problems.append(f"segments are left behind: {left[:3]}")
+
+    # -- the run and its kills -------------------------------------------------------------------------
+
+    def _supervise(self, spy: FeedbackSpy, slot: str, workload: Workload, result: RoundResult) -> None:
+        from actors.supervisor import Supervisor
+
+        dsn = self._server.conninfo(self._name)
+        config = Config.of(
+            {
+                "dsn": spy.dsn(self._name),
+                "slot": slot,
+                "publication": ",".join(PUBLICATIONS),
+                "storage": str(self._storage),
+                "sink": f"delta:{self._delta}",
+                "streaming": self._options.streaming,
+                "two_phase": self._options.two_phase,
+                "logical_decoding_work_mem": "64kB",
+                "block_bytes": 64 << 10,
+                "buffer_memory_bytes": "1MB",
+                "reader_memory_bytes": "4MB",
+                "buffers_max": 2,
+                "status_interval_ms": 500,
+            }
+        )
+        supervisor = Supervisor(config, lambda: self._make_driver(config), notify=self._notice)
+        ended: list[BaseException | None] = []
+
+        def work() -> None:
+            try:
+                supervisor.run()
+                ended.append(None)
+            except BaseException as error:
+                ended.append(error)
+
+        run = threading.Thread(target=work, daemon=True)
+        run.start()
+        traffic = threading.Thread(target=self._work, args=(workload, ended), daemon=True)
+        try:
+            self._wait(lambda: supervisor.status().sequencer is not None, 120, ended, "the run did not start")
+            traffic.start()
+            # A run that never took a batch gives up soon, and rightly so.
+            self._wait(lambda: supervisor._took_batch, 120, ended, "nothing came into the sink")
+            for text in self._faults:
+                if time.monotonic() > self._kills_until_s:
+                    break
+                if text in OUTSIDE:
+                    self._kill_from_outside(text, spy, ended, result)
+                else:
+                    self._strike(text, ended, result)
+            workload.ending = True
+            traffic.join(60)
+            target = self._tick()
+            self._wait(
+                lambda: (describe_slot(dsn, slot).confirmed_flush or 0) >= target,
+                END_TIMEOUT_S,
+                ended,
+                "the run did not catch up in the end",
+            )
+        finally:
+            workload.ending = True
+            if traffic.ident is not None:
+                traffic.join(60)
+            supervisor.stop()
+            run.join(90)
+        if run.is_alive():
+            raise TimeoutError("the run did not stop")
+        if ended and ended[0] is not None:
+            raise ended[0]
+
+    def _strike(self, text: str, ended: list[Any], result: RoundResult) -> None:
+        """One fault, or several at once: those that are not reached before a part dies strike in a later epoch."""
+        faults = self._plan.arm(text)
+        deadline = time.monotonic() + STRIKE_TIMEOUT_S
+        while None in (struck := [self._plan.struck_at(f) for f in faults]):
+            if ended:
+                raise RuntimeError(f"the run ended before {text}: {ended[0]!r}; {self.notices[-3:]}")
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.02)
+        result.not_reached += [f.point for f, at in zip(faults, struck, strict=True) if at is None]
+        done = sorted((at, f.point) for f, at in zip(faults, struck, strict=True) if at is not None)
+        if done:
+            self._plan.arm("")
+            self._recover(text, ended)
+            # The recovery is the last one's: before it nothing came far.
+            last_s = time.time() - done[-1][0]
+            result.kills += [Kill(point, None) for _, point in done[:-1]] + [Kill(done[-1][1], last_s)]
+            self._say(f"{text}: {len(done)} struck, recovered {last_s:.1f} s after the last")
+
+    def _kill_from_outside(self, what: str, spy: FeedbackSpy, ended: list[Any], result: RoundResult) -> None:
+        struck = time.time()
+        if not kill_from_outside(what, spy):
+            result.problems.append(f"there was no {what} to kill")
+            return
+        self._recover(what, ended)
+        recovery_s = time.time() - struck
+        result.kills.append(Kill(what, recovery_s))
+        self._say(f"{what}: recovered after {recovery_s:.1f} s")
+
+    def _notice(self, text: str) -> None:
+        self.notices.append(text)
+        self._say(text)
+
+    def _recover(self, what: str, ended: list[Any]) -> None:
+        # A commit under way in another process when this one died is not recovery.
+        time.sleep(0.2)
+        version = self._version()
+        self._wait(
+            lambda: self._version() > version,
+            RECOVERY_TIMEOUT_S,
+            ended,
+            f"no recovery after {what}; {self.notices[-3:]}",
+        )
+
+    def _wait(self, condition: Any, timeout_s: float, ended: list[Any], what: str) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            if ended:
+                raise RuntimeError(f"the run ended: {ended[0]!r}; {self.notices[-3:]}") from ended[0]
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{what}; {self.notices[-3:]}")
+            time.sleep(0.05)
+
+    def _version(self) -> int:
+        try:
+            return len(os.listdir(self._delta / "_transactions" / "_delta_log"))
+        except FileNotFoundError:
+            return 0
+
+    # -- traffic ---------------------------------------------------------------------------------------
+
+    def _work(self, workload: Workload, ended: list[Any]) -> None:
+        next_id = 90_000_000_000
+        with psycopg.connect(self._server.conninfo(self._name), autocommit=True) as giant:
+            giant.execute("SET synchronous_commit = on")
+            for number, _ in enumerate(workload.steps()):
+                if number % _GIANT_EVERY == 0:
+                    # Larger than a buffer's memory, so that it spills; every commit flushes what others left.
+                    giant.execute(_GIANT.format(next_id, next_id + _GIANT_ROWS - 1).encode())
+                    next_id += _GIANT_ROWS
+                elif number % 5 == 0:
+                    giant.execute("INSERT INTO hidden.tick VALUES (0)")
+                if ended:
+                    workload.ending = True
+                time.sleep(_STEP_S)
+
+    def _tick(self) -> Lsn:
+        self._connection.execute("INSERT INTO hidden.tick VALUES (0)")
+        row = self._connection.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone()
+        assert row is not None
+        return Lsn.parse(row[0])
+
+    def _read_twin(self, dsn: str, slot: str) -> Sink:
+        sink = Sink()
+        options = replace(self._options, streaming="off", batch_rows=50_000, batch_bytes=16 << 20)
+        folder = self._folder / "twin"
+        folder.mkdir()
+        target = self._tick()
+        with LocalPipeline(dsn, slot, PUBLICATIONS, folder, sink, options) as pipeline:
+            pipeline.read_until(target, timeout_s=300)
+        return sink
+
+    def _remove(self, admin: psycopg.Connection[Any]) -> None:
+        dsn = self._server.conninfo(self._name)
+        admin.execute(
+            "SELECT pg_terminate_backend(active_pid, 10000) FROM pg_replication_slots"
+            " WHERE database = %s AND active_pid IS NOT NULL",
+            (self._name,),
+        )
+        slots = admin.execute("SELECT slot_name FROM pg_replication_slots WHERE database = %s", (self._name,))
+        for (slot,) in slots.fetchall():
+            drop_slot(dsn, slot)
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            for (gid,) in connection.execute(
+                "SELECT gid FROM pg_prepared_xacts WHERE database = current_database()"
+            ):
+                connection.execute(sql.SQL("ROLLBACK PREPARED {}").format(sql.Literal(gid)))
+            try:
+                connection.execute(tear_down_statement(self._name).encode())
+            except psycopg.errors.UndefinedObject:
+                pass  # the set-up failed before it was made
+        admin.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(self._name)))
+
+
+def by_point(results: list[RoundResult]) -> str:
+    """A table of kills and recovery times, for people."""
+    counts = counted(results)
+    times: dict[str, list[float]] = {point: [] for point in counts}
+    for result in results:
+        for kill in result.kills:
+            if kill.recovery_s is not None:
+                times[kill.point].append(kill.recovery_s)
+    lines = ["fault point              kills  timed  recovery: median    max (s)"]
+    for point in sorted(times, key=lambda p: (p in DRIVER_POINTS, p)):
+        lines.append(_line(point, counts[point], times[point]))
+    for name, wanted in (("driver", True), ("all others", False)):
+        points = [p for p in times if (p in DRIVER_POINTS) == wanted]
+        lines.append(_line(name, sum(counts[p] for p in points), [s for p in points for s in times[p]]))
+    return "\n".join(lines)
+
+
+def _line(name: str, n: int, seconds: list[float]) -> str:
+    shown = f"{statistics.median(seconds):17.1f} {max(seconds):6.1f}" if seconds else f"{'-':>17} {'-':>6}"
+    return f"{name:24} {n:5} {len(seconds):6} {shown}"
+
+
+def counted(results: list[RoundResult]) -> Counter[str]:
+    return Counter(k.point for r in results for k in r.kills)

@@ -1,0 +1,47 @@
+"""The chaos run in short: each kind of process is killed once, in a process of its own with a Ray of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+
+
+def chaos(*arguments: str) -> str:
+    env = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.chaos", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=540,
+        stdin=subprocess.DEVNULL,
+        env=env,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def judged(faults: str) -> str:
+    output = chaos("--seeds", "1", "--faults", faults)
+    assert f"{len(faults.split(','))} kills" in output and "not reached" not in output
+    found = re.search(
+        r"(\d+) transactions, (\d+) rows.*: 0 lost, 0 twice, 0 alien, 0 out of order; (\d+) status", output
+    )
+    assert found is not None and all(int(n) > 0 for n in found.groups()), output
+    return output
+
+
+def test_killed_buffer_sequencer_and_executor_lose_nothing_and_confirm_nothing_early() -> None:
+    judged("segment_written:kill,recorded:kill@2,spark_executor")
+
+
+@pytest.mark.skipif("XIDSTREAM_LONG" not in os.environ, reason="long: `make faults` runs it")
+def test_a_killed_raydp_master_is_noticed_and_replaced_with_its_driver() -> None:
+    """Its death shows as no exception anywhere: jobs would wait for ever."""
+    assert "RayDP's master is lost" in judged("spark_master_gateway")
