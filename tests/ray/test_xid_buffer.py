@@ -36,7 +36,7 @@ class Buffer:
         return self.actor.add_block.remote(XID, Lsn(0x100), True, 0, [self._relations], content)
 
     def error_of(self, ref: Any) -> BaseException:
-        with pytest.raises(Exception) as caught:  # noqa: PT011 - Ray raises a class made on the spot
+        with pytest.raises(Exception) as caught:
             ray.get(ref)
         return unwrap(caught.value, "xid buffer")
 
