@@ -16,7 +16,7 @@ TRANSACTION_ROWS = (1, 10, 1000)
 
 
 def run(rows: int, repeats: int, *, with_debezium: bool = True) -> dict[str, Any]:
-    """``rows``: of the large transaction; small ones are written a tenth as many, 1,000-row ones half as many."""
+    """``rows``: of the large transaction; half as many in small ones."""
     measured: dict[str, Any] = {"rows": rows, "repeats": repeats}
     with server(tcp=True) as publisher, server() as subscriber, ours.spark_session() as spark:
         warm = Source(publisher, "warm")
@@ -49,7 +49,7 @@ def run(rows: int, repeats: int, *, with_debezium: bool = True) -> dict[str, Any
         measured["large"] = _summary(rows, large)
 
         for size in TRANSACTION_ROWS:
-            total = rows // 2 if size >= 1000 else rows // 10
+            total = rows // 2
             source = Source(publisher, f"small{size}")
             slots = iter(source.slots(2 * repeats))
             source.insert_in_transactions(total, size)

@@ -57,7 +57,7 @@ class Peaks:
     def __init__(self, pipeline: RayPipeline) -> None:
         self._pipeline = pipeline
         self.growth: dict[str, int] = {}
-        self._base: dict[int, int] = {}
+        self._base: dict[str, int] = {}
         self._stop = threading.Event()
         self._look()
         self._thread = threading.Thread(target=self._watch, daemon=True)
@@ -83,8 +83,9 @@ class Peaks:
             except (psutil.NoSuchProcess, psutil.ZombieProcess):
                 continue  # it ended while we looked
             private = info.rss - info.shared
-            base = self._base.setdefault(process.pid, private)
             kind = title.removeprefix("ray::")
+            # Of one that stood ready: a buffer that is started later has this name before it has loaded its libraries.
+            base = self._base.setdefault(kind, private)
             self.growth[kind] = max(self.growth.get(kind, 0), private - base)
 
 

@@ -4,15 +4,11 @@ psycopg makes the connection (several hosts, name resolution, time limits, inter
 then on its pq layer is used, the only one that has COPY_BOTH. Reading is by libpq's copy functions, never
 from the raw socket, which breaks under TLS (fact 31).
 
-The hot loop is the caller's, because a Python call costs as much as the rest of the work per message::
+Rows do not become Python objects: ``copy_loop`` gives the compiled loop over the same libpq (``slot.copy_loop``).
+Message by message, for whoever has few::
 
-    get_copy_data = connection.pgconn.get_copy_data
-    with connection.reading():                # psycopg's errors become ours, once for the whole loop
-        while True:
-            n, data = get_copy_data(1)
-            if n > 0: …                       # one CopyData message: a memoryview of its own bytes
-            elif n == 0: connection.wait_readable(timeout_s)
-            else: raise connection.end_of_stream()
+    data = connection.get_copy_data()         # one CopyData message, or None when there is none yet
+    if data is None: connection.wait_readable(timeout_s)
 
 Invariants:
 
@@ -21,8 +17,8 @@ Invariants:
   argument, ``send_status`` never waits at all.
 - Output is bounded: while an earlier status is still in libpq's buffer (a server too busy to read), a new
   one is not added. The next one supersedes it anyway.
-- Input is bounded: the socket is read only by ``wait_readable``; without calls to it, the backpressure
-  reaches the walsender through the socket.
+- Input is bounded: the socket is read only by ``wait_readable`` and the compiled loop; without calls to them, the
+  backpressure reaches the walsender through the socket.
 
 Session settings (fact 32) are set by SET once connected, in one round trip, and not through the startup
 packet's ``options``: those would have to be merged with the DSN's, PGOPTIONS and a service file's, and PGTZ
@@ -37,7 +33,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import psycopg
 from psycopg import pq
@@ -48,6 +44,9 @@ from pipeline.slot.conninfo import complete
 from pipeline.slot.failures import ServerReport, from_connect_error, from_error, from_report, from_result
 from pipeline.slot.options import PG13, StreamOptions, quote_literal, start_replication_command
 from pipeline.slot.settings import SlotSettings
+
+if TYPE_CHECKING:
+    from pipeline.slot.copy_loop import CopyLoop
 
 SESSION_SETTINGS: Final = {
     "datestyle": "ISO",
@@ -166,6 +165,12 @@ class ReplicationConnection:
             return None
         raise self.end_of_stream()
 
+    def copy_loop(self) -> CopyLoop:
+        """The compiled loop over this connection, once replication has started; used by the same thread."""
+        from pipeline.slot.copy_loop import CopyLoop  # loads numba, which commands and checks do not need
+
+        return CopyLoop.of(self.pgconn)
+
     def wait_readable(self, timeout_s: float) -> bool:
         """Wait for the server, and read what the socket has into libpq's buffer.
 
@@ -214,6 +219,10 @@ class ReplicationConnection:
                 return False
             self.pgconn.flush()
         return True
+
+    def failure(self) -> XidstreamError:
+        """What to raise where the compiled loop found the connection failed."""
+        return from_error(psycopg.OperationalError(self.pgconn.get_error_message()), self._doing)
 
     def end_of_stream(self) -> XidstreamError:
         """Why COPY ended: call it when ``get_copy_data`` gave -1, and raise what it returns."""

@@ -39,6 +39,7 @@ from pipeline.handoff import (
     TransactionEnd,
 )
 from pipeline.pg import INVALID_LSN, Lsn, Xid
+from pipeline.protocol.gathered import Outcome
 from pipeline.protocol.parser import parse_keepalive
 from pipeline.relations import RelationVersion
 from pipeline.segments import (
@@ -505,6 +506,8 @@ class LocalPipeline:
                 pending_limit_bytes=options.pending_limit_bytes,
                 parallel=self.slot.streaming == "parallel",
             )
+            self._block_bytes = options.block_bytes
+            self._loop = self._connection.copy_loop()
             self.storage = Storage(str(folder))
             identity: SlotIdentity = self.slot.identity
             self.layout = Layout(identity.system_identifier, identity.slot, epoch)
@@ -549,7 +552,7 @@ class LocalPipeline:
 
     def read_some(self, n_messages: int) -> None:
         """At most so many messages, as far as they are there; nothing is confirmed."""
-        self._read(n_messages)
+        self._read_each(n_messages)
 
     def close(self) -> None:
         """As a crash: what is in memory is gone, and the server is told nothing more."""
@@ -566,31 +569,48 @@ class LocalPipeline:
 
     # -- SlotReader ------------------------------------------------------------------------------------
 
-    def _read(self, n_messages: int = _MESSAGES_PER_LOOK) -> bool:
+    def _read(self) -> bool:
+        """As the slot reader does; message by message where a test looks at each."""
+        if self._peek is not None:
+            return self._read_each(_MESSAGES_PER_LOOK)
+        for _ in range(_MESSAGES_PER_LOOK):
+            outcome = self._loop.gather(self._cutter.target, self._block_bytes)
+            self._hand_over(self._cutter.settle())
+            if outcome is Outcome.DRAINED:
+                return True
+            if outcome is Outcome.MESSAGE:
+                self._take(self._loop.take_message())
+            elif outcome is not Outcome.FULL:
+                failed = outcome is Outcome.FAILED
+                raise self._connection.failure() if failed else self._connection.end_of_stream()
+        return False
+
+    def _read_each(self, n_messages: int) -> bool:
         for _ in range(n_messages):
             data = self._connection.get_copy_data()
             if data is None:
                 if not self._connection.wait_readable(0):
                     return True
                 continue
-            if data[0] == ord("w"):
-                if self._peek is not None:
-                    self._peek(bytes(data))
-                cuts = self._cutter.feed(data)
-                if cuts:
-                    self._hand_over(cuts)
-            else:
-                keepalive = parse_keepalive(data)
-                self._received = max(self._received, keepalive.end_lsn)
-                now_s = time.monotonic()
-                if keepalive.end_lsn >= self._target or now_s - self._position_s > _POSITION_INTERVAL_S:
-                    self._position_s = now_s
-                    self._hand_over(self._cutter.position(keepalive.end_lsn))
-                    if self._target:
-                        self._settle(entirely=False)
-                if keepalive.reply_requested:
-                    self._send_status(reply=False)
+            if self._peek is not None and data[0] == ord("w"):
+                self._peek(bytes(data))
+            self._take(data)
         return False
+
+    def _take(self, data: bytes | memoryview) -> None:
+        if data[0] == ord("w"):
+            self._hand_over(self._cutter.feed(data))
+            return
+        keepalive = parse_keepalive(data)
+        self._received = max(self._received, keepalive.end_lsn)
+        now_s = time.monotonic()
+        if keepalive.end_lsn >= self._target or now_s - self._position_s > _POSITION_INTERVAL_S:
+            self._position_s = now_s
+            self._hand_over(self._cutter.position(keepalive.end_lsn))
+            if self._target:
+                self._settle(entirely=False)
+        if keepalive.reply_requested:
+            self._send_status(reply=False)
 
     def _hand_over(self, cuts: Iterable[Cut]) -> None:
         for cut in cuts:

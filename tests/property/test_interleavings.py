@@ -40,6 +40,7 @@ from pipeline.segments import Layout, Storage
 from pipeline.stream import Aborted, StreamCutter, SubtransactionsAborted, TransactionBlock
 from tests.differential.compare import check_confirmations
 from tests.differential.local_pipeline import Buffer, Options, Sequencer, Sink
+from tests.fake_libpq import cuts_of
 from tests.wire import T0_US, Wire
 
 UNCHANGED = object()
@@ -411,7 +412,12 @@ def run(choose: random.Random, folder: Path, n_steps: int) -> None:
             else:
                 sequencer.take(cut, buffer)
 
+    compiled = choose.random() < 0.5
+
     def take() -> None:
+        if compiled:
+            for cuts in cuts_of(cutter, wire.take(), options.block_bytes):
+                hand_over(cuts)
         for data in wire.take():
             hand_over(cutter.feed(data))
             if choose.random() < 0.02:

@@ -1,0 +1,146 @@
+"""The compiled loop, over a libpq of the test's own: PQgetCopyData, PQconsumeInput and PQfreemem as callbacks."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from pipeline.protocol.gathered import IN_PLAIN, IN_ROWS, OUTSIDE, Gathered, Outcome
+from tests.fake_libpq import Server
+from tests.unit.decode.builder import begin, block, commit, insert, logical
+
+
+def framed(*messages: bytes) -> list[bytes]:
+    payload, lengths = block(*messages)
+    ends = np.cumsum(lengths)
+    return [bytes(payload[end - n : end]) for end, n in zip(ends, lengths, strict=True)]
+
+
+def in_mode(mode: int) -> Gathered:
+    gathered = Gathered()
+    gathered.mode = mode
+    return gathered
+
+
+ROWS = framed(*[insert([str(i)]) for i in range(50)])
+KEEPALIVE = b"k" + bytes(17)
+
+
+def test_rows_are_appended_as_they_came_until_there_are_no_more() -> None:
+    server, gathered = Server(ROWS, arrivals=[20, 0]), in_mode(IN_ROWS)
+    assert server.loop.gather(gathered, 1 << 20) is Outcome.DRAINED
+    assert gathered.n_messages == 20
+    server = Server(ROWS, arrivals=[20, 30])
+    gathered = in_mode(IN_ROWS)
+    assert server.loop.gather(gathered, 1 << 20) is Outcome.DRAINED
+    payload, lengths = gathered.take()
+    assert bytes(payload) == b"".join(ROWS) and lengths.tolist() == [len(r) for r in ROWS]
+    assert server.n_allocated == 0
+
+
+def test_it_stops_where_the_limit_is_reached() -> None:
+    server, gathered = Server(ROWS), in_mode(IN_ROWS)
+    assert server.loop.gather(gathered, 3 * len(ROWS[0])) is Outcome.FULL
+    assert gathered.n_messages == 3
+
+
+@pytest.mark.parametrize(
+    ("mode", "message"),
+    [
+        (IN_ROWS, framed(commit(0x200))[0]),
+        (IN_ROWS, framed(begin(0x200, 700))[0]),
+        (IN_PLAIN, framed(begin(0x200, 700))[0]),
+        (IN_PLAIN, framed(logical("p", b"x"))[0]),
+        (OUTSIDE, ROWS[0]),
+        (OUTSIDE, framed(commit(0x200))[0]),
+        (IN_ROWS, KEEPALIVE),
+        (IN_ROWS, ROWS[0][:25]),  # a header without a message
+        (IN_ROWS, b"w"),
+        (IN_ROWS, framed(b"\xff")[0]),
+    ],
+    ids=[
+        "commit-in-rows",
+        "begin-in-rows",
+        "begin-in-plain",
+        "message-in-plain",
+        "row-outside",
+        "commit-outside",
+        "keepalive",
+        "header-alone",
+        "one-byte",
+        "unknown-type",
+    ],
+)
+def test_what_needs_a_look_is_given_out_and_nothing_is_appended(mode: int, message: bytes) -> None:
+    server, gathered = Server([message, *ROWS]), in_mode(mode)
+    assert server.loop.gather(gathered, 1 << 20) is Outcome.MESSAGE
+    assert server.loop.take_message() == message
+    assert (gathered.n_messages, gathered.n_bytes, gathered.mode, server.n_allocated) == (0, 0, mode, 0)
+
+
+def test_a_row_without_room_is_given_out_and_append_makes_room() -> None:
+    huge = framed(insert(["x" * 1_000_000]))[0]
+    server, gathered = Server([ROWS[0], huge, *ROWS[1:]]), in_mode(IN_ROWS)
+    assert server.loop.gather(gathered, 1 << 20) is Outcome.MESSAGE
+    gathered.append(server.loop.take_message())
+    assert server.loop.gather(gathered, 1 << 20) is Outcome.DRAINED
+    assert bytes(gathered.take()[0]) == ROWS[0] + huge + b"".join(ROWS[1:])
+
+
+def test_small_transactions_pass_and_the_last_may_be_open() -> None:
+    first = framed(begin(0x200, 700), insert(["1"]), commit(0x200))
+    second = framed(begin(0x300, 701), insert(["2"]), insert(["3"]), commit(0x300))
+    third = framed(begin(0x400, 702), insert(["4"]))
+    server, gathered = Server([*first, *second, *third]), in_mode(OUTSIDE)
+    assert server.loop.gather(gathered, 1 << 20) is Outcome.DRAINED
+    assert gathered.mode == IN_PLAIN
+    assert (gathered.n_transactions, gathered.whole_messages, gathered.n_messages) == (2, 7, 9)
+    assert gathered.last_commit == second[-1]
+    assert gathered.message(0) == first[0] and gathered.kinds(4) == b"BICB"
+    payload, lengths = gathered.take_whole()
+    assert bytes(payload) == b"".join([*first, *second]) and len(lengths) == 7
+    assert not payload.flags.writeable
+    assert (gathered.mode, gathered.n_messages, gathered.n_transactions) == (IN_PLAIN, 2, 0)
+    assert bytes(gathered.take()[0]) == b"".join(third)
+
+
+@pytest.mark.parametrize(("end", "outcome"), [(-1, Outcome.ENDED), (-2, Outcome.FAILED)])
+def test_the_end_of_copy_and_a_failure_are_told_apart_and_rows_before_them_are_kept(
+    end: int, outcome: Outcome
+) -> None:
+    server, gathered = Server(ROWS, end=end), in_mode(IN_ROWS)
+    assert server.loop.gather(gathered, 1 << 20) is outcome
+    assert gathered.n_messages == 50
+
+
+def test_a_connection_that_fails_while_it_is_read_is_told() -> None:
+    server, gathered = Server(ROWS, arrivals=[10, 0]), in_mode(IN_ROWS)
+    server.fails = True
+    assert server.loop.gather(gathered, 1 << 20) is Outcome.FAILED
+
+
+def test_the_room_of_one_huge_row_is_not_kept_for_good() -> None:
+    gathered = in_mode(IN_ROWS)
+    gathered.append(framed(insert(["x" * 10_000_000]))[0])
+    gathered.take()
+    gathered.append(ROWS[0])
+    gathered.take()
+    assert len(gathered.payload) < 1_000_000
+
+
+def test_messages_are_the_same_whoever_appends_them() -> None:
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    messages = framed(*[insert(["x" * rng.randrange(300)]) for _ in range(2000)])
+    looped, appended = in_mode(IN_ROWS), in_mode(IN_ROWS)
+    server = Server(messages, arrivals=[rng.randrange(1, 200) for _ in range(400)])
+    while looped.n_messages < len(messages):
+        if server.loop.gather(looped, 1 << 30) is Outcome.MESSAGE:
+            looped.append(server.loop.take_message())
+    for message in messages:
+        appended.append(message)
+    for one, other in zip(looped.take(), appended.take(), strict=True):
+        assert np.array_equal(one, other)
