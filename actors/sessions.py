@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from actors.java import ensure_java
-from actors.nodes import require_java_on_nodes
+from actors.nodes import require_usable_nodes
 from actors.watchdog import kill_with_me
 from pipeline.config import Config
 from pipeline.errors import EnvironmentFault, PreconditionMissing
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _EXECUTOR_TIMEOUT_S = 120
-_started_here = False
 
 LOCAL_OBJECT_STORE_BYTES = 1 << 30
 """Enough for the reader's blocks, a backlog and the batch in hand; Ray's default takes 30 % of the machine."""
@@ -58,8 +57,10 @@ def connect_ray(*, namespace: str = "xidstream") -> None:
         return
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     local = is_local()
-    global _started_here
-    _started_here = local
+    if local:
+        # One machine: everything of Spark's stays on the loopback address, also where the host's name is unknown. Its
+        # JVMs are the raylet's children and read it there.
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     ray.init(
         namespace=namespace,
         log_to_driver=False,
@@ -71,7 +72,7 @@ def connect_ray(*, namespace: str = "xidstream") -> None:
     if local:
         kill_with_me(_server_pids())
     else:
-        require_java_on_nodes()
+        require_usable_nodes()
 
 
 def _server_pids() -> list[int]:
@@ -104,9 +105,6 @@ def start_spark(config: Config, app_name: str) -> SparkSession:
 
     ensure_java()
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    if _started_here:
-        # One machine: everything of Spark's stays on the loopback address.
-        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     conf = {
         **BASE_CONF,

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import collections
 import concurrent.futures
+import contextlib
 import io
 import os
 import sys
@@ -25,6 +26,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Protocol
 
 import ray
+from py4j.protocol import Py4JError
 
 from actors.batch_loop import STALLED_AFTER_S, BatchLoop, LoopProgress
 from actors.faults import unwrap
@@ -137,7 +139,8 @@ class SparkDriver:
     def end(self, slot: str) -> None:
         if slot in self._loops:
             self._loops[slot].stop()
-            self._spark.sparkContext.cancelJobGroup(slot)
+            with contextlib.suppress(Py4JError, OSError):  # a lost JVM, and its jobs with it
+                self._spark.sparkContext.cancelJobGroup(slot)
 
     def is_alive(self) -> bool:
         """Raises what Py4J raises when the JVM is gone."""

@@ -5,11 +5,12 @@ ever, without an exception (measured; docs/recovery.md). So it is asked for its 
 few seconds, beside whatever Spark does. An answer that fails, or that is very late, means that the session is
 lost: there is no way to give a session another master.
 
-Called from one thread at a time, never waits.
+Never waits for the answer. May be called from several threads: slots that share a session each ask.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Any
 
@@ -27,12 +28,17 @@ class SparkMaster:
         self._asked: ray.ObjectRef | None = None
         self._asked_s = 0.0
         self._lost = False
+        self._lock = threading.Lock()
         try:
             self._actor: Any = ray.get_actor(f"{app_name}_SPARK_MASTER")
         except ValueError:
             self._actor = None
 
     def is_lost(self) -> bool:
+        with self._lock:
+            return self._is_lost()
+
+    def _is_lost(self) -> bool:
         if self._lost or self._actor is None:
             return self._lost
         now_s = time.monotonic()

@@ -49,6 +49,7 @@ class Recorder:
 
     def __post_init__(self) -> None:
         self._stop = threading.Event()
+        self._error: Exception | None = None
         self._start_s = time.monotonic()
         self._thread = threading.Thread(target=self._record, daemon=True)
         self._thread.start()
@@ -66,9 +67,18 @@ class Recorder:
             with (Path(folder) / f"{name}.csv").open("w", newline="") as file:
                 csv.writer(file).writerows([header, *self.rows])
 
+    def last(self, column: str) -> Any:
+        """What the newest row has there; None before there is one. A measurement that failed fails this, too."""
+        if self._error is not None:
+            raise self._error
+        return self.rows[-1][1 + self.columns.index(column)] if self.rows else None
+
     def _record(self) -> None:
-        while not self._stop.wait(0.25):
-            self._take()
+        try:
+            while not self._stop.wait(0.25):
+                self._take()
+        except Exception as error:
+            self._error = error
 
     def _take(self) -> None:
         row = self.measure()

@@ -90,8 +90,8 @@ def test_nodes_come_with_open_transactions_and_go_when_they_end(
         committed = [n for n in reversed(range(16)) if n % 4]
         for n in reversed(range(16)):
             sessions[n].execute(b"commit" if n in committed else b"rollback")
-        # Back to the head alone, though small transactions go on.
-        wait_until(lambda: n_nodes() == 1, 240)
+        # Back to the head alone, though small transactions go on; and on record.
+        wait_until(lambda: recorder.last("nodes") == 1, 240)
         stop_small.set()
         small.join()
         wait_until(lambda: len(pipeline.driver.transactions) == len(committed) + n_small)
@@ -104,6 +104,8 @@ def test_nodes_come_with_open_transactions_and_go_when_they_end(
     assert big == [n * 100_000 + i for n in committed for i in range(1, rows + 1)]
     assert [r["id"] for r in pipeline.driver.rows("public.small")] == list(range(1, n_small + 1))
     assert pipeline.notices == []
+    nodes = [row[1] for row in recorder.rows]
+    assert nodes[0] == nodes[-1] == 1 and set(nodes[nodes.index(4) :]) >= {4, 1}
     # Small transactions went through while buffers were asked for that no node had room for.
     asked = [row for row in recorder.rows if row[4] > 0]
     assert asked[-1][5] > asked[0][5]
@@ -149,7 +151,7 @@ def _grow_and_shrink(spark: Any) -> None:
         while job.is_alive():
             most_nodes = max(most_nodes, n_nodes())
             job.join(0.5)
-        wait_until(lambda: n_nodes() == 2, 180)
+        wait_until(lambda: recorder.last("nodes") == 2, 180)
         assert executors.getExecutorMemoryStatus().size() - 1 == 1
     finally:
         recorder.end("executors")

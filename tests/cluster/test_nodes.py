@@ -249,9 +249,12 @@ def test_the_whole_path_over_nodes_goes_on_when_the_node_of_reader_and_session_d
             session.execute(b"begin")
             session.execute(FILL.format(10_001, 60_000).encode())
             happens(lambda: streamed() > 5_000_000)
-            # Whatever else is there goes with it: executors, the session, buffers.
-            nodes.kill(nodes.of("SlotReader")[0])
-            nodes.add(2, executors=2)
+            # Whatever else is there goes with them: buffers, executors, RayDP's master.
+            doomed = {*nodes.of("SlotReader"), *nodes.of("SparkDriver")}
+            for node in doomed:
+                nodes.kill(node)
+            for _ in doomed:
+                nodes.add(2, executors=2)
             session.execute(FILL.format(60_001, 90_000).encode())
             session.execute(b"commit")
         database.execute("insert into big values (100001, 'after')")

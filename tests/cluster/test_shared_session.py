@@ -47,12 +47,17 @@ def test_a_lost_jvm_is_replaced_once_for_all_slots(database: Database, tmp_path:
         jvm.kill()
         database.execute(ROWS.format(1001, 2000))
         wait_until(lambda: all(n_committed(slot) == 2 for slot in names), 240)
-        assert len(spark_driver_jvms(process.pid)) == 1
+        (next_jvm,) = spark_driver_jvms(process.pid)
+        database.execute(ROWS.format(2001, 3000))
+        wait_until(lambda: all(n_committed(slot) == 3 for slot in names), 120)
+        assert spark_driver_jvms(process.pid) == [next_jvm]
     finally:
         process.send_signal(signal.SIGTERM)
         output, _ = process.communicate(timeout=120)
         print(output)
     assert process.returncode == 0, output
+    assert output.count("starting again") == len(names), "once for each slot"
+    assert "Unhandled error" not in output and "Traceback" not in output
     for slot in names:
         assert f"{slot}: " in output
-        assert [r["id"] for r in delta(tmp_path / slot, "public.t")] == list(range(1, 2001))
+        assert [r["id"] for r in delta(tmp_path / slot, "public.t")] == list(range(1, 3001))

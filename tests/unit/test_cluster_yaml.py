@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -65,6 +66,17 @@ def test_workers_come_and_go_with_the_load() -> None:
     assert workers
     assert all(t["min_workers"] == 0 < t["max_workers"] <= cluster["max_workers"] for t in workers.values())
     assert cluster["idle_timeout_minutes"] > 0
+
+
+def test_workers_alone_declare_what_buffers_beyond_the_floor_ask_for() -> None:
+    """As the cluster block of docs/settings.md names it: else such buffers are small enough to stay on the head."""
+    cluster = load("cluster.yaml")
+    (resource,) = re.findall(
+        r'^buffer_resource = "(\w+)"', (ROOT / "docs" / "settings.md").read_text("utf-8"), re.MULTILINE
+    )
+    for name, node_type in cluster["available_node_types"].items():
+        declared = node_type["resources"].get(resource, 0)
+        assert (declared > 0) == (name != cluster["head_node_type"])
 
 
 @pytest.mark.parametrize("who", ["head", "worker"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,11 @@ from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscali
 
 from actors.cli import build_config, cli
 from pipeline.config import Config
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "kubernetes"
@@ -94,6 +100,20 @@ def test_rays_autoscaler_reads_it_and_workers_come_and_go(name: str) -> None:
     for node in (head, worker):
         assert node["resources"]["CPU"] >= 2
         assert node["resources"]["memory"] >= 4 << 30
+
+
+@pytest.mark.parametrize("name", MANIFESTS)
+def test_buffers_beyond_the_floor_fit_workers_alone_and_the_most_of_them_the_most_workers(name: str) -> None:
+    config = Config.of(tomllib.loads(settings()))
+    resource = config.buffer_resource
+    assert resource
+    cluster = {"metadata": {"name": "xidstream", "namespace": "default"}, "spec": cluster_spec(name)}
+    types = _derive_autoscaling_config_from_ray_cr(cluster)["available_node_types"]
+    assert resource not in types["headgroup"]["resources"]
+    worker = types["worker"]["resources"]
+    assert 1 <= worker[resource] <= worker["CPU"], "a core for each"
+    assert worker[resource] * config.buffer_cpus <= worker["CPU"]
+    assert config.buffers_max <= config.buffers_min + types["worker"]["max_workers"] * worker[resource]
 
 
 @pytest.mark.parametrize("name", MANIFESTS)
