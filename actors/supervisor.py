@@ -93,6 +93,8 @@ class Supervisor:
         self._final: Status | None = None
         self._any_worked = False
         self._took_batch = False
+        self._reached: dict[str, Lsn] = {}
+        self._earlier_worked = False
         self._reading_since_s: float | None = None
         self.pids: list[int] = []
         """Process ids of the epoch's reader and buffers, for tests and people."""
@@ -157,7 +159,7 @@ class Supervisor:
     def _run_epoch(self) -> None:
         config = self._config
         self._reading_since_s = None
-        self._took_batch = False
+        self._took_batch = self._earlier_worked = False
         self._epoch = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{secrets.token_hex(4)}"
         self._reader = (
             ray.remote(SlotReader)
@@ -181,6 +183,7 @@ class Supervisor:
             self.pids = self._await(self._reader.pids.remote(), "slot reader")
             opened: Opened = self._await(self._reader.open.remote(), "slot reader")
             self._opened = opened
+            self._note_reached("slot", opened.confirmed_flush_lsn)
             if config.available_now and self._target is None:
                 self._target = opened.target_lsn
             self._await(self._sequencer.open.remote(self._reader, opened, self._target), "commit sequencer")
@@ -221,7 +224,9 @@ class Supervisor:
                     _get(reading, "slot reader")
                 raise
             # Noted while the driver lives: when it was what died, nobody can be asked any more.
-            self._took_batch = self._took_batch or self._driver_progress().n_batches > n_batches
+            progress = self._driver_progress()
+            self._took_batch = self._took_batch or progress.n_batches > n_batches
+            self._note_reached("sink", progress.sink_lsn)
             if give_up_s is not None and time.monotonic() > give_up_s:
                 raise ComponentLost(f"the batch in hand did not end within {_LAST_BATCH_TIMEOUT_S:.0f} s")
         self._final = self.status()
@@ -291,10 +296,21 @@ class Supervisor:
     # -- retrying --------------------------------------------------------------------------------------
 
     def _epoch_worked(self, now_s: float) -> bool:
-        """Whether the epoch that just failed was more than an attempt."""
-        if self._reading_since_s is None:
-            return False
-        return now_s - self._reading_since_s > _WORKED_AFTER_S or self._took_batch
+        """Whether the epoch that just failed was more than an attempt, or found that the one before had been.
+
+        A batch can be through in the moment before its driver dies, and nobody saw it: the next epoch sees it in
+        where the slot and the sink are. Without that, parts that die one after the other would end a run that
+        goes on after each.
+        """
+        if self._earlier_worked or self._took_batch:
+            return True
+        return self._reading_since_s is not None and now_s - self._reading_since_s > _WORKED_AFTER_S
+
+    def _note_reached(self, where: str, lsn: Lsn) -> None:
+        if where in self._reached and lsn > self._reached[where]:
+            self._earlier_worked = True
+        if lsn or where in self._reached:
+            self._reached[where] = max(lsn, self._reached.get(where, lsn))
 
     def _may_retry(self, failing_s: float) -> bool:
         """What never worked is the user's to see soon."""
