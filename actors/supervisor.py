@@ -30,7 +30,7 @@ from actors.secrets import ReaderSecrets, without_secrets
 from actors.slot_reader import ReaderStats, SlotReader
 from actors.spark_driver import Driver
 from pipeline.config import Config
-from pipeline.errors import Action, ComponentLost, XidstreamError
+from pipeline.errors import Action, ComponentLost, StorageFault, XidstreamError
 from pipeline.handoff import Opened
 from pipeline.pg import Lsn
 
@@ -95,6 +95,7 @@ class Supervisor:
         self._took_batch = False
         self._reached: dict[str, Lsn] = {}
         self._earlier_worked = False
+        self._storage_failed = False
         self._reading_since_s: float | None = None
         self.pids: list[int] = []
         """Process ids of the epoch's reader and buffers, for tests and people."""
@@ -116,7 +117,7 @@ class Supervisor:
                     return
                 except XidstreamError as error:
                     now_s = time.monotonic()
-                    if self._epoch_worked(now_s):
+                    if self._epoch_worked(now_s, error):
                         self._any_worked = True
                         pause_s, failing_since_s = _FIRST_PAUSE_S, None
                     failing_since_s = failing_since_s if failing_since_s is not None else now_s
@@ -295,15 +296,21 @@ class Supervisor:
 
     # -- retrying --------------------------------------------------------------------------------------
 
-    def _epoch_worked(self, now_s: float) -> bool:
+    def _epoch_worked(self, now_s: float, error: XidstreamError) -> bool:
         """Whether the epoch that just failed was more than an attempt, or found that the one before had been.
 
         A batch can be through in the moment before its driver dies, and nobody saw it: the next epoch sees it in
         where the slot and the sink are. Without that, parts that die one after the other would end a run that
         goes on after each.
+
+        Having lasted is enough where there may be nothing to show, but not for one storage fault after the other: a
+        transaction larger than the disk fills it anew in every epoch, for as long as that takes, and would for ever.
         """
+        after_fault, self._storage_failed = self._storage_failed, isinstance(error, StorageFault)
         if self._earlier_worked or self._took_batch:
             return True
+        if after_fault and self._storage_failed:
+            return False
         return self._reading_since_s is not None and now_s - self._reading_since_s > _WORKED_AFTER_S
 
     def _note_reached(self, where: str, lsn: Lsn) -> None:
