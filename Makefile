@@ -56,7 +56,7 @@ soak: setup ## The long differential test: 20 seeds on PostgreSQL 16 and 18, wit
 
 chaos: setup ## Seeded kills at every fault point, 200 of real actors and 400 of one process, judged by an unkilled twin
 	$(PY) -m tests.chaos --local --seeds 8 --kills 50
-	$(PY) -m tests.chaos --seeds 8 --kills 25
+	$(PY) -m tests.chaos --seeds 4 --kills 50 --together 4 --driver-share 0.12 --least 3
 
 bench: setup ## Measure everything, about twenty-five minutes on a quiet machine, and renew docs/performance.md
 	$(PY) -m pip install --quiet -c constraints.txt -e '.[bench]'

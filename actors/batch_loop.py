@@ -10,6 +10,7 @@ next epoch's. A loop that was stopped neither writes another batch nor reports t
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 from dataclasses import dataclass
@@ -37,7 +38,8 @@ STALLED_AFTER_S = 120.0
 @dataclass(frozen=True)
 class LoopProgress:
     """Since the start of the driver. ``lag_ms``: from COMMIT on the server's clock to the
-    sink's return, of the last transaction."""
+    sink's return, of the last transaction. ``sink_lsn``: what the sink held when the loop began; 0/0 where it does not
+    say."""
 
     n_batches: int = 0
     n_rows: int = 0
@@ -46,6 +48,7 @@ class LoopProgress:
     last_batch_rows: int = 0
     last_sink_ms: float = 0.0
     lag_ms: float | None = None
+    sink_lsn: Lsn = INVALID_LSN
 
 
 class BatchLoop:
@@ -71,7 +74,9 @@ class BatchLoop:
         """Until the sequencer has nothing more to give. Raises what the sink or another part raised."""
         self._sink.open(self._spark)
         try:
-            self._call("sink_opened", self._sink.watermark())
+            watermark = self._sink.watermark()
+            self.progress = dataclasses.replace(self.progress, sink_lsn=watermark)
+            self._call("sink_opened", watermark)
             while not self._stop.is_set():
                 batch = self._call("next_batch", _PULL_WAIT_S)
                 if self._stop.is_set():
@@ -141,6 +146,7 @@ class BatchLoop:
             last_batch_rows=batch.n_rows,
             last_sink_ms=sink_s * 1000,
             lag_ms=lag_ms,
+            sink_lsn=before.sink_lsn,
         )
 
 

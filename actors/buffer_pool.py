@@ -53,6 +53,7 @@ class BufferPool:
         self._pings: dict[int, ray.ObjectRef] = {}
         self._next_check_s = 0.0
         self._leaving: list[tuple[int, Xid]] = []
+        self._steps: dict[Xid, int] = {}
         self.in_flight_bytes = 0
         self.n_moved = 0
         self.open: dict[Xid, Held] = {}
@@ -83,7 +84,7 @@ class BufferPool:
         number = self._policy.assign(cut.xid, time.monotonic())
         self.open.setdefault(cut.xid, Held(cut.xid, 0, 0, 0))
         result = self._actors[number].add_block.remote(
-            cut.xid, cut.first_lsn, cut.streamed, *self._block_arguments(cut.block)
+            cut.xid, self._step(cut.xid), cut.first_lsn, cut.streamed, *self._block_arguments(cut.block)
         )
         self._count(result, cut.block.n_bytes)
 
@@ -97,21 +98,21 @@ class BufferPool:
         return result
 
     def abort_subtransactions(self, xid: Xid, subxids: tuple[Xid, ...]) -> None:
-        self._count(self._of(xid).abort_subtransactions.remote(xid, subxids), 0)
+        self._count(self._of(xid).abort_subtransactions.remote(xid, self._step(xid), subxids), 0)
 
     def abort(self, xid: Xid) -> None:
-        self._count(self._of(xid).abort.remote(xid), 0)
+        self._count(self._of(xid).abort.remote(xid, self._steps[xid]), 0)
         self._leave(xid, -1)
 
     def commit(self, end: TransactionEnd, ticket: int) -> ray.ObjectRef:
-        result = self._of(end.xid).commit.remote(end)
+        result = self._of(end.xid).commit.remote(end, self._steps[end.xid])
         self._leave(end.xid, ticket)
         return result
 
     def prepare(self, cut: Prepared, ticket: int) -> ray.ObjectRef:
         """Also for a transaction without a row: its record must be durable all the same."""
         number = self._policy.assign(cut.xid, time.monotonic())
-        result = self._actors[number].prepare.remote(cut)
+        result = self._actors[number].prepare.remote(cut, self._steps.get(cut.xid, 0))
         self._leave(cut.xid, ticket)
         return result
 
@@ -139,7 +140,7 @@ class BufferPool:
         """Ask for the buffers that are wanted now, and let those that came take transactions over. Never waits."""
         self._see_placed()
         for move in self._policy.moves():
-            carried = self._actors[move.source].give_up.remote(move.xid)
+            carried = self._actors[move.source].give_up.remote(move.xid, self._steps[move.xid])
             self._count(self._actors[move.target].adopt.remote(carried), 0)
             self.n_moved += 1
         if self._share is not None:
@@ -209,9 +210,16 @@ class BufferPool:
         assert number is not None, f"transaction {int(xid)} has no buffer"
         return self._actors[number]
 
+    def _step(self, xid: Xid) -> int:
+        """How many calls a transaction's buffers got before this one: they fail where one is missing."""
+        step = self._steps.get(xid, 0)
+        self._steps[xid] = step + 1
+        return step
+
     def _leave(self, xid: Xid, ticket: int) -> None:
         """The buffer is free for another transaction, but owns this one's rows until the sink holds them."""
         self.open.pop(xid, None)
+        self._steps.pop(xid, None)
         self._policy.end(xid)
         self._leaving.append((ticket, xid))
 

@@ -1,12 +1,16 @@
 """One cap on the buffers of several slots: an actor that counts, and each reader's share of it.
 
 Decided by ``pipeline.buffer.BufferQuota``. The reader's side never waits: it sends what it wants when that changes,
-and about once a second while it has less than it wants; the answer counts when it is there. The supervisor releases a
+and about once a second while that is more than its floor; the answer counts when it is there. The supervisor releases a
 reader's share when it has ended the reader, and with it the reader's buffers.
+
+It outlives all epochs, so Ray itself starts it again when it dies. Then it knows nothing, and lends what others have
+until they have told it again: that costs buffers above the cap for a while, and no epoch.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Any
 
@@ -27,6 +31,9 @@ class Quota:
     def want(self, owner: str, minimum: int, n_wanted: int) -> int:
         return self._quota.want(owner, minimum, n_wanted)
 
+    def pid(self) -> int:
+        return os.getpid()
+
     def release(self, owner: str) -> None:
         self._quota.release(owner)
 
@@ -34,7 +41,7 @@ class Quota:
 def start_quota(maximum: int, floors: int) -> Any:
     """Raises ConfigError where the floors are beyond the cap."""
     BufferQuota(maximum, floors)
-    return ray.remote(Quota).options(num_cpus=0).remote(maximum, floors)
+    return ray.remote(Quota).options(num_cpus=0, max_restarts=-1, max_task_retries=-1).remote(maximum, floors)
 
 
 class QuotaShare:
@@ -58,8 +65,8 @@ class QuotaShare:
             except Exception as error:
                 raise unwrap(error, "buffer quota") from error
         now_s = time.monotonic()
-        short = n_wanted > self._allowed and now_s >= self._next_s
-        if self._answer is None and (n_wanted != self._told or short):
+        again = n_wanted > self._minimum and now_s >= self._next_s
+        if self._answer is None and (n_wanted != self._told or again):
             self._told, self._next_s = n_wanted, now_s + _AGAIN_S
             self._answer = self._quota.want.remote(self._owner, self._minimum, n_wanted)
         # What was asked to shrink is not to be used while the answer is under way.

@@ -18,6 +18,7 @@ import concurrent.futures
 import contextlib
 import io
 import os
+import secrets
 import sys
 import threading
 import time
@@ -115,6 +116,7 @@ class SparkDriver:
     def __init__(self, configs: Mapping[str, Config]) -> None:
         self._configs = configs
         self._loops: dict[str, BatchLoop] = {}
+        self._names: dict[str, str] = {}
         self._lines = _Lines()
 
     def start(self) -> None:
@@ -127,20 +129,24 @@ class SparkDriver:
         # For good: it is the process's, and several loops may end and begin at any time.
         sys.stdout = self._lines
 
-    def run(self, slot: str, sequencer: Any, identity: SlotIdentity) -> None:
+    def run(self, slot: str, name: str, sequencer: Any, identity: SlotIdentity) -> None:
+        """``name`` is the loop's alone, and that of its Spark jobs' group."""
         config = self._configs[slot]
-        self._spark.sparkContext.setJobGroup(slot, f"slot {slot}")
+        self._spark.sparkContext.setJobGroup(name, f"slot {slot}")
         loop = BatchLoop(
             self._spark, make_sink(config.sink, identity), sequencer, config.storage, self.progress(slot)
         )
+        # In this order: what ends the loop before must never find this one under the old name.
+        self._names[slot] = name
         self._loops[slot] = loop
         loop.run()
 
-    def end(self, slot: str) -> None:
-        if slot in self._loops:
+    def end(self, slot: str, name: str) -> None:
+        """End this loop and no later one: a call may be slow, and the next epoch's loop be there already."""
+        if self._names.get(slot) == name and slot in self._loops:
             self._loops[slot].stop()
             with contextlib.suppress(Py4JError, OSError):  # a lost JVM, and its jobs with it
-                self._spark.sparkContext.cancelJobGroup(slot)
+                self._spark.sparkContext.cancelJobGroup(name)
 
     def is_alive(self) -> bool:
         """Raises what Py4J raises when the JVM is gone."""
@@ -188,6 +194,7 @@ class ActorDriver:
         self._slot = slot
         self._is_shared = is_shared
         self._leave = leave
+        self._name = ""
         self._running: ray.ObjectRef | None = None
         self._watch: ray.ObjectRef | None = None
         self._lost = False
@@ -196,7 +203,8 @@ class ActorDriver:
         return self._started
 
     def begin(self, sequencer: Any, identity: SlotIdentity) -> None:
-        self._running = self._actor.run.remote(self._slot, sequencer, identity)
+        self._name = f"{self._slot}-{secrets.token_hex(4)}"
+        self._running = self._actor.run.remote(self._slot, self._name, sequencer, identity)
 
     def result(self, timeout_s: float) -> bool:
         assert self._running is not None
@@ -224,7 +232,7 @@ class ActorDriver:
         while True:
             if not self._lost:
                 # Again and again: a table whose turn comes only now starts a job after the others were cancelled.
-                self._actor.end.remote(self._slot)
+                self._actor.end.remote(self._slot, self._name)
             left_s = deadline - time.monotonic()
             if ray.wait([self._running], timeout=max(0.0, min(left_s, _CANCEL_INTERVAL_S)))[0]:
                 return True

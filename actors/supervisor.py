@@ -30,7 +30,7 @@ from actors.secrets import ReaderSecrets, without_secrets
 from actors.slot_reader import ReaderStats, SlotReader
 from actors.spark_driver import Driver
 from pipeline.config import Config
-from pipeline.errors import Action, ComponentLost, XidstreamError
+from pipeline.errors import Action, ComponentLost, StorageFault, XidstreamError
 from pipeline.handoff import Opened
 from pipeline.pg import Lsn
 
@@ -93,6 +93,9 @@ class Supervisor:
         self._final: Status | None = None
         self._any_worked = False
         self._took_batch = False
+        self._reached: dict[str, Lsn] = {}
+        self._earlier_worked = False
+        self._storage_failed = False
         self._reading_since_s: float | None = None
         self.pids: list[int] = []
         """Process ids of the epoch's reader and buffers, for tests and people."""
@@ -114,7 +117,7 @@ class Supervisor:
                     return
                 except XidstreamError as error:
                     now_s = time.monotonic()
-                    if self._epoch_worked(now_s):
+                    if self._epoch_worked(now_s, error):
                         self._any_worked = True
                         pause_s, failing_since_s = _FIRST_PAUSE_S, None
                     failing_since_s = failing_since_s if failing_since_s is not None else now_s
@@ -157,7 +160,7 @@ class Supervisor:
     def _run_epoch(self) -> None:
         config = self._config
         self._reading_since_s = None
-        self._took_batch = False
+        self._took_batch = self._earlier_worked = False
         self._epoch = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{secrets.token_hex(4)}"
         self._reader = (
             ray.remote(SlotReader)
@@ -181,6 +184,7 @@ class Supervisor:
             self.pids = self._await(self._reader.pids.remote(), "slot reader")
             opened: Opened = self._await(self._reader.open.remote(), "slot reader")
             self._opened = opened
+            self._note_reached("slot", opened.confirmed_flush_lsn)
             if config.available_now and self._target is None:
                 self._target = opened.target_lsn
             self._await(self._sequencer.open.remote(self._reader, opened, self._target), "commit sequencer")
@@ -221,7 +225,9 @@ class Supervisor:
                     _get(reading, "slot reader")
                 raise
             # Noted while the driver lives: when it was what died, nobody can be asked any more.
-            self._took_batch = self._took_batch or self._driver_progress().n_batches > n_batches
+            progress = self._driver_progress()
+            self._took_batch = self._took_batch or progress.n_batches > n_batches
+            self._note_reached("sink", progress.sink_lsn)
             if give_up_s is not None and time.monotonic() > give_up_s:
                 raise ComponentLost(f"the batch in hand did not end within {_LAST_BATCH_TIMEOUT_S:.0f} s")
         self._final = self.status()
@@ -290,11 +296,28 @@ class Supervisor:
 
     # -- retrying --------------------------------------------------------------------------------------
 
-    def _epoch_worked(self, now_s: float) -> bool:
-        """Whether the epoch that just failed was more than an attempt."""
-        if self._reading_since_s is None:
+    def _epoch_worked(self, now_s: float, error: XidstreamError) -> bool:
+        """Whether the epoch that just failed was more than an attempt, or found that the one before had been.
+
+        A batch can be through in the moment before its driver dies, and nobody saw it: the next epoch sees it in
+        where the slot and the sink are. Without that, parts that die one after the other would end a run that
+        goes on after each.
+
+        Having lasted is enough where there may be nothing to show, but not for one storage fault after the other: a
+        transaction larger than the disk fills it anew in every epoch, for as long as that takes, and would for ever.
+        """
+        after_fault, self._storage_failed = self._storage_failed, isinstance(error, StorageFault)
+        if self._earlier_worked or self._took_batch:
+            return True
+        if after_fault and self._storage_failed:
             return False
-        return now_s - self._reading_since_s > _WORKED_AFTER_S or self._took_batch
+        return self._reading_since_s is not None and now_s - self._reading_since_s > _WORKED_AFTER_S
+
+    def _note_reached(self, where: str, lsn: Lsn) -> None:
+        if where in self._reached and lsn > self._reached[where]:
+            self._earlier_worked = True
+        if lsn or where in self._reached:
+            self._reached[where] = max(lsn, self._reached.get(where, lsn))
 
     def _may_retry(self, failing_s: float) -> bool:
         """What never worked is the user's to see soon."""

@@ -10,7 +10,9 @@ limit is the whole process's. One of several may move to another buffer: ``give_
 
 A call that fails may leave a transaction without a block or a group, and the calls behind it are on their way
 already: so a buffer that has failed once fails everything from then on, with the same error, and never seals what
-is torn.
+is torn. Nor may a call be missing: Ray drops one whose argument is lost (what another buffer gave up before it died)
+without telling this process, and goes on with those behind it. So each says how many came before it for its
+transaction (``step``).
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from actors.object_store_frames import put_arrow
 from pipeline import rows
 from pipeline.buffer import BufferMemory, OpenTransaction
 from pipeline.buffer.transaction import stamp_messages
-from pipeline.errors import IllegalTransition
+from pipeline.errors import ComponentLost
 from pipeline.faultpoints import reach
 from pipeline.handoff import MemoryPart, PreparedTransaction, RelationMap, Sealed, TransactionEnd
 from pipeline.pg import Lsn, Xid
@@ -136,13 +138,14 @@ class XidBuffer:
     def add_block(
         self,
         xid: Xid,
+        step: int,
         first_lsn: Lsn,
         streamed: bool,
         snapshot: int,
         relations: Sequence[ray.ObjectRef],
         block: RawBlock,
     ) -> Held:
-        transaction = self._open.get(xid)
+        transaction = self._whole(xid, step)
         if transaction is None:
             transaction = self._open[xid] = OpenTransaction(xid, first_lsn, streamed=streamed)
         reach("decoding_block")
@@ -163,9 +166,9 @@ class XidBuffer:
         return self._hold(transaction)
 
     @_unless_failed
-    def give_up(self, xid: Xid) -> OpenTransaction:
+    def give_up(self, xid: Xid, step: int) -> OpenTransaction:
         """All of an open transaction, for the buffer that goes on with it."""
-        transaction = self._transaction(xid)
+        transaction = self._started(xid, step)
         del self._open[xid]
         return transaction
 
@@ -181,19 +184,20 @@ class XidBuffer:
         return Held(transaction.xid, transaction.n_rows, transaction.n_bytes, transaction.n_segments)
 
     @_unless_failed
-    def abort_subtransactions(self, xid: Xid, subxids: tuple[Xid, ...]) -> None:
-        self._transaction(xid).abort_subtransactions(subxids)
+    def abort_subtransactions(self, xid: Xid, step: int, subxids: tuple[Xid, ...]) -> None:
+        self._started(xid, step).abort_subtransactions(subxids)
 
     @_unless_failed
-    def abort(self, xid: Xid) -> None:
+    def abort(self, xid: Xid, step: int) -> None:
         """Forget it, in memory and in storage."""
-        transaction = self._open.pop(xid)
+        transaction = self._started(xid, step)
+        del self._open[xid]
         self._storage.delete(transaction.segment_keys())
 
     @_unless_failed
-    def commit(self, end: TransactionEnd) -> Sealed:
+    def commit(self, end: TransactionEnd, step: int) -> Sealed:
         """Metadata alone, but for what is still in memory (bounded by the setting, whatever was written)."""
-        transaction = self._transaction(end.xid)
+        transaction = self._started(end.xid, step)
         reach("sealing")
         transaction.give_messages_back(lambda key: read_messages(self._storage, key))
         sealed = transaction.seal(end, put_arrow)
@@ -203,9 +207,9 @@ class XidBuffer:
         return sealed
 
     @_unless_failed
-    def prepare(self, prepared: Prepared) -> PreparedTransaction:
+    def prepare(self, prepared: Prepared, step: int) -> PreparedTransaction:
         """Make a transaction durable: all its rows in segments, and its record beside them."""
-        transaction = self._open.get(prepared.xid)
+        transaction = self._whole(prepared.xid, step)
         if transaction is None:
             transaction = OpenTransaction(prepared.xid, prepared.prepare_lsn, streamed=prepared.streamed)
         for relation in list(transaction.group_sizes()):
@@ -242,10 +246,18 @@ class XidBuffer:
         reach("segment_written")
         transaction.spilled(segment, batches)
 
-    def _transaction(self, xid: Xid) -> OpenTransaction:
-        if xid not in self._open:
-            raise IllegalTransition(f"transaction {int(xid)} is not in this buffer")
-        return self._open[xid]
+    def _whole(self, xid: Xid, step: int) -> OpenTransaction | None:
+        """The transaction after its first ``step`` calls; None before the first."""
+        transaction = self._open.get(xid)
+        n_steps = 0 if transaction is None else transaction.n_steps
+        if n_steps != step:
+            raise ComponentLost(f"of {step} calls for transaction {int(xid)} its buffer has seen {n_steps}")
+        return transaction
+
+    def _started(self, xid: Xid, step: int) -> OpenTransaction:
+        transaction = self._whole(xid, step)
+        assert transaction is not None, "the pool passes on nothing before the first block"
+        return transaction
 
     def _relations(self, number: int, refs: Sequence[ray.ObjectRef]) -> RelationMap:
         """Fetched once for each change of a table's definition, not once a block."""

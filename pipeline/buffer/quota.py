@@ -25,14 +25,21 @@ class BufferQuota:
             )
         self._spare = maximum - floors
         self._extra: dict[str, int] = {}
+        self._gone: set[str] = set()
 
     def want(self, owner: str, minimum: int, n_wanted: int) -> int:
-        """How many ``owner`` may have now; ``n_wanted`` counts those that it has, so that none is lent twice."""
+        """How many ``owner`` may have now; ``n_wanted`` counts those that it has, so that none is lent twice.
+
+        A question that was under way when its owner was ended gets nothing: nobody would release it any more.
+        """
+        if owner in self._gone:
+            return minimum
         others = sum(n for other, n in self._extra.items() if other != owner)
         extra = min(max(n_wanted - minimum, 0), self._spare - others)
         self._extra[owner] = extra
         return minimum + extra
 
     def release(self, owner: str) -> None:
-        """Its buffers are gone."""
+        """Its buffers are gone, and it will not come back under this name."""
         self._extra.pop(owner, None)
+        self._gone.add(owner)

@@ -72,6 +72,8 @@ class OpenTransaction:
         self.streamed = streamed
         self.n_rows = 0
         self.n_segments = 0
+        self.n_steps = 0
+        """Blocks and subtransaction aborts that it took."""
         self.state = State.OPEN
         self._groups: dict[RelationVersion, _Group] = {}
         self._spilled: list[_Spilled] = []
@@ -111,11 +113,13 @@ class OpenTransaction:
             self._message_bytes += messages.nbytes
         self._runs.append(runs)
         self.n_rows += n_rows
+        self.n_steps += 1
 
     def abort_subtransactions(self, subxids: Iterable[Xid]) -> None:
         """Legal for a subxid never seen: its rows may have been filtered out by the publication."""
         self._expect_open("a subtransaction abort")
         self._aborted.update(map(int, subxids))
+        self.n_steps += 1
 
     def group_sizes(self) -> dict[RelationVersion, int]:
         return {relation: group.n_bytes for relation, group in self._groups.items()}

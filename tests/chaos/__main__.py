@@ -1,6 +1,7 @@
 """``python -m tests.chaos --seeds N --kills M``: N rounds of M kills on one Ray, each judged; for ``make chaos``.
 
-Exit status 1 when anything is lost, twice, disordered or confirmed too early, or a kill is not recovered from.
+Exit status 1 when anything is lost, twice, disordered or confirmed too early, a kill is not recovered from, or a fault
+point was struck less often than ``--least`` says.
 ``--first-seed S --seeds 1`` repeats one round with the same workload and the same faults in the same order
 (processes do not interleave the same way twice).
 """
@@ -14,29 +15,33 @@ import random
 import signal
 import sys
 import tempfile
+import threading
 import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from pipeline.embedded_postgres import EmbeddedPostgres
-from pipeline.faultpoints import POINTS, TOKENS_VARIABLE, VARIABLE
-from tests.chaos.chaos_round import Round, RoundResult, by_point, counted
+from pipeline.faultpoints import TOKENS_VARIABLE, VARIABLE
+from tests.chaos.chaos_round import Round, RoundResult
 from tests.chaos.kills import OUTSIDE, Plan, schedule
 from tests.chaos.local_round import run_local
+from tests.chaos.report import Report
 from tests.differential.runner import SERVER_SETTINGS
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
-    parser.add_argument("--seeds", type=int, default=8)
+    parser.add_argument("--seeds", type=int, default=4)
     parser.add_argument("--first-seed", type=int, default=1)
-    parser.add_argument("--kills", type=int, default=25, help="of each seed")
-    parser.add_argument("--driver-share", type=float, default=0.1, help="of the kills, the driver's")
+    parser.add_argument("--kills", type=int, default=50, help="of each seed")
+    parser.add_argument("--driver-share", type=float, default=0.14, help="of the kills, the driver's")
     parser.add_argument(
         "--outside", type=int, default=1, help=f"further kills of each seed: {', '.join(OUTSIDE)}"
     )
-    parser.add_argument("--together", type=int, default=1, help="kills armed at once")
+    parser.add_argument("--together", type=int, default=3, help="kills armed at once")
+    parser.add_argument("--least", type=int, default=0, help="fail with fewer kills at any fault point")
+    parser.add_argument("--out", type=Path, help="write what was found into this file, as JSON")
     parser.add_argument("--version", type=int, default=18)
     parser.add_argument(
         "--local", action="store_true", help="without Ray and Spark: one process, forked and killed"
@@ -49,6 +54,8 @@ def main() -> int:
     faulthandler.enable()
     started = time.monotonic()
     results: list[RoundResult] = []
+    loads: list[float] = []
+    threading.Thread(target=_watch_load, args=(loads,), daemon=True).start()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="xs-chaos-")))
         plan = Plan(folder / "plan")
@@ -104,15 +111,19 @@ def main() -> int:
             ).run()
             results.append(result)
             print(result, flush=True)
-    failed = [r for r in results if not r.ok]
-    print(by_point(results))
-    missing = sorted(set(POINTS) - set(counted(results)))
-    print(
-        f"{sum(counted(results).values())} kills at {len(counted(results))} of {len(POINTS)} points in "
-        f"{len(results)} rounds, {time.monotonic() - started:.0f} s: {sum(len(r.problems) for r in results)} "
-        f"problems, {len(failed)} rounds failed" + (f"; never: {', '.join(missing)}" if missing else "")
-    )
-    return 1 if failed or not results else 0
+    report = Report.of(results, loads, time.monotonic() - started)
+    print(report)
+    if arguments.out:
+        report.write(arguments.out)
+    failures = report.failures(arguments.least)
+    print("\n".join(failures) or "nothing failed")
+    return 1 if failures else 0
+
+
+def _watch_load(loads: list[float]) -> None:
+    while True:
+        loads.append(round(os.getloadavg()[0], 1))
+        time.sleep(10)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ import os
 import statistics
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,7 +24,7 @@ from pipeline.embedded_postgres import EmbeddedPostgres
 from pipeline.pg import Lsn
 from pipeline.slot.admin import create_slot, describe_slot, drop_slot
 from tests.chaos.judge import Verdict, judge
-from tests.chaos.kills import DRIVER_POINTS, OUTSIDE, Plan, kill_from_outside
+from tests.chaos.kills import OUTSIDE, Plan, kill_from_outside
 from tests.differential.compare import Model, final_difference
 from tests.differential.local_pipeline import LocalPipeline, Options, Sink
 from tests.differential.source_schema import PUBLICATIONS, set_up_statements, tear_down_statement
@@ -56,6 +55,8 @@ class RoundResult:
     kills: list[Kill] = field(default_factory=list)
     not_reached: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    accusations: list[str] = field(default_factory=list)
+    """What the spy found on the wire."""
     verdict: Verdict | None = None
     n_statuses: int = 0
     n_connections: int = 0
@@ -64,7 +65,7 @@ class RoundResult:
 
     @property
     def ok(self) -> bool:
-        return not self.problems and self.verdict is not None and self.verdict.ok
+        return not self.problems and not self.accusations and self.verdict is not None and self.verdict.ok
 
     def __str__(self) -> str:
         recoveries = [k.recovery_s for k in self.kills if k.recovery_s is not None]
@@ -79,7 +80,7 @@ class RoundResult:
         )
         if self.not_reached:
             text += f"; not reached: {', '.join(self.not_reached)}"
-        return text + "".join(f"\n    {p}" for p in self.problems[:8])
+        return text + "".join(f"\n    {p}" for p in [*self.problems[:8], *self.accusations[:8]])
 
 
 class Round:
@@ -150,7 +151,7 @@ class Round:
             result.n_prepared = len(spy.prepared)
             twin = self._read_twin(dsn, twin_slot)
             result.verdict = judge(self._delta, twin, workload.dropped_messages)
-            result.problems += spy.problems(self._delta, int(before))
+            result.accusations += spy.problems(self._delta, int(before))
             model = Model()
             model.apply(twin.transactions)
             if found := final_difference(model, connection):
@@ -199,13 +200,18 @@ class Round:
             traffic.start()
             # A run that never took a batch gives up soon, and rightly so.
             self._wait(lambda: supervisor._took_batch, 120, ended, "nothing came into the sink")
+            again: list[str] = []
             for text in self._faults:
                 if time.monotonic() > self._kills_until_s:
                     break
                 if text in OUTSIDE:
                     self._kill_from_outside(text, spy, ended, result)
                 else:
-                    self._strike(text, ended, result)
+                    again += self._strike(text, ended, result)
+            # Not reached in time, or not before another fault's epoch ended: each has a second chance alone.
+            for text in again:
+                if time.monotonic() < self._kills_until_s:
+                    result.not_reached += self._strike(text, ended, result)
             workload.ending = True
             traffic.join(60)
             target = self._tick()
@@ -226,25 +232,30 @@ class Round:
         if ended and ended[0] is not None:
             raise ended[0]
 
-    def _strike(self, text: str, ended: list[Any], result: RoundResult) -> None:
-        """One fault, or several at once: those that are not reached before a part dies strike in a later epoch."""
+    def _strike(self, text: str, ended: list[Any], result: RoundResult) -> list[str]:
+        """One fault, or several at once: those that are not reached before a part dies strike in a later epoch.
+
+        Returns those that never struck.
+        """
         faults = self._plan.arm(text)
         deadline = time.monotonic() + STRIKE_TIMEOUT_S
-        while None in (struck := [self._plan.struck_at(f) for f in faults]):
+        while None in [self._plan.struck_at(f) for f in faults]:
             if ended:
                 raise RuntimeError(f"the run ended before {text}: {ended[0]!r}; {self.notices[-3:]}")
             if time.monotonic() > deadline:
                 break
             time.sleep(0.02)
-        result.not_reached += [f.point for f, at in zip(faults, struck, strict=True) if at is None]
+        self._plan.arm("")
+        struck = [self._plan.struck_at(f) for f in faults]
+        missed = [t for t, at in zip(text.split(","), struck, strict=True) if at is None]
         done = sorted((at, f.point) for f, at in zip(faults, struck, strict=True) if at is not None)
         if done:
-            self._plan.arm("")
             self._recover(text, ended)
             # The recovery is the last one's: before it nothing came far.
             last_s = time.time() - done[-1][0]
             result.kills += [Kill(point, None) for _, point in done[:-1]] + [Kill(done[-1][1], last_s)]
             self._say(f"{text}: {len(done)} struck, recovered {last_s:.1f} s after the last")
+        return missed
 
     def _kill_from_outside(self, what: str, spy: FeedbackSpy, ended: list[Any], result: RoundResult) -> None:
         struck = time.time()
@@ -339,29 +350,3 @@ class Round:
             except psycopg.errors.UndefinedObject:
                 pass  # the set-up failed before it was made
         admin.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(self._name)))
-
-
-def by_point(results: list[RoundResult]) -> str:
-    """A table of kills and recovery times, for people."""
-    counts = counted(results)
-    times: dict[str, list[float]] = {point: [] for point in counts}
-    for result in results:
-        for kill in result.kills:
-            if kill.recovery_s is not None:
-                times[kill.point].append(kill.recovery_s)
-    lines = ["fault point              kills  timed  recovery: median    max (s)"]
-    for point in sorted(times, key=lambda p: (p in DRIVER_POINTS, p)):
-        lines.append(_line(point, counts[point], times[point]))
-    for name, wanted in (("driver", True), ("all others", False)):
-        points = [p for p in times if (p in DRIVER_POINTS) == wanted]
-        lines.append(_line(name, sum(counts[p] for p in points), [s for p in points for s in times[p]]))
-    return "\n".join(lines)
-
-
-def _line(name: str, n: int, seconds: list[float]) -> str:
-    shown = f"{statistics.median(seconds):17.1f} {max(seconds):6.1f}" if seconds else f"{'-':>17} {'-':>6}"
-    return f"{name:24} {n:5} {len(seconds):6} {shown}"
-
-
-def counted(results: list[RoundResult]) -> Counter[str]:
-    return Counter(k.point for r in results for k in r.kills)

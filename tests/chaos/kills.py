@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,24 +14,31 @@ from tests.feedback_spy import FeedbackSpy
 DRIVER_POINTS = frozenset(p for p, where in POINTS.items() if where.startswith("driver:"))
 """A kill here costs a new Spark session, an order of magnitude more than one elsewhere."""
 PREPARED_POINTS = frozenset({"writing_prepared", "prepared_written"})
+OTHER_POINTS = frozenset(POINTS) - DRIVER_POINTS - PREPARED_POINTS
 
 
 def schedule(
     seed: int, n_kills: int, *, two_phase: bool, driver_share: float, together: int = 1
 ) -> list[str]:
-    """``n_kills`` faults as the plan's text has them: every point in turn, in an order of the seed's.
+    """``n_kills`` faults as the plan's text has them, in an order of the seed's.
 
-    ``driver_share`` is how many of the kills may be of the driver; with fewer than its points, later seeds take
-    the others. ``together``: so many are armed at once, the driver's excepted, to kill one part while the epoch after
-    another's death still begins.
+    Each class of points (the driver's, the prepared transactions', all others) is dealt in turn over the seeds, each
+    seed going on where the one before ended: so S seeds strike every point of a class equally often, give or take
+    one. ``driver_share`` is how many of the kills may be of the driver. Only two-phase rounds pass the points of
+    prepared transactions, so these come twice as often there. ``together``: so many are armed at once, the driver's
+    excepted, to kill one part while the epoch after another's death still begins.
     """
     r = random.Random(f"kills {seed}")
-    others = [p for p in POINTS if p not in DRIVER_POINTS and (two_phase or p not in PREPARED_POINTS)]
-    # Each seed begins elsewhere in the same round: few kills a seed still cover all points over the seeds.
-    drivers = _in_turn(sorted(DRIVER_POINTS), seed * 3)
-    rest = _in_turn(sorted(others), seed * 7)
     n_drivers = round(n_kills * driver_share)
-    points = [next(drivers) for _ in range(n_drivers)] + [next(rest) for _ in range(n_kills - n_drivers)]
+    n_prepared = n_kills // 10 if two_phase else 0
+    points = [
+        *_dealt(sorted(DRIVER_POINTS), n_drivers, before=(seed - 1) * n_drivers),
+        *_dealt(sorted(PREPARED_POINTS), n_prepared, before=0),
+        # The rest of a seed without prepared transactions is the larger one; an overlap harms no one.
+        *_dealt(
+            sorted(OTHER_POINTS), n_kills - n_drivers - n_prepared, before=(seed - 1) * (n_kills - n_drivers)
+        ),
+    ]
     r.shuffle(points)
     faults = [f"{p}:kill@{_passage(r, p)}#{seed}-{i}" for i, p in enumerate(points)]
     alone = [f for f, p in zip(faults, points, strict=True) if p in DRIVER_POINTS]
@@ -44,19 +50,17 @@ def schedule(
     return groups
 
 
+def _dealt(points: list[str], n: int, *, before: int) -> list[str]:
+    """``n`` points in turn, behind ``before`` that were dealt already."""
+    return [points[(before + i) % len(points)] for i in range(n)]
+
+
 def _passage(r: random.Random, point: str) -> int:
     """The rare ones at once, the frequent ones somewhere."""
     rare = point in PREPARED_POINTS or "segment" in point or point in ("sealing", "sealed")
     if rare or point in DRIVER_POINTS:
         return 1
     return r.choice((1, 2, 3, 5) if POINTS[point].startswith(("reader", "buffer")) else (1, 1, 2))
-
-
-def _in_turn(points: list[str], start: int) -> Iterator[str]:
-    n = start
-    while True:
-        yield points[n % len(points)]
-        n += 1
 
 
 @dataclass

@@ -29,7 +29,7 @@ def chaos(*arguments: str) -> str:
 
 def judged(faults: str) -> str:
     output = chaos("--seeds", "1", "--faults", faults)
-    assert f"{len(faults.split(','))} kills" in output and "not reached" not in output
+    assert f"{len(faults.split(','))} kills at" in output and "not reached" not in output
     found = re.search(
         r"(\d+) transactions, (\d+) rows.*: 0 lost, 0 twice, 0 alien, 0 out of order; (\d+) status", output
     )

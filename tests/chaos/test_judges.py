@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import struct
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,12 @@ import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
 from pipeline import rows
+from pipeline.faultpoints import POINTS
 from pipeline.relations.relation import Column, RelationVersion, ReplicaIdentity
-from tests.chaos.judge import judge
-from tests.chaos.kills import schedule
+from tests.chaos.chaos_round import Kill, RoundResult
+from tests.chaos.judge import Verdict, judge
+from tests.chaos.kills import DRIVER_POINTS, PREPARED_POINTS, schedule
+from tests.chaos.report import Report
 from tests.differential.local_pipeline import Released, Sink
 from tests.feedback_spy import FeedbackSpy, Held, _Link
 
@@ -183,16 +187,63 @@ def test_the_spy_has_nothing_against_an_honest_run_whatever_the_packets_are_cut_
     assert wire.problems() == []
 
 
-def test_a_schedule_is_its_seeds_and_covers_all_points_over_the_seeds() -> None:
-    from pipeline.faultpoints import POINTS
+@pytest.mark.parametrize(
+    ("n_seeds", "n_kills", "driver_share"), [(4, 50, 0.12), (8, 25, 0.12), (2, 100, 0.14)]
+)
+def test_two_hundred_kills_strike_every_point_at_least_three_times_whatever_the_rounds(
+    n_seeds: int, n_kills: int, driver_share: float
+) -> None:
+    struck: Counter[str] = Counter()
+    for seed in range(1, n_seeds + 1):
+        two_phase = seed % 2 == 0
+        groups = schedule(seed, n_kills, two_phase=two_phase, driver_share=driver_share, together=4)
+        points = [fault.split(":")[0] for group in groups for fault in group.split(",")]
+        assert len(points) == n_kills
+        assert two_phase or not PREPARED_POINTS & set(points)
+        assert all(len(group.split(",")) == 1 for group in groups if DRIVER_POINTS & {group.split(":")[0]})
+        struck.update(points)
+    assert set(struck) == set(POINTS)
+    assert min(struck.values()) >= 3, struck
 
-    def points(seed: int) -> list[str]:
-        return [f.split(":")[0] for f in schedule(seed, 25, two_phase=seed % 2 == 0, driver_share=0.1)]
 
-    assert schedule(3, 25, two_phase=True, driver_share=0.1) == schedule(
-        3, 25, two_phase=True, driver_share=0.1
-    )
-    assert {p for seed in range(1, 9) for p in points(seed)} == set(POINTS)
+def test_a_schedule_is_its_seeds_alone_so_that_a_round_can_be_repeated() -> None:
+    def made(seed: int) -> list[str]:
+        return schedule(seed, 25, two_phase=True, driver_share=0.1, together=3)
+
+    assert made(3) == made(3) != made(4)
+
+
+def round_result(seed: int, kills: list[Kill], *, judged: bool = True) -> RoundResult:
+    verdict = Verdict(n_transactions=5, n_rows=50) if judged else None
+    return RoundResult(seed, "on", kills=kills, verdict=verdict, n_statuses=7)
+
+
+def test_a_report_counts_kills_of_judged_rounds_alone_and_adds_up_with_others(tmp_path: Path) -> None:
+    one = Report.of([round_result(1, [Kill("sealed", None), Kill("sealed", 4.0)])], [2.0], 10.0)
+    broken = round_result(2, [Kill("recorded", 1.0)], judged=False)
+    two = Report.of([round_result(3, [Kill("sealed", 6.0), Kill("connection", 2.0)]), broken], [4.0], 20.0)
+    for name, report in (("1", one), ("2", two)):
+        report.write(tmp_path / name)
+    whole = Report.read(tmp_path / "1")
+    whole.add(Report.read(tmp_path / "2"))
+    assert whole.points["sealed"].kills == 3 and whole.points["sealed"].recoveries_s == [4.0, 6.0]
+    assert "recorded" not in whole.points
+    assert "4 kills at 1 of 27 fault points in 2 judged rounds (1 broke off), 30 s" in str(whole)
+    assert "0 lost, 0 twice, 0 alien, 0 disordered" in str(whole)
+    assert "load: median 3.0, max 4.0" in str(whole)
+    assert whole.failures() == ["seed 2 failed"]
+
+
+def test_a_run_with_too_few_kills_at_a_point_or_an_accusing_spy_is_a_failure() -> None:
+    kills = [Kill(point, 1.0) for point in POINTS]
+    report = Report.of([round_result(1, kills)], [], 1.0)
+    assert report.failures(least=1) == []
+    (short,) = report.failures(least=2)
+    assert short.startswith("less than 2 kills at: ") and "parquet_written (1)" in short
+    accused = round_result(2, kills)
+    accused.accusations.append("status 0/1 went back")
+    assert Report.of([accused], [], 1.0).failures() == ["seed 2 failed"]
+    assert Report.of([], [], 1.0).failures() == ["no round was run"]
 
 
 def test_the_log_of_a_table_is_read_version_by_version(tmp_path: Path) -> None:

@@ -51,6 +51,8 @@ class CollectingDriver:
         self.n_active = self.most_active = 0
         self.n_rows = 0
         self._dying = False
+        self.deaths_before_count = 0
+        """So many loops end after their first batch was confirmed, before anybody can have seen that."""
 
     replaceable = False
 
@@ -117,6 +119,10 @@ class CollectingDriver:
                 finally:
                     self.n_active -= 1
                 ray.get(sequencer.batch_done.remote(batch.number))
+                if self.deaths_before_count:
+                    self.deaths_before_count -= 1
+                    wait_until(lambda b=batch: ray.get(sequencer.stats.remote()).confirmed_lsn >= b.end_lsn)
+                    raise ComponentLost("the driver died behind its first batch")
                 self._batches += 1
         except BaseException as error:
             self._error = unwrap(error, "commit sequencer")

@@ -72,3 +72,20 @@ def test_a_driver_that_dies_after_its_first_batches_is_not_taken_for_one_that_ne
     assert crashing.error is None
     database.execute(FILL.format(11, 20))
     wait_until(lambda: len(crashing.driver.transactions) == 2)
+
+
+def test_drivers_that_die_right_behind_each_first_batch_do_not_end_a_run_that_moves_on(
+    crashing: RayPipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody saw a batch counted, so the run gave up although each epoch had delivered one."""
+    monkeypatch.setattr("actors.supervisor._GIVE_UP_BEFORE_ANY_WORKED_S", 0.01)
+    database = crashing.database
+    database.execute("create table t (id bigint primary key, note text)")
+    database.execute("create publication p for table t")
+    crashing.driver.deaths_before_count = 2
+    crashing.start()
+    for n in (1, 2, 3):
+        database.execute(FILL.format(n, n))
+        wait_until(lambda n=n: crashing.error is not None or len(crashing.driver.transactions) == n)
+        assert crashing.error is None
+    assert [r["id"] for r in crashing.driver.rows("public.t")] == [1, 2, 3]

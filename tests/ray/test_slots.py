@@ -6,12 +6,13 @@ import os
 import signal
 from pathlib import Path
 
+import psutil
 import psycopg
 import pytest
 import ray
 from psycopg import sql
 
-from actors.quota import start_quota
+from actors.quota import QuotaShare, start_quota
 from tests.postgres_fixtures import Database
 from tests.ray.conftest import RayPipeline, wait_until
 
@@ -91,3 +92,15 @@ def _one_is_lost(databases: list[Database], pipelines: list[RayPipeline]) -> Non
         assert [r["id"] for r in pipeline.driver.rows("public.big")] == expected
     assert any("starting again" in n for n in first.notices)
     assert not any("starting again" in n for n in second.notices)
+
+
+def test_a_lost_quota_is_started_again_and_costs_no_epoch() -> None:
+    """Every reader that asked it anything ended with ComponentLost, in each of its epochs."""
+    quota = start_quota(6, 2)
+    share = QuotaShare(quota, "a", 1)
+    wait_until(lambda: share.allowed(3) == 3)
+    victim = psutil.Process(ray.get(quota.pid.remote()))
+    victim.kill()
+    wait_until(lambda: not victim.is_running() or victim.status() == psutil.STATUS_ZOMBIE)
+    wait_until(lambda: share.allowed(5) == 5)
+    ray.kill(quota)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from actors.supervisor import GIVE_UP_AFTER_S
+from pipeline.errors import StorageFault
 from tests.ray.conftest import LONG, CollectingDriver, RayPipeline, wait_until
 from tests.ray.test_pipeline import FILL, NEWEST, set_up
 from tests.s3_server import S3Server
@@ -101,35 +103,58 @@ def test_an_s3_server_that_fails_in_the_middle_and_heals(
     wait_until(lambda: not s3.keys(below, ".arrow"))
 
 
-@NEWEST
-def test_a_disk_that_is_full_in_the_middle_and_gets_room(pipeline: RayPipeline, tmp_path: Path) -> None:
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """2 MB."""
     disk = tmp_path / "disk"
     disk.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(disk)]
     mounted = subprocess.run(mount, capture_output=True, text=True, check=False)
     if mounted.returncode:
         pytest.skip(f"a file system of limited size cannot be mounted here: {mounted.stderr.strip()}")
-    try:
-        set_up(pipeline.database)
-        pipeline.driver = CollectingDriver(str(disk / "segments"))
-        pipeline.start(storage=str(disk / "segments"), **SPILLING)
-        deliver_one(pipeline, 1)
+    yield disk
+    subprocess.run(["umount", "--lazy", str(disk)], check=True)
 
-        def make_room() -> None:
-            subprocess.run(["mount", "-o", "remount,size=64m", str(disk)], check=True)
 
-        fails_then_heals(
-            pipeline,
-            lambda: bool(list(disk.rglob("*.arrow"))),
-            lambda: None,
-            make_room,
-            "No space left on device",
-        )
-        wait_until(lambda: not list(disk.rglob("*.arrow")))
-        assert not list(disk.rglob("*.tmp"))
-    finally:
-        pipeline.stop()
-        subprocess.run(["umount", "--lazy", str(disk)], check=True)
+@NEWEST
+def test_a_disk_that_is_full_in_the_middle_and_gets_room(pipeline: RayPipeline, small_disk: Path) -> None:
+    set_up(pipeline.database)
+    pipeline.driver = CollectingDriver(str(small_disk / "segments"))
+    pipeline.start(storage=str(small_disk / "segments"), **SPILLING)
+    deliver_one(pipeline, 1)
+
+    def make_room() -> None:
+        subprocess.run(["mount", "-o", "remount,size=64m", str(small_disk)], check=True)
+
+    fails_then_heals(
+        pipeline,
+        lambda: bool(list(small_disk.rglob("*.arrow"))),
+        lambda: None,
+        make_room,
+        "No space left on device",
+    )
+    wait_until(lambda: not list(small_disk.rglob("*.arrow")))
+    assert not list(small_disk.rglob("*.tmp"))
+    pipeline.stop()
+
+
+@NEWEST
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("give_up_after_s", [5.0, pytest.param(GIVE_UP_AFTER_S, marks=LONG)])
+def test_a_disk_too_small_for_a_transaction_ends_the_run_however_long_it_takes_to_fill(
+    pipeline: RayPipeline, small_disk: Path, monkeypatch: pytest.MonkeyPatch, give_up_after_s: float
+) -> None:
+    """Filling it took longer than what counts as an epoch that works, so the run went on for ever."""
+    monkeypatch.setattr("actors.supervisor._WORKED_AFTER_S", 0.0)
+    monkeypatch.setattr("actors.supervisor.GIVE_UP_AFTER_S", give_up_after_s)
+    set_up(pipeline.database)
+    pipeline.driver = CollectingDriver(str(small_disk / "segments"))
+    pipeline.start(storage=str(small_disk / "segments"), **SPILLING)
+    deliver_one(pipeline, 1)
+    pipeline.database.execute(FILL.format(1, 60_000))
+    with pytest.raises(StorageFault, match="No space left on device"):
+        pipeline.join(timeout_s=give_up_after_s + 115)
+    assert ids(pipeline, "public.small") == [1] and not ids(pipeline)
 
 
 @NEWEST

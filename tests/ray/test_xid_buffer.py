@@ -1,20 +1,26 @@
-"""A real buffer actor whose calls are all on their way before the first of them fails."""
+"""Real buffer actors whose calls are all on their way before the first of them fails, or is lost."""
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 import ray
 
+from actors.buffer_pool import BufferPool
 from actors.faults import unwrap
 from actors.xid_buffer import BufferSettings, XidBuffer
-from pipeline.errors import PoisonedChange, StorageFault
+from pipeline.config import Config
+from pipeline.errors import ComponentLost, PoisonedChange, StorageFault
 from pipeline.handoff import TransactionEnd
 from pipeline.pg import Lsn, Xid
 from pipeline.segments import Layout
-from pipeline.stream import Prepared
+from pipeline.stream import Block as StreamBlock
+from pipeline.stream import Prepared, RelationSnapshot, TransactionBlock
+from tests.ray.conftest import wait_until
 from tests.unit.decode.builder import Block, block, insert, relation
 
 pytestmark = pytest.mark.ray
@@ -31,9 +37,18 @@ class Buffer:
         settings = BufferSettings(str(storage), Layout(1, "s", "e"), memory_bytes)
         self.actor = ray.remote(XidBuffer).options(num_cpus=0.01).remote(settings)
         self._relations = ray.put({5: relation(("note", "text"))})
+        self.n_added = 0
 
     def add(self, content: Block) -> Any:
-        return self.actor.add_block.remote(XID, Lsn(0x100), True, 0, [self._relations], content)
+        self.n_added += 1
+        return self.actor.add_block.remote(
+            XID, self.n_added - 1, Lsn(0x100), True, 0, [self._relations], content
+        )
+
+    def end(self, how: str = "commit") -> Any:
+        if how == "commit":
+            return self.actor.commit.remote(COMMIT, self.n_added)
+        return self.actor.prepare.remote(PREPARE, self.n_added)
 
     def error_of(self, ref: Any) -> BaseException:
         with pytest.raises(Exception) as caught:
@@ -52,8 +67,7 @@ def test_a_transaction_with_a_poisoned_block_is_neither_committed_nor_prepared(
 ) -> None:
     buffer = Buffer(storage)
     refs = [buffer.add(GOOD), buffer.add(POISON), buffer.add(GOOD)]
-    ended = buffer.actor.commit.remote(COMMIT) if end == "commit" else buffer.actor.prepare.remote(PREPARE)
-    errors = [buffer.error_of(ref) for ref in [*refs[1:], ended]]
+    errors = [buffer.error_of(ref) for ref in [*refs[1:], buffer.end(end)]]
     assert all(isinstance(error, PoisonedChange) for error in errors), errors
     assert not list(storage.rglob("*.json")), "a torn transaction was made durable"
     ray.kill(buffer.actor)
@@ -63,7 +77,7 @@ def test_a_transaction_whose_spill_failed_is_not_committed_without_those_rows(st
     storage.write_bytes(b"no folder")
     buffer = Buffer(storage, memory_bytes=1 << 20)
     big = block(*[insert(["x" * 1000], subxid=700) for _ in range(2000)])
-    refs = [buffer.add(big), buffer.add(GOOD), buffer.actor.commit.remote(COMMIT)]
+    refs = [buffer.add(big), buffer.add(GOOD), buffer.end()]
     errors = [buffer.error_of(ref) for ref in refs]
     assert all(isinstance(error, StorageFault) for error in errors), errors
     ray.kill(buffer.actor)
@@ -72,7 +86,47 @@ def test_a_transaction_whose_spill_failed_is_not_committed_without_those_rows(st
 def test_another_transaction_of_a_failed_buffer_gets_its_error_too(storage: Path) -> None:
     buffer = Buffer(storage)
     buffer.add(POISON)
-    other = buffer.actor.abort.remote(Xid(701))
+    other = buffer.actor.abort.remote(Xid(701), 1)
     assert isinstance(buffer.error_of(other), PoisonedChange)
     assert ray.get(buffer.actor.pid.remote()) > 0, "it is alive, and says so"
     ray.kill(buffer.actor)
+
+
+def test_a_transaction_whose_buffer_died_while_it_was_to_move_is_not_committed_without_its_first_rows(
+    storage: Path,
+) -> None:
+    """Ray fails the call that was to adopt it without telling the new buffer, and goes on with those behind it."""
+    settings = BufferSettings(str(storage), Layout(1, "s", "e"), 64 << 20)
+    pool = BufferPool(Config.of({"buffers_min": 1, "buffers_max": 2}), settings)
+    pool.await_ready()
+    (victim,) = pool.pids()
+    snapshot = RelationSnapshot(0, {5: relation(("note", "text"))})
+
+    def give(xid: int) -> None:
+        rows = block(*[insert([str(i)], subxid=xid) for i in range(10)])
+        pool.add_block(TransactionBlock(Xid(xid), StreamBlock(*rows, snapshot), True, Lsn(0x100)))
+
+    give(699)
+    give(700)
+    pool.collect(timeout_s=60)
+
+    def the_second_buffer_is_there() -> bool:
+        return pool.n_asked == 1 and ray.wait(list(pool._starting.values()), timeout=0)[0] != []
+
+    pool._policy.allow(2)
+    for number in pool._policy.ask(0.0):
+        pool._start(number)
+    wait_until(the_second_buffer_is_there)
+    os.kill(victim, signal.SIGKILL)
+    pool.adapt()
+    assert pool.n_moved == 1
+    give(700)
+    ended = pool.commit(COMMIT, 0)
+    with pytest.raises(Exception) as caught:
+        sealed = ray.get(ended, timeout=60)
+        pytest.fail(f"{sealed.n_rows} of 20 rows were committed")
+    assert isinstance(unwrap(caught.value, "xid buffer"), ComponentLost), caught.value
+    with pytest.raises(ComponentLost):
+        wait_until(lambda: pool.collect(timeout_s=1))
+    for actor in pool._actors.values():
+        ray.kill(actor)

@@ -1,0 +1,56 @@
+"""The driver actor's object, with a real session: whose jobs and whose loop an ``end`` ends."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actors.batch_loop import BatchLoop, LoopProgress
+from actors.spark_driver import SparkDriver
+from pipeline.config import Config
+from pipeline.spark.sink import make_sink
+from tests.spark.support import IDENTITY
+
+pytestmark = pytest.mark.spark
+
+
+def test_an_end_that_comes_late_cancels_nothing_of_the_next_epochs_loop(spark: Any, tmp_path: Path) -> None:
+    """It cancelled the new loop's first jobs, which the sink took for a failure of its own: the run ended."""
+    driver = SparkDriver({"s": Config.of({"slot": "s"})})
+    driver._spark = spark
+    sink = make_sink(f"delta:{tmp_path}", IDENTITY)
+    for name in ("old", "new"):
+        driver._loops["s"] = BatchLoop(spark, sink, None, str(tmp_path), LoopProgress())
+        driver._names["s"] = name
+    started = tmp_path / "started"
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        def wait_for_both(rows: Any) -> Any:
+            import time
+
+            started.touch()
+            while not (tmp_path / "ended").exists():
+                time.sleep(0.05)
+            return rows
+
+        spark.sparkContext.setJobGroup("new", "")
+        try:
+            spark.range(1).rdd.mapPartitions(wait_for_both).collect()
+        except Exception as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    while not started.exists():
+        thread.join(0.05)
+    driver.end("s", "old")
+    assert not driver._loops["s"]._stop.is_set()
+    (tmp_path / "ended").touch()
+    thread.join(60)
+    assert not thread.is_alive() and not failures
+    driver.end("s", "new")
+    assert driver._loops["s"]._stop.is_set()
