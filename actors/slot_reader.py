@@ -49,6 +49,7 @@ _NAP_S = 0.0003
 rows a second they come in 0.7 ms."""
 _IDLE_WAIT_S = 0.05
 _LOOK_INTERVAL_S = 0.002
+_FLOWING_LOOK_INTERVAL_S = 0.005
 _POSITION_INTERVAL_S = 0.25
 _STOP_TIMEOUT_S = 10.0
 
@@ -255,7 +256,7 @@ class SlotReader:
             elif drained:
                 self._connection.wait_readable(self._next_look_s - now_s)
             return
-        self._next_look_s = now_s + _LOOK_INTERVAL_S
+        self._next_look_s = now_s + (_FLOWING_LOOK_INTERVAL_S if self._flowing else _LOOK_INTERVAL_S)
         self._quiet = self._quiet and drained
         self._handover.take_back(self._done_ticket)
         self._pool.adapt()

@@ -23,7 +23,7 @@ _ROLES = (
 )
 """The first that is in a command line says the role; this process is ``driver``."""
 
-_INTERVAL_S = 0.1
+_INTERVAL_S = 0.25
 
 
 def role_of(command_line: str) -> str:
