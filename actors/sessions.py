@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from actors.java import ensure_java
-from actors.nodes import require_usable_nodes
+from actors.nodes import require_own_host_name, require_usable_nodes
 from actors.watchdog import kill_with_me
 from pipeline.config import Config
 from pipeline.errors import EnvironmentFault, PreconditionMissing
@@ -50,7 +50,7 @@ BASE_CONF = {
 def connect_ray(*, namespace: str = "xidstream") -> None:
     """Join the cluster that RAY_ADDRESS or the job names, else start one in this process's machine.
 
-    Raises PreconditionMissing where there is no Java: here, or on a node of the cluster.
+    Raises PreconditionMissing where Spark cannot start: here, or on a node of the cluster.
     """
     ensure_java()
     if ray.is_initialized():
@@ -61,6 +61,7 @@ def connect_ray(*, namespace: str = "xidstream") -> None:
         # One machine: everything of Spark's stays on the loopback address, also where the host's name is unknown. Its
         # JVMs are the raylet's children and read it there.
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        require_own_host_name()
     ray.init(
         namespace=namespace,
         log_to_driver=False,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -33,6 +34,10 @@ def run(
         env=environment(env),
         check=False,
     )
+
+
+# In front of a command: on a host whose name (reserved for that) no name service ever has.
+NAMELESS = ["unshare", "--uts", "sh", "-c", 'hostname xidstream-test.invalid && exec "$@"', "sh"]
 
 
 def environment(extra: dict[str, str] | None = None) -> dict[str, str]:
@@ -115,6 +120,41 @@ def test_available_now_leaves_exactly_the_committed_rows_and_status_0(
     )
     assert streamed[0][0] > 0
     database.execute("rollback prepared 'pending'")
+
+
+@NEWEST
+@pytest.mark.skipif(
+    shutil.which("unshare") is None
+    or subprocess.run([*NAMELESS, "true"], check=False, capture_output=True).returncode != 0,
+    reason="this user may not give a process a host name of its own",
+)
+def test_a_host_whose_own_name_cannot_be_resolved_is_no_obstacle_but_for_aws_keys(
+    database: Database, tmp_path: Path
+) -> None:
+    set_up(database)
+    slot = f"s_{database.name}"[:63]
+    database.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", slot)
+    database.execute(ROWS.format(1, 1000))
+    without = {k: v for k, v in environment().items() if not k.startswith("AWS_")}
+
+    def run_there(env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*NAMELESS, *XIDSTREAM, *options(database, tmp_path, "--available-now")],
+            capture_output=True,
+            text=True,
+            timeout=240,
+            stdin=subprocess.DEVNULL,
+            env=env,
+            check=False,
+        )
+
+    refused = run_there({**without, "AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing"})
+    assert refused.returncode == 3, refused.stderr
+    assert "host name cannot be resolved (xidstream-test.invalid)" in refused.stderr
+    assert "/etc/hosts" in refused.stderr and "Traceback" not in refused.stderr
+    done = run_there(without)
+    assert done.returncode == 0, done.stderr
+    assert [r["id"] for r in delta(tmp_path, "public.t")] == list(range(1, 1001))
 
 
 @NEWEST
