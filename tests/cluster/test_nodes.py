@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import ray
 from moto.server import ThreadedMotoServer
@@ -96,6 +97,16 @@ class Nodes:
         ]
 
 
+def end_what_names(folder: str) -> None:
+    """Ray's servers of this folder that are left: a node that did not start in time on a busy machine leaves some."""
+    for process in psutil.process_iter():
+        try:
+            if any(folder in argument for argument in process.cmdline()):
+                process.kill()
+        except psutil.Error:
+            continue
+
+
 @pytest.fixture
 def nodes(s3: str, own_token: None) -> Iterator[Nodes]:
     ensure_java()
@@ -103,6 +114,7 @@ def nodes(s3: str, own_token: None) -> Iterator[Nodes]:
         folder = stack.enter_context(
             tempfile.TemporaryDirectory(prefix="xs-ray-", ignore_cleanup_errors=True)
         )
+        stack.callback(end_what_names, folder)
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         # Elsewhere than where another process's ray.init() looks for a Ray to join.
         patch.setenv("RAY_TMPDIR", folder)
