@@ -103,7 +103,7 @@ def test_nodes_come_with_open_transactions_and_go_when_they_end(
     big = [r["id"] for r in pipeline.driver.rows("public.big")]
     assert big == [n * 100_000 + i for n in committed for i in range(1, rows + 1)]
     assert [r["id"] for r in pipeline.driver.rows("public.small")] == list(range(1, n_small + 1))
-    assert pipeline.notices == []
+    assert pipeline.restarts() == []
     nodes = [row[1] for row in recorder.rows]
     assert nodes[0] == nodes[-1] == 1 and set(nodes[nodes.index(4) :]) >= {4, 1}
     # Small transactions went through while buffers were asked for that no node had room for.

@@ -213,6 +213,10 @@ class RayPipeline:
         self.start(available_now=True, **settings)
         self.join()
 
+    def restarts(self) -> list[str]:
+        """The notices of epochs that ended; that a part was slow to start is none."""
+        return [notice for notice in self.notices if "starting again" in notice]
+
     def segments(self) -> list[Path]:
         assert isinstance(self.storage, Path), "only of a folder"
         return list(self.storage.rglob("*.arrow"))
