@@ -18,7 +18,7 @@ TRANSACTION_ROWS = (1, 10, 1000)
 def run(rows: int, repeats: int, *, with_debezium: bool = True) -> dict[str, Any]:
     """``rows``: of the large transaction; half as many in small ones."""
     measured: dict[str, Any] = {"rows": rows, "repeats": repeats}
-    with server(tcp=True) as publisher, server() as subscriber, ours.spark_session() as spark:
+    with server() as publisher, server() as subscriber, ours.spark_session() as spark:
         warm = Source(publisher, "warm")
         (slot,) = warm.slots(1)
         warm.insert(50_000)
@@ -26,7 +26,7 @@ def run(rows: int, repeats: int, *, with_debezium: bool = True) -> dict[str, Any
         warm.close()
 
         source = Source(publisher, "large")
-        slots = iter(source.slots(8 * repeats + 2))
+        slots = iter(source.slots(10 * repeats + 2))
         source.insert(rows)
         end_lsn = source.end_lsn()
         source.insert(1)  # behind the end: pg_recvlogical stops at the first thing past it
@@ -35,6 +35,11 @@ def run(rows: int, repeats: int, *, with_debezium: bool = True) -> dict[str, Any
             large["recvlogical"].append(references.recvlogical(source, next(slots), end_lsn))
             drained = ours.drain(spark, source, next(slots), rows + 1, ours.nothing)
             large["segments"].append(drained.handler_s)
+            large["recvlogical_unix"].append(
+                references.recvlogical(source, next(slots), end_lsn, dsn=source.socket_dsn)
+            )
+            unix = ours.drain(spark, source, next(slots), rows + 1, ours.nothing, dsn=source.socket_dsn)
+            large["segments_unix"].append(unix.handler_s)
             large["recvlogical_again"].append(references.recvlogical(source, next(slots), end_lsn))
             drained = ours.drain(spark, source, next(slots), rows + 1, ours.touch_every_row)
             large["spark"].append(drained.done_s)
@@ -77,7 +82,10 @@ def run(rows: int, repeats: int, *, with_debezium: bool = True) -> dict[str, Any
     return measured
 
 
-_COMPARED = ("recvlogical", "segments", "recvlogical_again", "spark", "subscription", "debezium", "cost")
+_COMPARED = (
+    *("recvlogical", "segments", "recvlogical_again", "spark", "subscription", "debezium", "cost"),
+    *("recvlogical_unix", "segments_unix"),
+)
 
 
 def _cost(drained: ours.Drained, rows: int) -> dict[str, Any]:
@@ -98,6 +106,7 @@ def _summary(rows: int, large: dict[str, list[Any]]) -> dict[str, Any]:
         "rows_per_s": {name: rows / median(large[name]) for name in timed},
         "ratio_to_recvlogical": {
             "segments": ratio(reference, large["segments"]),
+            "segments_unix": ratio(large["recvlogical_unix"], large["segments_unix"]),
             "spark": ratio(large["recvlogical_again"], large["spark"]),
             "binary": ratio(reference, large["binary"]),
             "subscription": ratio(reference, large["subscription"]),

@@ -28,7 +28,13 @@ _TIMEOUT_S = 600
 
 
 def recvlogical(
-    source: Source, slot: str, end_lsn: Lsn, *, streaming: str = "on", binary: bool = False
+    source: Source,
+    slot: str,
+    end_lsn: Lsn,
+    *,
+    streaming: str = "on",
+    binary: bool = False,
+    dsn: str | None = None,
 ) -> float:
     """Seconds. ``end_lsn`` must be behind the data and before something that is sent after it."""
     options = {"proto_version": "4" if streaming != "off" else "1", "publication_names": PUBLICATION}
@@ -39,7 +45,7 @@ def recvlogical(
     command = [
         str(source.server.bin("pg_recvlogical")),
         "-d",
-        source.dsn,
+        dsn or source.dsn,
         "--slot",
         slot,
         "--start",

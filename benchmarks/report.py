@@ -26,6 +26,8 @@ _NAMES = {
     "debezium": "Debezium engine, JSON, events counted",
     "binary": "`pg_recvlogical`, `binary`",
     "off": "`pg_recvlogical`, `streaming=off`, protocol 1",
+    "recvlogical_unix": "`pg_recvlogical` on a Unix socket",
+    "segments_unix": "xidstream, slot to handler, on a Unix socket (ratio to the line above)",
 }
 
 

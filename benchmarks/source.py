@@ -40,14 +40,16 @@ _HBA = (
 
 
 class Source:
-    """A fresh database of one server; ``connection`` is its writer."""
+    """A fresh database of one server; ``connection`` is its writer. Readers come over TCP, as in production, where a
+    walsender's rows, which it sends one by one, are joined on the way; ``socket_dsn`` is the Unix socket's."""
 
     def __init__(self, server: EmbeddedPostgres, name: str) -> None:
         self.server = server
         self.name = name
         with psycopg.connect(server.conninfo(), autocommit=True) as admin:
             admin.execute(f"create database {name}".encode())
-        self.dsn = server.conninfo(name)
+        self.dsn = server.conninfo(name, over_tcp=True)
+        self.socket_dsn = server.conninfo(name)
         self.connection: psycopg.Connection[Any] = psycopg.connect(self.dsn, autocommit=True)
         self.execute(f"create table t ({COLUMNS})")
         self.execute(f"create publication {PUBLICATION} for table t")
@@ -96,11 +98,11 @@ class Source:
 
 
 @contextmanager
-def server(version: int = 18, *, tcp: bool = False) -> Iterator[EmbeddedPostgres]:
+def server(version: int = 18) -> Iterator[EmbeddedPostgres]:
     with (
         tempfile.TemporaryDirectory(prefix="xs-bench-", ignore_cleanup_errors=True) as folder,
         EmbeddedPostgres(
-            Path(folder) / "data", version=version, settings=SETTINGS, tcp=tcp, hba=_HBA
+            Path(folder) / "data", version=version, settings=SETTINGS, tcp=True, hba=_HBA
         ) as running,
     ):
         yield running

@@ -281,6 +281,11 @@ class ReplicationConnection:
         self._connection.close()
 
     @property
+    def is_local(self) -> bool:
+        """Whether it is a Unix socket."""
+        return self.pgconn.host.startswith((b"/", b"@"))
+
+    @property
     def closed(self) -> bool:
         return self._connection.closed
 
