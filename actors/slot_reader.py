@@ -40,7 +40,7 @@ from pipeline.slot.admin import Blocker, describe_slot
 from pipeline.slot.opening import connect_slot, slot_settings
 from pipeline.stream import Cut, StreamCutter
 from pipeline.stream.backlog import Backlog
-from pipeline.stream.linger import OPEN_FLOOD_BYTES, Linger
+from pipeline.stream.linger import Linger
 
 _XLOG_DATA = ord("w")
 _CONTROLS_PER_LOOK = 1024
@@ -124,7 +124,7 @@ class SlotReader:
         )
         self._cutter = StreamCutter(
             block_bytes=config.block_bytes,
-            pending_limit_bytes=max(config.block_bytes, config.reader_memory_bytes // 4),
+            pending_limit_bytes=max(config.block_bytes, config.reader_memory_bytes // 2),
             parallel=self._slot.streaming == "parallel",
         )
         self._loop = self._connection.copy_loop()
@@ -290,7 +290,7 @@ class SlotReader:
         if self._linger.whole_is_due(now_s, self._cutter.whole_bytes, quiet=self._quiet):
             self._give(self._cutter.flush())
         if self._linger.open_is_due(now_s, self._cutter.has_open_rows):
-            self._give(self._cutter.flush_open(0 if self._quiet else OPEN_FLOOD_BYTES))
+            self._give(self._cutter.flush_open())
 
     def _give(self, cuts: Sequence[Cut]) -> None:
         if cuts:

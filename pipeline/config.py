@@ -132,7 +132,10 @@ class Config:
         10,
         "how long a small transaction may wait for company before it is handed on; up to ten times that in a flood",
     )
-    stream_linger_ms: int = _setting(200, "how long rows of an open transaction may wait in the reader")
+    stream_linger_ms: int = _setting(
+        2000,
+        "how long rows of an open transaction may wait in the reader; shorter makes smaller blocks, which cost more",
+    )
     reader_memory_bytes: int = _setting(
         64 * MIB, "raw bytes the reader may hold: gathered, and handed over but not yet decoded", size=True
     )

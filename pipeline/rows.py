@@ -166,22 +166,24 @@ def release(
     ``plain`` says that ``owner`` indexes ``stamp`` (a plain block, which never has dropped rows). The columns
     of the table are shared with ``batch``, not copied, where no row is dropped.
     """
-    ordinals = batch.column(2).to_numpy(zero_copy_only=True)
-    kept, before = dropped.split(ordinals)
-    seq = ordinals - before
-    if not kept.all():
+    seq = batch.column(2)
+    if len(dropped.first):
+        ordinals = seq.to_numpy(zero_copy_only=True)
+        kept, before = dropped.split(ordinals)
+        seq = pa.array((ordinals - before)[kept])
         batch = batch.filter(pa.array(kept))
-        seq = seq[kept]
     n = batch.num_rows
-    owner = batch.column(1).to_numpy(zero_copy_only=True) if plain else np.zeros(n, np.int64)
-    timestamps = pa.array(stamp.commit_timestamp_us[owner], pa.int64()).cast(CONTRACT_FIELDS[2].type)
+
+    def stamped(values: npt.NDArray[np.int64]) -> pa.Array:
+        return pa.array(values[batch.column(1).to_numpy()] if plain else np.full(n, values[0]))
+
     columns: Sequence[pa.Array] = [
         *batch.columns[N_INTERNAL:],
         pc.take(_CHANGE_TYPE_VALUES, batch.column(0)),
-        pa.array(stamp.commit_lsn[owner]),
-        timestamps,
-        pa.array(stamp.xid[owner]),
-        pa.array(seq),
+        stamped(stamp.commit_lsn),
+        stamped(stamp.commit_timestamp_us).cast(CONTRACT_FIELDS[2].type),
+        stamped(stamp.xid),
+        seq,
         batch.column(3),
         batch.column(4),
     ]

@@ -62,6 +62,7 @@ _FIRST_BYTES: Final = 128 << 10
 """As much as the C library maps by itself (``actors.allocator``): what is never touched takes no memory, and what is
 given away leaves no hole in the heap, however many transactions are open."""
 _FIRST_MESSAGES: Final = 256
+_FAST_GROWTH_BYTES: Final = 512 << 10
 
 
 class Outcome(enum.IntEnum):
@@ -205,7 +206,8 @@ class Gathered:
 
 def _room(capacity: int, needed: int) -> int:
     while capacity < needed:
-        capacity *= 2
+        # Few copies on the way to a block; but not beyond it, where NumPy asks for huge pages, touched or not.
+        capacity *= 4 if capacity <= _FAST_GROWTH_BYTES else 2
     return capacity
 
 

@@ -182,14 +182,12 @@ class StreamCutter:
         block = self._block(None, *plain.take_whole())
         return (PlainBlock(block, begin.final_lsn, commit.commit_lsn, commit.end_lsn, n_transactions),)
 
-    def flush_open(self, at_least_bytes: int = 0) -> Sequence[Cut]:
-        """Cut what was gathered of open transactions, of those that have so much, so that it does not wait for their
-        end."""
+    def flush_open(self) -> Sequence[Cut]:
+        """Cut what was gathered of open transactions, so that it does not wait for their end."""
         cuts: list[Cut] = []
         for stream in self._streams.values():
-            if stream.n_bytes >= at_least_bytes:
-                cuts += self._cut(stream)
-        if self._promoted is not None and self._promoted.n_bytes >= at_least_bytes:
+            cuts += self._cut(stream)
+        if self._promoted is not None:
             cuts += self._cut(self._promoted)
         return cuts
 

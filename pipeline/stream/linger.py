@@ -6,9 +6,10 @@ came in that time, the price would be paid a hundred times a second for blocks o
 decode them; so a flood waits ``FLOOD_LINGERS`` times as long, or until its block is full, or until the socket has
 been quiet: the end of a burst waits no longer than a single transaction.
 
-Rows of open transactions wait for ``stream_linger_s``. While more keeps coming only those transactions are cut that
-have ``OPEN_FLOOD_BYTES``, because with 32 of them open the price was paid for a few hundred rows of each; what is left
-waits for more, for quiet, or for its end, where decoding it takes a few milliseconds.
+Rows of open transactions are in no hurry: nobody sees them before the commit, where decoding a block that is left takes
+some milliseconds. They wait for ``stream_linger_s``, which is long, so that a block's price is paid for many rows also
+where the server sends each of 32 open transactions a few times a second. The bound on what is gathered makes blocks
+sooner, of the largest first.
 
 Decides only; the reader asks with its clock and its sums. Rejected: to wait while a buffer has something in flight,
 which on an idle machine is over before the next look and so changes nothing; one longer linger for all, which
@@ -21,7 +22,6 @@ from typing import Final
 
 FLOOD_BYTES: Final = 16 << 10
 FLOOD_LINGERS: Final = 10
-OPEN_FLOOD_BYTES: Final = 512 << 10
 
 
 class Linger:

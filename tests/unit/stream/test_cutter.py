@@ -450,22 +450,6 @@ def test_open_rows_can_be_cut_before_their_end() -> None:
     assert isinstance(block, TransactionBlock) and not cutter.has_open_rows and cutter.pending_bytes == 0
 
 
-def test_while_more_keeps_coming_only_open_rows_worth_a_block_are_cut() -> None:
-    cutter, wire = make_cutter(), Wire()
-    for xid, n_rows in ((700, 1), (701, 30)):
-        wire.start(xid, first=True)
-        wire.relation()
-        for _ in range(n_rows):
-            wire.insert("0123456789")
-        wire.stop()
-    wire.begin_prepare(702, "gid", 0x5000)
-    wire.insert("a")
-    feed(cutter, wire)
-    (block,) = cutter.flush_open(at_least_bytes=500)
-    assert isinstance(block, TransactionBlock) and block.xid == 701
-    assert {cut.xid for cut in cutter.flush_open() if isinstance(cut, TransactionBlock)} == {700, 702}
-
-
 @pytest.mark.parametrize(
     "course",
     [
