@@ -17,23 +17,35 @@ reading while too much is. What a buffer raised comes out of ``collect``.
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass, field
 from typing import Any
 
 import ray
 
 from actors.faults import unwrap
 from actors.quota import QuotaShare
-from actors.xid_buffer import BufferSettings, Held, XidBuffer
+from actors.xid_buffer import BlockHead, BufferSettings, Held, RawBlock, XidBuffer
 from pipeline.buffer import BufferPoolPolicy
 from pipeline.config import Config
 from pipeline.handoff import TransactionEnd
 from pipeline.pg import Xid
-from pipeline.stream import Block, PlainBlock, Prepared, RelationSnapshot, TransactionBlock
+from pipeline.stream import PlainBlock, Prepared, RelationSnapshot, TransactionBlock
 
 _INLINE_BYTES = 64 << 10
-"""Below this a block travels inside the call: the object store would cost more than it saves."""
+"""Below this what a call carries travels inside the call: the object store would cost more than it saves."""
 
 _CHECK_INTERVAL_S = 1.0
+
+
+@dataclass
+class _Parcel:
+    """Blocks for one buffer, which go in one call. Each call costs Ray some milliseconds of CPU, here, there and in the
+    raylet, and with many open transactions blocks are cut several at a time."""
+
+    heads: list[BlockHead] = field(default_factory=list)
+    relations: list[ray.ObjectRef] = field(default_factory=list)
+    blocks: list[RawBlock] = field(default_factory=list)
+    n_bytes: int = 0
 
 
 class BufferPool:
@@ -54,6 +66,7 @@ class BufferPool:
         self._next_check_s = 0.0
         self._leaving: list[tuple[int, Xid]] = []
         self._steps: dict[Xid, int] = {}
+        self._parcels: dict[int, _Parcel] = {}
         self.in_flight_bytes = 0
         self.n_moved = 0
         self.open: dict[Xid, Held] = {}
@@ -81,19 +94,35 @@ class BufferPool:
     # -- blocks and ends -------------------------------------------------------------------------------
 
     def add_block(self, cut: TransactionBlock) -> None:
+        """On its way after ``send``, with others for the same buffer."""
         number = self._policy.assign(cut.xid, time.monotonic())
         self.open.setdefault(cut.xid, Held(cut.xid, 0, 0, 0))
-        result = self._actors[number].add_block.remote(
-            cut.xid, self._step(cut.xid), cut.first_lsn, cut.streamed, *self._block_arguments(cut.block)
-        )
-        self._count(result, cut.block.n_bytes)
+        snapshot = cut.block.relations
+        head = BlockHead(cut.xid, self._step(cut.xid), cut.first_lsn, cut.streamed, snapshot.number)
+        parcel = self._parcels.setdefault(number, _Parcel())
+        parcel.heads.append(head)
+        parcel.relations.append(self._snapshot(snapshot))
+        parcel.blocks.append((cut.block.payload, cut.block.lengths))
+        parcel.n_bytes += cut.block.n_bytes
+        if parcel.n_bytes >= self._config.block_bytes:
+            self._send(number)
+
+    def send(self) -> None:
+        """All that ``add_block`` took since the last call."""
+        for number in list(self._parcels):
+            self._send(number)
 
     def decode_plain(self, cut: PlainBlock, ticket: int) -> ray.ObjectRef:
         block = cut.block
         assert block is not None, "a plain block is handed over once"
         number = self._policy.for_plain_block()
         self._last_ticket[number] = ticket
-        result = self._actors[number].decode_plain.remote(cut.n_transactions, *self._block_arguments(block))
+        result = self._actors[number].decode_plain.remote(
+            cut.n_transactions,
+            block.relations.number,
+            [self._snapshot(block.relations)],
+            _by_store((block.payload, block.lengths), block.n_bytes),
+        )
         self._count(result, block.n_bytes)
         return result
 
@@ -112,6 +141,7 @@ class BufferPool:
     def prepare(self, cut: Prepared, ticket: int) -> ray.ObjectRef:
         """Also for a transaction without a row: its record must be durable all the same."""
         number = self._policy.assign(cut.xid, time.monotonic())
+        self._send(number)
         result = self._actors[number].prepare.remote(cut, self._steps.get(cut.xid, 0))
         self._leave(cut.xid, ticket)
         return result
@@ -131,14 +161,16 @@ class BufferPool:
                 result = ray.get(ref)
             except Exception as error:
                 raise unwrap(error, "xid buffer") from error
-            if isinstance(result, Held) and result.xid in self.open:
-                self.open[result.xid] = result
+            for held in result if isinstance(result, list) else [result]:
+                if isinstance(held, Held) and held.xid in self.open:
+                    self.open[held.xid] = held
 
     # -- how many --------------------------------------------------------------------------------------
 
     def adapt(self) -> None:
         """Ask for the buffers that are wanted now, and let those that came take transactions over. Never waits."""
         self._see_placed()
+        self.send()
         for move in self._policy.moves():
             carried = self._actors[move.source].give_up.remote(move.xid, self._steps[move.xid])
             self._count(self._actors[move.target].adopt.remote(carried), 0)
@@ -206,9 +238,18 @@ class BufferPool:
             self._policy.placed(number, time.monotonic())
 
     def _of(self, xid: Xid) -> Any:
+        """The transaction's buffer, with all that was added on its way: what is called now comes behind it."""
         number = self._policy.owner(xid)
         assert number is not None, f"transaction {int(xid)} has no buffer"
+        self._send(number)
         return self._actors[number]
+
+    def _send(self, number: int) -> None:
+        parcel = self._parcels.pop(number, None)
+        if parcel is not None:
+            blocks = _by_store(parcel.blocks, parcel.n_bytes)
+            result = self._actors[number].add_blocks.remote(parcel.heads, parcel.relations, blocks)
+            self._count(result, parcel.n_bytes)
 
     def _step(self, xid: Xid) -> int:
         """How many calls a transaction's buffers got before this one: they fail where one is missing."""
@@ -227,12 +268,6 @@ class BufferPool:
         self._in_flight[result] = n_bytes
         self.in_flight_bytes += n_bytes
 
-    def _block_arguments(self, block: Block) -> tuple[int, list[ray.ObjectRef], Any]:
-        content: Any = (block.payload, block.lengths)
-        if block.n_bytes >= _INLINE_BYTES:
-            content = ray.put(content)
-        return block.relations.number, [self._snapshot(block.relations)], content
-
     def _snapshot(self, snapshot: RelationSnapshot) -> ray.ObjectRef:
         ref = self._snapshots.get(snapshot.number)
         if ref is None:
@@ -241,3 +276,7 @@ class BufferPool:
                 del self._snapshots[next(iter(self._snapshots))]
             ref = self._snapshots[snapshot.number] = ray.put(dict(snapshot.relations))
         return ref
+
+
+def _by_store(content: Any, n_bytes: int) -> Any:
+    return ray.put(content) if n_bytes >= _INLINE_BYTES else content

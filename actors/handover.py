@@ -69,6 +69,7 @@ class HandOver:
                 self._pool.abort(cut.xid)
             else:
                 entries.append(self._entry(cut))
+        self._pool.send()
         if entries:
             self._submitted.append(self._sequencer.submit.remote(entries))
 

@@ -64,6 +64,18 @@ class Held:
     n_segments: int
 
 
+@dataclass(frozen=True)
+class BlockHead:
+    """Whose rows a block holds, beside its bytes. ``step``: how many calls or blocks its transaction had before;
+    ``snapshot``: the number of the definitions that the block is of."""
+
+    xid: Xid
+    step: int
+    first_lsn: Lsn
+    streamed: bool
+    snapshot: int
+
+
 RawBlock = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
@@ -111,7 +123,7 @@ class XidBuffer:
     ) -> Sealed:
         """Whole small transactions, decoded and released at once; nothing of them stays here."""
         reach("decoding_block")
-        decoded = self._decode.decode_plain_block(*block, self._relations(snapshot, relations))
+        decoded = self._decode.decode_plain_block(*block, self._relations(snapshot, relations[0]))
         reach("block_decoded")
         memory = []
         by_relation: dict[RelationVersion, list[pa.RecordBatch]] = {}
@@ -135,25 +147,25 @@ class XidBuffer:
         )
 
     @_unless_failed
-    def add_block(
-        self,
-        xid: Xid,
-        step: int,
-        first_lsn: Lsn,
-        streamed: bool,
-        snapshot: int,
-        relations: Sequence[ray.ObjectRef],
-        block: RawBlock,
-    ) -> Held:
-        transaction = self._whole(xid, step)
+    def add_blocks(
+        self, heads: Sequence[BlockHead], relations: Sequence[ray.ObjectRef], blocks: Sequence[RawBlock]
+    ) -> list[Held]:
+        """Take blocks of one or several transactions, in this order. ``relations[i]`` is what ``heads[i].snapshot``
+        numbers."""
+        return [self._add(*each) for each in zip(heads, relations, blocks, strict=True)]
+
+    def _add(self, head: BlockHead, relations: ray.ObjectRef, block: RawBlock) -> Held:
+        transaction = self._whole(head.xid, head.step)
         if transaction is None:
-            transaction = self._open[xid] = OpenTransaction(xid, first_lsn, streamed=streamed)
+            transaction = self._open[head.xid] = OpenTransaction(
+                head.xid, head.first_lsn, streamed=head.streamed
+            )
         reach("decoding_block")
         decoded = self._decode.decode_transaction_block(
             *block,
-            self._relations(snapshot, relations),
-            streamed=streamed,
-            xid=xid,
+            self._relations(head.snapshot, relations),
+            streamed=head.streamed,
+            xid=head.xid,
             first_ordinal=transaction.n_rows,
         )
         transaction.add(
@@ -259,11 +271,11 @@ class XidBuffer:
         assert transaction is not None, "the pool passes on nothing before the first block"
         return transaction
 
-    def _relations(self, number: int, refs: Sequence[ray.ObjectRef]) -> RelationMap:
+    def _relations(self, number: int, ref: ray.ObjectRef) -> RelationMap:
         """Fetched once for each change of a table's definition, not once a block."""
         known = self._snapshots.get(number)
         if known is None:
-            known = ray.get(refs[0])
+            known = ray.get(ref)
             while len(self._snapshots) >= _REMEMBERED_SNAPSHOTS:
                 del self._snapshots[next(iter(self._snapshots))]
             self._snapshots[number] = known

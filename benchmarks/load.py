@@ -75,7 +75,7 @@ class Peaks:
     def _look(self) -> None:
         for process in psutil.Process().children(recursive=True):
             try:
-                # Ray writes what a worker does into its title: ``ray::XidBuffer.add_block``.
+                # Ray writes what a worker does into its title: ``ray::XidBuffer.add_blocks``.
                 title = (process.cmdline() or [""])[0].partition(".")[0]
                 if title not in ("ray::SlotReader", "ray::XidBuffer", "ray::CommitSequencer"):
                     continue

@@ -16,7 +16,7 @@ Messages are taken in order, and ``settle`` and ``feed`` return the cuts that th
 Invariants: cuts come in stream order, and everything gathered of a transaction is cut before its end is;
 a commit of any kind is preceded by the plain block of all commits before it; within one block a relid has one
 version, because a changed R cuts first; the bytes gathered stay under ``pending_limit_bytes`` (the largest
-open transaction is cut when they would not).
+open transactions are cut when they would not).
 
 After an exception the cutter must not be used again: the connection is made anew, and the server repeats.
 """
@@ -359,9 +359,13 @@ class StreamCutter:
         assert stream is not None
         self._in = None
         self._stream_bytes += stream.n_bytes
+        if self._stream_bytes <= self._pending_limit_bytes:
+            return _NONE
+        # Several at once, because blocks for the same buffer share a call.
         cuts: list[Cut] = []
-        while self._stream_bytes > self._pending_limit_bytes:
-            largest = max(self._streams.values(), key=lambda s: s.n_bytes)
+        for largest in sorted(self._streams.values(), key=lambda s: s.n_bytes, reverse=True):
+            if self._stream_bytes <= self._pending_limit_bytes // 2:
+                break
             cuts += self._cut(largest)
         return cuts
 

@@ -12,7 +12,7 @@ import ray
 
 from actors.buffer_pool import BufferPool
 from actors.faults import unwrap
-from actors.xid_buffer import BufferSettings, XidBuffer
+from actors.xid_buffer import BlockHead, BufferSettings, XidBuffer
 from pipeline.config import Config
 from pipeline.errors import ComponentLost, PoisonedChange, StorageFault
 from pipeline.handoff import TransactionEnd
@@ -41,9 +41,8 @@ class Buffer:
 
     def add(self, content: Block) -> Any:
         self.n_added += 1
-        return self.actor.add_block.remote(
-            XID, self.n_added - 1, Lsn(0x100), True, 0, [self._relations], content
-        )
+        head = BlockHead(XID, self.n_added - 1, Lsn(0x100), True, 0)
+        return self.actor.add_blocks.remote([head], [self._relations], [content])
 
     def end(self, how: str = "commit") -> Any:
         if how == "commit":
@@ -105,6 +104,7 @@ def test_a_transaction_whose_buffer_died_while_it_was_to_move_is_not_committed_w
     def give(xid: int) -> None:
         rows = block(*[insert([str(i)], subxid=xid) for i in range(10)])
         pool.add_block(TransactionBlock(Xid(xid), StreamBlock(*rows, snapshot), True, Lsn(0x100)))
+        pool.send()
 
     give(699)
     give(700)
