@@ -63,7 +63,7 @@ bench: setup ## Measure everything, about thirty minutes on a quiet machine, and
 	$(PY) -m benchmarks
 
 bench-quick: setup ## The same at a small scale, without Debezium, into benchmarks/out alone
-	$(PY) -m benchmarks --quick --no-debezium drain lag latency growth startup
+	$(PY) -m benchmarks --quick --no-debezium drain lag latency growth profile startup
 
 docs: setup ## Write the table of settings into docs/settings.md
 	$(PY) -m tests.settings_table

@@ -49,7 +49,7 @@ _NAP_S, _SOCKET_NAP_S = 0.0003, 0.0001
 then the walsender waits; TCP joins them, and takes megabytes."""
 _IDLE_WAIT_S = 0.05
 _LOOK_INTERVAL_S = 0.002
-_FLOWING_LOOK_INTERVAL_S = 0.005
+_FLOWING_LOOK_INTERVAL_S = 0.01
 _POSITION_INTERVAL_S = 0.25
 _STOP_TIMEOUT_S = 10.0
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks import results
 
-CASES = ("drain", "lag", "latency", "growth", "startup")
+CASES = ("drain", "lag", "latency", "growth", "profile", "startup")
 
 
 def cases(
@@ -41,14 +41,26 @@ def cases(
         streams = (1, 4) if quick else (1, 2, 4, 8, 16, 32)
         sizes = (100_000,) if quick else (100_000, 1_000_000, 10_000_000)
         sizes = tuple(size for size in sizes if size <= largest)
-        return growth.run(rows // 4, streams, sizes, repeats)
+        return growth.run(rows, streams, sizes, repeats)
+
+    def profile() -> Any:
+        from benchmarks import profiles
+
+        return profiles.run(rows, repeats)
 
     def startup() -> Any:
         from benchmarks import startup
 
         return startup.run(1 if quick else 3)
 
-    return {"drain": drain, "lag": lag, "latency": latency, "growth": growth, "startup": startup}
+    return {
+        "drain": drain,
+        "lag": lag,
+        "latency": latency,
+        "growth": growth,
+        "profile": profile,
+        "startup": startup,
+    }
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ TRANSACTION_ROWS = (1, 10, 1000)
 
 
 def run(rows: int, repeats: int, *, with_debezium: bool = True) -> dict[str, Any]:
-    """``rows``: of the large transaction; half as many in small ones."""
+    """``rows``: of the large transaction, and as many in small ones."""
     measured: dict[str, Any] = {"rows": rows, "repeats": repeats}
     with server() as publisher, server() as subscriber, ours.spark_session() as spark:
         warm = Source(publisher, "warm")
@@ -54,7 +54,7 @@ def run(rows: int, repeats: int, *, with_debezium: bool = True) -> dict[str, Any
         measured["large"] = _summary(rows, large)
 
         for size in TRANSACTION_ROWS:
-            total = rows // 2
+            total = rows
             source = Source(publisher, f"small{size}")
             slots = iter(source.slots(2 * repeats))
             source.insert_in_transactions(total, size)

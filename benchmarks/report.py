@@ -45,6 +45,10 @@ def write() -> None:
         "streams": _growth(measured.get("growth"), "streams", "open streams"),
         "sizes": _growth(measured.get("growth"), "sizes", "rows"),
         "startup": _startup(measured.get("startup")),
+        "walsender": _walsender(measured.get("profile")),
+        "threads": _threads(measured.get("profile")),
+        "reader": _python(measured.get("profile"), "reader"),
+        "buffers": _python(measured.get("profile"), "buffers"),
     }
     text = PAGE.read_text()
     for name, lines in tables.items():
@@ -188,6 +192,46 @@ def _startup(startup: Any) -> list[str]:
         ("kernels_compiled", "the same with an empty cache"),
     )
     return _table(("", "s"), ((title, f"{startup[name]['median_s']:.1f}") for name, title in titles))
+
+
+def _walsender(profile: Any) -> list[str]:
+    if not profile:
+        return []
+    names = ("wall_s", "user_s", "system_s", "waited_for_cpu_s", "blocked_s")
+    rows = [
+        (f"{link}, {reader}", *(f"{spent[name]:.1f}" for name in names))
+        for link, by_reader in profile["walsender"].items()
+        for reader, spent in by_reader.items()
+    ]
+    head = ("the walsender, s", "wall clock", "CPU, user", "CPU, system", "waited for a CPU", "blocked")
+    return _table(head, rows)
+
+
+def _threads(profile: Any) -> list[str]:
+    if not profile:
+        return []
+    rows = [
+        (
+            role,
+            f"{sum(by_thread.values()):.2f}",
+            ", ".join(f"{name} {s:.2f}" for name, s in _by_size(by_thread)),
+        )
+        for role, by_thread in profile["threads"].items()
+    ]
+    return _table(("", "CPU s per million rows", "of these"), rows)
+
+
+def _python(profile: Any, role: str) -> list[str]:
+    if not profile:
+        return []
+    samples = profile["python"][role]
+    total = sum(samples.values())
+    rows = [(label, f"{100 * n / total:.0f} %") for label, n in _by_size(samples)]
+    return _table((f"{role}: {total:,} samples", ""), rows)
+
+
+def _by_size(numbers: dict[str, float]) -> list[tuple[str, float]]:
+    return sorted(((k, n) for k, n in numbers.items() if n), key=lambda item: -item[1])
 
 
 def _plots(measured: dict[str, Any]) -> None:
