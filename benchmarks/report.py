@@ -191,7 +191,9 @@ def _startup(startup: Any) -> list[str]:
         ("kernels_cached", "importing the decoder and loading its kernels, cached on disk"),
         ("kernels_compiled", "the same with an empty cache"),
     )
-    return _table(("", "s"), ((title, f"{startup[name]['median_s']:.1f}") for name, title in titles))
+    rows = [(title, f"{startup[name]['median_s']:.1f}") for name, title in titles]
+    parts = ", ".join(f"{part} {s:.1f}" for part, s in startup.get("parts", {}).items())
+    return _table(("", "s"), [*rows, *([(f"its longest parts by themselves: {parts}", "")] if parts else [])])
 
 
 def _walsender(profile: Any) -> list[str]:

@@ -1,7 +1,9 @@
-"""From ``xidstream run`` to the first row in the handler, in its own process; and what the kernels' cache spares."""
+"""From ``xidstream run`` to the first row in the handler, in its own process; its longest parts one after the other;
+and what the kernels' cache spares."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -22,6 +24,26 @@ from pipeline.decode import warm_up
 warm_up()
 print(time.monotonic() - began_s)
 """
+_PARTS = """
+import json, time
+times, began_s = {}, time.monotonic()
+def done(part):
+    global began_s
+    now_s = time.monotonic()
+    times[part], began_s = now_s - began_s, now_s
+from actors import sessions
+from pipeline.config import Config
+from pipeline.spark.session import warm_up
+done("imports")
+sessions.connect_ray()
+done("ray.init")
+spark = sessions.start_spark(Config(), "parts")
+done("RayDP session")
+warm_up(spark)
+done("first jobs")
+sessions.stop_spark()
+print(json.dumps(times))
+"""
 
 
 def note_first(batch: SparkBatch) -> None:
@@ -40,10 +62,12 @@ def run(repeats: int) -> dict[str, Any]:
             source.insert(100)
             seconds.append(_first_row_s(source, slot, Path(folder) / str(i)))
             source.close()
+        parts = [json.loads(_run(_PARTS, {})) for _ in range(repeats)]
         cached = [_warm_up_s({}) for _ in range(repeats)]
         empty = [_warm_up_s({"NUMBA_CACHE_DIR": f"{folder}/cache{i}"}) for i in range(repeats)]
     return {
         "first_row": {"median_s": median(seconds), "all_s": seconds},
+        "parts": {part: median([p[part] for p in parts]) for part in parts[0]},
         "kernels_cached": {"median_s": median(cached), "all_s": cached},
         "kernels_compiled": {"median_s": median(empty), "all_s": empty},
     }
@@ -63,12 +87,17 @@ def _first_row_s(source: Source, slot: str, folder: Path) -> float:
 
 
 def _warm_up_s(environment: dict[str, str]) -> float:
+    return float(_run(_WARM_UP, environment))
+
+
+def _run(script: str, environment: dict[str, str]) -> str:
+    """The last line that ``script`` prints, in a process of its own."""
     done = subprocess.run(
-        [sys.executable, "-c", _WARM_UP],
+        [sys.executable, "-c", script],
         env={**os.environ, **environment},
         check=True,
         capture_output=True,
         text=True,
         timeout=300,
     )
-    return float(done.stdout)
+    return done.stdout.splitlines()[-1]
