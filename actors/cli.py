@@ -11,9 +11,7 @@ defect and says so, with the traceback only under ``--debug``.
 from __future__ import annotations
 
 import dataclasses
-import signal
 import sys
-import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +19,7 @@ from typing import Any
 
 import click
 
+from actors.signals import StopRequest
 from pipeline.config import Config, configs_of, load_toml
 from pipeline.errors import ConfigError, ExitStatus, XidstreamError
 
@@ -146,9 +145,11 @@ def run(config_file: Path | None, **options: Any) -> None:
     configs = build_configs(config_file, options)
     for config in configs:
         config.require("slot", "publication", "storage", "sink")
+    stop = StopRequest()
+    stop.listen()
     from actors.run import run_pipeline
 
-    run_pipeline(configs)
+    run_pipeline(configs, stop)
 
 
 @cli.command()
@@ -225,21 +226,6 @@ def drop(config_file: Path | None, **options: Any) -> None:
     drop_slot_command(config)
 
 
-def on_signals(stop: Callable[[], None]) -> None:
-    """The first SIGINT or SIGTERM ends the run cleanly; the next one at once."""
-    asked = threading.Event()
-
-    def handle(number: int, frame: Any) -> None:
-        if asked.is_set():
-            raise KeyboardInterrupt
-        asked.set()
-        click.echo("stopping: the batch in hand is finished first (once more to end at once)", err=True)
-        stop()
-
-    signal.signal(signal.SIGINT, handle)
-    signal.signal(signal.SIGTERM, handle)
-
-
 def main(arguments: list[str] | None = None) -> None:
     """The entry point: runs a command and turns its end into an exit status."""
     debug = "--debug" in (arguments if arguments is not None else sys.argv[1:])
@@ -278,4 +264,4 @@ def _tell(message: str, remedy: str) -> None:
     click.echo(f"  remedy: {remedy}", err=True)
 
 
-__all__ = ["ConfigError", "build_config", "build_configs", "main", "on_signals"]
+__all__ = ["ConfigError", "build_config", "build_configs", "main"]

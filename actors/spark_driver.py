@@ -75,7 +75,7 @@ class Driver(Protocol):
         ...
 
     def is_alive(self) -> bool:
-        """Whether the session can still work."""
+        """Whether the session can still work, or is still starting."""
         ...
 
     def progress(self) -> LoopProgress: ...
@@ -240,6 +240,8 @@ class ActorDriver:
                 return False
 
     def is_alive(self) -> bool:
+        if not ray.wait([self._started], timeout=0)[0]:
+            return True
         try:
             return not self._lost and bool(ray.get(self._actor.is_alive.remote(), timeout=_ANSWER_S))
         except Exception:  # noqa: BLE001 - whatever it says, it is not alive
@@ -258,17 +260,7 @@ class ActorDriver:
     def close(self) -> None:
         # An actor that nobody else uses ends anyway; else the loop is given the time to end by itself.
         ended = self.end(_END_S if self._is_shared() else 0)
-        self._leave(ended and self._has_started() and self.is_alive())
-
-    def _has_started(self) -> bool:
-        """Or is starting still."""
-        if not ray.wait([self._started], timeout=0)[0]:
-            return True
-        try:
-            ray.get(self._started)
-        except Exception:  # noqa: BLE001 - told where it was awaited
-            return False
-        return True
+        self._leave(ended and self.is_alive())
 
     def _get(self, ref: ray.ObjectRef, timeout_s: float | None) -> Any:
         try:

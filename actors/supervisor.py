@@ -45,6 +45,7 @@ _POLL_S = 0.25
 _STOP_TIMEOUT_S = 15.0
 _LAST_BATCH_TIMEOUT_S = 120.0
 _TELL_WAITING_AFTER_S = 10.0
+_TELL_AGAIN_AFTER_S = 60.0
 _ROOT_CAUSE_S = 5.0
 
 
@@ -150,8 +151,10 @@ class Supervisor:
         """Lines that the sink printed since the last call."""
         before, self._last_output = self._last_output, []
         driver = self._driver
+        if driver is None or self._driver_starting is not None:
+            return before
         try:
-            return before + (driver.take_output() if driver is not None else [])
+            return before + driver.take_output()
         except XidstreamError:
             return before
 
@@ -249,7 +252,7 @@ class Supervisor:
             if not told:
                 told = True
                 self._notify("waiting for the batch in hand to end before starting again")
-        if driver is not None and self._driver_starting is None and driver.end(0) and driver.is_alive():
+        if driver is not None and driver.end(0) and driver.is_alive():
             return driver
         if driver is not None:
             if not driver.replaceable:
@@ -275,12 +278,18 @@ class Supervisor:
     def _await_both(self, preparing: ray.ObjectRef, starting: ray.ObjectRef) -> None:
         """Until both are done; what fails first is raised first."""
         waiting = [preparing, starting]
+        tell_s = time.monotonic() + _TELL_WAITING_AFTER_S
         while waiting:
             done, waiting = ray.wait(waiting, timeout=_POLL_S)
             for ref in done:
                 _get(ref, "slot reader" if ref == preparing else "Spark driver")
             if self._stop.is_set():
                 raise _StopRequested
+            if time.monotonic() > tell_s and preparing in waiting:
+                tell_s = time.monotonic() + _TELL_AGAIN_AFTER_S
+                waiting_for = _ask(self._reader, "waiting_for")
+                if waiting_for is not None:
+                    self._notify(waiting_for)
 
     def _await(self, ref: ray.ObjectRef, part: str) -> Any:
         """The result; says after a while what is waited for, and ends with ``stop``."""
@@ -289,7 +298,7 @@ class Supervisor:
             if self._stop.is_set():
                 raise _StopRequested
             if time.monotonic() > tell_s:
-                tell_s = time.monotonic() + 60
+                tell_s = time.monotonic() + _TELL_AGAIN_AFTER_S
                 waiting_for = _ask(self._reader, "waiting_for")
                 self._notify(waiting_for or f"the {part} has not started yet; are there free CPUs for it?")
         return _get(ref, part)
