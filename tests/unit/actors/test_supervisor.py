@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 
@@ -61,6 +62,7 @@ class Scripted(Supervisor):
         self._reading_since_s = None
         self._took_batch = self._earlier_worked = False
         self.n_epochs += 1
+        assert self.n_epochs < 2000, "the run goes on for ever"
         (self._epochs.pop(0) if len(self._epochs) > 1 else self._epochs[0])(self)
 
 
@@ -234,3 +236,35 @@ def test_a_stop_during_the_pause_begins_no_further_epoch(clock: Clock) -> None:
     supervisor._notify = stop_too
     supervisor.run()
     assert supervisor.n_epochs == 1
+
+
+class PrintingDriver:
+    """A driver whose sink has printed something that nobody has fetched yet."""
+
+    replaceable = True
+
+    def __init__(self) -> None:
+        self.n_closed = 0
+        self._lines = ["the last line"]
+
+    def take_output(self) -> list[str]:
+        assert not self.n_closed
+        lines, self._lines = self._lines, []
+        return lines
+
+    def close(self) -> None:
+        self.n_closed += 1
+
+
+@pytest.mark.parametrize("end", [ends, fails(SlotLost("lost"))], ids=["in-order", "by-an-error"])
+def test_the_driver_is_closed_at_the_end_and_what_its_sink_printed_last_is_kept(
+    clock: Clock, end: Epoch
+) -> None:
+    driver = PrintingDriver()
+    supervisor = Scripted(clock, end)
+    supervisor._driver = driver  # type: ignore[assignment]
+    with contextlib.suppress(SlotLost):
+        supervisor.run()
+    assert driver.n_closed == 1
+    assert supervisor.take_output() == ["the last line"]
+    assert supervisor.take_output() == []
