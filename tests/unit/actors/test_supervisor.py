@@ -159,13 +159,25 @@ def test_one_storage_fault_after_the_other_is_no_work_however_long_each_takes(cl
     assert supervisor.n_epochs <= 5
 
 
-def test_storage_faults_with_batches_or_other_failures_between_them_are_outlived(clock: Clock) -> None:
-    fault = fails(StorageFault("no space left"), reads=True, lasts_s=100)
-    other = fails(ConnectionLost("gone"), reads=True, lasts_s=100)
-    moving = fails(StorageFault("no space left"), takes_batch=True, lasts_s=100)
-    supervisor = Scripted(clock, *[fault, other] * 20, *[moving] * 20, ends)
+def full(lasts_s: float, *, takes_batch: bool = False) -> Epoch:
+    return fails(StorageFault("no space left"), reads=True, lasts_s=lasts_s, takes_batch=takes_batch)
+
+
+def lost(lasts_s: float) -> Epoch:
+    return fails(ConnectionLost("gone"), reads=True, lasts_s=lasts_s)
+
+
+@pytest.mark.parametrize(
+    "epochs",
+    [[full(100), lost(1)], [full(1), lost(100)], [full(100, takes_batch=True)]],
+    ids=["a-long-one-alone", "what-lasts-behind-one", "with-batches"],
+)
+def test_storage_faults_are_outlived_where_something_works_between_them(
+    clock: Clock, epochs: list[Epoch]
+) -> None:
+    supervisor = Scripted(clock, *epochs * 20, ends)
     supervisor.run()
-    assert supervisor.n_epochs == 61
+    assert supervisor.n_epochs == 20 * len(epochs) + 1
 
 
 @pytest.mark.parametrize("where", ["slot", "sink"])
@@ -182,6 +194,10 @@ def test_what_an_epoch_finds_further_than_the_one_before_says_that_that_one_work
 def test_what_stands_where_it_stood_says_nothing(clock: Clock, where: str) -> None:
     supervisor = Scripted(clock, *[fails(**{where: lsn}) for lsn in (9, 8, 9, 9)])  # type: ignore[arg-type]
     assert given_up_after(supervisor) < 40
+
+
+def test_where_the_slot_is_and_where_the_sink_is_are_not_compared(clock: Clock) -> None:
+    assert given_up_after(Scripted(clock, fails(slot=9, sink=12))) < 40
 
 
 def test_a_sink_that_says_nothing_before_its_loop_opens_it_did_not_move(clock: Clock) -> None:
