@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import pickle
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.buffer.transaction import transaction_row
 from pipeline.errors import IllegalTransition, ProtocolViolation, SlotLost
-from pipeline.handoff import PrepareCover, PreparedTransaction, Sealed, TransactionEnd
+from pipeline.handoff import PrepareCover, PreparedTransaction, Sealed, Segment, TransactionEnd
 from pipeline.pg import Lsn, Xid
+from pipeline.relations import Column, RelationVersion, ReplicaIdentity
 from pipeline.rows import DroppedRuns
 from pipeline.sequencer import CommitOrder, PreparedBook
+from pipeline.sequencer.prepared import stamp_segments
 
 
 def content(n_rows: int = 1, n_bytes: int = 10, xid: int = 700) -> Sealed:
@@ -398,3 +401,18 @@ def test_rollback_prepared_of_an_unknown_prepare_is_nothing() -> None:
     book = PreparedBook([prepared()])
     assert book.roll_back(Xid(1), "g") is None and book.roll_back(Xid(700), "other") is None
     assert book.roll_back(Xid(700), "g") is not None and len(book) == 0
+
+
+def test_segments_of_a_prepared_transaction_are_stamped_with_its_commit_and_empty_ones_left_out() -> None:
+    t = RelationVersion(1, "public", "t", ReplicaIdentity.DEFAULT, (Column("a", 25, -1, True),))
+    segments = tuple(Segment(f"key-{n}", t, 10, 1000, "0") for n in range(3))
+    dropped = DroppedRuns(np.array([10], np.int64), np.array([14], np.int64))
+    record = PreparedTransaction(Xid(700), "g", Lsn(10), Lsn(14), True, None, segments, (10, 0, 6), dropped)
+    whole, partly = stamp_segments(record, TransactionEnd(Xid(700), Lsn(100), Lsn(104), 5_000, gid="g"))
+    assert (whole.segment, whole.n_rows) == (segments[0], 10)
+    assert (partly.segment, partly.n_rows) == (segments[2], 6)
+    for part in (whole, partly):
+        assert part.dropped is dropped
+        stamp = part.stamp
+        assert (stamp.commit_lsn.tolist(), stamp.commit_timestamp_us.tolist()) == ([100], [5_000])
+        assert stamp.xid.tolist() == [700]
