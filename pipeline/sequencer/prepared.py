@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from pipeline.errors import ProtocolViolation, SlotLost
-from pipeline.handoff import PrepareCover, PreparedTransaction, Sealed, SegmentPart, TransactionEnd
+from pipeline.handoff import PrepareCover, PreparedTransaction, SegmentPart, TransactionEnd
 from pipeline.pg import Lsn, Xid
 from pipeline.rows import Stamp
 
@@ -72,7 +72,3 @@ def stamp_segments(prepared: PreparedTransaction, end: TransactionEnd) -> tuple[
         for segment, kept in zip(prepared.segments, prepared.segment_rows, strict=True)
         if kept
     )
-
-
-def segment_keys(content: Sealed) -> list[str]:
-    return [part.segment.key for part in content.segments]
