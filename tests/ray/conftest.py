@@ -228,7 +228,9 @@ class RayPipeline:
 
     def sequencer_pid(self) -> int:
         assert self.supervisor is not None
-        return int(ray.get(self.supervisor._sequencer.pid.remote()))
+        epoch = self.supervisor._epoch
+        assert epoch is not None
+        return int(ray.get(epoch.sequencer.pid.remote()))
 
     def confirmed(self) -> int:
         row = self.database.execute(

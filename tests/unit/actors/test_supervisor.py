@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 import actors.supervisor
-from actors.supervisor import GIVE_UP_AFTER_S, Supervisor
+from actors.supervisor import Supervisor
 from pipeline.config import Config
 from pipeline.errors import (
     ComponentLost,
@@ -20,6 +20,7 @@ from pipeline.errors import (
     XidstreamError,
 )
 from pipeline.pg import INVALID_LSN, Lsn
+from pipeline.restarts import GIVE_UP_AFTER_S, Restarts
 
 Epoch = Callable[["Scripted"], None]
 
@@ -60,7 +61,7 @@ class Scripted(Supervisor):
 
     def _run_epoch(self) -> None:
         self._reading_since_s = None
-        self._took_batch = self._earlier_worked = False
+        self._restarts.begin()
         self.n_epochs += 1
         assert self.n_epochs < 2000, "the run goes on for ever"
         (self._epochs.pop(0) if len(self._epochs) > 1 else self._epochs[0])(self)
@@ -76,11 +77,11 @@ def fails(
     sink: int = 0,
 ) -> Epoch:
     def epoch(supervisor: Scripted) -> None:
-        supervisor._note_reached("slot", Lsn(slot))
+        supervisor._restarts.reached("slot", Lsn(slot))
         if reads or takes_batch:
             supervisor._reading_since_s = supervisor.clock.now_s
-        supervisor._note_reached("sink", Lsn(sink))
-        supervisor._took_batch = takes_batch
+        supervisor._restarts.reached("sink", Lsn(sink))
+        supervisor._restarts.took_batch = takes_batch
         supervisor.clock.now_s += lasts_s
         raise error if error is not None else ComponentLost("a part was lost")
 
@@ -200,17 +201,17 @@ def test_where_the_slot_is_and_where_the_sink_is_are_not_compared(clock: Clock) 
     assert given_up_after(Scripted(clock, fails(slot=9, sink=12))) < 40
 
 
-def test_a_sink_that_says_nothing_before_its_loop_opens_it_did_not_move(clock: Clock) -> None:
+def test_a_sink_that_says_nothing_before_its_loop_opens_it_did_not_move() -> None:
     """0/0 and then where it stands is no progress."""
-    supervisor = Scripted(clock, ends)
+    restarts = Restarts()
     for lsn in (INVALID_LSN, INVALID_LSN, Lsn(9)):
-        supervisor._note_reached("sink", lsn)
-    assert not supervisor._earlier_worked
-    supervisor._note_reached("sink", INVALID_LSN)
-    supervisor._note_reached("sink", Lsn(9))
-    assert not supervisor._earlier_worked
-    supervisor._note_reached("sink", Lsn(10))
-    assert supervisor._earlier_worked
+        restarts.reached("sink", lsn)
+    assert not restarts._earlier_worked
+    restarts.reached("sink", INVALID_LSN)
+    restarts.reached("sink", Lsn(9))
+    assert not restarts._earlier_worked
+    restarts.reached("sink", Lsn(10))
+    assert restarts._earlier_worked
 
 
 @pytest.mark.parametrize("error", [SlotLost("lost"), PoisonedChange("bad")])
