@@ -18,7 +18,7 @@ from typing import Any
 
 import ray
 
-from actors.spark_driver import ActorDriver, SparkDriver
+from actors.driver_actor import ActorDriver, SparkDriver
 from pipeline.config import Config
 
 _CLOSE_S = 30.0
