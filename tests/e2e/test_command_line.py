@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,6 +16,7 @@ import pytest
 
 from tests.postgres_fixtures import Database
 from tests.processes import spark_driver_jvms
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
 NEWEST = pytest.mark.parametrize("postgres_server", [18], indirect=True)
@@ -437,13 +437,6 @@ def wait_for_reader(database: Database) -> None:
         ),
         180,
     )
-
-
-def wait_until(condition: Any, timeout_s: float = 120) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.2)
 
 
 @contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 
 import psycopg
@@ -25,6 +24,7 @@ from pipeline.slot.connection import ReplicationConnection
 from pipeline.slot.options import stream_options
 from pipeline.slot.settings import SlotSettings
 from tests.postgres_fixtures import Database
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.postgres
 
@@ -156,13 +156,6 @@ def test_creation_by_a_process_that_is_killed_while_waiting_leaves_no_slot(datab
             creator.wait()
         # The transaction that it waited for is open still: the server let go of its own accord.
         wait_until(lambda: database.execute(slots) == [(0,)])
-
-
-def wait_until(condition: Callable[[], bool], timeout_s: float = 60) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.05)
 
 
 def test_creation_outlasts_a_statement_timeout_of_the_database(database: Database) -> None:
