@@ -58,8 +58,8 @@ class Epoch:
         self._stop = stop
         self._notify = notify
         reader_arguments = (config, self.name, reader_secrets.lay_down(), quota)
-        self._reader = _actor(SlotReader, 0.1, 6, *reader_arguments)
-        self.sequencer = _actor(CommitSequencer, 0.05, 1000, config, self.name)
+        self._reader = _actor(SlotReader, *reader_arguments, num_cpus=0.1, max_concurrency=6)
+        self.sequencer = _actor(CommitSequencer, config, self.name, num_cpus=0.05, max_concurrency=1000)
         self._preparing = self._reader.prepare.remote()
 
     def await_prepared(self, driver_starting: ray.ObjectRef | None) -> None:
@@ -148,8 +148,8 @@ class Epoch:
             self._notify(f"the {others[0]} has not started yet; are there free CPUs for it?")
 
 
-def _actor(kind: type, num_cpus: float, max_concurrency: int, *arguments: Any) -> Any:
-    return ray.remote(kind).options(num_cpus=num_cpus, max_concurrency=max_concurrency).remote(*arguments)
+def _actor(kind: type, *arguments: Any, **options: Any) -> Any:
+    return ray.remote(kind).options(**options).remote(*arguments)
 
 
 def _ask(part: Any, method: str = "stats") -> Any:
