@@ -46,4 +46,8 @@ def test_a_server_that_runs_as_ourselves_changes_nothing(deep: Path) -> None:
 
 
 def test_the_server_gets_no_group_of_ours() -> None:
-    assert AN_ACCOUNT.popen_options() == {"user": os.getuid(), "group": os.getgid(), "extra_groups": []}
+    assert AN_ACCOUNT.popen_options() == {
+        "user": os.getuid(),
+        "group": pwd.getpwuid(os.getuid()).pw_gid,
+        "extra_groups": [],
+    }
