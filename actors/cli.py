@@ -82,7 +82,10 @@ def run(config_file: Path | None, **options: Any) -> None:
     stop.listen()
     from actors.run import run_pipeline
 
-    run_pipeline(configs, stop)
+    try:
+        run_pipeline(configs, stop)
+    finally:
+        stop.deafen()
 
 
 @cli.command()

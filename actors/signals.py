@@ -35,6 +35,11 @@ class StopRequest:
         signal.signal(signal.SIGINT, self._handle)
         signal.signal(signal.SIGTERM, self._handle)
 
+    def deafen(self) -> None:
+        """The run is over. What is left is Ray's own end, some two seconds: interrupted, it leaves agents behind."""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
     def tell(self, stop: Callable[[], None]) -> None:
         """Call this at the request, or now if it was made already; perhaps twice."""
         self._stops.append(stop)

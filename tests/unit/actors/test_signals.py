@@ -65,3 +65,10 @@ def test_ray_is_started_whole_and_keeps_neither_signal(
     assert ray._private.utils.set_sigterm_handler is set_by_ray
     with pytest.raises(KeyboardInterrupt):
         send(signal.SIGTERM)
+
+
+def test_nothing_interrupts_what_is_done_after_the_run(request_to_stop: StopRequest) -> None:
+    request_to_stop.deafen()
+    for number in (*BOTH, *BOTH):
+        send(number)
+    assert not request_to_stop.asked
