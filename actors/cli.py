@@ -1,8 +1,7 @@
 """The command line. ``python -m actors`` and the installed ``xidstream`` are the same.
 
-The options of ``run`` are made from ``Config``'s fields, so that an option, a key of the TOML file and a
-setting of ``ChangeStream`` are one thing with one name, one default and one sentence of help. Ray, the JVM and
-numba are imported by the commands that need them: ``--help`` answers at once.
+The options are ``actors.options``'. Ray, the JVM and numba are imported by the commands that need them: ``--help``
+answers at once.
 
 Errors that are ours end as one line and its remedy, with the exit status of ``errors.POLICY``; anything else is a
 defect and says so, with the traceback only under ``--debug``.
@@ -10,85 +9,18 @@ defect and says so, with the traceback only under ``--debug``.
 
 from __future__ import annotations
 
-import dataclasses
-import signal
 import sys
-import threading
 import traceback
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
-from pipeline.config import Config, configs_of, load_toml
-from pipeline.errors import ConfigError, ExitStatus, XidstreamError
+from actors.options import build_config, build_configs, setting_options
+from actors.signals import StopRequest
+from pipeline.errors import ExitStatus, XidstreamError
 
-_STRUCTURED = {"spark_conf"}
 _CONNECTION = ("dsn", "slot", "publication")
-
-
-def setting_options(*names: str) -> Callable[[Any], Any]:
-    """Click options for these settings of Config, or for all; unset ones stay out of the mapping."""
-    fields = [f for f in dataclasses.fields(Config) if f.name not in _STRUCTURED]
-    chosen = [f for f in fields if not names or f.name in names]
-
-    def decorate(command: Any) -> Any:
-        for f in reversed(chosen):
-            flag = f"--{f.name.replace('_', '-')}"
-            default = "" if f.default in ("", (), None, False) else f"  [default: {_shown(f)}]"
-            text = f.metadata["help"] + default
-            if isinstance(f.default, bool):
-                command = click.option(flag, f.name, is_flag=True, default=None, help=text)(command)
-            else:
-                command = click.option(
-                    flag, f.name, type=_click_type(f), default=None, help=text, metavar=_metavar(f)
-                )(command)
-        return click.option(
-            "--config",
-            "config_file",
-            type=click.Path(path_type=Path),
-            help="TOML file with any of these settings",
-        )(command)
-
-    return decorate
-
-
-def _click_type(f: dataclasses.Field[Any]) -> Any:
-    if f.metadata.get("size"):
-        return str
-    if f.name == "streaming":
-        return click.Choice(["off", "on", "parallel"])
-    if isinstance(f.default, int) or f.name == "proto_version":
-        return int
-    return float if isinstance(f.default, float) else str
-
-
-def _metavar(f: dataclasses.Field[Any]) -> str | None:
-    if f.metadata.get("size"):
-        return "SIZE"
-    return {"publication": "NAME[,…]", "storage": "URI", "sink": "SINK", "proto_version": "1-4"}.get(f.name)
-
-
-def _shown(f: dataclasses.Field[Any]) -> str:
-    if f.metadata.get("size"):
-        return f"{int(str(f.default)) >> 20}MB"
-    return str(f.default)
-
-
-def build_configs(config_file: Path | None, options: dict[str, Any]) -> tuple[Config, ...]:
-    """The file's settings, overridden by the options that were given; several where the file has ``[[slots]]``."""
-    values = load_toml(config_file) if config_file is not None else {}
-    return configs_of(values, {name: value for name, value in options.items() if value is not None})
-
-
-def build_config(config_file: Path | None, options: dict[str, Any]) -> Config:
-    """The same for a command that is about one slot. Raises ConfigError where the file has several."""
-    config, *others = build_configs(config_file, options)
-    if others:
-        names = ", ".join(c.slot for c in (config, *others))
-        raise ConfigError(f"the file has several slots ({names})", remedy="choose one with --slot")
-    return config
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -146,9 +78,14 @@ def run(config_file: Path | None, **options: Any) -> None:
     configs = build_configs(config_file, options)
     for config in configs:
         config.require("slot", "publication", "storage", "sink")
+    stop = StopRequest()
+    stop.listen()
     from actors.run import run_pipeline
 
-    run_pipeline(configs)
+    try:
+        run_pipeline(configs, stop)
+    finally:
+        stop.deafen()
 
 
 @cli.command()
@@ -225,21 +162,6 @@ def drop(config_file: Path | None, **options: Any) -> None:
     drop_slot_command(config)
 
 
-def on_signals(stop: Callable[[], None]) -> None:
-    """The first SIGINT or SIGTERM ends the run cleanly; the next one at once."""
-    asked = threading.Event()
-
-    def handle(number: int, frame: Any) -> None:
-        if asked.is_set():
-            raise KeyboardInterrupt
-        asked.set()
-        click.echo("stopping: the batch in hand is finished first (once more to end at once)", err=True)
-        stop()
-
-    signal.signal(signal.SIGINT, handle)
-    signal.signal(signal.SIGTERM, handle)
-
-
 def main(arguments: list[str] | None = None) -> None:
     """The entry point: runs a command and turns its end into an exit status."""
     debug = "--debug" in (arguments if arguments is not None else sys.argv[1:])
@@ -276,6 +198,3 @@ def main(arguments: list[str] | None = None) -> None:
 def _tell(message: str, remedy: str) -> None:
     click.echo(f"xidstream: {message}", err=True)
     click.echo(f"  remedy: {remedy}", err=True)
-
-
-__all__ = ["ConfigError", "build_config", "build_configs", "main", "on_signals"]

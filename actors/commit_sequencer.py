@@ -17,8 +17,6 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-import pyarrow as pa
-
 from actors.faults import unwrap
 from actors.slot_storage import SlotStorage
 from pipeline.buffer.transaction import transaction_row
@@ -27,7 +25,7 @@ from pipeline.errors import XidstreamError
 from pipeline.faultpoints import reach
 from pipeline.handoff import Batch, Opened, PreparedTransaction, Sealed, TransactionEnd
 from pipeline.pg import INVALID_LSN, Lsn
-from pipeline.sequencer import CommitOrder, PreparedBook
+from pipeline.sequencer import CommitOrder, Delivered, FinishedPrepares, PreparedBook
 from pipeline.stream import (
     Committed,
     CommittedPrepared,
@@ -75,10 +73,9 @@ class CommitSequencer:
         self._early: dict[int, Entry] = {}
         self._prepared = PreparedBook()
         self._watermark = INVALID_LSN
-        self._delete_after: dict[int, PreparedTransaction] = {}
+        self._finished = FinishedPrepares()
         self._is_open = False
-        self._totals = [0, 0, 0]
-        self._last_commit = (INVALID_LSN, 0)
+        self._delivered = Delivered()
 
     # -- set-up ----------------------------------------------------------------------------------------
 
@@ -155,11 +152,7 @@ class CommitSequencer:
         record: PreparedTransaction = await ref
         replaced = self._prepared.add(record)
         if replaced is not None:
-            if replaced.prepare_end_lsn != record.prepare_end_lsn:
-                await asyncio.to_thread(self._storage.forget, replaced)
-            else:
-                old = [s.key for s in replaced.segments if s not in record.segments]
-                await asyncio.to_thread(self._storage.delete, old)
+            await asyncio.to_thread(self._storage.replace, replaced, record)
         self._order.resolve(ticket)
 
     async def _fill_prepared(self, ticket: int, end: TransactionEnd) -> None:
@@ -169,15 +162,14 @@ class CommitSequencer:
             self._order.fill(ticket, nothing(end))
             return
         content = await asyncio.to_thread(self._storage.content_of, prepared, end)
-        self._delete_after[ticket] = prepared
+        self._finished.add(ticket, prepared)
         self._order.fill(ticket, content)
 
     async def _roll_back_prepared(self, ticket: int, cut: RolledBackPrepared) -> None:
         await self._prepares_before(ticket)
         prepared = self._prepared.roll_back(cut.xid, cut.gid)
         if prepared is not None:
-            # Deleted where it is confirmed: a late manifest of a dead epoch must not come back to life.
-            self._delete_after[ticket] = prepared
+            self._finished.add(ticket, prepared)
         self._order.resolve(ticket)
 
     async def _prepares_before(self, ticket: int) -> None:
@@ -221,24 +213,15 @@ class CommitSequencer:
         self._raise_failure()
         contents = self._order.batch_done(number)
         reach("batch_accepted")
-        for content in contents:
-            self._count(content)
-        self._totals[2] += 1
+        self._delivered.add_batch(contents)
         await self._notify()
-        kept = {s.key for p in self._delete_after.values() for s in p.segments}
         keys = [part.segment.key for content in contents for part in content.segments]
-        await asyncio.to_thread(self._storage.delete, [key for key in keys if key not in kept])
+        await asyncio.to_thread(self._storage.delete, self._finished.without_kept(keys))
 
     def _record(self, confirmed: Lsn, done_ticket: int) -> None:
-        # One copy for both: what gets in between is deleted next time, listed first.
-        due = [
-            (ticket, prepared)
-            for ticket, prepared in list(self._delete_after.items())
-            if ticket <= done_ticket
-        ]
-        self._storage.record(confirmed, [prepared for _, prepared in due])
-        for ticket, _ in due:
-            del self._delete_after[ticket]
+        due = self._finished.due(done_ticket)
+        self._storage.record(confirmed, list(due.values()))
+        self._finished.forget(due)
 
     async def stop(self) -> None:
         """No further batch is given out."""
@@ -250,28 +233,17 @@ class CommitSequencer:
         if not self._is_open:
             return None
         return SequencerStats(
-            n_rows=self._totals[0],
-            n_transactions=self._totals[1],
-            n_batches=self._totals[2],
+            n_rows=self._delivered.n_rows,
+            n_transactions=self._delivered.n_transactions,
+            n_batches=self._delivered.n_batches,
             n_waiting=self._order.n_waiting,
             n_prepared=len(self._prepared),
             confirmed_lsn=self._confirmed,
-            last_commit_lsn=self._last_commit[0],
-            last_commit_timestamp_us=self._last_commit[1],
+            last_commit_lsn=self._delivered.last_commit_lsn,
+            last_commit_timestamp_us=self._delivered.last_commit_timestamp_us,
         )
 
     # -- inside ----------------------------------------------------------------------------------------
-
-    def _count(self, content: Sealed) -> None:
-        n = content.transactions.num_rows
-        self._totals[0] += content.n_rows
-        self._totals[1] += n
-        if n:
-            last = content.transactions.slice(n - 1)
-            self._last_commit = (
-                Lsn(last.column(1)[0].as_py()),
-                last.column(3).cast(pa.int64())[0].as_py(),
-            )
 
     async def _confirm_forever(self) -> None:
         """Record, then confirm: in this order, always."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 
 import click
 from rich.console import Console
@@ -81,12 +82,14 @@ def print_findings(config: Config) -> bool:
     return not failed
 
 
-def fail_on_findings(config: Config, *, wait_s: float = SLOT_IN_USE_WAIT_S) -> None:
+def fail_on_findings(
+    config: Config, *, wait_s: float = SLOT_IN_USE_WAIT_S, stopped: Callable[[], bool] = lambda: False
+) -> None:
     """Raise for the first thing that is missing, after printing the others; warnings go to stderr.
 
     A slot that is in use, and nothing else amiss, may be that of a run that was killed a moment ago: it is waited
-    for, ``wait_s`` at most. A lost slot is told before all else: what needs a person's decision is no less lost
-    when the rest is mended.
+    for, ``wait_s`` at most, and no longer than until ``stopped``. A lost slot is told before all else: what needs a
+    person's decision is no less lost when the rest is mended.
     """
     deadline_s = time.monotonic() + wait_s
     told = False
@@ -95,6 +98,8 @@ def fail_on_findings(config: Config, *, wait_s: float = SLOT_IN_USE_WAIT_S) -> N
         failed = [f for f in findings if f.status is Status.FAILED]
         if [f.raises for f in failed] != [SlotInUse] or time.monotonic() >= deadline_s:
             break
+        if stopped():
+            return
         if not told:
             click.echo(f"{failed[0].statement}: waiting up to {wait_s:.0f} s for it to end", err=True)
             told = True

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+import time
+from collections.abc import Callable, Sequence
 from functools import partial
 
-from actors.cli import on_signals
 from actors.preflight import fail_on_findings
 from actors.quota import start_quota
 from actors.secrets import refuse_travelling, without_secrets
 from actors.sessions import connect_ray
 from actors.shared_session import SharedSession
+from actors.signals import StopRequest
 from actors.supervisor import Supervisor
 from actors.telemetry import Display, summary
 from pipeline.config import Config
@@ -27,42 +27,59 @@ from pipeline.faultpoints import VARIABLE, armed
 from pipeline.spark.sink import check_sink_spec
 
 _REFRESH_S = 0.25
+_CHECKS_END_S = 10.0
+"""What a check in hand is given when the run is stopped: as long as it takes to find that no server answers."""
 
 
-def run_pipeline(configs: Sequence[Config]) -> None:
-    """Until all slots are done or stopped. Raises the worst of what ended them."""
+def run_pipeline(configs: Sequence[Config], stop: StopRequest) -> None:
+    """Until all slots are done or ``stop`` was asked for. Raises the worst of what ended them."""
     # A relative path means the user's folder, not the driver actor's.
     configs = [dataclasses.replace(config, sink=check_sink_spec(config.sink)) for config in configs]
     for config in configs:
         refuse_travelling(config)
     with Display() as display:
-        failures = _Run(configs, display).run()
+        failures = _Run(configs, display, stop).run()
         if failures:
             raise max(failures, key=_exit_status)
 
 
 class _Run:
-    def __init__(self, configs: Sequence[Config], display: Display) -> None:
+    def __init__(self, configs: Sequence[Config], display: Display, stop: StopRequest) -> None:
         self._configs = configs
         self._display = display
+        self._stop = stop
         self._several = len(configs) > 1
         self._failures: dict[str, BaseException] = {}
 
     def run(self) -> list[BaseException]:
         """What the slots failed with, none of it raised here."""
-        with ThreadPoolExecutor(len(self._configs)) as threads:
-            checks = {config.slot: threads.submit(fail_on_findings, config) for config in self._configs}
-        for slot, check in checks.items():
-            error = check.exception()
-            if error is not None:
-                self._fail(slot, error)
+        if not self._stop.asked:
+            self._check()
         ready = [config for config in self._configs if config.slot not in self._failures]
-        if ready:
+        if ready and not self._stop.asked:
+            with self._stop.held():
+                connect_ray()
+        if self._stop.asked:
+            self._display.line("stopped before anything was read", "yellow")
+        elif ready:
             self._supervise(ready)
-        return list(self._failures.values())
+        return [self._failures[config.slot] for config in self._configs if config.slot in self._failures]
+
+    def _check(self) -> None:
+        """The preflight of each slot, beside the others'."""
+        threads = [self._start(config.slot, partial(self._check_one, config)) for config in self._configs]
+        deadline_s: float | None = None
+        while living := [thread for thread in threads if thread.is_alive()]:
+            living[0].join(_REFRESH_S)
+            if self._stop.asked:
+                deadline_s = deadline_s or time.monotonic() + _CHECKS_END_S
+                if time.monotonic() > deadline_s:
+                    return
+
+    def _check_one(self, config: Config) -> None:
+        fail_on_findings(config, stopped=lambda: self._stop.asked)
 
     def _supervise(self, configs: Sequence[Config]) -> None:
-        connect_ray()
         session = SharedSession({config.slot: without_secrets(config) for config in configs})
         quota = None
         if len(configs) > 1:
@@ -73,12 +90,8 @@ class _Run:
             )
             for config in configs
         }
-
-        def stop() -> None:
-            for supervisor in supervisors.values():
-                supervisor.stop()
-
-        on_signals(stop)
+        for supervisor in supervisors.values():
+            self._stop.tell(supervisor.stop)
         if armed():
             self._display.line(f"{VARIABLE} is set: parts of this run will fail on purpose", "bold red")
         names = ", ".join(supervisors)
@@ -86,12 +99,7 @@ class _Run:
             f"reading slot{'s' if self._several else ''} {names}; the Spark session starts first, "
             "which takes some seconds"
         )
-        threads = [
-            threading.Thread(target=self._work, args=item, name=f"xidstream-{item[0]}", daemon=True)
-            for item in supervisors.items()
-        ]
-        for thread in threads:
-            thread.start()
+        threads = [self._start(slot, supervisor.run) for slot, supervisor in supervisors.items()]
         while living := [thread for thread in threads if thread.is_alive()]:
             living[0].join(_REFRESH_S)
             self._show(supervisors)
@@ -100,11 +108,18 @@ class _Run:
             if slot not in self._failures:
                 self._tell(slot, f"done: {summary(supervisor.status())}", "")
 
-    def _work(self, slot: str, supervisor: Supervisor) -> None:
-        try:
-            supervisor.run()
-        except BaseException as error:  # noqa: BLE001 - raised again when all have ended
-            self._fail(slot, error)
+    def _start(self, slot: str, work: Callable[[], None]) -> threading.Thread:
+        """On a thread that does not keep the process from ending at once, when that is asked for."""
+
+        def run() -> None:
+            try:
+                work()
+            except BaseException as error:  # noqa: BLE001 - raised again when all have ended
+                self._fail(slot, error)
+
+        thread = threading.Thread(target=run, name=f"xidstream-{slot}", daemon=True)
+        thread.start()
+        return thread
 
     def _show(self, supervisors: dict[str, Supervisor]) -> None:
         for supervisor in supervisors.values():

@@ -18,7 +18,7 @@ from typing import Any
 
 import ray
 
-from actors.spark_driver import ActorDriver, SparkDriver
+from actors.driver_actor import ActorDriver, SparkDriver
 from pipeline.config import Config
 
 _CLOSE_S = 30.0
@@ -63,10 +63,13 @@ class SharedSession:
             self._users.discard(slot)
             if healthy and self._users:
                 return
-            try:
-                ray.get(actor.close.remote(), timeout=_CLOSE_S)
-            except (ray.exceptions.RayError, TimeoutError):
-                pass  # It is being ended because it is broken, or is ended by force right below.
+            # One that still starts cannot be closed: RayDP takes no call before it has the session, half a minute
+            # later. What it has started by then ends with it.
+            if ray.wait([self._started], timeout=0)[0]:
+                try:
+                    ray.get(actor.close.remote(), timeout=_CLOSE_S)
+                except (ray.exceptions.RayError, TimeoutError):
+                    pass  # It is being ended because it is broken, or is ended by force right below.
             ray.kill(actor)
             self._actor, self._users = None, set()
 

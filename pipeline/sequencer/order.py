@@ -126,14 +126,13 @@ class CommitOrder:
         entry.content = content
 
     def resolve(self, ticket: int) -> None:
-        self._entry(ticket).move(EntryState.DONE)
+        entry = self._entry(ticket)
+        if entry.kind is not Kind.HOLD:
+            raise IllegalTransition(f"{entry!r} is done by the sink alone")
+        entry.move(EntryState.DONE)
         self._advance()
 
     # -- to and from the sink --------------------------------------------------------------------------
-
-    @property
-    def has_batch(self) -> bool:
-        return any(True for _ in self._releasable())
 
     def next_batch(self) -> Batch | None:
         """The next consecutive units that are ready, in commit order; None where the head is not."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from pipeline.errors import ProtocolViolation, SlotLost
-from pipeline.handoff import PrepareCover, PreparedTransaction, Sealed, SegmentPart, TransactionEnd
+from pipeline.handoff import PrepareCover, PreparedTransaction, SegmentPart, TransactionEnd
 from pipeline.pg import Lsn, Xid
 from pipeline.rows import Stamp
 
@@ -64,6 +64,34 @@ class PreparedBook:
         return self._by_xid.pop(xid)
 
 
+class FinishedPrepares:
+    """Prepared transactions whose outcome has come, by its ticket: kept until that outcome is confirmed.
+
+    The server repeats a COMMIT PREPARED that was not confirmed, and its content must then be there still. What was
+    rolled back goes at the same time: a late manifest of a dead epoch must not come back to life.
+    """
+
+    def __init__(self) -> None:
+        self._by_ticket: dict[int, PreparedTransaction] = {}
+
+    def add(self, ticket: int, prepared: PreparedTransaction) -> None:
+        self._by_ticket[ticket] = prepared
+
+    def without_kept(self, keys: Iterable[str]) -> list[str]:
+        """Of segments that the sink holds by now, those that nothing keeps."""
+        kept = {segment.key for prepared in self._by_ticket.values() for segment in prepared.segments}
+        return [key for key in keys if key not in kept]
+
+    def due(self, done_ticket: int) -> dict[int, PreparedTransaction]:
+        """What may go when all up to this ticket is confirmed; it stays here until ``forget``."""
+        # A copy: one more may be added while somebody writes these down.
+        return {ticket: p for ticket, p in list(self._by_ticket.items()) if ticket <= done_ticket}
+
+    def forget(self, tickets: Iterable[int]) -> None:
+        for ticket in tickets:
+            del self._by_ticket[ticket]
+
+
 def stamp_segments(prepared: PreparedTransaction, end: TransactionEnd) -> tuple[SegmentPart, ...]:
     """The segments of a prepared transaction as parts of the transaction that ``end`` commits."""
     stamp = Stamp.of_one(end.commit_lsn, end.commit_timestamp_us, end.xid)
@@ -72,7 +100,3 @@ def stamp_segments(prepared: PreparedTransaction, end: TransactionEnd) -> tuple[
         for segment, kept in zip(prepared.segments, prepared.segment_rows, strict=True)
         if kept
     )
-
-
-def segment_keys(content: Sealed) -> list[str]:
-    return [part.segment.key for part in content.segments]

@@ -5,7 +5,9 @@ connection is busy with COPY. ``SlotState`` holds every column of pg_replication
 None where the server's version has no such column.
 
 Creating a slot waits until every transaction that was open when it began has ended, prepared ones included
-(fact 28), which may be never. So it runs asynchronously, and while it waits ``on_wait`` is told for whom.
+(fact 28), which may be never. So it runs asynchronously, and while it waits ``on_wait`` is told for whom. And a
+server that only waits does not see that its client was killed: it would hold the half-made slot until then, and leave
+it behind whole. So it is told to look.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from pipeline.slot.settings import check_slot_name
 
 PLUGIN: Final = "pgoutput"
 _PAGE_HEADER_BYTES: Final = 40  # of a WAL segment's first page; the others have 24
+_CLIENT_CHECK_INTERVAL_MS: Final = 1000
 _TIME_LIMITS: Final = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout")
 
 
@@ -193,6 +196,7 @@ def create_slot(
             connection.execute(f"SET {setting} = 0".encode())
         if version >= PG17:
             connection.execute("SET transaction_timeout = 0")
+        _have_client_checked(connection)
         command = f"SELECT lsn::text FROM pg_create_logical_replication_slot({', '.join(arguments)})"
 
         def report() -> None:
@@ -299,6 +303,16 @@ def _creation_flags(version: int, *, two_phase: bool, failover: bool) -> list[st
     if version >= PG17:
         flags.append(str(failover).lower())
     return flags
+
+
+def _have_client_checked(connection: psycopg.Connection[Any]) -> None:
+    """Have the server end what it does for a client that is gone (14+, where its system can tell)."""
+    if connection.info.server_version < PG14:
+        return
+    try:
+        connection.execute(f"SET client_connection_check_interval = {_CLIENT_CHECK_INTERVAL_MS}".encode())
+    except psycopg.errors.InvalidParameterValue:
+        pass  # a server on a system without POLLRDHUP refuses it, and then nothing can tell it
 
 
 def _run_reporting(

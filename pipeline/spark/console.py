@@ -9,19 +9,19 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, TextIO
 
-from pipeline.pg import INVALID_LSN, Lsn
+from pipeline.pg import Lsn
 from pipeline.spark.faults import fault_of
 from pipeline.spark.frames import SparkBatch
-from pipeline.spark.session import warm_up
+from pipeline.spark.stateless import StatelessSink
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
 N_ROWS = 20
 N_TRANSACTIONS = 10
 
 
-class ConsoleSink:
+class ConsoleSink(StatelessSink):
     """``n_rows`` of each table, ``n_transactions`` of each batch; ``out`` is standard output when None."""
 
     def __init__(
@@ -30,16 +30,6 @@ class ConsoleSink:
         self._n_rows = n_rows
         self._n_transactions = n_transactions
         self._out = out
-
-    def open(self, spark: SparkSession) -> None:
-        try:
-            warm_up(spark)
-        except Exception as error:
-            raise fault_of(error, "starting the sink") from error
-
-    def watermark(self) -> Lsn:
-        """It keeps nothing, and so cannot tell."""
-        return INVALID_LSN
 
     def write(self, batch: SparkBatch) -> None:
         try:
@@ -71,9 +61,6 @@ class ConsoleSink:
             lines.append(f"  {parts.label}: {parts.n_rows} rows")
             lines.append(_shown(batch.dataframe(name), self._n_rows))
         return "\n".join(lines)
-
-    def close(self) -> None:
-        """Nothing is held."""
 
 
 def _shown(frame: DataFrame, n_rows: int) -> str:

@@ -16,16 +16,12 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipeline.errors import ComponentLost, SinkFailed, StorageFault, UsageError, XidstreamError
-from pipeline.pg import INVALID_LSN, Lsn
 from pipeline.spark.faults import fault_of, raised_in_executor
 from pipeline.spark.frames import SparkBatch
-from pipeline.spark.session import warm_up
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from pipeline.spark.stateless import StatelessSink
 
 BatchFunction = Callable[[SparkBatch], Any]
 
@@ -59,7 +55,7 @@ def resolve(spec: str) -> BatchFunction:
     return function
 
 
-class ForeachSink:
+class ForeachSink(StatelessSink):
     """``function`` gets each ``SparkBatch``; ``label`` names it in errors."""
 
     def __init__(self, function: BatchFunction, label: str | None = None) -> None:
@@ -73,16 +69,6 @@ class ForeachSink:
     def __repr__(self) -> str:
         return f"ForeachSink({self._label})"
 
-    def open(self, spark: SparkSession) -> None:
-        try:
-            warm_up(spark)
-        except Exception as error:
-            raise fault_of(error, "starting the sink") from error
-
-    def watermark(self) -> Lsn:
-        """It keeps nothing, and so cannot tell."""
-        return INVALID_LSN
-
     def write(self, batch: SparkBatch) -> None:
         try:
             self._function(batch)
@@ -95,9 +81,6 @@ class ForeachSink:
                 f"{self._label} raised {type(error).__name__} for the batch "
                 f"{batch.first_commit_lsn}..{batch.last_commit_lsn}, at:\n{_where(error)}"
             ) from error
-
-    def close(self) -> None:
-        """Nothing is held."""
 
 
 def _not_its_own(error: BaseException, doing: str) -> XidstreamError | None:

@@ -22,12 +22,13 @@ from psycopg import sql
 from pipeline.config import Config
 from pipeline.embedded_postgres import EmbeddedPostgres
 from pipeline.pg import Lsn
-from pipeline.slot.admin import create_slot, describe_slot, drop_slot
+from pipeline.slot.admin import create_slot, describe_slot
 from tests.chaos.judge import Verdict, judge
 from tests.chaos.kills import OUTSIDE, Plan, kill_from_outside
 from tests.differential.compare import Model, final_difference
 from tests.differential.local_pipeline import LocalPipeline, Options, Sink
-from tests.differential.source_schema import PUBLICATIONS, set_up_statements, tear_down_statement
+from tests.differential.runner import remove_database
+from tests.differential.source_schema import PUBLICATIONS, set_up_statements
 from tests.differential.workload import Workload
 from tests.feedback_spy import FeedbackSpy, observe_delta
 
@@ -126,7 +127,7 @@ class Round:
                 result.problems.append(f"{type(error).__name__}: {error}")
             finally:
                 self._plan.arm("")
-                self._remove(admin)
+                remove_database(self._server, self._name, admin)
         result.seconds = time.monotonic() - started
         return result
 
@@ -199,7 +200,7 @@ class Round:
             self._wait(lambda: supervisor.status().sequencer is not None, 120, ended, "the run did not start")
             traffic.start()
             # A run that never took a batch gives up soon, and rightly so.
-            self._wait(lambda: supervisor._took_batch, 120, ended, "nothing came into the sink")
+            self._wait(lambda: supervisor._restarts.took_batch, 120, ended, "nothing came into the sink")
             again: list[str] = []
             for text in self._faults:
                 if time.monotonic() > self._kills_until_s:
@@ -329,24 +330,3 @@ class Round:
         with LocalPipeline(dsn, slot, PUBLICATIONS, folder, sink, options) as pipeline:
             pipeline.read_until(target, timeout_s=300)
         return sink
-
-    def _remove(self, admin: psycopg.Connection[Any]) -> None:
-        dsn = self._server.conninfo(self._name)
-        admin.execute(
-            "SELECT pg_terminate_backend(active_pid, 10000) FROM pg_replication_slots"
-            " WHERE database = %s AND active_pid IS NOT NULL",
-            (self._name,),
-        )
-        slots = admin.execute("SELECT slot_name FROM pg_replication_slots WHERE database = %s", (self._name,))
-        for (slot,) in slots.fetchall():
-            drop_slot(dsn, slot)
-        with psycopg.connect(dsn, autocommit=True) as connection:
-            for (gid,) in connection.execute(
-                "SELECT gid FROM pg_prepared_xacts WHERE database = current_database()"
-            ):
-                connection.execute(sql.SQL("ROLLBACK PREPARED {}").format(sql.Literal(gid)))
-            try:
-                connection.execute(tear_down_statement(self._name).encode())
-            except psycopg.errors.UndefinedObject:
-                pass  # the set-up failed before it was made
-        admin.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(self._name)))

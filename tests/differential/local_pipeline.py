@@ -23,14 +23,16 @@ from typing import Any
 
 import pyarrow as pa
 
+from actors.slot_storage import SlotStorage
 from pipeline import rows
 from pipeline.buffer import BufferMemory, OpenTransaction
 from pipeline.buffer.transaction import stamp_messages, transaction_row
 from pipeline.decode import decode_plain_block, decode_transaction_block
-from pipeline.errors import ConnectionLost, SlotInUse, SlotLost
+from pipeline.errors import ConnectionLost, SlotInUse
 from pipeline.faultpoints import reach
 from pipeline.handoff import (
     MemoryPart,
+    Opened,
     PrepareCover,
     PreparedTransaction,
     Sealed,
@@ -46,18 +48,12 @@ from pipeline.segments import (
     Layout,
     SegmentReader,
     Storage,
-    clean_dead_epochs,
-    delete_prepared,
-    load_prepared,
     read_messages,
-    read_progress,
     write_messages,
     write_prepared,
-    write_progress,
     write_segment,
 )
-from pipeline.sequencer import CommitOrder, PreparedBook
-from pipeline.sequencer.prepared import stamp_segments
+from pipeline.sequencer import CommitOrder, FinishedPrepares
 from pipeline.slot.opening import OpenSlot, open_slot
 from pipeline.slot.settings import SlotSettings, Streaming
 from pipeline.stream import (
@@ -290,38 +286,34 @@ class Buffer:
 
 
 class Sequencer:
-    """``actors.commit_sequencer.CommitSequencer``, filling entries in ``order``'s order."""
+    """``actors.commit_sequencer.CommitSequencer`` without its Ray: entries are filled in ``order``'s order."""
 
     def __init__(
         self,
         storage: Storage,
-        layout: Layout,
+        epoch: str,
         slot: OpenSlot,
         cover: PrepareCover,
         options: Options,
         sink: Sink,
     ) -> None:
-        confirmed_flush_lsn = slot.confirmed_flush_lsn
-        self._storage = storage
-        self._layout = layout
+        self._segments = storage
         self._sink = sink
-        record = read_progress(storage, layout)
-        if record is not None and record.confirmed_lsn > slot.flush_lsn:
-            raise SlotLost(f"recorded {record.confirmed_lsn}, the WAL ends at {slot.flush_lsn}")
-        if record is not None and confirmed_flush_lsn > record.confirmed_lsn:
-            raise SlotLost(f"confirmed {confirmed_flush_lsn}, recorded {record.confirmed_lsn}")
-        if record is None:
-            record = write_progress(storage, layout, confirmed_flush_lsn, cover=cover)
-        self.recorded = max(confirmed_flush_lsn, record.confirmed_lsn)
+        opened = Opened(
+            identity=slot.identity,
+            confirmed_flush_lsn=slot.confirmed_flush_lsn,
+            target_lsn=slot.flush_lsn,
+            server_version=slot.server_version,
+            proto_version=slot.proto_version,
+            streaming=slot.streaming,
+            two_phase=slot.two_phase,
+            cover=cover,
+        )
+        self._storage = SlotStorage(storage.uri, opened, epoch)
+        self.recorded, self.prepared = self._storage.take_over()
         self._watermark = max(self.recorded.before, Lsn(sink.watermark))
-        durable = load_prepared(storage, layout)
-        self.prepared = PreparedBook(durable, record.cover)
-        kept = {s.key for p in durable for s in p.segments} | {
-            p.messages_key for p in durable if p.messages_key
-        }
-        clean_dead_epochs(storage, layout, kept)
         self.order = CommitOrder(batch_rows=options.batch_rows, batch_bytes=options.batch_bytes)
-        self._delete_after: dict[int, PreparedTransaction] = {}
+        self._finished = FinishedPrepares()
         self.works: list[tuple[int, Callable[[], bool]]] = []
         """What is to be done for an entry; False when it must wait for an earlier entry."""
 
@@ -368,7 +360,7 @@ class Sequencer:
             reach("released")
             transactions, messages = [], []
             for unit in batch.units:
-                t, m = content_of(unit, self._storage)
+                t, m = content_of(unit, self._segments)
                 transactions += t
                 messages += m
             reach("writing_batch")
@@ -380,11 +372,9 @@ class Sequencer:
         if confirmed <= self.recorded:
             return False
         reach("recording")
-        due = [(t, p) for t, p in self._delete_after.items() if t <= self.order.done_ticket]
-        write_progress(self._storage, self._layout, confirmed, [prepared for _, prepared in due])
-        for ticket, prepared in due:
-            self._delete_record(prepared)
-            del self._delete_after[ticket]
+        due = self._finished.due(self.order.done_ticket)
+        self._storage.record(confirmed, list(due.values()))
+        self._finished.forget(due)
         reach("recorded")
         self.recorded = confirmed
         self._sink.confirmations.append((confirmed, len(self._sink.transactions), len(self._sink.messages)))
@@ -393,9 +383,8 @@ class Sequencer:
     def _batch_done(self, number: int) -> None:
         contents = self.order.batch_done(number)
         reach("batch_accepted")
-        kept = {s.key for p in self._delete_after.values() for s in p.segments}
         keys = [part.segment.key for content in contents for part in content.segments]
-        self._storage.delete([key for key in keys if key not in kept])
+        self._storage.delete(self._finished.without_kept(keys))
 
     def _later(self, ticket: int, work: Callable[[], bool]) -> None:
         self.works.append((ticket, work))
@@ -410,10 +399,7 @@ class Sequencer:
     def _prepare(self, ticket: int, record: PreparedTransaction) -> bool:
         replaced = self.prepared.add(record)
         if replaced is not None:
-            if replaced.prepare_end_lsn != record.prepare_end_lsn:
-                self._delete_record(replaced)
-            else:
-                self._storage.delete([s.key for s in replaced.segments if s not in record.segments])
+            self._storage.replace(replaced, record)
         self.order.resolve(ticket)
         return True
 
@@ -423,47 +409,17 @@ class Sequencer:
         prepared = self.prepared.commit(end, self._watermark)
         if prepared is None:
             return self._fill(ticket, nothing(end))
-        self._delete_after[ticket] = prepared
-        return self._fill(ticket, self._content_of(prepared, end))
+        self._finished.add(ticket, prepared)
+        return self._fill(ticket, self._storage.content_of(prepared, end))
 
     def _roll_back_prepared(self, ticket: int, cut: RolledBackPrepared) -> bool:
         if self.order.holds_before(ticket):
             return False
         prepared = self.prepared.roll_back(cut.xid, cut.gid)
         if prepared is not None:
-            self._delete_after[ticket] = prepared
+            self._finished.add(ticket, prepared)
         self.order.resolve(ticket)
         return True
-
-    def _content_of(self, prepared: PreparedTransaction, end: TransactionEnd) -> Sealed:
-        segments = stamp_segments(prepared, end)
-        full_end = TransactionEnd(
-            end.xid,
-            end.commit_lsn,
-            end.end_lsn,
-            end.commit_timestamp_us,
-            prepared.streamed,
-            end.gid,
-            prepared.origin,
-        )
-        messages = None
-        if prepared.messages_key is not None:
-            data = self._storage.read_bytes(prepared.messages_key)
-            messages = stamp_messages(pa.ipc.open_file(data).read_all().to_batches(), full_end)
-        n_rows = sum(p.n_rows for p in segments)
-        tables = sorted({p.relation.name for p in segments})
-        return Sealed(
-            transactions=transaction_row(full_end, n_rows, tables, with_messages=messages is not None),
-            memory=(),
-            segments=segments,
-            messages=messages,
-            n_rows=n_rows,
-            n_bytes=sum(p.segment.n_bytes for p in segments),
-        )
-
-    def _delete_record(self, prepared: PreparedTransaction) -> None:
-        delete_prepared(self._storage, self._layout, prepared)
-        self._storage.delete([s.key for s in prepared.segments])
 
 
 class LocalPipeline:
@@ -512,7 +468,7 @@ class LocalPipeline:
             identity: SlotIdentity = self.slot.identity
             self.layout = Layout(identity.system_identifier, identity.slot, epoch)
             cover = self.slot.prepare_cover(dsn, self.slot.confirmed_flush_lsn)
-            self.sequencer = Sequencer(self.storage, self.layout, self.slot, cover, options, sink)
+            self.sequencer = Sequencer(self.storage, epoch, self.slot, cover, options, sink)
             self.buffer = Buffer(self.storage, self.layout, options.buffer_memory_bytes)
         except BaseException:
             self.slot.connection.close()

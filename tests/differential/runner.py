@@ -113,7 +113,7 @@ class Differential:
                 if trace:
                     raise
             finally:
-                self._remove(admin)
+                remove_database(self._server, self._name, admin)
         return outcome
 
     def _run(self, outcome: Outcome, trace: bool) -> None:
@@ -245,23 +245,25 @@ class Differential:
         assert row is not None
         return Lsn.parse(row[0])
 
-    def _remove(self, admin: psycopg.Connection[Any]) -> None:
-        dsn = self._server.conninfo(self._name)
-        admin.execute(
-            "SELECT pg_terminate_backend(active_pid, 10000) FROM pg_replication_slots"
-            " WHERE database = %s AND active_pid IS NOT NULL",
-            (self._name,),
-        )
-        slots = admin.execute("SELECT slot_name FROM pg_replication_slots WHERE database = %s", (self._name,))
-        for (slot,) in slots.fetchall():
-            drop_slot(dsn, slot)
-        with psycopg.connect(dsn, autocommit=True) as connection:
-            for (gid,) in connection.execute(
-                "SELECT gid FROM pg_prepared_xacts WHERE database = current_database()"
-            ):
-                connection.execute(sql.SQL("ROLLBACK PREPARED {}").format(sql.Literal(gid)))
-            try:
-                connection.execute(tear_down_statement(self._name).encode())
-            except psycopg.errors.UndefinedObject:
-                pass  # the set-up failed before it was made
-        admin.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(self._name)))
+
+def remove_database(server: EmbeddedPostgres, name: str, admin: psycopg.Connection[Any]) -> None:
+    """With its slots, its prepared transactions, and what its set-up made for the whole server."""
+    dsn = server.conninfo(name)
+    admin.execute(
+        "SELECT pg_terminate_backend(active_pid, 10000) FROM pg_replication_slots"
+        " WHERE database = %s AND active_pid IS NOT NULL",
+        (name,),
+    )
+    slots = admin.execute("SELECT slot_name FROM pg_replication_slots WHERE database = %s", (name,))
+    for (slot,) in slots.fetchall():
+        drop_slot(dsn, slot)
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        for (gid,) in connection.execute(
+            "SELECT gid FROM pg_prepared_xacts WHERE database = current_database()"
+        ):
+            connection.execute(sql.SQL("ROLLBACK PREPARED {}").format(sql.Literal(gid)))
+        try:
+            connection.execute(tear_down_statement(name).encode())
+        except psycopg.errors.UndefinedObject:
+            pass  # the set-up failed before it was made
+    admin.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))

@@ -7,7 +7,8 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 
 from tests.postgres_fixtures import Database
 from tests.processes import spark_driver_jvms
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
 NEWEST = pytest.mark.parametrize("postgres_server", [18], indirect=True)
@@ -226,6 +228,49 @@ def test_a_lost_jvm_is_replaced_and_sigterm_then_ends_the_run_with_everything_co
 
 
 @NEWEST
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_stopped_while_ray_starts_ends_it_whole_with_status_0(
+    database: Database, tmp_path: Path, number: signal.Signals
+) -> None:
+    set_up(database)
+    with started(tmp_path, *options(database, tmp_path, "--create-slot")) as process:
+        wait_until(lambda: any("gcs_server" in command for command in commands(str(tmp_path))))
+        process.send_signal(number)
+        output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, output
+    assert "stopped before anything was read" in output and "Traceback" not in output
+    assert not marked(str(tmp_path))
+    assert database.execute("select count(*) from pg_replication_slots") == [(0,)]
+
+
+@NEWEST
+def test_a_run_stopped_while_spark_starts_and_the_slot_is_waited_for_waits_for_neither(
+    database: Database, tmp_path: Path
+) -> None:
+    set_up(database)
+    seen: set[str] = set()
+
+    def starts(jvm: str) -> bool:
+        seen.update(commands(str(tmp_path)))
+        return any(jvm in command for command in seen)
+
+    with database.connect() as other:
+        other.execute(b"begin")
+        other.execute(ROWS.format(1, 1).encode())
+        with started(tmp_path, *options(database, tmp_path, "--create-slot")) as process:
+            waits = "select count(*) from pg_locks where locktype = 'transactionid' and not granted"
+            wait_until(lambda: starts("AppMasterEntryPoint") and database.execute(waits) == [(1,)])
+            process.send_signal(signal.SIGTERM)
+            # The JVM of the session comes after that of RayDP's master: nobody needs it any more.
+            wait_until(lambda: process.poll() is not None or starts("SparkSubmit"))
+            output, _ = process.communicate(timeout=120)
+        assert process.returncode == 0, output
+        assert not starts("SparkSubmit") and "Traceback" not in output and "***" not in output
+        assert not marked(str(tmp_path))
+        wait_until(lambda: database.execute("select count(*) from pg_replication_slots") == [(0,)])
+
+
+@NEWEST
 def test_foreach_calls_the_users_function_and_its_error_has_status_1(
     database: Database, tmp_path: Path
 ) -> None:
@@ -394,11 +439,31 @@ def wait_for_reader(database: Database) -> None:
     )
 
 
-def wait_until(condition: Any, timeout_s: float = 120) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.2)
+@contextmanager
+def started(mark: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """A run whose processes are ``marked``; killed if it lives at the end."""
+    process = subprocess.Popen(
+        [*XIDSTREAM, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        env=environment({"XIDSTREAM_TEST_MARK": str(mark)}),
+    )
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def commands(mark: str) -> set[str]:
+    """The command lines of ``marked`` processes."""
+    found = set()
+    for pid in marked(mark):
+        with suppress(OSError):
+            found.add((Path("/proc") / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+    return found
 
 
 def marked(mark: str) -> list[int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 
 import psycopg
@@ -22,6 +24,7 @@ from pipeline.slot.connection import ReplicationConnection
 from pipeline.slot.options import stream_options
 from pipeline.slot.settings import SlotSettings
 from tests.postgres_fixtures import Database
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.postgres
 
@@ -136,6 +139,23 @@ def test_creation_given_up_while_waiting_leaves_no_slot(database: Database) -> N
         with pytest.raises(GivenUp):
             create_slot(database.dsn(), name, on_wait=on_wait, wait_notice_s=0.1)
     assert describe_slot(database.dsn(), name).exists is False
+
+
+def test_creation_by_a_process_that_is_killed_while_waiting_leaves_no_slot(database: Database) -> None:
+    name = f"s_{database.name}"
+    program = f"from pipeline.slot.admin import create_slot; create_slot({database.dsn()!r}, {name!r})"
+    slots = "SELECT count(*) FROM pg_replication_slots"
+    waiting = "SELECT count(*) FROM pg_locks WHERE locktype = 'transactionid' AND NOT granted"
+    with psycopg.connect(database.dsn()) as other:
+        other.execute("CREATE TABLE t (id int)")
+        creator = subprocess.Popen([sys.executable, "-c", program])
+        try:
+            wait_until(lambda: database.execute(waiting) == [(1,)])
+        finally:
+            creator.kill()
+            creator.wait()
+        # The transaction that it waited for is open still: the server let go of its own accord.
+        wait_until(lambda: database.execute(slots) == [(0,)])
 
 
 def test_creation_outlasts_a_statement_timeout_of_the_database(database: Database) -> None:

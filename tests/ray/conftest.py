@@ -6,7 +6,7 @@ import io
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from pipeline.pg import INVALID_LSN
 from pipeline.segments import SegmentReader
 from tests.postgres_fixtures import *  # noqa: F403
 from tests.postgres_fixtures import Database
+from tests.waiting import wait_until
 
 LONG = pytest.mark.skipif("XIDSTREAM_LONG" not in os.environ, reason="long: `make faults` runs it")
 
@@ -228,7 +229,9 @@ class RayPipeline:
 
     def sequencer_pid(self) -> int:
         assert self.supervisor is not None
-        return int(ray.get(self.supervisor._sequencer.pid.remote()))
+        epoch = self.supervisor._epoch
+        assert epoch is not None
+        return int(ray.get(epoch.sequencer.pid.remote()))
 
     def confirmed(self) -> int:
         row = self.database.execute(
@@ -263,13 +266,6 @@ class MemoryWatch:
         while not self._stop.wait(0.03):
             for i, process in enumerate(self._processes):
                 self.growth[i] = max(self.growth[i], self._private(process) - self._base[i])
-
-
-def wait_until(condition: Callable[[], Any], timeout_s: float = 90) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.05)
 
 
 @pytest.fixture

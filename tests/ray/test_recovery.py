@@ -59,13 +59,13 @@ def test_a_driver_that_dies_after_its_first_batches_is_not_taken_for_one_that_ne
     crashing: RayPipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its progress died with it, so a later failure ended the run: seen under `make chaos`."""
-    monkeypatch.setattr("actors.supervisor._GIVE_UP_BEFORE_ANY_WORKED_S", 0.0)
+    monkeypatch.setattr("pipeline.restarts.GIVE_UP_BEFORE_ANY_WORKED_S", 0.0)
     database = crashing.database
     database.execute("create table t (id bigint primary key, note text)")
     database.execute("create publication p for table t")
     supervisor = crashing.start()
     database.execute(FILL.format(1, 10))
-    wait_until(lambda: supervisor._took_batch)
+    wait_until(lambda: supervisor._restarts.took_batch)
     pids = supervisor.pids
     crashing.driver.die()
     wait_until(lambda: crashing.error is not None or (supervisor.pids and supervisor.pids != pids))
@@ -78,7 +78,7 @@ def test_drivers_that_die_right_behind_each_first_batch_do_not_end_a_run_that_mo
     crashing: RayPipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody saw a batch counted, so the run gave up although each epoch had delivered one."""
-    monkeypatch.setattr("actors.supervisor._GIVE_UP_BEFORE_ANY_WORKED_S", 0.01)
+    monkeypatch.setattr("pipeline.restarts.GIVE_UP_BEFORE_ANY_WORKED_S", 0.01)
     database = crashing.database
     database.execute("create table t (id bigint primary key, note text)")
     database.execute("create publication p for table t")

@@ -16,7 +16,8 @@ import pytest
 import yaml
 from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
 
-from actors.cli import build_config, cli
+from actors.cli import cli
+from actors.options import build_config
 from pipeline.config import Config
 
 if sys.version_info >= (3, 11):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 
 from pipeline import rows
 from pipeline.buffer import BufferMemory, OpenTransaction
+from pipeline.buffer.transaction import transaction_row
 from pipeline.errors import IllegalTransition
 from pipeline.handoff import Segment, TransactionEnd
 from pipeline.pg import Lsn, Xid
@@ -139,19 +142,6 @@ def test_prepared_record_holds_everything_and_refuses_rows_in_memory() -> None:
     assert record.dropped.first.tolist() == [1] and record.origin == "upstream"
 
 
-def test_sealed_transaction_takes_nothing_more() -> None:
-    transaction = make()
-    add(transaction, [700])
-    transaction.seal(END, Store().put)
-    for illegal in (
-        lambda: add(transaction, [700]),
-        lambda: transaction.abort_subtransactions([Xid(1)]),
-        lambda: transaction.seal(END, Store().put),
-    ):
-        with pytest.raises(IllegalTransition, match="transaction 700"):
-            illegal()
-
-
 @settings(max_examples=200, deadline=None)
 @given(
     st.lists(
@@ -188,6 +178,132 @@ def test_kept_rows_and_their_numbers_equal_a_naive_model(
     assert sealed.n_rows == len(kept)
 
 
+@pytest.mark.parametrize("how", ["sealed", "prepared"])
+def test_what_gave_its_content_away_takes_and_gives_nothing_more(how: str) -> None:
+    transaction, store = make(), Store()
+    add(transaction, [700])
+    if how == "sealed":
+        transaction.seal(END, store.put)
+    else:
+        spill(transaction)
+        transaction.prepared("g", Lsn(10), Lsn(14), None, None)
+    illegal = (
+        lambda: add(transaction, [700]),
+        lambda: transaction.abort_subtransactions([Xid(701)]),
+        lambda: transaction.take_group(T),
+        transaction.take_messages,
+        lambda: transaction.give_messages_back(lambda key: []),
+        lambda: transaction.seal(END, store.put),
+        lambda: transaction.prepared("g", Lsn(10), Lsn(14), None, None),
+    )
+    for step in illegal:
+        with pytest.raises(IllegalTransition, match="transaction 700 sealed"):
+            step()
+
+
+def test_subtransactions_rolled_back_at_different_times_are_all_left_out() -> None:
+    transaction, store = make(), Store()
+    add(transaction, [701, 700])
+    transaction.abort_subtransactions([Xid(701)])
+    add(transaction, [702, 700, 703])
+    transaction.abort_subtransactions([Xid(702)])
+    transaction.abort_subtransactions([Xid(703)])
+    assert transaction.seal(END, store.put).n_rows == 2
+    assert values(store[0]) == [("v1", 0), ("v3", 1)]
+
+
+def test_steps_are_blocks_and_rollbacks() -> None:
+    transaction = make()
+    add(transaction, [700] * 10)
+    transaction.abort_subtransactions([Xid(701), Xid(702)])
+    add(transaction, [700])
+    assert transaction.n_steps == 3
+
+
+def test_rolled_back_rows_that_stand_together_are_one_run_over_blocks_and_subtransactions() -> None:
+    transaction = make()
+    add(transaction, [700, 701, 702])
+    add(transaction, [701, 700, 702, 700])
+    transaction.abort_subtransactions([Xid(701), Xid(702)])
+    dropped = transaction.dropped()
+    assert (dropped.first.tolist(), dropped.count.tolist()) == ([1, 5], [3, 1])
+
+
+def wide(transaction: OpenTransaction, owner: int, n_bytes: int) -> None:
+    """One row of so many bytes."""
+    first = transaction.n_rows
+    relation, batch = block(T, [owner], first)
+    batch = batch.set_column(5, batch.schema.field(5), pa.array(["x" * n_bytes]))
+    transaction.add([(relation, batch)], None, runs([owner], first), 1)
+
+
+def test_what_is_large_is_given_away_in_parts_and_each_row_once() -> None:
+    transaction, store = make(), Store()
+    for n in range(5):
+        wide(transaction, 701 if n == 1 else 700, (3 << 20) + n)
+    transaction.abort_subtransactions([Xid(701)])
+    sealed = transaction.seal(END, store.put)
+    assert [part.n_rows for part in sealed.memory] == [3, 1] == [t.num_rows for t in store.values()]
+    got = [(len(a), seq) for table in store.values() for a, seq in values(table)]
+    assert got == [((3 << 20) + n, seq) for seq, n in enumerate((0, 2, 3, 4))]
+    assert sealed.n_rows == 4
+    assert sealed.n_bytes == sum(part.n_bytes for part in sealed.memory) > 12 << 20
+
+
+def test_a_table_whose_rows_are_all_rolled_back_is_no_table_of_the_transaction() -> None:
+    transaction, store = make(), Store()
+    add(transaction, [701, 701], T)
+    add(transaction, [700], U)
+    transaction.abort_subtransactions([Xid(701)])
+    sealed = transaction.seal(END, store.put)
+    assert [part.relation for part in sealed.memory] == [U] and len(store) == 1
+    assert sealed.transactions.to_pylist()[0]["tables"] == ["public.u"]
+
+
+def test_what_is_in_storage_counts_as_what_is_in_memory_does() -> None:
+    transaction, store = make(), Store()
+    add(transaction, [700, 700], U)
+    segment = spill(transaction, U)
+    add(transaction, [700], T)
+    sealed = transaction.seal(END, store.put)
+    assert sealed.n_bytes == segment.n_bytes + sealed.memory[0].n_bytes > segment.n_bytes
+    assert sealed.n_rows == 3
+    assert sealed.transactions.to_pylist()[0]["tables"] == ["public.t", "public.u"]
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+def test_the_record_of_a_prepare_says_what_its_commit_will_need(streamed: bool) -> None:
+    transaction = OpenTransaction(Xid(700), Lsn(1), streamed=streamed)
+    for _ in range(2):
+        message(transaction, b"x", b"y", b"z")
+    record = transaction.prepared("gid", Lsn(10), Lsn(14), "upstream", "the messages' key")
+    assert (record.xid, record.gid, record.streamed, record.origin) == (700, "gid", streamed, "upstream")
+    assert (record.prepare_lsn, record.prepare_end_lsn) == (10, 14)
+    assert (record.messages_key, record.n_messages) == ("the messages' key", 6)
+
+
+@pytest.mark.parametrize(("gid", "origin", "streamed"), [(None, None, True), ("g", "upstream", False)])
+def test_the_row_of_a_transaction_says_what_its_end_said(
+    gid: str | None, origin: str | None, streamed: bool
+) -> None:
+    end = TransactionEnd(Xid(700), Lsn(100), Lsn(104), 1_000_000, streamed, gid, origin)
+    assert transaction_row(end, 3, ["public.t"], with_messages=False).to_pylist() == [
+        {
+            "xid": 700,
+            "commit_lsn": 100,
+            "end_lsn": 104,
+            "commit_timestamp": datetime.datetime(1970, 1, 1, 0, 0, 1, tzinfo=datetime.timezone.utc),
+            "gid": gid,
+            "origin": origin,
+            "streamed": streamed,
+            "rows": 3,
+            "tables": ["public.t"],
+        }
+    ]
+    assert transaction_row(end, 0, [], with_messages=False).num_rows == 0
+    assert transaction_row(end, 0, [], with_messages=True).num_rows == 1
+
+
 def test_largest_group_is_spilled_first_until_the_rest_fits() -> None:
     small, large = make(), OpenTransaction(Xid(800), Lsn(2), streamed=True)
     add(small, [700] * 10)
@@ -200,10 +316,11 @@ def test_largest_group_is_spilled_first_until_the_rest_fits() -> None:
     assert memory.next_spill([small, large]) is None
 
 
-def message(transaction: OpenTransaction, content: bytes) -> None:
-    values = [None, 50, None, True, "p", content]
+def message(transaction: OpenTransaction, *contents: bytes) -> None:
+    """As written under a subtransaction's xid."""
+    columns = [[v] * len(contents) for v in (None, 50, 701, True, "p")]
     batch = pa.RecordBatch.from_arrays(
-        [pa.array([v], f.type) for v, f in zip(values, rows.MESSAGES_SCHEMA, strict=True)],
+        [pa.array(v, f.type) for v, f in zip([*columns, contents], rows.MESSAGES_SCHEMA, strict=True)],
         schema=rows.MESSAGES_SCHEMA,
     )
     empty = np.array([], np.int64)
@@ -229,6 +346,7 @@ def test_messages_are_spilled_as_a_group_of_their_own_and_rows_stay() -> None:
     assert sealed.messages is not None
     assert [len(m) for m in sealed.messages.column("content").to_pylist()] == [10_000, 5]
     assert sealed.messages.column("commit_lsn").to_pylist() == [100, 100]
+    assert sealed.messages.column("xid").to_pylist() == [700, 700]
 
 
 def test_many_small_batches_count_as_the_memory_that_they_take() -> None:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from pipeline.errors import SegmentCorrupt, StorageFault, Unsupported
-from pipeline.handoff import PreparedTransaction
+from pipeline.handoff import PreparedTransaction, Segment
 from pipeline.pg import Lsn, Xid
 from pipeline.rows import DroppedRuns
 from pipeline.segments import (
@@ -180,6 +181,52 @@ def test_deleting_a_record_deletes_what_every_epoch_wrote_of_it(storage, layout,
     assert storage.list_keys(layout.prepared_prefix) == []
 
 
+class Crash(Exception):
+    pass
+
+
+@pytest.mark.parametrize("how", ["deleted", "finished"])
+@pytest.mark.parametrize("n_deletes", range(8))
+def test_a_crash_between_any_two_deletes_leaves_a_whole_record_or_none(
+    local: Storage, layout, batches, relation, monkeypatch: pytest.MonkeyPatch, how: str, n_deletes: int
+) -> None:
+    """The segments of the older epoch are gone already: its record must not be the one that is left."""
+    records = []
+    for day in (2, 3):
+        epoch = next_epoch(layout, day)
+        key = epoch.prepared_messages_key(Xid(700), Lsn(0x5000))
+        local.write_bytes(key, b"messages")
+        segment = write_segment(local, epoch.segment_key(Xid(700), Lsn(0x1000), 0), relation, batches)
+        records.append(prepared_of((segment,), messages_key=key))
+        write_prepared(local, epoch, records[-1])
+    remove(local, records[0])
+    write_progress(local, layout, Lsn(0x6000), [records[1]] if how == "finished" else [])
+    left = n_deletes
+    delete = Storage.delete
+
+    def crashing(self: Storage, keys: Iterable[str]) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise Crash
+        delete(self, keys)
+        for manifest in local.list_keys(layout.prepared_prefix):
+            if manifest.endswith(".json") and next_epoch(layout, 3).epoch in manifest:
+                assert local.exists(records[1].segments[0].key) and local.exists(str(records[1].messages_key))
+
+    monkeypatch.setattr(Storage, "delete", crashing)
+    with suppress(Crash):
+        if how == "deleted":
+            delete_prepared(local, layout, records[1])
+        else:
+            load_prepared(local, next_epoch(layout, 4))
+    monkeypatch.undo()
+    loaded = load_prepared(local, next_epoch(layout, 5))
+    assert loaded == () or (how == "deleted" and same(loaded[0], records[1]))
+    assert bool(loaded) == any(key.endswith(".json") for key in local.list_keys(layout.prepared_prefix))
+    assert n_deletes < 4 or local.list_keys(layout.prepared_prefix) == []
+
+
 # -- finished ones -----------------------------------------------------------------------------------------
 
 
@@ -282,7 +329,9 @@ def test_all_that_a_manifest_names_is_flushed_before_the_manifest_appears(
     local: Storage, layout, relation, batches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     segment = write_segment(local, layout.segment_key(Xid(700), Lsn(1), 0), relation, batches)
-    prepared = prepared_of((segment,))
+    messages_key = layout.prepared_messages_key(Xid(700), Lsn(0x5000))
+    local.write_bytes(messages_key, b"messages")
+    prepared = prepared_of((segment,), messages_key=messages_key)
     log: list[str] = []
     fsync, replace = os.fsync, os.replace
 
@@ -299,6 +348,7 @@ def test_all_that_a_manifest_names_is_flushed_before_the_manifest_appears(
     write_prepared(local, layout, prepared)
     appeared = log.index(f"-> {os.path.basename(layout.prepared_key(Xid(700), Lsn(0x5000)))}")
     assert "0.arrow" in log[:appeared]
+    assert os.path.basename(messages_key) in log[:appeared]
     assert any(name.endswith(".tmp") for name in log[:appeared])
     assert "prepared" in log[appeared:]
 
@@ -394,10 +444,52 @@ def test_a_manifest_that_names_what_is_not_the_slots_is_refused(storage, layout,
         load_prepared(storage, layout)
 
 
+def test_a_manifest_that_names_another_transactions_messages_is_refused(storage, layout, prepare) -> None:
+    other = layout.prepared_messages_key(Xid(701), Lsn(0x7000))
+    storage.write_bytes(other, b"messages")
+    write_prepared(storage, layout, prepared_of(prepare().segments, messages_key=other))
+    with pytest.raises(SegmentCorrupt, match="another transaction's messages"):
+        load_prepared(storage, layout)
+    assert storage.exists(other)
+
+
+def test_of_several_damaged_records_the_newest_ones_reason_is_told(storage, layout, prepare) -> None:
+    keys = []
+    for day in (2, 3):
+        epoch = next_epoch(layout, day)
+        write_prepared(storage, epoch, prepare(in_layout=epoch))
+        keys.append(epoch.prepared_key(Xid(700), Lsn(0x5000)))
+        storage.write_bytes(keys[-1], b"torn")
+    with pytest.raises(SegmentCorrupt, match=keys[1]):
+        load_prepared(storage, layout)
+
+
+def test_a_manifest_with_a_name_that_is_none_is_refused_and_anything_else_passed_over(
+    storage, layout, prepare
+) -> None:
+    write_prepared(storage, layout, prepare())
+    storage.write_bytes(f"{layout.prepared_prefix}/notes.txt", b"a person's")
+    assert len(load_prepared(storage, layout)) == 1
+    assert storage.exists(f"{layout.prepared_prefix}/notes.txt")
+    storage.write_bytes(f"{layout.prepared_prefix}/700.json", prepared_to_json(prepare()))
+    with pytest.raises(SegmentCorrupt, match=r"700\.json"):
+        load_prepared(storage, layout)
+
+
 def test_a_manifest_under_another_transactions_key_is_refused(storage, layout, prepare) -> None:
     storage.write_bytes(layout.prepared_key(Xid(9), Lsn(9)), prepared_to_json(prepare()))
     with pytest.raises(SegmentCorrupt, match="another transaction"):
         load_prepared(storage, layout)
+
+
+def test_each_segment_keeps_its_own_table_and_the_record_all_its_numbers(relation) -> None:
+    other = dataclasses.replace(relation, relid=16_401, table="other")
+    tables = (relation, other, relation)
+    segments = tuple(Segment(f"key-{n}", t, 10 + n, 1000 + n, f"crc32:{n}") for n, t in enumerate(tables))
+    prepared = dataclasses.replace(
+        prepared_of(segments), segment_rows=(10, 0, 7), n_messages=6, origin="upstream", streamed=False
+    )
+    assert same(prepared_from_json(prepared_to_json(prepared), "k"), prepared)
 
 
 def test_dropped_runs_survive_whatever_their_byte_order() -> None:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import pickle
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.buffer.transaction import transaction_row
 from pipeline.errors import IllegalTransition, ProtocolViolation, SlotLost
-from pipeline.handoff import PrepareCover, PreparedTransaction, Sealed, TransactionEnd
+from pipeline.handoff import PrepareCover, PreparedTransaction, Sealed, Segment, TransactionEnd
 from pipeline.pg import Lsn, Xid
+from pipeline.relations import Column, RelationVersion, ReplicaIdentity
 from pipeline.rows import DroppedRuns
 from pipeline.sequencer import CommitOrder, PreparedBook
+from pipeline.sequencer.prepared import stamp_segments
 
 
 def content(n_rows: int = 1, n_bytes: int = 10, xid: int = 700) -> Sealed:
@@ -127,6 +130,154 @@ def test_illegal_moves_raise_and_change_nothing() -> None:
     assert order.confirmed_lsn == 104
 
 
+def test_a_transaction_is_done_by_the_sink_alone_and_a_prepare_by_its_record_alone() -> None:
+    order = make_order()
+    add(order, 0, 100)
+    order.fill(0, content())
+    with pytest.raises(IllegalTransition):
+        order.resolve(0)
+    batch = order.next_batch()
+    assert batch is not None
+    with pytest.raises(IllegalTransition):
+        order.resolve(0)
+    assert order.confirmed_lsn == 0
+    order.add_hold(1, Lsn(150))
+    with pytest.raises(IllegalTransition):
+        order.fill(1, content())
+    order.batch_done(batch.number)
+    assert order.confirmed_lsn == 104 and order.next_batch() is None
+    order.resolve(1)
+    with pytest.raises(IllegalTransition):
+        order.resolve(1)
+    assert order.confirmed_lsn == 150
+
+
+@pytest.mark.parametrize(
+    ("first", "last"),
+    [(300, 300), (200, 200), (100, 400), (400, 350)],
+    ids=["same", "inside", "before", "reversed"],
+)
+def test_what_does_not_begin_behind_the_last_commit_of_all_is_refused_and_changes_nothing(
+    first: int, last: int
+) -> None:
+    order = make_order()
+    order.add_unit(0, Lsn(100), Lsn(300), Lsn(304), 2)
+    with pytest.raises(IllegalTransition):
+        order.add_unit(1, Lsn(first), Lsn(last), Lsn(last + 4), 2)
+    assert order.n_waiting == 1 and order.next_ticket == 1
+    add(order, 1, 301)
+
+
+def test_a_unit_of_messages_alone_takes_its_place_and_confirms_nothing() -> None:
+    order = make_order()
+    add(order, 0, 100)
+    order.add_unit(1, Lsn(0), Lsn(0), Lsn(0), 0)
+    add(order, 2, 200)
+    order.add_unit(3, Lsn(0), Lsn(0), Lsn(0), 0)
+    for ticket in range(1, 4):
+        order.fill(ticket, content(xid=700 + ticket))
+    assert order.next_batch() is None
+    order.fill(0, content())
+    batch = order.next_batch()
+    assert batch is not None and len(batch.units) == 4
+    assert (batch.first_commit_lsn, batch.last_commit_lsn, batch.end_lsn) == (100, 200, 204)
+    order.batch_done(batch.number)
+    assert order.confirmed_lsn == 204 and order.done_ticket == 3
+
+
+def test_a_batch_of_messages_alone_has_no_position() -> None:
+    order = make_order()
+    order.add_unit(0, Lsn(0), Lsn(0), Lsn(0), 0)
+    order.fill(0, content())
+    batch = order.next_batch()
+    assert batch is not None
+    assert (batch.first_commit_lsn, batch.last_commit_lsn, batch.end_lsn, batch.n_transactions) == (
+        0,
+        0,
+        0,
+        0,
+    )
+    order.batch_done(batch.number)
+    assert order.confirmed_lsn == 0 and order.done_ticket == 0
+
+
+def test_a_batch_says_what_its_units_hold_together() -> None:
+    order = make_order()
+    order.add_unit(0, Lsn(0), Lsn(0), Lsn(0), 0)
+    order.add_unit(1, Lsn(100), Lsn(300), Lsn(304), 3)
+    add(order, 2, 400)
+    for ticket, (rows, n_bytes) in enumerate(((0, 5), (7, 70), (2, 20))):
+        order.fill(ticket, content(rows, n_bytes))
+    batch = order.next_batch()
+    assert batch is not None
+    assert (batch.first_commit_lsn, batch.last_commit_lsn, batch.end_lsn) == (100, 400, 404)
+    assert (batch.n_transactions, batch.n_rows, batch.n_bytes) == (4, 9, 95)
+
+
+@pytest.mark.parametrize(
+    ("rows", "n_bytes", "n_units"), [(9, 1000, 3), (8, 1000, 2), (100, 90, 3), (100, 89, 2)]
+)
+def test_a_batch_is_filled_up_to_its_bounds_and_not_beyond(rows: int, n_bytes: int, n_units: int) -> None:
+    order = make_order(rows, n_bytes)
+    for ticket in range(4):
+        add(order, ticket, 100 * (ticket + 1))
+        order.fill(ticket, content(3, 30))
+    batch = order.next_batch()
+    assert batch is not None and len(batch.units) == n_units
+
+
+def test_a_small_transaction_behind_a_large_one_does_not_overtake_it() -> None:
+    order = make_order(rows=10)
+    for ticket, n_rows in enumerate((5, 100, 1)):
+        add(order, ticket, 100 * (ticket + 1))
+        order.fill(ticket, content(n_rows, xid=ticket))
+    released = []
+    while (batch := order.next_batch()) is not None:
+        released += [u.transactions.column(0)[0].as_py() for u in batch.units]
+    assert released == [0, 1, 2]
+
+
+@pytest.mark.parametrize("kind", ["unit", "hold", "position"])
+@pytest.mark.parametrize("ticket", [0, 2], ids=["repeated", "lost"])
+def test_an_entry_out_of_turn_is_noticed_whatever_it_is(kind: str, ticket: int) -> None:
+    order = make_order()
+    add(order, 0, 100)
+    with pytest.raises(IllegalTransition):
+        if kind == "unit":
+            add(order, ticket, 200)
+        elif kind == "hold":
+            order.add_hold(ticket, Lsn(200))
+        else:
+            order.add_position(ticket, Lsn(200))
+    assert (order.next_ticket, order.n_waiting, order.confirmed_lsn) == (1, 1, 0)
+
+
+def test_only_a_hold_that_came_before_and_is_not_resolved_is_waited_for() -> None:
+    order = make_order()
+    add(order, 0, 100)
+    order.add_hold(1, Lsn(150))
+    add(order, 2, 200)
+    order.add_hold(3, Lsn(250))
+    assert [order.holds_before(ticket) for ticket in range(5)] == [False, False, True, True, True]
+    order.resolve(1)
+    assert [order.holds_before(ticket) for ticket in range(5)] == [False, False, False, False, True]
+    order.resolve(3)
+    assert not any(order.holds_before(ticket) for ticket in range(5))
+    assert order.confirmed_lsn == 0, "the transaction before them is not through"
+
+
+def test_what_is_done_is_forgotten() -> None:
+    order = make_order()
+    add(order, 0, 100)
+    order.fill(0, content())
+    batch = order.next_batch()
+    assert batch is not None
+    (given_back,) = order.batch_done(batch.number)
+    assert given_back is batch.units[0] and order.n_waiting == 0
+    with pytest.raises(IllegalTransition, match="unknown or already done"):
+        order.fill(0, content())
+
+
 def test_errors_survive_the_way_between_processes() -> None:
     order = make_order()
     with pytest.raises(IllegalTransition) as caught:
@@ -237,7 +388,31 @@ def test_commit_prepared_with_another_gid_is_refused_and_keeps_the_record() -> N
     assert len(book) == 1
 
 
+def test_a_repeated_prepare_replaces_its_record_and_gives_the_old_one_back() -> None:
+    book, again = PreparedBook(), prepared()
+    first = prepared()
+    assert book.add(first) is None
+    assert book.add(again) is first
+    assert book.commit(end(), Lsn(0)) is again
+    assert len(book) == 0
+
+
 def test_rollback_prepared_of_an_unknown_prepare_is_nothing() -> None:
     book = PreparedBook([prepared()])
     assert book.roll_back(Xid(1), "g") is None and book.roll_back(Xid(700), "other") is None
     assert book.roll_back(Xid(700), "g") is not None and len(book) == 0
+
+
+def test_segments_of_a_prepared_transaction_are_stamped_with_its_commit_and_empty_ones_left_out() -> None:
+    t = RelationVersion(1, "public", "t", ReplicaIdentity.DEFAULT, (Column("a", 25, -1, True),))
+    segments = tuple(Segment(f"key-{n}", t, 10, 1000, "0") for n in range(3))
+    dropped = DroppedRuns(np.array([10], np.int64), np.array([14], np.int64))
+    record = PreparedTransaction(Xid(700), "g", Lsn(10), Lsn(14), True, None, segments, (10, 0, 6), dropped)
+    whole, partly = stamp_segments(record, TransactionEnd(Xid(700), Lsn(100), Lsn(104), 5_000, gid="g"))
+    assert (whole.segment, whole.n_rows) == (segments[0], 10)
+    assert (partly.segment, partly.n_rows) == (segments[2], 6)
+    for part in (whole, partly):
+        assert part.dropped is dropped
+        stamp = part.stamp
+        assert (stamp.commit_lsn.tolist(), stamp.commit_timestamp_us.tolist()) == ([100], [5_000])
+        assert stamp.xid.tolist() == [700]

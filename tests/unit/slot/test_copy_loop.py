@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.protocol.gathered import IN_PLAIN, IN_ROWS, OUTSIDE, Gathered, Outcome
 from tests.fake_libpq import Server
-from tests.unit.decode.builder import begin, block, commit, insert, logical
+from tests.unit.decode.builder import begin, block, commit, delete, insert, logical, origin, truncate, update
 
 
 def framed(*messages: bytes) -> list[bytes]:
@@ -53,24 +53,34 @@ def test_it_stops_where_the_limit_is_reached() -> None:
         (IN_ROWS, framed(begin(0x200, 700))[0]),
         (IN_PLAIN, framed(begin(0x200, 700))[0]),
         (IN_PLAIN, framed(logical("p", b"x"))[0]),
+        (IN_PLAIN, framed(truncate([5]))[0]),
+        (IN_PLAIN, framed(origin("upstream"))[0]),
+        (IN_ROWS, framed(truncate([5]))[0]),
+        (OUTSIDE, framed(logical("p", b"x", flags=0))[0]),
         (OUTSIDE, ROWS[0]),
         (OUTSIDE, framed(commit(0x200))[0]),
         (IN_ROWS, KEEPALIVE),
         (IN_ROWS, ROWS[0][:25]),  # a header without a message
         (IN_ROWS, b"w"),
         (IN_ROWS, framed(b"\xff")[0]),
+        (IN_ROWS, b"x" + ROWS[0][1:]),
     ],
     ids=[
         "commit-in-rows",
         "begin-in-rows",
         "begin-in-plain",
         "message-in-plain",
+        "truncate-in-plain",
+        "origin-in-plain",
+        "truncate-in-rows",
+        "message-outside",
         "row-outside",
         "commit-outside",
         "keepalive",
         "header-alone",
         "one-byte",
         "unknown-type",
+        "not-xlog-data",
     ],
 )
 def test_what_needs_a_look_is_given_out_and_nothing_is_appended(mode: int, message: bytes) -> None:
@@ -80,6 +90,14 @@ def test_what_needs_a_look_is_given_out_and_nothing_is_appended(mode: int, messa
     assert (gathered.n_messages, gathered.n_bytes, gathered.mode, server.n_allocated) == (0, 0, mode, 0)
 
 
+@pytest.mark.parametrize("mode", [IN_ROWS, IN_PLAIN], ids=["in-rows", "in-plain"])
+def test_rows_of_every_kind_need_no_look(mode: int) -> None:
+    rows = framed(insert(["1"]), update(["2"], key=["1"]), delete(key=["2"]))
+    server, gathered = Server(rows), in_mode(mode)
+    assert server.loop.gather(gathered, 1 << 20) is Outcome.DRAINED
+    assert gathered.kinds(9) == b"IUD" and gathered.mode == mode
+
+
 def test_a_row_without_room_is_given_out_and_append_makes_room() -> None:
     huge = framed(insert(["x" * 1_000_000]))[0]
     server, gathered = Server([ROWS[0], huge, *ROWS[1:]]), in_mode(IN_ROWS)
@@ -87,6 +105,42 @@ def test_a_row_without_room_is_given_out_and_append_makes_room() -> None:
     gathered.append(server.loop.take_message())
     assert server.loop.gather(gathered, 1 << 20) is Outcome.DRAINED
     assert bytes(gathered.take()[0]) == ROWS[0] + huge + b"".join(ROWS[1:])
+
+
+def with_room_for(n_bytes: int) -> Gathered:
+    """So that exactly so many bytes fit before the payload is full."""
+    gathered = in_mode(IN_ROWS)
+    gathered.append(bytes(len(gathered.payload) - n_bytes))
+    return gathered
+
+
+def test_a_row_that_fills_the_payload_to_its_last_byte_has_room() -> None:
+    server, gathered = Server(ROWS[:1]), with_room_for(len(ROWS[0]))
+    payload = gathered.payload
+    assert server.loop.gather(gathered, 1 << 20) is Outcome.DRAINED
+    assert gathered.payload is payload and bytes(payload[-len(ROWS[0]) :]) == ROWS[0]
+    assert gathered.n_bytes == len(payload)
+
+
+def test_a_row_that_lacks_one_byte_of_room_is_given_out() -> None:
+    server, gathered = Server(ROWS[:1]), with_room_for(len(ROWS[0]) - 1)
+    before = gathered.n_bytes
+    assert server.loop.gather(gathered, 1 << 20) is Outcome.MESSAGE
+    assert (gathered.n_messages, gathered.n_bytes) == (1, before)
+    gathered.append(server.loop.take_message())
+    assert gathered.message(1) == ROWS[0] and gathered.n_bytes < len(gathered.payload)
+
+
+def test_as_many_messages_as_there_are_lengths_have_room_and_no_more() -> None:
+    gathered = in_mode(IN_ROWS)
+    n_fit = len(gathered.lengths)
+    server = Server(ROWS[:1] * (n_fit + 1))
+    assert server.loop.gather(gathered, 1 << 20) is Outcome.MESSAGE
+    assert gathered.n_messages == n_fit
+    gathered.append(server.loop.take_message())
+    assert gathered.n_messages == n_fit + 1
+    payload, lengths = gathered.take()
+    assert bytes(payload) == ROWS[0] * (n_fit + 1) and set(lengths.tolist()) == {len(ROWS[0])}
 
 
 def test_small_transactions_pass_and_the_last_may_be_open() -> None:

@@ -35,3 +35,13 @@ def test_rolled_back_transaction_leaves_nothing_to_count_when_its_xid_comes_agai
     backlog.forget(Xid(1))
     backlog.end(0, Xid(1))
     assert backlog.n_bytes == 0
+
+
+def test_committed_transaction_leaves_nothing_to_count_when_its_xid_comes_again() -> None:
+    backlog = Backlog(held_limit_bytes=100)
+    backlog.add_block(Xid(1), 70)
+    backlog.end(0, Xid(1))
+    backlog.done(0)
+    backlog.add_block(Xid(1), 5)
+    backlog.end(1, Xid(1))
+    assert backlog.n_bytes == 5

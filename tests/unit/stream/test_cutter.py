@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from pipeline.errors import ColumnNameClash, IllegalTransition, MalformedMessage
-from pipeline.pg import Lsn
+from pipeline.pg import Lsn, Xid
+from pipeline.protocol.messages import (
+    Begin,
+    Relation,
+    RelationColumn,
+    StreamAbort,
+    StreamStart,
+    Truncate,
+    Type,
+)
 from pipeline.stream import (
     Aborted,
     Committed,
@@ -19,7 +30,8 @@ from pipeline.stream import (
     SubtransactionsAborted,
     TransactionBlock,
 )
-from tests.wire import Wire
+from tests.fake_libpq import cuts_of
+from tests.wire import T0_US, Wire
 
 HEADER = 25
 
@@ -28,11 +40,21 @@ def make_cutter(block_bytes: int = 1 << 20, pending: int = 1 << 22, parallel: bo
     return StreamCutter(block_bytes=block_bytes, pending_limit_bytes=pending, parallel=parallel)
 
 
-def feed(cutter: StreamCutter, wire: Wire) -> list[Cut]:
-    cuts: list[Cut] = []
-    for data in wire.take():
-        cuts += cutter.feed(data)
-    return cuts
+Feed = Callable[[StreamCutter, Wire], list[Cut]]
+
+
+def feed_each(cutter: StreamCutter, wire: Wire) -> list[Cut]:
+    return [cut for data in wire.take() for cut in cutter.feed(data)]
+
+
+def feed_by_loop(cutter: StreamCutter, wire: Wire) -> list[Cut]:
+    return [cut for cuts in cuts_of(cutter, wire.take(), cutter._block_bytes) for cut in cuts]
+
+
+@pytest.fixture(params=[feed_each, feed_by_loop], ids=["message-by-message", "compiled-loop"])
+def feed(request: pytest.FixtureRequest) -> Feed:
+    """Every course is taken both ways that a stream may come: they must not differ."""
+    return request.param  # type: ignore[no-any-return]
 
 
 def kinds(cut: PlainBlock | TransactionBlock) -> str:
@@ -45,7 +67,7 @@ def kinds(cut: PlainBlock | TransactionBlock) -> str:
     return found
 
 
-def test_small_transactions_share_one_plain_block_in_order() -> None:
+def test_small_transactions_share_one_plain_block_in_order(feed: Feed) -> None:
     cutter, wire = make_cutter(), Wire()
     for n, commit_lsn in enumerate((0x5000, 0x6000, 0x7000)):
         wire.begin(700 + n, commit_lsn)
@@ -63,7 +85,67 @@ def test_small_transactions_share_one_plain_block_in_order() -> None:
     assert cutter.pending_bytes == 0 and cutter.flush() == ()
 
 
-def test_flush_leaves_the_open_transaction_behind() -> None:
+@pytest.mark.parametrize(("block_bytes", "n"), [(388, 4), (300, 3)], ids=["by-a-commit", "by-a-begin"])
+def test_a_block_that_becomes_full_takes_the_whole_transactions_along(
+    feed: Feed, block_bytes: int, n: int
+) -> None:
+    """A BEGIN has 46 bytes here and a COMMIT 51: the fourth COMMIT makes 388, the fourth BEGIN 337."""
+    cutter, wire = make_cutter(block_bytes=block_bytes), Wire()
+    cuts: list[Cut] = []
+    for i in range(2 * n + 1):
+        wire.begin(700 + i, 0x5000 + 0x100 * i)
+        wire.commit(0x5000 + 0x100 * i)
+        cuts += feed(cutter, wire)
+    assert [isinstance(cut, PlainBlock) and kinds(cut) for cut in cuts] == ["BC" * n] * 2
+    assert cutter.whole_bytes == cutter.pending_bytes == 46 + 51
+
+
+def test_all_that_is_gathered_counts_as_pending_wherever_it_stands(feed: Feed) -> None:
+    cutter, wire = make_cutter(), Wire()
+    expected = 0
+
+    def gathered(*messages: Callable[[], object], controls: int = 0) -> None:
+        """The last ``controls`` messages are not gathered."""
+        nonlocal expected
+        for message in messages:
+            message()
+        expected += sum(len(data) for data in wire.out[: len(wire.out) - controls])
+        assert feed(cutter, wire) == [] and cutter.pending_bytes == expected
+
+    gathered(lambda: wire.begin(700, 0x5000))
+    gathered(lambda: wire.insert("a"), lambda: wire.commit(0x5000))
+    assert cutter.whole_bytes == expected and not cutter.has_open_rows
+    gathered(lambda: wire.start(701, first=True), controls=1)
+    gathered(lambda: wire.insert("b"))
+    assert (cutter.has_open_rows, cutter.open_transactions) == (True, 1)
+    gathered(wire.stop, controls=1)
+    gathered(lambda: wire.start(702, first=True), controls=1)
+    gathered(lambda: wire.insert("c"), lambda: wire.insert("d"), wire.stop, controls=1)
+    gathered(lambda: wire.start(701, first=False), controls=1)
+    gathered(lambda: wire.insert("e"))
+    gathered(wire.stop, controls=1)
+    assert cutter.open_transactions == 2
+
+
+def test_rows_of_a_transaction_to_be_prepared_are_open_rows_too(feed: Feed) -> None:
+    cutter, wire = make_cutter(), Wire()
+    wire.begin_prepare(700, "gid", 0x5000)
+    assert feed(cutter, wire) == []
+    assert (cutter.has_open_rows, cutter.open_transactions, cutter.pending_bytes) == (False, 1, 0)
+    wire.insert("a")
+    n_bytes = len(wire.out[0])
+    assert feed(cutter, wire) == []
+    assert (cutter.has_open_rows, cutter.open_transactions, cutter.pending_bytes) == (True, 1, n_bytes)
+    assert cutter.flush_open(at_least_bytes=n_bytes + 1) == []
+    (block,) = cutter.flush_open(at_least_bytes=n_bytes)
+    assert isinstance(block, TransactionBlock) and not block.streamed and cutter.pending_bytes == 0
+    wire.prepare(700, "gid", 0x5000)
+    (prepared,) = feed(cutter, wire)
+    assert isinstance(prepared, Prepared) and prepared.has_blocks
+    assert (cutter.has_open_rows, cutter.open_transactions) == (False, 0)
+
+
+def test_flush_leaves_the_open_transaction_behind(feed: Feed) -> None:
     cutter, wire = make_cutter(), Wire()
     wire.begin(700, 0x5000)
     wire.relation()
@@ -80,7 +162,7 @@ def test_flush_leaves_the_open_transaction_behind() -> None:
     assert isinstance(rest, PlainBlock) and kinds(rest) == "BIC" and rest.first_commit_lsn == 0x6000
 
 
-def test_plain_transaction_larger_than_a_block_goes_on_as_transaction_blocks() -> None:
+def test_plain_transaction_larger_than_a_block_goes_on_as_transaction_blocks(feed: Feed) -> None:
     cutter, wire = make_cutter(block_bytes=400), Wire()
     wire.begin(700, 0x5000)
     wire.origin("upstream")
@@ -95,7 +177,32 @@ def test_plain_transaction_larger_than_a_block_goes_on_as_transaction_blocks() -
     assert end.end.origin == "upstream" and end.end.commit_lsn == 0x5000 and not end.end.streamed
 
 
-def test_whole_transactions_before_a_large_one_are_cut_before_it() -> None:
+def test_the_first_lsn_of_a_transaction_names_its_first_message_or_else_its_first_row(feed: Feed) -> None:
+    """It makes the keys of its segments unique; S carries none where O follows it, nor does B always."""
+    cutter, wire = make_cutter(block_bytes=100), Wire()
+    wire.begin(700, 0x5000)
+    begins_at = wire.lsn
+    wire.insert("0123456789" * 9)
+    wire.commit(0x5000)
+    wire.add(Begin(Lsn(0x6000), T0_US, Xid(701)), at=0)
+    wire.insert("0123456789" * 9)
+    wire.commit(0x6000)
+    wire.start(702, first=True)
+    starts_at = wire.lsn
+    first_row_of_702 = wire.insert("0123456789" * 9)
+    wire.stop()
+    wire.add(StreamStart(Xid(703), True), at=0)
+    wire.origin("upstream")
+    wire._stream = Xid(703)
+    first_row_of_703 = wire.insert("a")
+    wire.insert("0123456789" * 9)
+    wire.stop()
+    assert starts_at < first_row_of_702
+    found = {cut.xid: cut.first_lsn for cut in feed(cutter, wire) if isinstance(cut, TransactionBlock)}
+    assert found == {700: begins_at, 701: 0x6000, 702: starts_at, 703: first_row_of_703}
+
+
+def test_whole_transactions_before_a_large_one_are_cut_before_it(feed: Feed) -> None:
     cutter, wire = make_cutter(block_bytes=400), Wire()
     wire.begin(700, 0x5000)
     wire.relation()
@@ -110,7 +217,7 @@ def test_whole_transactions_before_a_large_one_are_cut_before_it() -> None:
     assert isinstance(cuts[1], TransactionBlock) and isinstance(cuts[-1], Committed)
 
 
-def test_interleaved_streams_keep_their_rows_apart_and_commit_in_order() -> None:
+def test_interleaved_streams_keep_their_rows_apart_and_commit_in_order(feed: Feed) -> None:
     cutter, wire = make_cutter(), Wire()
     wire.start(700, first=True)
     wire.relation()
@@ -136,7 +243,7 @@ def test_interleaved_streams_keep_their_rows_apart_and_commit_in_order() -> None
     assert cutter.pending_bytes == 0 and cutter.open_transactions == 0
 
 
-def test_subtransaction_aborts_are_told_once_at_the_end_and_cut_no_block() -> None:
+def test_subtransaction_aborts_are_told_once_at_the_end_and_cut_no_block(feed: Feed) -> None:
     cutter, wire = make_cutter(), Wire()
     wire.start(700, first=True)
     wire.relation()
@@ -154,7 +261,7 @@ def test_subtransaction_aborts_are_told_once_at_the_end_and_cut_no_block() -> No
     assert isinstance(end, Committed)
 
 
-def test_abort_of_a_stream_drops_what_was_gathered_and_tells_only_of_blocks_handed_on() -> None:
+def test_abort_of_a_stream_drops_what_was_gathered_and_tells_only_of_blocks_handed_on(feed: Feed) -> None:
     cutter, wire = make_cutter(block_bytes=400), Wire()
     wire.start(700, first=True)
     wire.relation()
@@ -173,14 +280,14 @@ def test_abort_of_a_stream_drops_what_was_gathered_and_tells_only_of_blocks_hand
     assert last == Aborted(701)  # type: ignore[arg-type]
 
 
-def test_abort_of_an_unknown_transaction_is_nothing() -> None:
+def test_abort_of_an_unknown_transaction_is_nothing(feed: Feed) -> None:
     cutter, wire = make_cutter(), Wire()
     wire.stream_abort(999, 999)
     wire.stream_abort(999, 1000)
     assert feed(cutter, wire) == []
 
 
-def test_stream_without_a_row_commits_with_no_block() -> None:
+def test_stream_without_a_row_commits_with_no_block(feed: Feed) -> None:
     cutter, wire = make_cutter(), Wire()
     wire.start(700, first=True)
     wire.stop()
@@ -189,7 +296,7 @@ def test_stream_without_a_row_commits_with_no_block() -> None:
     assert isinstance(end, Committed) and not end.has_blocks
 
 
-def test_plain_block_of_earlier_commits_precedes_a_stream_commit() -> None:
+def test_plain_block_of_earlier_commits_precedes_a_stream_commit(feed: Feed) -> None:
     cutter, wire = make_cutter(), Wire()
     wire.start(700, first=True)
     wire.relation()
@@ -205,7 +312,7 @@ def test_plain_block_of_earlier_commits_precedes_a_stream_commit() -> None:
     assert isinstance(block, TransactionBlock) and isinstance(end, Committed)
 
 
-def test_relation_of_a_committed_stream_holds_for_plain_transactions_after_it() -> None:
+def test_relation_of_a_committed_stream_holds_for_plain_transactions_after_it(feed: Feed) -> None:
     cutter, wire = make_cutter(), Wire()
     wire.start(700, first=True)
     wire.relation(columns=("a", "b"))
@@ -221,7 +328,7 @@ def test_relation_of_a_committed_stream_holds_for_plain_transactions_after_it() 
     assert [c.name for c in block.block.relations.relations[1].columns] == ["a", "b"]
 
 
-def test_relation_of_an_aborted_stream_never_holds() -> None:
+def test_relation_of_an_aborted_stream_never_holds(feed: Feed) -> None:
     cutter, wire = make_cutter(), Wire()
     wire.begin(701, 0x5000)
     wire.relation(columns=("a",))
@@ -241,7 +348,23 @@ def test_relation_of_an_aborted_stream_never_holds() -> None:
     assert [c.name for c in block.block.relations.relations[1].columns] == ["a"]
 
 
-def test_relation_of_a_stream_does_not_override_a_later_plain_one() -> None:
+def test_an_xid_that_comes_again_begins_without_what_its_predecessor_declared(feed: Feed) -> None:
+    cutter, wire = make_cutter(), Wire()
+    wire.start(700, first=True)
+    wire.relation(relid=1)
+    wire.insert("a")
+    wire.stop()
+    wire.stream_abort(700, 700)
+    wire.start(700, first=True)
+    wire.relation(relid=2)
+    wire.insert("a", relid=2)
+    wire.stop()
+    wire.stream_commit(700, 0x5000)
+    block, _ = feed(cutter, wire)
+    assert isinstance(block, TransactionBlock) and set(block.block.relations.relations) == {2}
+
+
+def test_relation_of_a_stream_does_not_override_a_later_plain_one(feed: Feed) -> None:
     cutter, wire = make_cutter(), Wire()
     wire.start(700, first=True)
     wire.relation(columns=("a",))
@@ -261,7 +384,7 @@ def test_relation_of_a_stream_does_not_override_a_later_plain_one() -> None:
     assert [c.name for c in block.block.relations.relations[1].columns] == ["a", "later"]
 
 
-def test_changed_relation_in_a_stream_cuts_the_block_so_that_each_row_has_its_own_schema() -> None:
+def test_changed_relation_in_a_stream_cuts_the_block_so_that_each_row_has_its_own_schema(feed: Feed) -> None:
     cutter, wire = make_cutter(), Wire()
     wire.start(700, first=True)
     wire.relation(columns=("a",))
@@ -279,7 +402,7 @@ def test_changed_relation_in_a_stream_cuts_the_block_so_that_each_row_has_its_ow
     assert len(new.block.relations.relations[1].columns) == 2
 
 
-def test_changed_relation_inside_a_plain_transaction_promotes_it() -> None:
+def test_changed_relation_inside_a_plain_transaction_promotes_it(feed: Feed) -> None:
     cutter, wire = make_cutter(), Wire()
     wire.begin(700, 0x5000)
     wire.relation(columns=("a",))
@@ -293,7 +416,56 @@ def test_changed_relation_inside_a_plain_transaction_promotes_it() -> None:
     assert isinstance(end, Committed) and end.end.xid == 700
 
 
-def test_changed_relation_at_the_start_of_a_plain_transaction_only_cuts_what_was_before() -> None:
+def test_changed_relation_behind_the_first_row_of_a_replicated_transaction_promotes_it(feed: Feed) -> None:
+    """Its origin stands between BEGIN and that row."""
+    cutter, wire = make_cutter(), Wire()
+    wire.begin(700, 0x5000)
+    wire.origin("upstream")
+    wire.relation(columns=("a",))
+    wire.insert("a")
+    wire.relation(columns=("a", "b"))
+    wire.insert("a", "b")
+    wire.commit(0x5000)
+    old, new, end = feed(cutter, wire)
+    assert isinstance(old, TransactionBlock) and len(old.block.relations.relations[1].columns) == 1
+    assert isinstance(new, TransactionBlock) and len(new.block.relations.relations[1].columns) == 2
+    assert isinstance(end, Committed) and end.end.origin == "upstream"
+
+
+def test_changed_relation_between_transactions_cuts_what_was_before(feed: Feed) -> None:
+    cutter, wire = make_cutter(), Wire()
+    wire.begin(700, 0x5000)
+    wire.relation(columns=("a",))
+    wire.insert("a")
+    wire.commit(0x5000)
+    wire.relation(columns=("a", "b"))
+    (old,) = feed(cutter, wire)
+    assert isinstance(old, PlainBlock) and len(old.block.relations.relations[1].columns) == 1
+
+
+def test_types_named_in_a_stream_hold_in_it_alone(feed: Feed) -> None:
+    cutter, wire = make_cutter(), Wire()
+
+    def mood(scope: Xid | None) -> Relation:
+        return Relation(scope, 1, "public", "t", "d", (RelationColumn(True, "a", 90_000, -1),))
+
+    wire.start(700, first=True)
+    wire.add(Type(Xid(700), 90_000, "public", "mood"), at=0)
+    wire.add(mood(Xid(700)), at=0)
+    wire.insert("fine")
+    wire.stop()
+    wire.begin(701, 0x5000)
+    wire.add(mood(None), at=0)
+    wire.insert("fine")
+    wire.commit(0x5000)
+    wire.stream_commit(700, 0x6000)
+    plain, block, _ = feed(cutter, wire)
+    assert isinstance(block, TransactionBlock) and isinstance(plain, PlainBlock)
+    assert block.block.relations.relations[1].columns[0].base_type_name == "public.mood"
+    assert plain.block.relations.relations[1].columns[0].base_type_name is None
+
+
+def test_changed_relation_at_the_start_of_a_plain_transaction_only_cuts_what_was_before(feed: Feed) -> None:
     cutter, wire = make_cutter(), Wire()
     wire.begin(700, 0x5000)
     wire.relation(columns=("a",))
@@ -309,7 +481,7 @@ def test_changed_relation_at_the_start_of_a_plain_transaction_only_cuts_what_was
     assert isinstance(new, PlainBlock) and len(new.block.relations.relations[1].columns) == 2
 
 
-def test_column_that_clashes_with_the_contract_stops_with_the_table_named() -> None:
+def test_column_that_clashes_with_the_contract_stops_with_the_table_named(feed: Feed) -> None:
     cutter, wire = make_cutter(), Wire()
     wire.begin(700, 0x5000)
     wire.relation(table="orders", columns=("a", "_SEQ"))
@@ -317,7 +489,7 @@ def test_column_that_clashes_with_the_contract_stops_with_the_table_named() -> N
         feed(cutter, wire)
 
 
-def test_two_phase_transaction_is_prepared_then_committed_at_its_own_place() -> None:
+def test_two_phase_transaction_is_prepared_then_committed_at_its_own_place(feed: Feed) -> None:
     cutter, wire = make_cutter(), Wire()
     wire.begin_prepare(700, "gid", 0x5000)
     wire.relation()
@@ -335,7 +507,7 @@ def test_two_phase_transaction_is_prepared_then_committed_at_its_own_place() -> 
     assert isinstance(end, CommittedPrepared) and end.end.gid == "gid" and end.end.commit_lsn == 0x7000
 
 
-def test_streamed_prepare_and_rollback_prepared() -> None:
+def test_streamed_prepare_and_rollback_prepared(feed: Feed) -> None:
     cutter, wire = make_cutter(), Wire()
     wire.start(700, first=True)
     wire.relation()
@@ -349,7 +521,7 @@ def test_streamed_prepare_and_rollback_prepared() -> None:
     assert rolled_back == RolledBackPrepared(700, "gid", Lsn(0x5004), Lsn(0x6000))  # type: ignore[arg-type]
 
 
-def test_acknowledged_prepare_that_is_streamed_again_is_dropped_at_its_commit_prepared() -> None:
+def test_acknowledged_prepare_that_is_streamed_again_is_dropped_at_its_commit_prepared(feed: Feed) -> None:
     """Seen on 16.14 and 18.4 after a reconnect under memory pressure: S E … K, without a p."""
     cutter, wire = make_cutter(block_bytes=400), Wire()
     wire.start(700, first=True)
@@ -365,7 +537,7 @@ def test_acknowledged_prepare_that_is_streamed_again_is_dropped_at_its_commit_pr
     assert cutter.pending_bytes == 0 and cutter.open_transactions == 0
 
 
-def test_empty_prepare_has_no_block() -> None:
+def test_empty_prepare_has_no_block(feed: Feed) -> None:
     cutter, wire = make_cutter(), Wire()
     wire.begin_prepare(700, "gid", 0x5000)
     wire.prepare(700, "gid", 0x5000)
@@ -373,7 +545,7 @@ def test_empty_prepare_has_no_block() -> None:
     assert isinstance(prepared, Prepared) and not prepared.has_blocks
 
 
-def test_prepare_without_its_begin_is_an_empty_one_behind_what_came_before() -> None:
+def test_prepare_without_its_begin_is_an_empty_one_behind_what_came_before(feed: Feed) -> None:
     """PostgreSQL 18 sends it so for a transaction that only locked rows."""
     cutter, wire = make_cutter(), Wire()
     wire.begin(699, 0x4000)
@@ -384,7 +556,7 @@ def test_prepare_without_its_begin_is_an_empty_one_behind_what_came_before() -> 
     assert isinstance(prepared, Prepared) and not prepared.has_blocks and prepared.end_lsn == 0x5004
 
 
-def test_prepare_without_its_begin_inside_a_stream_of_its_own_xid_is_illegal() -> None:
+def test_prepare_without_its_begin_inside_a_stream_of_its_own_xid_is_illegal(feed: Feed) -> None:
     cutter, wire = make_cutter(), Wire()
     wire.start(700, first=True)
     wire.stop()
@@ -393,7 +565,136 @@ def test_prepare_without_its_begin_inside_a_stream_of_its_own_xid_is_illegal() -
         feed(cutter, wire)
 
 
-def test_message_outside_transactions_keeps_its_place_and_confirms_nothing() -> None:
+@pytest.mark.parametrize("end", ["prepare", "stream prepare", "commit prepared", "rollback prepared"])
+def test_what_committed_before_is_cut_before_any_two_phase_end(feed: Feed, end: str) -> None:
+    """Else the position of the end would be confirmed over commits that nobody holds yet."""
+    cutter, wire = make_cutter(), Wire()
+    if end == "stream prepare":
+        wire.start(700, first=True)
+        wire.insert("a")
+        wire.stop()
+    wire.begin(699, 0x4000)
+    wire.insert("before")
+    wire.commit(0x4000)
+    if end == "prepare":
+        wire.begin_prepare(700, "gid", 0x5000)
+        wire.insert("a")
+        wire.prepare(700, "gid", 0x5000)
+    elif end == "stream prepare":
+        wire.stream_prepare(700, "gid", 0x5000)
+    elif end == "commit prepared":
+        wire.commit_prepared(700, "gid", 0x5000)
+    else:
+        wire.rollback_prepared(700, "gid", 0x1004, 0x5000)
+    plain, *_, last = feed(cutter, wire)
+    assert isinstance(plain, PlainBlock) and plain.last_commit_lsn == 0x4000
+    assert isinstance(last, (Prepared, CommittedPrepared, RolledBackPrepared))
+
+
+def test_acknowledged_prepare_that_is_streamed_again_is_dropped_at_its_rollback_too(feed: Feed) -> None:
+    cutter, wire = make_cutter(), Wire()
+    wire.start(700, first=True)
+    wire.insert("a")
+    wire.stop()
+    wire.rollback_prepared(700, "gid", 0x5004, 0x6000)
+    (rolled_back,) = feed(cutter, wire)
+    assert isinstance(rolled_back, RolledBackPrepared)
+    assert cutter.pending_bytes == 0 and cutter.open_transactions == 0
+
+
+def test_streamed_prepare_tells_of_its_rolled_back_parts_before_it(feed: Feed) -> None:
+    cutter, wire = make_cutter(), Wire()
+    wire.start(700, first=True)
+    wire.insert("a")
+    wire.insert("b", subxid=701)
+    wire.stop()
+    wire.stream_abort(700, 701)
+    wire.stream_prepare(700, "gid", 0x5000)
+    block, aborted, prepared = feed(cutter, wire)
+    assert isinstance(block, TransactionBlock)
+    assert isinstance(aborted, SubtransactionsAborted) and aborted.subxids == (701,)
+    assert isinstance(prepared, Prepared)
+
+
+def test_relations_of_a_prepared_stream_do_not_hold_for_plain_transactions(feed: Feed) -> None:
+    """The server sends R again."""
+    cutter, wire = make_cutter(), Wire()
+    wire.begin(699, 0x4000)
+    wire.relation(columns=("a",))
+    wire.insert("a")
+    wire.commit(0x4000)
+    wire.start(700, first=True)
+    wire.relation(columns=("a", "b"))
+    wire.insert("a", "b")
+    wire.stop()
+    wire.stream_prepare(700, "gid", 0x5000)
+    wire.begin(701, 0x6000)
+    wire.insert("a")
+    wire.commit(0x6000)
+    feed(cutter, wire)
+    (block,) = cutter.flush()
+    assert isinstance(block, PlainBlock)
+    assert [c.name for c in block.block.relations.relations[1].columns] == ["a"]
+
+
+@pytest.mark.parametrize("how", ["commit", "prepare"])
+def test_the_origin_of_a_transaction_that_goes_by_itself_is_told_at_its_end(feed: Feed, how: str) -> None:
+    cutter, wire = make_cutter(), Wire()
+    wire.start(700, first=True)
+    wire.origin("upstream")
+    wire.insert("a")
+    wire.stop()
+    if how == "commit":
+        wire.stream_commit(700, 0x5000)
+    else:
+        wire.stream_prepare(700, "gid", 0x5000)
+    block, end = feed(cutter, wire)
+    assert isinstance(block, TransactionBlock) and kinds(block) == "I"
+    assert isinstance(end, (Committed, Prepared))
+    assert (end.end.origin if isinstance(end, Committed) else end.origin) == "upstream"
+
+
+def test_truncates_are_rows_of_their_transaction(feed: Feed) -> None:
+    cutter, wire = make_cutter(), Wire()
+    wire.start(700, first=True)
+    wire.relation()
+    wire.insert("a")
+    wire.add(Truncate(Xid(700), False, False, (1,)))
+    wire.stop()
+    wire.begin(701, 0x5000)
+    wire.relation()
+    wire.add(Truncate(None, False, False, (1,)))
+    wire.insert("a")
+    wire.commit(0x5000)
+    wire.stream_commit(700, 0x6000)
+    plain, block, _ = feed(cutter, wire)
+    assert isinstance(plain, PlainBlock) and kinds(plain) == "BTIC"
+    assert isinstance(block, TransactionBlock) and kinds(block) == "IT"
+    assert cutter.n_messages_cut == 4 + 2
+
+
+def test_aborts_of_a_parallel_stream_carry_their_position(feed: Feed) -> None:
+    cutter, wire = make_cutter(block_bytes=100, parallel=True), Wire()
+    wire.start(700, first=True)
+    wire.relation()
+    wire.insert("0123456789" * 9)
+    wire.stop()
+    wire.add(StreamAbort(Xid(700), Xid(701), Lsn(0x4000), T0_US))
+    wire.add(StreamAbort(Xid(700), Xid(700), Lsn(0x4100), T0_US))
+    _, aborted = feed(cutter, wire)
+    assert aborted == Aborted(700)  # type: ignore[arg-type]
+
+
+def test_messages_outside_transactions_fill_blocks_too(feed: Feed) -> None:
+    cutter, wire = make_cutter(block_bytes=300), Wire()
+    for _ in range(10):
+        wire.message(b"0123456789" * 3, transactional=False)
+    blocks = feed(cutter, wire)
+    assert blocks and all(isinstance(b, PlainBlock) and b.n_transactions == 0 for b in blocks)
+    assert cutter.pending_bytes < 300
+
+
+def test_message_outside_transactions_keeps_its_place_and_confirms_nothing(feed: Feed) -> None:
     cutter, wire = make_cutter(), Wire()
     wire.message(b"hello", transactional=False)
     feed(cutter, wire)
@@ -402,7 +703,7 @@ def test_message_outside_transactions_keeps_its_place_and_confirms_nothing() -> 
     assert (block.first_commit_lsn, block.end_lsn, block.n_transactions) == (0, 0, 0)
 
 
-def test_position_is_given_only_between_transactions_and_behind_what_was_gathered() -> None:
+def test_position_is_given_only_between_transactions_and_behind_what_was_gathered(feed: Feed) -> None:
     cutter, wire = make_cutter(), Wire()
     wire.begin(700, 0x5000)
     wire.relation()
@@ -415,7 +716,7 @@ def test_position_is_given_only_between_transactions_and_behind_what_was_gathere
     assert isinstance(block, PlainBlock) and position == Position(Lsn(0x9000))
 
 
-def test_open_stream_does_not_hold_the_position_back() -> None:
+def test_open_stream_does_not_hold_the_position_back(feed: Feed) -> None:
     cutter, wire = make_cutter(), Wire()
     wire.start(700, first=True)
     wire.relation()
@@ -425,7 +726,7 @@ def test_open_stream_does_not_hold_the_position_back() -> None:
     assert cutter.position(Lsn(0x9000)) == (Position(Lsn(0x9000)),)
 
 
-def test_gathered_streams_stay_under_the_limit_by_cutting_the_largest() -> None:
+def test_gathered_streams_stay_under_the_limit_by_cutting_the_largest(feed: Feed) -> None:
     cutter, wire = make_cutter(block_bytes=1 << 20, pending=2000), Wire()
     for xid in range(700, 720):
         wire.start(xid, first=True)
@@ -438,7 +739,7 @@ def test_gathered_streams_stay_under_the_limit_by_cutting_the_largest() -> None:
     assert isinstance(cuts[0], TransactionBlock) and cuts[0].xid == 705
 
 
-def test_open_rows_can_be_cut_before_their_end() -> None:
+def test_open_rows_can_be_cut_before_their_end(feed: Feed) -> None:
     cutter, wire = make_cutter(), Wire()
     wire.start(700, first=True)
     wire.relation()
@@ -465,7 +766,7 @@ def test_open_rows_can_be_cut_before_their_end() -> None:
         lambda w: w.origin("x"),
     ],
 )
-def test_message_out_of_place_is_refused(course) -> None:  # type: ignore[no-untyped-def]
+def test_message_out_of_place_is_refused(feed: Feed, course) -> None:  # type: ignore[no-untyped-def]
     cutter, wire = make_cutter(), Wire()
     course(wire)
     with pytest.raises(IllegalTransition):

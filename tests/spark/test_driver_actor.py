@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from actors.batch_loop import BatchLoop, LoopProgress
-from actors.spark_driver import SparkDriver
+from actors.driver_actor import SparkDriver
 from pipeline.config import Config
 from pipeline.spark.sink import make_sink
 from tests.spark.support import IDENTITY

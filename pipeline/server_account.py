@@ -1,0 +1,73 @@
+"""As whom an embedded PostgreSQL runs, and what that account may reach.
+
+PostgreSQL refuses to run as root. There the server runs as the system user ``pgserver`` (the wheel's name for it, made
+with ``useradd`` where it is missing; ``nobody`` where ``useradd`` is), and the folders above the data and the binaries
+are given the traverse permission (``o+x``, not ``o+r``). Anybody else runs it as themselves, and nothing is changed.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any, final
+
+from pipeline.errors import PreconditionMissing
+
+_NAMES = ("pgserver", "nobody")
+
+
+@final
+class ServerAccount:
+    """``entry`` is None where the server runs as ourselves."""
+
+    def __init__(self, entry: pwd.struct_passwd | None) -> None:
+        self._entry = entry
+
+    @classmethod
+    def choose(cls) -> ServerAccount:
+        """Raises PreconditionMissing where we are root and no other user can be had."""
+        if os.geteuid() != 0:
+            return cls(None)
+        useradd = shutil.which("useradd")
+        for name in _NAMES:
+            entry = _entry(name)
+            if entry is None and name == _NAMES[0] and useradd is not None:
+                subprocess.run(
+                    [useradd, "--system", "-s", "/usr/sbin/nologin", name], check=False, capture_output=True
+                )
+                entry = _entry(name)
+            if entry is not None:
+                return cls(entry)
+        raise PreconditionMissing(
+            "PostgreSQL does not run as root, and there is no system user for it",
+            remedy="run as an ordinary user",
+        )
+
+    def give(self, path: Path) -> None:
+        """Make it the owner."""
+        if self._entry is not None:
+            os.chown(path, self._entry.pw_uid, self._entry.pw_gid)
+
+    def open_way_to(self, path: Path) -> None:
+        """Let every account pass through the folders above ``path`` (not list them)."""
+        if self._entry is None:
+            return
+        for parent in path.resolve().parents:
+            mode = parent.stat().st_mode
+            if not mode & 0o001:
+                parent.chmod(mode | 0o001)
+
+    def popen_options(self) -> dict[str, Any]:
+        if self._entry is None:
+            return {}
+        return {"user": self._entry.pw_uid, "group": self._entry.pw_gid, "extra_groups": []}
+
+
+def _entry(name: str) -> pwd.struct_passwd | None:
+    try:
+        return pwd.getpwnam(name)
+    except KeyError:
+        return None

@@ -1,0 +1,27 @@
+"""What sinks that keep nothing themselves have in common: the console's, and a user's function."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pipeline.pg import INVALID_LSN, Lsn
+from pipeline.spark.faults import fault_of
+from pipeline.spark.session import warm_up
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class StatelessSink:
+    def open(self, spark: SparkSession) -> None:
+        try:
+            warm_up(spark)
+        except Exception as error:
+            raise fault_of(error, "starting the sink") from error
+
+    def watermark(self) -> Lsn:
+        """It keeps nothing, and so cannot tell."""
+        return INVALID_LSN
+
+    def close(self) -> None:
+        """Nothing is held."""
