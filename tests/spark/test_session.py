@@ -53,10 +53,9 @@ def test_a_session_after_another_is_warmed_up_for_itself(
     assert jobs.of_warm_up(spark)
 
 
-def test_a_warm_up_that_failed_is_done_again(spark: Any, jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_warm_up_that_failed_is_not_taken_for_one(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "_warm", set())
-    with monkeypatch.context() as patch:
-        patch.setattr(session, "imports", lambda batches: (1 // 0 for _ in batches))
-        with pytest.raises(Exception, match="ZeroDivisionError"):
-            session.warm_up(spark)
-    assert jobs.of_warm_up(spark)
+    monkeypatch.setattr(session, "imports", lambda batches: (1 // 0 for _ in batches))
+    with pytest.raises(Exception, match="ZeroDivisionError"):
+        session.warm_up(spark)
+    assert not session._warm
