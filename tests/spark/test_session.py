@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,11 +18,9 @@ class Jobs:
 
     def __init__(self, spark: Any) -> None:
         self._context = spark.sparkContext
-        self._n = 0
 
     def of_warm_up(self, spark: Any) -> list[list[int]]:
-        self._n += 1
-        group = f"epoch-{self._n}"
+        group = f"epoch-{uuid.uuid4().hex}"  # the session keeps the jobs of groups of earlier tests
         self._context.setJobGroup(group, group)
         session.warm_up(spark)
         tracker = self._context.statusTracker()
