@@ -204,9 +204,10 @@ def test_missing_copydata_header_is_malformed() -> None:
         _decode("unstreamed", changed, lengths)
 
 
-def test_column_count_that_differs_names_the_relation() -> None:
-    with pytest.raises(ProtocolViolation, match=r"tuple of 3 columns, but public\.t has 2"):
-        _decode("unstreamed", *block(insert(["1", "2", "3"])))
+@pytest.mark.parametrize("n", [0, 1, 3])
+def test_column_count_that_differs_names_the_relation(n: int) -> None:
+    with pytest.raises(ProtocolViolation, match=rf"tuple of {n} columns, but public\.t has 2"):
+        _decode("unstreamed", *block(insert(["1", "2", "3"][:n])))
 
 
 def test_truncate_of_more_tables_than_it_lists_is_malformed() -> None:

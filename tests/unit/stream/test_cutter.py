@@ -8,6 +8,7 @@ import pytest
 
 from pipeline.errors import ColumnNameClash, IllegalTransition, MalformedMessage
 from pipeline.pg import Lsn, Xid
+from pipeline.protocol.gathered import Outcome
 from pipeline.protocol.messages import (
     Begin,
     Relation,
@@ -30,7 +31,7 @@ from pipeline.stream import (
     SubtransactionsAborted,
     TransactionBlock,
 )
-from tests.fake_libpq import cuts_of
+from tests.fake_libpq import Server, cuts_of
 from tests.wire import T0_US, Wire
 
 HEADER = 25
@@ -96,8 +97,79 @@ def test_a_block_that_becomes_full_takes_the_whole_transactions_along(
         wire.begin(700 + i, 0x5000 + 0x100 * i)
         wire.commit(0x5000 + 0x100 * i)
         cuts += feed(cutter, wire)
+        filled_at = i + 1 if block_bytes == 388 else i
+        assert len(cuts) == filled_at // n, "at once, and not with the next message"
     assert [isinstance(cut, PlainBlock) and kinds(cut) for cut in cuts] == ["BC" * n] * 2
     assert cutter.whole_bytes == cutter.pending_bytes == 46 + 51
+
+
+def test_rows_and_the_ends_of_small_transactions_need_no_look() -> None:
+    """What a look costs is paid for R, S and E alone."""
+    cutter, wire = make_cutter(), Wire()
+    for first in (True, False):
+        wire.start(700, first=first)
+        wire.insert("a")
+        wire.insert("b")
+        wire.stop()
+        wire.begin(701, 0x5000)
+        wire.insert("c")
+        wire.commit(0x5000)
+    loop, looked_at = Server(wire.take()).loop, ""
+    while loop.gather(cutter.target, 1 << 20) is Outcome.MESSAGE:
+        assert not cutter.settle()
+        data = loop.take_message()
+        looked_at += chr(data[HEADER])
+        assert not cutter.feed(data)
+    cutter.settle()
+    assert looked_at == "SESE"
+    assert [kinds(cut) for cut in (*cutter.flush(), *cutter.flush_open())] == ["BIC" * 2, "I" * 4]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("n_bytes_left", [0, 50])
+def test_a_commit_that_finds_no_room_ends_its_transaction_all_the_same(feed: Feed, n_bytes_left: int) -> None:
+    cutter, wire = make_cutter(), Wire()
+    capacity = len(cutter.target.payload)
+    wire.begin(700, 0x5000)
+    wire.insert("")
+    n_bytes = sum(map(len, wire.out))
+    wire.out.pop()
+    wire.insert("x" * (capacity - n_bytes - n_bytes_left))
+    wire.commit(0x5000)
+    wire.begin(701, 0x6000)
+    wire.commit(0x6000)
+    wire.insert("outside")
+    with pytest.raises(IllegalTransition):
+        feed(cutter, wire)
+    (block,) = cutter.flush()
+    assert isinstance(block, PlainBlock) and kinds(block) == "BICBC" and block.n_transactions == 2
+
+
+def test_a_large_beginning_moves_whole_when_its_transaction_is_promoted(feed: Feed) -> None:
+    cutter, wire = make_cutter(), Wire()
+    wire.begin(700, 0x5000)
+    wire.relation(columns=("a",))
+    wire.insert("x" * 200_000)
+    wire.insert("y")
+    wire.relation(columns=("a", "b"))
+    wire.insert("z", "z")
+    wire.commit(0x5000)
+    old, new, _ = feed(cutter, wire)
+    assert isinstance(old, TransactionBlock) and kinds(old) == "II" and old.block.n_bytes > 200_000
+    assert isinstance(new, TransactionBlock) and kinds(new) == "I"
+
+
+@pytest.mark.parametrize("n", [1, 2, 40])
+def test_messages_before_the_first_transaction_of_a_block_do_not_hide_its_begin(feed: Feed, n: int) -> None:
+    cutter, wire = make_cutter(), Wire()
+    for _ in range(n):
+        wire.message(b"before", transactional=False)
+    wire.begin(700, 0x5000)
+    wire.commit(0x5000)
+    wire.message(b"behind", transactional=False)
+    feed(cutter, wire)
+    (block,) = cutter.flush()
+    assert isinstance(block, PlainBlock) and kinds(block) == "M" * n + "BCM"
+    assert (block.first_commit_lsn, block.last_commit_lsn, block.n_transactions) == (0x5000, 0x5000, 1)
 
 
 def test_all_that_is_gathered_counts_as_pending_wherever_it_stands(feed: Feed) -> None:
