@@ -50,7 +50,8 @@ BASE_CONF = {
 def connect_ray(*, namespace: str = "xidstream") -> None:
     """Join the cluster that RAY_ADDRESS or the job names, else start one in this process's machine.
 
-    Raises PreconditionMissing where Spark cannot start: here, or on a node of the cluster.
+    Raises EnvironmentFault where Ray does not start or is not there, PreconditionMissing where Spark cannot start:
+    here, or on a node of the cluster.
     """
     ensure_java()
     if ray.is_initialized():
@@ -62,18 +63,32 @@ def connect_ray(*, namespace: str = "xidstream") -> None:
         # JVMs are the raylet's children and read it there.
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         require_own_host_name()
-    ray.init(
-        namespace=namespace,
-        log_to_driver=False,
-        logging_level=logging.WARNING,
-        configure_logging=False,
-        include_dashboard=False if local else None,
-        object_store_memory=LOCAL_OBJECT_STORE_BYTES if local else None,
-    )
+    try:
+        ray.init(
+            namespace=namespace,
+            log_to_driver=False,
+            logging_level=logging.WARNING,
+            configure_logging=False,
+            include_dashboard=False if local else None,
+            object_store_memory=LOCAL_OBJECT_STORE_BYTES if local else None,
+        )
+    except Exception as error:  # Ray raises plain Exception where its own processes are too slow to start
+        raise _no_ray(error, local=local) from error
     if local:
         kill_with_me(_server_pids())
     else:
         require_usable_nodes()
+
+
+def _no_ray(error: Exception, *, local: bool) -> EnvironmentFault:
+    reason = str(error).strip().splitlines()[0]
+    if local:
+        logs = "look at its logs, session_latest/logs in Ray's temporary folder"
+        return EnvironmentFault(f"Ray did not start on this machine: {reason}", remedy=logs)
+    return EnvironmentFault(
+        f"the Ray cluster was not joined: {reason}",
+        remedy="check RAY_ADDRESS, and that `ray status` answers there",
+    )
 
 
 def _server_pids() -> list[int]:
@@ -84,8 +99,14 @@ def _server_pids() -> list[int]:
 
 
 def is_local() -> bool:
-    """Whether ``ray.init`` would start a Ray of its own: no address given, and no ``ray start`` on this node."""
-    return ray._private.services.canonicalize_bootstrap_address(None) is None  # type: ignore[arg-type]
+    """Whether ``ray.init`` would start a Ray of its own: no address given, and no ``ray start`` on this node.
+
+    Raises EnvironmentFault where RAY_ADDRESS asks for one that is not there.
+    """
+    try:
+        return ray._private.services.canonicalize_bootstrap_address(None) is None  # type: ignore[arg-type]
+    except ConnectionError as error:
+        raise _no_ray(error, local=False) from error
 
 
 def is_ours() -> bool:

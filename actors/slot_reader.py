@@ -234,7 +234,7 @@ class SlotReader:
             if outcome is Outcome.MESSAGE:
                 data = loop.take_message()
                 if data[0] == _XLOG_DATA:
-                    cuts = cutter.feed(data)
+                    cuts = [*cuts, *cutter.feed(data)]
                 else:
                     self._keepalive(data)
             elif outcome is Outcome.ENDED:

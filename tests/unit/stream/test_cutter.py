@@ -208,8 +208,7 @@ def test_rows_of_a_transaction_to_be_prepared_are_open_rows_too(feed: Feed) -> N
     n_bytes = len(wire.out[0])
     assert feed(cutter, wire) == []
     assert (cutter.has_open_rows, cutter.open_transactions, cutter.pending_bytes) == (True, 1, n_bytes)
-    assert cutter.flush_open(at_least_bytes=n_bytes + 1) == []
-    (block,) = cutter.flush_open(at_least_bytes=n_bytes)
+    (block,) = cutter.flush_open()
     assert isinstance(block, TransactionBlock) and not block.streamed and cutter.pending_bytes == 0
     wire.prepare(700, "gid", 0x5000)
     (prepared,) = feed(cutter, wire)
@@ -809,6 +808,22 @@ def test_gathered_streams_stay_under_the_limit_by_cutting_the_largest(feed: Feed
     cuts = feed(cutter, wire)
     assert cutter.pending_bytes <= 2000
     assert isinstance(cuts[0], TransactionBlock) and cuts[0].xid == 705
+
+
+def test_what_is_over_the_limit_is_cut_down_to_half_of_it_at_once(feed: Feed) -> None:
+    cutter, wire = make_cutter(block_bytes=1 << 20, pending=2000), Wire()
+    xids = range(700, 760)
+    for xid in xids:
+        wire.start(xid, first=True)
+        wire.relation()
+        wire.insert("0123456789")
+        wire.stop()
+        cuts = feed(cutter, wire)
+        if cuts:
+            break
+    assert len(cuts) > 1, "blocks that are cut together share a call"
+    assert 800 < cutter.pending_bytes <= 1000
+    assert not feed(cutter, wire)
 
 
 def test_open_rows_can_be_cut_before_their_end(feed: Feed) -> None:
