@@ -58,7 +58,7 @@ chaos: setup ## Seeded kills at every fault point, 200 of real actors and 400 of
 	$(PY) -m tests.chaos --local --seeds 8 --kills 50
 	$(PY) -m tests.chaos --seeds 4 --kills 50 --together 4 --driver-share 0.12 --least 3
 
-bench: setup ## Measure everything, about thirty minutes on a quiet machine, and renew docs/performance.md
+bench: setup ## Measure everything, about 35 minutes on a quiet machine, and renew docs/performance.md
 	$(PY) -m pip install --quiet -c constraints.txt -e '.[bench]'
 	$(PY) -m benchmarks
 
