@@ -105,7 +105,7 @@ def is_local() -> bool:
     """
     try:
         return ray._private.services.canonicalize_bootstrap_address(None) is None  # type: ignore[arg-type]
-    except ConnectionError as error:
+    except (ConnectionError, ValueError) as error:  # none is there, or the address is none
         raise _no_ray(error, local=False) from error
 
 

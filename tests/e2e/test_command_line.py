@@ -319,7 +319,8 @@ def test_what_is_missing_is_one_clear_line_with_its_status(
 @NEWEST
 def test_a_ray_that_is_not_there_is_one_clear_line_with_status_1(database: Database, tmp_path: Path) -> None:
     set_up(database)
-    nowhere = {"RAY_ADDRESS": "auto", "RAY_TMPDIR": str(tmp_path)}  # no other test's Ray is found there
+    # An address that is none: Ray waits for minutes for one that does not answer, and "auto" finds other tests'.
+    nowhere = {"RAY_ADDRESS": "nowhere"}
     failed = run(*options(database, tmp_path, "--create-slot", "--available-now"), env=nowhere)
     assert failed.returncode == 1, failed.stderr
     assert "the Ray cluster was not joined" in failed.stderr and "RAY_ADDRESS" in failed.stderr

@@ -20,7 +20,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pipeline.handoff import PrepareCover
+from pipeline.handoff import PrepareCover, SlotIdentity
 from pipeline.pg import Lsn, Xid
 from pipeline.protocol.messages import (
     ColumnKind,
@@ -393,7 +393,9 @@ def run(choose: random.Random, folder: Path, n_steps: int) -> None:
     storage = Storage(str(folder))
     layout = Layout(1, "s", "0001")
     sink = Sink()
-    slot: Any = SimpleNamespace(confirmed_flush_lsn=Lsn(1), flush_lsn=Lsn(1 << 60))
+    slot: Any = SimpleNamespace(
+        identity=SlotIdentity(1, "d", "s"), confirmed_flush_lsn=Lsn(1), flush_lsn=Lsn(1 << 60)
+    )
     sequencer = Sequencer(storage, layout, slot, PrepareCover(), options, sink)
     buffer = Buffer(storage, layout, options.buffer_memory_bytes)
     cutter = StreamCutter(
