@@ -394,9 +394,15 @@ def run(choose: random.Random, folder: Path, n_steps: int) -> None:
     layout = Layout(1, "s", "0001")
     sink = Sink()
     slot: Any = SimpleNamespace(
-        identity=SlotIdentity(1, "d", "s"), confirmed_flush_lsn=Lsn(1), flush_lsn=Lsn(1 << 60)
+        identity=SlotIdentity(1, "d", "s"),
+        confirmed_flush_lsn=Lsn(1),
+        flush_lsn=Lsn(1 << 60),
+        server_version=180004,
+        proto_version=4,
+        streaming="parallel" if parallel else "on",
+        two_phase=True,
     )
-    sequencer = Sequencer(storage, layout, slot, PrepareCover(), options, sink)
+    sequencer = Sequencer(storage, layout.epoch, slot, PrepareCover(), options, sink)
     buffer = Buffer(storage, layout, options.buffer_memory_bytes)
     cutter = StreamCutter(
         block_bytes=options.block_bytes, pending_limit_bytes=options.pending_limit_bytes, parallel=parallel
