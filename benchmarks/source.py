@@ -16,7 +16,6 @@ from pipeline.pg import Lsn
 SETTINGS = {
     # The disk's mood is not what is measured; nothing here needs to survive a power cut.
     "fsync": "off",
-    "synchronous_commit": "off",
     "full_page_writes": "off",
     "autovacuum": "off",
     "max_wal_size": "32GB",
