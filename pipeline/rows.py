@@ -18,6 +18,7 @@ that number for each row.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -151,6 +152,8 @@ class DroppedRuns:
 
 
 _CHANGE_TYPE_VALUES = pa.array(CHANGE_TYPES, pa.string())
+_TIMESTAMP = CONTRACT_FIELDS[2].type
+_FILLED_ROWS = 4096
 
 
 def release(
@@ -173,18 +176,39 @@ def release(
         seq = pa.array((ordinals - before)[kept])
         batch = batch.filter(pa.array(kept))
     n = batch.num_rows
-
-    def stamped(values: npt.NDArray[np.int64]) -> pa.Array:
-        return pa.array(values[batch.column(1).to_numpy()] if plain else np.full(n, values[0]))
-
+    if plain:
+        owner = batch.column(1).to_numpy()
+        stamped = [pa.array(values[owner]) for values in (stamp.commit_lsn, stamp.xid)]
+        timestamp = pa.array(stamp.commit_timestamp_us[owner]).cast(_TIMESTAMP)
+    else:
+        stamped = [_constant(int(values[0]), n, pa.int64()) for values in (stamp.commit_lsn, stamp.xid)]
+        timestamp = _constant(int(stamp.commit_timestamp_us[0]), n, _TIMESTAMP)
     columns: Sequence[pa.Array] = [
         *batch.columns[N_INTERNAL:],
-        pc.take(_CHANGE_TYPE_VALUES, batch.column(0)),
-        stamped(stamp.commit_lsn),
-        stamped(stamp.commit_timestamp_us).cast(CONTRACT_FIELDS[2].type),
-        stamped(stamp.xid),
+        _change_types(batch.column(0)),
+        stamped[0],
+        timestamp,
+        stamped[1],
         seq,
         batch.column(3),
         batch.column(4),
     ]
     return pa.RecordBatch.from_arrays(list(columns), schema=contract_schema(relation))
+
+
+def _change_types(codes: pa.Array) -> pa.Array:
+    kinds = codes.to_numpy()
+    if len(kinds) and kinds.min() == kinds.max():
+        return _constant(CHANGE_TYPES[kinds[0]], len(kinds), pa.string())
+    return pc.take(_CHANGE_TYPE_VALUES, codes)
+
+
+def _constant(value: int | str, n: int, arrow: pa.DataType) -> pa.Array:
+    """``n`` times ``value``. A transaction's batches share what is made for the first of them: memory that is
+    touched for the first time was most of what a release cost."""
+    return _filled(value, -(-n // _FILLED_ROWS) * _FILLED_ROWS, arrow)[:n]
+
+
+@functools.lru_cache(maxsize=8)
+def _filled(value: int | str, n: int, arrow: pa.DataType) -> pa.Array:
+    return pa.repeat(pa.scalar(value, arrow), n)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import random
 import weakref
 from typing import Any
 
@@ -274,6 +275,28 @@ def test_release_takes_what_the_decoder_gives() -> None:
     released.validate(full=True)
     (row,) = released.to_pylist()
     assert (row["id"], row["_seq"], row["_unchanged"], row["_xid"]) == (2, 0, ["doc"], 700)
+
+
+def test_batches_of_one_commit_that_share_their_constants_are_what_they_were_by_themselves() -> None:
+    seed = random.randrange(1 << 32)
+    rng = random.Random(seed)
+    stamps = [rows.Stamp.of_one(rng.randrange(1 << 60), rng.randrange(1 << 50), 700 + i) for i in range(3)]
+    for _ in range(40):
+        n, stamp = rng.choice((1, 2, 4095, 4096, 4097, 9000)), rng.choice(stamps)
+        messages = [insert([str(i), "a", "b"]) for i in range(n)]
+        if rng.random() < 0.3:
+            messages[rng.randrange(n)] = delete(key=["1", None, None])
+        released = rows.release(decode(*messages).tables[0].batch, KEYED, stamp, rows.DroppedRuns())
+        released.validate(full=True)
+        kinds = ["delete" if change[0] == ord("D") else "insert" for change in messages]
+        assert released.column("_change_type").to_pylist() == kinds, f"seed {seed}"
+        for name, values in (
+            ("_commit_lsn", stamp.commit_lsn),
+            ("_xid", stamp.xid),
+            ("_commit_timestamp", stamp.commit_timestamp_us),
+        ):
+            found = released.column(name).cast(pa.int64()).to_pylist()
+            assert found == [int(values[0])] * n, f"seed {seed}"
 
 
 def test_ipc_round_trip_of_a_batch_with_exceptions() -> None:
