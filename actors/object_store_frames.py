@@ -5,13 +5,12 @@ to look at its type, which doubles the time of a small batch, and its schema map
 timestamps without zone nor maps.
 
 The JVM never compares the stream's schema with Spark's; a difference would be silently wrong values. So what is
-put (``put_arrow``) has exactly ``rows.contract_schema`` of its relation, and the Spark schema is derived from
+put (``actors.arrow_store``) has exactly ``rows.contract_schema`` of its relation, and the Spark schema is derived from
 that same Arrow schema. The caller keeps the refs alive while the frame is used.
 """
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -20,22 +19,6 @@ import ray
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-
-def put_arrow(table: pa.Table) -> ray.ObjectRef:
-    """Store ``table`` as the bytes of one uncompressed Arrow IPC stream, owned by this process."""
-    return ray.put(to_ipc_stream(table))
-
-
-def to_ipc_stream(table: pa.Table) -> bytes:
-    """Bytes, because the JVM side refuses a pyarrow buffer; without empty record batches, because its reader
-    takes one for the end of the stream (rows behind it were lost, silently)."""
-    sink = io.BytesIO()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        for batch in table.to_batches():
-            if batch.num_rows:
-                writer.write_batch(batch)
-    return sink.getvalue()
 
 
 def object_store_frame(spark: SparkSession, schema: pa.Schema, refs: Sequence[ray.ObjectRef]) -> DataFrame:

@@ -29,7 +29,7 @@ import pyarrow as pa
 import ray
 
 from actors.allocator import return_freed_memory
-from actors.object_store_frames import put_arrow
+from actors.arrow_store import ArrowStore
 from pipeline import rows
 from pipeline.buffer import BufferMemory, OpenTransaction
 from pipeline.buffer.transaction import stamp_messages
@@ -100,6 +100,7 @@ def _unless_failed(method: _Method) -> _Method:
 class XidBuffer:
     def __init__(self, settings: BufferSettings) -> None:
         self._storage = Storage(settings.storage_uri)
+        self._store = ArrowStore()
         self._layout = settings.layout
         self._memory = BufferMemory(settings.memory_bytes)
         self._open: dict[Xid, OpenTransaction] = {}
@@ -134,7 +135,7 @@ class XidBuffer:
             released_table = pa.Table.from_batches(batches)
             memory.append(
                 MemoryPart(
-                    relation, released_table.num_rows, released_table.nbytes, put_arrow(released_table)
+                    relation, released_table.num_rows, released_table.nbytes, self._store.put(released_table)
                 )
             )
         return Sealed(
@@ -191,6 +192,8 @@ class XidBuffer:
         return self._hold(transaction)
 
     def _hold(self, transaction: OpenTransaction) -> Held:
+        if self._memory.free_bytes(self._open.values()) < self._store.kept_bytes:
+            self._store.give_back()
         while (spill := self._memory.next_spill(self._open.values())) is not None:
             self._spill(spill.transaction, spill.relation)
         return Held(transaction.xid, transaction.n_rows, transaction.n_bytes, transaction.n_segments)
@@ -212,7 +215,7 @@ class XidBuffer:
         transaction = self._started(end.xid, step)
         reach("sealing")
         transaction.give_messages_back(lambda key: read_messages(self._storage, key))
-        sealed = transaction.seal(end, put_arrow)
+        sealed = transaction.seal(end, self._store.put)
         reach("sealed")
         del self._open[end.xid]
         self._delete_unnamed(transaction, {part.segment.key for part in sealed.segments})

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 import ray
 
+from actors.arrow_store import ArrowStore
 from actors.buffer_pool import BufferPool
 from actors.faults import unwrap
 from actors.xid_buffer import BlockHead, BufferSettings, XidBuffer
@@ -130,3 +134,65 @@ def test_a_transaction_whose_buffer_died_while_it_was_to_move_is_not_committed_w
         wait_until(lambda: pool.collect(timeout_s=1))
     for actor in pool._actors.values():
         ray.kill(actor)
+
+
+def transaction_block(xid: int, texts: list[str]) -> TransactionBlock:
+    content = block(*[insert([text], subxid=xid) for text in texts])
+    snapshot = RelationSnapshot(0, {5: relation(("note", "text"))})
+    return TransactionBlock(Xid(xid), StreamBlock(*content, snapshot), True, Lsn(0x100))
+
+
+def texts_of(sealed: Any) -> list[str]:
+    tables = [pa.ipc.open_stream(ray.get(part.ref)).read_all() for part in sealed.memory]
+    return [text for table in tables for text in table.column("note").to_pylist()]
+
+
+def test_blocks_of_several_transactions_in_one_call_keep_their_rows_apart_and_in_order(storage: Path) -> None:
+    settings = BufferSettings(str(storage), Layout(1, "s", "e"), 64 << 20)
+    pool = BufferPool(Config.of({"buffers_min": 1, "buffers_max": 1}), settings)
+    pool.await_ready()
+    xids = (700, 701, 702)
+    for round_ in range(3):
+        for xid in xids:
+            pool.add_block(transaction_block(xid, [f"{xid}.{round_}.{i}" for i in range(5)]))
+    assert not pool._in_flight, "nothing is on its way before send"
+    pool.send()
+    assert len(pool._in_flight) == 1, "one call for all"
+    # What is added behind that goes before the commit, which does not wait for send.
+    pool.add_block(transaction_block(701, ["last"]))
+    ends = {xid: TransactionEnd(Xid(xid), Lsn(xid), Lsn(xid), 0, streamed=True) for xid in (702, 701, 700)}
+    sealed = {xid: ray.get(pool.commit(end, n)) for n, (xid, end) in enumerate(ends.items())}
+    for xid in xids:
+        texts = [f"{xid}.{round_}.{i}" for round_ in range(3) for i in range(5)]
+        assert texts_of(sealed[xid]) == texts + ["last"] * (xid == 701)
+    pool.collect(timeout_s=60)
+    assert pool.in_flight_bytes == 0
+    for actor in pool._actors.values():
+        ray.kill(actor)
+
+
+@pytest.mark.parametrize("seed", [random.randrange(1 << 32)])
+def test_streams_written_into_memory_that_was_used_before_hold_their_own_rows(seed: int) -> None:
+    chosen = random.Random(seed)
+    store, stored = ArrowStore(), []
+    for _ in range(60):
+        n_rows = int(10 ** chosen.uniform(0, 6.4))
+        batches = [
+            pa.record_batch({"i": pa.array(np.full(n, chosen.randrange(1 << 30)))})
+            for n in (n_rows // 2, 0, n_rows - n_rows // 2)
+        ]
+        table = pa.Table.from_batches(batches)
+        stored.append((table, store.put(table)))
+        if chosen.random() < 0.2:
+            store.give_back()
+            assert store.kept_bytes == 0
+        assert store.kept_bytes <= 16 << 20
+        if len(stored) > 8:
+            stored.pop(chosen.randrange(len(stored)))
+    for table, ref in stored:
+        content = ray.get(ref)
+        assert type(content) is bytes, "the executors' JVMs read nothing else"
+        with pa.ipc.open_stream(content) as reader:
+            found = list(reader)
+        assert all(batch.num_rows for batch in found), "the JVM takes an empty batch for the end"
+        assert pa.Table.from_batches(found, table.schema).equals(table), f"seed {seed}"
