@@ -1,6 +1,7 @@
 """The reader's buffers: starts them, gives blocks to the right one, counts what they have not finished.
 
-A plain object inside the slot reader, which therefore owns every buffer: when the reader ends, they end.
+A plain object inside the slot reader, which therefore owns every buffer: when the reader ends, they end. Once the
+reader reads, the thread of ``Dispatch`` alone calls it; others read sums.
 Which buffer takes what is decided by ``pipeline.buffer.BufferPoolPolicy``; where buffers run, by Ray's default policy:
 it prefers the node of whoever asks, the reader's, where blocks are in shared memory already, until half of that node
 is taken, then goes elsewhere, and asks the autoscaler where nothing is free. A soft NodeAffinity to the reader's node
@@ -79,7 +80,7 @@ class BufferPool:
         self._see_placed()
 
     def pids(self) -> list[int]:
-        return list(ray.get([actor.pid.remote() for actor in self._actors.values()]))
+        return list(ray.get([actor.pid.remote() for actor in list(self._actors.values())]))
 
     @property
     def n_buffers(self) -> int:

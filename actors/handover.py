@@ -1,6 +1,6 @@
 """What the reader cut, to where it belongs: blocks to buffers, ends to the sequencer, with tickets in stream order.
 
-A plain object inside the slot reader, used by its loop alone. It also knows how much is on its way: in flight to
+A plain object inside the slot reader, used by the thread of ``Dispatch`` alone. It also knows how much is on its way: in flight to
 buffers, and ended but not in the sink. Errors of buffers and of the sequencer come out of ``take_back``.
 """
 
@@ -49,10 +49,6 @@ class HandOver:
     def backlog_bytes(self) -> int:
         return self._backlog.n_bytes
 
-    @property
-    def in_flight_bytes(self) -> int:
-        return self._pool.in_flight_bytes
-
     def give(self, cuts: Iterable[Cut]) -> None:
         entries: list[Entry] = []
         for cut in cuts:
@@ -73,9 +69,9 @@ class HandOver:
         if entries:
             self._submitted.append(self._sequencer.submit.remote(entries))
 
-    def take_back(self, done_ticket: int, *, wait_s: float = 0.0) -> None:
+    def take_back(self, done_ticket: int) -> None:
         """Collect results and credit; raises what a buffer or the sequencer raised."""
-        self._pool.collect(timeout_s=wait_s)
+        self._pool.collect()
         self._backlog.done(done_ticket)
         while self._submitted and ray.wait([self._submitted[0]], timeout=0)[0]:
             try:

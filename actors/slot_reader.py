@@ -1,14 +1,8 @@
-"""The slot reader actor: owns the replication connection, cuts the stream, answers the server.
+"""The slot reader actor: owns the replication connection and the buffers.
 
-``run`` is the loop, on a thread of its own inside the actor; ``feedback``, ``stop`` and ``stats`` come in on
-others and only set or read plain attributes. Rows go from libpq into the cutter's arrays in a compiled loop; what
-needs a look comes to ``StreamCutter.feed``. While rows flow the reader naps instead of polling: a walsender sends
-each row by itself, and whoever polls is woken for each, which costs both of them more than the row does.
-
-What is decided where: what a message means, ``pipeline.stream``; when to pause, here, from three sums of bytes
-(gathered, in flight to buffers, committed but not yet in the sink). A pause stops reading, never the
-connection: the status updates go on. The confirmed position comes from the sequencer alone; this actor never
-derives one.
+A shell: ``prepare`` connects and starts the buffers, ``open`` starts replication, ``run`` reads until ``stop``, on a
+thread of its own inside the actor (``Reading``), beside the one that hands blocks over (``Dispatch``). ``feedback``,
+``stop`` and ``stats`` come in on others, and only set or read plain attributes.
 """
 
 from __future__ import annotations
@@ -16,42 +10,27 @@ from __future__ import annotations
 import importlib
 import os
 import threading
-import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from actors.allocator import return_freed_memory
 from actors.buffer_pool import BufferPool
+from actors.dispatch import Dispatch
 from actors.handover import HandOver
 from actors.quota import QuotaShare
+from actors.reading import Reading
 from actors.secrets import take_up
 from actors.slot_record import check_record
 from actors.xid_buffer import BufferSettings
 from pipeline.config import Config
-from pipeline.errors import ConnectionLost, SlotLost
-from pipeline.faultpoints import reach
 from pipeline.handoff import Opened
-from pipeline.pg import INVALID_LSN, Lsn, Xid
-from pipeline.protocol.gathered import Outcome
-from pipeline.protocol.parser import parse_keepalive
+from pipeline.pg import Lsn, Xid
+from pipeline.protocol.gathered import Spare
 from pipeline.segments import Layout
 from pipeline.slot.admin import Blocker, describe_slot
 from pipeline.slot.opening import connect_slot, slot_settings
-from pipeline.stream import Cut, StreamCutter
+from pipeline.stream import StreamCutter
 from pipeline.stream.backlog import Backlog
-from pipeline.stream.linger import Linger
-
-_XLOG_DATA = ord("w")
-_CONTROLS_PER_LOOK = 1024
-_NAP_S, _SOCKET_NAP_S = 0.0003, 0.0001
-"""While rows flow. A Unix socket takes about 280 rows that were sent one by one, which come in half a millisecond, and
-then the walsender waits; TCP joins them, and takes megabytes."""
-_IDLE_WAIT_S = 0.05
-_LOOK_INTERVAL_S = 0.002
-_FLOWING_LOOK_INTERVAL_S = 0.01
-_POSITION_INTERVAL_S = 0.25
-_STOP_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -84,14 +63,7 @@ class SlotReader:
         self._share = None if quota is None else QuotaShare(quota, epoch, config.buffers_min)
         self._stop = threading.Event()
         self._waiting_for: str | None = None
-        self._status_interval_s: float | None = None
-        self._flushed = INVALID_LSN
-        self._done_ticket = -1
-        self._status_due = False
-        self._received = INVALID_LSN
-        self._paused = False
-        self._solicited = 0.0
-        self._running = False
+        self._dispatch: Dispatch | None = None
         return_freed_memory()
 
     # -- called by the supervisor ----------------------------------------------------------------------
@@ -105,7 +77,6 @@ class SlotReader:
             slot_settings(config), create=config.create_slot, on_wait=self._tell_blockers
         )
         self._waiting_for = None
-        self._connection = self._slot.connection
         self._start_buffers()
 
     def waiting_for(self) -> str | None:
@@ -119,17 +90,23 @@ class SlotReader:
         state = describe_slot(config.dsn, config.slot)
         # Read again: until START another reader may have moved it.
         confirmed_flush_lsn = state.confirmed_flush or self._slot.confirmed_flush_lsn
-        self._status_interval_s = min(
-            config.status_interval_ms / 1000, self._slot.wal_sender_timeout_s / 3 or float("inf")
-        )
+        self._spare = Spare(config.reader_memory_bytes // 4)
         self._cutter = StreamCutter(
             block_bytes=config.block_bytes,
             pending_limit_bytes=max(config.block_bytes, config.reader_memory_bytes // 2),
             parallel=self._slot.streaming == "parallel",
+            spare=self._spare,
         )
-        self._loop = self._connection.copy_loop()
-        self._nap_s = _SOCKET_NAP_S if self._connection.is_local else _NAP_S
-        self._flushed = confirmed_flush_lsn
+        self._reading = Reading(
+            config,
+            self._slot.connection,
+            self._cutter,
+            self._stop,
+            confirmed_flush_lsn=confirmed_flush_lsn,
+            status_interval_s=min(
+                config.status_interval_ms / 1000, self._slot.wal_sender_timeout_s / 3 or float("inf")
+            ),
+        )
         return Opened(
             identity=self._slot.identity,
             confirmed_flush_lsn=confirmed_flush_lsn,
@@ -145,13 +122,22 @@ class SlotReader:
         """The process ids of this actor and of the buffers kept ready."""
         return [os.getpid(), *self._pool.pids()]
 
+    def run(self, sequencer: Any) -> None:
+        """Read until ``stop``. Raises ConnectionLost, ProtocolViolation, SlotLost and what buffers raise."""
+        self._handover = HandOver(self._pool, sequencer, Backlog(self._config.buffer_memory_bytes))
+        self._dispatch = Dispatch(self._handover, self._pool, self._spare)
+        self._dispatch.start()
+        try:
+            self._reading.run(self._dispatch)
+        finally:
+            self._dispatch.close()
+            self._slot.connection.close()
+
     def feedback(self, confirmed_lsn: Lsn, done_ticket: int) -> None:
         """From the sequencer: what may be confirmed, and what no longer waits for the sink."""
-        if confirmed_lsn > self._flushed:
-            # In this order: the loop clears the mark before it reads the position.
-            self._flushed = confirmed_lsn
-            self._status_due = True
-        self._done_ticket = max(self._done_ticket, done_ticket)
+        self._reading.confirm(confirmed_lsn)
+        if self._dispatch is not None:
+            self._dispatch.done_ticket = max(self._dispatch.done_ticket, done_ticket)
 
     def stop(self) -> None:
         """End ``run`` after the next look: it confirms what it may, and leaves the slot free."""
@@ -159,18 +145,19 @@ class SlotReader:
 
     def stats(self) -> ReaderStats | None:
         """None before ``run``."""
-        if not self._running:
+        dispatch = self._dispatch
+        if dispatch is None:
             return None
         held = [(h.xid, h.n_rows, h.n_bytes_in_memory, h.n_segments) for h in list(self._pool.open.values())]
         return ReaderStats(
             n_messages=self._cutter.n_messages_cut,
             n_bytes=self._handover.n_bytes,
-            received_lsn=max(self._received, self._handover.end_lsn),
-            flushed_lsn=self._flushed,
+            received_lsn=max(self._reading.received_lsn, dispatch.end_lsn),
+            flushed_lsn=self._reading.flushed_lsn,
             pending_bytes=self._cutter.pending_bytes,
-            in_flight_bytes=self._pool.in_flight_bytes,
-            backlog_bytes=self._handover.backlog_bytes,
-            paused=self._paused,
+            in_flight_bytes=dispatch.in_flight_bytes,
+            backlog_bytes=dispatch.backlog_bytes,
+            paused=self._reading.paused,
             n_buffers=self._pool.n_buffers,
             n_buffers_asked=self._pool.n_asked,
             n_moved=self._pool.n_moved,
@@ -189,181 +176,3 @@ class SlotReader:
         # While the buffers load their kernels, and not when the slot is ours.
         importlib.import_module("pipeline.slot.copy_loop")
         self._pool.await_ready()
-
-    # -- the loop --------------------------------------------------------------------------------------
-
-    def run(self, sequencer: Any) -> None:
-        """Read until ``stop``. Raises ConnectionLost, ProtocolViolation and what buffers raise."""
-        self._handover = HandOver(self._pool, sequencer, Backlog(self._config.buffer_memory_bytes))
-        self._running = True
-        self._next_status_s = time.monotonic()
-        self._asked_s: float | None = None
-        self._next_position_s = 0.0
-        self._next_look_s = 0.0
-        self._quiet = False
-        self._linger = Linger(
-            linger_s=self._config.linger_ms / 1000, stream_linger_s=self._config.stream_linger_ms / 1000
-        )
-        try:
-            with self._connection.reading():
-                while not self._stop.is_set():
-                    if self._over_credit():
-                        self._pause()
-                        continue
-                    self._look(self._read())
-                self._send_status(time.monotonic(), reply=False)
-            # In order, so that the server has surely read the last position: the next run starts from it.
-            self._connection.stop(_STOP_TIMEOUT_S)
-        finally:
-            self._connection.close()
-
-    def _read(self) -> bool:
-        """Take what the server has sent, up to the first cuts; True when the socket had no more."""
-        cutter, loop, block_bytes = self._cutter, self._loop, self._config.block_bytes
-        self._flowing = False
-        for _ in range(_CONTROLS_PER_LOOK):
-            target = cutter.target
-            n_messages = target.n_messages
-            outcome = loop.gather(target, block_bytes)
-            self._flowing = self._flowing or target.n_messages != n_messages or outcome is not Outcome.DRAINED
-            cuts = cutter.settle()
-            if self._flowing:
-                self._asked_s = None
-            if outcome is Outcome.DRAINED:
-                return True
-            if outcome is Outcome.MESSAGE:
-                data = loop.take_message()
-                if data[0] == _XLOG_DATA:
-                    cuts = [*cuts, *cutter.feed(data)]
-                else:
-                    self._keepalive(data)
-            elif outcome is Outcome.ENDED:
-                raise self._connection.end_of_stream()
-            elif outcome is Outcome.FAILED:
-                raise self._connection.failure()
-            if cuts:
-                self._give(cuts)
-                if outcome is Outcome.FULL or self._over_credit():
-                    return False
-        return False
-
-    def _look(self, drained: bool) -> None:
-        """What is not done for each message. The socket is empty every few hundred of them, and asking Ray what has
-        ended costs as much as reading a thousand: so this is done by the clock, not each time."""
-        now_s = time.monotonic()
-        if now_s < self._next_look_s:
-            if drained and self._flowing:
-                time.sleep(self._nap_s)
-            elif drained:
-                self._connection.wait_readable(self._next_look_s - now_s)
-            return
-        self._next_look_s = now_s + (_FLOWING_LOOK_INTERVAL_S if self._flowing else _LOOK_INTERVAL_S)
-        self._quiet = self._quiet and drained
-        self._handover.take_back(self._done_ticket)
-        self._pool.adapt()
-        self._pool.check_alive(now_s)
-        self._flush_lingering(now_s)
-        if self._status_due or now_s >= self._next_status_s:
-            self._send_status(now_s, reply=False)
-        if drained:
-            self._watch_notices()
-            self._solicit_position(now_s)
-            self._pool.give_back_idle(self._done_ticket)
-            wait_s = _IDLE_WAIT_S
-            if self._cutter.whole_bytes:
-                wait_s = min(wait_s, self._config.linger_ms / 1000)
-            self._quiet = not self._connection.wait_readable(wait_s)
-            if self._quiet:
-                self._fail_on_silence()
-
-    def _watch_notices(self) -> None:
-        """Before what came after a notice is handed on: nothing behind a skipped publication may be confirmed."""
-        for notice in self._connection.take_notices():
-            if notice.skips_publication:
-                # PostgreSQL 18 only warns, and leaves the publication's changes out of the stream for good.
-                raise SlotLost(
-                    f"slot {self._config.slot}: {notice.message}",
-                    remedy="create the publication again; changes made meanwhile are missing: take a new snapshot",
-                )
-
-    def _flush_lingering(self, now_s: float) -> None:
-        if self._linger.whole_is_due(now_s, self._cutter.whole_bytes, quiet=self._quiet):
-            self._give(self._cutter.flush())
-        if self._linger.open_is_due(now_s, self._cutter.has_open_rows):
-            self._give(self._cutter.flush_open())
-
-    def _give(self, cuts: Sequence[Cut]) -> None:
-        if cuts:
-            if self._connection.has_notices:
-                self._watch_notices()
-            self._handover.give(cuts)
-
-    def _pause(self) -> None:
-        """Too much is under way: take results and credit, and keep the connection alive, but do not read."""
-        self._paused = True
-        self._asked_s = None  # nobody listens: silence means nothing
-        self._handover.take_back(self._done_ticket, wait_s=_IDLE_WAIT_S)
-        if not self._handover.in_flight_bytes:
-            # What is over the limit is here, gathered: only cutting it can bring credit back.
-            self._give(self._cutter.flush())
-            self._give(self._cutter.flush_open())
-        now_s = time.monotonic()
-        self._pool.adapt()
-        self._pool.check_alive(now_s)
-        if self._status_due or now_s >= self._next_status_s:
-            self._send_status(now_s, reply=False)
-        if self._handover.backlog_bytes > self._config.backlog_bytes:
-            time.sleep(_IDLE_WAIT_S)
-        self._paused = self._over_credit()
-
-    def _over_credit(self) -> bool:
-        return (
-            self._handover.in_flight_bytes + self._cutter.pending_bytes > self._config.reader_memory_bytes
-            or self._handover.backlog_bytes > self._config.backlog_bytes
-        )
-
-    # -- the server ------------------------------------------------------------------------------------
-
-    def _keepalive(self, data: Any) -> None:
-        keepalive = parse_keepalive(data)
-        if self._connection.has_notices:
-            self._watch_notices()
-        now_s = time.monotonic()
-        self._received = max(self._received, keepalive.end_lsn)
-        if now_s >= self._next_position_s:
-            self._give(self._cutter.position(keepalive.end_lsn))
-            self._next_position_s = now_s + _POSITION_INTERVAL_S / 2
-        if keepalive.reply_requested:
-            self._send_status(now_s, reply=False)
-
-    def _fail_on_silence(self) -> None:
-        """A link that only one side has lost stays open; the server answers what ``_solicit_position`` asks."""
-        if not self._config.receive_timeout_ms or self._asked_s is None:
-            return
-        timeout_s = max(self._config.receive_timeout_ms, 2 * self._config.status_interval_ms) / 1000
-        if time.monotonic() - self._asked_s > timeout_s:
-            raise ConnectionLost(
-                f"slot {self._config.slot}: the server was silent for {timeout_s:.0f} s, though it was asked",
-                remedy="check the network in between; raise receive_timeout_ms where the server is that slow",
-            )
-
-    def _solicit_position(self, now_s: float) -> None:
-        """Ask where the server is: an idle publication must not hold WAL back, nor a run wait for traffic."""
-        interval_s = _POSITION_INTERVAL_S if self._config.available_now else self._status_interval_s
-        assert interval_s is not None, "open comes before run"
-        if now_s - self._solicited >= interval_s:
-            self._solicited = now_s
-            self._asked_s = now_s if self._asked_s is None else self._asked_s
-            self._send_status(now_s, reply=True)
-
-    def _send_status(self, now_s: float, *, reply: bool) -> None:
-        self._status_due = False
-        flushed = self._flushed
-        received = max(self._received, self._handover.end_lsn, flushed)
-        reach("sending_status")
-        sent = self._connection.send_status(received, flushed, flushed, reply)
-        reach("status_sent")
-        # The server has not taken the last one yet: this one is sent at the next look.
-        self._status_due = self._status_due or not sent
-        assert self._status_interval_s is not None, "open comes before run"
-        self._next_status_s = now_s + self._status_interval_s

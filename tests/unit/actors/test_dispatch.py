@@ -1,0 +1,168 @@
+"""The thread that hands over: in order, with credit, and never silent about what failed."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from actors.dispatch import Dispatch
+from pipeline.errors import ComponentLost
+from pipeline.pg import INVALID_LSN, Lsn, Xid
+from pipeline.protocol.gathered import Spare
+from pipeline.stream import Aborted, Block, Cut, RelationSnapshot, TransactionBlock
+from tests.waiting import wait_until
+
+
+class HandOver:
+    """What ``actors.handover`` does, without Ray."""
+
+    def __init__(self) -> None:
+        self.given: list[Cut] = []
+        self.may_go_on = threading.Event()
+        self.may_go_on.set()
+        self.error: BaseException | None = None
+        self.done_ticket = -2
+        self.backlog_bytes = 0
+        self.end_lsn = INVALID_LSN
+
+    def give(self, cuts: Sequence[Cut]) -> None:
+        assert self.may_go_on.wait(10)
+        self.given += cuts
+
+    def take_back(self, done_ticket: int) -> None:
+        if self.error is not None:
+            raise self.error
+        self.done_ticket = done_ticket
+
+
+class Pool:
+    def __init__(self) -> None:
+        self.in_flight_bytes = 0
+        self.n_idle = 0
+
+    def adapt(self) -> None: ...
+
+    def check_alive(self, now_s: float) -> None: ...
+
+    def give_back_idle(self, done_ticket: int) -> None:
+        self.n_idle += 1
+
+
+class Running:
+    def __init__(self) -> None:
+        self.handover, self.pool, self.spare = HandOver(), Pool(), Spare(1 << 20)
+        handover: Any = self.handover
+        pool: Any = self.pool
+        self.dispatch = Dispatch(handover, pool, self.spare)
+        self.dispatch.start()
+
+
+@pytest.fixture
+def running() -> Iterator[Running]:
+    made = Running()
+    yield made
+    made.handover.may_go_on.set()
+    made.dispatch.close()
+    assert not made.dispatch._thread.is_alive()
+
+
+def block(n_bytes: int = 100, array: Any = None) -> TransactionBlock:
+    payload = (np.zeros(1000, np.uint8) if array is None else array)[:n_bytes]
+    return TransactionBlock(
+        Xid(700), Block(payload, np.array([n_bytes], np.int32), RelationSnapshot(0, {})), True, Lsn(1)
+    )
+
+
+def failure_of(dispatch: Dispatch) -> BaseException:
+    caught: list[BaseException] = []
+
+    def has_failed() -> bool:
+        try:
+            dispatch.check()
+        except BaseException as error:
+            caught.append(error)
+        return bool(caught)
+
+    wait_until(has_failed)
+    return caught[0]
+
+
+def test_cuts_come_in_the_order_in_which_they_were_given(running: Running) -> None:
+    cuts: list[Cut] = [block() if i % 3 else Aborted(Xid(700 + i)) for i in range(200)]
+    for i in range(0, 200, 4):
+        running.dispatch.give(cuts[i : i + 4])
+    wait_until(lambda: len(running.handover.given) == 200)
+    assert all(a is b for a, b in zip(running.handover.given, cuts, strict=True))
+
+
+def test_whoever_gives_does_not_wait_for_ray_and_what_waits_counts_as_in_flight(running: Running) -> None:
+    running.handover.may_go_on.clear()
+    running.pool.in_flight_bytes = 1000
+    for _ in range(5):
+        running.dispatch.give([block(), block(50)])
+    assert running.dispatch.in_flight_bytes == 1000 + 5 * 150
+    running.handover.may_go_on.set()
+    wait_until(lambda: running.dispatch.in_flight_bytes == 1000)
+
+
+def test_the_memory_of_a_block_is_used_again_when_ray_has_copied_it_and_not_before(running: Running) -> None:
+    array = np.zeros(1000, np.uint8)
+    running.handover.may_go_on.clear()
+    running.dispatch.give([block(array=array)])
+    assert running.spare.empty(1000) is not array
+    running.handover.may_go_on.set()
+    wait_until(lambda: running.dispatch.in_flight_bytes == 0)
+    wait_until(lambda: running.spare.empty(1000) is array)
+
+
+@pytest.mark.parametrize("when", ["taking back", "giving"])
+def test_what_failed_is_raised_where_the_stream_is_read_and_nothing_more_is_handed_over(
+    running: Running, when: str
+) -> None:
+    error = ComponentLost("a buffer died")
+    if when == "giving":
+
+        def give(cuts: Sequence[Cut]) -> None:
+            raise error
+
+        running.handover.give = give  # type: ignore[method-assign]
+    else:
+        running.handover.error = error
+    running.dispatch.give([block()])
+    assert failure_of(running.dispatch) is error
+    running.handover.given.clear()
+    running.dispatch.give([block()])
+    running.dispatch._thread.join(5)
+    assert not running.dispatch._thread.is_alive() and not running.handover.given
+
+
+def test_what_the_sink_holds_is_told_though_nothing_flows(running: Running) -> None:
+    running.dispatch.done_ticket = 41
+    wait_until(lambda: running.handover.done_ticket == 41)
+    wait_until(lambda: running.pool.n_idle > 1)
+
+
+def test_after_the_end_nothing_is_handed_over(running: Running) -> None:
+    running.handover.may_go_on.clear()
+    running.dispatch.give([block()])
+    running.dispatch.give([block()])
+    closing = threading.Thread(target=running.dispatch.close)
+    closing.start()
+    wait_until(lambda: running.dispatch._failure is not None)
+    running.handover.may_go_on.set()
+    closing.join(10)
+    assert len(running.handover.given) <= 1
+
+
+def test_a_pause_ends_with_the_next_look_and_with_a_failure(running: Running) -> None:
+    started_s = time.monotonic()
+    running.dispatch.await_look(30)
+    running.handover.error = ComponentLost("a buffer died")
+    failure_of(running.dispatch)
+    running.dispatch.await_look(30)
+    assert time.monotonic() - started_s < 20
