@@ -1,7 +1,7 @@
 """What the reader cut, to where it belongs: blocks to buffers, ends to the sequencer, with tickets in stream order.
 
-A plain object inside the slot reader, used by the thread of ``Dispatch`` alone. It also knows how much is on its way: in flight to
-buffers, and ended but not in the sink. Errors of buffers and of the sequencer come out of ``take_back``.
+A plain object inside the slot reader, used by the thread of ``Dispatch`` alone. It also knows how much has ended and is
+not in the sink. Errors of buffers and of the sequencer come out of ``take_back``.
 """
 
 from __future__ import annotations
