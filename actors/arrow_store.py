@@ -4,7 +4,7 @@ A page of memory that is touched for the first time costs here some two microsec
 stream of 7 MiB took 5.5 ms to write into new memory, and 0.9 ms into memory that was used before. A buffer gives away
 its last rows when their transaction commits, and Spark waits for that. So streams are written into one piece of memory,
 which ``ray.put`` would not take: it tells the JVM's bytes by their type, which is ``bytes``. The object that it makes
-of them is made here, of a ``bytearray``.
+of them is made here, of a ``bytearray``, where Ray's own call for it is the one that is known.
 
 Used by one buffer, from one thread. What ``put`` returns is owned by this process.
 
@@ -47,15 +47,7 @@ class ArrowStore:
         # Within what was allotted before, this touches nothing.
         _resize(content, n_bytes)
         _write(pa.FixedSizeBufferWriter(pa.py_buffer(content)), table.schema, batches)
-        worker = ray._private.worker.global_worker
-        # As ``ray.put`` calls it; the bytes are copied when it returns.
-        ref: ray.ObjectRef = worker.core_worker.put_object(  # type: ignore[attr-defined]
-            RawSerializedObject(content),
-            pin_object=True,
-            inline_small_object=True,
-            _is_experimental_channel=False,
-        )
-        return ref
+        return _put(content)
 
     @property
     def kept_bytes(self) -> int:
@@ -64,6 +56,22 @@ class ArrowStore:
     def give_back(self) -> None:
         """The memory that is kept, because rows need it more."""
         self._kept, self._capacity_bytes = bytearray(), 0
+
+
+def _put(content: bytearray) -> ray.ObjectRef:
+    """As ``ray.put(bytes(content))`` does it, without that copy where this Ray can: the call is its own, and has
+    changed between releases. The bytes are copied when it returns."""
+    try:
+        core_worker = ray._private.worker.global_worker.core_worker  # type: ignore[attr-defined]
+        ref: ray.ObjectRef = core_worker.put_object(
+            RawSerializedObject(content),
+            pin_object=True,
+            inline_small_object=True,
+            _is_experimental_channel=False,
+        )
+    except (AttributeError, TypeError):
+        return ray.put(bytes(content))
+    return ref
 
 
 def _write(sink: pa.NativeFile, schema: pa.Schema, batches: list[pa.RecordBatch]) -> None:

@@ -23,21 +23,22 @@ from actors.buffer_pool import BufferPool
 from actors.handover import HandOver
 from pipeline.errors import ComponentLost
 from pipeline.pg import Lsn
-from pipeline.protocol.gathered import Spare
-from pipeline.stream import Block, Cut, PlainBlock, TransactionBlock
+from pipeline.stream import Cut, PlainBlock, TransactionBlock
 
 _LOOK_INTERVAL_S = 0.01
 """What has ended is asked of Ray by the clock: a question costs as much as reading a thousand rows."""
 _IDLE_INTERVAL_S = 0.05
-_CLOSE_TIMEOUT_S = 10.0
+_CLOSE_TIMEOUT_S = 3.0
+_CUT_BYTES = 8 << 10
+"""What a cut counts beside its rows: its memory, and the calls to Ray that it is, which must not queue up without bound
+where transactions have few rows or none."""
 
 
 class Dispatch:
     """``done_ticket``: what no longer waits for the sink; whoever learns it sets it."""
 
-    def __init__(self, handover: HandOver, pool: BufferPool, spare: Spare) -> None:
+    def __init__(self, handover: HandOver, pool: BufferPool) -> None:
         self._handover = handover
-        self._spare = spare
         self._pool = pool
         self.done_ticket = -1
         self._queue: queue.SimpleQueue[Sequence[Cut] | None] = queue.SimpleQueue()
@@ -65,9 +66,14 @@ class Dispatch:
         self._queue.put(cuts)
 
     @property
+    def queued_bytes(self) -> int:
+        """Given, and not yet handed over."""
+        return self._queued_bytes - self._handed_bytes
+
+    @property
     def in_flight_bytes(self) -> int:
         """Given, and not yet decoded."""
-        return self._queued_bytes - self._handed_bytes + self._pool.in_flight_bytes
+        return self.queued_bytes + self._pool.in_flight_bytes
 
     @property
     def backlog_bytes(self) -> int:
@@ -100,9 +106,6 @@ class Dispatch:
                 if cuts:
                     self._handover.give(cuts)
                     self._handed_bytes += _bytes_of(cuts)
-                    # Ray has copied what it was given.
-                    for block in _blocks(cuts):
-                        self._spare.give_back(block.payload)
                     self._next_look_s = min(self._next_look_s, time.monotonic() + _LOOK_INTERVAL_S)
                 self._look(idle=not cuts)
         except BaseException as error:  # noqa: BLE001
@@ -128,10 +131,6 @@ class Dispatch:
         self._looked.set()
 
 
-def _blocks(cuts: Sequence[Cut]) -> list[Block]:
-    blocks = [cut.block for cut in cuts if isinstance(cut, (TransactionBlock, PlainBlock))]
-    return [block for block in blocks if block is not None]
-
-
 def _bytes_of(cuts: Sequence[Cut]) -> int:
-    return sum(block.n_bytes for block in _blocks(cuts))
+    blocks = [cut.block for cut in cuts if isinstance(cut, (TransactionBlock, PlainBlock))]
+    return _CUT_BYTES * len(cuts) + sum(block.n_bytes for block in blocks if block is not None)

@@ -163,10 +163,11 @@ class Reading:
     # -- credit ----------------------------------------------------------------------------------------
 
     def _over_credit(self) -> bool:
-        held = self._dispatch.in_flight_bytes + self._cutter.pending_bytes
+        dispatch, config = self._dispatch, self._config
         return (
-            held > self._config.reader_memory_bytes
-            or self._dispatch.backlog_bytes > self._config.backlog_bytes
+            dispatch.in_flight_bytes + self._cutter.pending_bytes > config.reader_memory_bytes
+            # What is queued may have ended: that is seen when it is handed over.
+            or dispatch.backlog_bytes + dispatch.queued_bytes > config.backlog_bytes
         )
 
     def _pause(self) -> None:

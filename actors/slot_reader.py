@@ -25,7 +25,6 @@ from actors.xid_buffer import BufferSettings
 from pipeline.config import Config
 from pipeline.handoff import Opened
 from pipeline.pg import Lsn, Xid
-from pipeline.protocol.gathered import Spare
 from pipeline.segments import Layout
 from pipeline.slot.admin import Blocker, describe_slot
 from pipeline.slot.opening import connect_slot, slot_settings
@@ -90,12 +89,10 @@ class SlotReader:
         state = describe_slot(config.dsn, config.slot)
         # Read again: until START another reader may have moved it.
         confirmed_flush_lsn = state.confirmed_flush or self._slot.confirmed_flush_lsn
-        self._spare = Spare(config.reader_memory_bytes // 4)
         self._cutter = StreamCutter(
             block_bytes=config.block_bytes,
             pending_limit_bytes=max(config.block_bytes, config.reader_memory_bytes // 2),
             parallel=self._slot.streaming == "parallel",
-            spare=self._spare,
         )
         self._reading = Reading(
             config,
@@ -125,13 +122,14 @@ class SlotReader:
     def run(self, sequencer: Any) -> None:
         """Read until ``stop``. Raises ConnectionLost, ProtocolViolation, SlotLost and what buffers raise."""
         self._handover = HandOver(self._pool, sequencer, Backlog(self._config.buffer_memory_bytes))
-        self._dispatch = Dispatch(self._handover, self._pool, self._spare)
+        self._dispatch = Dispatch(self._handover, self._pool)
         self._dispatch.start()
         try:
             self._reading.run(self._dispatch)
         finally:
-            self._dispatch.close()
+            # First the slot, which must not wait for Ray to be free for another reader.
             self._slot.connection.close()
+            self._dispatch.close()
 
     def feedback(self, confirmed_lsn: Lsn, done_ticket: int) -> None:
         """From the sequencer: what may be confirmed, and what no longer waits for the sink."""

@@ -138,6 +138,7 @@ class XidBuffer:
                     relation, released_table.num_rows, released_table.nbytes, self._store.put(released_table)
                 )
             )
+        self._give_way()
         return Sealed(
             transactions=decoded.transactions,
             memory=tuple(memory),
@@ -192,11 +193,15 @@ class XidBuffer:
         return self._hold(transaction)
 
     def _hold(self, transaction: OpenTransaction) -> Held:
-        if self._memory.free_bytes(self._open.values()) < self._store.kept_bytes:
-            self._store.give_back()
+        self._give_way()
         while (spill := self._memory.next_spill(self._open.values())) is not None:
             self._spill(spill.transaction, spill.relation)
         return Held(transaction.xid, transaction.n_rows, transaction.n_bytes, transaction.n_segments)
+
+    def _give_way(self) -> None:
+        """The store's memory is within the limit of the rows, and after them."""
+        if self._memory.free_bytes(self._open.values()) < self._store.kept_bytes:
+            self._store.give_back()
 
     @_unless_failed
     def abort_subtransactions(self, xid: Xid, step: int, subxids: tuple[Xid, ...]) -> None:
@@ -218,6 +223,7 @@ class XidBuffer:
         sealed = transaction.seal(end, self._store.put)
         reach("sealed")
         del self._open[end.xid]
+        self._give_way()
         self._delete_unnamed(transaction, {part.segment.key for part in sealed.segments})
         return sealed
 

@@ -153,7 +153,7 @@ class DroppedRuns:
 
 _CHANGE_TYPE_VALUES = pa.array(CHANGE_TYPES, pa.string())
 _TIMESTAMP = CONTRACT_FIELDS[2].type
-_FILLED_ROWS = 4096
+_FILLED_ROWS, _MOST_FILLED_ROWS = 4 << 10, 128 << 10
 
 
 def release(
@@ -206,6 +206,8 @@ def _change_types(codes: pa.Array) -> pa.Array:
 def _constant(value: int | str, n: int, arrow: pa.DataType) -> pa.Array:
     """``n`` times ``value``. A transaction's batches share what is made for the first of them: memory that is
     touched for the first time was most of what a release cost."""
+    if n > _MOST_FILLED_ROWS:
+        return pa.repeat(pa.scalar(value, arrow), n)
     return _filled(value, -(-n // _FILLED_ROWS) * _FILLED_ROWS, arrow)[:n]
 
 

@@ -14,7 +14,6 @@ Rejected: a list of bytes, joined when a block is cut, which is a Python object 
 from __future__ import annotations
 
 import enum
-import threading
 from typing import Final, TypeVar
 
 import numpy as np
@@ -81,45 +80,12 @@ class Outcome(enum.IntEnum):
     """The connection failed; libpq has the message."""
 
 
-class Spare:
-    """Payload arrays whose bytes have gone where they belong, for the next ones.
-
-    Memory that is touched for the first time costs more than to copy a block into it. Arrays are kept up to
-    ``limit_bytes``, and used again at their own size. Any thread may call.
-    """
-
-    def __init__(self, limit_bytes: int = 0) -> None:
-        self._limit_bytes = limit_bytes
-        self._lock = threading.Lock()
-        self._arrays: dict[int, list[npt.NDArray[np.uint8]]] = {}
-        self._n_bytes = 0
-
-    def empty(self, n_bytes: int) -> npt.NDArray[np.uint8]:
-        """``uint8[n_bytes]``, of whatever content."""
-        with self._lock:
-            if arrays := self._arrays.get(n_bytes):
-                self._n_bytes -= n_bytes
-                return arrays.pop()
-        return np.empty(n_bytes, np.uint8)
-
-    def give_back(self, payload: npt.NDArray[np.uint8]) -> None:
-        """What ``Gathered.take`` gave. Nobody may look at it from here on."""
-        array = payload.base
-        if not isinstance(array, np.ndarray):
-            return
-        with self._lock:
-            if self._n_bytes + len(array) <= self._limit_bytes:
-                self._n_bytes += len(array)
-                self._arrays.setdefault(len(array), []).append(array)
-
-
 class Gathered:
     """``payload: uint8[capacity]``, ``lengths: int32[capacity]``, ``sums: int64[8]`` (places above): all writable."""
 
-    __slots__ = ("_lengths", "_payload", "_spare", "_sums", "lengths", "payload", "sums")
+    __slots__ = ("_lengths", "_payload", "_sums", "lengths", "payload", "sums")
 
-    def __init__(self, spare: Spare | None = None) -> None:
-        self._spare = spare or Spare()
+    def __init__(self) -> None:
         self.sums = np.zeros(_N_SUMS, np.int64)
         self._sums = self.sums.data  # a memoryview's items are Python's own numbers, and twice as fast
         self._allot(_FIRST_BYTES, _FIRST_MESSAGES)
@@ -232,10 +198,9 @@ class Gathered:
         payload, lengths = self.payload, self.lengths
         self._allot(_room(len(payload), n_bytes), _room(len(lengths), n_messages))
         self._fill(payload[: self.n_bytes], lengths[: self.n_messages])
-        self._spare.give_back(payload[:0])
 
     def _allot(self, n_bytes: int, n_messages: int) -> None:
-        self.payload, self.lengths = self._spare.empty(n_bytes), np.empty(n_messages, np.int32)
+        self.payload, self.lengths = np.empty(n_bytes, np.uint8), np.empty(n_messages, np.int32)
         self._payload, self._lengths = self.payload.data, self.lengths.data
 
 

@@ -32,7 +32,7 @@ import numpy.typing as npt
 from pipeline.errors import IllegalTransition
 from pipeline.handoff import TransactionEnd
 from pipeline.pg import INVALID_LSN, Lsn, Xid
-from pipeline.protocol.gathered import HEADER_BYTES, IN_PLAIN, IN_ROWS, OUTSIDE, Gathered, Spare
+from pipeline.protocol.gathered import HEADER_BYTES, IN_PLAIN, IN_ROWS, OUTSIDE, Gathered
 from pipeline.protocol.grammar import Grammar
 from pipeline.protocol.messages import (
     Begin,
@@ -73,19 +73,16 @@ _NONE: Final[Sequence[Cut]] = ()
 
 
 class StreamCutter:
-    """See the module. ``parallel`` is what START_REPLICATION asked for; ``spare`` has memory for what is gathered."""
+    """See the module. ``proto_version`` and ``parallel`` are what START_REPLICATION asked for."""
 
-    def __init__(
-        self, *, block_bytes: int, pending_limit_bytes: int, parallel: bool, spare: Spare | None = None
-    ) -> None:
-        self._spare = spare or Spare()
+    def __init__(self, *, block_bytes: int, pending_limit_bytes: int, parallel: bool) -> None:
         self._block_bytes = block_bytes
         self._pending_limit_bytes = pending_limit_bytes
         self._parallel = parallel
         self._grammar = Grammar()
         self._book = RelationBook()
         self._streams: dict[Xid, Gathering] = {}
-        self._plain = Gathering(self._spare)
+        self._plain = Gathering()
         self._stream_bytes = 0
         self._in: Gathering | None = None  # what a row message is appended to now; None: rows are illegal
         self._promoted: Gathering | None = None
@@ -216,7 +213,7 @@ class StreamCutter:
         first = plain.message(0)
         begin = self._parse(first)
         assert isinstance(begin, Begin)
-        promoted = Gathering(self._spare, begin.xid, lsn_of(first) or begin.final_lsn)
+        promoted = Gathering(begin.xid, lsn_of(first) or begin.final_lsn)
         n_heads = 1
         if plain.kinds(2)[1:] == bytes([ORIGIN]):
             origin = self._parse(plain.message(1))
@@ -292,9 +289,7 @@ class StreamCutter:
             return self._promoted_commit(message)
         if isinstance(message, BeginPrepare):
             cuts = self.flush()
-            self._promoted = self._in = Gathering(
-                self._spare, message.xid, message.prepare_lsn, streamed=False
-            )
+            self._promoted = self._in = Gathering(message.xid, message.prepare_lsn, streamed=False)
             return cuts
         if isinstance(message, Prepare):
             return self._prepare(message)
@@ -353,9 +348,7 @@ class StreamCutter:
     def _stream_start(self, message: StreamStart, data: CopyData) -> Sequence[Cut]:
         stream = self._streams.get(message.xid)
         if stream is None:
-            stream = self._streams[message.xid] = Gathering(
-                self._spare, message.xid, lsn_of(data), streamed=True
-            )
+            stream = self._streams[message.xid] = Gathering(message.xid, lsn_of(data), streamed=True)
         # While a stream is current its bytes change without being counted; they are added again at its stop.
         self._stream_bytes -= stream.n_bytes
         self._in = stream
@@ -450,7 +443,7 @@ class StreamCutter:
     def _prepare(self, message: Prepare) -> Sequence[Cut]:
         if self._promoted is None:
             # Without its b: a transaction that only locked rows (PostgreSQL 18). It holds nothing, and yet K follows.
-            alone = Gathering(self._spare, message.xid, message.prepare_lsn, streamed=False)
+            alone = Gathering(message.xid, message.prepare_lsn, streamed=False)
             return (*self.flush(), self._prepared(alone, message))
         promoted = self._take_promoted()
         cuts = self._cut(promoted)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from pipeline.pg import INVALID_LSN, Lsn, Xid
-from pipeline.protocol.gathered import HEADER_BYTES, Gathered, Spare
+from pipeline.protocol.gathered import HEADER_BYTES, Gathered
 
 CopyData = bytes | memoryview
 """One CopyData message; it is copied by whoever gathers it."""
@@ -33,9 +33,9 @@ class Gathering(Gathered):
     __slots__ = ("aborted", "first_lsn", "has_blocks", "origin", "streamed", "xid")
 
     def __init__(
-        self, spare: Spare, xid: Xid | None = None, first_lsn: Lsn = INVALID_LSN, *, streamed: bool = False
+        self, xid: Xid | None = None, first_lsn: Lsn = INVALID_LSN, *, streamed: bool = False
     ) -> None:
-        super().__init__(spare)
+        super().__init__()
         self.xid = xid
         self.first_lsn = first_lsn
         self.streamed = streamed

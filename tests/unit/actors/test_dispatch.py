@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actors.dispatch import Dispatch
+from actors.dispatch import _CUT_BYTES, Dispatch
 from pipeline.errors import ComponentLost
 from pipeline.pg import INVALID_LSN, Lsn, Xid
-from pipeline.protocol.gathered import Spare
 from pipeline.stream import Aborted, Block, Cut, RelationSnapshot, TransactionBlock
 from tests.waiting import wait_until
 
@@ -55,10 +54,10 @@ class Pool:
 
 class Running:
     def __init__(self) -> None:
-        self.handover, self.pool, self.spare = HandOver(), Pool(), Spare(1 << 20)
+        self.handover, self.pool = HandOver(), Pool()
         handover: Any = self.handover
         pool: Any = self.pool
-        self.dispatch = Dispatch(handover, pool, self.spare)
+        self.dispatch = Dispatch(handover, pool)
         self.dispatch.start()
 
 
@@ -71,11 +70,9 @@ def running() -> Iterator[Running]:
     assert not made.dispatch._thread.is_alive()
 
 
-def block(n_bytes: int = 100, array: Any = None) -> TransactionBlock:
-    payload = (np.zeros(1000, np.uint8) if array is None else array)[:n_bytes]
-    return TransactionBlock(
-        Xid(700), Block(payload, np.array([n_bytes], np.int32), RelationSnapshot(0, {})), True, Lsn(1)
-    )
+def block(n_bytes: int = 100) -> TransactionBlock:
+    content = Block(np.zeros(n_bytes, np.uint8), np.array([n_bytes], np.int32), RelationSnapshot(0, {}))
+    return TransactionBlock(Xid(700), content, True, Lsn(1))
 
 
 def failure_of(dispatch: Dispatch) -> BaseException:
@@ -104,20 +101,11 @@ def test_whoever_gives_does_not_wait_for_ray_and_what_waits_counts_as_in_flight(
     running.handover.may_go_on.clear()
     running.pool.in_flight_bytes = 1000
     for _ in range(5):
-        running.dispatch.give([block(), block(50)])
-    assert running.dispatch.in_flight_bytes == 1000 + 5 * 150
+        running.dispatch.give([block(), block(50), Aborted(Xid(700))])
+    assert running.dispatch.queued_bytes == 5 * (150 + 3 * _CUT_BYTES), "ends without rows count, too"
+    assert running.dispatch.in_flight_bytes == 1000 + running.dispatch.queued_bytes
     running.handover.may_go_on.set()
     wait_until(lambda: running.dispatch.in_flight_bytes == 1000)
-
-
-def test_the_memory_of_a_block_is_used_again_when_ray_has_copied_it_and_not_before(running: Running) -> None:
-    array = np.zeros(1000, np.uint8)
-    running.handover.may_go_on.clear()
-    running.dispatch.give([block(array=array)])
-    assert running.spare.empty(1000) is not array
-    running.handover.may_go_on.set()
-    wait_until(lambda: running.dispatch.in_flight_bytes == 0)
-    wait_until(lambda: running.spare.empty(1000) is array)
 
 
 @pytest.mark.parametrize("when", ["taking back", "giving"])

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 
 import pytest
 
 from pipeline.errors import ColumnNameClash, IllegalTransition, MalformedMessage
 from pipeline.pg import Lsn, Xid
-from pipeline.protocol.gathered import Outcome, Spare
+from pipeline.protocol.gathered import Outcome
 from pipeline.protocol.messages import (
     Begin,
     Relation,
@@ -39,9 +38,7 @@ HEADER = 25
 
 
 def make_cutter(block_bytes: int = 1 << 20, pending: int = 1 << 22, parallel: bool = False) -> StreamCutter:
-    return StreamCutter(
-        block_bytes=block_bytes, pending_limit_bytes=pending, parallel=parallel, spare=Spare(64 << 20)
-    )
+    return StreamCutter(block_bytes=block_bytes, pending_limit_bytes=pending, parallel=parallel)
 
 
 Feed = Callable[[StreamCutter, Wire], list[Cut]]
@@ -55,24 +52,7 @@ def feed_by_loop(cutter: StreamCutter, wire: Wire) -> list[Cut]:
     return [cut for cuts in cuts_of(cutter, wire.take(), cutter._block_bytes) for cut in cuts]
 
 
-def feed_and_give_back(cutter: StreamCutter, wire: Wire) -> list[Cut]:
-    """What is cut is copied, as Ray does it; its memory is scribbled over, and used again."""
-    cuts: list[Cut] = []
-    for cut in feed_by_loop(cutter, wire):
-        if isinstance(cut, (PlainBlock, TransactionBlock)) and (block := cut.block) is not None:
-            copied = dataclasses.replace(block, payload=block.payload.copy())
-            assert block.payload.base is not None
-            block.payload.base[:] = 0xFF
-            cutter._spare.give_back(block.payload)
-            cut = dataclasses.replace(cut, block=copied)
-        cuts.append(cut)
-    return cuts
-
-
-@pytest.fixture(
-    params=[feed_each, feed_by_loop, feed_and_give_back],
-    ids=["message-by-message", "compiled-loop", "memory-used-again"],
-)
+@pytest.fixture(params=[feed_each, feed_by_loop], ids=["message-by-message", "compiled-loop"])
 def feed(request: pytest.FixtureRequest) -> Feed:
     """Every course is taken both ways that a stream may come: they must not differ."""
     return request.param  # type: ignore[no-any-return]
