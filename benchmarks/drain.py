@@ -19,11 +19,7 @@ def run(rows: int, repeats: int, *, with_debezium: bool = True) -> dict[str, Any
     """``rows``: of the large transaction, and as many in small ones."""
     measured: dict[str, Any] = {"rows": rows, "repeats": repeats}
     with server() as publisher, server() as subscriber, ours.spark_session() as spark:
-        warm = Source(publisher, "warm")
-        (slot,) = warm.slots(1)
-        warm.insert(50_000)
-        ours.drain(spark, warm, slot, 50_000, ours.touch_every_row)
-        warm.close()
+        ours.warm_up(spark, publisher)
 
         source = Source(publisher, "large")
         slots = iter(source.slots(10 * repeats + 2))

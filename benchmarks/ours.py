@@ -20,6 +20,7 @@ from actors.supervisor import Supervisor
 from benchmarks.processes import Usage, Watch
 from benchmarks.source import PUBLICATION, Source
 from pipeline.config import Config
+from pipeline.embedded_postgres import EmbeddedPostgres
 from pipeline.handoff import SlotIdentity
 from pipeline.spark.delta import DeltaSink
 from pipeline.spark.foreach import ForeachSink
@@ -196,3 +197,12 @@ def drain(
     return Drained(
         last.at_s - start_s, last.done_s - start_s, sum(a.spilled_bytes for a in running.arrivals), usage
     )
+
+
+def warm_up(spark: Any, server: EmbeddedPostgres) -> None:
+    """A first drain, which loads what is loaded once: kernels, the JVMs' classes, Spark's Python workers."""
+    source = Source(server, "warm")
+    (slot,) = source.slots(1)
+    source.insert(50_000)
+    drain(spark, source, slot, 50_000, touch_every_row)
+    source.close()

@@ -69,11 +69,7 @@ _THREADS = (
 
 def run(rows: int, repeats: int) -> dict[str, Any]:
     with server() as publisher, ours.spark_session() as spark:
-        warm = Source(publisher, "warm")
-        (slot,) = warm.slots(1)
-        warm.insert(50_000)
-        ours.drain(spark, warm, slot, 50_000, ours.touch_every_row)
-        warm.close()
+        ours.warm_up(spark, publisher)
         source = Source(publisher, "profile")
         slots = iter(source.slots(5 * repeats))
         source.insert(rows)
