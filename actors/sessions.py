@@ -2,7 +2,8 @@
 
 ``raydp.init_spark`` returns before its executors have registered, and returns normally even when they can
 never fit; the first job would then hang. ``start_spark`` waits for them, bounded, and says what is missing.
-It also runs one small job, because the first takes seconds and no transaction should pay for that.
+It also runs the first jobs, because they take seconds and no transaction should pay for that. What they need of the
+driver's JVM alone (its start, its first plan) is done while RayDP's other processes start.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
+from actors.driver_jvm import start_driver_jvm
 from actors.java import ensure_java
 from actors.nodes import require_own_host_name, require_usable_nodes
 from actors.watchdog import kill_with_me
 from pipeline.config import Config
 from pipeline.errors import EnvironmentFault, PreconditionMissing
-from pipeline.spark.session import SPARK_CONF
+from pipeline.spark.session import SPARK_CONF, plan_first_job, warm_up
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -135,20 +137,16 @@ def start_spark(config: Config, app_name: str) -> SparkSession:
         **_dynamic_allocation(config),
         **config.spark_conf,
     }
+    executors = (config.spark_executors, config.spark_executor_cores, config.spark_executor_memory)
+    start_driver_jvm(conf, *executors)
     try:
-        spark = raydp.init_spark(
-            app_name,
-            config.spark_executors,
-            config.spark_executor_cores,
-            config.spark_executor_memory,
-            fault_tolerant_mode=False,
-            configs=conf,
-        )
+        spark = raydp.init_spark(app_name, *executors, fault_tolerant_mode=False, configs=conf)
     except Exception as error:
         raise EnvironmentFault(f"the Spark session did not start: {type(error).__name__}") from error
     spark.sparkContext.setLogLevel("ERROR")
+    plan_first_job(spark)
     _await_executors(spark, config)
-    spark.range(8).selectExpr("sum(id)").collect()
+    warm_up(spark)
     return spark
 
 

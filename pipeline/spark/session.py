@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 SPARK_CONF: Final[dict[str, str]] = {
     # With pandas 3 and Arrow off a null string comes back as the text 'NaN'.
@@ -53,5 +53,14 @@ def warm_up(spark: SparkSession) -> None:
         return
     n = max(1, int(spark.sparkContext.defaultParallelism))
     for _ in range(3):
-        spark.range(0, n, 1, n).mapInArrow(imports, "id long").collect()
+        _first_job(spark, n).collect()
     _warm.add(application)
+
+
+def plan_first_job(spark: SparkSession) -> None:
+    """Have the driver's JVM load what a plan needs, and compile one: seconds, too, and no executor need be there."""
+    _first_job(spark, 1)._jdf.queryExecution().toRdd()
+
+
+def _first_job(spark: SparkSession, n_tasks: int) -> DataFrame:
+    return spark.range(0, n_tasks, 1, n_tasks).mapInArrow(imports, "id long")
