@@ -188,12 +188,14 @@ class OpenTransaction:
             # Batches are given up one by one: the copies that are put must not stand beside all of them.
             batches = self._groups.pop(relation).batches
             batches.reverse()
-            released = []
+            released, n_bytes = [], 0
             while batches:
                 released.append(rows.release(batches.pop(), relation, stamp, dropped))
-                if not batches or sum(b.nbytes for b in released) >= _PART_BYTES:
+                # Counted once: to ask a batch for its size costs as much as to release it.
+                n_bytes += released[-1].nbytes
+                if not batches or n_bytes >= _PART_BYTES:
                     table = pa.Table.from_batches(released, schema=rows.contract_schema(relation))
-                    released = []
+                    released, n_bytes = [], 0
                     if table.num_rows:
                         memory.append(MemoryPart(relation, table.num_rows, table.nbytes, put(table)))
                     del table
