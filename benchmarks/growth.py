@@ -8,36 +8,83 @@ in CPU seconds of reader and buffers.
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from typing import Any
 
 import psycopg
 
 from benchmarks import ours
+from benchmarks.ours import Drained
 from benchmarks.results import median
 from benchmarks.source import Source, server
 
 _TURN_ROWS = 2_000
 _BUFFERS = 4
+_LARGE_ROWS = 5_000_000
 
 
 def run(rows: int, streams: tuple[int, ...], sizes: tuple[int, ...], repeats: int) -> dict[str, Any]:
-    measured: dict[str, Any] = {"rows": rows, "streams": {}, "sizes": {}}
-    with server() as publisher, ours.spark_session() as spark:
-        for n in (2, *streams):  # the first only warms up
+    """``repeats`` of each. All are written first and then drained in rounds, one of each after the other: the machine's
+    speed drifts within minutes by more than what is looked for here."""
+    with server() as publisher, ours.spark_session() as spark, ExitStack() as stack:
+        ours.warm_up(spark, publisher)
+        by_streams = {}
+        for n in streams:
             source = Source(publisher, f"streams{n}")
-            slots = source.slots(repeats)
+            stack.callback(source.close)
             per_stream = rows // n // _TURN_ROWS * _TURN_ROWS
+            by_streams[n] = _Case(source, source.slots(repeats), n * per_stream)
             _write_in_turns(source, n, per_stream)
-            measured["streams"][str(n)] = _drain(spark, source, slots, n * per_stream)
-            source.close()
+        _drain_in_rounds(spark, list(by_streams.values()))
+        by_size = {}
         for size in sizes:
             source = Source(publisher, f"rows{size}")
-            slots = source.slots(1 if size >= 5_000_000 else repeats)
+            stack.callback(source.close)
+            by_size[size] = _Case(source, source.slots(1 if size >= _LARGE_ROWS else repeats), size)
             source.insert(size)
-            measured["sizes"][str(size)] = _drain(spark, source, slots, size)
-            source.close()
-    measured["streams"] = {str(n): measured["streams"][str(n)] for n in streams}
-    return measured
+        _drain_in_rounds(spark, list(by_size.values()))
+    return {
+        "rows": rows,
+        "rounds": repeats,
+        "streams": {str(n): case.measured() for n, case in by_streams.items()},
+        "sizes": {str(size): case.measured() for size, case in by_size.items()},
+    }
+
+
+@dataclass
+class _Case:
+    """What one slot after the other drains."""
+
+    source: Source
+    slots: list[str]
+    n_rows: int
+    runs: list[Drained] = field(default_factory=list)
+
+    def measured(self) -> dict[str, Any]:
+        growth = [run.usage.growth_bytes for run in self.runs]
+        return {
+            "rows": self.n_rows,
+            "rows_per_s": self.n_rows / median([run.handler_s for run in self.runs]),
+            "reader_cpu_s_per_million": median(self._cpu_s_per_million("reader")),
+            "buffers_cpu_s_per_million": median(self._cpu_s_per_million("buffers")),
+            "all_reader_cpu_s_per_million": self._cpu_s_per_million("reader"),
+            "all_buffers_cpu_s_per_million": self._cpu_s_per_million("buffers"),
+            "reader_growth_mb": max(g.get("reader", 0) for g in growth) / 2**20,
+            "buffer_growth_mb": max(g.get("buffers", 0) for g in growth) / 2**20,
+        }
+
+    def _cpu_s_per_million(self, role: str) -> list[float]:
+        return [run.usage.cpu_s.get(role, 0.0) / self.n_rows * 1e6 for run in self.runs]
+
+
+def _drain_in_rounds(spark: Any, cases: list[_Case]) -> None:
+    """All buffers are there from the start: what starting one costs is no cost of a row."""
+    for i in range(max(len(case.slots) for case in cases)):
+        for case in cases:
+            if i < len(case.slots):
+                buffers = {"buffers_min": _BUFFERS, "buffers_max": _BUFFERS}
+                run = ours.drain(spark, case.source, case.slots[i], case.n_rows, ours.nothing, **buffers)
+                case.runs.append(run)
 
 
 def _write_in_turns(source: Source, n_streams: int, per_stream: int) -> None:
@@ -52,23 +99,3 @@ def _write_in_turns(source: Source, n_streams: int, per_stream: int) -> None:
                 source.insert(_TURN_ROWS, writer)
         for writer in reversed(writers):
             writer.execute(b"commit")
-
-
-def _drain(spark: Any, source: Source, slots: list[str], n_rows: int) -> dict[str, Any]:
-    # All buffers are there from the start: what starting one costs is no cost of a row.
-    runs = [
-        ours.drain(spark, source, slot, n_rows, ours.nothing, buffers_min=_BUFFERS, buffers_max=_BUFFERS)
-        for slot in slots
-    ]
-
-    def cpu(role: str) -> float:
-        return median([r.usage.cpu_s.get(role, 0.0) for r in runs]) / n_rows * 1e6
-
-    return {
-        "rows": n_rows,
-        "rows_per_s": n_rows / median([r.handler_s for r in runs]),
-        "reader_cpu_s_per_million": cpu("reader"),
-        "buffers_cpu_s_per_million": cpu("buffers"),
-        "reader_growth_mb": max(r.usage.growth_bytes.get("reader", 0) for r in runs) / 2**20,
-        "buffer_growth_mb": max(r.usage.growth_bytes.get("buffers", 0) for r in runs) / 2**20,
-    }
