@@ -149,7 +149,8 @@ class Reading:
                 self._fail_on_silence()
 
     def _flush_lingering(self, now_s: float) -> None:
-        if self._linger.whole_is_due(now_s, self._cutter.whole_bytes, quiet=self._quiet):
+        queued = self._dispatch.queued_bytes > 0
+        if self._linger.whole_is_due(now_s, self._cutter.whole_bytes, quiet=self._quiet, queued=queued):
             self._give(self._cutter.flush())
         if self._linger.open_is_due(now_s, self._cutter.has_open_rows):
             self._give(self._cutter.flush_open())

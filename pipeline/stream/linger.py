@@ -4,16 +4,17 @@ A block has a price of its own, however small: a call to a buffer, a decode, a r
 order. A trickle pays it and is handed on after ``linger_s``. In a *flood*, which is when more than ``FLOOD_BYTES``
 came in that time, the price would be paid a hundred times a second for blocks of a few hundred rows, by the cores that
 decode them; so a flood waits ``FLOOD_LINGERS`` times as long, or until its block is full, or until the socket has
-been quiet: the end of a burst waits no longer than a single transaction.
+been quiet: the end of a burst waits no longer than a single transaction. Behind blocks that wait for the hand-over a
+block of its own would gain nothing either, and make the queue longer: what comes meanwhile waits for that, as
+long as in a flood.
 
 Rows of open transactions are in no hurry: nobody sees them before the commit, where decoding a block that is left takes
 some milliseconds. They wait for ``stream_linger_s``, which is long, so that a block's price is paid for many rows also
 where the server sends each of 32 open transactions a few times a second. The bound on what is gathered makes blocks
 sooner, of the largest first.
 
-Decides only; the reader asks with its clock and its sums. Rejected: to wait while a buffer has something in flight,
-which on an idle machine is over before the next look and so changes nothing; one longer linger for all, which
-every single transaction would pay.
+Decides only; the reader asks with its clock and its sums. Rejected: one longer linger for all, which every single
+transaction would pay.
 """
 
 from __future__ import annotations
@@ -33,8 +34,9 @@ class Linger:
         self._whole_since_s: float | None = None
         self._open_since_s: float | None = None
 
-    def whole_is_due(self, now_s: float, n_bytes: int, *, quiet: bool) -> bool:
-        """``n_bytes`` of whole transactions wait; ``quiet``: nothing came for as long as the reader last waited.
+    def whole_is_due(self, now_s: float, n_bytes: int, *, quiet: bool, queued: bool) -> bool:
+        """``n_bytes`` of whole transactions wait; ``quiet``: nothing came for as long as the reader last waited;
+        ``queued``: what was cut before still waits to be handed over.
 
         True tells the caller to cut them: the next ones begin to wait anew.
         """
@@ -45,7 +47,7 @@ class Linger:
             self._whole_since_s = now_s
         waited_s = now_s - self._whole_since_s
         is_flood = n_bytes >= FLOOD_BYTES and not quiet
-        due = waited_s >= self._linger_s * (FLOOD_LINGERS if is_flood else 1)
+        due = waited_s >= self._linger_s * (FLOOD_LINGERS if is_flood or queued else 1)
         if due:
             self._whole_since_s = None
         return due
