@@ -135,7 +135,16 @@ class BufferPool:
         self._leave(xid, -1)
 
     def commit(self, end: TransactionEnd, ticket: int) -> ray.ObjectRef:
-        result = self._of(end.xid).commit.remote(end, self._steps[end.xid])
+        number, step = self._owner(end.xid), self._steps[end.xid]
+        actor, parcel = self._actors[number], self._parcels.pop(number, None)
+        if parcel is None:
+            result: ray.ObjectRef = actor.commit.remote(end, step)
+        else:
+            blocks = _by_store(parcel.blocks, parcel.n_bytes)
+            held, result = actor.add_and_commit.options(num_returns=2).remote(
+                parcel.heads, parcel.relations, blocks, end, step
+            )
+            self._count(held, parcel.n_bytes)
         self._leave(end.xid, ticket)
         return result
 
@@ -240,10 +249,14 @@ class BufferPool:
 
     def _of(self, xid: Xid) -> Any:
         """The transaction's buffer, with all that was added on its way: what is called now comes behind it."""
-        number = self._policy.owner(xid)
-        assert number is not None, f"transaction {int(xid)} has no buffer"
+        number = self._owner(xid)
         self._send(number)
         return self._actors[number]
+
+    def _owner(self, xid: Xid) -> int:
+        number = self._policy.owner(xid)
+        assert number is not None, f"transaction {int(xid)} has no buffer"
+        return number
 
     def _send(self, number: int) -> None:
         parcel = self._parcels.pop(number, None)

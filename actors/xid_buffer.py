@@ -156,6 +156,18 @@ class XidBuffer:
         numbers."""
         return [self._add(*each) for each in zip(heads, relations, blocks, strict=True)]
 
+    @_unless_failed
+    def add_and_commit(
+        self,
+        heads: Sequence[BlockHead],
+        relations: Sequence[ray.ObjectRef],
+        blocks: Sequence[RawBlock],
+        end: TransactionEnd,
+        step: int,
+    ) -> tuple[list[Held], Sealed]:
+        """``add_blocks`` and ``commit`` in one call: most transactions end with the last of their rows."""
+        return self.add_blocks(heads, relations, blocks), self.commit(end, step)
+
     def _add(self, head: BlockHead, relations: ray.ObjectRef, block: RawBlock) -> Held:
         transaction = self._whole(head.xid, head.step)
         if transaction is None:

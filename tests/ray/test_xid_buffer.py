@@ -76,6 +76,41 @@ def test_a_transaction_with_a_poisoned_block_is_neither_committed_nor_prepared(
     ray.kill(buffer.actor)
 
 
+def test_a_transaction_whose_last_block_came_with_its_commit_and_is_poisoned_is_not_committed(
+    storage: Path,
+) -> None:
+    buffer = Buffer(storage)
+    buffer.add(GOOD)
+    head = BlockHead(XID, 1, Lsn(0x100), True, 0)
+    both = buffer.actor.add_and_commit.options(num_returns=2).remote(
+        [head], [buffer._relations], [POISON], COMMIT, 2
+    )
+    errors = [buffer.error_of(ref) for ref in both]
+    assert all(isinstance(error, PoisonedChange) for error in errors), errors
+    ray.kill(buffer.actor)
+
+
+def test_the_last_block_of_a_transaction_goes_with_its_commit_and_gives_its_credit_back(
+    storage: Path,
+) -> None:
+    settings = BufferSettings(str(storage), Layout(1, "s", "e"), 64 << 20)
+    pool = BufferPool(Config.of({"buffers_min": 1, "buffers_max": 1}), settings)
+    pool.await_ready()
+    pool.add_block(transaction_block(700, ["first"]))
+    pool.send()
+    last = transaction_block(700, ["second", "third"])
+    before_bytes = pool.in_flight_bytes
+    pool.add_block(last)
+    sealed = ray.get(pool.commit(COMMIT, 0))
+    assert texts_of(sealed) == ["first", "second", "third"]
+    assert len(pool._in_flight) == 2, "one call for the block before, one for the last and the commit"
+    assert pool.in_flight_bytes == before_bytes + last.block.n_bytes
+    pool.collect(timeout_s=60)
+    assert pool.in_flight_bytes == 0
+    for actor in pool._actors.values():
+        ray.kill(actor)
+
+
 def test_a_transaction_whose_spill_failed_is_not_committed_without_those_rows(storage: Path) -> None:
     storage.write_bytes(b"no folder")
     buffer = Buffer(storage, memory_bytes=1 << 20)
