@@ -25,8 +25,9 @@ def start_driver_jvm(configs: Mapping[str, str], n_executors: int, cores: int, m
     """Return at once; the arguments are those of ``raydp.init_spark``, which must follow."""
     from pyspark import SparkConf
 
-    settings = _raydp_settings(configs, n_executors, cores, memory)
-    if settings is not None:
+    # Whatever it is: RayDP starts the same JVM itself, and what is wrong is reported from there.
+    with contextlib.suppress(Exception):
+        settings = _raydp_settings(configs, n_executors, cores, memory)
         conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
         threading.Thread(target=_start, args=(conf,), name="driver JVM", daemon=True).start()
 
@@ -39,17 +40,12 @@ def _start(conf: Any) -> None:
         SparkContext._ensure_initialized(conf=conf)
 
 
-def _raydp_settings(
-    configs: Mapping[str, str], n_executors: int, cores: int, memory: str
-) -> dict[str, str] | None:
-    """What RayDP makes of ``configs``; None where it does so in another way."""
+def _raydp_settings(configs: Mapping[str, str], n_executors: int, cores: int, memory: str) -> dict[str, str]:
+    """What RayDP makes of ``configs``. Raises anything where it does so in another way."""
     from raydp.spark.ray_cluster import SparkCluster
 
     cluster: Any = object.__new__(SparkCluster)
     cluster._num_executors, cluster._executor_cores, cluster._executor_memory = n_executors, cores, memory
     cluster._configs = dict(configs)
-    try:
-        cluster._prepare_spark_configs()
-    except (AttributeError, TypeError):
-        return None
+    cluster._prepare_spark_configs()
     return dict(cluster._configs)

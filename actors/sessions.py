@@ -23,6 +23,7 @@ from actors.nodes import require_own_host_name, require_usable_nodes
 from actors.watchdog import kill_with_me
 from pipeline.config import Config
 from pipeline.errors import EnvironmentFault, PreconditionMissing
+from pipeline.spark.faults import fault_of
 from pipeline.spark.session import SPARK_CONF, plan_first_job, warm_up
 
 if TYPE_CHECKING:
@@ -121,9 +122,10 @@ def is_ours() -> bool:
 
 
 def start_spark(config: Config, app_name: str) -> SparkSession:
-    """A RayDP session with its executors registered and warm.
+    """A RayDP session with an executor registered, and all those warm that are there by then.
 
-    Raises EnvironmentFault when it cannot be started, PreconditionMissing when the executors do not fit.
+    Raises EnvironmentFault when it cannot be started, PreconditionMissing when the executors do not fit, and what
+    ``fault_of`` makes of a first job that fails.
     """
     import raydp
 
@@ -143,10 +145,13 @@ def start_spark(config: Config, app_name: str) -> SparkSession:
         spark = raydp.init_spark(app_name, *executors, fault_tolerant_mode=False, configs=conf)
     except Exception as error:
         raise EnvironmentFault(f"the Spark session did not start: {type(error).__name__}") from error
-    spark.sparkContext.setLogLevel("ERROR")
-    plan_first_job(spark)
-    _await_executors(spark, config)
-    warm_up(spark)
+    try:
+        spark.sparkContext.setLogLevel("ERROR")
+        plan_first_job(spark)
+        _await_executors(spark, config)
+        warm_up(spark)
+    except Exception as error:
+        raise fault_of(error, "starting the Spark session") from error
     return spark
 
 
@@ -162,7 +167,7 @@ def _dynamic_allocation(config: Config) -> dict[str, str]:
         "spark.dynamicAllocation.initialExecutors": str(config.spark_executors),
         "spark.dynamicAllocation.maxExecutors": str(config.spark_executors_max),
         "spark.dynamicAllocation.executorIdleTimeout": f"{config.spark_executors_idle_s:.0f}s",
-        # Else an executor that once wrote a shuffle, as start_spark's own first job does, is kept for good.
+        # Else an executor that once wrote a shuffle, as a user's handler may, is kept for good.
         "spark.dynamicAllocation.shuffleTracking.timeout": f"{config.spark_executors_idle_s:.0f}s",
     }
 

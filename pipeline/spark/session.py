@@ -1,8 +1,8 @@
 """What the sinks want of a Spark session: its settings, and a first job before the first batch.
 
 ``SPARK_CONF`` is for whoever starts the session (``actors``, or a user's own script); nothing here changes a
-running session, which is the user's. ``warm_up`` is called by the sinks' ``open``: the first job of a session
-costs seconds (class loading, the executors' Python), and no batch should pay for that.
+running session, which is the user's. ``warm_up`` is called by whoever starts a session, and by the sinks' ``open``: the
+first job of a session costs seconds (class loading, the executors' Python), and no batch should pay for that.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ def imports(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     yield from batches
 
 
-_warm: set[str] = set()
-"""The applications that have been warmed up by this process."""
+_warm: dict[str, int] = {}
+"""How many cores this process has warmed up, by application."""
 
 
 def warm_up(spark: SparkSession) -> None:
-    """Run what a tiny batch runs, a few times, on every core: seconds, in a session's first epoch and no later one."""
+    """Run what a tiny batch runs, a few times, on every core: seconds, once, and again where there are more by now."""
     application = str(spark.sparkContext.applicationId)
-    if application in _warm:
-        return
     n = max(1, int(spark.sparkContext.defaultParallelism))
+    if _warm.get(application, 0) >= n:
+        return
     for _ in range(3):
         _first_job(spark, n).collect()
-    _warm.add(application)
+    _warm[application] = n
 
 
 def plan_first_job(spark: SparkSession) -> None:

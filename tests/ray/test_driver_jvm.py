@@ -59,6 +59,5 @@ def test_with_a_raydp_that_makes_its_settings_elsewhere_no_jvm_is_started_early(
     started: list[object] = []
     monkeypatch.setattr(driver_jvm, "_start", started.append)
     monkeypatch.delattr(SparkCluster, "_prepare_spark_configs")
-    assert driver_jvm._raydp_settings(BASE_CONF, *EXECUTORS) is None
     start_driver_jvm(BASE_CONF, *EXECUTORS)
     assert not started
