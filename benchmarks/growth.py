@@ -17,6 +17,7 @@ from benchmarks import ours
 from benchmarks.ours import Drained
 from benchmarks.results import median
 from benchmarks.source import Source, server
+from pipeline.embedded_postgres import EmbeddedPostgres
 
 _TURN_ROWS = 2_000
 _BUFFERS = 4
@@ -24,31 +25,43 @@ _LARGE_ROWS = 5_000_000
 
 
 def run(rows: int, streams: tuple[int, ...], sizes: tuple[int, ...], repeats: int) -> dict[str, Any]:
-    """``repeats`` of each. All are written first and then drained in rounds, one of each after the other: the machine's
-    speed drifts within minutes by more than what is looked for here."""
-    with server() as publisher, ours.spark_session() as spark, ExitStack() as stack:
+    """``repeats`` of each, one of the largest. All are written first, and then drained in rounds, one of each after the
+    other: the machine's speed drifts within minutes by more than what is looked for here."""
+    with server() as publisher, ours.spark_session() as spark:
         ours.warm_up(spark, publisher)
-        by_streams = {}
+        by_streams = _measure_streams(spark, publisher, rows, streams, repeats)
+        by_size = _measure_sizes(spark, publisher, sizes, repeats)
+    return {"rows": rows, "rounds": repeats, "streams": by_streams, "sizes": by_size}
+
+
+def _measure_streams(
+    spark: Any, publisher: EmbeddedPostgres, rows: int, streams: tuple[int, ...], repeats: int
+) -> dict[str, Any]:
+    cases = {}
+    with ExitStack() as stack:
         for n in streams:
             source = Source(publisher, f"streams{n}")
             stack.callback(source.close)
             per_stream = rows // n // _TURN_ROWS * _TURN_ROWS
-            by_streams[n] = _Case(source, source.slots(repeats), n * per_stream)
+            cases[n] = _Case(source, source.slots(repeats), n * per_stream)
             _write_in_turns(source, n, per_stream)
-        _drain_in_rounds(spark, list(by_streams.values()))
-        by_size = {}
-        for size in sizes:
+        _drain_in_rounds(spark, list(cases.values()))
+    return {str(n): case.measured() for n, case in cases.items()}
+
+
+def _measure_sizes(
+    spark: Any, publisher: EmbeddedPostgres, sizes: tuple[int, ...], repeats: int
+) -> dict[str, Any]:
+    cases = {}
+    with ExitStack() as stack:
+        # The largest first: a walsender that has sent its rows goes on through the log of what was written later.
+        for size in sorted(sizes, reverse=True):
             source = Source(publisher, f"rows{size}")
             stack.callback(source.close)
-            by_size[size] = _Case(source, source.slots(1 if size >= _LARGE_ROWS else repeats), size)
+            cases[size] = _Case(source, source.slots(1 if size >= _LARGE_ROWS else repeats), size)
             source.insert(size)
-        _drain_in_rounds(spark, list(by_size.values()))
-    return {
-        "rows": rows,
-        "rounds": repeats,
-        "streams": {str(n): case.measured() for n, case in by_streams.items()},
-        "sizes": {str(size): case.measured() for size, case in by_size.items()},
-    }
+        _drain_in_rounds(spark, list(cases.values()))
+    return {str(size): cases[size].measured() for size in sizes}
 
 
 @dataclass
@@ -79,7 +92,7 @@ class _Case:
 
 def _drain_in_rounds(spark: Any, cases: list[_Case]) -> None:
     """All buffers are there from the start: what starting one costs is no cost of a row."""
-    for i in range(max(len(case.slots) for case in cases)):
+    for i in range(max((len(case.slots) for case in cases), default=0)):
         for case in cases:
             if i < len(case.slots):
                 buffers = {"buffers_min": _BUFFERS, "buffers_max": _BUFFERS}

@@ -33,14 +33,11 @@ def done(part):
     times[part], began_s = now_s - began_s, now_s
 from actors import sessions
 from pipeline.config import Config
-from pipeline.spark.session import warm_up
 done("imports")
 sessions.connect_ray()
 done("ray.init")
-spark = sessions.start_spark(Config(), "parts")
-done("RayDP session")
-warm_up(spark)
-done("first jobs")
+sessions.start_spark(Config(), "parts")
+done("RayDP session and its first jobs")
 sessions.stop_spark()
 print(json.dumps(times))
 """
