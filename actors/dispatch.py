@@ -42,8 +42,8 @@ class Dispatch:
         self._pool = pool
         self.done_ticket = -1
         self._queue: queue.SimpleQueue[Sequence[Cut] | None] = queue.SimpleQueue()
-        self._queued_bytes = 0
-        self._handed_bytes = 0
+        self.given_bytes = self.handed_bytes = 0
+        """Since the start, each with what a cut counts beside its rows."""
         self._next_look_s = 0.0
         self._failure: BaseException | None = None
         self._looked = threading.Event()
@@ -62,13 +62,13 @@ class Dispatch:
 
     def give(self, cuts: Sequence[Cut]) -> None:
         """Cuts in stream order. Their arrays are not the caller's any more."""
-        self._queued_bytes += _bytes_of(cuts)
+        self.given_bytes += _bytes_of(cuts)
         self._queue.put(cuts)
 
     @property
     def queued_bytes(self) -> int:
         """Given, and not yet handed over."""
-        return self._queued_bytes - self._handed_bytes
+        return self.given_bytes - self.handed_bytes
 
     @property
     def in_flight_bytes(self) -> int:
@@ -105,7 +105,7 @@ class Dispatch:
                     return
                 if cuts:
                     self._handover.give(cuts)
-                    self._handed_bytes += _bytes_of(cuts)
+                    self.handed_bytes += _bytes_of(cuts)
                     self._next_look_s = min(self._next_look_s, time.monotonic() + _LOOK_INTERVAL_S)
                 self._look(idle=not cuts)
         except BaseException as error:  # noqa: BLE001

@@ -32,9 +32,10 @@ from pipeline.stream.linger import Linger
 
 _XLOG_DATA = ord("w")
 _CONTROLS_PER_LOOK = 1024
-_NAP_S, _SOCKET_NAP_S = 0.0003, 0.0001
-"""While rows flow. A Unix socket takes about 280 rows that were sent one by one, which come in half a millisecond, and
-then the walsender waits; TCP joins them, and takes megabytes."""
+_NAPS_S, _SOCKET_NAPS_S = (0.0003, 0.004), (0.0001, 0.0001)
+"""While rows flow: the first, and the longest, each twice the one before. A Unix socket takes about 280 rows that were
+sent one by one, which come in half a millisecond, and then the walsender waits; TCP joins them, and takes megabytes.
+There long naps spare the walsender a good part of its work, too (docs/performance.md)."""
 _IDLE_WAIT_S = 0.05
 _LOOK_INTERVAL_S = 0.002
 _FLOWING_LOOK_INTERVAL_S = 0.01
@@ -59,7 +60,8 @@ class Reading:
         self._stop = stop
         self._status_interval_s = status_interval_s
         self._loop = connection.copy_loop()
-        self._nap_s = _SOCKET_NAP_S if connection.is_local else _NAP_S
+        self._naps_s = _SOCKET_NAPS_S if connection.is_local else _NAPS_S
+        self._nap_s = self._naps_s[0]
         self._linger = Linger(
             linger_s=config.linger_ms / 1000, stream_linger_s=config.stream_linger_ms / 1000
         )
@@ -126,9 +128,12 @@ class Reading:
         """What is not done for each message. The socket is empty every few hundred of them: so this is done by the
         clock, not each time."""
         now_s = time.monotonic()
+        if not self._flowing:
+            self._nap_s = self._naps_s[0]
         if now_s < self._next_look_s:
             if drained and self._flowing:
                 time.sleep(self._nap_s)
+                self._nap_s = min(2 * self._nap_s, self._naps_s[1])
             elif drained:
                 self._connection.wait_readable(self._next_look_s - now_s)
             return
@@ -149,8 +154,9 @@ class Reading:
                 self._fail_on_silence()
 
     def _flush_lingering(self, now_s: float) -> None:
-        queued = self._dispatch.queued_bytes > 0
-        if self._linger.whole_is_due(now_s, self._cutter.whole_bytes, quiet=self._quiet, queued=queued):
+        given, handed = self._dispatch.given_bytes, self._dispatch.handed_bytes
+        whole_bytes = self._cutter.whole_bytes
+        if self._linger.whole_is_due(now_s, whole_bytes, quiet=self._quiet, given=given, handed=handed):
             self._give(self._cutter.flush())
         if self._linger.open_is_due(now_s, self._cutter.has_open_rows):
             self._give(self._cutter.flush_open())

@@ -130,7 +130,8 @@ class Config:
     )
     linger_ms: int = _setting(
         10,
-        "how long a small transaction may wait for company before it is handed on; up to ten times that in a flood",
+        "how long a small transaction may wait for company before it is handed on; up to ten times that in a flood, or "
+        "behind blocks that wait for the hand-over",
     )
     stream_linger_ms: int = _setting(
         2000,

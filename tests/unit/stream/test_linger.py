@@ -13,43 +13,51 @@ def linger() -> Linger:
 
 
 def test_a_single_transaction_waits_once_for_company(linger: Linger) -> None:
-    assert not linger.whole_is_due(100.0, 90, quiet=False, queued=False)
-    assert not linger.whole_is_due(100.009, 180, quiet=False, queued=False)
-    assert linger.whole_is_due(100.011, 270, quiet=False, queued=False)
-    assert not linger.whole_is_due(100.012, 90, quiet=False, queued=False), "the next one waits anew"
+    assert not linger.whole_is_due(100.0, 90, quiet=False)
+    assert not linger.whole_is_due(100.009, 180, quiet=False)
+    assert linger.whole_is_due(100.011, 270, quiet=False)
+    assert not linger.whole_is_due(100.012, 90, quiet=False), "the next one waits anew"
 
 
 def test_a_flood_waits_for_a_block_worth_its_price(linger: Linger) -> None:
-    assert not linger.whole_is_due(100.0, 90, quiet=False, queued=False)
-    assert not linger.whole_is_due(100.011, FLOOD_BYTES, quiet=False, queued=False)
-    assert not linger.whole_is_due(100.09, 50 * FLOOD_BYTES, quiet=False, queued=False)
-    assert linger.whole_is_due(100.001 + 0.01 * FLOOD_LINGERS, 60 * FLOOD_BYTES, quiet=False, queued=False)
+    assert not linger.whole_is_due(100.0, 90, quiet=False)
+    assert not linger.whole_is_due(100.011, FLOOD_BYTES, quiet=False)
+    assert not linger.whole_is_due(100.09, 50 * FLOOD_BYTES, quiet=False)
+    assert linger.whole_is_due(100.001 + 0.01 * FLOOD_LINGERS, 60 * FLOOD_BYTES, quiet=False)
 
 
 def test_the_end_of_a_burst_waits_no_longer_than_a_single_transaction(linger: Linger) -> None:
-    assert not linger.whole_is_due(100.0, 2 * FLOOD_BYTES, quiet=False, queued=False)
-    assert not linger.whole_is_due(100.005, 2 * FLOOD_BYTES, quiet=True, queued=False)
-    assert linger.whole_is_due(100.011, 2 * FLOOD_BYTES, quiet=True, queued=False)
+    assert not linger.whole_is_due(100.0, 2 * FLOOD_BYTES, quiet=False)
+    assert not linger.whole_is_due(100.005, 2 * FLOOD_BYTES, quiet=True)
+    assert linger.whole_is_due(100.011, 2 * FLOOD_BYTES, quiet=True)
 
 
 def test_behind_blocks_that_wait_for_the_hand_over_small_ones_wait_for_company(linger: Linger) -> None:
-    assert not linger.whole_is_due(100.0, 90, quiet=False, queued=True)
-    assert not linger.whole_is_due(100.05, 180, quiet=True, queued=True)
-    assert linger.whole_is_due(100.051, 180, quiet=False, queued=False), "the way is free"
-    assert not linger.whole_is_due(100.06, 90, quiet=False, queued=True)
-    assert linger.whole_is_due(100.061 + 0.01 * FLOOD_LINGERS, 900, quiet=False, queued=True)
+    assert not linger.whole_is_due(100.0, 90, quiet=False, given=100, handed=50)
+    assert not linger.whole_is_due(100.05, 180, quiet=True, given=100, handed=99)
+    assert linger.whole_is_due(100.051, 180, quiet=False, given=100, handed=100), "the way is free"
+    assert not linger.whole_is_due(100.06, 90, quiet=False, given=200, handed=100)
+    assert linger.whole_is_due(100.061 + 0.01 * FLOOD_LINGERS, 900, quiet=False, given=200, handed=100)
+
+
+def test_what_was_given_later_holds_no_small_transaction_back(linger: Linger) -> None:
+    """A giant's blocks, one behind the other: the queue is never empty, and yet moves on."""
+    assert not linger.whole_is_due(100.0, 90, quiet=False, given=100, handed=0)
+    assert not linger.whole_is_due(100.009, 90, quiet=False, given=500, handed=100)
+    assert linger.whole_is_due(100.011, 90, quiet=False, given=900, handed=400)
 
 
 def test_what_a_full_block_took_along_does_not_age_what_comes_after(linger: Linger) -> None:
-    assert not linger.whole_is_due(100.0, 90, quiet=False, queued=False)
-    assert not linger.whole_is_due(100.005, 0, quiet=False, queued=False)
-    assert not linger.whole_is_due(100.012, 90, quiet=False, queued=False)
-    assert linger.whole_is_due(100.023, 90, quiet=False, queued=False)
+    assert not linger.whole_is_due(100.0, 90, quiet=False)
+    assert not linger.whole_is_due(100.005, 0, quiet=False)
+    assert not linger.whole_is_due(100.012, 90, quiet=False)
+    assert linger.whole_is_due(100.023, 90, quiet=False)
 
 
 def test_without_a_linger_all_is_cut_at_once() -> None:
     linger = Linger(linger_s=0, stream_linger_s=0)
-    assert linger.whole_is_due(100.0, 90, quiet=False, queued=False)
+    assert linger.whole_is_due(100.0, 90, quiet=False)
+    assert linger.whole_is_due(100.1, 90, quiet=False, given=100, handed=0)
     assert linger.open_is_due(100.0, True)
 
 
