@@ -261,11 +261,11 @@ def test_a_run_stopped_while_spark_starts_and_the_slot_is_waited_for_waits_for_n
             waits = "select count(*) from pg_locks where locktype = 'transactionid' and not granted"
             wait_until(lambda: starts("AppMasterEntryPoint") and database.execute(waits) == [(1,)])
             process.send_signal(signal.SIGTERM)
-            # The JVM of the session comes after that of RayDP's master: nobody needs it any more.
-            wait_until(lambda: process.poll() is not None or starts("SparkSubmit"))
+            # An executor comes after the master and the session, and nobody needs it any more.
+            wait_until(lambda: process.poll() is not None or starts("-Dspark.driver.port="))
             output, _ = process.communicate(timeout=120)
         assert process.returncode == 0, output
-        assert not starts("SparkSubmit") and "Traceback" not in output and "***" not in output
+        assert not starts("-Dspark.driver.port=") and "Traceback" not in output and "***" not in output
         assert not marked(str(tmp_path))
         wait_until(lambda: database.execute("select count(*) from pg_replication_slots") == [(0,)])
 
