@@ -153,9 +153,7 @@ class OpenTransaction:
 
     def spilled(self, segment: Segment, batches: Sequence[pa.RecordBatch]) -> None:
         """``batches`` are in ``segment`` now; only the number of rows of each subxid is kept."""
-        owners = np.concatenate([b.column(1).to_numpy() for b in batches])
-        subxids, counts = np.unique(owners, return_counts=True)
-        self._spilled.append(_Spilled(segment, subxids, counts))
+        self._spilled.append(_Spilled(segment, *_rows_by_owner(batches)))
         self._spilled_bytes += segment.n_bytes
         self.n_segments += 1
 
@@ -255,6 +253,18 @@ class OpenTransaction:
     def _expect_open(self, what: str) -> None:
         if self.state is not State.OPEN:
             raise IllegalTransition(f"{self!r} was given {what}")
+
+
+def _rows_by_owner(
+    batches: Sequence[pa.RecordBatch],
+) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]:
+    """The different owners, in ascending order, and how many rows each has. Batch by batch: a copy of all their numbers
+    would stand above the buffer's limit, because the rows are still there."""
+    of_batch = [np.unique(batch.column(1).to_numpy(), return_counts=True) for batch in batches]
+    owners, place = np.unique(np.concatenate([owner for owner, _ in of_batch]), return_inverse=True)
+    counts = np.zeros(len(owners), np.int64)
+    np.add.at(counts, place, np.concatenate([n for _, n in of_batch]))
+    return owners, counts
 
 
 def stamp_messages(messages: Sequence[pa.RecordBatch], end: TransactionEnd) -> pa.RecordBatch | None:
