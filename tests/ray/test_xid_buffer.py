@@ -59,6 +59,13 @@ class Buffer:
         return unwrap(caught.value, "xid buffer")
 
 
+def pool_of_one(storage: Path) -> BufferPool:
+    settings = BufferSettings(str(storage), Layout(1, "s", "e"), 64 << 20)
+    pool = BufferPool(Config.of({"buffers_min": 1, "buffers_max": 1}), settings)
+    pool.await_ready()
+    return pool
+
+
 @pytest.fixture
 def storage(tmp_path: Path) -> Path:
     return tmp_path / "segments"
@@ -93,9 +100,7 @@ def test_a_transaction_whose_last_block_came_with_its_commit_and_is_poisoned_is_
 def test_the_last_block_of_a_transaction_goes_with_its_commit_and_gives_its_credit_back(
     storage: Path,
 ) -> None:
-    settings = BufferSettings(str(storage), Layout(1, "s", "e"), 64 << 20)
-    pool = BufferPool(Config.of({"buffers_min": 1, "buffers_max": 1}), settings)
-    pool.await_ready()
+    pool = pool_of_one(storage)
     pool.add_block(transaction_block(700, ["first"]))
     pool.send()
     last = transaction_block(700, ["second", "third"])
@@ -183,9 +188,7 @@ def texts_of(sealed: Any) -> list[str]:
 
 
 def test_blocks_of_several_transactions_in_one_call_keep_their_rows_apart_and_in_order(storage: Path) -> None:
-    settings = BufferSettings(str(storage), Layout(1, "s", "e"), 64 << 20)
-    pool = BufferPool(Config.of({"buffers_min": 1, "buffers_max": 1}), settings)
-    pool.await_ready()
+    pool = pool_of_one(storage)
     xids = (700, 701, 702)
     for round_ in range(3):
         for xid in xids:
