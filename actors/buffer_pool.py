@@ -18,6 +18,7 @@ reading while too much is. What a buffer raised comes out of ``collect``.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,11 +26,12 @@ import ray
 
 from actors.faults import unwrap
 from actors.quota import QuotaShare
-from actors.xid_buffer import BlockHead, BufferSettings, Held, RawBlock, XidBuffer
+from actors.xid_buffer import REMEMBERED_SNAPSHOTS, BlockHead, BufferSettings, Held, RawBlock, XidBuffer
 from pipeline.buffer import BufferPoolPolicy
 from pipeline.config import Config
-from pipeline.handoff import TransactionEnd
+from pipeline.handoff import RelationMap, TransactionEnd
 from pipeline.pg import Xid
+from pipeline.protocol.spares import Spares
 from pipeline.stream import PlainBlock, Prepared, RelationSnapshot, TransactionBlock
 
 _INLINE_BYTES = 64 << 10
@@ -44,16 +46,19 @@ class _Parcel:
     raylet, and with many open transactions blocks are cut several at a time."""
 
     heads: list[BlockHead] = field(default_factory=list)
-    relations: list[ray.ObjectRef] = field(default_factory=list)
+    snapshots: list[RelationSnapshot] = field(default_factory=list)
     blocks: list[RawBlock] = field(default_factory=list)
     n_bytes: int = 0
 
 
 class BufferPool:
-    """``share`` is there where several slots have one cap."""
+    """Arrays of blocks that were sent go into ``spares``; ``share`` is there where several slots have one cap."""
 
-    def __init__(self, config: Config, settings: BufferSettings, share: QuotaShare | None = None) -> None:
+    def __init__(
+        self, config: Config, settings: BufferSettings, spares: Spares, share: QuotaShare | None = None
+    ) -> None:
         self._settings = settings
+        self._spares = spares
         self._config = config
         self._share = share
         maximum = config.buffers_max if share is None else config.buffers_min
@@ -61,7 +66,7 @@ class BufferPool:
         self._actors: dict[int, Any] = {}
         self._starting: dict[int, ray.ObjectRef] = {}
         self._last_ticket: dict[int, int] = {}
-        self._snapshots: dict[int, ray.ObjectRef] = {}
+        self._told: dict[int, dict[int, None]] = {}
         self._in_flight: dict[ray.ObjectRef, int] = {}
         self._pings: dict[int, ray.ObjectRef] = {}
         self._next_check_s = 0.0
@@ -102,7 +107,7 @@ class BufferPool:
         head = BlockHead(cut.xid, self._step(cut.xid), cut.first_lsn, cut.streamed, snapshot.number)
         parcel = self._parcels.setdefault(number, _Parcel())
         parcel.heads.append(head)
-        parcel.relations.append(self._snapshot(snapshot))
+        parcel.snapshots.append(snapshot)
         parcel.blocks.append((cut.block.payload, cut.block.lengths))
         parcel.n_bytes += cut.block.n_bytes
         if parcel.n_bytes >= self._config.block_bytes:
@@ -118,12 +123,13 @@ class BufferPool:
         assert block is not None, "a plain block is handed over once"
         number = self._policy.for_plain_block()
         self._last_ticket[number] = ticket
-        result = self._actors[number].decode_plain.remote(
+        result: ray.ObjectRef = self._actors[number].decode_plain.remote(
             cut.n_transactions,
             block.relations.number,
-            [self._snapshot(block.relations)],
+            self._untold(number, [block.relations]),
             _by_store((block.payload, block.lengths), block.n_bytes),
         )
+        self._spares.give(block.payload)
         self._count(result, block.n_bytes)
         return result
 
@@ -140,11 +146,9 @@ class BufferPool:
         if parcel is None:
             result: ray.ObjectRef = actor.commit.remote(end, step)
         else:
-            blocks = _by_store(parcel.blocks, parcel.n_bytes)
-            held, result = actor.add_and_commit.options(num_returns=2).remote(
-                parcel.heads, parcel.relations, blocks, end, step
-            )
-            self._count(held, parcel.n_bytes)
+            add_and_commit = actor.add_and_commit.options(num_returns=2)
+            held, result = add_and_commit.remote(*self._content(number, parcel), end, step)
+            self._sent(parcel, held)
         self._leave(end.xid, ticket)
         return result
 
@@ -222,6 +226,7 @@ class BufferPool:
             self._starting.pop(number, None)
             ray.kill(self._actors.pop(number))
             self._last_ticket.pop(number, None)
+            del self._told[number]
 
     # -- inside ----------------------------------------------------------------------------------------
 
@@ -234,6 +239,7 @@ class BufferPool:
             max_restarts=0,
         )
         self._actors[number] = actor.remote(self._settings)
+        self._told[number] = {}
         self._starting[number] = self._actors[number].pid.remote()
 
     def _see_placed(self) -> None:
@@ -261,9 +267,16 @@ class BufferPool:
     def _send(self, number: int) -> None:
         parcel = self._parcels.pop(number, None)
         if parcel is not None:
-            blocks = _by_store(parcel.blocks, parcel.n_bytes)
-            result = self._actors[number].add_blocks.remote(parcel.heads, parcel.relations, blocks)
-            self._count(result, parcel.n_bytes)
+            self._sent(parcel, self._actors[number].add_blocks.remote(*self._content(number, parcel)))
+
+    def _content(self, number: int, parcel: _Parcel) -> tuple[Any, ...]:
+        return parcel.heads, self._untold(number, parcel.snapshots), _by_store(parcel.blocks, parcel.n_bytes)
+
+    def _sent(self, parcel: _Parcel, result: ray.ObjectRef) -> None:
+        self._count(result, parcel.n_bytes)
+        for payload, _ in parcel.blocks:
+            # It was copied, into shared memory or into the call.
+            self._spares.give(payload)
 
     def _step(self, xid: Xid) -> int:
         """How many calls a transaction's buffers got before this one: they fail where one is missing."""
@@ -282,14 +295,15 @@ class BufferPool:
         self._in_flight[result] = n_bytes
         self.in_flight_bytes += n_bytes
 
-    def _snapshot(self, snapshot: RelationSnapshot) -> ray.ObjectRef:
-        ref = self._snapshots.get(snapshot.number)
-        if ref is None:
-            # The latest are enough: a scope's older snapshots are never used again.
-            while len(self._snapshots) >= 1024:
-                del self._snapshots[next(iter(self._snapshots))]
-            ref = self._snapshots[snapshot.number] = ray.put(dict(snapshot.relations))
-        return ref
+    def _untold(self, number: int, snapshots: Iterable[RelationSnapshot]) -> dict[int, RelationMap]:
+        """What the next call has to tell a buffer of definitions: it remembers the last ones."""
+        told = self._told[number]
+        untold = {s.number: s.relations for s in snapshots if s.number not in told}
+        for known in untold:
+            while len(told) >= REMEMBERED_SNAPSHOTS:
+                del told[next(iter(told))]
+            told[known] = None
+        return untold
 
 
 def _by_store(content: Any, n_bytes: int) -> Any:

@@ -25,6 +25,7 @@ from actors.xid_buffer import BufferSettings
 from pipeline.config import Config
 from pipeline.handoff import Opened
 from pipeline.pg import Lsn, Xid
+from pipeline.protocol.spares import Spares
 from pipeline.segments import Layout
 from pipeline.slot.admin import Blocker, describe_slot
 from pipeline.slot.opening import connect_slot, slot_settings
@@ -93,6 +94,7 @@ class SlotReader:
             block_bytes=config.block_bytes,
             pending_limit_bytes=max(config.block_bytes, config.reader_memory_bytes // 2),
             parallel=self._slot.streaming == "parallel",
+            spares=self._spares,
         )
         self._reading = Reading(
             config,
@@ -168,9 +170,11 @@ class SlotReader:
 
     def _start_buffers(self) -> None:
         identity = self._slot.identity
+        # With what the cutter may hold, three quarters of the reader's memory.
+        self._spares = Spares(self._config.reader_memory_bytes // 2)
         layout = Layout(identity.system_identifier, identity.slot, self._epoch)
         settings = BufferSettings(self._config.storage, layout, self._config.buffer_memory_bytes)
-        self._pool = BufferPool(self._config, settings, self._share)
+        self._pool = BufferPool(self._config, settings, self._spares, self._share)
         # While the buffers load their kernels, and not when the slot is ours.
         importlib.import_module("pipeline.slot.copy_loop")
         self._pool.await_ready()

@@ -19,14 +19,13 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import ray
 
 from actors.allocator import return_freed_memory
 from actors.arrow_store import ArrowStore
@@ -44,7 +43,8 @@ from pipeline.segments import Layout, Storage, read_messages, write_messages, wr
 if TYPE_CHECKING:
     from pipeline.stream import Prepared
 
-_REMEMBERED_SNAPSHOTS = 256
+REMEMBERED_SNAPSHOTS = 128
+"""The definitions that the pool takes for known here."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Held:
 @dataclass(frozen=True)
 class BlockHead:
     """Whose rows a block holds, beside its bytes. ``step``: how many calls or blocks its transaction had before;
-    ``snapshot``: the number of the definitions that the block is of."""
+    ``snapshot``: the number of the definitions that the block is of, which this call or an earlier one told."""
 
     xid: Xid
     step: int
@@ -120,11 +120,12 @@ class XidBuffer:
 
     @_unless_failed
     def decode_plain(
-        self, n_transactions: int, snapshot: int, relations: Sequence[ray.ObjectRef], block: RawBlock
+        self, n_transactions: int, snapshot: int, untold: Mapping[int, RelationMap], block: RawBlock
     ) -> Sealed:
         """Whole small transactions, decoded and released at once; nothing of them stays here."""
+        self._learn(untold)
         reach("decoding_block")
-        decoded = self._decode.decode_plain_block(*block, self._relations(snapshot, relations[0]))
+        decoded = self._decode.decode_plain_block(*block, self._relations(snapshot))
         reach("block_decoded")
         memory = []
         by_relation: dict[RelationVersion, list[pa.RecordBatch]] = {}
@@ -150,25 +151,26 @@ class XidBuffer:
 
     @_unless_failed
     def add_blocks(
-        self, heads: Sequence[BlockHead], relations: Sequence[ray.ObjectRef], blocks: Sequence[RawBlock]
+        self, heads: Sequence[BlockHead], untold: Mapping[int, RelationMap], blocks: Sequence[RawBlock]
     ) -> list[Held]:
-        """Take blocks of one or several transactions, in this order. ``relations[i]`` is what ``heads[i].snapshot``
-        numbers."""
-        return [self._add(*each) for each in zip(heads, relations, blocks, strict=True)]
+        """Take blocks of one or several transactions, in this order. ``untold``: those of the snapshots that the heads
+        name which no call has brought yet."""
+        self._learn(untold)
+        return [self._add(*each) for each in zip(heads, blocks, strict=True)]
 
     @_unless_failed
     def add_and_commit(
         self,
         heads: Sequence[BlockHead],
-        relations: Sequence[ray.ObjectRef],
+        untold: Mapping[int, RelationMap],
         blocks: Sequence[RawBlock],
         end: TransactionEnd,
         step: int,
     ) -> tuple[list[Held], Sealed]:
         """``add_blocks`` and ``commit`` in one call: most transactions end with the last of their rows."""
-        return self.add_blocks(heads, relations, blocks), self.commit(end, step)
+        return self.add_blocks(heads, untold, blocks), self.commit(end, step)
 
-    def _add(self, head: BlockHead, relations: ray.ObjectRef, block: RawBlock) -> Held:
+    def _add(self, head: BlockHead, block: RawBlock) -> Held:
         transaction = self._whole(head.xid, head.step)
         if transaction is None:
             transaction = self._open[head.xid] = OpenTransaction(
@@ -177,7 +179,7 @@ class XidBuffer:
         reach("decoding_block")
         decoded = self._decode.decode_transaction_block(
             *block,
-            self._relations(head.snapshot, relations),
+            self._relations(head.snapshot),
             streamed=head.streamed,
             xid=head.xid,
             first_ordinal=transaction.n_rows,
@@ -292,12 +294,17 @@ class XidBuffer:
         assert transaction is not None, "the pool passes on nothing before the first block"
         return transaction
 
-    def _relations(self, number: int, ref: ray.ObjectRef) -> RelationMap:
-        """Fetched once for each change of a table's definition, not once a block."""
+    def _learn(self, untold: Mapping[int, RelationMap]) -> None:
+        # Before, so that what this call brings is there for it; twice as many as the pool remembers.
+        while len(self._snapshots) > 2 * REMEMBERED_SNAPSHOTS:
+            del self._snapshots[next(iter(self._snapshots))]
+        for number, relations in untold.items():
+            # The latest now, where it was told before and the pool has forgotten that.
+            self._snapshots.pop(number, None)
+            self._snapshots[number] = relations
+
+    def _relations(self, number: int) -> RelationMap:
         known = self._snapshots.get(number)
         if known is None:
-            known = ray.get(ref)
-            while len(self._snapshots) >= _REMEMBERED_SNAPSHOTS:
-                del self._snapshots[next(iter(self._snapshots))]
-            self._snapshots[number] = known
+            raise ComponentLost(f"the call that told a buffer of definitions {number} did not come")
         return known

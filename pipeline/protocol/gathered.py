@@ -8,6 +8,8 @@ Invariants: the first ``n_messages`` of ``lengths`` sum up to ``n_bytes``, and t
 those messages, each with its 25-byte XLogData header. What is ``whole`` ends behind a COMMIT, or a message between
 transactions. An appender that finds no room changes nothing; ``append`` alone makes room.
 
+Arrays come from ``Spares``, and whoever has copied what ``take`` gave away may give them back there.
+
 Rejected: a list of bytes, joined when a block is cut, which is a Python object and a second copy for each row.
 """
 
@@ -18,6 +20,8 @@ from typing import Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+
+from pipeline.protocol.spares import Spares
 
 HEADER_BYTES: Final = 25
 """Of XLogData: 'w', Int64 start, Int64 end, Int64 send time."""
@@ -61,8 +65,10 @@ _Item = TypeVar("_Item", np.uint8, np.int32)
 _FIRST_BYTES: Final = 128 << 10
 """As much as the C library maps by itself (``actors.allocator``): what is never touched takes no memory, and what is
 given away leaves no hole in the heap, however many transactions are open."""
-_FIRST_MESSAGES: Final = 256
+_FIRST_MESSAGES: Final = 1024
 _FAST_GROWTH_BYTES: Final = 512 << 10
+_NO_PAYLOAD: Final = np.empty(0, np.uint8)
+_NO_LENGTHS: Final = np.empty(0, np.int32)
 
 
 class Outcome(enum.IntEnum):
@@ -81,14 +87,32 @@ class Outcome(enum.IntEnum):
 
 
 class Gathered:
-    """``payload: uint8[capacity]``, ``lengths: int32[capacity]``, ``sums: int64[8]`` (places above): all writable."""
+    """``payload: uint8[capacity]``, ``lengths: int32[capacity]``, ``sums: int64[8]`` (places above): all writable.
 
-    __slots__ = ("_lengths", "_payload", "_sums", "lengths", "payload", "sums")
+    Without a message it has no arrays before ``make_room``: what was given away last is often back by then."""
 
-    def __init__(self) -> None:
+    __slots__ = (
+        "_lengths",
+        "_next_bytes",
+        "_next_messages",
+        "_payload",
+        "_spares",
+        "_sums",
+        "lengths",
+        "payload",
+        "sums",
+    )
+
+    def __init__(self, spares: Spares) -> None:
+        self._spares = spares
         self.sums = np.zeros(_N_SUMS, np.int64)
         self._sums = self.sums.data  # a memoryview's items are Python's own numbers, and twice as fast
-        self._allot(_FIRST_BYTES, _FIRST_MESSAGES)
+        self._start_anew(0, 0)
+
+    def make_room(self) -> None:
+        """For the first messages, where there is none for any."""
+        if not len(self._payload):
+            self._grow(1, 1)
 
     @property
     def n_bytes(self) -> int:
@@ -171,6 +195,7 @@ class Gathered:
         n_bytes, n_messages = self.n_bytes, self.n_messages
         whole_bytes, whole_messages = self.whole_bytes, self.whole_messages
         self._start_anew(n_bytes, n_messages)
+        self._grow(n_bytes - whole_bytes, n_messages - whole_messages)
         self._fill(payload[whole_bytes:n_bytes], lengths[whole_messages:n_messages])
         self.mode = mode
         return _read_only(payload[:whole_bytes]), _read_only(lengths[:whole_messages])
@@ -190,18 +215,28 @@ class Gathered:
         self._sums[N_BYTES], self._sums[N_MESSAGES] = len(payload), len(lengths)
 
     def _start_anew(self, n_bytes: int, n_messages: int) -> None:
-        """With room for as much again: one huge row must not leave its room behind for good."""
+        """Soon with room for as much again: one huge row must not leave its room behind for good. Of few sizes, so that
+        what is given back fits what is asked for."""
         self.sums[:] = 0
-        self._allot(_room(_FIRST_BYTES, n_bytes), _room(_FIRST_MESSAGES, n_messages))
+        self._next_bytes, self._next_messages = _room(_FIRST_BYTES, n_bytes), _room(_FIRST_MESSAGES, n_messages)
+        self._use(_NO_PAYLOAD, _NO_LENGTHS)
 
     def _grow(self, n_bytes: int, n_messages: int) -> None:
+        """Each by itself: rows may be short or long."""
         payload, lengths = self.payload, self.lengths
-        self._allot(_room(len(payload), n_bytes), _room(len(lengths), n_messages))
-        self._fill(payload[: self.n_bytes], lengths[: self.n_messages])
+        if n_bytes > len(payload):
+            self._use(self._spares.take(_room(len(payload) or self._next_bytes, n_bytes)), lengths)
+            self.payload[: self.n_bytes] = payload[: self.n_bytes]
+            self._spares.give(payload)
+        if n_messages > len(lengths):
+            self._use(
+                self.payload, np.empty(_room(len(lengths) or self._next_messages, n_messages), np.int32)
+            )
+            self.lengths[: self.n_messages] = lengths[: self.n_messages]
 
-    def _allot(self, n_bytes: int, n_messages: int) -> None:
-        self.payload, self.lengths = np.empty(n_bytes, np.uint8), np.empty(n_messages, np.int32)
-        self._payload, self._lengths = self.payload.data, self.lengths.data
+    def _use(self, payload: npt.NDArray[np.uint8], lengths: npt.NDArray[np.int32]) -> None:
+        self.payload, self.lengths = payload, lengths
+        self._payload, self._lengths = payload.data, lengths.data
 
 
 def _room(capacity: int, needed: int) -> int:

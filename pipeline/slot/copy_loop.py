@@ -51,6 +51,8 @@ _WORD = ir.IntType(64)
 _INT = ir.IntType(32)
 _BYTE = ir.IntType(8)
 _XLOG_DATA: Final = ord("w")
+_SMALL_BYTES: Final = 256
+"""Most control messages are smaller, and ctypes' two calls for a larger one cost more than the rest of taking it."""
 
 
 @intrinsic
@@ -116,12 +118,14 @@ def _copy(typing_context, target, source, n_bytes):
         types.Array(types.uint8, 2, "C", readonly=True),
         types.int64,
         types.int64[::1],
+        types.uint8[::1],
     ),
     cache=True,
     nogil=True,
 )
-def _gather(functions, connection, payload, lengths, sums, transitions, limit_bytes, message):
-    """``functions``: addresses of PQgetCopyData, PQconsumeInput, PQfreemem; ``message``: address and length, out."""
+def _gather(functions, connection, payload, lengths, sums, transitions, limit_bytes, message, small):
+    """``functions``: addresses of PQgetCopyData, PQconsumeInput, PQfreemem; ``message``: address and length, out. One
+    that fits is in ``small`` instead, and its address 0."""
     mode, n_bytes, n_messages = sums[MODE], sums[N_BYTES], sums[N_MESSAGES]
     outcome = 0
     asked = False
@@ -145,6 +149,10 @@ def _gather(functions, connection, payload, lengths, sums, transitions, limit_by
             after = transitions[mode, _byte_at(address + HEADER_BYTES)]
         if after == LOOK or n_bytes + n > len(payload) or n_messages == len(lengths):
             message[1] = n
+            if n <= len(small):
+                _copy(small.ctypes.data, address, n)
+                _free(functions[2], address)
+                message[0] = 0
             outcome = 2
             break
         _copy(payload.ctypes.data + n_bytes, address, n)
@@ -184,6 +192,7 @@ class CopyLoop:
         self._kept = functions  # an address keeps nothing alive
         self._connection = connection
         self._message = np.zeros(2, np.int64)
+        self._small = np.zeros(_SMALL_BYTES, np.uint8)
         self._freemem = freemem
 
     @classmethod
@@ -212,12 +221,15 @@ class CopyLoop:
                 TRANSITIONS,
                 limit_bytes,
                 self._message,
+                self._small,
             )
         )
 
     def take_message(self) -> bytes:
         """The message of ``Outcome.MESSAGE``: call it once, before ``gather`` again."""
-        address, n_bytes = map(int, self._message)
+        address, n_bytes = self._message.tolist()
+        if not address:
+            return self._small[:n_bytes].tobytes()
         try:
             return ctypes.string_at(address, n_bytes)
         finally:

@@ -50,6 +50,7 @@ from pipeline.protocol.messages import (
     Type,
 )
 from pipeline.protocol.parser import parse_message
+from pipeline.protocol.spares import Spares
 from pipeline.stream.cuts import (
     Aborted,
     Block,
@@ -69,20 +70,27 @@ from pipeline.stream.relation_book import RelationBook
 _ROWS: Final = frozenset(b"IUD")
 _TRUNCATE, _MESSAGE = b"TM"
 _BEGIN, _COMMIT, _START, _STOP = b"BCSE"
+_START_XID: Final = slice(HEADER_BYTES + 1, HEADER_BYTES + 5)
+_START_BYTES: Final = HEADER_BYTES + 6
+_STOP_BYTES: Final = HEADER_BYTES + 1
 _NONE: Final[Sequence[Cut]] = ()
 
 
 class StreamCutter:
-    """See the module. ``proto_version`` and ``parallel`` are what START_REPLICATION asked for."""
+    """See the module. ``parallel`` is what START_REPLICATION asked for; into ``spares`` whoever has copied a block's
+    payload may give it back."""
 
-    def __init__(self, *, block_bytes: int, pending_limit_bytes: int, parallel: bool) -> None:
+    def __init__(
+        self, *, block_bytes: int, pending_limit_bytes: int, parallel: bool, spares: Spares | None = None
+    ) -> None:
+        self._spares = spares or Spares(0)
         self._block_bytes = block_bytes
         self._pending_limit_bytes = pending_limit_bytes
         self._parallel = parallel
         self._grammar = Grammar()
         self._book = RelationBook()
         self._streams: dict[Xid, Gathering] = {}
-        self._plain = Gathering()
+        self._plain = Gathering(self._spares)
         self._stream_bytes = 0
         self._in: Gathering | None = None  # what a row message is appended to now; None: rows are illegal
         self._promoted: Gathering | None = None
@@ -130,6 +138,11 @@ class StreamCutter:
             self._leave_plain()
             self._plain.end_transaction(data)
             return self.flush() if self._plain.n_bytes >= self._block_bytes else _NONE
+        if kind == _START and len(data) == _START_BYTES and not data[-1]:
+            return self._stream_resume(data)
+        if kind == _STOP and len(data) == _STOP_BYTES:
+            self._grammar.on_control(_STOP)
+            return self._stream_stop()
         return self._control(kind, data)
 
     @property
@@ -140,6 +153,7 @@ class StreamCutter:
             gathering, mode = self._plain, OUTSIDE
         else:
             mode = IN_PLAIN if gathering is self._plain else IN_ROWS
+        gathering.make_room()
         gathering.mode = mode
         return gathering
 
@@ -213,7 +227,7 @@ class StreamCutter:
         first = plain.message(0)
         begin = self._parse(first)
         assert isinstance(begin, Begin)
-        promoted = Gathering(begin.xid, lsn_of(first) or begin.final_lsn)
+        promoted = Gathering(self._spares, begin.xid, lsn_of(first) or begin.final_lsn)
         n_heads = 1
         if plain.kinds(2)[1:] == bytes([ORIGIN]):
             origin = self._parse(plain.message(1))
@@ -289,7 +303,9 @@ class StreamCutter:
             return self._promoted_commit(message)
         if isinstance(message, BeginPrepare):
             cuts = self.flush()
-            self._promoted = self._in = Gathering(message.xid, message.prepare_lsn, streamed=False)
+            self._promoted = self._in = Gathering(
+                self._spares, message.xid, message.prepare_lsn, streamed=False
+            )
             return cuts
         if isinstance(message, Prepare):
             return self._prepare(message)
@@ -348,11 +364,27 @@ class StreamCutter:
     def _stream_start(self, message: StreamStart, data: CopyData) -> Sequence[Cut]:
         stream = self._streams.get(message.xid)
         if stream is None:
-            stream = self._streams[message.xid] = Gathering(message.xid, lsn_of(data), streamed=True)
+            stream = self._streams[message.xid] = Gathering(
+                self._spares, message.xid, lsn_of(data), streamed=True
+            )
+        self._enter(stream)
+        return _NONE
+
+    def _stream_resume(self, data: CopyData) -> Sequence[Cut]:
+        """A stream that is open goes on. With many of them the server sends pieces of some hundred rows, and a message
+        that is parsed in full costs as much as all these."""
+        xid = Xid(int.from_bytes(data[_START_XID], "big"))
+        stream = self._streams.get(xid)
+        if stream is None:
+            return self._control(_START, data)
+        self._grammar.on_control(_START, xid, first=False, lsn=lsn_of(data))
+        self._enter(stream)
+        return _NONE
+
+    def _enter(self, stream: Gathering) -> None:
         # While a stream is current its bytes change without being counted; they are added again at its stop.
         self._stream_bytes -= stream.n_bytes
         self._in = stream
-        return _NONE
 
     def _stream_stop(self) -> Sequence[Cut]:
         stream = self._in
@@ -443,7 +475,7 @@ class StreamCutter:
     def _prepare(self, message: Prepare) -> Sequence[Cut]:
         if self._promoted is None:
             # Without its b: a transaction that only locked rows (PostgreSQL 18). It holds nothing, and yet K follows.
-            alone = Gathering(message.xid, message.prepare_lsn, streamed=False)
+            alone = Gathering(self._spares, message.xid, message.prepare_lsn, streamed=False)
             return (*self.flush(), self._prepared(alone, message))
         promoted = self._take_promoted()
         cuts = self._cut(promoted)

@@ -9,6 +9,7 @@ from typing import Final
 
 from pipeline.pg import INVALID_LSN, Lsn, Xid
 from pipeline.protocol.gathered import HEADER_BYTES, Gathered
+from pipeline.protocol.spares import Spares
 
 CopyData = bytes | memoryview
 """One CopyData message; it is copied by whoever gathers it."""
@@ -33,9 +34,9 @@ class Gathering(Gathered):
     __slots__ = ("aborted", "first_lsn", "has_blocks", "origin", "streamed", "xid")
 
     def __init__(
-        self, xid: Xid | None = None, first_lsn: Lsn = INVALID_LSN, *, streamed: bool = False
+        self, spares: Spares, xid: Xid | None = None, first_lsn: Lsn = INVALID_LSN, *, streamed: bool = False
     ) -> None:
-        super().__init__()
+        super().__init__(spares)
         self.xid = xid
         self.first_lsn = first_lsn
         self.streamed = streamed

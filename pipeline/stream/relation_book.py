@@ -11,17 +11,23 @@ The server tracks what it has told us in the same two scopes (``maybe_send_schem
 The last point is decided by an arrival number on each R. Y messages precede the R that needs them in the
 same scope, so a scope keeps the type names it has heard.
 
-Called by the cutter for each R and Y, and for each end of a stream; never for a row.
+Equal content mostly has one snapshot, whichever scope it is of: a buffer that was told one of them needs no other, and
+a hundred open transactions on one table are the ordinary case.
+
+Called by the cutter for each R and Y, for each end of a stream and for each block; never for a row.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from pipeline.pg import Xid
 from pipeline.protocol.messages import Relation, Type
 from pipeline.relations import Column, RelationVersion, ReplicaIdentity
 from pipeline.stream.cuts import RelationSnapshot
+
+_REMEMBERED_SNAPSHOTS: Final = 64
 
 
 @dataclass
@@ -39,7 +45,8 @@ class RelationBook:
         self._plain = _Scope()
         self._streams: dict[Xid, _Scope] = {}
         self._arrivals = 0
-        self._snapshots = 0
+        self._n_snapshots = 0
+        self._snapshots: dict[frozenset[RelationVersion], RelationSnapshot] = {}
 
     def add_type(self, scope: Xid | None, message: Type) -> None:
         name = message.name if message.schema == "pg_catalog" else f"{message.schema}.{message.name}"
@@ -92,9 +99,19 @@ class RelationBook:
     def snapshot(self, scope: Xid | None) -> RelationSnapshot:
         place = self._scope(scope)
         if place.snapshot is None:
-            self._snapshots += 1
-            place.snapshot = RelationSnapshot(self._snapshots, dict(place.relations))
+            place.snapshot = self._snapshot(place.relations)
         return place.snapshot
+
+    def _snapshot(self, relations: dict[int, RelationVersion]) -> RelationSnapshot:
+        content = frozenset(relations.values())
+        known = self._snapshots.get(content)
+        if known is None:
+            self._n_snapshots += 1
+            known = RelationSnapshot(self._n_snapshots, dict(relations))
+            while len(self._snapshots) >= _REMEMBERED_SNAPSHOTS:
+                del self._snapshots[next(iter(self._snapshots))]
+            self._snapshots[content] = known
+        return known
 
     def _scope(self, scope: Xid | None) -> _Scope:
         if scope is None:

@@ -21,6 +21,7 @@ from pipeline.config import Config
 from pipeline.errors import ComponentLost, PoisonedChange, StorageFault
 from pipeline.handoff import TransactionEnd
 from pipeline.pg import Lsn, Xid
+from pipeline.protocol.spares import Spares
 from pipeline.segments import Layout
 from pipeline.stream import Block as StreamBlock
 from pipeline.stream import Prepared, RelationSnapshot, TransactionBlock
@@ -28,6 +29,8 @@ from tests.ray.conftest import wait_until
 from tests.unit.decode.builder import Block, block, insert, relation
 
 pytestmark = pytest.mark.ray
+
+RELATIONS = {0: {5: relation(("note", "text"))}}
 
 XID = Xid(700)
 GOOD = block(*[insert([str(i)], subxid=700) for i in range(100)])
@@ -40,13 +43,12 @@ class Buffer:
     def __init__(self, storage: Path, memory_bytes: int = 64 << 20) -> None:
         settings = BufferSettings(str(storage), Layout(1, "s", "e"), memory_bytes)
         self.actor = ray.remote(XidBuffer).options(num_cpus=0.01).remote(settings)
-        self._relations = ray.put({5: relation(("note", "text"))})
         self.n_added = 0
 
     def add(self, content: Block) -> Any:
         self.n_added += 1
         head = BlockHead(XID, self.n_added - 1, Lsn(0x100), True, 0)
-        return self.actor.add_blocks.remote([head], [self._relations], [content])
+        return self.actor.add_blocks.remote([head], {} if head.step else RELATIONS, [content])
 
     def end(self, how: str = "commit") -> Any:
         if how == "commit":
@@ -61,7 +63,7 @@ class Buffer:
 
 def pool_of_one(storage: Path) -> BufferPool:
     settings = BufferSettings(str(storage), Layout(1, "s", "e"), 64 << 20)
-    pool = BufferPool(Config.of({"buffers_min": 1, "buffers_max": 1}), settings)
+    pool = BufferPool(Config.of({"buffers_min": 1, "buffers_max": 1}), settings, Spares(1 << 20))
     pool.await_ready()
     return pool
 
@@ -89,9 +91,7 @@ def test_a_transaction_whose_last_block_came_with_its_commit_and_is_poisoned_is_
     buffer = Buffer(storage)
     buffer.add(GOOD)
     head = BlockHead(XID, 1, Lsn(0x100), True, 0)
-    both = buffer.actor.add_and_commit.options(num_returns=2).remote(
-        [head], [buffer._relations], [POISON], COMMIT, 2
-    )
+    both = buffer.actor.add_and_commit.options(num_returns=2).remote([head], {}, [POISON], COMMIT, 2)
     errors = [buffer.error_of(ref) for ref in both]
     assert all(isinstance(error, PoisonedChange) for error in errors), errors
     ray.kill(buffer.actor)
@@ -140,7 +140,7 @@ def test_a_transaction_whose_buffer_died_while_it_was_to_move_is_not_committed_w
 ) -> None:
     """Ray fails the call that was to adopt it without telling the new buffer, and goes on with those behind it."""
     settings = BufferSettings(str(storage), Layout(1, "s", "e"), 64 << 20)
-    pool = BufferPool(Config.of({"buffers_min": 1, "buffers_max": 2}), settings)
+    pool = BufferPool(Config.of({"buffers_min": 1, "buffers_max": 2}), settings, Spares(1 << 20))
     pool.await_ready()
     (victim,) = pool.pids()
     snapshot = RelationSnapshot(0, {5: relation(("note", "text"))})

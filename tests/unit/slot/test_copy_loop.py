@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from pipeline.protocol.gathered import IN_PLAIN, IN_ROWS, OUTSIDE, Gathered, Outcome
+from pipeline.protocol.spares import Spares
 from tests.fake_libpq import Server
 from tests.unit.decode.builder import begin, block, commit, delete, insert, logical, origin, truncate, update
 
@@ -19,7 +20,8 @@ def framed(*messages: bytes) -> list[bytes]:
 
 
 def in_mode(mode: int) -> Gathered:
-    gathered = Gathered()
+    gathered = Gathered(Spares(0))
+    gathered.make_room()
     gathered.mode = mode
     return gathered
 
