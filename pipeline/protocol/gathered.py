@@ -218,7 +218,10 @@ class Gathered:
         """Soon with room for as much again: one huge row must not leave its room behind for good. Of few sizes, so that
         what is given back fits what is asked for."""
         self.sums[:] = 0
-        self._next_bytes, self._next_messages = _room(_FIRST_BYTES, n_bytes), _room(_FIRST_MESSAGES, n_messages)
+        self._next_bytes, self._next_messages = (
+            _room(_FIRST_BYTES, n_bytes),
+            _room(_FIRST_MESSAGES, n_messages),
+        )
         self._use(_NO_PAYLOAD, _NO_LENGTHS)
 
     def _grow(self, n_bytes: int, n_messages: int) -> None:

@@ -42,6 +42,7 @@ from pipeline.errors import ConnectionLost, EnvironmentFault, PreconditionMissin
 from pipeline.pg import POSTGRES_EPOCH_UNIX_US, Lsn
 from pipeline.slot.conninfo import complete
 from pipeline.slot.failures import ServerReport, from_connect_error, from_error, from_report, from_result
+from pipeline.slot.loopback import join_rows
 from pipeline.slot.options import PG13, StreamOptions, quote_literal, start_replication_command
 from pipeline.slot.settings import SlotSettings
 
@@ -100,6 +101,7 @@ class ReplicationConnection:
         self._poll = select.poll()
         self._poll.register(self.pgconn.socket, select.POLLIN)
         try:
+            join_rows(self.pgconn.socket)
             self._configure()
         except BaseException:
             self.close()
