@@ -37,18 +37,23 @@ from pipeline.stream import PlainBlock, Prepared, RelationSnapshot, TransactionB
 _INLINE_BYTES = 64 << 10
 """Below this what a call carries travels inside the call: the object store would cost more than it saves."""
 
+_PARCEL_BLOCKS = 2
+"""Full blocks that go in one call at most: two, because what several transactions left over is mostly more than one."""
+
 _CHECK_INTERVAL_S = 1.0
 
 
 @dataclass
 class _Parcel:
-    """Blocks for one buffer, which go in one call. Each call costs Ray some milliseconds of CPU, here, there and in the
-    raylet, and with many open transactions blocks are cut several at a time."""
+    """Blocks and commits for one buffer, which go in one call, the commits behind all blocks. Each call costs Ray some
+    milliseconds of CPU, here, there and in the raylet, and with many open transactions blocks are cut several at a
+    time."""
 
     heads: list[BlockHead] = field(default_factory=list)
     snapshots: list[RelationSnapshot] = field(default_factory=list)
     blocks: list[RawBlock] = field(default_factory=list)
     n_bytes: int = 0
+    ends: list[tuple[TransactionEnd, int]] = field(default_factory=list)
 
 
 class BufferPool:
@@ -73,6 +78,7 @@ class BufferPool:
         self._leaving: list[tuple[int, Xid]] = []
         self._steps: dict[Xid, int] = {}
         self._parcels: dict[int, _Parcel] = {}
+        self._sealed: dict[Xid, ray.ObjectRef] = {}
         self.in_flight_bytes = 0
         self.n_moved = 0
         self.open: dict[Xid, Held] = {}
@@ -110,11 +116,11 @@ class BufferPool:
         parcel.snapshots.append(snapshot)
         parcel.blocks.append((cut.block.payload, cut.block.lengths))
         parcel.n_bytes += cut.block.n_bytes
-        if parcel.n_bytes >= self._config.block_bytes:
+        if parcel.n_bytes >= _PARCEL_BLOCKS * self._config.block_bytes:
             self._send(number)
 
     def send(self) -> None:
-        """All that ``add_block`` took since the last call."""
+        """All that ``add_block`` and ``commit`` took since the last call."""
         for number in list(self._parcels):
             self._send(number)
 
@@ -140,17 +146,15 @@ class BufferPool:
         self._count(self._of(xid).abort.remote(xid, self._steps[xid]), 0)
         self._leave(xid, -1)
 
-    def commit(self, end: TransactionEnd, ticket: int) -> ray.ObjectRef:
-        number, step = self._owner(end.xid), self._steps[end.xid]
-        actor, parcel = self._actors[number], self._parcels.pop(number, None)
-        if parcel is None:
-            result: ray.ObjectRef = actor.commit.remote(end, step)
-        else:
-            add_and_commit = actor.add_and_commit.options(num_returns=2)
-            held, result = add_and_commit.remote(*self._content(number, parcel), end, step)
-            self._sent(parcel, held)
+    def commit(self, end: TransactionEnd, ticket: int) -> None:
+        """On its way after ``send``, with others for the same buffer; then ``sealed`` has its result."""
+        parcel = self._parcels.setdefault(self._owner(end.xid), _Parcel())
+        parcel.ends.append((end, self._steps[end.xid]))
         self._leave(end.xid, ticket)
-        return result
+
+    def sealed(self, xid: Xid) -> ray.ObjectRef:
+        """What will be there of a transaction that was committed and sent: a ``Sealed``. To be asked once."""
+        return self._sealed.pop(xid)
 
     def prepare(self, cut: Prepared, ticket: int) -> ray.ObjectRef:
         """Also for a transaction without a row: its record must be durable all the same."""
@@ -266,14 +270,18 @@ class BufferPool:
 
     def _send(self, number: int) -> None:
         parcel = self._parcels.pop(number, None)
-        if parcel is not None:
-            self._sent(parcel, self._actors[number].add_blocks.remote(*self._content(number, parcel)))
-
-    def _content(self, number: int, parcel: _Parcel) -> tuple[Any, ...]:
-        return parcel.heads, self._untold(number, parcel.snapshots), _by_store(parcel.blocks, parcel.n_bytes)
-
-    def _sent(self, parcel: _Parcel, result: ray.ObjectRef) -> None:
-        self._count(result, parcel.n_bytes)
+        if parcel is None:
+            return
+        add_blocks = self._actors[number].add_blocks
+        untold, blocks = self._untold(number, parcel.snapshots), _by_store(parcel.blocks, parcel.n_bytes)
+        if not parcel.ends:
+            held = add_blocks.remote(parcel.heads, untold, blocks)
+        else:
+            held, *sealed = add_blocks.options(num_returns=1 + len(parcel.ends)).remote(
+                parcel.heads, untold, blocks, parcel.ends
+            )
+            self._sealed.update(zip((end.xid for end, _ in parcel.ends), sealed, strict=True))
+        self._count(held, parcel.n_bytes)
         for payload, _ in parcel.blocks:
             # It was copied, into shared memory or into the call.
             self._spares.give(payload)

@@ -66,6 +66,9 @@ class HandOver:
             else:
                 entries.append(self._entry(cut))
         self._pool.send()
+        for entry in entries:
+            if isinstance(entry.cut, Committed) and entry.cut.has_blocks:
+                entry.result.append(self._pool.sealed(entry.cut.end.xid))
         if entries:
             self._submitted.append(self._sequencer.submit.remote(entries))
 
@@ -95,7 +98,9 @@ class HandOver:
         if isinstance(cut, Committed):
             self.end_lsn = max(self.end_lsn, cut.end.end_lsn)
             self._backlog.end(ticket, cut.end.xid)
-            return Entry(ticket, cut, [self._pool.commit(cut.end, ticket)] if cut.has_blocks else [])
+            if cut.has_blocks:
+                self._pool.commit(cut.end, ticket)  # its result is there when all is sent
+            return Entry(ticket, cut, [])
         if isinstance(cut, Prepared):
             self._backlog.forget(cut.xid)
             return Entry(ticket, cut, [self._pool.prepare(cut, ticket)])

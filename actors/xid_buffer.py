@@ -151,24 +151,18 @@ class XidBuffer:
 
     @_unless_failed
     def add_blocks(
-        self, heads: Sequence[BlockHead], untold: Mapping[int, RelationMap], blocks: Sequence[RawBlock]
-    ) -> list[Held]:
-        """Take blocks of one or several transactions, in this order. ``untold``: those of the snapshots that the heads
-        name which no call has brought yet."""
-        self._learn(untold)
-        return [self._add(*each) for each in zip(heads, blocks, strict=True)]
-
-    @_unless_failed
-    def add_and_commit(
         self,
         heads: Sequence[BlockHead],
         untold: Mapping[int, RelationMap],
         blocks: Sequence[RawBlock],
-        end: TransactionEnd,
-        step: int,
-    ) -> tuple[list[Held], Sealed]:
-        """``add_blocks`` and ``commit`` in one call: most transactions end with the last of their rows."""
-        return self.add_blocks(heads, untold, blocks), self.commit(end, step)
+        ends: Sequence[tuple[TransactionEnd, int]] = (),
+    ) -> list[Held] | tuple[list[Held] | Sealed, ...]:
+        """Take blocks of one or several transactions, in this order, then the commits of some, each with its ``step``.
+        ``untold``: those of the snapshots that the heads name which no call has brought yet. Returns a ``Held`` of each
+        block; where there are ends a tuple, that list and a ``Sealed`` for each of them."""
+        self._learn(untold)
+        held = [self._add(*each) for each in zip(heads, blocks, strict=True)]
+        return (held, *[self._commit(*each) for each in ends]) if ends else held
 
     def _add(self, head: BlockHead, block: RawBlock) -> Held:
         transaction = self._whole(head.xid, head.step)
@@ -228,8 +222,7 @@ class XidBuffer:
         del self._open[xid]
         self._storage.delete(transaction.segment_keys())
 
-    @_unless_failed
-    def commit(self, end: TransactionEnd, step: int) -> Sealed:
+    def _commit(self, end: TransactionEnd, step: int) -> Sealed:
         """Metadata alone, but for what is still in memory (bounded by the setting, whatever was written)."""
         transaction = self._started(end.xid, step)
         reach("sealing")

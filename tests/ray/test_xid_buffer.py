@@ -52,7 +52,8 @@ class Buffer:
 
     def end(self, how: str = "commit") -> Any:
         if how == "commit":
-            return self.actor.commit.remote(COMMIT, self.n_added)
+            add_blocks = self.actor.add_blocks.options(num_returns=2)
+            return add_blocks.remote([], {}, [], [(COMMIT, self.n_added)])[1]
         return self.actor.prepare.remote(PREPARE, self.n_added)
 
     def error_of(self, ref: Any) -> BaseException:
@@ -66,6 +67,12 @@ def pool_of_one(storage: Path) -> BufferPool:
     pool = BufferPool(Config.of({"buffers_min": 1, "buffers_max": 1}), settings, Spares(1 << 20))
     pool.await_ready()
     return pool
+
+
+def commit(pool: BufferPool, end: TransactionEnd, ticket: int) -> Any:
+    pool.commit(end, ticket)
+    pool.send()
+    return pool.sealed(end.xid)
 
 
 @pytest.fixture
@@ -91,7 +98,7 @@ def test_a_transaction_whose_last_block_came_with_its_commit_and_is_poisoned_is_
     buffer = Buffer(storage)
     buffer.add(GOOD)
     head = BlockHead(XID, 1, Lsn(0x100), True, 0)
-    both = buffer.actor.add_and_commit.options(num_returns=2).remote([head], {}, [POISON], COMMIT, 2)
+    both = buffer.actor.add_blocks.options(num_returns=2).remote([head], {}, [POISON], [(COMMIT, 2)])
     errors = [buffer.error_of(ref) for ref in both]
     assert all(isinstance(error, PoisonedChange) for error in errors), errors
     ray.kill(buffer.actor)
@@ -106,7 +113,7 @@ def test_the_last_block_of_a_transaction_goes_with_its_commit_and_gives_its_cred
     last = transaction_block(700, ["second", "third"])
     before_bytes = pool.in_flight_bytes
     pool.add_block(last)
-    sealed = ray.get(pool.commit(COMMIT, 0))
+    sealed = ray.get(commit(pool, COMMIT, 0))
     assert texts_of(sealed) == ["first", "second", "third"]
     assert len(pool._in_flight) == 2, "one call for the block before, one for the last and the commit"
     assert pool.in_flight_bytes == before_bytes + last.block.n_bytes
@@ -165,7 +172,7 @@ def test_a_transaction_whose_buffer_died_while_it_was_to_move_is_not_committed_w
     pool.adapt()
     assert pool.n_moved == 1
     give(700)
-    ended = pool.commit(COMMIT, 0)
+    ended = commit(pool, COMMIT, 0)
     with pytest.raises(Exception) as caught:
         sealed = ray.get(ended, timeout=60)
         pytest.fail(f"{sealed.n_rows} of 20 rows were committed")
@@ -196,10 +203,15 @@ def test_blocks_of_several_transactions_in_one_call_keep_their_rows_apart_and_in
     assert not pool._in_flight, "nothing is on its way before send"
     pool.send()
     assert len(pool._in_flight) == 1, "one call for all"
-    # What is added behind that goes before the commit, which does not wait for send.
     pool.add_block(transaction_block(701, ["last"]))
     ends = {xid: TransactionEnd(Xid(xid), Lsn(xid), Lsn(xid), 0, streamed=True) for xid in (702, 701, 700)}
-    sealed = {xid: ray.get(pool.commit(end, n)) for n, (xid, end) in enumerate(ends.items())}
+    n_before = len(pool._in_flight)
+    for ticket, end in enumerate(ends.values()):
+        pool.commit(end, ticket)
+    assert len(pool._in_flight) == n_before
+    pool.send()
+    assert len(pool._in_flight) == n_before + 1, "one call for the last block and all commits"
+    sealed = {xid: ray.get(pool.sealed(Xid(xid))) for xid in ends}
     for xid in xids:
         texts = [f"{xid}.{round_}.{i}" for round_ in range(3) for i in range(5)]
         assert texts_of(sealed[xid]) == texts + ["last"] * (xid == 701)
