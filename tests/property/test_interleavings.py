@@ -36,6 +36,7 @@ from pipeline.protocol.messages import (
     TupleData,
     Update,
 )
+from pipeline.protocol.spares import Spares
 from pipeline.segments import Layout, Storage
 from pipeline.stream import Aborted, StreamCutter, SubtransactionsAborted, TransactionBlock
 from tests.differential.compare import check_confirmations
@@ -404,8 +405,12 @@ def run(choose: random.Random, folder: Path, n_steps: int) -> None:
     )
     sequencer = Sequencer(storage, layout.epoch, slot, PrepareCover(), options, sink)
     buffer = Buffer(storage, layout, options.buffer_memory_bytes)
+    spares = Spares(choose.choice((0, 1 << 20, 1 << 24)))
     cutter = StreamCutter(
-        block_bytes=options.block_bytes, pending_limit_bytes=options.pending_limit_bytes, parallel=parallel
+        block_bytes=options.block_bytes,
+        pending_limit_bytes=options.pending_limit_bytes,
+        parallel=parallel,
+        spares=spares,
     )
     wire = Generator(choose, parallel=parallel)
 
@@ -413,6 +418,7 @@ def run(choose: random.Random, folder: Path, n_steps: int) -> None:
         for cut in cuts:
             if isinstance(cut, TransactionBlock):
                 buffer.add_block(cut)
+                spares.give(cut.block.payload)
             elif isinstance(cut, SubtransactionsAborted):
                 buffer.abort_subtransactions(cut)
             elif isinstance(cut, Aborted):

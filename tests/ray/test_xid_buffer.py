@@ -16,7 +16,7 @@ import ray
 from actors.arrow_store import ArrowStore
 from actors.buffer_pool import BufferPool
 from actors.faults import unwrap
-from actors.xid_buffer import BlockHead, BufferSettings, XidBuffer
+from actors.xid_buffer import REMEMBERED_SNAPSHOTS, BlockHead, BufferSettings, XidBuffer
 from pipeline.config import Config
 from pipeline.errors import ComponentLost, PoisonedChange, StorageFault
 from pipeline.handoff import TransactionEnd
@@ -217,6 +217,35 @@ def test_blocks_of_several_transactions_in_one_call_keep_their_rows_apart_and_in
         assert texts_of(sealed[xid]) == texts + ["last"] * (xid == 701)
     pool.collect(timeout_s=60)
     assert pool.in_flight_bytes == 0
+    for actor in pool._actors.values():
+        ray.kill(actor)
+
+
+def test_a_table_that_is_changed_hundreds_of_times_is_decoded_by_the_definition_of_each_row(
+    storage: Path,
+) -> None:
+    """A buffer is told each definition once, and remembers the last ones: an old one that comes again is told again."""
+    pool = pool_of_one(storage)
+    changes = [*range(2 * REMEMBERED_SNAPSHOTS + 40), 0, 1, 2 * REMEMBERED_SNAPSHOTS]
+
+    def give(version: int) -> None:
+        content = block(insert([str(version)], subxid=700))
+        snapshot = RelationSnapshot(version, {5: relation((f"v{version}", "text"))})
+        pool.add_block(TransactionBlock(Xid(700), StreamBlock(*content, snapshot), True, Lsn(0x100)))
+
+    for version in changes[: REMEMBERED_SNAPSHOTS + 20]:
+        give(version)  # all in one call
+    pool.send()
+    for version in changes[REMEMBERED_SNAPSHOTS + 20 :]:
+        give(version)
+        pool.send()
+    sealed = ray.get(commit(pool, COMMIT, 0))
+    pool.collect(timeout_s=60)
+    assert sealed.n_rows == len(changes)
+    for part in sealed.memory:
+        table = pa.ipc.open_stream(ray.get(part.ref)).read_all()
+        (name,) = [n for n in table.column_names if n.startswith("v")]
+        assert set(table.column(name).to_pylist()) == {name[1:]}
     for actor in pool._actors.values():
         ray.kill(actor)
 
