@@ -226,7 +226,7 @@ def test_a_table_that_is_changed_hundreds_of_times_is_decoded_by_the_definition_
 ) -> None:
     """A buffer is told each definition once, and remembers the last ones: an old one that comes again is told again."""
     pool = pool_of_one(storage)
-    changes = [*range(2 * REMEMBERED_SNAPSHOTS + 40), 0, 1, 2 * REMEMBERED_SNAPSHOTS]
+    changes = [*range(2 * REMEMBERED_SNAPSHOTS + 40), 0, 1, 2 * REMEMBERED_SNAPSHOTS - 60]
 
     def give(version: int) -> None:
         content = block(insert([str(version)], subxid=700))
