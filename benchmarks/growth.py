@@ -1,6 +1,7 @@
 """Growth: the cost of a row stays what it is with more open streams, and with more rows.
 
-``streams``: the same number of rows, written by 1 to 32 transactions that are open together and take turns.
+``streams``: the same 32 transactions, of which 1 to 32 are open together and take turns. As many, and as large, in every
+case: what a transaction costs by itself, however many are open, must not be taken for what open ones cost.
 ``rows``: one transaction of 10⁵ rows and more. Both read from a slot that was made before, with the cost of each row
 in CPU seconds of reader and buffers.
 """
@@ -39,12 +40,14 @@ def _measure_streams(
 ) -> dict[str, Any]:
     cases = {}
     with ExitStack() as stack:
+        n_transactions = max(streams)
+        per_transaction = rows // n_transactions // _TURN_ROWS * _TURN_ROWS
         for n in streams:
             source = Source(publisher, f"streams{n}")
             stack.callback(source.close)
-            per_stream = rows // n // _TURN_ROWS * _TURN_ROWS
-            cases[n] = _Case(source, source.slots(repeats), n * per_stream)
-            _write_in_turns(source, n, per_stream)
+            cases[n] = _Case(source, source.slots(repeats), n_transactions * per_transaction)
+            for _ in range(n_transactions // n):
+                _write_in_turns(source, n, per_transaction)
         _drain_in_rounds(spark, list(cases.values()))
     return {str(n): case.measured() for n, case in cases.items()}
 
