@@ -1,6 +1,6 @@
 """Growth: the cost of a row stays what it is with more open streams, and with more rows.
 
-``streams``: the same 32 transactions, of which 1 to 32 are open together and take turns. As many, and as large, in every
+``streams``: the same 32 transactions, of which 1 to 32 are open together and take turns. As many and as large in every
 case: what a transaction costs by itself, however many are open, must not be taken for what open ones cost.
 ``rows``: one transaction of 10⁵ rows and more. Both read from a slot that was made before, with the cost of each row
 in CPU seconds of reader and buffers.
