@@ -26,7 +26,7 @@ import ray
 
 from actors.faults import unwrap
 from actors.quota import QuotaShare
-from actors.xid_buffer import REMEMBERED_SNAPSHOTS, BlockHead, BufferSettings, Held, RawBlock, XidBuffer
+from actors.xid_buffer import REMEMBERED_SNAPSHOTS, BlockHead, BufferSettings, End, Held, RawBlock, XidBuffer
 from pipeline.buffer import BufferPoolPolicy
 from pipeline.config import Config
 from pipeline.handoff import RelationMap, TransactionEnd
@@ -45,15 +45,14 @@ _CHECK_INTERVAL_S = 1.0
 
 @dataclass
 class _Parcel:
-    """Blocks and commits for one buffer, which go in one call, the commits behind all blocks. Each call costs Ray some
-    milliseconds of CPU, here, there and in the raylet, and with many open transactions blocks are cut several at a
-    time."""
+    """Blocks and commits for one buffer, which go in one call. Each call costs Ray some milliseconds of CPU, here,
+    there and in the raylet, and with many open transactions blocks are cut several at a time."""
 
     heads: list[BlockHead] = field(default_factory=list)
     snapshots: list[RelationSnapshot] = field(default_factory=list)
     blocks: list[RawBlock] = field(default_factory=list)
     n_bytes: int = 0
-    ends: list[tuple[TransactionEnd, int]] = field(default_factory=list)
+    ends: list[End] = field(default_factory=list)
 
 
 class BufferPool:
@@ -149,7 +148,7 @@ class BufferPool:
     def commit(self, end: TransactionEnd, ticket: int) -> None:
         """On its way after ``send``, with others for the same buffer; then ``sealed`` has its result."""
         parcel = self._parcels.setdefault(self._owner(end.xid), _Parcel())
-        parcel.ends.append((end, self._steps[end.xid]))
+        parcel.ends.append(End(end, self._steps[end.xid], len(parcel.heads)))
         self._leave(end.xid, ticket)
 
     def sealed(self, xid: Xid) -> ray.ObjectRef:
@@ -272,15 +271,14 @@ class BufferPool:
         parcel = self._parcels.pop(number, None)
         if parcel is None:
             return
-        add_blocks = self._actors[number].add_blocks
+        actor = self._actors[number]
         untold, blocks = self._untold(number, parcel.snapshots), _by_store(parcel.blocks, parcel.n_bytes)
         if not parcel.ends:
-            held = add_blocks.remote(parcel.heads, untold, blocks)
+            held = actor.add_blocks.remote(parcel.heads, untold, blocks)
         else:
-            held, *sealed = add_blocks.options(num_returns=1 + len(parcel.ends)).remote(
-                parcel.heads, untold, blocks, parcel.ends
-            )
-            self._sealed.update(zip((end.xid for end, _ in parcel.ends), sealed, strict=True))
+            add_and_commit = actor.add_and_commit.options(num_returns=len(parcel.ends) + 1)
+            *sealed, held = add_and_commit.remote(parcel.heads, untold, blocks, parcel.ends)
+            self._sealed.update(zip((each.end.xid for each in parcel.ends), sealed, strict=True))
         self._count(held, parcel.n_bytes)
         for payload, _ in parcel.blocks:
             # It was copied, into shared memory or into the call.

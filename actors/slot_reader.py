@@ -170,7 +170,7 @@ class SlotReader:
 
     def _start_buffers(self) -> None:
         identity = self._slot.identity
-        # With what the cutter may hold, three quarters of the reader's memory.
+        # The cutter may hold the other half.
         self._spares = Spares(self._config.reader_memory_bytes // 2)
         layout = Layout(identity.system_identifier, identity.slot, self._epoch)
         settings = BufferSettings(self._config.storage, layout, self._config.buffer_memory_bytes)

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -74,6 +74,15 @@ class BlockHead:
     first_lsn: Lsn
     streamed: bool
     snapshot: int
+
+
+@dataclass(frozen=True)
+class End:
+    """A commit among blocks: behind the first ``n_blocks`` of its call. ``step`` as in ``BlockHead``."""
+
+    end: TransactionEnd
+    step: int
+    n_blocks: int
 
 
 RawBlock = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]
@@ -151,18 +160,31 @@ class XidBuffer:
 
     @_unless_failed
     def add_blocks(
+        self, heads: Sequence[BlockHead], untold: Mapping[int, RelationMap], blocks: Sequence[RawBlock]
+    ) -> list[Held]:
+        """Take blocks of one or several transactions, in this order. ``untold``: those of the snapshots that the heads
+        name which no call has brought yet."""
+        self._learn(untold)
+        return [self._add(*each) for each in zip(heads, blocks, strict=True)]
+
+    def add_and_commit(
         self,
         heads: Sequence[BlockHead],
         untold: Mapping[int, RelationMap],
         blocks: Sequence[RawBlock],
-        ends: Sequence[tuple[TransactionEnd, int]] = (),
-    ) -> list[Held] | tuple[list[Held] | Sealed, ...]:
-        """Take blocks of one or several transactions, in this order, then the commits of some, each with its ``step``.
-        ``untold``: those of the snapshots that the heads name which no call has brought yet. Returns a ``Held`` of each
-        block; where there are ends a tuple, that list and a ``Sealed`` for each of them."""
-        self._learn(untold)
-        held = [self._add(*each) for each in zip(heads, blocks, strict=True)]
-        return (held, *[self._commit(*each) for each in ends]) if ends else held
+        ends: Sequence[End],
+    ) -> Iterator[Sealed | list[Held]]:
+        """``add_blocks`` with the commits of some of the transactions in between, in the order of the stream. Yields a
+        ``Sealed`` for each end, and the list behind them. Ray keeps what was yielded before an error: a block that
+        cannot be decoded takes nothing with it that was committed before."""
+        held: list[Held] = []
+        for each in ends:
+            held += self.add_blocks(
+                heads[len(held) : each.n_blocks], untold, blocks[len(held) : each.n_blocks]
+            )
+            yield self._commit(each.end, each.step)
+        held += self.add_blocks(heads[len(held) :], untold, blocks[len(held) :])
+        yield held
 
     def _add(self, head: BlockHead, block: RawBlock) -> Held:
         transaction = self._whole(head.xid, head.step)
@@ -222,6 +244,7 @@ class XidBuffer:
         del self._open[xid]
         self._storage.delete(transaction.segment_keys())
 
+    @_unless_failed
     def _commit(self, end: TransactionEnd, step: int) -> Sealed:
         """Metadata alone, but for what is still in memory (bounded by the setting, whatever was written)."""
         transaction = self._started(end.xid, step)

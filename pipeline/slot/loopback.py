@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 from typing import Final
 
 _RECEIVE_BUFFER_BYTES: Final = 64 << 10
@@ -26,10 +27,16 @@ _RECEIVE_BUFFER_BYTES: Final = 64 << 10
 
 def join_rows(descriptor: int) -> bool:
     """Make a connected socket's receive buffer small if both of its ends are on this host; whether it was."""
-    with socket.socket(fileno=os.dup(descriptor)) as end:
-        if end.family not in (socket.AF_INET, socket.AF_INET6):
-            return False
-        if end.getsockname()[0] != end.getpeername()[0]:
-            return False
-        end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER_BYTES)
-        return True
+    if sys.platform != "linux":
+        return False
+    try:
+        with socket.socket(fileno=os.dup(descriptor)) as end:
+            if end.family not in (socket.AF_INET, socket.AF_INET6):
+                return False
+            if end.getsockname()[0] != end.getpeername()[0]:
+                return False
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER_BYTES)
+            return True
+    except OSError:
+        # The connection is lost already: whoever uses it next says so, in its own words.
+        return False

@@ -141,7 +141,7 @@ class StreamCutter:
         if kind == _START and len(data) == _START_BYTES and not data[-1]:
             return self._stream_resume(data)
         if kind == _STOP and len(data) == _STOP_BYTES:
-            self._grammar.on_control(_STOP)
+            self._grammar.on_control(_STOP, lsn=lsn_of(data))
             return self._stream_stop()
         return self._control(kind, data)
 

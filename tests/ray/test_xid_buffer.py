@@ -16,7 +16,7 @@ import ray
 from actors.arrow_store import ArrowStore
 from actors.buffer_pool import BufferPool
 from actors.faults import unwrap
-from actors.xid_buffer import REMEMBERED_SNAPSHOTS, BlockHead, BufferSettings, XidBuffer
+from actors.xid_buffer import REMEMBERED_SNAPSHOTS, BlockHead, BufferSettings, End, XidBuffer
 from pipeline.config import Config
 from pipeline.errors import ComponentLost, PoisonedChange, StorageFault
 from pipeline.handoff import TransactionEnd
@@ -31,6 +31,7 @@ from tests.unit.decode.builder import Block, block, insert, relation
 pytestmark = pytest.mark.ray
 
 RELATIONS = {0: {5: relation(("note", "text"))}}
+SNAPSHOT = RelationSnapshot(0, RELATIONS[0])
 
 XID = Xid(700)
 GOOD = block(*[insert([str(i)], subxid=700) for i in range(100)])
@@ -52,8 +53,8 @@ class Buffer:
 
     def end(self, how: str = "commit") -> Any:
         if how == "commit":
-            add_blocks = self.actor.add_blocks.options(num_returns=2)
-            return add_blocks.remote([], {}, [], [(COMMIT, self.n_added)])[1]
+            add_and_commit = self.actor.add_and_commit.options(num_returns=2)
+            return add_and_commit.remote([], {}, [], [End(COMMIT, self.n_added, 0)])[0]
         return self.actor.prepare.remote(PREPARE, self.n_added)
 
     def error_of(self, ref: Any) -> BaseException:
@@ -98,10 +99,31 @@ def test_a_transaction_whose_last_block_came_with_its_commit_and_is_poisoned_is_
     buffer = Buffer(storage)
     buffer.add(GOOD)
     head = BlockHead(XID, 1, Lsn(0x100), True, 0)
-    both = buffer.actor.add_blocks.options(num_returns=2).remote([head], {}, [POISON], [(COMMIT, 2)])
+    add_and_commit = buffer.actor.add_and_commit.options(num_returns=2)
+    both = add_and_commit.remote([head], {}, [POISON], [End(COMMIT, 2, 1)])
     errors = [buffer.error_of(ref) for ref in both]
     assert all(isinstance(error, PoisonedChange) for error in errors), errors
     ray.kill(buffer.actor)
+
+
+def test_a_poisoned_block_takes_nothing_with_it_that_was_committed_before(storage: Path) -> None:
+    """They may be in one call. Whoever steps over the poisoned change must not step over what the sink never got."""
+    pool = pool_of_one(storage)
+    for xid in (700, 701):
+        pool.add_block(transaction_block(xid, [f"of {xid}"]))
+    pool.commit(COMMIT, 0)
+    pool.add_block(TransactionBlock(Xid(701), StreamBlock(*POISON, SNAPSHOT), True, Lsn(0x100)))
+    pool.commit(TransactionEnd(Xid(701), Lsn(0x300), Lsn(0x308), 0, streamed=True), 1)
+    pool.send()
+    assert len(pool._in_flight) == 1, "all in one call"
+    assert texts_of(ray.get(pool.sealed(XID))) == ["of 700"]
+    with pytest.raises(Exception) as caught:
+        ray.get(pool.sealed(Xid(701)))
+    assert isinstance(unwrap(caught.value, "xid buffer"), PoisonedChange)
+    with pytest.raises(PoisonedChange):
+        pool.collect(timeout_s=60)
+    for actor in pool._actors.values():
+        ray.kill(actor)
 
 
 def test_the_last_block_of_a_transaction_goes_with_its_commit_and_gives_its_credit_back(
@@ -185,8 +207,7 @@ def test_a_transaction_whose_buffer_died_while_it_was_to_move_is_not_committed_w
 
 def transaction_block(xid: int, texts: list[str]) -> TransactionBlock:
     content = block(*[insert([text], subxid=xid) for text in texts])
-    snapshot = RelationSnapshot(0, {5: relation(("note", "text"))})
-    return TransactionBlock(Xid(xid), StreamBlock(*content, snapshot), True, Lsn(0x100))
+    return TransactionBlock(Xid(xid), StreamBlock(*content, SNAPSHOT), True, Lsn(0x100))
 
 
 def texts_of(sealed: Any) -> list[str]:

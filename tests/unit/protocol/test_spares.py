@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import numpy as np
 import pytest
 
@@ -47,6 +49,28 @@ def test_over_the_limit_the_oldest_go() -> None:
     taken = [spares.take(MIB) for _ in range(3)]
     assert all(any(array is other for array in taken) for other in others)
     assert not any(array is oldest for array in taken)
+
+
+def test_what_serves_again_counts_wherever_it_is_until_it_is_dropped() -> None:
+    spares = Spares(2 * MIB)
+    given(spares, MIB, MIB)
+    out = [spares.take(MIB), spares.take(MIB)]
+    (third,) = given(spares, MIB)
+    assert spares.take(MIB) is not third, "two are out: there is no room for a third"
+    spares.give(out.pop())
+    returned = spares.take(MIB)
+    (third,) = given(spares, MIB)
+    assert spares.take(MIB) is not third
+    del returned
+    (third,) = given(spares, MIB)
+    assert spares.take(MIB) is third, "one was dropped, and counts no more"
+    assert len(out) == 1
+
+
+def test_what_is_given_is_bounded_though_nobody_takes() -> None:
+    spares = Spares(2 * MIB)
+    references = [weakref.ref(array) for array in given(spares, *[MIB] * 20)]
+    assert sum(reference() is not None for reference in references) == 2
 
 
 def test_what_was_taken_from_a_gathering_is_filled_again_only_after_it_was_given_back() -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import struct
 
 from pipeline.slot.loopback import join_rows
+from tests.waiting import wait_until
 
 
 def receive_buffer_bytes(end: socket.socket) -> int:
@@ -44,3 +46,23 @@ def test_a_unix_socket_is_left_as_it_is() -> None:
         before = receive_buffer_bytes(one)
         assert not join_rows(one.fileno())
         assert receive_buffer_bytes(one) == before
+
+
+def test_a_connection_that_was_reset_meanwhile_is_left_to_who_uses_it() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as reader,
+    ):
+        sender, _ = server.accept()
+        sender.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        sender.close()
+        wait_until(lambda: reset(reader))
+        assert not join_rows(reader.fileno())
+
+
+def reset(end: socket.socket) -> bool:
+    try:
+        end.getpeername()
+    except OSError:
+        return True
+    return False
