@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actors.dispatch import _CUT_BYTES, Dispatch
+from actors.dispatch import _CUT_BYTES, _JOINED_BYTES, Dispatch
 from pipeline.errors import ComponentLost
 from pipeline.pg import INVALID_LSN, Lsn, Xid
 from pipeline.stream import Aborted, Block, Cut, RelationSnapshot, TransactionBlock
@@ -22,6 +22,7 @@ class HandOver:
 
     def __init__(self) -> None:
         self.given: list[Cut] = []
+        self.n_calls = 0
         self.may_go_on = threading.Event()
         self.may_go_on.set()
         self.error: BaseException | None = None
@@ -32,6 +33,7 @@ class HandOver:
     def give(self, cuts: Sequence[Cut]) -> None:
         assert self.may_go_on.wait(10)
         self.given += cuts
+        self.n_calls += 1
 
     def take_back(self, done_ticket: int) -> None:
         if self.error is not None:
@@ -106,6 +108,18 @@ def test_whoever_gives_does_not_wait_for_ray_and_what_waits_counts_as_in_flight(
     assert running.dispatch.in_flight_bytes == 1000 + running.dispatch.queued_bytes
     running.handover.may_go_on.set()
     wait_until(lambda: running.dispatch.in_flight_bytes == 1000)
+
+
+def test_what_waits_is_handed_over_together_up_to_a_bound(running: Running) -> None:
+    running.handover.may_go_on.clear()
+    running.dispatch.give([block()])
+    wait_until(lambda: running.dispatch._queue.empty())  # the thread has taken it, and waits
+    half_bytes = _JOINED_BYTES // 2
+    for n_bytes in (half_bytes, half_bytes, 100, 100):
+        running.dispatch.give([block(n_bytes)])
+    running.handover.may_go_on.set()
+    wait_until(lambda: len(running.handover.given) == 5)
+    assert running.handover.n_calls == 3, "the first, two that reach the bound, two that do not"
 
 
 @pytest.mark.parametrize("when", ["taking back", "giving"])
