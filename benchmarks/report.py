@@ -36,7 +36,7 @@ def write() -> None:
     PLOTS.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(results.OUT, results.KEPT)
     tables = {
-        "machine": [_machine(measured["machine"])],
+        "machine": [_machine(measured)],
         "drain": _drain(measured.get("drain")),
         "small": _small(measured.get("drain")),
         "cost": _cost(measured.get("drain")),
@@ -66,10 +66,17 @@ def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
     return lines + ["| " + " | ".join(row) + " |" for row in rows]
 
 
-def _machine(machine: dict[str, Any]) -> str:
+def _machine(measured: dict[str, Any]) -> str:
+    """Cases may be of several commits: each says its own."""
+    machine = measured["machine"]
+    cases: dict[str, list[str]] = {}
+    for name, case in sorted(measured.items()):
+        if name != "machine":
+            cases.setdefault(case["commit"], []).append(name)
+    where = "; ".join(f"{', '.join(names)} at commit {commit}" for commit, names in cases.items())
     return (
-        f"Measured on {machine['date']} at commit {machine['commit']}: {machine['cores']} cores "
-        f"({machine['processor']}), Python {machine['python']}."
+        f"Measured on {machine['date']}, {where}: {machine['cores']} cores ({machine['processor']}), "
+        f"Python {machine['python']}."
     )
 
 

@@ -58,9 +58,9 @@ def load(path: Path = OUT) -> dict[str, Any]:
 
 
 def save(case: str, measured: Any) -> None:
-    """Replace one case's part. Load before and after say how quiet the machine was."""
+    """Replace one case's part, with the commit that it was measured at."""
     results = load()
     results["machine"] = machine()
-    results[case] = measured
+    results[case] = {**measured, "commit": results["machine"]["commit"]}
     OUT.parent.mkdir(parents=True, exist_ok=True)
     OUT.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
