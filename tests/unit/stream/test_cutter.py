@@ -15,6 +15,7 @@ from pipeline.protocol.messages import (
     RelationColumn,
     StreamAbort,
     StreamStart,
+    StreamStop,
     Truncate,
     Type,
 )
@@ -870,3 +871,22 @@ def test_unknown_message_names_its_lsn() -> None:
 def test_header_without_message_is_refused() -> None:
     with pytest.raises(IllegalTransition):
         make_cutter().feed(b"w" + bytes(24))
+
+
+def test_an_open_stream_that_begins_once_more_is_illegal() -> None:
+    cutter, wire = make_cutter(), Wire()
+    wire.add(StreamStart(Xid(700), True))
+    wire.add(StreamStop())
+    wire.add(StreamStart(Xid(700), True))
+    start, stop, again = wire.take()
+    cutter.feed(start)
+    cutter.feed(stop)
+    with pytest.raises(IllegalTransition, match="first block of a stream that is open"):
+        cutter.feed(again)
+
+
+def test_a_stream_stop_outside_a_stream_is_illegal_and_named_by_its_lsn() -> None:
+    cutter, wire = make_cutter(), Wire()
+    lsn = wire.add(StreamStop())
+    with pytest.raises(IllegalTransition, match=str(lsn)):
+        cutter.feed(*wire.take())
