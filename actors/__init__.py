@@ -3,28 +3,19 @@
 Only this package imports ray and raydp. The actors are thin shells around ``pipeline``: they move blocks and
 names between processes and keep no rule of their own.
 
-``ChangeStream`` is the interface for PySpark scripts; ``python -m actors`` (installed as ``xidstream``) the one
-for shells. It is loaded on first use, so that ``xidstream --help`` does not wait for Ray and a JVM.
+The public interface is ``xidstream``'s. The names are found here as well, because ``from actors import ChangeStream``
+and ``python -m actors`` work from a checkout. Nothing else may be imported under the name ``actors``: every module
+would then exist twice.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from actors.change_stream import ChangeStream, StreamingQuery
-    from pipeline.config import Config
-
-__all__ = ["ChangeStream", "Config", "StreamingQuery"]
+from typing import Any
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("ChangeStream", "StreamingQuery"):
-        import actors.change_stream
+    import xidstream
 
-        return getattr(actors.change_stream, name)
-    if name == "Config":
-        from pipeline.config import Config
-
-        return Config
+    if name in xidstream.__all__:
+        return getattr(xidstream, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
-from actors.faults import unwrap
-from actors.object_store_frames import object_store_frame
-from pipeline.faultpoints import reach
-from pipeline.handoff import Batch
-from pipeline.pg import INVALID_LSN, Lsn
-from pipeline.segments import SegmentReader
-from pipeline.spark.frames import SparkBatch
-from pipeline.spark.sink import Sink
+from xidstream.actors.faults import unwrap
+from xidstream.actors.object_store_frames import object_store_frame
+from xidstream.pipeline.faultpoints import reach
+from xidstream.pipeline.handoff import Batch
+from xidstream.pipeline.pg import INVALID_LSN, Lsn
+from xidstream.pipeline.segments import SegmentReader
+from xidstream.pipeline.spark.frames import SparkBatch
+from xidstream.pipeline.spark.sink import Sink
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

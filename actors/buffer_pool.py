@@ -24,15 +24,23 @@ from typing import Any
 
 import ray
 
-from actors.faults import unwrap
-from actors.quota import QuotaShare
-from actors.xid_buffer import REMEMBERED_SNAPSHOTS, BlockHead, BufferSettings, End, Held, RawBlock, XidBuffer
-from pipeline.buffer import BufferPoolPolicy
-from pipeline.config import Config
-from pipeline.handoff import RelationMap, TransactionEnd
-from pipeline.pg import Xid
-from pipeline.protocol.spares import Spares
-from pipeline.stream import PlainBlock, Prepared, RelationSnapshot, TransactionBlock
+from xidstream.actors.faults import unwrap
+from xidstream.actors.quota import QuotaShare
+from xidstream.actors.xid_buffer import (
+    REMEMBERED_SNAPSHOTS,
+    BlockHead,
+    BufferSettings,
+    End,
+    Held,
+    RawBlock,
+    XidBuffer,
+)
+from xidstream.pipeline.buffer import BufferPoolPolicy
+from xidstream.pipeline.config import Config
+from xidstream.pipeline.handoff import RelationMap, TransactionEnd
+from xidstream.pipeline.pg import Xid
+from xidstream.pipeline.protocol.spares import Spares
+from xidstream.pipeline.stream import PlainBlock, Prepared, RelationSnapshot, TransactionBlock
 
 _INLINE_BYTES = 64 << 10
 """Below this what a call carries travels inside the call: the object store would cost more than it saves."""

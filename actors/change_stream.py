@@ -22,17 +22,17 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from actors.secrets import refuse_travelling
-from actors.sessions import adopt_spark, connect_ray
-from actors.spark_driver import InProcessDriver
-from actors.supervisor import Supervisor
-from pipeline.config import Config, load_toml
-from pipeline.errors import UsageError
-from pipeline.handoff import SlotIdentity
-from pipeline.spark.delta import DeltaSink
-from pipeline.spark.foreach import ForeachSink
-from pipeline.spark.frames import SparkBatch
-from pipeline.spark.sink import Sink, make_sink
+from xidstream.actors.secrets import refuse_travelling
+from xidstream.actors.sessions import adopt_spark, connect_ray
+from xidstream.actors.spark_driver import InProcessDriver
+from xidstream.actors.supervisor import Supervisor
+from xidstream.pipeline.config import Config, load_toml
+from xidstream.pipeline.errors import UsageError
+from xidstream.pipeline.handoff import SlotIdentity
+from xidstream.pipeline.spark.delta import DeltaSink
+from xidstream.pipeline.spark.foreach import ForeachSink
+from xidstream.pipeline.spark.frames import SparkBatch
+from xidstream.pipeline.spark.sink import Sink, make_sink
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

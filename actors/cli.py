@@ -16,9 +16,9 @@ from typing import Any
 
 import click
 
-from actors.options import build_config, build_configs, setting_options
-from actors.signals import StopRequest
-from pipeline.errors import ExitStatus, XidstreamError
+from xidstream.actors.options import build_config, build_configs, setting_options
+from xidstream.actors.signals import StopRequest
+from xidstream.pipeline.errors import ExitStatus, XidstreamError
 
 _CONNECTION = ("dsn", "slot", "publication")
 
@@ -53,7 +53,7 @@ def cli(context: click.Context, debug: bool) -> None:
 )
 def demo(rows: int, output: Path) -> None:
     """Show the whole path on an embedded PostgreSQL, a local Ray and a RayDP session, in about a minute."""
-    from actors.demo import run_demo
+    from xidstream.actors.demo import run_demo
 
     run_demo(n_rows=rows, output=output)
 
@@ -80,7 +80,7 @@ def run(config_file: Path | None, **options: Any) -> None:
         config.require("slot", "publication", "storage", "sink")
     stop = StopRequest()
     stop.listen()
-    from actors.run import run_pipeline
+    from xidstream.actors.run import run_pipeline
 
     try:
         run_pipeline(configs, stop)
@@ -103,7 +103,7 @@ def check(config_file: Path | None, **options: Any) -> None:
     configs = build_configs(config_file, options)
     for config in configs:
         config.require("slot", "publication")
-    from actors.preflight import print_findings
+    from xidstream.actors.preflight import print_findings
 
     complete = True
     for config in configs:
@@ -120,7 +120,7 @@ def status(config_file: Path | None, **options: Any) -> None:
     """What the slot holds back and what the pipeline has confirmed."""
     config = build_config(config_file, options)
     config.require("slot")
-    from actors.preflight import print_status
+    from xidstream.actors.preflight import print_status
 
     print_status(config)
 
@@ -141,7 +141,7 @@ def create(config_file: Path | None, failover: bool, **options: Any) -> None:
     """
     config = build_config(config_file, options)
     config.require("slot")
-    from actors.preflight import create_slot_command
+    from xidstream.actors.preflight import create_slot_command
 
     create_slot_command(config, failover=failover)
 
@@ -157,7 +157,7 @@ def drop(config_file: Path | None, **options: Any) -> None:
     """
     config = build_config(config_file, options)
     config.require("slot")
-    from actors.preflight import drop_slot_command
+    from xidstream.actors.preflight import drop_slot_command
 
     drop_slot_command(config)
 

@@ -17,16 +17,16 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from actors.faults import unwrap
-from actors.slot_storage import SlotStorage
-from pipeline.buffer.transaction import transaction_row
-from pipeline.config import Config
-from pipeline.errors import XidstreamError
-from pipeline.faultpoints import reach
-from pipeline.handoff import Batch, Opened, PreparedTransaction, Sealed, TransactionEnd
-from pipeline.pg import INVALID_LSN, Lsn
-from pipeline.sequencer import CommitOrder, Delivered, FinishedPrepares, PreparedBook
-from pipeline.stream import (
+from xidstream.actors.faults import unwrap
+from xidstream.actors.slot_storage import SlotStorage
+from xidstream.pipeline.buffer.transaction import transaction_row
+from xidstream.pipeline.config import Config
+from xidstream.pipeline.errors import XidstreamError
+from xidstream.pipeline.faultpoints import reach
+from xidstream.pipeline.handoff import Batch, Opened, PreparedTransaction, Sealed, TransactionEnd
+from xidstream.pipeline.pg import INVALID_LSN, Lsn
+from xidstream.pipeline.sequencer import CommitOrder, Delivered, FinishedPrepares, PreparedBook
+from xidstream.pipeline.stream import (
     Committed,
     CommittedPrepared,
     Cut,

@@ -22,17 +22,17 @@ from rich.panel import Panel
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
-from actors.sessions import connect_ray, start_spark, stop_spark
-from actors.spark_driver import InProcessDriver
-from actors.supervisor import Supervisor
-from actors.telemetry import human_bytes, human_ms
-from pipeline.config import Config
-from pipeline.embedded_postgres import EmbeddedPostgres
-from pipeline.errors import EnvironmentFault, UsageError, XidstreamError
-from pipeline.handoff import SlotIdentity
-from pipeline.pg import Lsn
-from pipeline.spark.delta import DeltaSink
-from pipeline.spark.frames import SparkBatch
+from xidstream.actors.sessions import connect_ray, start_spark, stop_spark
+from xidstream.actors.spark_driver import InProcessDriver
+from xidstream.actors.supervisor import Supervisor
+from xidstream.actors.telemetry import human_bytes, human_ms
+from xidstream.pipeline.config import Config
+from xidstream.pipeline.embedded_postgres import EmbeddedPostgres
+from xidstream.pipeline.errors import EnvironmentFault, UsageError, XidstreamError
+from xidstream.pipeline.handoff import SlotIdentity
+from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.spark.delta import DeltaSink
+from xidstream.pipeline.spark.frames import SparkBatch
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -19,11 +19,11 @@ import threading
 import time
 from collections.abc import Sequence
 
-from actors.buffer_pool import BufferPool
-from actors.handover import HandOver
-from pipeline.errors import ComponentLost
-from pipeline.pg import Lsn
-from pipeline.stream import Cut, PlainBlock, TransactionBlock
+from xidstream.actors.buffer_pool import BufferPool
+from xidstream.actors.handover import HandOver
+from xidstream.pipeline.errors import ComponentLost
+from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.stream import Cut, PlainBlock, TransactionBlock
 
 _LOOK_INTERVAL_S = 0.01
 """What has ended is asked of Ray by the clock: a question costs as much as reading a thousand rows."""

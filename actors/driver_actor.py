@@ -20,15 +20,15 @@ from typing import Any
 import ray
 from py4j.protocol import Py4JError
 
-from actors.batch_loop import BatchLoop, LoopProgress
-from actors.faults import unwrap
-from actors.printed_lines import PrintedLines
-from actors.spark_driver import trouble_of
-from actors.spark_master import SparkMaster
-from pipeline.config import Config
-from pipeline.errors import ComponentLost
-from pipeline.handoff import SlotIdentity
-from pipeline.spark.sink import make_sink
+from xidstream.actors.batch_loop import BatchLoop, LoopProgress
+from xidstream.actors.faults import unwrap
+from xidstream.actors.printed_lines import PrintedLines
+from xidstream.actors.spark_driver import trouble_of
+from xidstream.actors.spark_master import SparkMaster
+from xidstream.pipeline.config import Config
+from xidstream.pipeline.errors import ComponentLost
+from xidstream.pipeline.handoff import SlotIdentity
+from xidstream.pipeline.spark.sink import make_sink
 
 _ANSWER_S = 10.0
 _END_S = 15.0
@@ -45,7 +45,7 @@ class SparkDriver:
         self._lines = PrintedLines()
 
     def start(self) -> None:
-        from actors.sessions import start_spark
+        from xidstream.actors.sessions import start_spark
 
         slot, config = next(iter(self._configs.items()))
         name = f"xidstream-{slot}"
@@ -92,7 +92,7 @@ class SparkDriver:
         return os.getpid()
 
     def close(self) -> None:
-        from actors.sessions import stop_spark
+        from xidstream.actors.sessions import stop_spark
 
         stop_spark()
 

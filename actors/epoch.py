@@ -17,14 +17,14 @@ from typing import Any
 
 import ray
 
-from actors.commit_sequencer import CommitSequencer, SequencerStats
-from actors.faults import unwrap
-from actors.secrets import ReaderSecrets
-from actors.slot_reader import ReaderStats, SlotReader
-from pipeline.config import Config
-from pipeline.errors import ComponentLost
-from pipeline.handoff import Opened
-from pipeline.pg import Lsn
+from xidstream.actors.commit_sequencer import CommitSequencer, SequencerStats
+from xidstream.actors.faults import unwrap
+from xidstream.actors.secrets import ReaderSecrets
+from xidstream.actors.slot_reader import ReaderStats, SlotReader
+from xidstream.pipeline.config import Config
+from xidstream.pipeline.errors import ComponentLost
+from xidstream.pipeline.handoff import Opened
+from xidstream.pipeline.pg import Lsn
 
 READER, SEQUENCER, DRIVER = "slot reader", "commit sequencer", "Spark driver"
 _POLL_S = 0.25

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ray.exceptions
 
-from pipeline.errors import ComponentLost, XidstreamError
+from xidstream.pipeline.errors import ComponentLost, XidstreamError
 
 _LOST = (
     ray.exceptions.RayActorError,

@@ -13,12 +13,12 @@ from typing import Any
 
 import ray
 
-from actors.buffer_pool import BufferPool
-from actors.commit_sequencer import Entry
-from actors.faults import unwrap
-from pipeline.faultpoints import reach
-from pipeline.pg import INVALID_LSN
-from pipeline.stream import (
+from xidstream.actors.buffer_pool import BufferPool
+from xidstream.actors.commit_sequencer import Entry
+from xidstream.actors.faults import unwrap
+from xidstream.pipeline.faultpoints import reach
+from xidstream.pipeline.pg import INVALID_LSN
+from xidstream.pipeline.stream import (
     Aborted,
     Committed,
     CommittedPrepared,
@@ -30,7 +30,7 @@ from pipeline.stream import (
     SubtransactionsAborted,
     TransactionBlock,
 )
-from pipeline.stream.backlog import Backlog
+from xidstream.pipeline.stream.backlog import Backlog
 
 
 class HandOver:

@@ -13,7 +13,7 @@ import shutil
 from importlib.util import find_spec
 from pathlib import Path
 
-from pipeline.errors import PreconditionMissing
+from xidstream.pipeline.errors import PreconditionMissing
 
 
 def ensure_java() -> Path:

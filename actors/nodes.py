@@ -18,7 +18,7 @@ import psutil
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from pipeline.errors import PreconditionMissing
+from xidstream.pipeline.errors import PreconditionMissing
 
 _ANSWER_S = 60.0
 _JAVA_WORKERS = "--java_worker_command="

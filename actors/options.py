@@ -13,8 +13,8 @@ from typing import Any
 
 import click
 
-from pipeline.config import Config, configs_of, load_toml
-from pipeline.errors import ConfigError
+from xidstream.pipeline.config import Config, configs_of, load_toml
+from xidstream.pipeline.errors import ConfigError
 
 _STRUCTURED = {"spark_conf"}
 

@@ -14,10 +14,10 @@ import click
 from rich.console import Console
 from rich.text import Text
 
-from actors.java import ensure_java
-from actors.slot_record import check_record, without_publications
-from pipeline.config import Config, redacted
-from pipeline.errors import (
+from xidstream.actors.java import ensure_java
+from xidstream.actors.slot_record import check_record, without_publications
+from xidstream.pipeline.config import Config, redacted
+from xidstream.pipeline.errors import (
     ConfigError,
     ConnectionLost,
     PreconditionMissing,
@@ -26,8 +26,8 @@ from pipeline.errors import (
     StorageFault,
     XidstreamError,
 )
-from pipeline.segments import Layout, Storage, holds_slot, read_progress, remove_slot
-from pipeline.slot.admin import (
+from xidstream.pipeline.segments import Layout, Storage, holds_slot, read_progress, remove_slot
+from xidstream.pipeline.slot.admin import (
     Blocker,
     create_slot,
     current_flush_lsn,
@@ -35,10 +35,10 @@ from pipeline.slot.admin import (
     drop_slot,
     stream_stats,
 )
-from pipeline.slot.connection import ReplicationConnection
-from pipeline.slot.findings import Finding, Status
-from pipeline.slot.opening import slot_settings
-from pipeline.slot.preflight import preflight
+from xidstream.pipeline.slot.connection import ReplicationConnection
+from xidstream.pipeline.slot.findings import Finding, Status
+from xidstream.pipeline.slot.opening import slot_settings
+from xidstream.pipeline.slot.preflight import preflight
 
 _MARKS = {
     Status.OK: ("ok  ", "green"),

@@ -16,8 +16,8 @@ from typing import Any
 
 import ray
 
-from actors.faults import unwrap
-from pipeline.buffer import BufferQuota
+from xidstream.actors.faults import unwrap
+from xidstream.pipeline.buffer import BufferQuota
 
 _AGAIN_S = 1.0
 

@@ -19,16 +19,16 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from actors.dispatch import Dispatch
-from pipeline.config import Config
-from pipeline.errors import ConnectionLost, SlotLost
-from pipeline.faultpoints import reach
-from pipeline.pg import INVALID_LSN, Lsn
-from pipeline.protocol.gathered import Outcome
-from pipeline.protocol.parser import parse_keepalive
-from pipeline.slot.connection import ReplicationConnection
-from pipeline.stream import Cut, StreamCutter
-from pipeline.stream.linger import Linger
+from xidstream.actors.dispatch import Dispatch
+from xidstream.pipeline.config import Config
+from xidstream.pipeline.errors import ConnectionLost, SlotLost
+from xidstream.pipeline.faultpoints import reach
+from xidstream.pipeline.pg import INVALID_LSN, Lsn
+from xidstream.pipeline.protocol.gathered import Outcome
+from xidstream.pipeline.protocol.parser import parse_keepalive
+from xidstream.pipeline.slot.connection import ReplicationConnection
+from xidstream.pipeline.stream import Cut, StreamCutter
+from xidstream.pipeline.stream.linger import Linger
 
 _XLOG_DATA = ord("w")
 _CONTROLS_PER_LOOK = 1024

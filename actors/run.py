@@ -13,18 +13,18 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from actors.preflight import fail_on_findings
-from actors.quota import start_quota
-from actors.secrets import refuse_travelling, without_secrets
-from actors.sessions import connect_ray
-from actors.shared_session import SharedSession
-from actors.signals import StopRequest
-from actors.supervisor import Supervisor
-from actors.telemetry import Display, summary
-from pipeline.config import Config
-from pipeline.errors import ExitStatus, XidstreamError
-from pipeline.faultpoints import VARIABLE, armed
-from pipeline.spark.sink import check_sink_spec
+from xidstream.actors.preflight import fail_on_findings
+from xidstream.actors.quota import start_quota
+from xidstream.actors.secrets import refuse_travelling, without_secrets
+from xidstream.actors.sessions import connect_ray
+from xidstream.actors.shared_session import SharedSession
+from xidstream.actors.signals import StopRequest
+from xidstream.actors.supervisor import Supervisor
+from xidstream.actors.telemetry import Display, summary
+from xidstream.pipeline.config import Config
+from xidstream.pipeline.errors import ExitStatus, XidstreamError
+from xidstream.pipeline.faultpoints import VARIABLE, armed
+from xidstream.pipeline.spark.sink import check_sink_spec
 
 _REFRESH_S = 0.25
 _CHECKS_END_S = 10.0

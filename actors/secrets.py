@@ -22,10 +22,10 @@ import os
 import tempfile
 from contextlib import suppress
 
-from actors.sessions import is_ours
-from pipeline.config import Config
-from pipeline.errors import ConfigError, EnvironmentFault
-from pipeline.slot.conninfo import join_secrets, split_secrets
+from xidstream.actors.sessions import is_ours
+from xidstream.pipeline.config import Config
+from xidstream.pipeline.errors import ConfigError, EnvironmentFault
+from xidstream.pipeline.slot.conninfo import join_secrets, split_secrets
 
 _FILE = "dsn.json"
 

@@ -17,14 +17,15 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
-from actors.driver_jvm import start_driver_jvm
-from actors.java import ensure_java
-from actors.nodes import require_own_host_name, require_usable_nodes
-from actors.watchdog import kill_with_me
-from pipeline.config import Config
-from pipeline.errors import EnvironmentFault, PreconditionMissing
-from pipeline.spark.faults import fault_of
-from pipeline.spark.session import SPARK_CONF, plan_first_job, warm_up
+import xidstream
+from xidstream.actors.driver_jvm import start_driver_jvm
+from xidstream.actors.java import ensure_java
+from xidstream.actors.nodes import require_own_host_name, require_usable_nodes
+from xidstream.actors.watchdog import kill_with_me
+from xidstream.pipeline.config import Config
+from xidstream.pipeline.errors import EnvironmentFault, PreconditionMissing
+from xidstream.pipeline.spark.faults import fault_of
+from xidstream.pipeline.spark.session import SPARK_CONF, plan_first_job, warm_up
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -202,7 +203,10 @@ def _await_executors(spark: SparkSession, config: Config) -> None:
 
 
 def _python_path() -> str:
-    """The executors' Python must find this project, also where it came as a job's working directory."""
-    here = str(Path(__file__).resolve().parent.parent)
+    """The executors' Python must find this project, also where it came as a job's working directory.
+
+    Behind what was there: a user's own ``pipeline.py`` must win against the folder of that name in a checkout.
+    """
+    home = str(Path(xidstream.__file__).resolve().parent.parent)
     inherited = os.environ.get("PYTHONPATH", "")
-    return os.pathsep.join([here, inherited]) if inherited else here
+    return os.pathsep.join([inherited, home]) if inherited else home

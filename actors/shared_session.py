@@ -18,8 +18,8 @@ from typing import Any
 
 import ray
 
-from actors.driver_actor import ActorDriver, SparkDriver
-from pipeline.config import Config
+from xidstream.actors.driver_actor import ActorDriver, SparkDriver
+from xidstream.pipeline.config import Config
 
 _CLOSE_S = 30.0
 _THREADS = 4

@@ -13,24 +13,24 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
-from actors.allocator import return_freed_memory
-from actors.buffer_pool import BufferPool
-from actors.dispatch import Dispatch
-from actors.handover import HandOver
-from actors.quota import QuotaShare
-from actors.reading import Reading
-from actors.secrets import take_up
-from actors.slot_record import check_record
-from actors.xid_buffer import BufferSettings
-from pipeline.config import Config
-from pipeline.handoff import Opened
-from pipeline.pg import Lsn, Xid
-from pipeline.protocol.spares import Spares
-from pipeline.segments import Layout
-from pipeline.slot.admin import Blocker, describe_slot
-from pipeline.slot.opening import connect_slot, slot_settings
-from pipeline.stream import StreamCutter
-from pipeline.stream.backlog import Backlog
+from xidstream.actors.allocator import return_freed_memory
+from xidstream.actors.buffer_pool import BufferPool
+from xidstream.actors.dispatch import Dispatch
+from xidstream.actors.handover import HandOver
+from xidstream.actors.quota import QuotaShare
+from xidstream.actors.reading import Reading
+from xidstream.actors.secrets import take_up
+from xidstream.actors.slot_record import check_record
+from xidstream.actors.xid_buffer import BufferSettings
+from xidstream.pipeline.config import Config
+from xidstream.pipeline.handoff import Opened
+from xidstream.pipeline.pg import Lsn, Xid
+from xidstream.pipeline.protocol.spares import Spares
+from xidstream.pipeline.segments import Layout
+from xidstream.pipeline.slot.admin import Blocker, describe_slot
+from xidstream.pipeline.slot.opening import connect_slot, slot_settings
+from xidstream.pipeline.stream import StreamCutter
+from xidstream.pipeline.stream.backlog import Backlog
 
 
 @dataclass(frozen=True)
@@ -176,5 +176,5 @@ class SlotReader:
         settings = BufferSettings(self._config.storage, layout, self._config.buffer_memory_bytes)
         self._pool = BufferPool(self._config, settings, self._spares, self._share)
         # While the buffers load their kernels, and not when the slot is ours.
-        importlib.import_module("pipeline.slot.copy_loop")
+        importlib.import_module("xidstream.pipeline.slot.copy_loop")
         self._pool.await_ready()

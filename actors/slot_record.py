@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from pipeline.config import Config
-from pipeline.segments import (
+from xidstream.pipeline.config import Config
+from xidstream.pipeline.segments import (
     Layout,
     Storage,
     other_servers,
@@ -17,11 +17,11 @@ from pipeline.segments import (
     read_timeline,
     write_timeline,
 )
-from pipeline.slot.admin import describe_slot
-from pipeline.slot.connection import ReplicationConnection
-from pipeline.slot.continuity import Recorded, check_continuity
-from pipeline.slot.opening import slot_settings
-from pipeline.slot.settings import SlotSettings
+from xidstream.pipeline.slot.admin import describe_slot
+from xidstream.pipeline.slot.connection import ReplicationConnection
+from xidstream.pipeline.slot.continuity import Recorded, check_continuity
+from xidstream.pipeline.slot.opening import slot_settings
+from xidstream.pipeline.slot.settings import SlotSettings
 
 
 def check_record(config: Config, *, remember: bool = False) -> None:

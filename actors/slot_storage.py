@@ -11,11 +11,11 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from pipeline.buffer.transaction import stamp_messages, transaction_row
-from pipeline.errors import SlotLost
-from pipeline.handoff import Opened, PreparedTransaction, Sealed, TransactionEnd
-from pipeline.pg import Lsn
-from pipeline.segments import (
+from xidstream.pipeline.buffer.transaction import stamp_messages, transaction_row
+from xidstream.pipeline.errors import SlotLost
+from xidstream.pipeline.handoff import Opened, PreparedTransaction, Sealed, TransactionEnd
+from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.segments import (
     Layout,
     ProgressRecord,
     Storage,
@@ -25,8 +25,8 @@ from pipeline.segments import (
     read_progress,
     write_progress,
 )
-from pipeline.sequencer import PreparedBook
-from pipeline.sequencer.prepared import stamp_segments
+from xidstream.pipeline.sequencer import PreparedBook
+from xidstream.pipeline.sequencer.prepared import stamp_segments
 
 
 class SlotStorage:

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import ray
 
-from actors.batch_loop import STALLED_AFTER_S, BatchLoop, LoopProgress
-from actors.spark_master import SparkMaster
-from pipeline.errors import SinkFailed
-from pipeline.handoff import SlotIdentity
-from pipeline.spark.sink import Sink
+from xidstream.actors.batch_loop import STALLED_AFTER_S, BatchLoop, LoopProgress
+from xidstream.actors.spark_master import SparkMaster
+from xidstream.pipeline.errors import SinkFailed
+from xidstream.pipeline.handoff import SlotIdentity
+from xidstream.pipeline.spark.sink import Sink
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -22,17 +22,17 @@ from typing import Any
 
 import ray
 
-from actors.batch_loop import LoopProgress
-from actors.commit_sequencer import SequencerStats
-from actors.epoch import Epoch, StopRequested
-from actors.secrets import ReaderSecrets, without_secrets
-from actors.slot_reader import ReaderStats
-from actors.spark_driver import Driver
-from pipeline.config import Config
-from pipeline.errors import Action, ComponentLost, XidstreamError
-from pipeline.handoff import Opened
-from pipeline.pg import Lsn
-from pipeline.restarts import Restarts
+from xidstream.actors.batch_loop import LoopProgress
+from xidstream.actors.commit_sequencer import SequencerStats
+from xidstream.actors.epoch import Epoch, StopRequested
+from xidstream.actors.secrets import ReaderSecrets, without_secrets
+from xidstream.actors.slot_reader import ReaderStats
+from xidstream.actors.spark_driver import Driver
+from xidstream.pipeline.config import Config
+from xidstream.pipeline.errors import Action, ComponentLost, XidstreamError
+from xidstream.pipeline.handoff import Opened
+from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.restarts import Restarts
 
 log = logging.getLogger(__name__)
 

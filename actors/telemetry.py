@@ -18,7 +18,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from actors.supervisor import Status
+from xidstream.actors.supervisor import Status
 
 _PLAIN_INTERVAL_S = 5.0
 _MOST_TRANSACTIONS = 6

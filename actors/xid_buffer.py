@@ -27,21 +27,28 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from actors.allocator import return_freed_memory
-from actors.arrow_store import ArrowStore
-from pipeline import rows
-from pipeline.buffer import BufferMemory, OpenTransaction
-from pipeline.buffer.transaction import stamp_messages
-from pipeline.errors import ComponentLost
-from pipeline.faultpoints import reach
-from pipeline.handoff import MemoryPart, PreparedTransaction, RelationMap, Sealed, TransactionEnd
-from pipeline.pg import Lsn, Xid
-from pipeline.relations import RelationVersion
-from pipeline.rows import DroppedRuns
-from pipeline.segments import Layout, Storage, read_messages, write_messages, write_prepared, write_segment
+from xidstream.actors.allocator import return_freed_memory
+from xidstream.actors.arrow_store import ArrowStore
+from xidstream.pipeline import rows
+from xidstream.pipeline.buffer import BufferMemory, OpenTransaction
+from xidstream.pipeline.buffer.transaction import stamp_messages
+from xidstream.pipeline.errors import ComponentLost
+from xidstream.pipeline.faultpoints import reach
+from xidstream.pipeline.handoff import MemoryPart, PreparedTransaction, RelationMap, Sealed, TransactionEnd
+from xidstream.pipeline.pg import Lsn, Xid
+from xidstream.pipeline.relations import RelationVersion
+from xidstream.pipeline.rows import DroppedRuns
+from xidstream.pipeline.segments import (
+    Layout,
+    Storage,
+    read_messages,
+    write_messages,
+    write_prepared,
+    write_segment,
+)
 
 if TYPE_CHECKING:
-    from pipeline.stream import Prepared
+    from xidstream.pipeline.stream import Prepared
 
 REMEMBERED_SNAPSHOTS = 128
 """The definitions that the pool takes for known here."""
@@ -119,7 +126,7 @@ class XidBuffer:
         return_freed_memory()
         pa.set_memory_pool(pa.system_memory_pool())
         # Not at the top: the reader imports this class, too, and must not wait for numba at each recovery.
-        from pipeline import decode
+        from xidstream.pipeline import decode
 
         decode.warm_up()
         self._decode = decode

@@ -30,10 +30,10 @@ import psutil
 import psycopg
 import ray
 
-from actors.sessions import connect_ray
-from pipeline.embedded_postgres import EmbeddedPostgres
 from tests.postgres_fixtures import Database
 from tests.ray.conftest import RayPipeline
+from xidstream.actors.sessions import connect_ray
+from xidstream.pipeline.embedded_postgres import EmbeddedPostgres
 
 MIB = 1 << 20
 SETTINGS = {

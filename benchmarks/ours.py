@@ -13,19 +13,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from actors.change_stream import StreamingQuery
-from actors.sessions import connect_ray, start_spark, stop_spark
-from actors.spark_driver import InProcessDriver
-from actors.supervisor import Supervisor
 from benchmarks.processes import Usage, Watch
 from benchmarks.source import PUBLICATION, Source
-from pipeline.config import Config
-from pipeline.embedded_postgres import EmbeddedPostgres
-from pipeline.handoff import SlotIdentity
-from pipeline.spark.delta import DeltaSink
-from pipeline.spark.foreach import ForeachSink
-from pipeline.spark.frames import SparkBatch
-from pipeline.spark.sink import Sink
+from xidstream.actors.change_stream import StreamingQuery
+from xidstream.actors.sessions import connect_ray, start_spark, stop_spark
+from xidstream.actors.spark_driver import InProcessDriver
+from xidstream.actors.supervisor import Supervisor
+from xidstream.pipeline.config import Config
+from xidstream.pipeline.embedded_postgres import EmbeddedPostgres
+from xidstream.pipeline.handoff import SlotIdentity
+from xidstream.pipeline.spark.delta import DeltaSink
+from xidstream.pipeline.spark.foreach import ForeachSink
+from xidstream.pipeline.spark.frames import SparkBatch
+from xidstream.pipeline.spark.sink import Sink
 
 _TIMEOUT_S = 600
 

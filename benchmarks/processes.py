@@ -13,7 +13,7 @@ _ROLES = (
     ("ray::SlotReader", "reader"),
     ("ray::XidBuffer", "buffers"),
     ("ray::CommitSequencer", "sequencer"),
-    ("pipeline.spark.daemon", "spark"),
+    ("xidstream.pipeline.spark.daemon", "spark"),
     ("pyspark", "spark"),
     ("raydp", "spark"),
     ("gcs_server", "ray"),

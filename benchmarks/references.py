@@ -18,8 +18,8 @@ import time
 import psycopg
 
 from benchmarks.source import COLUMNS, PUBLICATION, Source
-from pipeline.embedded_postgres import EmbeddedPostgres
-from pipeline.pg import Lsn
+from xidstream.pipeline.embedded_postgres import EmbeddedPostgres
+from xidstream.pipeline.pg import Lsn
 
 WORK_MEM = "4MB"
 """The project's own default."""

@@ -10,8 +10,8 @@ from typing import Any
 
 import psycopg
 
-from pipeline.embedded_postgres import EmbeddedPostgres
-from pipeline.pg import Lsn
+from xidstream.pipeline.embedded_postgres import EmbeddedPostgres
+from xidstream.pipeline.pg import Lsn
 
 SETTINGS = {
     # The disk's mood is not what is measured; nothing here needs to survive a power cut.

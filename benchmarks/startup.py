@@ -14,13 +14,13 @@ from typing import Any
 
 from benchmarks.results import median
 from benchmarks.source import PUBLICATION, Source, server
-from pipeline.spark.frames import SparkBatch
+from xidstream.pipeline.spark.frames import SparkBatch
 
 _MARK = "XIDSTREAM_BENCH_MARK"
 _WARM_UP = """
 import time
 began_s = time.monotonic()
-from pipeline.decode import warm_up
+from xidstream.pipeline.decode import warm_up
 warm_up()
 print(time.monotonic() - began_s)
 """
@@ -31,8 +31,8 @@ def done(part):
     global began_s
     now_s = time.monotonic()
     times[part], began_s = now_s - began_s, now_s
-from actors import sessions
-from pipeline.config import Config
+from xidstream.actors import sessions
+from xidstream.pipeline.config import Config
 done("imports")
 sessions.connect_ray()
 done("ray.init")

@@ -11,8 +11,8 @@ import sys
 import ray
 import raydp
 
-from actors import ChangeStream
-from actors.java import ensure_java
+from xidstream import ChangeStream
+from xidstream.actors.java import ensure_java
 
 
 def handle(batch):

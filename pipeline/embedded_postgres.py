@@ -33,8 +33,8 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import IO, Final, Literal, final
 
-from pipeline.errors import ConfigError, EnvironmentFault, PreconditionMissing
-from pipeline.server_account import ServerAccount
+from xidstream.pipeline.errors import ConfigError, EnvironmentFault, PreconditionMissing
+from xidstream.pipeline.server_account import ServerAccount
 
 StopMode = Literal["fast", "immediate", "smart"]
 

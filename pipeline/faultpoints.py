@@ -33,8 +33,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from pipeline import errors
-from pipeline.errors import ComponentLost, ConfigError, XidstreamError
+from xidstream.pipeline import errors
+from xidstream.pipeline.errors import ComponentLost, ConfigError, XidstreamError
 
 VARIABLE: Final = "XIDSTREAM_FAULTS"
 TOKENS_VARIABLE: Final = "XIDSTREAM_FAULTS_TOKENS"

@@ -15,9 +15,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipeline.pg import INVALID_LSN, Lsn, Xid
-from pipeline.relations import RelationVersion
-from pipeline.rows import DroppedRuns, Stamp
+from xidstream.pipeline.pg import INVALID_LSN, Lsn, Xid
+from xidstream.pipeline.relations import RelationVersion
+from xidstream.pipeline.rows import DroppedRuns, Stamp
 
 ArrowRef = Any
 """A reference to the bytes of one Arrow IPC stream in contract layout."""

@@ -12,7 +12,7 @@ import datetime
 import re
 from typing import Final
 
-from pipeline.errors import UsageError
+from xidstream.pipeline.errors import UsageError
 
 _LSN: Final = re.compile(r"([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8})")
 

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from pipeline.errors import StorageFault, XidstreamError
-from pipeline.pg import Lsn
+from xidstream.pipeline.errors import StorageFault, XidstreamError
+from xidstream.pipeline.pg import Lsn
 
 GIVE_UP_AFTER_S: Final = 300.0
 GIVE_UP_BEFORE_ANY_WORKED_S: Final = 20.0

@@ -27,9 +27,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.errors import ColumnNameClash
-from pipeline.relations import RelationVersion
-from pipeline.relations.relation import CONTRACT_COLUMNS
+from xidstream.pipeline.errors import ColumnNameClash
+from xidstream.pipeline.relations import RelationVersion
+from xidstream.pipeline.relations.relation import CONTRACT_COLUMNS
 
 CHANGE_TYPES = ("insert", "update_preimage", "update_postimage", "delete", "truncate")
 """``change_type: int8`` of the internal layout indexes this tuple."""

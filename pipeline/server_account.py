@@ -14,7 +14,7 @@ import subprocess
 from pathlib import Path
 from typing import Any, final
 
-from pipeline.errors import PreconditionMissing
+from xidstream.pipeline.errors import PreconditionMissing
 
 _NAMES = ("pgserver", "nobody")
 

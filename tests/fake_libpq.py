@@ -8,9 +8,9 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator, Sequence
 
-from pipeline.protocol.gathered import Outcome
-from pipeline.slot.copy_loop import CopyLoop
-from pipeline.stream import Cut, StreamCutter
+from xidstream.pipeline.protocol.gathered import Outcome
+from xidstream.pipeline.slot.copy_loop import CopyLoop
+from xidstream.pipeline.stream import Cut, StreamCutter
 
 _libc = ctypes.CDLL(None)
 _libc.malloc.restype = ctypes.c_void_p

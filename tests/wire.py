@@ -6,9 +6,9 @@ short forms of the rows that tests need.
 
 from __future__ import annotations
 
-from pipeline.pg import POSTGRES_EPOCH_UNIX_US, Lsn, Xid
-from pipeline.protocol import writer
-from pipeline.protocol.messages import (
+from xidstream.pipeline.pg import POSTGRES_EPOCH_UNIX_US, Lsn, Xid
+from xidstream.pipeline.protocol import writer
+from xidstream.pipeline.protocol.messages import (
     Begin,
     BeginPrepare,
     ColumnKind,

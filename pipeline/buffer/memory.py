@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from pipeline.buffer.transaction import OpenTransaction
-from pipeline.relations import RelationVersion
+from xidstream.pipeline.buffer.transaction import OpenTransaction
+from xidstream.pipeline.relations import RelationVersion
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,8 @@ from __future__ import annotations
 from collections.abc import Container
 from dataclasses import dataclass, field
 
-from pipeline.errors import UsageError
-from pipeline.pg import Xid
+from xidstream.pipeline.errors import UsageError
+from xidstream.pipeline.pg import Xid
 
 
 class PoolFull(UsageError):

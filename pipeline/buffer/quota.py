@@ -10,7 +10,7 @@ others leave idle); fair shares (buffers would have to be taken away from open t
 
 from __future__ import annotations
 
-from pipeline.errors import ConfigError
+from xidstream.pipeline.errors import ConfigError
 
 
 class BufferQuota:

@@ -21,9 +21,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from pipeline import rows
-from pipeline.errors import IllegalTransition
-from pipeline.handoff import (
+from xidstream.pipeline import rows
+from xidstream.pipeline.errors import IllegalTransition
+from xidstream.pipeline.handoff import (
     ArrowRef,
     MemoryPart,
     PreparedTransaction,
@@ -32,9 +32,9 @@ from pipeline.handoff import (
     SegmentPart,
     TransactionEnd,
 )
-from pipeline.pg import Lsn, Xid
-from pipeline.relations import RelationVersion
-from pipeline.rows import DroppedRuns, Stamp
+from xidstream.pipeline.pg import Lsn, Xid
+from xidstream.pipeline.relations import RelationVersion
+from xidstream.pipeline.rows import DroppedRuns, Stamp
 
 _PART_BYTES = 8 << 20
 """Of what is put into the object store at once: a copy of this size stands beside what is still held."""

@@ -14,14 +14,14 @@ Importing the package loads numba and all kernels (from numba's cache on disk; t
 compiles them), so only processes that decode should import it.
 """
 
-from pipeline.decode.blocks import (
+from xidstream.pipeline.decode.blocks import (
     DecodedBlock,
     DecodedPlainBlock,
     decode_plain_block,
     decode_transaction_block,
     warm_up,
 )
-from pipeline.decode.tables import DecodedTable
+from xidstream.pipeline.decode.tables import DecodedTable
 
 __all__ = [
     "DecodedBlock",

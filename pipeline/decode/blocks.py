@@ -18,14 +18,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from pipeline.decode import codes, scan
-from pipeline.decode.columns import Values
-from pipeline.decode.faults import BadValue, BlockStory, scan_fault
-from pipeline.decode.tables import DecodedTable, RowIndex, decode_table
-from pipeline.errors import PoisonedChange, UsageError
-from pipeline.pg import POSTGRES_EPOCH_UNIX_US
-from pipeline.relations import RelationVersion
-from pipeline.rows import MESSAGES_SCHEMA, TRANSACTIONS_SCHEMA, Stamp
+from xidstream.pipeline.decode import codes, scan
+from xidstream.pipeline.decode.columns import Values
+from xidstream.pipeline.decode.faults import BadValue, BlockStory, scan_fault
+from xidstream.pipeline.decode.tables import DecodedTable, RowIndex, decode_table
+from xidstream.pipeline.errors import PoisonedChange, UsageError
+from xidstream.pipeline.pg import POSTGRES_EPOCH_UNIX_US
+from xidstream.pipeline.relations import RelationVersion
+from xidstream.pipeline.rows import MESSAGES_SCHEMA, TRANSACTIONS_SCHEMA, Stamp
 
 
 @dataclass(frozen=True)

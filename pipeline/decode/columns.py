@@ -27,9 +27,9 @@ import numpy.typing as npt
 import pyarrow as pa
 from numba import njit, types
 
-from pipeline.decode.codes import NEW_AFTER_OLD, NO_TUPLE, NULL, OLD_FULL, OLD_KEY, TEXT, UNCHANGED
-from pipeline.decode.faults import BadValue
-from pipeline.errors import Unsupported
+from xidstream.pipeline.decode.codes import NEW_AFTER_OLD, NO_TUPLE, NULL, OLD_FULL, OLD_KEY, TEXT, UNCHANGED
+from xidstream.pipeline.decode.faults import BadValue
+from xidstream.pipeline.errors import Unsupported
 
 _U8R = types.Array(types.uint8, 1, "C", readonly=True)
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.decode import codes
-from pipeline.errors import (
+from xidstream.pipeline.decode import codes
+from xidstream.pipeline.errors import (
     IllegalTransition,
     MalformedMessage,
     PoisonedChange,
@@ -18,8 +18,8 @@ from pipeline.errors import (
     Unsupported,
     XidstreamError,
 )
-from pipeline.pg import Lsn
-from pipeline.relations import RelationVersion
+from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.relations import RelationVersion
 
 
 class BadValue(Exception):

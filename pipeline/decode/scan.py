@@ -28,7 +28,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit, types
 
-from pipeline.decode import codes
+from xidstream.pipeline.decode import codes
 
 _INSERT, _UPDATE_PREIMAGE, _UPDATE_POSTIMAGE, _DELETE, _TRUNCATE = range(5)  # rows.CHANGE_TYPES
 

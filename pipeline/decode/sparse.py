@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from pipeline.decode.columns import check_offsets
-from pipeline.rows import INTERNAL_FIELDS
+from xidstream.pipeline.decode.columns import check_offsets
+from xidstream.pipeline.rows import INTERNAL_FIELDS
 
 _UNCHANGED_TYPE: pa.ListType = INTERNAL_FIELDS[3].type
 _TEXT_TYPE: pa.MapType = INTERNAL_FIELDS[4].type

@@ -12,12 +12,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from pipeline.decode import arrays, binary, datetimes, numbers
-from pipeline.decode.columns import Cursor, Values
-from pipeline.decode.faults import BadValue, BlockStory, poisoned
-from pipeline.decode.sparse import Sparse
-from pipeline.relations import Codec, ColumnType, RelationVersion
-from pipeline.rows import internal_schema
+from xidstream.pipeline.decode import arrays, binary, datetimes, numbers
+from xidstream.pipeline.decode.columns import Cursor, Values
+from xidstream.pipeline.decode.faults import BadValue, BlockStory, poisoned
+from xidstream.pipeline.decode.sparse import Sparse
+from xidstream.pipeline.relations import Codec, ColumnType, RelationVersion
+from xidstream.pipeline.rows import internal_schema
 
 
 @dataclass(frozen=True)

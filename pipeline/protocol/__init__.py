@@ -16,8 +16,8 @@ aborts (16). The layouts of a version are kept by the later ones, so the version
 being inside a stream block, and ``streaming=parallel``, change how a message is read.
 """
 
-from pipeline.protocol.grammar import TRANSITIONS, Grammar, State
-from pipeline.protocol.messages import (
+from xidstream.pipeline.protocol.grammar import TRANSITIONS, Grammar, State
+from xidstream.pipeline.protocol.messages import (
     Begin,
     BeginPrepare,
     ColumnKind,
@@ -48,14 +48,14 @@ from pipeline.protocol.messages import (
     Update,
     XLogData,
 )
-from pipeline.protocol.parser import (
+from xidstream.pipeline.protocol.parser import (
     COPY_HEADER_BYTES,
     parse_copy_header,
     parse_keepalive,
     parse_message,
     parse_standby_status_update,
 )
-from pipeline.protocol.writer import keepalive, write, write_standby_status_update, xlog_data
+from xidstream.pipeline.protocol.writer import keepalive, write, write_standby_status_update, xlog_data
 
 __all__ = [
     "COPY_HEADER_BYTES",

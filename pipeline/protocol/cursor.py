@@ -15,9 +15,9 @@ from functools import partial
 from struct import Struct
 from typing import Any, Final
 
-from pipeline.errors import MalformedMessage
-from pipeline.pg import Lsn, Xid
-from pipeline.protocol.messages import ColumnKind, MessageType, TupleColumn, TupleData
+from xidstream.pipeline.errors import MalformedMessage
+from xidstream.pipeline.pg import Lsn, Xid
+from xidstream.pipeline.protocol.messages import ColumnKind, MessageType, TupleColumn, TupleData
 
 Buffer = bytes | memoryview
 

@@ -21,7 +21,7 @@ from typing import Final, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.protocol.spares import Spares
+from xidstream.pipeline.protocol.spares import Spares
 
 HEADER_BYTES: Final = 25
 """Of XLogData: 'w', Int64 start, Int64 end, Int64 send time."""

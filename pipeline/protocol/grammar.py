@@ -34,9 +34,15 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-from pipeline.errors import IllegalTransition, UsageError
-from pipeline.pg import INVALID_LSN, Lsn, Xid
-from pipeline.protocol.messages import LogicalMessage, Message, MessageType, StreamAbort, StreamStart
+from xidstream.pipeline.errors import IllegalTransition, UsageError
+from xidstream.pipeline.pg import INVALID_LSN, Lsn, Xid
+from xidstream.pipeline.protocol.messages import (
+    LogicalMessage,
+    Message,
+    MessageType,
+    StreamAbort,
+    StreamStart,
+)
 
 _M = MessageType
 

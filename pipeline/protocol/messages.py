@@ -25,8 +25,8 @@ import enum
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from pipeline.errors import UsageError
-from pipeline.pg import Lsn, Xid
+from xidstream.pipeline.errors import UsageError
+from xidstream.pipeline.pg import Lsn, Xid
 
 
 class MessageType(enum.IntEnum):

@@ -25,10 +25,10 @@ from collections.abc import Callable
 from struct import Struct
 from typing import Any, Final
 
-from pipeline.errors import MalformedMessage
-from pipeline.pg import POSTGRES_EPOCH_UNIX_US, Lsn, Xid
-from pipeline.protocol.cursor import Buffer, Cursor, lsn_of, malformed, xid_of
-from pipeline.protocol.messages import (
+from xidstream.pipeline.errors import MalformedMessage
+from xidstream.pipeline.pg import POSTGRES_EPOCH_UNIX_US, Lsn, Xid
+from xidstream.pipeline.protocol.cursor import Buffer, Cursor, lsn_of, malformed, xid_of
+from xidstream.pipeline.protocol.messages import (
     Begin,
     BeginPrepare,
     Commit,

@@ -19,9 +19,9 @@ import struct
 from collections.abc import Callable
 from typing import Any, Final
 
-from pipeline.errors import UsageError
-from pipeline.pg import POSTGRES_EPOCH_UNIX_US, Lsn, Xid
-from pipeline.protocol.messages import (
+from xidstream.pipeline.errors import UsageError
+from xidstream.pipeline.pg import POSTGRES_EPOCH_UNIX_US, Lsn, Xid
+from xidstream.pipeline.protocol.messages import (
     Begin,
     BeginPrepare,
     Commit,

@@ -18,8 +18,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipeline.errors import ColumnNameClash
-from pipeline.relations.types import ColumnType, column_type
+from xidstream.pipeline.errors import ColumnNameClash
+from xidstream.pipeline.relations.types import ColumnType, column_type
 
 CONTRACT_COLUMNS = (
     "_change_type",

@@ -25,14 +25,14 @@ Considered and rejected: Parquet (three times the CPU to write, for rows that ar
 batch (object stores charge for requests), a database (one more thing to run, and to lose).
 """
 
-from pipeline.segments.cleanup import clean_dead_epochs, holds_slot, remove_slot
-from pipeline.segments.layout import Layout, SegmentName
-from pipeline.segments.manifest import delete_prepared, load_prepared, write_prepared
-from pipeline.segments.message_file import read_messages, write_messages
-from pipeline.segments.progress import ProgressRecord, read_progress, write_progress
-from pipeline.segments.segment_file import SegmentReader, write_segment
-from pipeline.segments.server_record import other_servers, read_timeline, write_timeline
-from pipeline.segments.storage import Storage
+from xidstream.pipeline.segments.cleanup import clean_dead_epochs, holds_slot, remove_slot
+from xidstream.pipeline.segments.layout import Layout, SegmentName
+from xidstream.pipeline.segments.manifest import delete_prepared, load_prepared, write_prepared
+from xidstream.pipeline.segments.message_file import read_messages, write_messages
+from xidstream.pipeline.segments.progress import ProgressRecord, read_progress, write_progress
+from xidstream.pipeline.segments.segment_file import SegmentReader, write_segment
+from xidstream.pipeline.segments.server_record import other_servers, read_timeline, write_timeline
+from xidstream.pipeline.segments.storage import Storage
 
 __all__ = [
     "Layout",

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Set
 
-from pipeline.segments.layout import Layout
-from pipeline.segments.storage import Storage
+from xidstream.pipeline.segments.layout import Layout
+from xidstream.pipeline.segments.storage import Storage
 
 
 def clean_dead_epochs(storage: Storage, layout: Layout, keep: Set[str]) -> int:

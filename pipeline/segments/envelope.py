@@ -11,7 +11,7 @@ import json
 import zlib
 from typing import Any
 
-from pipeline.errors import SegmentCorrupt, Unsupported
+from xidstream.pipeline.errors import SegmentCorrupt, Unsupported
 
 
 def seal(format_name: str, version: int, content: dict[str, Any]) -> bytes:

@@ -18,8 +18,8 @@ import re
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from pipeline.errors import UsageError
-from pipeline.pg import Lsn, Xid
+from xidstream.pipeline.errors import UsageError
+from xidstream.pipeline.pg import Lsn, Xid
 
 _SLOT: Final = re.compile(r"[a-z0-9_]{1,63}")
 _EPOCH: Final = re.compile(r"[A-Za-z0-9-]{1,64}")

@@ -23,15 +23,15 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.errors import SegmentCorrupt, UsageError
-from pipeline.handoff import PreparedTransaction, Segment
-from pipeline.pg import Lsn, Xid
-from pipeline.relations import RelationVersion
-from pipeline.rows import DroppedRuns
-from pipeline.segments.envelope import seal, unseal
-from pipeline.segments.layout import Layout, PreparedName
-from pipeline.segments.progress import read_progress
-from pipeline.segments.storage import Storage
+from xidstream.pipeline.errors import SegmentCorrupt, UsageError
+from xidstream.pipeline.handoff import PreparedTransaction, Segment
+from xidstream.pipeline.pg import Lsn, Xid
+from xidstream.pipeline.relations import RelationVersion
+from xidstream.pipeline.rows import DroppedRuns
+from xidstream.pipeline.segments.envelope import seal, unseal
+from xidstream.pipeline.segments.layout import Layout, PreparedName
+from xidstream.pipeline.segments.progress import read_progress
+from xidstream.pipeline.segments.storage import Storage
 
 FORMAT: Final = "xidstream.prepared-transaction"
 VERSION: Final = 1

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from pipeline.errors import SegmentCorrupt
-from pipeline.segments.storage import Storage
+from xidstream.pipeline.errors import SegmentCorrupt
+from xidstream.pipeline.segments.storage import Storage
 
 
 def write_messages(storage: Storage, key: str, batches: Sequence[pa.RecordBatch]) -> None:

@@ -22,12 +22,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from pipeline.errors import SegmentCorrupt, UsageError
-from pipeline.handoff import PrepareCover, PreparedTransaction
-from pipeline.pg import Lsn, Xid
-from pipeline.segments.envelope import seal, unseal
-from pipeline.segments.layout import Layout
-from pipeline.segments.storage import Storage
+from xidstream.pipeline.errors import SegmentCorrupt, UsageError
+from xidstream.pipeline.handoff import PrepareCover, PreparedTransaction
+from xidstream.pipeline.pg import Lsn, Xid
+from xidstream.pipeline.segments.envelope import seal, unseal
+from xidstream.pipeline.segments.layout import Layout
+from xidstream.pipeline.segments.storage import Storage
 
 FORMAT: Final = "xidstream.progress"
 VERSION: Final = 3

@@ -22,11 +22,11 @@ from typing import Any, Final, Literal
 
 import pyarrow as pa
 
-from pipeline import rows
-from pipeline.errors import ConfigError, SegmentCorrupt, UsageError
-from pipeline.handoff import Segment
-from pipeline.relations import RelationVersion
-from pipeline.segments.storage import Storage, Write, self_contained
+from xidstream.pipeline import rows
+from xidstream.pipeline.errors import ConfigError, SegmentCorrupt, UsageError
+from xidstream.pipeline.handoff import Segment
+from xidstream.pipeline.relations import RelationVersion
+from xidstream.pipeline.segments.storage import Storage, Write, self_contained
 
 Compression = Literal["lz4", "zstd"]
 _ALGORITHM: Final = "crc32"

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from pipeline.errors import SegmentCorrupt
-from pipeline.segments.envelope import seal, unseal
-from pipeline.segments.layout import Layout
-from pipeline.segments.storage import Storage
+from xidstream.pipeline.errors import SegmentCorrupt
+from xidstream.pipeline.segments.envelope import seal, unseal
+from xidstream.pipeline.segments.layout import Layout
+from xidstream.pipeline.segments.storage import Storage
 
 FORMAT: Final = "xidstream.server"
 VERSION: Final = 1

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from pipeline.handoff import Sealed
-from pipeline.pg import INVALID_LSN, Lsn
+from xidstream.pipeline.handoff import Sealed
+from xidstream.pipeline.pg import INVALID_LSN, Lsn
 
 
 @dataclass

@@ -25,9 +25,9 @@ import enum
 from collections import deque
 from dataclasses import dataclass
 
-from pipeline.errors import IllegalTransition
-from pipeline.handoff import Batch, Sealed
-from pipeline.pg import INVALID_LSN, Lsn
+from xidstream.pipeline.errors import IllegalTransition
+from xidstream.pipeline.handoff import Batch, Sealed
+from xidstream.pipeline.pg import INVALID_LSN, Lsn
 
 
 class EntryState(enum.Enum):

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from pipeline.errors import ProtocolViolation, SlotLost
-from pipeline.handoff import PrepareCover, PreparedTransaction, SegmentPart, TransactionEnd
-from pipeline.pg import Lsn, Xid
-from pipeline.rows import Stamp
+from xidstream.pipeline.errors import ProtocolViolation, SlotLost
+from xidstream.pipeline.handoff import PrepareCover, PreparedTransaction, SegmentPart, TransactionEnd
+from xidstream.pipeline.pg import Lsn, Xid
+from xidstream.pipeline.rows import Stamp
 
 
 class PreparedBook:

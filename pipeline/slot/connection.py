@@ -38,16 +38,28 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import psycopg
 from psycopg import pq
 
-from pipeline.errors import ConnectionLost, EnvironmentFault, PreconditionMissing, SlotLost, XidstreamError
-from pipeline.pg import POSTGRES_EPOCH_UNIX_US, Lsn
-from pipeline.slot.conninfo import complete
-from pipeline.slot.failures import ServerReport, from_connect_error, from_error, from_report, from_result
-from pipeline.slot.loopback import join_rows
-from pipeline.slot.options import PG13, StreamOptions, quote_literal, start_replication_command
-from pipeline.slot.settings import SlotSettings
+from xidstream.pipeline.errors import (
+    ConnectionLost,
+    EnvironmentFault,
+    PreconditionMissing,
+    SlotLost,
+    XidstreamError,
+)
+from xidstream.pipeline.pg import POSTGRES_EPOCH_UNIX_US, Lsn
+from xidstream.pipeline.slot.conninfo import complete
+from xidstream.pipeline.slot.failures import (
+    ServerReport,
+    from_connect_error,
+    from_error,
+    from_report,
+    from_result,
+)
+from xidstream.pipeline.slot.loopback import join_rows
+from xidstream.pipeline.slot.options import PG13, StreamOptions, quote_literal, start_replication_command
+from xidstream.pipeline.slot.settings import SlotSettings
 
 if TYPE_CHECKING:
-    from pipeline.slot.copy_loop import CopyLoop
+    from xidstream.pipeline.slot.copy_loop import CopyLoop
 
 SESSION_SETTINGS: Final = {
     "datestyle": "ISO",
@@ -169,7 +181,9 @@ class ReplicationConnection:
 
     def copy_loop(self) -> CopyLoop:
         """The compiled loop over this connection, once replication has started; used by the same thread."""
-        from pipeline.slot.copy_loop import CopyLoop  # loads numba, which commands and checks do not need
+        from xidstream.pipeline.slot.copy_loop import (
+            CopyLoop,  # loads numba, which commands and checks do not need
+        )
 
         return CopyLoop.of(self.pgconn)
 

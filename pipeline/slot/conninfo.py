@@ -17,7 +17,7 @@ import psycopg
 from psycopg import pq
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from pipeline.errors import ConfigError
+from xidstream.pipeline.errors import ConfigError
 
 APPLICATION_NAME: Final = "xidstream"
 

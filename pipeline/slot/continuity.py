@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pipeline.errors import SlotLost
-from pipeline.pg import Lsn
-from pipeline.slot.connection import SystemIdentity
+from xidstream.pipeline.errors import SlotLost
+from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.slot.connection import SystemIdentity
 
 _NEW_SNAPSHOT = "take a new snapshot of the tables, with a new slot and another --storage"
 

@@ -28,8 +28,8 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from psycopg import pq
 
-from pipeline.errors import EnvironmentFault
-from pipeline.protocol.gathered import (
+from xidstream.pipeline.errors import EnvironmentFault
+from xidstream.pipeline.protocol.gathered import (
     HEADER_BYTES,
     IN_PLAIN,
     LAST_COMMIT_AT,

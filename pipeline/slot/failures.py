@@ -22,7 +22,7 @@ from typing import Final
 import psycopg
 from psycopg import pq
 
-from pipeline.errors import (
+from xidstream.pipeline.errors import (
     ConnectionLost,
     EnvironmentFault,
     PoisonedChange,
@@ -32,7 +32,7 @@ from pipeline.errors import (
     Unsupported,
     XidstreamError,
 )
-from pipeline.slot.conninfo import scrub
+from xidstream.pipeline.slot.conninfo import scrub
 
 _MAX_TEXT: Final = 500
 _CHANGE_LSN: Final = re.compile(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from pipeline.errors import PreconditionMissing, XidstreamError
+from xidstream.pipeline.errors import PreconditionMissing, XidstreamError
 
 
 class Status(enum.Enum):

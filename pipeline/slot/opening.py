@@ -11,14 +11,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pipeline.config import Config
-from pipeline.errors import PreconditionMissing, SlotLost
-from pipeline.handoff import PrepareCover, SlotIdentity
-from pipeline.pg import INVALID_LSN, Lsn
-from pipeline.slot.admin import PLUGIN, Blocker, create_slot, describe_slot, prepare_cover, settled_flush_lsn
-from pipeline.slot.connection import ReplicationConnection
-from pipeline.slot.options import StreamOptions, stream_options
-from pipeline.slot.settings import SlotSettings, Streaming
+from xidstream.pipeline.config import Config
+from xidstream.pipeline.errors import PreconditionMissing, SlotLost
+from xidstream.pipeline.handoff import PrepareCover, SlotIdentity
+from xidstream.pipeline.pg import INVALID_LSN, Lsn
+from xidstream.pipeline.slot.admin import (
+    PLUGIN,
+    Blocker,
+    create_slot,
+    describe_slot,
+    prepare_cover,
+    settled_flush_lsn,
+)
+from xidstream.pipeline.slot.connection import ReplicationConnection
+from xidstream.pipeline.slot.options import StreamOptions, stream_options
+from xidstream.pipeline.slot.settings import SlotSettings, Streaming
 
 
 @dataclass(frozen=True)

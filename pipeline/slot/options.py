@@ -14,9 +14,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from pipeline.errors import Unsupported
-from pipeline.pg import Lsn
-from pipeline.slot.settings import Origin, SlotSettings, Streaming, check_slot_name
+from xidstream.pipeline.errors import Unsupported
+from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.slot.settings import Origin, SlotSettings, Streaming, check_slot_name
 
 PG10, PG13, PG14, PG15, PG16, PG17, PG18 = (major * 10_000 for major in (10, 13, 14, 15, 16, 17, 18))
 """As ``server_version_num``, e.g. 160014 for 16.14."""

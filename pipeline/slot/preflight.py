@@ -11,20 +11,20 @@ from typing import Any, Final
 
 import psycopg
 
-from pipeline.errors import PreconditionMissing, SlotInUse, SlotLost, Unsupported, XidstreamError
-from pipeline.slot.admin import PLUGIN, SlotState, read_slot, sql_connection
-from pipeline.slot.connection import ReplicationConnection
-from pipeline.slot.conninfo import display
-from pipeline.slot.failures import (
+from xidstream.pipeline.errors import PreconditionMissing, SlotInUse, SlotLost, Unsupported, XidstreamError
+from xidstream.pipeline.slot.admin import PLUGIN, SlotState, read_slot, sql_connection
+from xidstream.pipeline.slot.connection import ReplicationConnection
+from xidstream.pipeline.slot.conninfo import display
+from xidstream.pipeline.slot.failures import (
     REMEDY_CREATE_SLOT,
     REMEDY_OUTPUT_PLUGIN,
     REMEDY_PRIVILEGE,
     REMEDY_WAL_LEVEL,
 )
-from pipeline.slot.findings import Finding, Status
-from pipeline.slot.options import PG10, PG13, PG16, stream_options, version_text
-from pipeline.slot.published import check_publications
-from pipeline.slot.settings import SlotSettings, Streaming
+from xidstream.pipeline.slot.findings import Finding, Status
+from xidstream.pipeline.slot.options import PG10, PG13, PG16, stream_options, version_text
+from xidstream.pipeline.slot.published import check_publications
+from xidstream.pipeline.slot.settings import SlotSettings, Streaming
 
 __all__ = ["Finding", "Status", "preflight"]
 

@@ -13,9 +13,9 @@ from typing import Any, Final
 
 import psycopg
 
-from pipeline.relations.relation import CONTRACT_COLUMNS
-from pipeline.slot.findings import Finding, enumerate_names
-from pipeline.slot.options import PG15, quote_identifier
+from xidstream.pipeline.relations.relation import CONTRACT_COLUMNS
+from xidstream.pipeline.slot.findings import Finding, enumerate_names
+from xidstream.pipeline.slot.options import PG15, quote_identifier
 
 _COLUMNS_15: Final = """
     SELECT pubname, schemaname, tablename, attnames::text[] FROM pg_publication_tables

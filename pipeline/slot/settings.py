@@ -12,8 +12,8 @@ import re
 from dataclasses import dataclass, field
 from typing import Final
 
-from pipeline.errors import ConfigError
-from pipeline.slot.conninfo import parse
+from xidstream.pipeline.errors import ConfigError
+from xidstream.pipeline.slot.conninfo import parse
 
 SLOT_NAME: Final = re.compile(r"[a-z0-9_]{1,63}")
 """What PostgreSQL allows (ReplicationSlotValidateName in slot.c)."""

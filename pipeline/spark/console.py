@@ -9,10 +9,10 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, TextIO
 
-from pipeline.pg import Lsn
-from pipeline.spark.faults import fault_of
-from pipeline.spark.frames import SparkBatch
-from pipeline.spark.stateless import StatelessSink
+from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.spark.faults import fault_of
+from xidstream.pipeline.spark.frames import SparkBatch
+from xidstream.pipeline.spark.stateless import StatelessSink
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

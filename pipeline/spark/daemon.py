@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import pyspark.daemon
 
-import pipeline.spark.parquet_files  # noqa: F401
+import xidstream.pipeline.spark.parquet_files  # noqa: F401
 
 if __name__ == "__main__":
     pyspark.daemon.manager()

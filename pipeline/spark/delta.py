@@ -32,19 +32,26 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.config import redacted
-from pipeline.errors import Action, SinkFailed, StorageFault, Unsupported, UsageError, XidstreamError
-from pipeline.faultpoints import reach
-from pipeline.handoff import SlotIdentity
-from pipeline.pg import Lsn
-from pipeline.rows import MESSAGES_SCHEMA, TRANSACTIONS_SCHEMA
-from pipeline.spark import naming
-from pipeline.spark.delta_table import MAX_VERSION, NOTHING, DeltaTableWriter, SnapshotOutdated
-from pipeline.spark.faults import fault_of
-from pipeline.spark.frames import SparkBatch
-from pipeline.spark.layout import Conform, Placement, Target, place
-from pipeline.spark.naming import Location
-from pipeline.spark.parquet_files import (
+from xidstream.pipeline.config import redacted
+from xidstream.pipeline.errors import (
+    Action,
+    SinkFailed,
+    StorageFault,
+    Unsupported,
+    UsageError,
+    XidstreamError,
+)
+from xidstream.pipeline.faultpoints import reach
+from xidstream.pipeline.handoff import SlotIdentity
+from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.rows import MESSAGES_SCHEMA, TRANSACTIONS_SCHEMA
+from xidstream.pipeline.spark import naming
+from xidstream.pipeline.spark.delta_table import MAX_VERSION, NOTHING, DeltaTableWriter, SnapshotOutdated
+from xidstream.pipeline.spark.faults import fault_of
+from xidstream.pipeline.spark.frames import SparkBatch
+from xidstream.pipeline.spark.layout import Conform, Placement, Target, place
+from xidstream.pipeline.spark.naming import Location
+from xidstream.pipeline.spark.parquet_files import (
     REPORT_SCHEMA,
     WriteRows,
     WriteSegments,
@@ -52,8 +59,8 @@ from pipeline.spark.parquet_files import (
     WrittenFile,
     write_local,
 )
-from pipeline.spark.session import warm_up
-from pipeline.spark.tables import TableParts
+from xidstream.pipeline.spark.session import warm_up
+from xidstream.pipeline.spark.tables import TableParts
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

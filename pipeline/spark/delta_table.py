@@ -29,10 +29,10 @@ from deltalake import Transaction as AppTransaction
 from deltalake.exceptions import CommitFailedError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 
-from pipeline.errors import SinkFailed, SinkFenced, UsageError
-from pipeline.spark.layout import Target
-from pipeline.spark.naming import Location
-from pipeline.spark.parquet_files import WrittenFile
+from xidstream.pipeline.errors import SinkFailed, SinkFenced, UsageError
+from xidstream.pipeline.spark.layout import Target
+from xidstream.pipeline.spark.naming import Location
+from xidstream.pipeline.spark.parquet_files import WrittenFile
 
 SOURCE_KEY: Final = "xidstream.column"
 """Metadata of a Delta column whose name is not its source's: the source column's name."""

@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from pipeline import errors
-from pipeline.errors import ComponentLost, SinkFailed, StorageFault, XidstreamError
+from xidstream.pipeline import errors
+from xidstream.pipeline.errors import ComponentLost, SinkFailed, StorageFault, XidstreamError
 
 _LOST_SIGNS: Final = (
     "SparkContext was shut down",

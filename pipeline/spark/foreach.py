@@ -18,10 +18,10 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from pipeline.errors import ComponentLost, SinkFailed, StorageFault, UsageError, XidstreamError
-from pipeline.spark.faults import fault_of, raised_in_executor
-from pipeline.spark.frames import SparkBatch
-from pipeline.spark.stateless import StatelessSink
+from xidstream.pipeline.errors import ComponentLost, SinkFailed, StorageFault, UsageError, XidstreamError
+from xidstream.pipeline.spark.faults import fault_of, raised_in_executor
+from xidstream.pipeline.spark.frames import SparkBatch
+from xidstream.pipeline.spark.stateless import StatelessSink
 
 BatchFunction = Callable[[SparkBatch], Any]
 

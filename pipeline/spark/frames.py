@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from pipeline.errors import SinkFailed, UsageError
-from pipeline.handoff import ArrowRef, Batch
-from pipeline.pg import Lsn
-from pipeline.rows import CONTRACT_FIELDS, MESSAGES_SCHEMA, TRANSACTIONS_SCHEMA
-from pipeline.spark.layout import Conform, Placement, Target, place
-from pipeline.spark.released import GivenRows, ReadSegment, SegmentRows
-from pipeline.spark.tables import TableName, TableParts, VersionParts, group_by_bytes, tables_of
+from xidstream.pipeline.errors import SinkFailed, UsageError
+from xidstream.pipeline.handoff import ArrowRef, Batch
+from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.rows import CONTRACT_FIELDS, MESSAGES_SCHEMA, TRANSACTIONS_SCHEMA
+from xidstream.pipeline.spark.layout import Conform, Placement, Target, place
+from xidstream.pipeline.spark.released import GivenRows, ReadSegment, SegmentRows
+from xidstream.pipeline.spark.tables import TableName, TableParts, VersionParts, group_by_bytes, tables_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -25,8 +25,8 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.types as pt
 
-from pipeline.errors import SinkFailed
-from pipeline.rows import CONTRACT_FIELDS
+from xidstream.pipeline.errors import SinkFailed
+from xidstream.pipeline.rows import CONTRACT_FIELDS
 
 _CONTRACT: Final = {f.name.lower() for f in CONTRACT_FIELDS}
 _INTEGER_DIGITS: Final = {pa.int8(): 3, pa.int16(): 5, pa.int32(): 10, pa.int64(): 19}

@@ -16,7 +16,7 @@ from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 
-from pipeline.errors import ConfigError
+from xidstream.pipeline.errors import ConfigError
 
 TRANSACTIONS: Final = "_transactions"
 MESSAGES: Final = "_messages"

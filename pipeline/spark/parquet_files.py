@@ -23,11 +23,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pipeline.errors import StorageFault
-from pipeline.faultpoints import reach
-from pipeline.spark.layout import Conform
-from pipeline.spark.naming import Location
-from pipeline.spark.released import SegmentRows, released
+from xidstream.pipeline.errors import StorageFault
+from xidstream.pipeline.faultpoints import reach
+from xidstream.pipeline.spark.layout import Conform
+from xidstream.pipeline.spark.naming import Location
+from xidstream.pipeline.spark.released import SegmentRows, released
 
 ROW_GROUP_ROWS: Final = 128 << 10
 ROW_GROUP_BYTES: Final = 64 << 20

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from pipeline.errors import SegmentCorrupt, StorageFault
-from pipeline.handoff import Segment, SegmentPart
-from pipeline.rows import internal_schema, release
-from pipeline.spark.layout import Conform
+from xidstream.pipeline.errors import SegmentCorrupt, StorageFault
+from xidstream.pipeline.handoff import Segment, SegmentPart
+from xidstream.pipeline.rows import internal_schema, release
+from xidstream.pipeline.spark.layout import Conform
 
 ReadSegment = Callable[[Segment], Iterator[pa.RecordBatch]]
 """Picklable; yields record batches in internal layout, raises SegmentCorrupt and StorageFault."""

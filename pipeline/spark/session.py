@@ -29,7 +29,7 @@ SPARK_CONF: Final[dict[str, str]] = {
     "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
     "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED",
     # Forks a Python worker with pyarrow and this package imported already.
-    "spark.python.daemon.module": "pipeline.spark.daemon",
+    "spark.python.daemon.module": "xidstream.pipeline.spark.daemon",
     "spark.ui.enabled": "false",
 }
 """Settings that suit the sinks, as strings for ``SparkConf`` or ``raydp.init_spark(configs=)``."""
@@ -37,7 +37,7 @@ SPARK_CONF: Final[dict[str, str]] = {
 
 def imports(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """For ``mapInArrow``: import what the batches' functions will need, pass the rows on."""
-    import pipeline.spark.parquet_files  # noqa: F401
+    import xidstream.pipeline.spark.parquet_files  # noqa: F401
 
     yield from batches
 

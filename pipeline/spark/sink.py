@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from pipeline.config import redacted
-from pipeline.errors import ConfigError
-from pipeline.handoff import SlotIdentity
-from pipeline.pg import Lsn
+from xidstream.pipeline.config import redacted
+from xidstream.pipeline.errors import ConfigError
+from xidstream.pipeline.handoff import SlotIdentity
+from xidstream.pipeline.pg import Lsn
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from pipeline.spark.frames import SparkBatch
+    from xidstream.pipeline.spark.frames import SparkBatch
 
 
 class Sink(Protocol):
@@ -43,14 +43,14 @@ def make_sink(spec: str, identity: SlotIdentity) -> Sink:
     """
     kind, argument = _parse(spec)
     if kind == "delta":
-        from pipeline.spark.delta import DeltaSink
+        from xidstream.pipeline.spark.delta import DeltaSink
 
         return DeltaSink(argument, identity)
     if kind == "console":
-        from pipeline.spark.console import ConsoleSink
+        from xidstream.pipeline.spark.console import ConsoleSink
 
         return ConsoleSink()
-    from pipeline.spark.foreach import ForeachSink
+    from xidstream.pipeline.spark.foreach import ForeachSink
 
     return ForeachSink.of(argument)
 
@@ -62,11 +62,11 @@ def check_sink_spec(spec: str) -> str:
     """
     kind, argument = _parse(spec)
     if kind == "delta":
-        from pipeline.spark.naming import Location
+        from xidstream.pipeline.spark.naming import Location
 
         return f"delta:{Location.parse(argument).uri}"
     if kind == "foreach":
-        from pipeline.spark.foreach import resolve
+        from xidstream.pipeline.spark.foreach import resolve
 
         resolve(argument)
     return spec

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pipeline.pg import INVALID_LSN, Lsn
-from pipeline.spark.faults import fault_of
-from pipeline.spark.session import warm_up
+from xidstream.pipeline.pg import INVALID_LSN, Lsn
+from xidstream.pipeline.spark.faults import fault_of
+from xidstream.pipeline.spark.session import warm_up
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -13,9 +13,9 @@ from typing import Final
 
 import pyarrow as pa
 
-from pipeline.handoff import Batch, MemoryPart, SegmentPart
-from pipeline.relations import RelationVersion
-from pipeline.rows import contract_schema
+from xidstream.pipeline.handoff import Batch, MemoryPart, SegmentPart
+from xidstream.pipeline.relations import RelationVersion
+from xidstream.pipeline.rows import contract_schema
 
 PARTITION_BYTES: Final = 32 << 20
 """Small parts share a task up to this: a task costs some ten milliseconds, 32 MB of Arrow about as much."""

@@ -1,6 +1,6 @@
 """The stream of one slot, cut into what can be decoded in parallel: no server, no Ray, no rows looked at."""
 
-from pipeline.stream.cuts import (
+from xidstream.pipeline.stream.cuts import (
     Aborted,
     Block,
     Committed,
@@ -14,7 +14,7 @@ from pipeline.stream.cuts import (
     SubtransactionsAborted,
     TransactionBlock,
 )
-from pipeline.stream.cutter import StreamCutter
+from xidstream.pipeline.stream.cutter import StreamCutter
 
 __all__ = [
     "Aborted",

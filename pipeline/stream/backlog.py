@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from pipeline.pg import Xid
+from xidstream.pipeline.pg import Xid
 
 
 class Backlog:

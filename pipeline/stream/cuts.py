@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.handoff import RelationMap, TransactionEnd
-from pipeline.pg import Lsn, Xid
+from xidstream.pipeline.handoff import RelationMap, TransactionEnd
+from xidstream.pipeline.pg import Lsn, Xid
 
 
 @dataclass(frozen=True, slots=True)

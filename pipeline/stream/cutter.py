@@ -29,12 +29,12 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.errors import IllegalTransition
-from pipeline.handoff import TransactionEnd
-from pipeline.pg import INVALID_LSN, Lsn, Xid
-from pipeline.protocol.gathered import HEADER_BYTES, IN_PLAIN, IN_ROWS, OUTSIDE, Gathered
-from pipeline.protocol.grammar import Grammar
-from pipeline.protocol.messages import (
+from xidstream.pipeline.errors import IllegalTransition
+from xidstream.pipeline.handoff import TransactionEnd
+from xidstream.pipeline.pg import INVALID_LSN, Lsn, Xid
+from xidstream.pipeline.protocol.gathered import HEADER_BYTES, IN_PLAIN, IN_ROWS, OUTSIDE, Gathered
+from xidstream.pipeline.protocol.grammar import Grammar
+from xidstream.pipeline.protocol.messages import (
     Begin,
     BeginPrepare,
     Commit,
@@ -49,9 +49,9 @@ from pipeline.protocol.messages import (
     StreamStart,
     Type,
 )
-from pipeline.protocol.parser import parse_message
-from pipeline.protocol.spares import Spares
-from pipeline.stream.cuts import (
+from xidstream.pipeline.protocol.parser import parse_message
+from xidstream.pipeline.protocol.spares import Spares
+from xidstream.pipeline.stream.cuts import (
     Aborted,
     Block,
     Committed,
@@ -64,8 +64,8 @@ from pipeline.stream.cuts import (
     SubtransactionsAborted,
     TransactionBlock,
 )
-from pipeline.stream.gathering import ORIGIN, CopyData, Gathering, kind_of, lsn_of
-from pipeline.stream.relation_book import RelationBook
+from xidstream.pipeline.stream.gathering import ORIGIN, CopyData, Gathering, kind_of, lsn_of
+from xidstream.pipeline.stream.relation_book import RelationBook
 
 _ROWS: Final = frozenset(b"IUD")
 _TRUNCATE, _MESSAGE = b"TM"

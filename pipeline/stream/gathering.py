@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from pipeline.pg import INVALID_LSN, Lsn, Xid
-from pipeline.protocol.gathered import HEADER_BYTES, Gathered
-from pipeline.protocol.spares import Spares
+from xidstream.pipeline.pg import INVALID_LSN, Lsn, Xid
+from xidstream.pipeline.protocol.gathered import HEADER_BYTES, Gathered
+from xidstream.pipeline.protocol.spares import Spares
 
 CopyData = bytes | memoryview
 """One CopyData message; it is copied by whoever gathers it."""

@@ -22,10 +22,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from pipeline.pg import Xid
-from pipeline.protocol.messages import Relation, Type
-from pipeline.relations import Column, RelationVersion, ReplicaIdentity
-from pipeline.stream.cuts import RelationSnapshot
+from xidstream.pipeline.pg import Xid
+from xidstream.pipeline.protocol.messages import Relation, Type
+from xidstream.pipeline.relations import Column, RelationVersion, ReplicaIdentity
+from xidstream.pipeline.stream.cuts import RelationSnapshot
 
 _REMEMBERED_SNAPSHOTS: Final = 64
 

@@ -21,13 +21,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from pipeline.embedded_postgres import EmbeddedPostgres
-from pipeline.faultpoints import TOKENS_VARIABLE, VARIABLE
 from tests.chaos.chaos_round import Round, RoundResult
 from tests.chaos.kills import OUTSIDE, Plan, schedule
 from tests.chaos.local_round import run_local
 from tests.chaos.report import Report
 from tests.differential.runner import SERVER_SETTINGS
+from xidstream.pipeline.embedded_postgres import EmbeddedPostgres
+from xidstream.pipeline.faultpoints import TOKENS_VARIABLE, VARIABLE
 
 
 def main() -> int:
@@ -63,8 +63,8 @@ def main() -> int:
         if not arguments.local:
             # Before Ray starts: its workers, RayDP's JVMs and their Python inherit them.
             os.environ[VARIABLE], os.environ[TOKENS_VARIABLE] = f"@{plan.file}", str(plan.tokens)
-            from actors.sessions import connect_ray
-            from actors.shared_session import own_driver
+            from xidstream.actors.sessions import connect_ray
+            from xidstream.actors.shared_session import own_driver
 
             make_driver = own_driver
 

@@ -19,10 +19,6 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from pipeline.config import Config
-from pipeline.embedded_postgres import EmbeddedPostgres
-from pipeline.pg import Lsn
-from pipeline.slot.admin import create_slot, describe_slot
 from tests.chaos.judge import Verdict, judge
 from tests.chaos.kills import OUTSIDE, Plan, kill_from_outside
 from tests.differential.compare import Model, final_difference
@@ -31,6 +27,10 @@ from tests.differential.runner import remove_database
 from tests.differential.source_schema import PUBLICATIONS, set_up_statements
 from tests.differential.workload import Workload
 from tests.feedback_spy import FeedbackSpy, observe_delta
+from xidstream.pipeline.config import Config
+from xidstream.pipeline.embedded_postgres import EmbeddedPostgres
+from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.slot.admin import create_slot, describe_slot
 
 STRIKE_TIMEOUT_S = 40.0
 RECOVERY_TIMEOUT_S = 180.0
@@ -163,7 +163,7 @@ class Round:
     # -- the run and its kills -------------------------------------------------------------------------
 
     def _supervise(self, spy: FeedbackSpy, slot: str, workload: Workload, result: RoundResult) -> None:
-        from actors.supervisor import Supervisor
+        from xidstream.actors.supervisor import Supervisor
 
         dsn = self._server.conninfo(self._name)
         config = Config.of(

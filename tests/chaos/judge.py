@@ -18,10 +18,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 
-from pipeline.spark.delta_table import SOURCE_KEY
-from pipeline.spark.naming import MESSAGES, TRANSACTIONS, encode_table
 from tests.differential.compare import same_column
 from tests.differential.local_pipeline import Sink
+from xidstream.pipeline.spark.delta_table import SOURCE_KEY
+from xidstream.pipeline.spark.naming import MESSAGES, TRANSACTIONS, encode_table
 
 _KEYS = ("_commit_lsn", "_seq")
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import psutil
 
-from pipeline.faultpoints import POINTS, Fault, parse
 from tests.feedback_spy import FeedbackSpy
+from xidstream.pipeline.faultpoints import POINTS, Fault, parse
 
 DRIVER_POINTS = frozenset(p for p, where in POINTS.items() if where.startswith("driver:"))
 """A kill here costs a new Spark session, an order of magnitude more than one elsewhere."""

@@ -25,13 +25,6 @@ from typing import Any
 
 import psycopg
 
-from pipeline import faultpoints
-from pipeline.decode import warm_up
-from pipeline.embedded_postgres import EmbeddedPostgres
-from pipeline.errors import ConnectionLost, SlotInUse
-from pipeline.faultpoints import POINTS, reach
-from pipeline.pg import Lsn
-from pipeline.slot.admin import create_slot
 from tests.chaos.chaos_round import Kill, Round, RoundResult
 from tests.chaos.judge import Verdict
 from tests.chaos.kills import PREPARED_POINTS, Plan
@@ -39,6 +32,13 @@ from tests.differential.compare import Model, check_confirmations, difference, f
 from tests.differential.local_pipeline import LocalPipeline, Message, Options, Released, Sink
 from tests.differential.source_schema import PUBLICATIONS, set_up_statements
 from tests.differential.workload import Workload
+from xidstream.pipeline import faultpoints
+from xidstream.pipeline.decode import warm_up
+from xidstream.pipeline.embedded_postgres import EmbeddedPostgres
+from xidstream.pipeline.errors import ConnectionLost, SlotInUse
+from xidstream.pipeline.faultpoints import POINTS, reach
+from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.slot.admin import create_slot
 
 ELSEWHERE = frozenset({"parquet_written", "committing_table", "table_committed"})
 _RECOVERY_TIMEOUT_S = 60.0

@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipeline.faultpoints import POINTS
 from tests.chaos.chaos_round import RoundResult
+from xidstream.pipeline.faultpoints import POINTS
 
 _WRONGS = ("lost", "twice", "alien", "disordered")
 

@@ -14,15 +14,15 @@ import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
-from pipeline import rows
-from pipeline.faultpoints import POINTS
-from pipeline.relations.relation import Column, RelationVersion, ReplicaIdentity
 from tests.chaos.chaos_round import Kill, RoundResult
 from tests.chaos.judge import Verdict, judge
 from tests.chaos.kills import DRIVER_POINTS, PREPARED_POINTS, schedule
 from tests.chaos.report import Report
 from tests.differential.local_pipeline import Released, Sink
 from tests.feedback_spy import FeedbackSpy, Held, _Link
+from xidstream.pipeline import rows
+from xidstream.pipeline.faultpoints import POINTS
+from xidstream.pipeline.relations.relation import Column, RelationVersion, ReplicaIdentity
 
 RELATION = RelationVersion(7, "s", "t", ReplicaIdentity.DEFAULT, (Column("id", 20, -1, True),))
 WHEN = datetime.datetime(2026, 1, 1, tzinfo=datetime.timezone.utc)

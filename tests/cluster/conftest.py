@@ -26,8 +26,8 @@ import ray
 import yaml
 from ray._private.authentication_test_utils import reset_auth_token_state
 
-from actors.java import ensure_java
 from tests.postgres_fixtures import *  # noqa: F403
+from xidstream.actors.java import ensure_java
 
 HEAD_ID = "f" * 51 + "00000"
 _MARK = "XIDSTREAM_TEST_MARK"

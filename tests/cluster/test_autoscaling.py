@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from pipeline.config import Config
 from tests.cluster.conftest import Autoscaled, Recorder, n_nodes
 from tests.postgres_fixtures import Database
 from tests.ray.conftest import RayPipeline, wait_until
+from xidstream.pipeline.config import Config
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 NEWEST = pytest.mark.parametrize("postgres_server", [18], indirect=True)
@@ -113,7 +113,7 @@ def test_nodes_come_with_open_transactions_and_go_when_they_end(
 
 @pytest.mark.parametrize("autoscaled", [{"CPU": 1, "executor": 1, "memory": 2 << 30}], indirect=True)
 def test_executors_come_while_tasks_wait_and_go_when_idle(autoscaled: Autoscaled) -> None:
-    from actors.sessions import start_spark, stop_spark
+    from xidstream.actors.sessions import start_spark, stop_spark
 
     config = Config(
         spark_executors=1,

@@ -88,7 +88,7 @@ def test_a_submitted_run_succeeds_with_the_tables_and_the_code_of_its_working_di
     assert streamed.to_pylist().count(True) == 1
     ran = [mark.read_bytes().decode() for mark in marks.iterdir()]
     # The job's process, Ray's workers, and the Python of Spark's executors.
-    for program in ("actors\0run", "ray::", "pyspark.daemon|pipeline.spark.daemon"):
+    for program in ("actors\0run", "ray::", "pyspark.daemon|xidstream.pipeline.spark.daemon"):
         assert any(name in line for line in ran for name in program.split("|")), (program, ran)
 
 

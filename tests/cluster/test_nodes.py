@@ -19,9 +19,9 @@ import ray
 from moto.server import ThreadedMotoServer
 from pyarrow import fs
 
-from actors.java import ensure_java
 from tests.postgres_fixtures import Database
 from tests.ray.conftest import RayPipeline, wait_until
+from xidstream.actors.java import ensure_java
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 NEWEST = pytest.mark.parametrize("postgres_server", [18], indirect=True)

@@ -22,9 +22,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from psycopg import sql
 
-from pipeline.relations.relation import CONTRACT_COLUMNS
 from tests.differential.local_pipeline import Message, Released, Sink
 from tests.differential.source_schema import IDENTITY
+from xidstream.pipeline.relations.relation import CONTRACT_COLUMNS
 
 _PLAIN_FIELDS = ("xid", "commit_lsn", "end_lsn", "commit_timestamp", "n_rows", "tables", "gid", "origin")
 

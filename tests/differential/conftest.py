@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.embedded_postgres import EmbeddedPostgres
 from tests.differential.runner import SERVER_SETTINGS
+from xidstream.pipeline.embedded_postgres import EmbeddedPostgres
 
 
 def pytest_configure(config: pytest.Config) -> None:

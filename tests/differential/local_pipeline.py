@@ -23,14 +23,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from actors.slot_storage import SlotStorage
-from pipeline import rows
-from pipeline.buffer import BufferMemory, OpenTransaction
-from pipeline.buffer.transaction import stamp_messages, transaction_row
-from pipeline.decode import decode_plain_block, decode_transaction_block
-from pipeline.errors import ConnectionLost, SlotInUse
-from pipeline.faultpoints import reach
-from pipeline.handoff import (
+from xidstream.actors.slot_storage import SlotStorage
+from xidstream.pipeline import rows
+from xidstream.pipeline.buffer import BufferMemory, OpenTransaction
+from xidstream.pipeline.buffer.transaction import stamp_messages, transaction_row
+from xidstream.pipeline.decode import decode_plain_block, decode_transaction_block
+from xidstream.pipeline.errors import ConnectionLost, SlotInUse
+from xidstream.pipeline.faultpoints import reach
+from xidstream.pipeline.handoff import (
     MemoryPart,
     Opened,
     PrepareCover,
@@ -40,11 +40,11 @@ from pipeline.handoff import (
     SlotIdentity,
     TransactionEnd,
 )
-from pipeline.pg import INVALID_LSN, Lsn, Xid
-from pipeline.protocol.gathered import Outcome
-from pipeline.protocol.parser import parse_keepalive
-from pipeline.relations import RelationVersion
-from pipeline.segments import (
+from xidstream.pipeline.pg import INVALID_LSN, Lsn, Xid
+from xidstream.pipeline.protocol.gathered import Outcome
+from xidstream.pipeline.protocol.parser import parse_keepalive
+from xidstream.pipeline.relations import RelationVersion
+from xidstream.pipeline.segments import (
     Layout,
     SegmentReader,
     Storage,
@@ -53,10 +53,10 @@ from pipeline.segments import (
     write_prepared,
     write_segment,
 )
-from pipeline.sequencer import CommitOrder, FinishedPrepares
-from pipeline.slot.opening import OpenSlot, open_slot
-from pipeline.slot.settings import SlotSettings, Streaming
-from pipeline.stream import (
+from xidstream.pipeline.sequencer import CommitOrder, FinishedPrepares
+from xidstream.pipeline.slot.opening import OpenSlot, open_slot
+from xidstream.pipeline.slot.settings import SlotSettings, Streaming
+from xidstream.pipeline.stream import (
     Aborted,
     Committed,
     CommittedPrepared,

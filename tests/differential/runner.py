@@ -16,13 +16,13 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from pipeline.embedded_postgres import EmbeddedPostgres
-from pipeline.pg import Lsn
-from pipeline.slot.admin import create_slot, drop_slot, stream_stats
 from tests.differential.compare import Model, check_confirmations, difference, final_difference
 from tests.differential.local_pipeline import LocalPipeline, Options, Sink
 from tests.differential.source_schema import PUBLICATIONS, set_up_statements, tear_down_statement
 from tests.differential.workload import Workload
+from xidstream.pipeline.embedded_postgres import EmbeddedPostgres
+from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.slot.admin import create_slot, drop_slot, stream_stats
 
 SERVER_SETTINGS = {
     "fsync": "off",

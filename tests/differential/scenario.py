@@ -16,12 +16,12 @@ from typing import Any
 import psycopg
 import pytest
 
-from pipeline.pg import Lsn
-from pipeline.slot.admin import create_slot, describe_slot, stream_stats
 from tests.differential.compare import check_confirmations, difference
 from tests.differential.local_pipeline import LocalPipeline, Options, Released, Sink
 from tests.differential.runner import IMMEDIATE
 from tests.postgres_fixtures import Database
+from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.slot.admin import create_slot, describe_slot, stream_stats
 
 __all__ = ["EXTREMES", "MODES", "TWO_PHASE", "Scenario", "Side", "scenario"]
 

@@ -15,14 +15,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pipeline.config import Config
 from tests.postgres_fixtures import *  # noqa: F403
 from tests.postgres_fixtures import Database
+from xidstream.pipeline.config import Config
 
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[Any]:
-    from actors.sessions import connect_ray, start_spark, stop_spark
+    from xidstream.actors.sessions import connect_ray, start_spark, stop_spark
 
     connect_ray()
     session = start_spark(Config(), "xidstream-tests")
@@ -68,7 +68,7 @@ class Pipeline:
                 self.tables.setdefault(table, []).append(to_arrow(batch.dataframe(table)))
 
     def start(self, **settings: Any) -> Any:
-        from actors import ChangeStream
+        from xidstream import ChangeStream
 
         self.query = ChangeStream(self.config(**settings)).foreachBatch(self.handle).start(self.spark)
         return self.query
@@ -87,7 +87,7 @@ class Pipeline:
 
     def run_available(self, timeout_s: float = 120, **settings: Any) -> None:
         """Handle what is committed now, and end."""
-        from actors import ChangeStream
+        from xidstream import ChangeStream
 
         query = (
             ChangeStream(self.config(**settings))

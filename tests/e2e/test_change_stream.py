@@ -8,10 +8,10 @@ from typing import Any
 import psycopg
 import pytest
 
-from actors import ChangeStream
-from pipeline.errors import ColumnNameClash, PreconditionMissing, SinkFailed
 from tests.e2e.conftest import Pipeline
 from tests.postgres_fixtures import Database
+from xidstream import ChangeStream
+from xidstream.pipeline.errors import ColumnNameClash, PreconditionMissing, SinkFailed
 
 pytestmark = pytest.mark.e2e
 BOTH = pytest.mark.parametrize("postgres_server", [16, 18], indirect=True)

@@ -11,9 +11,9 @@ import pytest
 from deltalake import DeltaTable
 from psycopg import sql
 
-from actors import ChangeStream
 from tests.differential.source_schema import TYPES
 from tests.e2e.conftest import Pipeline
+from xidstream import ChangeStream
 
 pytestmark = pytest.mark.e2e
 

@@ -19,10 +19,10 @@ import pyarrow as pa
 import pytest
 from psycopg import pq
 
-from pipeline import rows
-from pipeline.decode import decode_plain_block, decode_transaction_block
-from pipeline.relations import Codec, Column, RelationVersion, ReplicaIdentity
 from tests.postgres_fixtures import Database
+from xidstream.pipeline import rows
+from xidstream.pipeline.decode import decode_plain_block, decode_transaction_block
+from xidstream.pipeline.relations import Codec, Column, RelationVersion, ReplicaIdentity
 
 pytestmark = pytest.mark.postgres
 

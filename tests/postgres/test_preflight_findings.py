@@ -7,15 +7,15 @@ from collections.abc import Callable
 import psycopg
 import pytest
 
-from pipeline.embedded_postgres import EmbeddedPostgres
-from pipeline.errors import PreconditionMissing, SlotInUse, SlotLost, Unsupported
-from pipeline.pg import INVALID_LSN
-from pipeline.slot.admin import create_slot, describe_slot
-from pipeline.slot.connection import ReplicationConnection
-from pipeline.slot.options import stream_options
-from pipeline.slot.preflight import Finding, Status, preflight
-from pipeline.slot.settings import SlotSettings, Streaming
 from tests.postgres_fixtures import Database
+from xidstream.pipeline.embedded_postgres import EmbeddedPostgres
+from xidstream.pipeline.errors import PreconditionMissing, SlotInUse, SlotLost, Unsupported
+from xidstream.pipeline.pg import INVALID_LSN
+from xidstream.pipeline.slot.admin import create_slot, describe_slot
+from xidstream.pipeline.slot.connection import ReplicationConnection
+from xidstream.pipeline.slot.options import stream_options
+from xidstream.pipeline.slot.preflight import Finding, Status, preflight
+from xidstream.pipeline.slot.settings import SlotSettings, Streaming
 
 pytestmark = pytest.mark.postgres
 

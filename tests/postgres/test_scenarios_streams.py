@@ -9,12 +9,12 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from pipeline.embedded_postgres import EmbeddedPostgres
-from pipeline.pg import Lsn
-from pipeline.slot.admin import create_slot
 from tests.differential.local_pipeline import LocalPipeline, Options, Sink
 from tests.differential.scenario import *  # noqa: F403
 from tests.differential.scenario import EXTREMES, Scenario
+from xidstream.pipeline.embedded_postgres import EmbeddedPostgres
+from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.slot.admin import create_slot
 
 pytestmark = pytest.mark.postgres
 

@@ -8,14 +8,14 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from pipeline.embedded_postgres import EmbeddedPostgres
-from pipeline.errors import SlotLost
-from pipeline.pg import Lsn
-from pipeline.slot.admin import create_slot, describe_slot
 from tests.differential.local_pipeline import LocalPipeline, Options, Sink
 from tests.differential.scenario import *  # noqa: F403
 from tests.differential.scenario import MODES, TWO_PHASE, Scenario
 from tests.postgres_fixtures import Database
+from xidstream.pipeline.embedded_postgres import EmbeddedPostgres
+from xidstream.pipeline.errors import SlotLost
+from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.slot.admin import create_slot, describe_slot
 
 pytestmark = pytest.mark.postgres
 TABLE = "CREATE TABLE t (id bigint PRIMARY KEY, v text)"

@@ -9,10 +9,12 @@ from collections.abc import Callable
 import psycopg
 import pytest
 
-from pipeline.embedded_postgres import EmbeddedPostgres
-from pipeline.errors import ConfigError, PreconditionMissing, SlotInUse, Unsupported
-from pipeline.pg import INVALID_LSN, Lsn
-from pipeline.slot.admin import (
+from tests.postgres_fixtures import Database
+from tests.waiting import wait_until
+from xidstream.pipeline.embedded_postgres import EmbeddedPostgres
+from xidstream.pipeline.errors import ConfigError, PreconditionMissing, SlotInUse, Unsupported
+from xidstream.pipeline.pg import INVALID_LSN, Lsn
+from xidstream.pipeline.slot.admin import (
     Blocker,
     create_slot,
     current_flush_lsn,
@@ -20,11 +22,9 @@ from pipeline.slot.admin import (
     drop_slot,
     stream_stats,
 )
-from pipeline.slot.connection import ReplicationConnection
-from pipeline.slot.options import stream_options
-from pipeline.slot.settings import SlotSettings
-from tests.postgres_fixtures import Database
-from tests.waiting import wait_until
+from xidstream.pipeline.slot.connection import ReplicationConnection
+from xidstream.pipeline.slot.options import stream_options
+from xidstream.pipeline.slot.settings import SlotSettings
 
 pytestmark = pytest.mark.postgres
 

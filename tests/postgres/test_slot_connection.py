@@ -12,20 +12,20 @@ from contextlib import contextmanager
 import psycopg
 import pytest
 
-from pipeline.embedded_postgres import EmbeddedPostgres
-from pipeline.errors import (
+from tests.postgres_fixtures import Database
+from xidstream.pipeline.embedded_postgres import EmbeddedPostgres
+from xidstream.pipeline.errors import (
     ConnectionLost,
     PreconditionMissing,
     SlotInUse,
     SlotLost,
     XidstreamError,
 )
-from pipeline.pg import INVALID_LSN, Lsn
-from pipeline.slot.admin import create_slot, describe_slot
-from pipeline.slot.connection import SESSION_SETTINGS, ReplicationConnection
-from pipeline.slot.options import stream_options
-from pipeline.slot.settings import SlotSettings, Streaming
-from tests.postgres_fixtures import Database
+from xidstream.pipeline.pg import INVALID_LSN, Lsn
+from xidstream.pipeline.slot.admin import create_slot, describe_slot
+from xidstream.pipeline.slot.connection import SESSION_SETTINGS, ReplicationConnection
+from xidstream.pipeline.slot.options import stream_options
+from xidstream.pipeline.slot.settings import SlotSettings, Streaming
 
 pytestmark = pytest.mark.postgres
 

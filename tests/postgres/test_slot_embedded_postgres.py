@@ -11,9 +11,9 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from pipeline.embedded_postgres import EmbeddedPostgres
-from pipeline.errors import ConfigError, EnvironmentFault
 from tests.postgres_fixtures import Database
+from xidstream.pipeline.embedded_postgres import EmbeddedPostgres
+from xidstream.pipeline.errors import ConfigError, EnvironmentFault
 
 pytestmark = pytest.mark.postgres
 

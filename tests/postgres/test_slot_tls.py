@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import PreconditionMissing
-from pipeline.pg import INVALID_LSN
-from pipeline.slot.admin import create_slot
-from pipeline.slot.connection import ReplicationConnection
-from pipeline.slot.options import stream_options
-from pipeline.slot.settings import SlotSettings
 from tests.postgres_fixtures import Database
 from tests.proxies import TlsProxy, make_certificate
+from xidstream.pipeline.errors import PreconditionMissing
+from xidstream.pipeline.pg import INVALID_LSN
+from xidstream.pipeline.slot.admin import create_slot
+from xidstream.pipeline.slot.connection import ReplicationConnection
+from xidstream.pipeline.slot.options import stream_options
+from xidstream.pipeline.slot.settings import SlotSettings
 
 pytestmark = pytest.mark.postgres
 

@@ -13,11 +13,11 @@ from collections.abc import Iterable
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pipeline.decode import decode_plain_block, decode_transaction_block
-from pipeline.errors import XidstreamError
-from pipeline.stream import Cut, PlainBlock, StreamCutter, TransactionBlock
 from tests.fake_libpq import cuts_of
 from tests.wire import Wire
+from xidstream.pipeline.decode import decode_plain_block, decode_transaction_block
+from xidstream.pipeline.errors import XidstreamError
+from xidstream.pipeline.stream import Cut, PlainBlock, StreamCutter, TransactionBlock
 
 _MEMORY_LIMIT_BYTES = 32 << 20
 """The stream has some kilobytes; a length of 2 GB that was believed would show."""

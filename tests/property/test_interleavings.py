@@ -20,9 +20,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pipeline.handoff import PrepareCover, SlotIdentity
-from pipeline.pg import Lsn, Xid
-from pipeline.protocol.messages import (
+from tests.differential.compare import check_confirmations
+from tests.differential.local_pipeline import Buffer, Options, Sequencer, Sink
+from tests.fake_libpq import cuts_of
+from tests.wire import T0_US, Wire
+from xidstream.pipeline.handoff import PrepareCover, SlotIdentity
+from xidstream.pipeline.pg import Lsn, Xid
+from xidstream.pipeline.protocol.messages import (
     ColumnKind,
     Delete,
     Insert,
@@ -36,13 +40,9 @@ from pipeline.protocol.messages import (
     TupleData,
     Update,
 )
-from pipeline.protocol.spares import Spares
-from pipeline.segments import Layout, Storage
-from pipeline.stream import Aborted, StreamCutter, SubtransactionsAborted, TransactionBlock
-from tests.differential.compare import check_confirmations
-from tests.differential.local_pipeline import Buffer, Options, Sequencer, Sink
-from tests.fake_libpq import cuts_of
-from tests.wire import T0_US, Wire
+from xidstream.pipeline.protocol.spares import Spares
+from xidstream.pipeline.segments import Layout, Storage
+from xidstream.pipeline.stream import Aborted, StreamCutter, SubtransactionsAborted, TransactionBlock
 
 UNCHANGED = object()
 ABSENT = object()  # a non-key place of a K tuple

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pipeline.errors import IllegalTransition, MalformedMessage
-from pipeline.pg import POSTGRES_EPOCH_UNIX_US, Lsn, Xid
-from pipeline.protocol import (
+from xidstream.pipeline.errors import IllegalTransition, MalformedMessage
+from xidstream.pipeline.pg import POSTGRES_EPOCH_UNIX_US, Lsn, Xid
+from xidstream.pipeline.protocol import (
     TRANSITIONS,
     Begin,
     BeginPrepare,
@@ -49,7 +49,7 @@ from pipeline.protocol import (
     write_standby_status_update,
     xlog_data,
 )
-from pipeline.protocol.writer import write_keepalive
+from xidstream.pipeline.protocol.writer import write_keepalive
 
 LSN = Lsn.parse("0/16B3748")
 

@@ -15,18 +15,18 @@ import pyarrow as pa
 import pytest
 import ray
 
-from actors.batch_loop import LoopProgress
-from actors.sessions import connect_ray
-from actors.supervisor import Supervisor
-from pipeline import rows
-from pipeline.config import Config
-from pipeline.errors import ComponentLost
-from pipeline.handoff import Batch, SlotIdentity
-from pipeline.pg import INVALID_LSN
-from pipeline.segments import SegmentReader
 from tests.postgres_fixtures import *  # noqa: F403
 from tests.postgres_fixtures import Database
 from tests.waiting import wait_until
+from xidstream.actors.batch_loop import LoopProgress
+from xidstream.actors.sessions import connect_ray
+from xidstream.actors.supervisor import Supervisor
+from xidstream.pipeline import rows
+from xidstream.pipeline.config import Config
+from xidstream.pipeline.errors import ComponentLost
+from xidstream.pipeline.handoff import Batch, SlotIdentity
+from xidstream.pipeline.pg import INVALID_LSN
+from xidstream.pipeline.segments import SegmentReader
 
 LONG = pytest.mark.skipif("XIDSTREAM_LONG" not in os.environ, reason="long: `make faults` runs it")
 
@@ -98,7 +98,7 @@ class CollectingDriver:
         pass
 
     def _run(self, sequencer: Any) -> None:
-        from actors.faults import unwrap
+        from xidstream.actors.faults import unwrap
 
         try:
             while True:

@@ -8,10 +8,10 @@ import pytest
 import ray
 from raydp.spark.ray_cluster import SparkCluster
 
-from actors import driver_jvm
-from actors.driver_jvm import start_driver_jvm
-from actors.sessions import BASE_CONF
 from tests.waiting import wait_until
+from xidstream.actors import driver_jvm
+from xidstream.actors.driver_jvm import start_driver_jvm
+from xidstream.actors.sessions import BASE_CONF
 
 EXECUTORS = (3, 2, "600m")
 

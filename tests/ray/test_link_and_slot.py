@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from pipeline.errors import SlotLost
 from tests.postgres_fixtures import Database
 from tests.proxies import Link
 from tests.ray.conftest import LONG, RayPipeline, wait_until
 from tests.ray.test_pipeline import NEWEST, set_up
 from tests.ray.test_storage_faults import deliver_one, ids
+from xidstream.pipeline.errors import SlotLost
 
 pytestmark = pytest.mark.ray
 

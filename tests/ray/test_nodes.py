@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from actors import nodes
-from pipeline.errors import PreconditionMissing
+from xidstream.actors import nodes
+from xidstream.pipeline.errors import PreconditionMissing
 
 pytestmark = pytest.mark.ray
 

@@ -12,10 +12,10 @@ from typing import Any
 import psycopg
 import pytest
 
-from actors.telemetry import summary
-from pipeline.errors import SlotLost
 from tests.postgres_fixtures import Database
 from tests.ray.conftest import MemoryWatch, RayPipeline, wait_until
+from xidstream.actors.telemetry import summary
+from xidstream.pipeline.errors import SlotLost
 
 pytestmark = pytest.mark.ray
 NEWEST = pytest.mark.parametrize("postgres_server", [18], indirect=True)
@@ -256,7 +256,7 @@ def test_what_was_confirmed_is_not_delivered_again(pipeline: RayPipeline) -> Non
 def test_storage_that_cannot_be_written_ends_clearly_with_nothing_confirmed(
     pipeline: RayPipeline, tmp_path: Path
 ) -> None:
-    from pipeline.errors import StorageFault
+    from xidstream.pipeline.errors import StorageFault
 
     set_up(pipeline.database)
     pipeline.run_available()
@@ -314,8 +314,8 @@ def test_a_cut_connection_never_puts_two_batches_into_the_sink_at_once(pipeline:
 @NEWEST
 def test_a_server_older_than_what_it_delivered_is_terminal(pipeline: RayPipeline) -> None:
     """As after a failover to a standby that lags, or a restored backup."""
-    from pipeline.pg import Lsn
-    from pipeline.segments import Layout, Storage, write_progress
+    from xidstream.pipeline.pg import Lsn
+    from xidstream.pipeline.segments import Layout, Storage, write_progress
 
     set_up(pipeline.database)
     pipeline.run_available()

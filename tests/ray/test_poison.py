@@ -8,11 +8,11 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from pipeline.embedded_postgres import EmbeddedPostgres
-from pipeline.errors import ExitStatus, PoisonedChange
 from tests.postgres_fixtures import Database
 from tests.ray.conftest import LONG, RayPipeline
 from tests.ray.test_storage_faults import deliver_one, ids
+from xidstream.pipeline.embedded_postgres import EmbeddedPostgres
+from xidstream.pipeline.errors import ExitStatus, PoisonedChange
 
 pytestmark = pytest.mark.ray
 
@@ -75,7 +75,7 @@ def test_poison_stops_the_run_with_its_place_and_nothing_behind_it_confirmed(
 
 
 def lsns_in(text: str) -> list[int]:
-    from pipeline.pg import Lsn
+    from xidstream.pipeline.pg import Lsn
 
     words = [word.strip(",:;.()'") for word in text.split()]
     return [int(Lsn.parse(w)) for w in words if w.count("/") == 1 and w.replace("/", "").isalnum()]

@@ -8,9 +8,9 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from pipeline.embedded_postgres import EmbeddedPostgres
 from tests.postgres_fixtures import Database
 from tests.ray.conftest import RayPipeline, wait_until
+from xidstream.pipeline.embedded_postgres import EmbeddedPostgres
 
 pytestmark = pytest.mark.ray
 
@@ -59,7 +59,7 @@ def test_a_driver_that_dies_after_its_first_batches_is_not_taken_for_one_that_ne
     crashing: RayPipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its progress died with it, so a later failure ended the run: seen under `make chaos`."""
-    monkeypatch.setattr("pipeline.restarts.GIVE_UP_BEFORE_ANY_WORKED_S", 0.0)
+    monkeypatch.setattr("xidstream.pipeline.restarts.GIVE_UP_BEFORE_ANY_WORKED_S", 0.0)
     database = crashing.database
     database.execute("create table t (id bigint primary key, note text)")
     database.execute("create publication p for table t")
@@ -78,7 +78,7 @@ def test_drivers_that_die_right_behind_each_first_batch_do_not_end_a_run_that_mo
     crashing: RayPipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody saw a batch counted, so the run gave up although each epoch had delivered one."""
-    monkeypatch.setattr("pipeline.restarts.GIVE_UP_BEFORE_ANY_WORKED_S", 0.01)
+    monkeypatch.setattr("xidstream.pipeline.restarts.GIVE_UP_BEFORE_ANY_WORKED_S", 0.01)
     database = crashing.database
     database.execute("create table t (id bigint primary key, note text)")
     database.execute("create publication p for table t")

@@ -12,9 +12,9 @@ import pytest
 import ray
 from psycopg import sql
 
-from actors.quota import QuotaShare, start_quota
 from tests.postgres_fixtures import Database
 from tests.ray.conftest import RayPipeline, wait_until
+from xidstream.actors.quota import QuotaShare, start_quota
 
 pytestmark = pytest.mark.ray
 NEWEST = pytest.mark.parametrize("postgres_server", [18], indirect=True)

@@ -10,9 +10,9 @@ import psycopg
 import pytest
 import ray
 
-from actors.supervisor import Supervisor
 from tests.postgres_fixtures import Database
 from tests.ray.conftest import CollectingDriver, RayPipeline, wait_until
+from xidstream.actors.supervisor import Supervisor
 
 NEWEST = pytest.mark.parametrize("postgres_server", [18], indirect=True)
 CREATING = "select pid from pg_locks where locktype = 'transactionid' and not granted"

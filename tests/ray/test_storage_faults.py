@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import StorageFault
-from pipeline.restarts import GIVE_UP_AFTER_S
 from tests.ray.conftest import LONG, CollectingDriver, RayPipeline, wait_until
 from tests.ray.test_pipeline import FILL, NEWEST, set_up
 from tests.s3_server import S3Server
+from xidstream.pipeline.errors import StorageFault
+from xidstream.pipeline.restarts import GIVE_UP_AFTER_S
 
 pytestmark = pytest.mark.ray
 
@@ -145,8 +145,8 @@ def test_a_disk_too_small_for_a_transaction_ends_the_run_however_long_it_takes_t
     pipeline: RayPipeline, small_disk: Path, monkeypatch: pytest.MonkeyPatch, give_up_after_s: float
 ) -> None:
     """Filling it took longer than what counts as an epoch that works, so the run went on for ever."""
-    monkeypatch.setattr("pipeline.restarts.WORKED_AFTER_S", 0.0)
-    monkeypatch.setattr("pipeline.restarts.GIVE_UP_AFTER_S", give_up_after_s)
+    monkeypatch.setattr("xidstream.pipeline.restarts.WORKED_AFTER_S", 0.0)
+    monkeypatch.setattr("xidstream.pipeline.restarts.GIVE_UP_AFTER_S", give_up_after_s)
     set_up(pipeline.database)
     pipeline.driver = CollectingDriver(str(small_disk / "segments"))
     pipeline.start(storage=str(small_disk / "segments"), **SPILLING)

@@ -13,20 +13,20 @@ import pyarrow as pa
 import pytest
 import ray
 
-from actors.arrow_store import ArrowStore
-from actors.buffer_pool import BufferPool
-from actors.faults import unwrap
-from actors.xid_buffer import REMEMBERED_SNAPSHOTS, BlockHead, BufferSettings, End, XidBuffer
-from pipeline.config import Config
-from pipeline.errors import ComponentLost, PoisonedChange, StorageFault
-from pipeline.handoff import TransactionEnd
-from pipeline.pg import Lsn, Xid
-from pipeline.protocol.spares import Spares
-from pipeline.segments import Layout
-from pipeline.stream import Block as StreamBlock
-from pipeline.stream import Prepared, RelationSnapshot, TransactionBlock
 from tests.ray.conftest import wait_until
 from tests.unit.decode.builder import Block, block, insert, relation
+from xidstream.actors.arrow_store import ArrowStore
+from xidstream.actors.buffer_pool import BufferPool
+from xidstream.actors.faults import unwrap
+from xidstream.actors.xid_buffer import REMEMBERED_SNAPSHOTS, BlockHead, BufferSettings, End, XidBuffer
+from xidstream.pipeline.config import Config
+from xidstream.pipeline.errors import ComponentLost, PoisonedChange, StorageFault
+from xidstream.pipeline.handoff import TransactionEnd
+from xidstream.pipeline.pg import Lsn, Xid
+from xidstream.pipeline.protocol.spares import Spares
+from xidstream.pipeline.segments import Layout
+from xidstream.pipeline.stream import Block as StreamBlock
+from xidstream.pipeline.stream import Prepared, RelationSnapshot, TransactionBlock
 
 pytestmark = pytest.mark.ray
 
@@ -277,7 +277,7 @@ def test_streams_written_into_memory_that_was_used_before_hold_their_own_rows(
 ) -> None:
     """The call that spares a copy is Ray's own, and not the same in all its releases."""
     if not with_private_call:
-        monkeypatch.setattr("actors.arrow_store.RawSerializedObject", None)
+        monkeypatch.setattr("xidstream.actors.arrow_store.RawSerializedObject", None)
     seed = random.randrange(1 << 32)
     chosen = random.Random(seed)
     store, stored = ArrowStore(), []

@@ -26,7 +26,7 @@ def spark() -> Iterator[Any]:
         patch.setenv("PYTHONPATH", str(REPOSITORY))
         from pyspark.sql import SparkSession
 
-        from pipeline.spark.session import SPARK_CONF
+        from xidstream.pipeline.spark.session import SPARK_CONF
 
         # The second number lets a task fail once, as on a cluster.
         builder = SparkSession.builder.master("local[2, 2]").appName("xidstream-tests")
@@ -47,7 +47,7 @@ def segments(tmp_path: Path) -> LocalSegments:
 @pytest.fixture
 def make_batch(spark: Any, segments: LocalSegments) -> Any:
     """Units to a SparkBatch."""
-    from pipeline.spark.frames import SparkBatch
+    from xidstream.pipeline.spark.frames import SparkBatch
 
     def make(*units: Any, number: int = 0) -> SparkBatch:
         return SparkBatch(batch_of(units, segments, number), spark, memory_frame, segments)

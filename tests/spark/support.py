@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pipeline.errors import SegmentCorrupt
-from pipeline.handoff import Batch, MemoryPart, Sealed, Segment, SegmentPart, SlotIdentity
-from pipeline.pg import Lsn
-from pipeline.relations import Column, RelationVersion, ReplicaIdentity
-from pipeline.rows import (
+from xidstream.pipeline.errors import SegmentCorrupt
+from xidstream.pipeline.handoff import Batch, MemoryPart, Sealed, Segment, SegmentPart, SlotIdentity
+from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.relations import Column, RelationVersion, ReplicaIdentity
+from xidstream.pipeline.rows import (
     INSERT,
     MESSAGES_SCHEMA,
     TRANSACTIONS_SCHEMA,
@@ -112,7 +112,7 @@ class _Streams:
 
 def memory_frame(spark: Any, schema: pa.Schema, refs: Sequence[bytes]) -> Any:
     """Stands in for RayDP: the refs are the bytes themselves."""
-    from pipeline.spark.frames import spark_schema
+    from xidstream.pipeline.spark.frames import spark_schema
 
     return spark.range(0, len(refs), 1, len(refs)).mapInArrow(_Streams(tuple(refs)), spark_schema(schema))
 
@@ -233,7 +233,7 @@ def expected_rows(
     transactions: Sequence[Transaction], table: str
 ) -> list[tuple[int, int, str, dict[str, Any]]]:
     """(commit_lsn, seq, change type, given values) of one table, by the definition of ``_seq``."""
-    from pipeline.rows import CHANGE_TYPES
+    from xidstream.pipeline.rows import CHANGE_TYPES
 
     out = []
     for transaction in transactions:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.spark.console import ConsoleSink
 from tests.spark.support import INT8, TEXT, Transaction, plain_messages, relation
+from xidstream.pipeline.spark.console import ConsoleSink
 
 pytestmark = pytest.mark.spark
 

@@ -11,11 +11,6 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from pipeline.errors import SegmentCorrupt, SinkFenced, StorageFault
-from pipeline.pg import Lsn
-from pipeline.rows import MESSAGES_SCHEMA, TRANSACTIONS_SCHEMA, contract_schema
-from pipeline.spark import delta
-from pipeline.spark.delta import DeltaSink
 from tests.spark.support import (
     IDENTITY,
     INT4,
@@ -28,6 +23,11 @@ from tests.spark.support import (
     relation,
 )
 from tests.spark.test_frames import NATIVE, VALUES
+from xidstream.pipeline.errors import SegmentCorrupt, SinkFenced, StorageFault
+from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.rows import MESSAGES_SCHEMA, TRANSACTIONS_SCHEMA, contract_schema
+from xidstream.pipeline.spark import delta
+from xidstream.pipeline.spark.delta import DeltaSink
 
 pytestmark = pytest.mark.spark
 
@@ -136,7 +136,7 @@ def test_every_native_type_round_trips_through_delta(root: Root, make_batch: Any
 
 
 def test_spark_reads_the_files_as_delta_declares_them(root: Root, make_batch: Any, spark: Any) -> None:
-    from pipeline.spark.frames import simple_types, spark_schema
+    from xidstream.pipeline.spark.frames import simple_types, spark_schema
 
     batch = make_batch(Transaction(100, [(NATIVE, [VALUES])], spilled=True))
     root.sink().write(batch)
@@ -280,8 +280,8 @@ def test_files_of_failed_attempts_are_not_committed(root: Root, make_batch: Any,
 def test_a_retried_task_commits_its_second_attempts_files_only(
     root: Root, spark: Any, segments: Any, tmp_path: Path
 ) -> None:
-    from pipeline.spark.frames import SparkBatch
     from tests.spark.support import memory_frame
+    from xidstream.pipeline.spark.frames import SparkBatch
 
     transactions = [Transaction(100, [(A, rows(*range(10)))], spilled=True)]
     flaky = FailsOnce(segments, str(tmp_path / "failed"))

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from actors.batch_loop import BatchLoop, LoopProgress
-from actors.driver_actor import SparkDriver
-from pipeline.config import Config
-from pipeline.spark.sink import make_sink
 from tests.spark.support import IDENTITY
+from xidstream.actors.batch_loop import BatchLoop, LoopProgress
+from xidstream.actors.driver_actor import SparkDriver
+from xidstream.pipeline.config import Config
+from xidstream.pipeline.spark.sink import make_sink
 
 pytestmark = pytest.mark.spark
 

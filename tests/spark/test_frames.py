@@ -10,23 +10,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pipeline.errors import SegmentCorrupt, SinkFailed, UsageError
-from pipeline.handoff import MemoryPart, Sealed, SegmentPart
-from pipeline.relations.relation import CONTRACT_COLUMNS
-from pipeline.rows import (
-    DELETE,
-    MESSAGES_SCHEMA,
-    TRANSACTIONS_SCHEMA,
-    TRUNCATE,
-    UPDATE_POSTIMAGE,
-    UPDATE_PREIMAGE,
-    DroppedRuns,
-    Stamp,
-    contract_schema,
-    release,
-)
-from pipeline.spark.foreach import ForeachSink
-from pipeline.spark.frames import SparkBatch, simple_types, spark_schema
 from tests.spark.support import (
     COMMIT_US,
     INT2,
@@ -46,6 +29,23 @@ from tests.spark.support import (
     relation,
     stream_bytes,
 )
+from xidstream.pipeline.errors import SegmentCorrupt, SinkFailed, UsageError
+from xidstream.pipeline.handoff import MemoryPart, Sealed, SegmentPart
+from xidstream.pipeline.relations.relation import CONTRACT_COLUMNS
+from xidstream.pipeline.rows import (
+    DELETE,
+    MESSAGES_SCHEMA,
+    TRANSACTIONS_SCHEMA,
+    TRUNCATE,
+    UPDATE_POSTIMAGE,
+    UPDATE_PREIMAGE,
+    DroppedRuns,
+    Stamp,
+    contract_schema,
+    release,
+)
+from xidstream.pipeline.spark.foreach import ForeachSink
+from xidstream.pipeline.spark.frames import SparkBatch, simple_types, spark_schema
 
 pytestmark = pytest.mark.spark
 
@@ -210,7 +210,7 @@ def test_ddl_inside_a_batch_gives_the_union_of_the_versions(make_batch: Any, spi
 
 
 def test_tables_whose_dotted_names_coincide_are_told_apart(make_batch: Any) -> None:
-    from pipeline.relations import Column, RelationVersion, ReplicaIdentity
+    from xidstream.pipeline.relations import Column, RelationVersion, ReplicaIdentity
 
     def named(schema: str, table: str, relid: int) -> RelationVersion:
         return RelationVersion(

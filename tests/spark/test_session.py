@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.spark import session
+from xidstream.pipeline.spark import session
 
 pytestmark = pytest.mark.spark
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.config import Config, configs_of, holds_credentials, redacted
-from pipeline.errors import ConfigError
+from xidstream.pipeline.config import Config, configs_of, holds_credentials, redacted
+from xidstream.pipeline.errors import ConfigError
 
 SECRET = "hunter2"
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from actors.sessions import BASE_CONF, LOCAL_OBJECT_STORE_BYTES
-from pipeline.config import Config
 from tests.settings_table import PAGE, page_with_table
+from xidstream.actors.sessions import BASE_CONF, LOCAL_OBJECT_STORE_BYTES
+from xidstream.pipeline.config import Config
 
 if sys.version_info >= (3, 11):
     import tomllib

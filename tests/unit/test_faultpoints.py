@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import faultpoints
-from pipeline.errors import ComponentLost, ConfigError, StorageFault
-from pipeline.faultpoints import POINTS, TOKENS_VARIABLE, VARIABLE, Fault, FaultPlan, parse, reach
+from xidstream.pipeline import faultpoints
+from xidstream.pipeline.errors import ComponentLost, ConfigError, StorageFault
+from xidstream.pipeline.faultpoints import POINTS, TOKENS_VARIABLE, VARIABLE, Fault, FaultPlan, parse, reach
 
 ROOT = Path(__file__).parents[2]
 
@@ -99,8 +99,8 @@ def test_a_kill_ends_the_process_as_sigkill_does_and_an_unknown_point_is_a_usage
     killed = run(program, "sealed:kill@2")
     assert (killed.returncode, killed.stdout) == (-9, "passed\n")
     assert run(program, "sealed:kill@2").returncode == 0, "the token was taken"
-    failed = run("import actors.cli as c; c.main(['run', '--slot', 's', '--publication', 'p', '--storage', '/tmp/s', "
-                 "'--sink', 'console'])", "nowhere:kill")  # fmt: skip
+    command = "['run', '--slot', 's', '--publication', 'p', '--storage', '/tmp/s', '--sink', 'console']"
+    failed = run(f"import xidstream.actors.cli as c; c.main({command})", "nowhere:kill")
     assert failed.returncode == 2 and "no fault point 'nowhere'" in failed.stderr
 
 

@@ -16,9 +16,9 @@ import pytest
 import yaml
 from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
 
-from actors.cli import cli
-from actors.options import build_config
-from pipeline.config import Config
+from xidstream.actors.cli import cli
+from xidstream.actors.options import build_config
+from xidstream.pipeline.config import Config
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -146,7 +146,7 @@ def test_image_manifests_and_constraints_have_one_ray() -> None:
 def test_the_image_is_made_of_what_the_checkout_has() -> None:
     lines = (FOLDER / "Dockerfile").read_text().replace("\\\n", " ").splitlines()
     copied = [word for line in lines if line.startswith("COPY") for word in line.split()[2:-1]]
-    assert {"actors", "pipeline", "pyproject.toml", "constraints.txt"} <= set(copied)
+    assert {"actors", "pipeline", "xidstream", "pyproject.toml", "constraints.txt"} <= set(copied)
     assert all((ROOT / name).exists() for name in copied)
     assert any("pip install" in line and "-c constraints.txt ." in line for line in lines)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from actors.commit_sequencer import CommitSequencer
-from pipeline.config import Config
+from xidstream.actors.commit_sequencer import CommitSequencer
+from xidstream.pipeline.config import Config
 
 
 def test_there_are_no_figures_before_the_slot_is_open() -> None:

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actors.dispatch import _CUT_BYTES, _JOINED_BYTES, Dispatch
-from pipeline.errors import ComponentLost
-from pipeline.pg import INVALID_LSN, Lsn, Xid
-from pipeline.stream import Aborted, Block, Cut, RelationSnapshot, TransactionBlock
 from tests.waiting import wait_until
+from xidstream.actors.dispatch import _CUT_BYTES, _JOINED_BYTES, Dispatch
+from xidstream.pipeline.errors import ComponentLost
+from xidstream.pipeline.pg import INVALID_LSN, Lsn, Xid
+from xidstream.pipeline.stream import Aborted, Block, Cut, RelationSnapshot, TransactionBlock
 
 
 class HandOver:

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-import actors.preflight
-from actors.preflight import fail_on_findings, findings_of
-from pipeline.config import Config
-from pipeline.errors import (
+import xidstream.actors.preflight
+from xidstream.actors.preflight import fail_on_findings, findings_of
+from xidstream.pipeline.config import Config
+from xidstream.pipeline.errors import (
     ConnectionLost,
     ExitStatus,
     PreconditionMissing,
@@ -18,7 +18,7 @@ from pipeline.errors import (
     Unsupported,
     XidstreamError,
 )
-from pipeline.slot.findings import Finding
+from xidstream.pipeline.slot.findings import Finding
 
 CONFIG = Config(slot="s", publication=("p",))
 OK = Finding.ok("slot", "slot s is there")
@@ -36,9 +36,9 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Script:
     def play(*rounds: list[Finding]) -> list[float]:
         left = list(rounds)
         slept: list[float] = []
-        clock = actors.preflight.time
+        clock = xidstream.actors.preflight.time
         monkeypatch.setattr(
-            actors.preflight, "preflight", lambda *a, **k: left.pop(0) if len(left) > 1 else left[0]
+            xidstream.actors.preflight, "preflight", lambda *a, **k: left.pop(0) if len(left) > 1 else left[0]
         )
         monkeypatch.setattr(clock, "monotonic", lambda: sum(slept))
         monkeypatch.setattr(clock, "sleep", slept.append)
@@ -112,7 +112,7 @@ def test_the_storages_credentials_are_not_in_its_finding(
 ) -> None:
     script([OK])
     for method in ("write_bytes", "delete"):
-        monkeypatch.setattr(actors.preflight.Storage, method, lambda *a: None)
+        monkeypatch.setattr(xidstream.actors.preflight.Storage, method, lambda *a: None)
     config = Config(slot="s", publication=("p",), storage="s3://KEY:hunter2@bucket/x?secret_key=hunter3")
     findings = findings_of(config)
     (found,) = [f for f in findings if f.check == "storage"]

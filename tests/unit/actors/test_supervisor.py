@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 import pytest
 
-import actors.supervisor
-from actors.supervisor import Supervisor
-from pipeline.config import Config
-from pipeline.errors import (
+import xidstream.actors.supervisor
+from xidstream.actors.supervisor import Supervisor
+from xidstream.pipeline.config import Config
+from xidstream.pipeline.errors import (
     ComponentLost,
     ConnectionLost,
     PoisonedChange,
@@ -19,8 +19,8 @@ from pipeline.errors import (
     StorageFault,
     XidstreamError,
 )
-from pipeline.pg import INVALID_LSN, Lsn
-from pipeline.restarts import GIVE_UP_AFTER_S, Restarts
+from xidstream.pipeline.pg import INVALID_LSN, Lsn
+from xidstream.pipeline.restarts import GIVE_UP_AFTER_S, Restarts
 
 Epoch = Callable[["Scripted"], None]
 
@@ -95,7 +95,7 @@ def ends(supervisor: Scripted) -> None:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(actors.supervisor.time, "monotonic", made.monotonic)
+    monkeypatch.setattr(xidstream.actors.supervisor.time, "monotonic", made.monotonic)
     return made
 
 

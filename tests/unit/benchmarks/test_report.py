@@ -26,7 +26,7 @@ def test_percentiles_are_of_the_values_that_were_measured() -> None:
     [
         ("ray::SlotReader.run", "reader"),
         ("ray::XidBuffer", "buffers"),
-        ("/x/python -m pipeline.spark.daemon", "spark"),
+        ("/x/python -m xidstream.pipeline.spark.daemon", "spark"),
         ("java -cp /x/raydp/jars/raydp.jar org.apache.spark.Executor", "spark"),
         ("/x/ray/core/src/ray/gcs/gcs_server --port=1", "ray"),
         ("sleep 1", "other"),

@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from pipeline.buffer import BufferPoolPolicy, BufferQuota, Move, PoolFull
-from pipeline.errors import ConfigError
-from pipeline.pg import Xid
+from xidstream.pipeline.buffer import BufferPoolPolicy, BufferQuota, Move, PoolFull
+from xidstream.pipeline.errors import ConfigError
+from xidstream.pipeline.pg import Xid
 
 
 def started(minimum: int, maximum: int, *, idle_after_s: float = 30) -> BufferPoolPolicy:

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline import rows
-from pipeline.buffer import BufferMemory, OpenTransaction
-from pipeline.buffer.transaction import transaction_row
-from pipeline.errors import IllegalTransition
-from pipeline.handoff import Segment, TransactionEnd
-from pipeline.pg import Lsn, Xid
-from pipeline.relations import Column, RelationVersion, ReplicaIdentity
+from xidstream.pipeline import rows
+from xidstream.pipeline.buffer import BufferMemory, OpenTransaction
+from xidstream.pipeline.buffer.transaction import transaction_row
+from xidstream.pipeline.errors import IllegalTransition
+from xidstream.pipeline.handoff import Segment, TransactionEnd
+from xidstream.pipeline.pg import Lsn, Xid
+from xidstream.pipeline.relations import Column, RelationVersion, ReplicaIdentity
 
 
 def relation(table: str = "t", relid: int = 1) -> RelationVersion:

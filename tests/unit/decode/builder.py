@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.relations import Column, RelationVersion, ReplicaIdentity
+from xidstream.pipeline.relations import Column, RelationVersion, ReplicaIdentity
 
 OIDS = {
     "bool": 16, "bytea": 17, '"char"': 18, "name": 19, "int8": 20, "int2": 21, "int4": 23, "text": 25,

@@ -10,8 +10,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pipeline.decode import decode_plain_block, decode_transaction_block
-from pipeline.errors import MalformedMessage, ProtocolViolation, UsageError, XidstreamError
 from tests.unit.decode.builder import (
     OIDS,
     U,
@@ -27,6 +25,8 @@ from tests.unit.decode.builder import (
     truncate,
     update,
 )
+from xidstream.pipeline.decode import decode_plain_block, decode_transaction_block
+from xidstream.pipeline.errors import MalformedMessage, ProtocolViolation, UsageError, XidstreamError
 
 TABLE = relation(("id", "int4"), ("doc", "text"), keys=["id"])
 EVERY = relation(

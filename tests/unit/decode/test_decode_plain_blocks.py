@@ -6,10 +6,6 @@ import datetime
 
 import pytest
 
-from pipeline import rows
-from pipeline.decode import DecodedPlainBlock, decode_plain_block
-from pipeline.errors import IllegalTransition, MalformedMessage, PoisonedChange, ProtocolViolation
-from pipeline.pg import POSTGRES_EPOCH_UNIX_US
 from tests.unit.decode.builder import (
     LSN,
     begin,
@@ -22,6 +18,10 @@ from tests.unit.decode.builder import (
     truncate,
     update,
 )
+from xidstream.pipeline import rows
+from xidstream.pipeline.decode import DecodedPlainBlock, decode_plain_block
+from xidstream.pipeline.errors import IllegalTransition, MalformedMessage, PoisonedChange, ProtocolViolation
+from xidstream.pipeline.pg import POSTGRES_EPOCH_UNIX_US
 
 A = relation(("id", "int4"), relid=5, name="a", keys=["id"])
 B = relation(("id", "int4"), relid=3, name="b")
@@ -186,7 +186,7 @@ def test_grammar_of_a_plain_block(messages: list[bytes], story: str) -> None:
 
 
 def test_commit_and_begin_have_no_place_in_a_transaction_block() -> None:
-    from pipeline.decode import decode_transaction_block
+    from xidstream.pipeline.decode import decode_transaction_block
 
     for message in (begin(1, 7), commit(1), origin("o")):
         with pytest.raises(IllegalTransition, match="no place"):

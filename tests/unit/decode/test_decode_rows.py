@@ -11,10 +11,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pipeline import rows
-from pipeline.decode import DecodedBlock, decode_transaction_block, warm_up
-from pipeline.errors import IllegalTransition, Unsupported
-from pipeline.relations import RelationVersion
 from tests.unit.decode.builder import (
     B,
     U,
@@ -27,6 +23,10 @@ from tests.unit.decode.builder import (
     tuple_data,
     update,
 )
+from xidstream.pipeline import rows
+from xidstream.pipeline.decode import DecodedBlock, decode_transaction_block, warm_up
+from xidstream.pipeline.errors import IllegalTransition, Unsupported
+from xidstream.pipeline.relations import RelationVersion
 
 KEYED = relation(("id", "int4"), ("doc", "text"), ("note", "text"), keys=["id"])
 

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.decode import decode_transaction_block
-from pipeline.errors import PoisonedChange
 from tests.unit.decode.builder import Value, block, insert, numeric_modifier, relation
+from xidstream.pipeline.decode import decode_transaction_block
+from xidstream.pipeline.errors import PoisonedChange
 
 UTC = datetime.timezone.utc
 

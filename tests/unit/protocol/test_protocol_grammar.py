@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.errors import IllegalTransition, UsageError
-from pipeline.pg import Lsn, Xid
-from pipeline.protocol import (
+from xidstream.pipeline.errors import IllegalTransition, UsageError
+from xidstream.pipeline.pg import Lsn, Xid
+from xidstream.pipeline.protocol import (
     TRANSITIONS,
     Begin,
     BeginPrepare,
@@ -31,7 +31,7 @@ from pipeline.protocol import (
     TupleData,
     Type,
 )
-from pipeline.protocol.messages import Delete, Update
+from xidstream.pipeline.protocol.messages import Delete, Update
 
 LSN = Lsn.parse("0/16B3748")
 ROW = TupleData(())

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from pipeline.errors import MalformedMessage, UsageError
-from pipeline.pg import POSTGRES_EPOCH_UNIX_US, Lsn, Xid
-from pipeline.protocol import (
+from xidstream.pipeline.errors import MalformedMessage, UsageError
+from xidstream.pipeline.pg import POSTGRES_EPOCH_UNIX_US, Lsn, Xid
+from xidstream.pipeline.protocol import (
     COPY_HEADER_BYTES,
     Begin,
     BeginPrepare,

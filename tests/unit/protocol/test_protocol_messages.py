@@ -7,9 +7,9 @@ import pickle
 
 import pytest
 
-from pipeline.errors import IllegalTransition, MalformedMessage, UsageError
-from pipeline.pg import Lsn, Xid
-from pipeline.protocol import (
+from xidstream.pipeline.errors import IllegalTransition, MalformedMessage, UsageError
+from xidstream.pipeline.pg import Lsn, Xid
+from xidstream.pipeline.protocol import (
     ColumnKind,
     Delete,
     Grammar,

@@ -7,8 +7,8 @@ import weakref
 import numpy as np
 import pytest
 
-from pipeline.protocol.gathered import Gathered
-from pipeline.protocol.spares import Spares
+from xidstream.pipeline.protocol.gathered import Gathered
+from xidstream.pipeline.protocol.spares import Spares
 
 KIB, MIB = 1 << 10, 1 << 20
 

@@ -14,12 +14,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pipeline import rows
-from pipeline.handoff import PreparedTransaction, Segment
-from pipeline.pg import Lsn, Xid
-from pipeline.relations import Column, RelationVersion, ReplicaIdentity
-from pipeline.segments import Layout, Storage, write_segment
 from tests.s3_server import S3Server
+from xidstream.pipeline import rows
+from xidstream.pipeline.handoff import PreparedTransaction, Segment
+from xidstream.pipeline.pg import Lsn, Xid
+from xidstream.pipeline.relations import Column, RelationVersion, ReplicaIdentity
+from xidstream.pipeline.segments import Layout, Storage, write_segment
 
 
 @pytest.fixture(scope="session")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pipeline.pg import Lsn, Xid
-from pipeline.segments import (
+from tests.unit.segments.conftest import files_below
+from xidstream.pipeline.pg import Lsn, Xid
+from xidstream.pipeline.segments import (
     Layout,
     Storage,
     clean_dead_epochs,
@@ -15,7 +16,6 @@ from pipeline.segments import (
     write_prepared,
     write_progress,
 )
-from tests.unit.segments.conftest import files_below
 
 
 def spill(storage: Storage, layout: Layout, xid: int, number: int = 0) -> str:

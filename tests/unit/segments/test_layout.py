@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.errors import UsageError
-from pipeline.pg import Lsn, Xid
-from pipeline.segments import Layout, SegmentName
-from pipeline.segments.layout import is_transaction_folder
+from xidstream.pipeline.errors import UsageError
+from xidstream.pipeline.pg import Lsn, Xid
+from xidstream.pipeline.segments import Layout, SegmentName
+from xidstream.pipeline.segments.layout import is_transaction_folder
 
 LAYOUT = Layout(7423, "orders", "e-1")
 

@@ -12,11 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.errors import SegmentCorrupt, StorageFault, Unsupported
-from pipeline.handoff import PreparedTransaction, Segment
-from pipeline.pg import Lsn, Xid
-from pipeline.rows import DroppedRuns
-from pipeline.segments import (
+from tests.unit.segments.conftest import files_below, prepared_of
+from xidstream.pipeline.errors import SegmentCorrupt, StorageFault, Unsupported
+from xidstream.pipeline.handoff import PreparedTransaction, Segment
+from xidstream.pipeline.pg import Lsn, Xid
+from xidstream.pipeline.rows import DroppedRuns
+from xidstream.pipeline.segments import (
     Layout,
     SegmentReader,
     Storage,
@@ -26,8 +27,8 @@ from pipeline.segments import (
     write_progress,
     write_segment,
 )
-from pipeline.segments.envelope import seal
-from pipeline.segments.manifest import (
+from xidstream.pipeline.segments.envelope import seal
+from xidstream.pipeline.segments.manifest import (
     FORMAT,
     VERSION,
     dropped_from_json,
@@ -35,7 +36,6 @@ from pipeline.segments.manifest import (
     prepared_from_json,
     prepared_to_json,
 )
-from tests.unit.segments.conftest import files_below, prepared_of
 
 HOSTILE_GIDS = ["../../etc/'\"; drop|é", "..", "/", "a\\b\n\t\x01", "x" * 199, "", "\udcff"]
 

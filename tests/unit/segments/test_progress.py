@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import SegmentCorrupt, StorageFault, Unsupported, UsageError
-from pipeline.handoff import PrepareCover
-from pipeline.pg import Lsn, Xid
-from pipeline.segments import Layout, Storage, read_progress, write_progress
-from pipeline.segments.envelope import seal
-from pipeline.segments.progress import FORMAT, REMEMBERED_FINISHED, VERSION
 from tests.unit.segments.conftest import prepared_of
+from xidstream.pipeline.errors import SegmentCorrupt, StorageFault, Unsupported, UsageError
+from xidstream.pipeline.handoff import PrepareCover
+from xidstream.pipeline.pg import Lsn, Xid
+from xidstream.pipeline.segments import Layout, Storage, read_progress, write_progress
+from xidstream.pipeline.segments.envelope import seal
+from xidstream.pipeline.segments.progress import FORMAT, REMEMBERED_FINISHED, VERSION
 
 
 def test_there_is_no_record_before_the_first(storage, layout) -> None:

@@ -9,13 +9,13 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from pipeline import rows
-from pipeline.errors import ConfigError, SegmentCorrupt, StorageFault, UsageError
-from pipeline.handoff import Segment
-from pipeline.pg import Lsn, Xid
-from pipeline.relations import Column, RelationVersion, ReplicaIdentity
-from pipeline.segments import Layout, SegmentReader, Storage, write_segment
 from tests.unit.segments.conftest import files_below, make_batch
+from xidstream.pipeline import rows
+from xidstream.pipeline.errors import ConfigError, SegmentCorrupt, StorageFault, UsageError
+from xidstream.pipeline.handoff import Segment
+from xidstream.pipeline.pg import Lsn, Xid
+from xidstream.pipeline.relations import Column, RelationVersion, ReplicaIdentity
+from xidstream.pipeline.segments import Layout, SegmentReader, Storage, write_segment
 
 XID, FIRST_LSN = Xid(700), Lsn(0x16B3748)
 
@@ -182,7 +182,7 @@ def test_a_spill_to_a_full_disk_is_a_fault_and_leaves_nothing(
                 raise OSError(28, "No space left on device")
             return zlib.crc32(data, start)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("pipeline.segments.segment_file.zlib", FullAfterAWhile)
+    monkeypatch.setattr("xidstream.pipeline.segments.segment_file.zlib", FullAfterAWhile)
     with pytest.raises(StorageFault, match=f"{key}.*No space left"):
         write_segment(local, key, relation, batches)
     assert files_below(tmp_path / "local") == set()

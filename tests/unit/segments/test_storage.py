@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import ConfigError, StorageFault, UsageError
-from pipeline.pg import Lsn, Xid
-from pipeline.segments import Layout, Storage
-from pipeline.segments.storage import redacted, self_contained
 from tests.s3_server import S3Server
 from tests.unit.segments.conftest import files_below
+from xidstream.pipeline.errors import ConfigError, StorageFault, UsageError
+from xidstream.pipeline.pg import Lsn, Xid
+from xidstream.pipeline.segments import Layout, Storage
+from xidstream.pipeline.segments.storage import redacted, self_contained
 
 
 class FullDiskError(OSError):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from pipeline import rows
-from pipeline.handoff import DroppedRuns, PreparedTransaction, Sealed, Segment
-from pipeline.pg import INVALID_LSN, Lsn, Xid
-from pipeline.relations.relation import Column, RelationVersion, ReplicaIdentity
-from pipeline.sequencer import Delivered, FinishedPrepares
+from xidstream.pipeline import rows
+from xidstream.pipeline.handoff import DroppedRuns, PreparedTransaction, Sealed, Segment
+from xidstream.pipeline.pg import INVALID_LSN, Lsn, Xid
+from xidstream.pipeline.relations.relation import Column, RelationVersion, ReplicaIdentity
+from xidstream.pipeline.sequencer import Delivered, FinishedPrepares
 
 T = RelationVersion(1, "public", "t", ReplicaIdentity.DEFAULT, (Column("a", 25, -1, True),))
 

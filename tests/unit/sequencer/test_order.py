@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.buffer.transaction import transaction_row
-from pipeline.errors import IllegalTransition, ProtocolViolation, SlotLost
-from pipeline.handoff import PrepareCover, PreparedTransaction, Sealed, Segment, TransactionEnd
-from pipeline.pg import Lsn, Xid
-from pipeline.relations import Column, RelationVersion, ReplicaIdentity
-from pipeline.rows import DroppedRuns
-from pipeline.sequencer import CommitOrder, PreparedBook
-from pipeline.sequencer.prepared import stamp_segments
+from xidstream.pipeline.buffer.transaction import transaction_row
+from xidstream.pipeline.errors import IllegalTransition, ProtocolViolation, SlotLost
+from xidstream.pipeline.handoff import PrepareCover, PreparedTransaction, Sealed, Segment, TransactionEnd
+from xidstream.pipeline.pg import Lsn, Xid
+from xidstream.pipeline.relations import Column, RelationVersion, ReplicaIdentity
+from xidstream.pipeline.rows import DroppedRuns
+from xidstream.pipeline.sequencer import CommitOrder, PreparedBook
+from xidstream.pipeline.sequencer.prepared import stamp_segments
 
 
 def content(n_rows: int = 1, n_bytes: int = 10, xid: int = 700) -> Sealed:

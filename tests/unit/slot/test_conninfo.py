@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from pipeline.slot.conninfo import complete, display, scrub
+from xidstream.pipeline.slot.conninfo import complete, display, scrub
 
 _VARIABLES = ("PGHOST", "PGPORT", "PGUSER", "PGDATABASE", "PGPASSWORD", "PGSERVICE", "PGCONNECT_TIMEOUT")
 

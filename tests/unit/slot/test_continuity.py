@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from pipeline.errors import ExitStatus, SlotLost
-from pipeline.pg import Lsn
-from pipeline.slot.connection import SystemIdentity
-from pipeline.slot.continuity import Recorded, check_continuity
+from xidstream.pipeline.errors import ExitStatus, SlotLost
+from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.slot.connection import SystemIdentity
+from xidstream.pipeline.slot.continuity import Recorded, check_continuity
 
 
 def check(

@@ -7,10 +7,10 @@ import random
 import numpy as np
 import pytest
 
-from pipeline.protocol.gathered import IN_PLAIN, IN_ROWS, OUTSIDE, Gathered, Outcome
-from pipeline.protocol.spares import Spares
 from tests.fake_libpq import Server
 from tests.unit.decode.builder import begin, block, commit, delete, insert, logical, origin, truncate, update
+from xidstream.pipeline.protocol.gathered import IN_PLAIN, IN_ROWS, OUTSIDE, Gathered, Outcome
+from xidstream.pipeline.protocol.spares import Spares
 
 
 def framed(*messages: bytes) -> list[bytes]:

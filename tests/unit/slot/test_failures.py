@@ -5,7 +5,7 @@ from __future__ import annotations
 import psycopg
 import pytest
 
-from pipeline.errors import (
+from xidstream.pipeline.errors import (
     ConnectionLost,
     EnvironmentFault,
     PoisonedChange,
@@ -15,9 +15,9 @@ from pipeline.errors import (
     Unsupported,
     XidstreamError,
 )
-from pipeline.slot.failures import ServerReport, from_connect_error, from_error, from_report
-from pipeline.slot.findings import Status
-from pipeline.slot.preflight import check_output_plugin_libraries
+from xidstream.pipeline.slot.failures import ServerReport, from_connect_error, from_error, from_report
+from xidstream.pipeline.slot.findings import Status
+from xidstream.pipeline.slot.preflight import check_output_plugin_libraries
 
 
 @pytest.mark.parametrize(

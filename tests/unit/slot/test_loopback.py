@@ -6,8 +6,8 @@ import contextlib
 import socket
 import struct
 
-from pipeline.slot.loopback import join_rows
 from tests.waiting import wait_until
+from xidstream.pipeline.slot.loopback import join_rows
 
 
 def receive_buffer_bytes(end: socket.socket) -> int:

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from pipeline.errors import ConfigError, Unsupported
-from pipeline.pg import INVALID_LSN, Lsn
-from pipeline.slot.options import (
+from xidstream.pipeline.errors import ConfigError, Unsupported
+from xidstream.pipeline.pg import INVALID_LSN, Lsn
+from xidstream.pipeline.slot.options import (
     server_proto_version,
     start_replication_command,
     stream_options,
     version_text,
 )
-from pipeline.slot.settings import Origin, SlotSettings, Streaming
+from xidstream.pipeline.slot.settings import Origin, SlotSettings, Streaming
 
 
 def make(**options: Any) -> SlotSettings:

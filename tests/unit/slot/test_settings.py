@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.errors import ConfigError
-from pipeline.slot.settings import SlotSettings, Streaming
+from xidstream.pipeline.errors import ConfigError
+from xidstream.pipeline.slot.settings import SlotSettings, Streaming
 
 
 def make(**options: Any) -> SlotSettings:

@@ -9,11 +9,11 @@ import pytest
 from deltalake import DeltaTable, Field
 from deltalake.schema import PrimitiveType
 
-from pipeline.errors import SinkFailed, SinkFenced, UsageError
-from pipeline.spark.delta_table import DeltaTableWriter, SnapshotOutdated
-from pipeline.spark.layout import Target
-from pipeline.spark.naming import Location
-from pipeline.spark.parquet_files import WrittenFile, write_local
+from xidstream.pipeline.errors import SinkFailed, SinkFenced, UsageError
+from xidstream.pipeline.spark.delta_table import DeltaTableWriter, SnapshotOutdated
+from xidstream.pipeline.spark.layout import Target
+from xidstream.pipeline.spark.naming import Location
+from xidstream.pipeline.spark.parquet_files import WrittenFile, write_local
 
 APP = "1/db/slot"
 COLUMNS = [Target("x", pa.int64(), "x"), Target("_commit_lsn", pa.int64(), "_commit_lsn")]

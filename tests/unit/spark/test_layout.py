@@ -5,8 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from pipeline.errors import SinkFailed
-from pipeline.spark.layout import Conform, Target, holds, place
+from xidstream.pipeline.errors import SinkFailed
+from xidstream.pipeline.spark.layout import Conform, Target, holds, place
 
 
 def schema(*fields: tuple[str, pa.DataType]) -> pa.Schema:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from pipeline.rows import MESSAGES_SCHEMA
-from pipeline.spark.delta import new_messages
+from xidstream.pipeline.rows import MESSAGES_SCHEMA
+from xidstream.pipeline.spark.delta import new_messages
 
 
 def messages(*rows: tuple[int | None, int]) -> pa.Table:

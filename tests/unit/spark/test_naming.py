@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.errors import ConfigError
-from pipeline.spark.naming import Location, decode_table, encode, encode_table
+from xidstream.pipeline.errors import ConfigError
+from xidstream.pipeline.spark.naming import Location, decode_table, encode, encode_table
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.spark import parquet_files
-from pipeline.spark.naming import Location
-from pipeline.spark.parquet_files import ParquetFiles, WriteTarget
-from pipeline.spark.tables import PARTITION_BYTES, group_by_bytes
+from xidstream.pipeline.spark import parquet_files
+from xidstream.pipeline.spark.naming import Location
+from xidstream.pipeline.spark.parquet_files import ParquetFiles, WriteTarget
+from xidstream.pipeline.spark.tables import PARTITION_BYTES, group_by_bytes
 
 SCHEMA = pa.schema([("x", pa.int64()), ("_commit_lsn", pa.int64())])
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.errors import (
+from xidstream.pipeline.errors import (
     Action,
     ComponentLost,
     ConfigError,
@@ -18,13 +18,13 @@ from pipeline.errors import (
     StorageFault,
     UsageError,
 )
-from pipeline.handoff import SlotIdentity
-from pipeline.pg import Lsn
-from pipeline.spark.console import ConsoleSink
-from pipeline.spark.delta import DeltaSink
-from pipeline.spark.faults import fault_of
-from pipeline.spark.foreach import ForeachSink, resolve
-from pipeline.spark.sink import check_sink_spec, make_sink
+from xidstream.pipeline.handoff import SlotIdentity
+from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.spark.console import ConsoleSink
+from xidstream.pipeline.spark.delta import DeltaSink
+from xidstream.pipeline.spark.faults import fault_of
+from xidstream.pipeline.spark.foreach import ForeachSink, resolve
+from xidstream.pipeline.spark.sink import check_sink_spec, make_sink
 
 IDENTITY = SlotIdentity(1, "db", "slot")
 BATCH: Any = SimpleNamespace(first_commit_lsn=Lsn(16), last_commit_lsn=Lsn(32))
@@ -79,7 +79,7 @@ def test_no_message_or_repr_shows_the_credentials_of_a_root(monkeypatch: pytest.
     def fail(*arguments: Any) -> Any:
         raise RuntimeError(f"cannot open {root}")
 
-    monkeypatch.setattr("pipeline.spark.delta.DeltaTableWriter.open_or_create", fail)
+    monkeypatch.setattr("xidstream.pipeline.spark.delta.DeltaTableWriter.open_or_create", fail)
     with pytest.raises(SinkFailed, match="s3://bucket/x") as opening:
         sink.open(None)  # type: ignore[arg-type]
     sink.close()

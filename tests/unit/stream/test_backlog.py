@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pipeline.pg import Xid
-from pipeline.stream.backlog import Backlog
+from xidstream.pipeline.pg import Xid
+from xidstream.pipeline.stream.backlog import Backlog
 
 
 def test_open_transaction_counts_nothing_and_a_committed_one_what_its_buffer_may_hold() -> None:

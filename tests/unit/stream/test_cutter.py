@@ -6,10 +6,12 @@ from collections.abc import Callable
 
 import pytest
 
-from pipeline.errors import ColumnNameClash, IllegalTransition, MalformedMessage
-from pipeline.pg import Lsn, Xid
-from pipeline.protocol.gathered import Outcome
-from pipeline.protocol.messages import (
+from tests.fake_libpq import Server, cuts_of
+from tests.wire import T0_US, Wire
+from xidstream.pipeline.errors import ColumnNameClash, IllegalTransition, MalformedMessage
+from xidstream.pipeline.pg import Lsn, Xid
+from xidstream.pipeline.protocol.gathered import Outcome
+from xidstream.pipeline.protocol.messages import (
     Begin,
     Relation,
     RelationColumn,
@@ -19,7 +21,7 @@ from pipeline.protocol.messages import (
     Truncate,
     Type,
 )
-from pipeline.stream import (
+from xidstream.pipeline.stream import (
     Aborted,
     Committed,
     CommittedPrepared,
@@ -32,8 +34,6 @@ from pipeline.stream import (
     SubtransactionsAborted,
     TransactionBlock,
 )
-from tests.fake_libpq import Server, cuts_of
-from tests.wire import T0_US, Wire
 
 HEADER = 25
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.stream.linger import FLOOD_BYTES, FLOOD_LINGERS, Linger
+from xidstream.pipeline.stream.linger import FLOOD_BYTES, FLOOD_LINGERS, Linger
 
 
 @pytest.fixture

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.pg import Xid
-from pipeline.protocol.messages import Relation, RelationColumn, Type
-from pipeline.stream.relation_book import RelationBook
+from xidstream.pipeline.pg import Xid
+from xidstream.pipeline.protocol.messages import Relation, RelationColumn, Type
+from xidstream.pipeline.stream.relation_book import RelationBook
 
 A, B = Xid(700), Xid(701)
 MOOD = 90_000

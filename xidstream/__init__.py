@@ -1,0 +1,40 @@
+"""PostgreSQL transactions in Spark the moment they commit, however big they are.
+
+This package is what gets installed and imported. ``xidstream.actors`` and ``xidstream.pipeline`` are the folders
+``actors/`` and ``pipeline/`` at the top of the repository, reached here through two symbolic links. As installed names
+of their own they would collide with a user's ``pipeline.py`` and with packages on the index.
+
+The public names are loaded on first use. Every Spark worker imports this package on its way to
+``xidstream.pipeline``, and must not load Ray for that.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module, metadata
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from xidstream.actors.change_stream import ChangeStream, StreamingQuery
+    from xidstream.pipeline.config import Config
+    from xidstream.pipeline.pg import Lsn
+
+__all__ = ["ChangeStream", "Config", "Lsn", "StreamingQuery", "__version__"]
+
+_HOMES: Final = {
+    "ChangeStream": "xidstream.actors.change_stream",
+    "StreamingQuery": "xidstream.actors.change_stream",
+    "Config": "xidstream.pipeline.config",
+    "Lsn": "xidstream.pipeline.pg",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return metadata.version("xidstream")
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
