@@ -22,13 +22,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from xidstream.actors.secrets import refuse_travelling
-from xidstream.actors.sessions import adopt_spark, connect_ray
-from xidstream.actors.spark_driver import InProcessDriver
-from xidstream.actors.supervisor import Supervisor
+from xidstream.actors.driver.session import adopt_spark
+from xidstream.actors.runtime.ray_cluster import connect_ray
+from xidstream.actors.runtime.secrets import refuse_travelling
+from xidstream.actors.supervision.drivers import InProcessDriver
+from xidstream.actors.supervision.supervisor import Supervisor
 from xidstream.pipeline.config import Config, load_toml
 from xidstream.pipeline.errors import UsageError
-from xidstream.pipeline.handoff import SlotIdentity
+from xidstream.pipeline.exchange import SlotIdentity
 from xidstream.pipeline.spark.delta import DeltaSink
 from xidstream.pipeline.spark.foreach import ForeachSink
 from xidstream.pipeline.spark.frames import SparkBatch

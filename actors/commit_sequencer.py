@@ -17,15 +17,15 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from xidstream.actors.faults import unwrap
-from xidstream.actors.slot_storage import SlotStorage
+from xidstream.actors.runtime.ray_errors import unwrap
 from xidstream.pipeline.buffer.transaction import transaction_row
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import XidstreamError
+from xidstream.pipeline.exchange import Batch, Opened, PreparedTransaction, Sealed, TransactionEnd
 from xidstream.pipeline.faultpoints import reach
-from xidstream.pipeline.handoff import Batch, Opened, PreparedTransaction, Sealed, TransactionEnd
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
 from xidstream.pipeline.sequencer import CommitOrder, Delivered, FinishedPrepares, PreparedBook
+from xidstream.pipeline.stages.slot_storage import SlotStorage
 from xidstream.pipeline.stream import (
     Committed,
     CommittedPrepared,

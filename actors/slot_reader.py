@@ -1,8 +1,8 @@
 """The slot reader actor: owns the replication connection and the buffers.
 
-A shell: ``prepare`` connects and starts the buffers, ``open`` starts replication, ``run`` reads until ``stop``, on a
-thread of its own inside the actor (``Reading``), beside the one that hands blocks over (``Dispatch``). ``feedback``,
-``stop`` and ``stats`` come in on others, and only set or read plain attributes.
+A shell: ``prepare`` connects and starts the buffers, ``open`` starts replication, ``run`` reads until ``stop``. Reading
+(``Reading``) and sending (``SendingThread``) each have a thread of their own inside the actor. ``feedback``, ``stop``
+and ``stats`` come in on other threads, and only set or read plain attributes.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
-from xidstream.actors.allocator import return_freed_memory
-from xidstream.actors.buffer_pool import BufferPool
-from xidstream.actors.dispatch import Dispatch
-from xidstream.actors.handover import HandOver
-from xidstream.actors.quota import QuotaShare
-from xidstream.actors.reading import Reading
-from xidstream.actors.secrets import take_up
-from xidstream.actors.slot_record import check_record
+from xidstream.actors.reader.buffer_pool import BufferPool
+from xidstream.actors.reader.buffer_quota import QuotaShare
+from xidstream.actors.reader.reading import Reading
+from xidstream.actors.reader.sender import Sender
+from xidstream.actors.reader.sending_thread import SendingThread
+from xidstream.actors.runtime.allocator import return_freed_memory
+from xidstream.actors.runtime.secrets import take_up
 from xidstream.actors.xid_buffer import BufferSettings
 from xidstream.pipeline.config import Config
-from xidstream.pipeline.handoff import Opened
+from xidstream.pipeline.exchange import Opened
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.protocol.spares import Spares
 from xidstream.pipeline.segments import Layout
 from xidstream.pipeline.slot.admin import Blocker, describe_slot
 from xidstream.pipeline.slot.opening import connect_slot, slot_settings
+from xidstream.pipeline.stages.slot_record import check_record
 from xidstream.pipeline.stream import StreamCutter
 from xidstream.pipeline.stream.backlog import Backlog
 
@@ -63,7 +63,7 @@ class SlotReader:
         self._share = None if quota is None else QuotaShare(quota, epoch, config.buffers_min)
         self._stop = threading.Event()
         self._waiting_for: str | None = None
-        self._dispatch: Dispatch | None = None
+        self._sending: SendingThread | None = None
         return_freed_memory()
 
     # -- called by the supervisor ----------------------------------------------------------------------
@@ -123,21 +123,21 @@ class SlotReader:
 
     def run(self, sequencer: Any) -> None:
         """Read until ``stop``. Raises ConnectionLost, ProtocolViolation, SlotLost and what buffers raise."""
-        self._handover = HandOver(self._pool, sequencer, Backlog(self._config.buffer_memory_bytes))
-        self._dispatch = Dispatch(self._handover, self._pool)
-        self._dispatch.start()
+        self._sender = Sender(self._pool, sequencer, Backlog(self._config.buffer_memory_bytes))
+        self._sending = SendingThread(self._sender, self._pool)
+        self._sending.start()
         try:
-            self._reading.run(self._dispatch)
+            self._reading.run(self._sending)
         finally:
             # First the slot, which must not wait for Ray to be free for another reader.
             self._slot.connection.close()
-            self._dispatch.close()
+            self._sending.close()
 
     def feedback(self, confirmed_lsn: Lsn, done_ticket: int) -> None:
         """From the sequencer: what may be confirmed, and what no longer waits for the sink."""
         self._reading.confirm(confirmed_lsn)
-        if self._dispatch is not None:
-            self._dispatch.done_ticket = max(self._dispatch.done_ticket, done_ticket)
+        if self._sending is not None:
+            self._sending.done_ticket = max(self._sending.done_ticket, done_ticket)
 
     def stop(self) -> None:
         """End ``run`` after the next look: it confirms what it may, and leaves the slot free."""
@@ -145,18 +145,18 @@ class SlotReader:
 
     def stats(self) -> ReaderStats | None:
         """None before ``run``."""
-        dispatch = self._dispatch
-        if dispatch is None:
+        sending = self._sending
+        if sending is None:
             return None
         held = [(h.xid, h.n_rows, h.n_bytes_in_memory, h.n_segments) for h in list(self._pool.open.values())]
         return ReaderStats(
             n_messages=self._cutter.n_messages_cut,
-            n_bytes=self._handover.n_bytes,
-            received_lsn=max(self._reading.received_lsn, dispatch.end_lsn),
+            n_bytes=self._sender.n_bytes,
+            received_lsn=max(self._reading.received_lsn, sending.end_lsn),
             flushed_lsn=self._reading.flushed_lsn,
             pending_bytes=self._cutter.pending_bytes,
-            in_flight_bytes=dispatch.in_flight_bytes,
-            backlog_bytes=dispatch.backlog_bytes,
+            in_flight_bytes=sending.in_flight_bytes,
+            backlog_bytes=sending.backlog_bytes,
             paused=self._reading.paused,
             n_buffers=self._pool.n_buffers,
             n_buffers_asked=self._pool.n_asked,

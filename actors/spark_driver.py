@@ -1,136 +1,88 @@
-"""Who holds the Spark session: what the supervisor needs of it, and the user's own process as one.
+"""The Spark driver actor: the Spark session, in a process that can be replaced.
 
-From the command line it is an actor (``actors.driver_actor``). A PySpark script has its session in its own process and
-uses ``InProcessDriver``; the supervisor sees the same calls (``Driver``).
+A JVM that died cannot be started again in the same process. So the command line keeps its session in an actor: a new
+actor takes the place of a lost one, and the run goes on.
+
+Several slots of one run share the actor and its session, each with a batch loop of its own on a thread of its own;
+``actors.supervision.shared_session`` says who starts and ends it. Their Spark jobs are told apart by job groups.
 """
 
 from __future__ import annotations
 
-import concurrent.futures
-import threading
-from collections.abc import Callable
-from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, Protocol
+import contextlib
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
 
-import ray
+from py4j.protocol import Py4JError
 
-from xidstream.actors.batch_loop import STALLED_AFTER_S, BatchLoop, LoopProgress
-from xidstream.actors.spark_master import SparkMaster
-from xidstream.pipeline.errors import SinkFailed
-from xidstream.pipeline.handoff import SlotIdentity
-from xidstream.pipeline.spark.sink import Sink
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-_STALLED = (
-    f"a Spark job waited {STALLED_AFTER_S:.0f} s without a running task: RayDP's master or executors are lost"
-)
-_MASTER_LOST = "RayDP's master is lost: its Spark session can start no executor any more"
+from xidstream.actors.driver.batch_loop import BatchLoop, LoopProgress
+from xidstream.actors.driver.printed_lines import PrintedLines
+from xidstream.actors.driver.spark_master import SparkMaster
+from xidstream.actors.driver.trouble import trouble_of
+from xidstream.pipeline.config import Config
+from xidstream.pipeline.exchange import SlotIdentity
+from xidstream.pipeline.spark.sink import make_sink
 
 
-class Driver(Protocol):
-    """What the supervisor needs of whoever holds the Spark session.
+class SparkDriver:
+    """The actor, of one slot or several. ``run`` blocks one thread for each; the others answer."""
 
-    ``replaceable``: whether another can be made when this one is lost or does not end.
-    """
+    def __init__(self, configs: Mapping[str, Config]) -> None:
+        self._configs = configs
+        self._loops: dict[str, BatchLoop] = {}
+        self._names: dict[str, str] = {}
+        self._lines = PrintedLines()
 
-    replaceable: bool
+    def start(self) -> None:
+        from xidstream.actors.driver.session import start_spark
 
-    def start(self) -> ray.ObjectRef | None:
-        """Begin to start the session; the reference is done when it is ready. None: it is."""
-        ...
+        slot, config = next(iter(self._configs.items()))
+        name = f"xidstream-{slot}"
+        self._spark = start_spark(config, name)
+        self._master = SparkMaster(name)
+        # For good: it is the process's, and several loops may end and begin at any time.
+        sys.stdout = self._lines
 
-    def begin(self, sequencer: Any, identity: SlotIdentity) -> None:
-        """Start the loop for one epoch; the one before has ended."""
-        ...
+    def run(self, slot: str, name: str, sequencer: Any, identity: SlotIdentity) -> None:
+        """``name`` is the loop's alone, and that of its Spark jobs' group."""
+        config = self._configs[slot]
+        self._spark.sparkContext.setJobGroup(name, f"slot {slot}")
+        loop = BatchLoop(
+            self._spark, make_sink(config.sink, identity), sequencer, config.storage, self.progress(slot)
+        )
+        # In this order: what ends the loop before must never find this one under the old name.
+        self._names[slot] = name
+        self._loops[slot] = loop
+        loop.run()
 
-    def result(self, timeout_s: float) -> bool:
-        """Whether the loop has ended; raises what ended it, and ComponentLost for one that makes no progress."""
-        ...
-
-    def end(self, timeout_s: float) -> bool:
-        """Ask the loop to end, and wait: whether none is running."""
-        ...
-
-    def is_alive(self) -> bool:
-        """Whether the session can still work, or is still starting."""
-        ...
-
-    def progress(self) -> LoopProgress: ...
-
-    def take_output(self) -> list[str]: ...
-
-    def close(self) -> None: ...
-
-
-class InProcessDriver:
-    """The loop on a thread of the user's process, with the user's session; the session is never ended here."""
-
-    replaceable = False
-
-    def __init__(self, spark: SparkSession, storage_uri: str, make: Callable[[SlotIdentity], Sink]) -> None:
-        self._spark = spark
-        self._storage_uri = storage_uri
-        self._make = make
-        self._loop: BatchLoop | None = None
-        self._future: Future[None] | None = None
-        self._master = SparkMaster(str(spark.sparkContext.appName))
-
-    def start(self) -> ray.ObjectRef | None:
-        return None
-
-    def begin(self, sequencer: Any, identity: SlotIdentity) -> None:
-        loop = BatchLoop(self._spark, self._make(identity), sequencer, self._storage_uri, self.progress())
-        future: Future[None] = Future()
-        self._loop, self._future = loop, future
-
-        def run() -> None:
-            try:
-                loop.run()
-            except BaseException as error:  # noqa: BLE001 - raised again where it is awaited
-                future.set_exception(error)
-            else:
-                future.set_result(None)
-
-        threading.Thread(target=run, name="xidstream-batches", daemon=True).start()
-
-    def result(self, timeout_s: float) -> bool:
-        assert self._future is not None and self._loop is not None
-        if not concurrent.futures.wait([self._future], timeout_s).done:
-            if (trouble := trouble_of(self._master, self._loop)) is not None:
-                raise SinkFailed(
-                    trouble, remedy="end the script: its Spark session cannot be mended from inside"
-                )
-            return False
-        self._future.result()
-        return True
-
-    def end(self, timeout_s: float) -> bool:
-        if self._loop is None or self._future is None:
-            return True
-        self._loop.stop()
-        return bool(concurrent.futures.wait([self._future], timeout_s).done)
+    def end(self, slot: str, name: str) -> None:
+        """End this loop and no later one: a call may be slow, and the next epoch's loop be there already."""
+        if self._names.get(slot) == name and slot in self._loops:
+            self._loops[slot].stop()
+            with contextlib.suppress(Py4JError, OSError):  # a lost JVM, and its jobs with it
+                self._spark.sparkContext.cancelJobGroup(name)
 
     def is_alive(self) -> bool:
-        try:
-            return not self._spark.sparkContext._jsc.sc().isStopped()
-        except Exception:  # noqa: BLE001 - Py4J's way of saying that the JVM is gone
-            return False
+        """Raises what Py4J raises when the JVM is gone."""
+        return not self._master.is_lost() and not self._spark.sparkContext._jsc.sc().isStopped()
 
-    def progress(self) -> LoopProgress:
-        return self._loop.progress if self._loop is not None else LoopProgress()
+    def trouble(self, slot: str) -> str | None:
+        """Why the batch in hand will never end, where that is known."""
+        return trouble_of(self._master, self._loops.get(slot))
+
+    def progress(self, slot: str) -> LoopProgress:
+        return self._loops[slot].progress if slot in self._loops else LoopProgress()
 
     def take_output(self) -> list[str]:
-        return []
+        """Of all slots."""
+        return self._lines.take()
+
+    def pid(self) -> int:
+        return os.getpid()
 
     def close(self) -> None:
-        if self._loop is not None:
-            self._loop.stop()
+        from xidstream.actors.driver.session import stop_spark
 
-
-def trouble_of(master: SparkMaster, loop: BatchLoop | None) -> str | None:
-    """Why the batch in hand will never end, where that is known."""
-    if master.is_lost():
-        return _MASTER_LOST
-    return _STALLED if loop is not None and loop.is_stalled() else None
+        stop_spark()

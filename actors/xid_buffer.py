@@ -27,14 +27,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from xidstream.actors.allocator import return_freed_memory
-from xidstream.actors.arrow_store import ArrowStore
+from xidstream.actors.runtime.allocator import return_freed_memory
+from xidstream.actors.runtime.object_store import put_arrow
 from xidstream.pipeline import rows
 from xidstream.pipeline.buffer import BufferMemory, OpenTransaction
 from xidstream.pipeline.buffer.transaction import stamp_messages
 from xidstream.pipeline.errors import ComponentLost
+from xidstream.pipeline.exchange import MemoryPart, PreparedTransaction, RelationMap, Sealed, TransactionEnd
 from xidstream.pipeline.faultpoints import reach
-from xidstream.pipeline.handoff import MemoryPart, PreparedTransaction, RelationMap, Sealed, TransactionEnd
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.relations import RelationVersion
 from xidstream.pipeline.rows import DroppedRuns
@@ -116,7 +116,6 @@ def _unless_failed(method: _Method) -> _Method:
 class XidBuffer:
     def __init__(self, settings: BufferSettings) -> None:
         self._storage = Storage(settings.storage_uri)
-        self._store = ArrowStore()
         self._layout = settings.layout
         self._memory = BufferMemory(settings.memory_bytes)
         self._open: dict[Xid, OpenTransaction] = {}
@@ -152,10 +151,9 @@ class XidBuffer:
             released_table = pa.Table.from_batches(batches)
             memory.append(
                 MemoryPart(
-                    relation, released_table.num_rows, released_table.nbytes, self._store.put(released_table)
+                    relation, released_table.num_rows, released_table.nbytes, put_arrow(released_table)
                 )
             )
-        self._give_way()
         return Sealed(
             transactions=decoded.transactions,
             memory=tuple(memory),
@@ -230,15 +228,9 @@ class XidBuffer:
         return self._hold(transaction)
 
     def _hold(self, transaction: OpenTransaction) -> Held:
-        self._give_way()
         while (spill := self._memory.next_spill(self._open.values())) is not None:
             self._spill(spill.transaction, spill.relation)
         return Held(transaction.xid, transaction.n_rows, transaction.n_bytes, transaction.n_segments)
-
-    def _give_way(self) -> None:
-        """The store's memory is within the limit of the rows, and after them."""
-        if self._memory.free_bytes(self._open.values()) < self._store.kept_bytes:
-            self._store.give_back()
 
     @_unless_failed
     def abort_subtransactions(self, xid: Xid, step: int, subxids: tuple[Xid, ...]) -> None:
@@ -257,10 +249,9 @@ class XidBuffer:
         transaction = self._started(end.xid, step)
         reach("sealing")
         transaction.give_messages_back(lambda key: read_messages(self._storage, key))
-        sealed = transaction.seal(end, self._store.put)
+        sealed = transaction.seal(end, put_arrow)
         reach("sealed")
         del self._open[end.xid]
-        self._give_way()
         self._delete_unnamed(transaction, {part.segment.key for part in sealed.segments})
         return sealed
 

@@ -18,7 +18,7 @@ from benchmarks import ours
 from benchmarks.ours import Drained
 from benchmarks.results import median
 from benchmarks.source import Source, server
-from xidstream.pipeline.embedded_postgres import EmbeddedPostgres
+from xidstream.actors.demo.embedded_postgres import EmbeddedPostgres
 
 _TURN_ROWS = 2_000
 _BUFFERS = 4

@@ -32,8 +32,8 @@ import ray
 
 from tests.postgres_fixtures import Database
 from tests.ray.conftest import RayPipeline
-from xidstream.actors.sessions import connect_ray
-from xidstream.pipeline.embedded_postgres import EmbeddedPostgres
+from xidstream.actors.demo.embedded_postgres import EmbeddedPostgres
+from xidstream.actors.runtime.ray_cluster import connect_ray
 
 MIB = 1 << 20
 SETTINGS = {

@@ -16,12 +16,13 @@ from typing import Any
 from benchmarks.processes import Usage, Watch
 from benchmarks.source import PUBLICATION, Source
 from xidstream.actors.change_stream import StreamingQuery
-from xidstream.actors.sessions import connect_ray, start_spark, stop_spark
-from xidstream.actors.spark_driver import InProcessDriver
-from xidstream.actors.supervisor import Supervisor
+from xidstream.actors.demo.embedded_postgres import EmbeddedPostgres
+from xidstream.actors.driver.session import start_spark, stop_spark
+from xidstream.actors.runtime.ray_cluster import connect_ray
+from xidstream.actors.supervision.drivers import InProcessDriver
+from xidstream.actors.supervision.supervisor import Supervisor
 from xidstream.pipeline.config import Config
-from xidstream.pipeline.embedded_postgres import EmbeddedPostgres
-from xidstream.pipeline.handoff import SlotIdentity
+from xidstream.pipeline.exchange import SlotIdentity
 from xidstream.pipeline.spark.delta import DeltaSink
 from xidstream.pipeline.spark.foreach import ForeachSink
 from xidstream.pipeline.spark.frames import SparkBatch

@@ -18,7 +18,7 @@ import time
 import psycopg
 
 from benchmarks.source import COLUMNS, PUBLICATION, Source
-from xidstream.pipeline.embedded_postgres import EmbeddedPostgres
+from xidstream.actors.demo.embedded_postgres import EmbeddedPostgres
 from xidstream.pipeline.pg import Lsn
 
 WORK_MEM = "4MB"

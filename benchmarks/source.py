@@ -10,7 +10,7 @@ from typing import Any
 
 import psycopg
 
-from xidstream.pipeline.embedded_postgres import EmbeddedPostgres
+from xidstream.actors.demo.embedded_postgres import EmbeddedPostgres
 from xidstream.pipeline.pg import Lsn
 
 SETTINGS = {

@@ -31,7 +31,7 @@ def done(part):
     global began_s
     now_s = time.monotonic()
     times[part], began_s = now_s - began_s, now_s
-from xidstream.actors import sessions
+from xidstream.actors.driver import session as sessions
 from xidstream.pipeline.config import Config
 done("imports")
 sessions.connect_ray()

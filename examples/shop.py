@@ -3,7 +3,7 @@
     python examples/shop.py 'host=db dbname=shop user=repl' SLOT PUBLICATION STORAGE
 
 ``STORAGE`` is a folder or URI for spilled segments. Make the slot first: ``xidstream slot create --slot SLOT``.
-On a machine without Java, ``actors.java.ensure_java`` puts the one from pip on PATH before Ray starts.
+On a machine without Java, ``actors.runtime.java.ensure_java`` puts the one from pip on PATH before Ray starts.
 """
 
 import sys
@@ -12,7 +12,7 @@ import ray
 import raydp
 
 from xidstream import ChangeStream
-from xidstream.actors.java import ensure_java
+from xidstream.actors.runtime.java import ensure_java
 
 
 def handle(batch):

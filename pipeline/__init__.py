@@ -3,10 +3,14 @@
 Nothing in this package imports ray or raydp: where things run is decided in ``actors``. The layers, each
 importing only those below it (checked in CI by import-linter)::
 
+    stages                                                            the bodies of the actors
     slot | decode | segments | spark | stream | buffer | sequencer    siblings, strangers to each other
-    handoff                                                           all that crosses processes
+    exchange                                                          all that crosses processes
     rows                                                              the Arrow layout of rows
     relations                                                         relation versions and their types
     protocol                                                          pgoutput messages
-    config | errors | pg
+    config | restarts
+    pg
+    faultpoints
+    errors
 """

@@ -4,8 +4,8 @@ Each field carries its unit in its name and, in its metadata, the sentence that 
 show. A setting that a person gave wrongly raises ConfigError with the setting's name and what is allowed.
 A secret is never a setting of its own, but ``dsn``, ``storage``, ``sink`` and ``spark_conf`` may hold one: ``repr``
 leaves out or redacts them, and whatever shows a URI to people shows ``redacted(uri)``. No secret travels in an
-actor's argument: ``refuse_credentials`` for the last three, ``actors.secrets`` for the DSN's password. libpq resolves
-passfiles, service files and ``PG*`` variables itself, on the reader's node.
+actor's argument: ``refuse_credentials`` sees to the last three, ``actors.runtime.secrets`` to the DSN's password. libpq
+resolves passfiles, service files and ``PG*`` variables itself, on the reader's node.
 
 Nested sections were considered and rejected: every option of the command line is a key of the file, and
 people should not have to learn two spellings. The one list is ``[[slots]]``: several slots in one run, each with any

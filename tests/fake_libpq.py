@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator, Sequence
 
-from xidstream.pipeline.protocol.gathered import Outcome
+from xidstream.pipeline.protocol.message_buffer import Outcome
 from xidstream.pipeline.slot.copy_loop import CopyLoop
 from xidstream.pipeline.stream import Cut, StreamCutter
 

@@ -22,7 +22,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from xidstream.pipeline.embedded_postgres import EmbeddedPostgres
+from xidstream.actors.demo.embedded_postgres import EmbeddedPostgres
 
 __all__ = ["Database", "_servers", "database", "own_postgres", "postgres_server"]
 

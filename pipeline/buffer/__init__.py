@@ -1,8 +1,8 @@
 """Open transactions in memory: what a buffer holds, what it spills, what it gives when the end comes."""
 
+from xidstream.pipeline.buffer.buffer_shares import BufferQuota
 from xidstream.pipeline.buffer.memory import BufferMemory, Spill
 from xidstream.pipeline.buffer.pool import BufferPoolPolicy, Move, PoolFull
-from xidstream.pipeline.buffer.quota import BufferQuota
 from xidstream.pipeline.buffer.transaction import OpenTransaction
 
 __all__ = [

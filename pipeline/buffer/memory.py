@@ -28,10 +28,6 @@ class Spill:
 class BufferMemory:
     limit_bytes: int
 
-    def free_bytes(self, transactions: Iterable[OpenTransaction]) -> int:
-        """What rows leave of the limit; below 0 when something is to be spilled."""
-        return self.limit_bytes - sum(transaction.n_bytes for transaction in transactions)
-
     def next_spill(self, transactions: Iterable[OpenTransaction]) -> Spill | None:
         """The group to spill now, or None while everything fits. To be asked again after each spill."""
         held = 0

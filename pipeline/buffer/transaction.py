@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from xidstream.pipeline import rows
 from xidstream.pipeline.errors import IllegalTransition
-from xidstream.pipeline.handoff import (
+from xidstream.pipeline.exchange import (
     ArrowRef,
     MemoryPart,
     PreparedTransaction,

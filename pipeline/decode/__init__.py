@@ -21,7 +21,7 @@ from xidstream.pipeline.decode.blocks import (
     decode_transaction_block,
     warm_up,
 )
-from xidstream.pipeline.decode.tables import DecodedTable
+from xidstream.pipeline.decode.table_decoder import DecodedTable
 
 __all__ = [
     "DecodedBlock",

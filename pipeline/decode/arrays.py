@@ -26,9 +26,9 @@ import numpy.typing as npt
 import pyarrow as pa
 from numba import njit, types
 
+from xidstream.pipeline.decode.bad_values import BadValue
 from xidstream.pipeline.decode.codes import TEXT
 from xidstream.pipeline.decode.columns import Values, check_offsets
-from xidstream.pipeline.decode.faults import BadValue
 
 _U8R = types.Array(types.uint8, 1, "C", readonly=True)
 _I32 = types.int32[::1]

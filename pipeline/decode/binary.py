@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numba import njit, types
 
+from xidstream.pipeline.decode.bad_values import BadValue
 from xidstream.pipeline.decode.columns import Values, check_offsets, first_failing
-from xidstream.pipeline.decode.faults import BadValue
 
 _U8R = types.Array(types.uint8, 1, "C", readonly=True)
 _I32 = types.int32[::1]

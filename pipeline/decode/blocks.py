@@ -19,9 +19,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from xidstream.pipeline.decode import codes, scan
+from xidstream.pipeline.decode.bad_values import BadValue, BlockStory, scan_fault
 from xidstream.pipeline.decode.columns import Values
-from xidstream.pipeline.decode.faults import BadValue, BlockStory, scan_fault
-from xidstream.pipeline.decode.tables import DecodedTable, RowIndex, decode_table
+from xidstream.pipeline.decode.table_decoder import DecodedTable, RowIndex, decode_table
 from xidstream.pipeline.errors import PoisonedChange, UsageError
 from xidstream.pipeline.pg import POSTGRES_EPOCH_UNIX_US
 from xidstream.pipeline.relations import RelationVersion

@@ -27,8 +27,8 @@ import numpy.typing as npt
 import pyarrow as pa
 from numba import njit, types
 
+from xidstream.pipeline.decode.bad_values import BadValue
 from xidstream.pipeline.decode.codes import NEW_AFTER_OLD, NO_TUPLE, NULL, OLD_FULL, OLD_KEY, TEXT, UNCHANGED
-from xidstream.pipeline.decode.faults import BadValue
 from xidstream.pipeline.errors import Unsupported
 
 _U8R = types.Array(types.uint8, 1, "C", readonly=True)

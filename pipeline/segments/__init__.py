@@ -26,7 +26,7 @@ batch (object stores charge for requests), a database (one more thing to run, an
 """
 
 from xidstream.pipeline.segments.cleanup import clean_dead_epochs, holds_slot, remove_slot
-from xidstream.pipeline.segments.layout import Layout, SegmentName
+from xidstream.pipeline.segments.keys import Layout, SegmentName
 from xidstream.pipeline.segments.manifest import delete_prepared, load_prepared, write_prepared
 from xidstream.pipeline.segments.message_file import read_messages, write_messages
 from xidstream.pipeline.segments.progress import ProgressRecord, read_progress, write_progress

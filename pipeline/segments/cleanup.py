@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Set
 
-from xidstream.pipeline.segments.layout import Layout
+from xidstream.pipeline.segments.keys import Layout
 from xidstream.pipeline.segments.storage import Storage
 
 

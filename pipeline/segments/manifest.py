@@ -24,12 +24,12 @@ import numpy as np
 import numpy.typing as npt
 
 from xidstream.pipeline.errors import SegmentCorrupt, UsageError
-from xidstream.pipeline.handoff import PreparedTransaction, Segment
+from xidstream.pipeline.exchange import PreparedTransaction, Segment
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.relations import RelationVersion
 from xidstream.pipeline.rows import DroppedRuns
 from xidstream.pipeline.segments.envelope import seal, unseal
-from xidstream.pipeline.segments.layout import Layout, PreparedName
+from xidstream.pipeline.segments.keys import Layout, PreparedName
 from xidstream.pipeline.segments.progress import read_progress
 from xidstream.pipeline.segments.storage import Storage
 

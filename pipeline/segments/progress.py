@@ -23,10 +23,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from xidstream.pipeline.errors import SegmentCorrupt, UsageError
-from xidstream.pipeline.handoff import PrepareCover, PreparedTransaction
+from xidstream.pipeline.exchange import PrepareCover, PreparedTransaction
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.segments.envelope import seal, unseal
-from xidstream.pipeline.segments.layout import Layout
+from xidstream.pipeline.segments.keys import Layout
 from xidstream.pipeline.segments.storage import Storage
 
 FORMAT: Final = "xidstream.progress"

@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from xidstream.pipeline import rows
 from xidstream.pipeline.errors import ConfigError, SegmentCorrupt, UsageError
-from xidstream.pipeline.handoff import Segment
+from xidstream.pipeline.exchange import Segment
 from xidstream.pipeline.relations import RelationVersion
 from xidstream.pipeline.segments.storage import Storage, Write, self_contained
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from xidstream.pipeline.errors import SegmentCorrupt
 from xidstream.pipeline.segments.envelope import seal, unseal
-from xidstream.pipeline.segments.layout import Layout
+from xidstream.pipeline.segments.keys import Layout
 from xidstream.pipeline.segments.storage import Storage
 
 FORMAT: Final = "xidstream.server"

@@ -33,7 +33,7 @@ from pyarrow import fs
 
 from xidstream.pipeline.config import redacted
 from xidstream.pipeline.errors import ConfigError, StorageFault, UsageError
-from xidstream.pipeline.segments.layout import is_transaction_folder
+from xidstream.pipeline.segments.keys import is_transaction_folder
 
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
 SCHEMES: Final = ("file", "s3", "gs", "gcs", "abfs", "abfss")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from xidstream.pipeline.handoff import Sealed
+from xidstream.pipeline.exchange import Sealed
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
 
 

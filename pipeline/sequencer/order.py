@@ -26,7 +26,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from xidstream.pipeline.errors import IllegalTransition
-from xidstream.pipeline.handoff import Batch, Sealed
+from xidstream.pipeline.exchange import Batch, Sealed
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from xidstream.pipeline.errors import ProtocolViolation, SlotLost
-from xidstream.pipeline.handoff import PrepareCover, PreparedTransaction, SegmentPart, TransactionEnd
+from xidstream.pipeline.exchange import PrepareCover, PreparedTransaction, SegmentPart, TransactionEnd
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.rows import Stamp
 

@@ -25,12 +25,12 @@ from psycopg import pq
 from psycopg.rows import dict_row
 
 from xidstream.pipeline.errors import ConnectionLost, EnvironmentFault, Unsupported
-from xidstream.pipeline.handoff import PrepareCover
+from xidstream.pipeline.exchange import PrepareCover
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.slot.conninfo import complete
 from xidstream.pipeline.slot.failures import from_connect_error, from_error, from_result
-from xidstream.pipeline.slot.options import PG10, PG14, PG15, PG17, quote_literal, version_text
 from xidstream.pipeline.slot.settings import check_slot_name
+from xidstream.pipeline.slot.stream_options import PG10, PG14, PG15, PG17, quote_literal, version_text
 
 PLUGIN: Final = "pgoutput"
 _PAGE_HEADER_BYTES: Final = 40  # of a WAL segment's first page; the others have 24

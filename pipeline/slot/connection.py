@@ -55,8 +55,13 @@ from xidstream.pipeline.slot.failures import (
     from_result,
 )
 from xidstream.pipeline.slot.loopback import join_rows
-from xidstream.pipeline.slot.options import PG13, StreamOptions, quote_literal, start_replication_command
 from xidstream.pipeline.slot.settings import SlotSettings
+from xidstream.pipeline.slot.stream_options import (
+    PG13,
+    StreamOptions,
+    quote_literal,
+    start_replication_command,
+)
 
 if TYPE_CHECKING:
     from xidstream.pipeline.slot.copy_loop import CopyLoop

@@ -2,7 +2,7 @@
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,call-arg,var-annotated,unreachable"
 """The compiled loop between libpq and the array that a block is made of.
 
-A row passes from libpq's buffer into ``Gathered.payload`` without becoming a Python object: ``PQgetCopyData``, one
+A row passes from libpq's buffer into ``MessageBuffer.payload`` without becoming a Python object: ``PQgetCopyData``, one
 look at its type byte, one copy, ``PQfreemem``. It is the same libpq, on the same connection, through which psycopg
 does all the rest, so TLS, notices and errors are what they are without it. What needs a look (``TRANSITIONS`` says
 ``LOOK``: keepalives, control messages, whatever is not legal here, and a row for which there is no room) is given to
@@ -29,7 +29,7 @@ from numba.extending import intrinsic
 from psycopg import pq
 
 from xidstream.pipeline.errors import EnvironmentFault
-from xidstream.pipeline.protocol.gathered import (
+from xidstream.pipeline.protocol.message_buffer import (
     HEADER_BYTES,
     IN_PLAIN,
     LAST_COMMIT_AT,
@@ -43,7 +43,7 @@ from xidstream.pipeline.protocol.gathered import (
     TRANSITIONS,
     WHOLE_BYTES,
     WHOLE_MESSAGES,
-    Gathered,
+    MessageBuffer,
     Outcome,
 )
 
@@ -209,7 +209,7 @@ class CopyLoop:
         connection = pgconn.pgconn_ptr  # type: ignore[attr-defined]  # not in psycopg's protocol, in all its classes
         return cls(connection, *functions)
 
-    def gather(self, into: Gathered, limit_bytes: int) -> Outcome:
+    def gather(self, into: MessageBuffer, limit_bytes: int) -> Outcome:
         """Append messages to ``into`` until one of the outcomes; Python's other threads run meanwhile."""
         return Outcome(
             _gather(

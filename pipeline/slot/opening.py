@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import PreconditionMissing, SlotLost
-from xidstream.pipeline.handoff import PrepareCover, SlotIdentity
+from xidstream.pipeline.exchange import PrepareCover, SlotIdentity
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
 from xidstream.pipeline.slot.admin import (
     PLUGIN,
@@ -24,8 +24,8 @@ from xidstream.pipeline.slot.admin import (
     settled_flush_lsn,
 )
 from xidstream.pipeline.slot.connection import ReplicationConnection
-from xidstream.pipeline.slot.options import StreamOptions, stream_options
 from xidstream.pipeline.slot.settings import SlotSettings, Streaming
+from xidstream.pipeline.slot.stream_options import StreamOptions, stream_options
 
 
 @dataclass(frozen=True)

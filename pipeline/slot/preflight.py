@@ -22,9 +22,9 @@ from xidstream.pipeline.slot.failures import (
     REMEDY_WAL_LEVEL,
 )
 from xidstream.pipeline.slot.findings import Finding, Status
-from xidstream.pipeline.slot.options import PG10, PG13, PG16, stream_options, version_text
 from xidstream.pipeline.slot.published import check_publications
 from xidstream.pipeline.slot.settings import SlotSettings, Streaming
+from xidstream.pipeline.slot.stream_options import PG10, PG13, PG16, stream_options, version_text
 
 __all__ = ["Finding", "Status", "preflight"]
 

@@ -15,7 +15,7 @@ import psycopg
 
 from xidstream.pipeline.relations.relation import CONTRACT_COLUMNS
 from xidstream.pipeline.slot.findings import Finding, enumerate_names
-from xidstream.pipeline.slot.options import PG15, quote_identifier
+from xidstream.pipeline.slot.stream_options import PG15, quote_identifier
 
 _COLUMNS_15: Final = """
     SELECT pubname, schemaname, tablename, attnames::text[] FROM pg_publication_tables

@@ -10,8 +10,8 @@ import sys
 from typing import TYPE_CHECKING, TextIO
 
 from xidstream.pipeline.pg import Lsn
-from xidstream.pipeline.spark.faults import fault_of
 from xidstream.pipeline.spark.frames import SparkBatch
+from xidstream.pipeline.spark.spark_errors import fault_of
 from xidstream.pipeline.spark.stateless import StatelessSink
 
 if TYPE_CHECKING:

@@ -41,15 +41,14 @@ from xidstream.pipeline.errors import (
     UsageError,
     XidstreamError,
 )
+from xidstream.pipeline.exchange import SlotIdentity
 from xidstream.pipeline.faultpoints import reach
-from xidstream.pipeline.handoff import SlotIdentity
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.rows import MESSAGES_SCHEMA, TRANSACTIONS_SCHEMA
 from xidstream.pipeline.spark import naming
+from xidstream.pipeline.spark.batch_parts import TableParts
 from xidstream.pipeline.spark.delta_table import MAX_VERSION, NOTHING, DeltaTableWriter, SnapshotOutdated
-from xidstream.pipeline.spark.faults import fault_of
 from xidstream.pipeline.spark.frames import SparkBatch
-from xidstream.pipeline.spark.layout import Conform, Placement, Target, place
 from xidstream.pipeline.spark.naming import Location
 from xidstream.pipeline.spark.parquet_files import (
     REPORT_SCHEMA,
@@ -59,8 +58,9 @@ from xidstream.pipeline.spark.parquet_files import (
     WrittenFile,
     write_local,
 )
+from xidstream.pipeline.spark.placement import Conform, Placement, Target, place
 from xidstream.pipeline.spark.session import warm_up
-from xidstream.pipeline.spark.tables import TableParts
+from xidstream.pipeline.spark.spark_errors import fault_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

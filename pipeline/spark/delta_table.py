@@ -30,9 +30,9 @@ from deltalake.exceptions import CommitFailedError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 
 from xidstream.pipeline.errors import SinkFailed, SinkFenced, UsageError
-from xidstream.pipeline.spark.layout import Target
 from xidstream.pipeline.spark.naming import Location
 from xidstream.pipeline.spark.parquet_files import WrittenFile
+from xidstream.pipeline.spark.placement import Target
 
 SOURCE_KEY: Final = "xidstream.column"
 """Metadata of a Delta column whose name is not its source's: the source column's name."""

@@ -19,8 +19,8 @@ from collections.abc import Callable
 from typing import Any
 
 from xidstream.pipeline.errors import ComponentLost, SinkFailed, StorageFault, UsageError, XidstreamError
-from xidstream.pipeline.spark.faults import fault_of, raised_in_executor
 from xidstream.pipeline.spark.frames import SparkBatch
+from xidstream.pipeline.spark.spark_errors import fault_of, raised_in_executor
 from xidstream.pipeline.spark.stateless import StatelessSink
 
 BatchFunction = Callable[[SparkBatch], Any]

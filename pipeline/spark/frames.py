@@ -8,7 +8,7 @@ of any size is a batch like another. The driver's own rows (transactions, messag
 few bytes inside the function: ``createDataFrame`` would pickle them row by row.
 
 Where one batch holds several layouts of a table, ``dataframe`` is their union by the rule of
-``pipeline.spark.layout`` with widening: the columns of the first layout, then what later ones add, null where
+``pipeline.spark.placement`` with widening: the columns of the first layout, then what later ones add, null where
 a layout has none, then the contract's columns.
 """
 
@@ -22,12 +22,18 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from xidstream.pipeline.errors import SinkFailed, UsageError
-from xidstream.pipeline.handoff import ArrowRef, Batch
+from xidstream.pipeline.exchange import ArrowRef, Batch
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.rows import CONTRACT_FIELDS, MESSAGES_SCHEMA, TRANSACTIONS_SCHEMA
-from xidstream.pipeline.spark.layout import Conform, Placement, Target, place
+from xidstream.pipeline.spark.batch_parts import (
+    TableName,
+    TableParts,
+    VersionParts,
+    group_by_bytes,
+    tables_of,
+)
+from xidstream.pipeline.spark.placement import Conform, Placement, Target, place
 from xidstream.pipeline.spark.released import GivenRows, ReadSegment, SegmentRows
-from xidstream.pipeline.spark.tables import TableName, TableParts, VersionParts, group_by_bytes, tables_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -25,8 +25,8 @@ import pyarrow.parquet as pq
 
 from xidstream.pipeline.errors import StorageFault
 from xidstream.pipeline.faultpoints import reach
-from xidstream.pipeline.spark.layout import Conform
 from xidstream.pipeline.spark.naming import Location
+from xidstream.pipeline.spark.placement import Conform
 from xidstream.pipeline.spark.released import SegmentRows, released
 
 ROW_GROUP_ROWS: Final = 128 << 10

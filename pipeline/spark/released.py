@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from xidstream.pipeline.errors import SegmentCorrupt, StorageFault
-from xidstream.pipeline.handoff import Segment, SegmentPart
+from xidstream.pipeline.exchange import Segment, SegmentPart
 from xidstream.pipeline.rows import internal_schema, release
-from xidstream.pipeline.spark.layout import Conform
+from xidstream.pipeline.spark.placement import Conform
 
 ReadSegment = Callable[[Segment], Iterator[pa.RecordBatch]]
 """Picklable; yields record batches in internal layout, raises SegmentCorrupt and StorageFault."""

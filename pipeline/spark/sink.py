@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from xidstream.pipeline.config import redacted
 from xidstream.pipeline.errors import ConfigError
-from xidstream.pipeline.handoff import SlotIdentity
+from xidstream.pipeline.exchange import SlotIdentity
 from xidstream.pipeline.pg import Lsn
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
-from xidstream.pipeline.spark.faults import fault_of
 from xidstream.pipeline.spark.session import warm_up
+from xidstream.pipeline.spark.spark_errors import fault_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

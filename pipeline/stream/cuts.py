@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from xidstream.pipeline.handoff import RelationMap, TransactionEnd
+from xidstream.pipeline.exchange import RelationMap, TransactionEnd
 from xidstream.pipeline.pg import Lsn, Xid
 
 

@@ -30,10 +30,10 @@ import numpy as np
 import numpy.typing as npt
 
 from xidstream.pipeline.errors import IllegalTransition
-from xidstream.pipeline.handoff import TransactionEnd
+from xidstream.pipeline.exchange import TransactionEnd
 from xidstream.pipeline.pg import INVALID_LSN, Lsn, Xid
-from xidstream.pipeline.protocol.gathered import HEADER_BYTES, IN_PLAIN, IN_ROWS, OUTSIDE, Gathered
 from xidstream.pipeline.protocol.grammar import Grammar
+from xidstream.pipeline.protocol.message_buffer import HEADER_BYTES, IN_PLAIN, IN_ROWS, OUTSIDE, MessageBuffer
 from xidstream.pipeline.protocol.messages import (
     Begin,
     BeginPrepare,
@@ -64,7 +64,7 @@ from xidstream.pipeline.stream.cuts import (
     SubtransactionsAborted,
     TransactionBlock,
 )
-from xidstream.pipeline.stream.gathering import ORIGIN, CopyData, Gathering, kind_of, lsn_of
+from xidstream.pipeline.stream.pending import ORIGIN, CopyData, PendingMessages, kind_of, lsn_of
 from xidstream.pipeline.stream.relation_book import RelationBook
 
 _ROWS: Final = frozenset(b"IUD")
@@ -89,11 +89,13 @@ class StreamCutter:
         self._parallel = parallel
         self._grammar = Grammar()
         self._book = RelationBook()
-        self._streams: dict[Xid, Gathering] = {}
-        self._plain = Gathering(self._spares)
+        self._streams: dict[Xid, PendingMessages] = {}
+        self._plain = PendingMessages(self._spares)
         self._stream_bytes = 0
-        self._in: Gathering | None = None  # what a row message is appended to now; None: rows are illegal
-        self._promoted: Gathering | None = None
+        self._in: PendingMessages | None = (
+            None  # what a row message is appended to now; None: rows are illegal
+        )
+        self._promoted: PendingMessages | None = None
         self.n_messages_cut = 0
 
     # -- what the shell asks ---------------------------------------------------------------------------
@@ -146,7 +148,7 @@ class StreamCutter:
         return self._control(kind, data)
 
     @property
-    def target(self) -> Gathered:
+    def target(self) -> MessageBuffer:
         """Where the messages go that need no look; its mode says which these are. ``settle`` must follow."""
         gathering = self._in
         if gathering is None:
@@ -207,13 +209,13 @@ class StreamCutter:
 
     # -- blocks ----------------------------------------------------------------------------------------
 
-    def _append(self, gathering: Gathering, data: CopyData) -> Sequence[Cut]:
+    def _append(self, gathering: PendingMessages, data: CopyData) -> Sequence[Cut]:
         gathering.append(data)
         if gathering.n_bytes >= self._block_bytes:
             return self._full(gathering)
         return _NONE
 
-    def _full(self, gathering: Gathering) -> Sequence[Cut]:
+    def _full(self, gathering: PendingMessages) -> Sequence[Cut]:
         if gathering is not self._plain:
             return self._cut(gathering)
         cuts = list(self.flush())
@@ -227,7 +229,7 @@ class StreamCutter:
         first = plain.message(0)
         begin = self._parse(first)
         assert isinstance(begin, Begin)
-        promoted = Gathering(self._spares, begin.xid, lsn_of(first) or begin.final_lsn)
+        promoted = PendingMessages(self._spares, begin.xid, lsn_of(first) or begin.final_lsn)
         n_heads = 1
         if plain.kinds(2)[1:] == bytes([ORIGIN]):
             origin = self._parse(plain.message(1))
@@ -238,7 +240,7 @@ class StreamCutter:
         self._promoted = self._in = promoted
         return self._cut(promoted)
 
-    def _cut(self, gathering: Gathering) -> Sequence[Cut]:
+    def _cut(self, gathering: PendingMessages) -> Sequence[Cut]:
         if not gathering.n_messages:
             return _NONE
         assert gathering.xid is not None
@@ -286,9 +288,9 @@ class StreamCutter:
         first = message.first_segment if isinstance(message, StreamStart) else None
         aborted = message.subxid if isinstance(message, StreamAbort) else None
         self._grammar.on_control(kind, xid, first=first, subxid=aborted, lsn=lsn_of(data))
-        return self._dispatch(message, data)
+        return self._sending(message, data)
 
-    def _dispatch(self, message: Any, data: CopyData) -> Sequence[Cut]:
+    def _sending(self, message: Any, data: CopyData) -> Sequence[Cut]:
         if isinstance(message, StreamStart):
             return self._stream_start(message, data)
         if kind_of(data) == _STOP:
@@ -303,7 +305,7 @@ class StreamCutter:
             return self._promoted_commit(message)
         if isinstance(message, BeginPrepare):
             cuts = self.flush()
-            self._promoted = self._in = Gathering(
+            self._promoted = self._in = PendingMessages(
                 self._spares, message.xid, message.prepare_lsn, streamed=False
             )
             return cuts
@@ -364,7 +366,7 @@ class StreamCutter:
     def _stream_start(self, message: StreamStart, data: CopyData) -> Sequence[Cut]:
         stream = self._streams.get(message.xid)
         if stream is None:
-            stream = self._streams[message.xid] = Gathering(
+            stream = self._streams[message.xid] = PendingMessages(
                 self._spares, message.xid, lsn_of(data), streamed=True
             )
         self._enter(stream)
@@ -381,7 +383,7 @@ class StreamCutter:
         self._enter(stream)
         return _NONE
 
-    def _enter(self, stream: Gathering) -> None:
+    def _enter(self, stream: PendingMessages) -> None:
         # While a stream is current its bytes change without being counted; they are added again at its stop.
         self._stream_bytes -= stream.n_bytes
         self._in = stream
@@ -401,7 +403,7 @@ class StreamCutter:
             cuts += self._cut(largest)
         return cuts
 
-    def _finish(self, stream: Gathering) -> Sequence[Cut]:
+    def _finish(self, stream: PendingMessages) -> Sequence[Cut]:
         """What is left of a stream that is to be kept: its last block, then its rolled-back parts."""
         cuts = self._cut(stream)
         if not stream.aborted or not stream.has_blocks:
@@ -442,7 +444,7 @@ class StreamCutter:
             return _NONE
         return self._forget_stream(stream, message.xid)
 
-    def _forget_stream(self, stream: Gathering, xid: Xid) -> Sequence[Cut]:
+    def _forget_stream(self, stream: PendingMessages, xid: Xid) -> Sequence[Cut]:
         self._stream_bytes -= stream.n_bytes
         del self._streams[xid]
         self._book.drop(xid)
@@ -475,19 +477,19 @@ class StreamCutter:
     def _prepare(self, message: Prepare) -> Sequence[Cut]:
         if self._promoted is None:
             # Without its b: a transaction that only locked rows (PostgreSQL 18). It holds nothing, and yet K follows.
-            alone = Gathering(self._spares, message.xid, message.prepare_lsn, streamed=False)
+            alone = PendingMessages(self._spares, message.xid, message.prepare_lsn, streamed=False)
             return (*self.flush(), self._prepared(alone, message))
         promoted = self._take_promoted()
         cuts = self._cut(promoted)
         return [*cuts, self._prepared(promoted, message)]
 
-    def _take_promoted(self) -> Gathering:
+    def _take_promoted(self) -> PendingMessages:
         promoted = self._promoted
         assert promoted is not None
         self._promoted = self._in = None
         return promoted
 
-    def _prepared(self, gathering: Gathering, message: Prepare | StreamPrepare) -> Prepared:
+    def _prepared(self, gathering: PendingMessages, message: Prepare | StreamPrepare) -> Prepared:
         return Prepared(
             xid=message.xid,
             gid=message.gid,

@@ -26,7 +26,7 @@ from tests.chaos.kills import OUTSIDE, Plan, schedule
 from tests.chaos.local_round import run_local
 from tests.chaos.report import Report
 from tests.differential.runner import SERVER_SETTINGS
-from xidstream.pipeline.embedded_postgres import EmbeddedPostgres
+from xidstream.actors.demo.embedded_postgres import EmbeddedPostgres
 from xidstream.pipeline.faultpoints import TOKENS_VARIABLE, VARIABLE
 
 
@@ -63,8 +63,8 @@ def main() -> int:
         if not arguments.local:
             # Before Ray starts: its workers, RayDP's JVMs and their Python inherit them.
             os.environ[VARIABLE], os.environ[TOKENS_VARIABLE] = f"@{plan.file}", str(plan.tokens)
-            from xidstream.actors.sessions import connect_ray
-            from xidstream.actors.shared_session import own_driver
+            from xidstream.actors.runtime.ray_cluster import connect_ray
+            from xidstream.actors.supervision.shared_session import own_driver
 
             make_driver = own_driver
 

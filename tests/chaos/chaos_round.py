@@ -27,8 +27,8 @@ from tests.differential.runner import remove_database
 from tests.differential.source_schema import PUBLICATIONS, set_up_statements
 from tests.differential.workload import Workload
 from tests.feedback_spy import FeedbackSpy, observe_delta
+from xidstream.actors.demo.embedded_postgres import EmbeddedPostgres
 from xidstream.pipeline.config import Config
-from xidstream.pipeline.embedded_postgres import EmbeddedPostgres
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.slot.admin import create_slot, describe_slot
 
@@ -163,7 +163,7 @@ class Round:
     # -- the run and its kills -------------------------------------------------------------------------
 
     def _supervise(self, spy: FeedbackSpy, slot: str, workload: Workload, result: RoundResult) -> None:
-        from xidstream.actors.supervisor import Supervisor
+        from xidstream.actors.supervision.supervisor import Supervisor
 
         dsn = self._server.conninfo(self._name)
         config = Config.of(

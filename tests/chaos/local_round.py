@@ -32,9 +32,9 @@ from tests.differential.compare import Model, check_confirmations, difference, f
 from tests.differential.local_pipeline import LocalPipeline, Message, Options, Released, Sink
 from tests.differential.source_schema import PUBLICATIONS, set_up_statements
 from tests.differential.workload import Workload
+from xidstream.actors.demo.embedded_postgres import EmbeddedPostgres
 from xidstream.pipeline import faultpoints
 from xidstream.pipeline.decode import warm_up
-from xidstream.pipeline.embedded_postgres import EmbeddedPostgres
 from xidstream.pipeline.errors import ConnectionLost, SlotInUse
 from xidstream.pipeline.faultpoints import POINTS, reach
 from xidstream.pipeline.pg import Lsn

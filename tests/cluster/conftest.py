@@ -27,7 +27,7 @@ import yaml
 from ray._private.authentication_test_utils import reset_auth_token_state
 
 from tests.postgres_fixtures import *  # noqa: F403
-from xidstream.actors.java import ensure_java
+from xidstream.actors.runtime.java import ensure_java
 
 HEAD_ID = "f" * 51 + "00000"
 _MARK = "XIDSTREAM_TEST_MARK"

@@ -24,7 +24,7 @@ from types import TracebackType
 
 import psutil
 
-from xidstream.actors.java import ensure_java
+from xidstream.actors.runtime.java import ensure_java
 
 BIN = Path(sys.executable).parent
 _START_TIMEOUT_S = 120

@@ -113,7 +113,7 @@ def test_nodes_come_with_open_transactions_and_go_when_they_end(
 
 @pytest.mark.parametrize("autoscaled", [{"CPU": 1, "executor": 1, "memory": 2 << 30}], indirect=True)
 def test_executors_come_while_tasks_wait_and_go_when_idle(autoscaled: Autoscaled) -> None:
-    from xidstream.actors.sessions import start_spark, stop_spark
+    from xidstream.actors.driver.session import start_spark, stop_spark
 
     config = Config(
         spark_executors=1,

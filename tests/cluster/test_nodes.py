@@ -21,7 +21,7 @@ from pyarrow import fs
 
 from tests.postgres_fixtures import Database
 from tests.ray.conftest import RayPipeline, wait_until
-from xidstream.actors.java import ensure_java
+from xidstream.actors.runtime.java import ensure_java
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 NEWEST = pytest.mark.parametrize("postgres_server", [18], indirect=True)

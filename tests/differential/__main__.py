@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tests.differential.local_pipeline import Options
 from tests.differential.runner import SERVER_SETTINGS, Differential, Outcome
-from xidstream.pipeline.embedded_postgres import EmbeddedPostgres
+from xidstream.actors.demo.embedded_postgres import EmbeddedPostgres
 
 MODES = ((2, "on"), (3, "on"), (4, "on"), (4, "parallel"))
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.differential.runner import SERVER_SETTINGS
-from xidstream.pipeline.embedded_postgres import EmbeddedPostgres
+from xidstream.actors.demo.embedded_postgres import EmbeddedPostgres
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -23,14 +23,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from xidstream.actors.slot_storage import SlotStorage
 from xidstream.pipeline import rows
 from xidstream.pipeline.buffer import BufferMemory, OpenTransaction
 from xidstream.pipeline.buffer.transaction import stamp_messages, transaction_row
 from xidstream.pipeline.decode import decode_plain_block, decode_transaction_block
 from xidstream.pipeline.errors import ConnectionLost, SlotInUse
-from xidstream.pipeline.faultpoints import reach
-from xidstream.pipeline.handoff import (
+from xidstream.pipeline.exchange import (
     MemoryPart,
     Opened,
     PrepareCover,
@@ -40,8 +38,9 @@ from xidstream.pipeline.handoff import (
     SlotIdentity,
     TransactionEnd,
 )
+from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.pg import INVALID_LSN, Lsn, Xid
-from xidstream.pipeline.protocol.gathered import Outcome
+from xidstream.pipeline.protocol.message_buffer import Outcome
 from xidstream.pipeline.protocol.parser import parse_keepalive
 from xidstream.pipeline.relations import RelationVersion
 from xidstream.pipeline.segments import (
@@ -56,6 +55,7 @@ from xidstream.pipeline.segments import (
 from xidstream.pipeline.sequencer import CommitOrder, FinishedPrepares
 from xidstream.pipeline.slot.opening import OpenSlot, open_slot
 from xidstream.pipeline.slot.settings import SlotSettings, Streaming
+from xidstream.pipeline.stages.slot_storage import SlotStorage
 from xidstream.pipeline.stream import (
     Aborted,
     Committed,

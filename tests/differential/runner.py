@@ -20,7 +20,7 @@ from tests.differential.compare import Model, check_confirmations, difference, f
 from tests.differential.local_pipeline import LocalPipeline, Options, Sink
 from tests.differential.source_schema import PUBLICATIONS, set_up_statements, tear_down_statement
 from tests.differential.workload import Workload
-from xidstream.pipeline.embedded_postgres import EmbeddedPostgres
+from xidstream.actors.demo.embedded_postgres import EmbeddedPostgres
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.slot.admin import create_slot, drop_slot, stream_stats
 

@@ -11,7 +11,7 @@ from tests.differential.__main__ import options_of
 from tests.differential.compare import difference
 from tests.differential.local_pipeline import Message, Released, Sink
 from tests.differential.runner import Differential
-from xidstream.pipeline.embedded_postgres import EmbeddedPostgres
+from xidstream.actors.demo.embedded_postgres import EmbeddedPostgres
 
 pytestmark = pytest.mark.differential
 

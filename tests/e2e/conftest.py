@@ -22,7 +22,8 @@ from xidstream.pipeline.config import Config
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[Any]:
-    from xidstream.actors.sessions import connect_ray, start_spark, stop_spark
+    from xidstream.actors.driver.session import start_spark, stop_spark
+    from xidstream.actors.runtime.ray_cluster import connect_ray
 
     connect_ray()
     session = start_spark(Config(), "xidstream-tests")

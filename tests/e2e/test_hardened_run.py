@@ -24,7 +24,7 @@ from tests.e2e.test_command_line import XIDSTREAM, environment, wait_until
 from tests.processes import living_below
 from tests.proxies import TlsProxy, make_certificate
 from tests.s3_server import S3Server
-from xidstream.pipeline.embedded_postgres import EmbeddedPostgres
+from xidstream.actors.demo.embedded_postgres import EmbeddedPostgres
 
 pytestmark = pytest.mark.e2e
 

@@ -8,14 +8,14 @@ import psycopg
 import pytest
 
 from tests.postgres_fixtures import Database
-from xidstream.pipeline.embedded_postgres import EmbeddedPostgres
+from xidstream.actors.demo.embedded_postgres import EmbeddedPostgres
 from xidstream.pipeline.errors import PreconditionMissing, SlotInUse, SlotLost, Unsupported
 from xidstream.pipeline.pg import INVALID_LSN
 from xidstream.pipeline.slot.admin import create_slot, describe_slot
 from xidstream.pipeline.slot.connection import ReplicationConnection
-from xidstream.pipeline.slot.options import stream_options
 from xidstream.pipeline.slot.preflight import Finding, Status, preflight
 from xidstream.pipeline.slot.settings import SlotSettings, Streaming
+from xidstream.pipeline.slot.stream_options import stream_options
 
 pytestmark = pytest.mark.postgres
 

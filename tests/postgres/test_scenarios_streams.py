@@ -12,7 +12,7 @@ import pytest
 from tests.differential.local_pipeline import LocalPipeline, Options, Sink
 from tests.differential.scenario import *  # noqa: F403
 from tests.differential.scenario import EXTREMES, Scenario
-from xidstream.pipeline.embedded_postgres import EmbeddedPostgres
+from xidstream.actors.demo.embedded_postgres import EmbeddedPostgres
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.slot.admin import create_slot
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.postgres_fixtures import Database
 from tests.waiting import wait_until
-from xidstream.pipeline.embedded_postgres import EmbeddedPostgres
+from xidstream.actors.demo.embedded_postgres import EmbeddedPostgres
 from xidstream.pipeline.errors import ConfigError, PreconditionMissing, SlotInUse, Unsupported
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
 from xidstream.pipeline.slot.admin import (
@@ -23,8 +23,8 @@ from xidstream.pipeline.slot.admin import (
     stream_stats,
 )
 from xidstream.pipeline.slot.connection import ReplicationConnection
-from xidstream.pipeline.slot.options import stream_options
 from xidstream.pipeline.slot.settings import SlotSettings
+from xidstream.pipeline.slot.stream_options import stream_options
 
 pytestmark = pytest.mark.postgres
 

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from tests.postgres_fixtures import Database
-from xidstream.actors.cli import main
-from xidstream.actors.preflight import fail_on_findings
+from xidstream.actors.cli.checks import fail_on_findings
+from xidstream.actors.cli.main import main
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
 from xidstream.pipeline.segments import Layout, Storage, read_progress, write_progress
 from xidstream.pipeline.slot.admin import describe_slot
 from xidstream.pipeline.slot.connection import ReplicationConnection
 from xidstream.pipeline.slot.opening import slot_settings
-from xidstream.pipeline.slot.options import stream_options
+from xidstream.pipeline.slot.stream_options import stream_options
 
 pytestmark = [
     pytest.mark.postgres,

@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 from tests.postgres_fixtures import Database
-from xidstream.pipeline.embedded_postgres import EmbeddedPostgres
+from xidstream.actors.demo.embedded_postgres import EmbeddedPostgres
 from xidstream.pipeline.errors import (
     ConnectionLost,
     PreconditionMissing,
@@ -24,8 +24,8 @@ from xidstream.pipeline.errors import (
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
 from xidstream.pipeline.slot.admin import create_slot, describe_slot
 from xidstream.pipeline.slot.connection import SESSION_SETTINGS, ReplicationConnection
-from xidstream.pipeline.slot.options import stream_options
 from xidstream.pipeline.slot.settings import SlotSettings, Streaming
+from xidstream.pipeline.slot.stream_options import stream_options
 
 pytestmark = pytest.mark.postgres
 

@@ -10,18 +10,18 @@ import pytest
 from psycopg import sql
 
 from tests.postgres_fixtures import Database
-from xidstream.actors.preflight import fail_on_findings
+from xidstream.actors.cli.checks import fail_on_findings
+from xidstream.actors.demo.embedded_postgres import EmbeddedPostgres
 from xidstream.actors.slot_reader import SlotReader
-from xidstream.actors.slot_record import check_record
 from xidstream.pipeline.config import Config
-from xidstream.pipeline.embedded_postgres import EmbeddedPostgres
 from xidstream.pipeline.errors import ConnectionLost, SlotInUse, SlotLost
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
 from xidstream.pipeline.segments import Layout, Storage, read_timeline, write_progress
 from xidstream.pipeline.slot.admin import create_slot, current_flush_lsn, describe_slot
 from xidstream.pipeline.slot.connection import ReplicationConnection
 from xidstream.pipeline.slot.opening import open_slot, slot_settings
-from xidstream.pipeline.slot.options import stream_options
+from xidstream.pipeline.slot.stream_options import stream_options
+from xidstream.pipeline.stages.slot_record import check_record
 
 pytestmark = pytest.mark.postgres
 NEWEST = pytest.mark.parametrize("postgres_server", [18], indirect=True)

@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from tests.postgres_fixtures import Database
-from xidstream.pipeline.embedded_postgres import EmbeddedPostgres
+from xidstream.actors.demo.embedded_postgres import EmbeddedPostgres
 from xidstream.pipeline.errors import ConfigError, EnvironmentFault
 
 pytestmark = pytest.mark.postgres
@@ -68,7 +68,7 @@ def test_unknown_version_and_program_are_config_errors(tmp_path: Path) -> None:
 
 def test_killed_python_leaves_no_server(tmp_path: Path) -> None:
     script = (
-        "import sys, pathlib; from pipeline.embedded_postgres import EmbeddedPostgres as E\n"
+        "import sys, pathlib; from actors.demo.embedded_postgres import EmbeddedPostgres as E\n"
         "s = E(pathlib.Path(sys.argv[1]), settings={'fsync': 'off'}).start()\n"
         "print(s.socket_dir, flush=True); sys.stdin.read()"
     )

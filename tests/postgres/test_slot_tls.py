@@ -19,8 +19,8 @@ from xidstream.pipeline.errors import PreconditionMissing
 from xidstream.pipeline.pg import INVALID_LSN
 from xidstream.pipeline.slot.admin import create_slot
 from xidstream.pipeline.slot.connection import ReplicationConnection
-from xidstream.pipeline.slot.options import stream_options
 from xidstream.pipeline.slot.settings import SlotSettings
+from xidstream.pipeline.slot.stream_options import stream_options
 
 pytestmark = pytest.mark.postgres
 

@@ -24,7 +24,7 @@ from tests.differential.compare import check_confirmations
 from tests.differential.local_pipeline import Buffer, Options, Sequencer, Sink
 from tests.fake_libpq import cuts_of
 from tests.wire import T0_US, Wire
-from xidstream.pipeline.handoff import PrepareCover, SlotIdentity
+from xidstream.pipeline.exchange import PrepareCover, SlotIdentity
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.protocol.messages import (
     ColumnKind,

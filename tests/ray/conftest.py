@@ -18,13 +18,13 @@ import ray
 from tests.postgres_fixtures import *  # noqa: F403
 from tests.postgres_fixtures import Database
 from tests.waiting import wait_until
-from xidstream.actors.batch_loop import LoopProgress
-from xidstream.actors.sessions import connect_ray
-from xidstream.actors.supervisor import Supervisor
+from xidstream.actors.driver.batch_loop import LoopProgress
+from xidstream.actors.runtime.ray_cluster import connect_ray
+from xidstream.actors.supervision.supervisor import Supervisor
 from xidstream.pipeline import rows
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import ComponentLost
-from xidstream.pipeline.handoff import Batch, SlotIdentity
+from xidstream.pipeline.exchange import Batch, SlotIdentity
 from xidstream.pipeline.pg import INVALID_LSN
 from xidstream.pipeline.segments import SegmentReader
 
@@ -98,7 +98,7 @@ class CollectingDriver:
         pass
 
     def _run(self, sequencer: Any) -> None:
-        from xidstream.actors.faults import unwrap
+        from xidstream.actors.runtime.ray_errors import unwrap
 
         try:
             while True:

@@ -9,9 +9,9 @@ import ray
 from raydp.spark.ray_cluster import SparkCluster
 
 from tests.waiting import wait_until
-from xidstream.actors import driver_jvm
-from xidstream.actors.driver_jvm import start_driver_jvm
-from xidstream.actors.sessions import BASE_CONF
+from xidstream.actors.driver import driver_jvm
+from xidstream.actors.driver.driver_jvm import start_driver_jvm
+from xidstream.actors.driver.session import BASE_CONF
 
 EXECUTORS = (3, 2, "600m")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from xidstream.actors import nodes
+from xidstream.actors.runtime import nodes
 from xidstream.pipeline.errors import PreconditionMissing
 
 pytestmark = pytest.mark.ray

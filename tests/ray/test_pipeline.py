@@ -14,7 +14,7 @@ import pytest
 
 from tests.postgres_fixtures import Database
 from tests.ray.conftest import MemoryWatch, RayPipeline, wait_until
-from xidstream.actors.telemetry import summary
+from xidstream.actors.cli.display import summary
 from xidstream.pipeline.errors import SlotLost
 
 pytestmark = pytest.mark.ray
@@ -270,7 +270,7 @@ def test_storage_that_cannot_be_written_ends_clearly_with_nothing_confirmed(
 
 @NEWEST
 def test_the_smallest_legal_memory_never_stops_the_reading_for_good(pipeline: RayPipeline) -> None:
-    """Gathered blocks of several transactions exceeded the credit with nothing in flight to bring it back."""
+    """MessageBuffer blocks of several transactions exceeded the credit with nothing in flight to bring it back."""
     set_up(pipeline.database)
     pipeline.start(
         block_bytes=512 << 10,

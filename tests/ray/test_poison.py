@@ -11,7 +11,7 @@ import pytest
 from tests.postgres_fixtures import Database
 from tests.ray.conftest import LONG, RayPipeline
 from tests.ray.test_storage_faults import deliver_one, ids
-from xidstream.pipeline.embedded_postgres import EmbeddedPostgres
+from xidstream.actors.demo.embedded_postgres import EmbeddedPostgres
 from xidstream.pipeline.errors import ExitStatus, PoisonedChange
 
 pytestmark = pytest.mark.ray

@@ -10,7 +10,7 @@ import pytest
 
 from tests.postgres_fixtures import Database
 from tests.ray.conftest import RayPipeline, wait_until
-from xidstream.pipeline.embedded_postgres import EmbeddedPostgres
+from xidstream.actors.demo.embedded_postgres import EmbeddedPostgres
 
 pytestmark = pytest.mark.ray
 

@@ -21,7 +21,7 @@ from tests.processes import living_below
 from tests.ray.conftest import RayPipeline
 from tests.ray.test_pipeline import NEWEST, set_up
 from tests.ray.test_storage_faults import deliver_one
-from xidstream.actors.secrets import ReaderSecrets, refuse_travelling, take_up
+from xidstream.actors.runtime.secrets import ReaderSecrets, refuse_travelling, take_up
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import ConfigError, EnvironmentFault
 
@@ -75,7 +75,7 @@ def test_the_password_is_in_no_other_process_and_in_no_file(
 
 
 def test_a_password_is_refused_where_ray_is_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("xidstream.actors.secrets.is_ours", lambda: False)
+    monkeypatch.setattr("xidstream.actors.runtime.secrets.is_ours", lambda: False)
     for dsn in ("host=db password=hunter2", "postgresql://me:hunter2@db/x", "host=db sslpassword=hunter2"):
         with pytest.raises(ConfigError) as caught:
             refuse_travelling(Config(dsn=dsn))

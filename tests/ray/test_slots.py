@@ -14,7 +14,7 @@ from psycopg import sql
 
 from tests.postgres_fixtures import Database
 from tests.ray.conftest import RayPipeline, wait_until
-from xidstream.actors.quota import QuotaShare, start_quota
+from xidstream.actors.reader.buffer_quota import QuotaShare, start_quota
 
 pytestmark = pytest.mark.ray
 NEWEST = pytest.mark.parametrize("postgres_server", [18], indirect=True)

@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import ray
 
-from xidstream.actors import spark_master
-from xidstream.actors.spark_master import SparkMaster
+from xidstream.actors.driver import spark_master
+from xidstream.actors.driver.spark_master import SparkMaster
 
 
 class Master:

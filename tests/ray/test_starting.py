@@ -12,7 +12,7 @@ import ray
 
 from tests.postgres_fixtures import Database
 from tests.ray.conftest import CollectingDriver, RayPipeline, wait_until
-from xidstream.actors.supervisor import Supervisor
+from xidstream.actors.supervision.supervisor import Supervisor
 
 NEWEST = pytest.mark.parametrize("postgres_server", [18], indirect=True)
 CREATING = "select pid from pg_locks where locktype = 'transactionid' and not granted"

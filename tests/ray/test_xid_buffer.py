@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
 from pathlib import Path
 from typing import Any
@@ -15,13 +14,13 @@ import ray
 
 from tests.ray.conftest import wait_until
 from tests.unit.decode.builder import Block, block, insert, relation
-from xidstream.actors.arrow_store import ArrowStore
-from xidstream.actors.buffer_pool import BufferPool
-from xidstream.actors.faults import unwrap
+from xidstream.actors.reader.buffer_pool import BufferPool
+from xidstream.actors.runtime.object_store import put_arrow
+from xidstream.actors.runtime.ray_errors import unwrap
 from xidstream.actors.xid_buffer import REMEMBERED_SNAPSHOTS, BlockHead, BufferSettings, End, XidBuffer
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import ComponentLost, PoisonedChange, StorageFault
-from xidstream.pipeline.handoff import TransactionEnd
+from xidstream.pipeline.exchange import TransactionEnd
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.protocol.spares import Spares
 from xidstream.pipeline.segments import Layout
@@ -271,34 +270,11 @@ def test_a_table_that_is_changed_hundreds_of_times_is_decoded_by_the_definition_
         ray.kill(actor)
 
 
-@pytest.mark.parametrize("with_private_call", [True, False])
-def test_streams_written_into_memory_that_was_used_before_hold_their_own_rows(
-    with_private_call: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The call that spares a copy is Ray's own, and not the same in all its releases."""
-    if not with_private_call:
-        monkeypatch.setattr("xidstream.actors.arrow_store.RawSerializedObject", None)
-    seed = random.randrange(1 << 32)
-    chosen = random.Random(seed)
-    store, stored = ArrowStore(), []
-    for _ in range(60):
-        n_rows = int(10 ** chosen.uniform(0, 6.4))
-        batches = [
-            pa.record_batch({"i": pa.array(np.full(n, chosen.randrange(1 << 30)))})
-            for n in (n_rows // 2, 0, n_rows - n_rows // 2)
-        ]
-        table = pa.Table.from_batches(batches)
-        stored.append((table, store.put(table)))
-        if chosen.random() < 0.2:
-            store.give_back()
-            assert store.kept_bytes == 0
-        assert store.kept_bytes <= 16 << 20
-        if len(stored) > 8:
-            stored.pop(chosen.randrange(len(stored)))
-    for table, ref in stored:
-        content = ray.get(ref)
-        assert type(content) is bytes, "the executors' JVMs read nothing else"
-        with pa.ipc.open_stream(content) as reader:
-            found = list(reader)
-        assert all(batch.num_rows for batch in found), "the JVM takes an empty batch for the end"
-        assert pa.Table.from_batches(found, table.schema).equals(table), f"seed {seed}"
+def test_what_is_put_is_the_bytes_of_one_stream_without_empty_record_batches() -> None:
+    batches = [pa.record_batch({"i": pa.array(np.arange(n))}) for n in (3, 0, 4)]
+    content = ray.get(put_arrow(pa.Table.from_batches(batches)))
+    assert type(content) is bytes, "the executors' JVMs read nothing else"
+    with pa.ipc.open_stream(content) as reader:
+        found = list(reader)
+    assert [batch.num_rows for batch in found] == [3, 4], "the JVM takes an empty batch for the end"
+    assert pa.Table.from_batches(found).column("i").to_pylist() == [0, 1, 2, 0, 1, 2, 3]

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from xidstream.pipeline.errors import SegmentCorrupt
-from xidstream.pipeline.handoff import Batch, MemoryPart, Sealed, Segment, SegmentPart, SlotIdentity
+from xidstream.pipeline.exchange import Batch, MemoryPart, Sealed, Segment, SegmentPart, SlotIdentity
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.relations import Column, RelationVersion, ReplicaIdentity
 from xidstream.pipeline.rows import (

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.spark.support import IDENTITY
-from xidstream.actors.batch_loop import BatchLoop, LoopProgress
-from xidstream.actors.driver_actor import SparkDriver
+from xidstream.actors.driver.batch_loop import BatchLoop, LoopProgress
+from xidstream.actors.spark_driver import SparkDriver
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.spark.sink import make_sink
 

@@ -30,7 +30,7 @@ from tests.spark.support import (
     stream_bytes,
 )
 from xidstream.pipeline.errors import SegmentCorrupt, SinkFailed, UsageError
-from xidstream.pipeline.handoff import MemoryPart, Sealed, SegmentPart
+from xidstream.pipeline.exchange import MemoryPart, Sealed, SegmentPart
 from xidstream.pipeline.relations.relation import CONTRACT_COLUMNS
 from xidstream.pipeline.rows import (
     DELETE,

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.settings_table import PAGE, page_with_table
-from xidstream.actors.sessions import BASE_CONF, LOCAL_OBJECT_STORE_BYTES
+from xidstream.actors.driver.session import BASE_CONF
+from xidstream.actors.runtime.ray_cluster import LOCAL_OBJECT_STORE_BYTES
 from xidstream.pipeline.config import Config
 
 if sys.version_info >= (3, 11):
@@ -81,7 +82,7 @@ def test_the_defaults_take_what_the_page_says() -> None:
 def test_the_page_knows_what_the_actors_ask_for() -> None:
     asked = [
         float(cpus)
-        for file in (ROOT / "actors").glob("*.py")
+        for file in (ROOT / "actors").rglob("*.py")
         for cpus in re.findall(r"num_cpus=([\d.]+)", file.read_text(encoding="utf-8"))
     ]
     assert sum(asked) == pytest.approx(sum(SPENT.values()))

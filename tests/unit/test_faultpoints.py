@@ -100,7 +100,7 @@ def test_a_kill_ends_the_process_as_sigkill_does_and_an_unknown_point_is_a_usage
     assert (killed.returncode, killed.stdout) == (-9, "passed\n")
     assert run(program, "sealed:kill@2").returncode == 0, "the token was taken"
     command = "['run', '--slot', 's', '--publication', 'p', '--storage', '/tmp/s', '--sink', 'console']"
-    failed = run(f"import xidstream.actors.cli as c; c.main({command})", "nowhere:kill")
+    failed = run(f"import xidstream.actors.cli.main as c; c.main({command})", "nowhere:kill")
     assert failed.returncode == 2 and "no fault point 'nowhere'" in failed.stderr
 
 

@@ -36,7 +36,7 @@ def test_no_module_is_imported_by_the_names_of_the_folders() -> None:
 
 
 @pytest.mark.parametrize(
-    "argument", [["-m", "xidstream"], ["-c", "from xidstream.actors.cli import main; main()"]]
+    "argument", [["-m", "xidstream"], ["-c", "from xidstream.actors.cli.main import main; main()"]]
 )
 def test_the_command_line_works_beside_a_users_own_pipeline_py_and_actors_py(
     argument: list[str], tmp_path: Path

@@ -16,8 +16,8 @@ import pytest
 import yaml
 from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
 
-from xidstream.actors.cli import cli
-from xidstream.actors.options import build_config
+from xidstream.actors.cli.main import cli
+from xidstream.actors.cli.options import build_config
 from xidstream.pipeline.config import Config
 
 if sys.version_info >= (3, 11):

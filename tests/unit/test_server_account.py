@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from xidstream.pipeline.server_account import ServerAccount
+from xidstream.actors.demo.server_account import ServerAccount
 
 OURSELVES = ServerAccount(None)
 AN_ACCOUNT = ServerAccount(pwd.getpwuid(os.getuid()))

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from tests.waiting import wait_until
-from xidstream.actors.dispatch import _CUT_BYTES, _JOINED_BYTES, Dispatch
+from xidstream.actors.reader.sending_thread import _CUT_BYTES, _JOINED_BYTES, SendingThread
 from xidstream.pipeline.errors import ComponentLost
 from xidstream.pipeline.pg import INVALID_LSN, Lsn, Xid
 from xidstream.pipeline.stream import Aborted, Block, Cut, RelationSnapshot, TransactionBlock
 
 
-class HandOver:
-    """What ``actors.handover`` does, without Ray."""
+class Sender:
+    """What ``actors.reader.sender`` does, without Ray."""
 
     def __init__(self) -> None:
         self.given: list[Cut] = []
@@ -56,20 +56,20 @@ class Pool:
 
 class Running:
     def __init__(self) -> None:
-        self.handover, self.pool = HandOver(), Pool()
-        handover: Any = self.handover
+        self.sender, self.pool = Sender(), Pool()
+        sender: Any = self.sender
         pool: Any = self.pool
-        self.dispatch = Dispatch(handover, pool)
-        self.dispatch.start()
+        self.sending = SendingThread(sender, pool)
+        self.sending.start()
 
 
 @pytest.fixture
 def running() -> Iterator[Running]:
     made = Running()
     yield made
-    made.handover.may_go_on.set()
-    made.dispatch.close()
-    assert not made.dispatch._thread.is_alive()
+    made.sender.may_go_on.set()
+    made.sending.close()
+    assert not made.sending._thread.is_alive()
 
 
 def block(n_bytes: int = 100) -> TransactionBlock:
@@ -77,12 +77,12 @@ def block(n_bytes: int = 100) -> TransactionBlock:
     return TransactionBlock(Xid(700), content, True, Lsn(1))
 
 
-def failure_of(dispatch: Dispatch) -> BaseException:
+def failure_of(sending: SendingThread) -> BaseException:
     caught: list[BaseException] = []
 
     def has_failed() -> bool:
         try:
-            dispatch.check()
+            sending.check()
         except BaseException as error:
             caught.append(error)
         return bool(caught)
@@ -94,32 +94,32 @@ def failure_of(dispatch: Dispatch) -> BaseException:
 def test_cuts_come_in_the_order_in_which_they_were_given(running: Running) -> None:
     cuts: list[Cut] = [block() if i % 3 else Aborted(Xid(700 + i)) for i in range(200)]
     for i in range(0, 200, 4):
-        running.dispatch.give(cuts[i : i + 4])
-    wait_until(lambda: len(running.handover.given) == 200)
-    assert all(a is b for a, b in zip(running.handover.given, cuts, strict=True))
+        running.sending.give(cuts[i : i + 4])
+    wait_until(lambda: len(running.sender.given) == 200)
+    assert all(a is b for a, b in zip(running.sender.given, cuts, strict=True))
 
 
 def test_whoever_gives_does_not_wait_for_ray_and_what_waits_counts_as_in_flight(running: Running) -> None:
-    running.handover.may_go_on.clear()
+    running.sender.may_go_on.clear()
     running.pool.in_flight_bytes = 1000
     for _ in range(5):
-        running.dispatch.give([block(), block(50), Aborted(Xid(700))])
-    assert running.dispatch.queued_bytes == 5 * (150 + 3 * _CUT_BYTES), "ends without rows count, too"
-    assert running.dispatch.in_flight_bytes == 1000 + running.dispatch.queued_bytes
-    running.handover.may_go_on.set()
-    wait_until(lambda: running.dispatch.in_flight_bytes == 1000)
+        running.sending.give([block(), block(50), Aborted(Xid(700))])
+    assert running.sending.queued_bytes == 5 * (150 + 3 * _CUT_BYTES), "ends without rows count, too"
+    assert running.sending.in_flight_bytes == 1000 + running.sending.queued_bytes
+    running.sender.may_go_on.set()
+    wait_until(lambda: running.sending.in_flight_bytes == 1000)
 
 
 def test_what_waits_is_handed_over_together_up_to_a_bound(running: Running) -> None:
-    running.handover.may_go_on.clear()
-    running.dispatch.give([block()])
-    wait_until(lambda: running.dispatch._queue.empty())  # the thread has taken it, and waits
+    running.sender.may_go_on.clear()
+    running.sending.give([block()])
+    wait_until(lambda: running.sending._queue.empty())  # the thread has taken it, and waits
     half_bytes = _JOINED_BYTES // 2
     for n_bytes in (half_bytes, half_bytes, 100, 100):
-        running.dispatch.give([block(n_bytes)])
-    running.handover.may_go_on.set()
-    wait_until(lambda: len(running.handover.given) == 5)
-    assert running.handover.n_calls == 3, "the first, two that reach the bound, two that do not"
+        running.sending.give([block(n_bytes)])
+    running.sender.may_go_on.set()
+    wait_until(lambda: len(running.sender.given) == 5)
+    assert running.sender.n_calls == 3, "the first, two that reach the bound, two that do not"
 
 
 @pytest.mark.parametrize("when", ["taking back", "giving"])
@@ -132,40 +132,40 @@ def test_what_failed_is_raised_where_the_stream_is_read_and_nothing_more_is_hand
         def give(cuts: Sequence[Cut]) -> None:
             raise error
 
-        running.handover.give = give  # type: ignore[method-assign]
+        running.sender.give = give  # type: ignore[method-assign]
     else:
-        running.handover.error = error
-    running.dispatch.give([block()])
-    assert failure_of(running.dispatch) is error
-    running.handover.given.clear()
-    running.dispatch.give([block()])
-    running.dispatch._thread.join(5)
-    assert not running.dispatch._thread.is_alive() and not running.handover.given
+        running.sender.error = error
+    running.sending.give([block()])
+    assert failure_of(running.sending) is error
+    running.sender.given.clear()
+    running.sending.give([block()])
+    running.sending._thread.join(5)
+    assert not running.sending._thread.is_alive() and not running.sender.given
 
 
 def test_what_the_sink_holds_is_told_though_nothing_flows(running: Running) -> None:
-    running.dispatch.done_ticket = 41
-    wait_until(lambda: running.handover.done_ticket == 41)
+    running.sending.done_ticket = 41
+    wait_until(lambda: running.sender.done_ticket == 41)
     wait_until(lambda: running.pool.n_idle > 1)
 
 
 def test_after_the_end_nothing_is_handed_over(running: Running) -> None:
-    running.handover.may_go_on.clear()
-    running.dispatch.give([block()])
-    wait_until(lambda: running.dispatch._queue.empty())  # the thread has taken it, and waits
-    running.dispatch.give([block()])
-    closing = threading.Thread(target=running.dispatch.close)
+    running.sender.may_go_on.clear()
+    running.sending.give([block()])
+    wait_until(lambda: running.sending._queue.empty())  # the thread has taken it, and waits
+    running.sending.give([block()])
+    closing = threading.Thread(target=running.sending.close)
     closing.start()
-    wait_until(lambda: running.dispatch._failure is not None)
-    running.handover.may_go_on.set()
+    wait_until(lambda: running.sending._failure is not None)
+    running.sender.may_go_on.set()
     closing.join(10)
-    assert len(running.handover.given) == 1
+    assert len(running.sender.given) == 1
 
 
 def test_a_pause_ends_with_the_next_look_and_with_a_failure(running: Running) -> None:
     started_s = time.monotonic()
-    running.dispatch.await_look(30)
-    running.handover.error = ComponentLost("a buffer died")
-    failure_of(running.dispatch)
-    running.dispatch.await_look(30)
+    running.sending.await_look(30)
+    running.sender.error = ComponentLost("a buffer died")
+    failure_of(running.sending)
+    running.sending.await_look(30)
     assert time.monotonic() - started_s < 20

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-import xidstream.actors.preflight
-from xidstream.actors.preflight import fail_on_findings, findings_of
+import xidstream.actors.cli.checks
+from xidstream.actors.cli.checks import fail_on_findings, findings_of
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import (
     ConnectionLost,
@@ -36,9 +36,11 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Script:
     def play(*rounds: list[Finding]) -> list[float]:
         left = list(rounds)
         slept: list[float] = []
-        clock = xidstream.actors.preflight.time
+        clock = xidstream.actors.cli.checks.time
         monkeypatch.setattr(
-            xidstream.actors.preflight, "preflight", lambda *a, **k: left.pop(0) if len(left) > 1 else left[0]
+            xidstream.actors.cli.checks,
+            "preflight",
+            lambda *a, **k: left.pop(0) if len(left) > 1 else left[0],
         )
         monkeypatch.setattr(clock, "monotonic", lambda: sum(slept))
         monkeypatch.setattr(clock, "sleep", slept.append)
@@ -112,7 +114,7 @@ def test_the_storages_credentials_are_not_in_its_finding(
 ) -> None:
     script([OK])
     for method in ("write_bytes", "delete"):
-        monkeypatch.setattr(xidstream.actors.preflight.Storage, method, lambda *a: None)
+        monkeypatch.setattr(xidstream.actors.cli.checks.Storage, method, lambda *a: None)
     config = Config(slot="s", publication=("p",), storage="s3://KEY:hunter2@bucket/x?secret_key=hunter3")
     findings = findings_of(config)
     (found,) = [f for f in findings if f.check == "storage"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 
-from xidstream.actors.printed_lines import PrintedLines
+from xidstream.actors.driver.printed_lines import PrintedLines
 
 
 def test_lines_are_taken_once_and_only_whole() -> None:

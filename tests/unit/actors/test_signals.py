@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 import ray
 
-from xidstream.actors.signals import StopRequest
+from xidstream.actors.runtime.signals import StopRequest
 
 BOTH = (signal.SIGINT, signal.SIGTERM)
 each_first = pytest.mark.parametrize(("first", "second"), [BOTH, BOTH[::-1]], ids=["SIGINT", "SIGTERM"])

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-import xidstream.actors.supervisor
-from xidstream.actors.supervisor import Supervisor
+import xidstream.actors.supervision.supervisor
+from xidstream.actors.supervision.supervisor import Supervisor
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import (
     ComponentLost,
@@ -95,7 +95,7 @@ def ends(supervisor: Scripted) -> None:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(xidstream.actors.supervisor.time, "monotonic", made.monotonic)
+    monkeypatch.setattr(xidstream.actors.supervision.supervisor.time, "monotonic", made.monotonic)
     return made
 
 

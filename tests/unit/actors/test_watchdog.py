@@ -13,7 +13,7 @@ import pytest
 
 PROGRAM = """
 import subprocess, sys, time
-from xidstream.actors.watchdog import kill_with_me
+from xidstream.actors.runtime.watchdog import kill_with_me
 child = subprocess.Popen(["sleep", "600"], start_new_session=True)
 kill_with_me([child.pid])
 print(child.pid, flush=True)

@@ -14,7 +14,7 @@ from xidstream.pipeline import rows
 from xidstream.pipeline.buffer import BufferMemory, OpenTransaction
 from xidstream.pipeline.buffer.transaction import transaction_row
 from xidstream.pipeline.errors import IllegalTransition
-from xidstream.pipeline.handoff import Segment, TransactionEnd
+from xidstream.pipeline.exchange import Segment, TransactionEnd
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.relations import Column, RelationVersion, ReplicaIdentity
 

@@ -7,7 +7,7 @@ import weakref
 import numpy as np
 import pytest
 
-from xidstream.pipeline.protocol.gathered import Gathered
+from xidstream.pipeline.protocol.message_buffer import MessageBuffer
 from xidstream.pipeline.protocol.spares import Spares
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -75,7 +75,7 @@ def test_what_is_given_is_bounded_though_nobody_takes() -> None:
 
 def test_what_was_taken_from_a_gathering_is_filled_again_only_after_it_was_given_back() -> None:
     spares = Spares(16 * MIB)
-    gathered = Gathered(spares)
+    gathered = MessageBuffer(spares)
     gathered.append(b"a" * MIB)
     first, _ = gathered.take()
     gathered.append(b"b" * MIB)

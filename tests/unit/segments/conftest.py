@@ -16,7 +16,7 @@ import pytest
 
 from tests.s3_server import S3Server
 from xidstream.pipeline import rows
-from xidstream.pipeline.handoff import PreparedTransaction, Segment
+from xidstream.pipeline.exchange import PreparedTransaction, Segment
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.relations import Column, RelationVersion, ReplicaIdentity
 from xidstream.pipeline.segments import Layout, Storage, write_segment

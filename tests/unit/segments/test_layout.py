@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from xidstream.pipeline.errors import UsageError
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.segments import Layout, SegmentName
-from xidstream.pipeline.segments.layout import is_transaction_folder
+from xidstream.pipeline.segments.keys import is_transaction_folder
 
 LAYOUT = Layout(7423, "orders", "e-1")
 

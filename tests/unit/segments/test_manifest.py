@@ -14,7 +14,7 @@ import pytest
 
 from tests.unit.segments.conftest import files_below, prepared_of
 from xidstream.pipeline.errors import SegmentCorrupt, StorageFault, Unsupported
-from xidstream.pipeline.handoff import PreparedTransaction, Segment
+from xidstream.pipeline.exchange import PreparedTransaction, Segment
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.rows import DroppedRuns
 from xidstream.pipeline.segments import (

@@ -9,7 +9,7 @@ import pytest
 
 from tests.unit.segments.conftest import prepared_of
 from xidstream.pipeline.errors import SegmentCorrupt, StorageFault, Unsupported, UsageError
-from xidstream.pipeline.handoff import PrepareCover
+from xidstream.pipeline.exchange import PrepareCover
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.segments import Layout, Storage, read_progress, write_progress
 from xidstream.pipeline.segments.envelope import seal

@@ -12,7 +12,7 @@ import pytest
 from tests.unit.segments.conftest import files_below, make_batch
 from xidstream.pipeline import rows
 from xidstream.pipeline.errors import ConfigError, SegmentCorrupt, StorageFault, UsageError
-from xidstream.pipeline.handoff import Segment
+from xidstream.pipeline.exchange import Segment
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.relations import Column, RelationVersion, ReplicaIdentity
 from xidstream.pipeline.segments import Layout, SegmentReader, Storage, write_segment

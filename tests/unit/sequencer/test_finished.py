@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 from xidstream.pipeline import rows
-from xidstream.pipeline.handoff import DroppedRuns, PreparedTransaction, Sealed, Segment
+from xidstream.pipeline.exchange import DroppedRuns, PreparedTransaction, Sealed, Segment
 from xidstream.pipeline.pg import INVALID_LSN, Lsn, Xid
 from xidstream.pipeline.relations.relation import Column, RelationVersion, ReplicaIdentity
 from xidstream.pipeline.sequencer import Delivered, FinishedPrepares

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from xidstream.pipeline.buffer.transaction import transaction_row
 from xidstream.pipeline.errors import IllegalTransition, ProtocolViolation, SlotLost
-from xidstream.pipeline.handoff import PrepareCover, PreparedTransaction, Sealed, Segment, TransactionEnd
+from xidstream.pipeline.exchange import PrepareCover, PreparedTransaction, Sealed, Segment, TransactionEnd
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.relations import Column, RelationVersion, ReplicaIdentity
 from xidstream.pipeline.rows import DroppedRuns

@@ -9,7 +9,7 @@ import pytest
 
 from tests.fake_libpq import Server
 from tests.unit.decode.builder import begin, block, commit, delete, insert, logical, origin, truncate, update
-from xidstream.pipeline.protocol.gathered import IN_PLAIN, IN_ROWS, OUTSIDE, Gathered, Outcome
+from xidstream.pipeline.protocol.message_buffer import IN_PLAIN, IN_ROWS, OUTSIDE, MessageBuffer, Outcome
 from xidstream.pipeline.protocol.spares import Spares
 
 
@@ -19,8 +19,8 @@ def framed(*messages: bytes) -> list[bytes]:
     return [bytes(payload[end - n : end]) for end, n in zip(ends, lengths, strict=True)]
 
 
-def in_mode(mode: int) -> Gathered:
-    gathered = Gathered(Spares(0))
+def in_mode(mode: int) -> MessageBuffer:
+    gathered = MessageBuffer(Spares(0))
     gathered.make_room()
     gathered.mode = mode
     return gathered
@@ -109,7 +109,7 @@ def test_a_row_without_room_is_given_out_and_append_makes_room() -> None:
     assert bytes(gathered.take()[0]) == ROWS[0] + huge + b"".join(ROWS[1:])
 
 
-def with_room_for(n_bytes: int) -> Gathered:
+def with_room_for(n_bytes: int) -> MessageBuffer:
     """So that exactly so many bytes fit before the payload is full."""
     gathered = in_mode(IN_ROWS)
     gathered.append(bytes(len(gathered.payload) - n_bytes))

@@ -8,13 +8,13 @@ import pytest
 
 from xidstream.pipeline.errors import ConfigError, Unsupported
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
-from xidstream.pipeline.slot.options import (
+from xidstream.pipeline.slot.settings import Origin, SlotSettings, Streaming
+from xidstream.pipeline.slot.stream_options import (
     server_proto_version,
     start_replication_command,
     stream_options,
     version_text,
 )
-from xidstream.pipeline.slot.settings import Origin, SlotSettings, Streaming
 
 
 def make(**options: Any) -> SlotSettings:

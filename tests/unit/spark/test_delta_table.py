@@ -11,9 +11,9 @@ from deltalake.schema import PrimitiveType
 
 from xidstream.pipeline.errors import SinkFailed, SinkFenced, UsageError
 from xidstream.pipeline.spark.delta_table import DeltaTableWriter, SnapshotOutdated
-from xidstream.pipeline.spark.layout import Target
 from xidstream.pipeline.spark.naming import Location
 from xidstream.pipeline.spark.parquet_files import WrittenFile, write_local
+from xidstream.pipeline.spark.placement import Target
 
 APP = "1/db/slot"
 COLUMNS = [Target("x", pa.int64(), "x"), Target("_commit_lsn", pa.int64(), "_commit_lsn")]

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from xidstream.pipeline.errors import SinkFailed
-from xidstream.pipeline.spark.layout import Conform, Target, holds, place
+from xidstream.pipeline.spark.placement import Conform, Target, holds, place
 
 
 def schema(*fields: tuple[str, pa.DataType]) -> pa.Schema:

@@ -9,9 +9,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from xidstream.pipeline.spark import parquet_files
+from xidstream.pipeline.spark.batch_parts import PARTITION_BYTES, group_by_bytes
 from xidstream.pipeline.spark.naming import Location
 from xidstream.pipeline.spark.parquet_files import ParquetFiles, WriteTarget
-from xidstream.pipeline.spark.tables import PARTITION_BYTES, group_by_bytes
 
 SCHEMA = pa.schema([("x", pa.int64()), ("_commit_lsn", pa.int64())])
 

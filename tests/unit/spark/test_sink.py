@@ -18,13 +18,13 @@ from xidstream.pipeline.errors import (
     StorageFault,
     UsageError,
 )
-from xidstream.pipeline.handoff import SlotIdentity
+from xidstream.pipeline.exchange import SlotIdentity
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.spark.console import ConsoleSink
 from xidstream.pipeline.spark.delta import DeltaSink
-from xidstream.pipeline.spark.faults import fault_of
 from xidstream.pipeline.spark.foreach import ForeachSink, resolve
 from xidstream.pipeline.spark.sink import check_sink_spec, make_sink
+from xidstream.pipeline.spark.spark_errors import fault_of
 
 IDENTITY = SlotIdentity(1, "db", "slot")
 BATCH: Any = SimpleNamespace(first_commit_lsn=Lsn(16), last_commit_lsn=Lsn(32))

@@ -10,7 +10,7 @@ from tests.fake_libpq import Server, cuts_of
 from tests.wire import T0_US, Wire
 from xidstream.pipeline.errors import ColumnNameClash, IllegalTransition, MalformedMessage
 from xidstream.pipeline.pg import Lsn, Xid
-from xidstream.pipeline.protocol.gathered import Outcome
+from xidstream.pipeline.protocol.message_buffer import Outcome
 from xidstream.pipeline.protocol.messages import (
     Begin,
     Relation,

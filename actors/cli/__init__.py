@@ -1,0 +1,1 @@
+"""The command line: options, checks, the live display, and the commands themselves."""

@@ -1,0 +1,233 @@
+"""What the commands ``check``, ``status`` and ``slot`` print; the findings are ``pipeline.slot``'s.
+
+``run`` uses the same preflight, silently where all is well, so that a missing precondition is told before Ray
+and a JVM are started for nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+
+import click
+from rich.console import Console
+from rich.text import Text
+
+from xidstream.actors.runtime.java import ensure_java
+from xidstream.pipeline.config import Config, redacted
+from xidstream.pipeline.errors import (
+    ConfigError,
+    ConnectionLost,
+    PreconditionMissing,
+    SlotInUse,
+    SlotLost,
+    StorageFault,
+    XidstreamError,
+)
+from xidstream.pipeline.segments import Layout, Storage, holds_slot, read_progress, remove_slot
+from xidstream.pipeline.slot.admin import (
+    Blocker,
+    create_slot,
+    current_flush_lsn,
+    describe_slot,
+    drop_slot,
+    stream_stats,
+)
+from xidstream.pipeline.slot.connection import ReplicationConnection
+from xidstream.pipeline.slot.findings import Finding, Status
+from xidstream.pipeline.slot.opening import slot_settings
+from xidstream.pipeline.slot.preflight import preflight
+from xidstream.pipeline.stages.slot_record import check_record, without_publications
+
+_MARKS = {
+    Status.OK: ("ok  ", "green"),
+    Status.WARNING: ("warn", "yellow"),
+    Status.FAILED: ("FAIL", "bold red"),
+}
+
+SLOT_IN_USE_WAIT_S = 30.0
+"""A server notices within seconds that a killed reader is gone; what holds a slot for longer is a living one."""
+_SLOT_POLL_S = 0.5
+
+
+def findings_of(config: Config) -> list[Finding]:
+    """The server's side, then ours."""
+    findings = preflight(slot_settings(config), will_create_slot=config.create_slot)
+    try:
+        findings.append(Finding.ok("java", f"Java: {ensure_java()}"))
+    except PreconditionMissing as error:
+        findings.append(Finding.of_error("java", error))
+    try:
+        config.refuse_credentials()
+    except ConfigError as error:
+        findings.append(Finding.failed("secrets", error.message, error.remedy, ConfigError))
+    if config.storage:
+        findings.append(_check_storage(config.storage))
+    return findings + _check_record(config, findings)
+
+
+def print_findings(config: Config) -> bool:
+    """One line each, with its remedy; whether nothing failed."""
+    console = Console(highlight=False)
+    findings = findings_of(config)
+    for finding in findings:
+        mark, style = _MARKS[finding.status]
+        console.print(Text.assemble((mark, style), "  ", finding.statement), soft_wrap=True)
+        if finding.remedy and finding.status is not Status.OK:
+            console.print(Text(f"      {finding.remedy}", style="dim"), soft_wrap=True)
+    failed = sum(f.status is Status.FAILED for f in findings)
+    warned = sum(f.status is Status.WARNING for f in findings)
+    console.print(f"\n{len(findings) - failed - warned} ok, {warned} to mind, {failed} missing")
+    return not failed
+
+
+def fail_on_findings(
+    config: Config, *, wait_s: float = SLOT_IN_USE_WAIT_S, stopped: Callable[[], bool] = lambda: False
+) -> None:
+    """Raise for the first thing that is missing, after printing the others; warnings go to stderr.
+
+    A slot that is in use, and nothing else amiss, may be that of a run that was killed a moment ago: it is waited
+    for, ``wait_s`` at most, and no longer than until ``stopped``. A lost slot is told before all else: what needs a
+    person's decision is no less lost when the rest is mended.
+    """
+    deadline_s = time.monotonic() + wait_s
+    told = False
+    while True:
+        findings = preflight(slot_settings(config), will_create_slot=config.create_slot)
+        failed = [f for f in findings if f.status is Status.FAILED]
+        if [f.raises for f in failed] != [SlotInUse] or time.monotonic() >= deadline_s:
+            break
+        if stopped():
+            return
+        if not told:
+            click.echo(f"{failed[0].statement}: waiting up to {wait_s:.0f} s for it to end", err=True)
+            told = True
+        time.sleep(_SLOT_POLL_S)
+    failed += [f for f in _check_record(config, findings) if f.status is Status.FAILED]
+    failed.sort(key=lambda f: f.raises is not SlotLost)
+    for finding in findings:
+        if finding.status is Status.WARNING:
+            click.echo(f"note: {finding.statement}", err=True)
+    for finding in failed[1:]:
+        click.echo(f"also missing: {finding.statement}\n  remedy: {finding.remedy}", err=True)
+    if failed:
+        raise failed[0].raises(failed[0].statement, remedy=failed[0].remedy)
+
+
+def print_status(config: Config) -> None:
+    state = describe_slot(config.dsn, config.slot)
+    if not state.exists:
+        raise PreconditionMissing(f'slot "{config.slot}" does not exist')
+    flush = current_flush_lsn(config.dsn)
+    lines = [
+        ("slot", f"{state.name} ({state.plugin}, database {state.database})"),
+        ("read by", f"process {state.active_pid}" if state.active else "nobody"),
+        (
+            "confirmed",
+            f"{state.confirmed_flush}, {flush - (state.confirmed_flush or 0):,} bytes behind the server",
+        ),
+        (
+            "keeps WAL from",
+            f"{state.restart_lsn}, {flush - (state.restart_lsn or 0):,} bytes ({state.wal_status})",
+        ),
+        ("two-phase", "yes" if state.two_phase else "no"),
+    ]
+    stats = stream_stats(config.dsn, config.slot)
+    if stats is not None:
+        lines.append(
+            (
+                "streamed",
+                f"{stats.stream_txns:,} transactions in {stats.stream_count:,} blocks, {stats.stream_bytes:,} bytes",
+            )
+        )
+        lines.append(("all", f"{stats.total_txns:,} transactions, {stats.total_bytes:,} bytes"))
+    if config.storage:
+        lines.append(("recorded", _recorded(config)))
+    for name, value in lines:
+        click.echo(f"{name:<16}{value}")
+
+
+def _recorded(config: Config) -> str:
+    record = read_progress(*_stored(config))
+    return "nothing yet" if record is None else f"{record.confirmed_lsn} by epoch {record.epoch}"
+
+
+def _stored(config: Config) -> tuple[Storage, Layout]:
+    """Where the pipeline keeps what it records of this slot; the server tells its system identifier."""
+    with ReplicationConnection(without_publications(config)) as connection:
+        system = connection.identify_system()
+    return Storage(config.storage), Layout(int(system.system_identifier), config.slot, "command")
+
+
+def create_slot_command(config: Config, *, failover: bool) -> None:
+    """Raises PreconditionMissing where the storage, if one is given, has the record of an earlier slot."""
+    if config.storage and not describe_slot(config.dsn, config.slot).exists and holds_slot(*_stored(config)):
+        raise PreconditionMissing(
+            f"storage {redacted(config.storage)} holds the record of an earlier slot {config.slot}: a run would take "
+            "the new slot for one that lost changes",
+            remedy="remove it with `xidstream slot drop --storage URI`, or use another name or storage",
+        )
+    lsn = create_slot(
+        config.dsn, config.slot, two_phase=config.two_phase, failover=failover, on_wait=tell_blockers
+    )
+    click.echo(f"slot {config.slot} is there: what commits after {lsn} will be delivered")
+
+
+def drop_slot_command(config: Config) -> None:
+    """The slot, and then, if a storage is given, its record; also of a slot that was dropped without it.
+
+    Raises SlotInUse, with nothing removed; PreconditionMissing where there is neither slot nor record.
+    """
+    stored = _stored(config) if config.storage else None
+    # The storage is asked first: one that cannot be reached is told while the slot is still there.
+    is_recorded = stored is not None and holds_slot(*stored)
+    if is_recorded and not describe_slot(config.dsn, config.slot).exists:
+        click.echo(f"there is no slot {config.slot}; what the storage holds of it is removed")
+    else:
+        drop_slot(config.dsn, config.slot)
+        click.echo(f"slot {config.slot} is dropped")
+    if stored is None:
+        return
+    removed = remove_slot(*stored)
+    where = redacted(config.storage)
+    for what, n_objects in removed.items():
+        click.echo(f"removed {what} from {where} ({n_objects} object{'s' if n_objects > 1 else ''})")
+    if not removed:
+        click.echo(f"{where} held nothing of it")
+
+
+def tell_blockers(blockers: tuple[Blocker, ...]) -> None:
+    """The server waits until everything open has ended; say for whom instead of hanging silently."""
+    names = "; ".join(map(str, blockers)) or "transactions that cannot be seen"
+    print(f"waiting for {names} to end before the slot can be created", file=sys.stderr, flush=True)
+
+
+def _check_record(config: Config, findings: list[Finding]) -> list[Finding]:
+    """Whether what the storage records of the slot fits this server; nothing where either cannot be asked.
+
+    That is told by other findings, or met again by the run, which knows how long to try.
+    """
+    unreachable = any(
+        f.check in ("connection", "replication") and f.status is Status.FAILED for f in findings
+    )
+    if not config.storage or unreachable:
+        return []
+    try:
+        check_record(config)
+    except (ConnectionLost, StorageFault):
+        return []
+    except XidstreamError as error:
+        return [Finding.failed("record", error.message, error.remedy, type(error))]
+    return [Finding.ok("record", "what the storage records of the slot fits this server")]
+
+
+def _check_storage(uri: str) -> Finding:
+    key = ".xidstream-check"
+    try:
+        storage = Storage(uri)
+        storage.write_bytes(key, b"check")
+        storage.delete([key])
+    except XidstreamError as error:
+        return Finding.of_error("storage", error)
+    return Finding.ok("storage", f"storage {redacted(uri)} can be written")

@@ -1,0 +1,200 @@
+"""The command line. ``python -m actors`` and the installed ``xidstream`` are the same.
+
+The options are ``actors.cli.options``'. Ray, the JVM and numba are imported by the commands that need them: ``--help``
+answers at once.
+
+Errors that are ours end as one line and its remedy, with the exit status of ``errors.POLICY``; anything else is a
+defect and says so, with the traceback only under ``--debug``.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+import click
+
+from xidstream.actors.cli.options import build_config, build_configs, setting_options
+from xidstream.actors.runtime.signals import StopRequest
+from xidstream.pipeline.errors import ExitStatus, XidstreamError
+
+_CONNECTION = ("dsn", "slot", "publication")
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+@click.version_option(package_name="xidstream")
+@click.pass_context
+def cli(context: click.Context, debug: bool) -> None:
+    """PostgreSQL transactions in Spark the moment they commit, however big they are.
+
+    Start with `xidstream demo`, which needs nothing but what pip installed. Then `xidstream check` tells what your
+    server still lacks, and `xidstream run` does the work.
+    """
+    context.obj = debug
+
+
+@cli.command()
+@click.option(
+    "--rows",
+    type=click.IntRange(1_000),
+    default=400_000,
+    show_default=True,
+    help="Rows of the large transaction.",
+)
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("demo-out"),
+    show_default=True,
+    help="Folder for the Delta tables; what an earlier demo left there is replaced.",
+)
+def demo(rows: int, output: Path) -> None:
+    """Show the whole path on an embedded PostgreSQL, a local Ray and a RayDP session, in about a minute."""
+    from xidstream.actors.demo.show import run_demo
+
+    run_demo(n_rows=rows, output=output)
+
+
+@cli.command()
+@setting_options()
+def run(config_file: Path | None, **options: Any) -> None:
+    """Stream a slot's transactions into a sink, until interrupted or (--available-now) done.
+
+    SINK is `delta:URI` (one Delta table per source table below URI), `console` (for people), or
+    `foreach:module:function` (your function is called with each batch of whole transactions).
+
+    \b
+    Examples:
+      xidstream run --dsn 'host=db dbname=shop user=repl' --slot shop --publication shop \\
+                    --storage s3://bucket/xidstream --sink delta:s3://bucket/tables --create-slot
+      PGSERVICE=shop xidstream run --config shop.toml --available-now
+
+    A file with several [[slots]] makes one run of them, with one Spark session; one that fails does not stop the
+    others, and the exit status is the worst.
+    """
+    configs = build_configs(config_file, options)
+    for config in configs:
+        config.require("slot", "publication", "storage", "sink")
+    stop = StopRequest()
+    stop.listen()
+    from xidstream.actors.cli.run import run_pipeline
+
+    try:
+        run_pipeline(configs, stop)
+    finally:
+        stop.deafen()
+
+
+@cli.command()
+@setting_options(
+    *_CONNECTION,
+    "storage",
+    "streaming",
+    "proto_version",
+    "logical_decoding_work_mem",
+    "two_phase",
+    "create_slot",
+)
+def check(config_file: Path | None, **options: Any) -> None:
+    """Preflight: every precondition of `run`, each with its remedy. Status 3 if one is missing."""
+    configs = build_configs(config_file, options)
+    for config in configs:
+        config.require("slot", "publication")
+    from xidstream.actors.cli.checks import print_findings
+
+    complete = True
+    for config in configs:
+        if len(configs) > 1:
+            click.echo(f"\nslot {config.slot}")
+        complete = print_findings(config) and complete
+    if not complete:
+        raise SystemExit(ExitStatus.PRECONDITION)
+
+
+@cli.command()
+@setting_options(*_CONNECTION, "storage")
+def status(config_file: Path | None, **options: Any) -> None:
+    """What the slot holds back and what the pipeline has confirmed."""
+    config = build_config(config_file, options)
+    config.require("slot")
+    from xidstream.actors.cli.checks import print_status
+
+    print_status(config)
+
+
+@cli.group()
+def slot() -> None:
+    """Create or drop a replication slot."""
+
+
+@slot.command()
+@setting_options("dsn", "slot", "two_phase", "storage")
+@click.option("--failover", is_flag=True, help="Let standbys synchronise the slot (PostgreSQL 17 and later).")
+def create(config_file: Path | None, failover: bool, **options: Any) -> None:
+    """Create the slot; changes are kept by the server from then on.
+
+    Given --storage, it refuses where that still has the record of an earlier slot of this name: a run would take
+    the new slot for one that lost changes. `slot drop --storage` removes it.
+    """
+    config = build_config(config_file, options)
+    config.require("slot")
+    from xidstream.actors.cli.checks import create_slot_command
+
+    create_slot_command(config, failover=failover)
+
+
+@slot.command()
+@setting_options("dsn", "slot", "storage")
+def drop(config_file: Path | None, **options: Any) -> None:
+    """Drop the slot; changes that were not read from it are gone for this pipeline.
+
+    Given --storage, also remove what the pipeline recorded of the slot there (progress.json, prepared/ and epochs/
+    below SYSTEM_IDENTIFIER/SLOT), without which a slot created again under this name counts as lost. Nothing in
+    the sink is touched. It works for a slot that is dropped already, too.
+    """
+    config = build_config(config_file, options)
+    config.require("slot")
+    from xidstream.actors.cli.checks import drop_slot_command
+
+    drop_slot_command(config)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The entry point: runs a command and turns its end into an exit status."""
+    debug = "--debug" in (arguments if arguments is not None else sys.argv[1:])
+    try:
+        cli.main(args=arguments, prog_name="xidstream", standalone_mode=False)
+        code = int(ExitStatus.DONE)
+    except XidstreamError as error:
+        code = int(error.policy.exit_status)
+        _tell(error.message, error.remedy)
+        if debug:
+            traceback.print_exc()
+    except click.UsageError as error:
+        code = int(ExitStatus.USAGE)
+        error.show()
+    except click.ClickException as error:
+        code = int(ExitStatus.FAILED)
+        error.show()
+    except SystemExit as error:
+        code = int(error.code or 0)
+    except (KeyboardInterrupt, click.Abort):
+        code = 130
+        _tell("interrupted", "start again: nothing that was not confirmed is lost")
+    except Exception as error:  # noqa: BLE001 - the last border: a person gets one line
+        code = int(ExitStatus.FAILED)
+        _tell(
+            f"unexpected {type(error).__name__}", "run with --debug for the traceback, and please report it"
+        )
+        if debug:
+            traceback.print_exc()
+    sys.stdout.flush()
+    raise SystemExit(code)
+
+
+def _tell(message: str, remedy: str) -> None:
+    click.echo(f"xidstream: {message}", err=True)
+    click.echo(f"  remedy: {remedy}", err=True)

@@ -1,0 +1,146 @@
+"""``xidstream run``: preflight, a local or joined Ray, the supervisors, and what a person sees meanwhile.
+
+Each slot has a supervisor, on a thread of its own. They share the Spark session (``supervision.shared_session``) and
+the cap on buffers (``reader.buffer_quota``). A slot that ends with an error says so, and the others go on. The run ends
+when all slots have ended, with the worst error.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from xidstream.actors.cli.checks import fail_on_findings
+from xidstream.actors.cli.display import Display, summary
+from xidstream.actors.reader.buffer_quota import start_quota
+from xidstream.actors.runtime.ray_cluster import connect_ray
+from xidstream.actors.runtime.secrets import refuse_travelling, without_secrets
+from xidstream.actors.runtime.signals import StopRequest
+from xidstream.actors.supervision.shared_session import SharedSession
+from xidstream.actors.supervision.supervisor import Supervisor
+from xidstream.pipeline.config import Config
+from xidstream.pipeline.errors import ExitStatus, XidstreamError
+from xidstream.pipeline.faultpoints import VARIABLE, armed
+from xidstream.pipeline.spark.sink import check_sink_spec
+
+_REFRESH_S = 0.25
+_CHECKS_END_S = 10.0
+"""What a check in hand is given when the run is stopped: as long as it takes to find that no server answers."""
+
+
+def run_pipeline(configs: Sequence[Config], stop: StopRequest) -> None:
+    """Until all slots are done or ``stop`` was asked for. Raises the worst of what ended them."""
+    # A relative path means the user's folder, not the driver actor's.
+    configs = [dataclasses.replace(config, sink=check_sink_spec(config.sink)) for config in configs]
+    for config in configs:
+        refuse_travelling(config)
+    with Display() as display:
+        failures = _Run(configs, display, stop).run()
+        if failures:
+            raise max(failures, key=_exit_status)
+
+
+class _Run:
+    def __init__(self, configs: Sequence[Config], display: Display, stop: StopRequest) -> None:
+        self._configs = configs
+        self._display = display
+        self._stop = stop
+        self._several = len(configs) > 1
+        self._failures: dict[str, BaseException] = {}
+
+    def run(self) -> list[BaseException]:
+        """What the slots failed with, none of it raised here."""
+        if not self._stop.asked:
+            self._check()
+        ready = [config for config in self._configs if config.slot not in self._failures]
+        if ready and not self._stop.asked:
+            with self._stop.held():
+                connect_ray()
+        if self._stop.asked:
+            self._display.line("stopped before anything was read", "yellow")
+        elif ready:
+            self._supervise(ready)
+        return [self._failures[config.slot] for config in self._configs if config.slot in self._failures]
+
+    def _check(self) -> None:
+        """The preflight of each slot, beside the others'."""
+        threads = [self._start(config.slot, partial(self._check_one, config)) for config in self._configs]
+        deadline_s: float | None = None
+        while living := [thread for thread in threads if thread.is_alive()]:
+            living[0].join(_REFRESH_S)
+            if self._stop.asked:
+                deadline_s = deadline_s or time.monotonic() + _CHECKS_END_S
+                if time.monotonic() > deadline_s:
+                    return
+
+    def _check_one(self, config: Config) -> None:
+        fail_on_findings(config, stopped=lambda: self._stop.asked)
+
+    def _supervise(self, configs: Sequence[Config]) -> None:
+        session = SharedSession({config.slot: without_secrets(config) for config in configs})
+        quota = None
+        if len(configs) > 1:
+            quota = start_quota(configs[0].buffers_max, sum(config.buffers_min for config in configs))
+        supervisors = {
+            config.slot: Supervisor(
+                config, partial(session.driver, config.slot), partial(self._tell, config.slot), quota
+            )
+            for config in configs
+        }
+        for supervisor in supervisors.values():
+            self._stop.tell(supervisor.stop)
+        if armed():
+            self._display.line(f"{VARIABLE} is set: parts of this run will fail on purpose", "bold red")
+        names = ", ".join(supervisors)
+        self._display.line(
+            f"reading slot{'s' if self._several else ''} {names}; the Spark session starts first, "
+            "which takes some seconds"
+        )
+        threads = [self._start(slot, supervisor.run) for slot, supervisor in supervisors.items()]
+        while living := [thread for thread in threads if thread.is_alive()]:
+            living[0].join(_REFRESH_S)
+            self._show(supervisors)
+        self._show(supervisors)
+        for slot, supervisor in supervisors.items():
+            if slot not in self._failures:
+                self._tell(slot, f"done: {summary(supervisor.status())}", "")
+
+    def _start(self, slot: str, work: Callable[[], None]) -> threading.Thread:
+        """On a thread that does not keep the process from ending at once, when that is asked for."""
+
+        def run() -> None:
+            try:
+                work()
+            except BaseException as error:  # noqa: BLE001 - raised again when all have ended
+                self._fail(slot, error)
+
+        thread = threading.Thread(target=run, name=f"xidstream-{slot}", daemon=True)
+        thread.start()
+        return thread
+
+    def _show(self, supervisors: dict[str, Supervisor]) -> None:
+        for supervisor in supervisors.values():
+            for line in supervisor.take_output():
+                print(line, flush=True)
+        statuses = {slot: supervisor.status() for slot, supervisor in supervisors.items()}
+        reading = {slot: status for slot, status in statuses.items() if status.opened is not None}
+        if reading:
+            self._display.show(reading)
+
+    def _fail(self, slot: str, error: BaseException) -> None:
+        self._failures[slot] = error
+        if self._several:
+            text = f"unexpected {type(error).__name__}"
+            if isinstance(error, XidstreamError):
+                text = f"{error.message}\n  remedy: {error.remedy}"
+            self._tell(slot, text, "bold red")
+
+    def _tell(self, slot: str, text: str, style: str = "yellow") -> None:
+        self._display.line(f"{slot}: {text}" if self._several else text, style)
+
+
+def _exit_status(error: BaseException) -> ExitStatus:
+    return error.policy.exit_status if isinstance(error, XidstreamError) else ExitStatus.FAILED

@@ -1,0 +1,1 @@
+"""``xidstream demo`` and the embedded PostgreSQL server that it, the tests and the benchmarks use."""

@@ -1,0 +1,164 @@
+"""The Spark driver's loop: pull a batch, give it to the sink, report it done.
+
+It runs wherever the Spark session is: on a thread of the driver actor, or of the user's own process. The pull is
+the backpressure, and reporting after the sink has returned is the guarantee: what was not reported is given
+again by the next epoch, and the sink's own watermark drops what it already holds.
+
+There is never more than one loop on a sink: the supervisor calls ``stop`` and waits for the end before it begins the
+next epoch's. A loop that was stopped neither writes another batch nor reports the one it was writing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import ray
+
+from xidstream.actors.driver.object_store_frames import object_store_frame
+from xidstream.actors.runtime.ray_errors import unwrap
+from xidstream.pipeline.exchange import Batch
+from xidstream.pipeline.faultpoints import reach
+from xidstream.pipeline.pg import INVALID_LSN, Lsn
+from xidstream.pipeline.segments import SegmentReader
+from xidstream.pipeline.spark.frames import SparkBatch
+from xidstream.pipeline.spark.sink import Sink
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_PULL_WAIT_S = 1.0
+STALLED_AFTER_S = 120.0
+"""A Spark job that waits for executors for this long will wait for ever: RayDP's master is gone."""
+
+
+@dataclass(frozen=True)
+class LoopProgress:
+    """Since the start of the driver. ``lag_ms``: from COMMIT on the server's clock to the
+    sink's return, of the last transaction. ``sink_lsn``: what the sink held when the loop began; 0/0 where it does not
+    say."""
+
+    n_batches: int = 0
+    n_rows: int = 0
+    n_transactions: int = 0
+    last_commit_lsn: Lsn = INVALID_LSN
+    last_batch_rows: int = 0
+    last_sink_ms: float = 0.0
+    lag_ms: float | None = None
+    sink_lsn: Lsn = INVALID_LSN
+
+
+class BatchLoop:
+    """``before`` is the progress of the run's earlier epochs."""
+
+    def __init__(
+        self, spark: SparkSession, sink: Sink, sequencer: Any, storage_uri: str, before: LoopProgress
+    ) -> None:
+        self._spark = spark
+        self._sink = sink
+        self._sequencer = sequencer
+        self._read_segment = SegmentReader(storage_uri)
+        self._stop = threading.Event()
+        self._writing_since_s: float | None = None
+        self._idle_since_s: float | None = None
+        self.progress = before
+
+    def stop(self) -> None:
+        """End ``run`` when the batch in hand is through; it is not reported any more."""
+        self._stop.set()
+
+    def run(self) -> None:
+        """Until the sequencer has nothing more to give. Raises what the sink or another part raised."""
+        self._sink.open(self._spark)
+        try:
+            watermark = self._sink.watermark()
+            self.progress = dataclasses.replace(self.progress, sink_lsn=watermark)
+            self._call("sink_opened", watermark)
+            while not self._stop.is_set():
+                batch = self._call("next_batch", _PULL_WAIT_S)
+                if self._stop.is_set():
+                    return
+                if batch is None:
+                    if self._call("finished"):
+                        return
+                    continue
+                self._take(batch)
+        finally:
+            self._sink.close()
+
+    def is_stalled(self) -> bool:
+        """Whether the batch in hand has waited ``STALLED_AFTER_S`` with a job and no running task.
+
+        Spark shows no error when RayDP's master dies: its jobs wait for executors that nobody starts.
+        """
+        now_s = time.monotonic()
+        if self._writing_since_s is None or self._has_running_tasks():
+            self._idle_since_s = None
+            return False
+        if self._idle_since_s is None:
+            self._idle_since_s = now_s
+        return now_s - self._idle_since_s > STALLED_AFTER_S
+
+    def _has_running_tasks(self) -> bool:
+        tracker = self._spark.sparkContext.statusTracker()
+        stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
+        known = [stage for stage in stages if stage is not None]
+        # No active stage: the sink works outside of Spark, as the Delta commit does.
+        return not known or any(stage.numActiveTasks for stage in known)
+
+    def _take(self, batch: Batch) -> None:
+        self._writing_since_s = time.monotonic()
+        try:
+            # Transactions whose tables are not published move the position and are nobody's news.
+            if _has_content(batch):
+                reach("writing_batch")
+                self._sink.write(SparkBatch(batch, self._spark, object_store_frame, self._read_segment))
+                reach("batch_written")
+            sink_s = time.monotonic() - self._writing_since_s
+        finally:
+            self._writing_since_s = None
+        if self._stop.is_set():
+            return
+        self._call("batch_done", batch.number)
+        reach("batch_reported")
+        self._count(batch, sink_s)
+
+    def _call(self, method: str, *arguments: Any) -> Any:
+        try:
+            return ray.get(getattr(self._sequencer, method).remote(*arguments))
+        except Exception as error:
+            raise unwrap(error, "commit sequencer") from error
+
+    def _count(self, batch: Batch, sink_s: float) -> None:
+        before = self.progress
+        lag_ms = before.lag_ms
+        committed_us = _last_commit_us(batch)
+        if committed_us is not None:
+            lag_ms = max(0.0, time.time() * 1000 - committed_us / 1000)
+        self.progress = LoopProgress(
+            n_batches=before.n_batches + 1,
+            n_rows=before.n_rows + batch.n_rows,
+            n_transactions=before.n_transactions + sum(u.transactions.num_rows for u in batch.units),
+            last_commit_lsn=batch.last_commit_lsn or before.last_commit_lsn,
+            last_batch_rows=batch.n_rows,
+            last_sink_ms=sink_s * 1000,
+            lag_ms=lag_ms,
+            sink_lsn=before.sink_lsn,
+        )
+
+
+def _has_content(batch: Batch) -> bool:
+    return any(
+        u.transactions.num_rows or (u.messages is not None and u.messages.num_rows) for u in batch.units
+    )
+
+
+def _last_commit_us(batch: Batch) -> int | None:
+    for unit in reversed(batch.units):
+        n = unit.transactions.num_rows
+        if n:
+            return int(unit.transactions.column("commit_timestamp")[n - 1].value)
+    return None

@@ -1,0 +1,136 @@
+"""A RayDP Spark session that is ready to work.
+
+``raydp.init_spark`` returns before its executors have registered, and returns normally even when they can
+never fit; the first job would then hang. ``start_spark`` waits for them, bounded, and says what is missing.
+It also runs the first jobs, because they take seconds and no transaction should pay for that. What they need of the
+driver's JVM alone (its start, its first plan) is done while RayDP's other processes start.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import ray
+
+import xidstream
+from xidstream.actors.driver.driver_jvm import start_driver_jvm
+from xidstream.actors.runtime.java import ensure_java
+from xidstream.pipeline.config import Config
+from xidstream.pipeline.errors import EnvironmentFault, PreconditionMissing
+from xidstream.pipeline.spark.session import SPARK_CONF, plan_first_job, warm_up
+from xidstream.pipeline.spark.spark_errors import fault_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger(__name__)
+
+_EXECUTOR_TIMEOUT_S = 120
+
+_LOG4J = Path(__file__).resolve().parent / "log4j2.properties"
+
+BASE_CONF = {
+    **SPARK_CONF,
+    # Executors must not wait for a whole CPU, nor Ray's scheduler for memory that Spark never uses.
+    "spark.ray.raydp_spark_executor.actor.resource.memory": "1",
+    "spark.ray.raydp_spark_master.actor.resource.CPU": "0.1",
+    "spark.ui.showConsoleProgress": "false",
+    # The second compiler tier costs seconds of start-up and gains nothing for jobs this short.
+    "spark.driver.extraJavaOptions": f"-XX:TieredStopAtLevel=1 -Dlog4j2.configurationFile=file:{_LOG4J}",
+    "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+}
+
+
+def start_spark(config: Config, app_name: str) -> SparkSession:
+    """A RayDP session with an executor registered, and all those warm that are there by then.
+
+    Raises EnvironmentFault when it cannot be started, PreconditionMissing when the executors do not fit, and what
+    ``fault_of`` makes of a first job that fails.
+    """
+    import raydp
+
+    ensure_java()
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    conf = {
+        **BASE_CONF,
+        "spark.ray.raydp_spark_executor.actor.resource.cpu": str(config.spark_executor_cpus),
+        "spark.executorEnv.PYTHONPATH": _python_path(),
+        **_dynamic_allocation(config),
+        **config.spark_conf,
+    }
+    executors = (config.spark_executors, config.spark_executor_cores, config.spark_executor_memory)
+    start_driver_jvm(conf, *executors)
+    try:
+        spark = raydp.init_spark(app_name, *executors, fault_tolerant_mode=False, configs=conf)
+    except Exception as error:
+        raise EnvironmentFault(f"the Spark session did not start: {type(error).__name__}") from error
+    try:
+        spark.sparkContext.setLogLevel("ERROR")
+        plan_first_job(spark)
+        _await_executors(spark, config)
+        warm_up(spark)
+    except Exception as error:
+        raise fault_of(error, "starting the Spark session") from error
+    return spark
+
+
+def _dynamic_allocation(config: Config) -> dict[str, str]:
+    """Executors are asked for while tasks wait, and given back when idle; the sinks' plans have no shuffle to keep."""
+    if config.spark_executors_max <= config.spark_executors:
+        return {}
+    return {
+        "spark.dynamicAllocation.enabled": "true",
+        # Without a shuffle service Spark refuses dynamic allocation unless it tracks shuffles itself.
+        "spark.dynamicAllocation.shuffleTracking.enabled": "true",
+        "spark.dynamicAllocation.minExecutors": str(config.spark_executors),
+        "spark.dynamicAllocation.initialExecutors": str(config.spark_executors),
+        "spark.dynamicAllocation.maxExecutors": str(config.spark_executors_max),
+        "spark.dynamicAllocation.executorIdleTimeout": f"{config.spark_executors_idle_s:.0f}s",
+        # Else an executor that once wrote a shuffle, as a user's handler may, is kept for good.
+        "spark.dynamicAllocation.shuffleTracking.timeout": f"{config.spark_executors_idle_s:.0f}s",
+    }
+
+
+def adopt_spark(spark: SparkSession) -> None:
+    """Make a session that the user started fit to run our functions in its executors' Python.
+
+    Without PYSPARK_PYTHON the executors take ``python3`` from the raylet's PATH, which has none of our packages.
+    """
+    if "PYSPARK_PYTHON" not in os.environ:
+        spark.sparkContext.pythonExec = sys.executable
+
+
+def stop_spark() -> None:
+    import raydp
+
+    raydp.stop_spark()
+
+
+def _await_executors(spark: SparkSession, config: Config) -> None:
+    deadline = time.monotonic() + _EXECUTOR_TIMEOUT_S
+    while time.monotonic() < deadline:
+        registered = spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size() - 1
+        if registered >= 1:
+            return
+        time.sleep(0.2)
+    raise PreconditionMissing(
+        f"no Spark executor started within {_EXECUTOR_TIMEOUT_S} s: the cluster has "
+        f"{ray.available_resources().get('CPU', 0)} CPUs free, an executor asks for {config.spark_executor_cpus}",
+        remedy="lower spark_executor_cpus, or add nodes",
+    )
+
+
+def _python_path() -> str:
+    """The executors' Python must find this project, also where it came as a job's working directory.
+
+    Behind what was there: a user's own ``pipeline.py`` must win against the folder of that name in a checkout.
+    """
+    home = str(Path(xidstream.__file__).resolve().parent.parent)
+    inherited = os.environ.get("PYTHONPATH", "")
+    return os.pathsep.join([inherited, home]) if inherited else home

@@ -1,0 +1,18 @@
+"""Why a batch that a Spark driver has in hand will never end, where that is known."""
+
+from __future__ import annotations
+
+from xidstream.actors.driver.batch_loop import STALLED_AFTER_S, BatchLoop
+from xidstream.actors.driver.spark_master import SparkMaster
+
+_STALLED = (
+    f"a Spark job waited {STALLED_AFTER_S:.0f} s without a running task: RayDP's master or executors are lost"
+)
+_MASTER_LOST = "RayDP's master is lost: its Spark session can start no executor any more"
+
+
+def trouble_of(master: SparkMaster, loop: BatchLoop | None) -> str | None:
+    """Why the batch in hand will never end, where that is known."""
+    if master.is_lost():
+        return _MASTER_LOST
+    return _STALLED if loop is not None and loop.is_stalled() else None

@@ -1,0 +1,148 @@
+"""The hand-over on a thread of its own, so that the thread that reads never waits for Ray.
+
+A block that goes into shared memory and to its buffer takes some 6 ms, in which a Unix socket, which holds the rows of
+half a millisecond, is full, and the walsender waits. All that calls Ray (``Sender``, ``BufferPool``) belongs to this
+thread from ``start`` to ``close``; the reading thread puts cuts into a queue, in stream order, and reads sums, each
+written by one thread alone. What was raised here comes out of ``check`` there.
+
+Bytes that wait in the queue count as on their way: they hold the reader's credit until their buffer has them.
+
+Rejected: several threads, which would have to be kept in order; to put blocks into shared memory on a thread, and to
+call buffers on the reading one, which would still stop for 2 ms a call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Sequence
+
+from xidstream.actors.reader.buffer_pool import BufferPool
+from xidstream.actors.reader.sender import Sender
+from xidstream.pipeline.errors import ComponentLost
+from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.stream import Cut, PlainBlock, TransactionBlock
+
+_LOOK_INTERVAL_S = 0.01
+"""What has ended is asked of Ray by the clock: a question costs as much as reading a thousand rows."""
+_IDLE_INTERVAL_S = 0.05
+_CLOSE_TIMEOUT_S = 3.0
+_CUT_BYTES = 8 << 10
+"""What a cut counts beside its rows: its memory, and the calls to Ray that it is, which must not queue up without bound
+where transactions have few rows or none."""
+
+_JOINED_BYTES = 16 << 20
+"""The sequencer hears of a commit when all that was joined with it is handed over, which takes some 2 ms for 4 MiB."""
+
+
+class SendingThread:
+    """``done_ticket``: what no longer waits for the sink; whoever learns it sets it."""
+
+    def __init__(self, sender: Sender, pool: BufferPool) -> None:
+        self._sender = sender
+        self._pool = pool
+        self.done_ticket = -1
+        self._queue: queue.SimpleQueue[Sequence[Cut] | None] = queue.SimpleQueue()
+        self.given_bytes = self.handed_bytes = 0
+        """Since the start, each with what a cut counts beside its rows."""
+        self._next_look_s = 0.0
+        self._failure: BaseException | None = None
+        self._looked = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="sending", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        """What still waits is dropped: nothing of it was confirmed, so it comes again."""
+        self._failure = self._failure or ComponentLost("the hand-over is closed")
+        self._queue.put(None)
+        self._thread.join(_CLOSE_TIMEOUT_S)
+
+    # -- the reading thread ----------------------------------------------------------------------------
+
+    def give(self, cuts: Sequence[Cut]) -> None:
+        """Cuts in stream order. Their arrays are not the caller's any more."""
+        self.given_bytes += _bytes_of(cuts)
+        self._queue.put(cuts)
+
+    @property
+    def queued_bytes(self) -> int:
+        """Given, and not yet handed over."""
+        return self.given_bytes - self.handed_bytes
+
+    @property
+    def in_flight_bytes(self) -> int:
+        """Given, and not yet decoded."""
+        return self.queued_bytes + self._pool.in_flight_bytes
+
+    @property
+    def backlog_bytes(self) -> int:
+        """Ended, and not yet in the sink."""
+        return self._sender.backlog_bytes
+
+    @property
+    def end_lsn(self) -> Lsn:
+        """Of the last commit handed over."""
+        return self._sender.end_lsn
+
+    def check(self) -> None:
+        """Raise what a buffer, the sequencer or Ray raised."""
+        if self._failure is not None:
+            raise self._failure
+
+    def await_look(self, timeout_s: float) -> None:
+        """Until credit may have come back."""
+        self._looked.wait(timeout_s)
+        self._looked.clear()
+
+    # -- this thread -----------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while self._failure is None:
+                cuts = self._next()
+                if cuts is None:
+                    return
+                if cuts:
+                    self._sender.give(cuts)
+                    self.handed_bytes += _bytes_of(cuts)
+                    self._next_look_s = min(self._next_look_s, time.monotonic() + _LOOK_INTERVAL_S)
+                self._look(idle=not cuts)
+        except BaseException as error:  # noqa: BLE001
+            # The reading thread raises it.
+            self._failure = error
+            self._looked.set()
+
+    def _next(self) -> Sequence[Cut] | None:
+        """What waits, joined: blocks and commits that are handed over together share calls."""
+        cuts: list[Cut] = []
+        n_bytes = 0
+        with contextlib.suppress(queue.Empty):
+            while n_bytes < _JOINED_BYTES:
+                timeout_s = max(0.0, self._next_look_s - time.monotonic())
+                given = self._queue.get_nowait() if cuts else self._queue.get(timeout=timeout_s)
+                if given is None:
+                    return None
+                cuts += given
+                n_bytes += _bytes_of(given)
+        return cuts
+
+    def _look(self, *, idle: bool) -> None:
+        now_s = time.monotonic()
+        if now_s < self._next_look_s:
+            return
+        self._sender.take_back(self.done_ticket)
+        self._pool.adapt()
+        self._pool.check_alive(now_s)
+        if idle:
+            self._pool.give_back_idle(self.done_ticket)
+        self._next_look_s = now_s + (_LOOK_INTERVAL_S if self._pool.in_flight_bytes else _IDLE_INTERVAL_S)
+        self._looked.set()
+
+
+def _bytes_of(cuts: Sequence[Cut]) -> int:
+    blocks = [cut.block for cut in cuts if isinstance(cut, (TransactionBlock, PlainBlock))]
+    return _CUT_BYTES * len(cuts) + sum(block.n_bytes for block in blocks if block is not None)

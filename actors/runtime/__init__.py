@@ -1,0 +1,1 @@
+"""What all processes need of their surroundings: Ray, Java, nodes, signals, secrets, memory."""

@@ -1,0 +1,17 @@
+"""Bytes and milliseconds as people read them."""
+
+from __future__ import annotations
+
+
+def human_bytes(n: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if n < 1024:
+            return f"{n:.0f} {unit}" if unit == "B" else f"{n:.1f} {unit}"
+        n /= 1024
+    return f"{n:.1f} TiB"
+
+
+def human_ms(ms: float | None) -> str:
+    if ms is None:
+        return "-"
+    return f"{ms:.0f} ms" if ms < 1000 else f"{ms / 1000:.1f} s"

@@ -1,0 +1,118 @@
+"""The supervisor's handle on one slot's batch loop in a Spark driver actor."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from typing import Any
+
+import ray
+
+from xidstream.actors.driver.batch_loop import LoopProgress
+from xidstream.actors.runtime.ray_errors import unwrap
+from xidstream.pipeline.errors import ComponentLost
+from xidstream.pipeline.exchange import SlotIdentity
+
+_ANSWER_S = 10.0
+_END_S = 15.0
+_CANCEL_INTERVAL_S = 0.5
+
+
+class ActorDriver:
+    """The supervisor's handle on one slot's loop in a SparkDriver actor.
+
+    ``is_shared`` tells whether other slots use the actor; ``leave(healthy)`` is called by ``close``: whether it is
+    still of use to them.
+    """
+
+    replaceable = True
+
+    def __init__(
+        self,
+        actor: Any,
+        started: ray.ObjectRef,
+        slot: str,
+        is_shared: Callable[[], bool],
+        leave: Callable[[bool], None],
+    ) -> None:
+        self._actor = actor
+        self._started = started
+        self._slot = slot
+        self._is_shared = is_shared
+        self._leave = leave
+        self._name = ""
+        self._running: ray.ObjectRef | None = None
+        self._watch: ray.ObjectRef | None = None
+        self._lost = False
+
+    def start(self) -> ray.ObjectRef | None:
+        return self._started
+
+    def begin(self, sequencer: Any, identity: SlotIdentity) -> None:
+        self._name = f"{self._slot}-{secrets.token_hex(4)}"
+        self._running = self._actor.run.remote(self._slot, self._name, sequencer, identity)
+
+    def result(self, timeout_s: float) -> bool:
+        assert self._running is not None
+        done, _ = ray.wait([self._running], timeout=timeout_s)
+        if done:
+            self._get(self._running, None)
+            return True
+        if self._watch is None:
+            self._watch = self._actor.trouble.remote(self._slot)
+        elif ray.wait([self._watch], timeout=0)[0]:
+            watch, self._watch = self._watch, None
+            trouble = self._get(watch, None)
+            if trouble is not None:
+                self._lost = True
+                raise ComponentLost(trouble)
+        return False
+
+    def end(self, timeout_s: float) -> bool:
+        if self._running is None:
+            return True
+        if self._lost:
+            # Its job waits for ever: only the end of the process ends it.
+            ray.kill(self._actor)
+        deadline = time.monotonic() + timeout_s
+        while True:
+            if not self._lost:
+                # Again and again: a table whose turn comes only now starts a job after the others were cancelled.
+                self._actor.end.remote(self._slot, self._name)
+            left_s = deadline - time.monotonic()
+            if ray.wait([self._running], timeout=max(0.0, min(left_s, _CANCEL_INTERVAL_S)))[0]:
+                return True
+            if left_s <= 0:
+                return False
+
+    def is_alive(self) -> bool:
+        if not ray.wait([self._started], timeout=0)[0]:
+            return True
+        try:
+            return not self._lost and bool(ray.get(self._actor.is_alive.remote(), timeout=_ANSWER_S))
+        except Exception:  # noqa: BLE001 - whatever it says, it is not alive
+            return False
+
+    def progress(self) -> LoopProgress:
+        progress: LoopProgress = self._get(self._actor.progress.remote(self._slot), _ANSWER_S)
+        return progress
+
+    def take_output(self) -> list[str]:
+        return list(self._get(self._actor.take_output.remote(), _ANSWER_S))
+
+    def pid(self) -> int:
+        return int(self._get(self._actor.pid.remote(), _ANSWER_S))
+
+    def close(self) -> None:
+        # An actor that nobody else uses ends anyway; else the loop is given the time to end by itself.
+        ended = self.end(_END_S if self._is_shared() else 0)
+        self._leave(ended and self.is_alive())
+
+    def _get(self, ref: ray.ObjectRef, timeout_s: float | None) -> Any:
+        try:
+            return ray.get(ref, timeout=timeout_s)
+        except ray.exceptions.GetTimeoutError:
+            raise ComponentLost("the Spark driver does not answer") from None
+        except Exception as error:
+            raise unwrap(error, "Spark driver") from error

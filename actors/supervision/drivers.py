@@ -1,0 +1,125 @@
+"""What the supervisor needs of whoever holds the Spark session (``Driver``), and the user's own process as one.
+
+The command line keeps its session in an actor (``ActorDriver``). A PySpark script keeps it in its own process
+(``InProcessDriver``).
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, Protocol
+
+import ray
+
+from xidstream.actors.driver.batch_loop import BatchLoop, LoopProgress
+from xidstream.actors.driver.spark_master import SparkMaster
+from xidstream.actors.driver.trouble import trouble_of
+from xidstream.pipeline.errors import SinkFailed
+from xidstream.pipeline.exchange import SlotIdentity
+from xidstream.pipeline.spark.sink import Sink
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class Driver(Protocol):
+    """What the supervisor needs of whoever holds the Spark session.
+
+    ``replaceable``: whether another can be made when this one is lost or does not end.
+    """
+
+    replaceable: bool
+
+    def start(self) -> ray.ObjectRef | None:
+        """Begin to start the session; the reference is done when it is ready. None: it is."""
+        ...
+
+    def begin(self, sequencer: Any, identity: SlotIdentity) -> None:
+        """Start the loop for one epoch; the one before has ended."""
+        ...
+
+    def result(self, timeout_s: float) -> bool:
+        """Whether the loop has ended; raises what ended it, and ComponentLost for one that makes no progress."""
+        ...
+
+    def end(self, timeout_s: float) -> bool:
+        """Ask the loop to end, and wait: whether none is running."""
+        ...
+
+    def is_alive(self) -> bool:
+        """Whether the session can still work, or is still starting."""
+        ...
+
+    def progress(self) -> LoopProgress: ...
+
+    def take_output(self) -> list[str]: ...
+
+    def close(self) -> None: ...
+
+
+class InProcessDriver:
+    """The loop on a thread of the user's process, with the user's session; the session is never ended here."""
+
+    replaceable = False
+
+    def __init__(self, spark: SparkSession, storage_uri: str, make: Callable[[SlotIdentity], Sink]) -> None:
+        self._spark = spark
+        self._storage_uri = storage_uri
+        self._make = make
+        self._loop: BatchLoop | None = None
+        self._future: Future[None] | None = None
+        self._master = SparkMaster(str(spark.sparkContext.appName))
+
+    def start(self) -> ray.ObjectRef | None:
+        return None
+
+    def begin(self, sequencer: Any, identity: SlotIdentity) -> None:
+        loop = BatchLoop(self._spark, self._make(identity), sequencer, self._storage_uri, self.progress())
+        future: Future[None] = Future()
+        self._loop, self._future = loop, future
+
+        def run() -> None:
+            try:
+                loop.run()
+            except BaseException as error:  # noqa: BLE001 - raised again where it is awaited
+                future.set_exception(error)
+            else:
+                future.set_result(None)
+
+        threading.Thread(target=run, name="xidstream-batches", daemon=True).start()
+
+    def result(self, timeout_s: float) -> bool:
+        assert self._future is not None and self._loop is not None
+        if not concurrent.futures.wait([self._future], timeout_s).done:
+            if (trouble := trouble_of(self._master, self._loop)) is not None:
+                raise SinkFailed(
+                    trouble, remedy="end the script: its Spark session cannot be mended from inside"
+                )
+            return False
+        self._future.result()
+        return True
+
+    def end(self, timeout_s: float) -> bool:
+        if self._loop is None or self._future is None:
+            return True
+        self._loop.stop()
+        return bool(concurrent.futures.wait([self._future], timeout_s).done)
+
+    def is_alive(self) -> bool:
+        try:
+            return not self._spark.sparkContext._jsc.sc().isStopped()
+        except Exception:  # noqa: BLE001 - Py4J's way of saying that the JVM is gone
+            return False
+
+    def progress(self) -> LoopProgress:
+        return self._loop.progress if self._loop is not None else LoopProgress()
+
+    def take_output(self) -> list[str]:
+        return []
+
+    def close(self) -> None:
+        if self._loop is not None:
+            self._loop.stop()

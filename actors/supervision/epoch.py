@@ -1,0 +1,168 @@
+"""One life of a slot's reader, buffers and sequencer: made together, opened in the order that is safe, ended together.
+
+Session, buffers and sequencer take seconds each, so they start side by side, and beside the end of the batch that an
+earlier epoch left in the driver's hands. The reader has the slot only from ``open`` on, when all others are there: from
+then on the server expects to hear from us. The sequencer takes the storage over when the slot is ours.
+
+Every wait ends with ``StopRequested`` as soon as the run is stopped, and tells after a while what is waited for.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import ray
+
+from xidstream.actors.commit_sequencer import CommitSequencer, SequencerStats
+from xidstream.actors.runtime.ray_errors import unwrap
+from xidstream.actors.runtime.secrets import ReaderSecrets
+from xidstream.actors.slot_reader import ReaderStats, SlotReader
+from xidstream.pipeline.config import Config
+from xidstream.pipeline.errors import ComponentLost
+from xidstream.pipeline.exchange import Opened
+from xidstream.pipeline.pg import Lsn
+
+READER, SEQUENCER, DRIVER = "slot reader", "commit sequencer", "Spark driver"
+_POLL_S = 0.25
+_STOP_TIMEOUT_S = 15.0
+_ROOT_CAUSE_S = 5.0
+_TELL_WAITING_AFTER_S = 10.0
+_TELL_AGAIN_AFTER_S = 60.0
+
+
+class StopRequested(Exception):
+    """The run was stopped while a part was starting."""
+
+
+class Epoch:
+    """Made on the supervisor's thread, which also ends it; ``stop`` is the run's, and ``notify`` tells people."""
+
+    def __init__(
+        self,
+        config: Config,
+        reader_secrets: ReaderSecrets,
+        quota: Any,
+        stop: threading.Event,
+        notify: Callable[[str], None],
+    ) -> None:
+        self.name = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{secrets.token_hex(4)}"
+        self.opened: Opened | None = None
+        self.pids: list[int] = []
+        """Process ids of the reader and its buffers."""
+        self._secrets = reader_secrets
+        self._quota = quota
+        self._stop = stop
+        self._notify = notify
+        reader_arguments = (config, self.name, reader_secrets.lay_down(), quota)
+        self._reader = _actor(SlotReader, *reader_arguments, num_cpus=0.1, max_concurrency=6)
+        self.sequencer = _actor(CommitSequencer, config, self.name, num_cpus=0.05, max_concurrency=1000)
+        self._preparing = self._reader.prepare.remote()
+
+    def await_prepared(self, driver_starting: ray.ObjectRef | None) -> None:
+        """Until the reader is connected and has its buffers, and the driver its session; raises what fails first."""
+        waiting = {self._preparing: READER}
+        if driver_starting is not None:
+            waiting[driver_starting] = DRIVER
+        self._await(waiting)
+        self.pids = self._call(self._reader.pids.remote(), READER)
+
+    def open(self) -> Opened:
+        """Start replication."""
+        self.opened = self._call(self._reader.open.remote(), READER)
+        assert self.opened is not None
+        return self.opened
+
+    def run(self, target: Lsn | None) -> None:
+        """Have the sequencer take over, and the reader read."""
+        self._call(self.sequencer.open.remote(self._reader, self.opened, target), SEQUENCER)
+        self._reading: ray.ObjectRef = self._reader.run.remote(self.sequencer)
+
+    def check_reading(self) -> None:
+        """Raise what ended the reader, if it has ended."""
+        if ray.wait([self._reading], timeout=0)[0]:
+            get(self._reading, READER)
+            raise ComponentLost("the slot reader ended by itself")
+
+    def raise_root_cause(self) -> None:
+        """A buffer that died shows in the sink as rows that cannot be read: the reader knows the cause."""
+        if ray.wait([self._reading], timeout=_ROOT_CAUSE_S)[0]:
+            get(self._reading, READER)
+
+    def stop_batches(self) -> None:
+        get(self.sequencer.stop.remote(), SEQUENCER)
+
+    def stop_reading(self) -> None:
+        """In order, so that the server has the last position."""
+        get(self._reader.stop.remote(), READER)
+        if ray.wait([self._reading], timeout=_STOP_TIMEOUT_S)[0]:
+            get(self._reading, READER)
+
+    def reader_stats(self) -> ReaderStats | None:
+        stats: ReaderStats | None = _ask(self._reader)
+        return stats
+
+    def sequencer_stats(self) -> SequencerStats | None:
+        stats: SequencerStats | None = _ask(self.sequencer)
+        return stats
+
+    def end(self) -> None:
+        """By force, whatever they do."""
+        for part in (self._reader, self.sequencer):
+            ray.kill(part)
+        self._secrets.remove()
+        if self._quota is not None:
+            # After the reader, whose buffers end with it.
+            self._quota.release.remote(self.name)
+
+    # -- waiting ---------------------------------------------------------------------------------------
+
+    def _call(self, ref: ray.ObjectRef, part: str) -> Any:
+        self._await({ref: part})
+        return get(ref, part)
+
+    def _await(self, parts: Mapping[ray.ObjectRef, str]) -> None:
+        """Until all are done; what fails first is raised first."""
+        waiting = list(parts)
+        tell_s = time.monotonic() + _TELL_WAITING_AFTER_S
+        while waiting:
+            done, waiting = ray.wait(waiting, timeout=_POLL_S)
+            for ref in done:
+                get(ref, parts[ref])
+            if self._stop.is_set():
+                raise StopRequested
+            if waiting and time.monotonic() > tell_s:
+                tell_s = time.monotonic() + _TELL_AGAIN_AFTER_S
+                self._tell_waiting({parts[ref] for ref in waiting})
+
+    def _tell_waiting(self, parts: set[str]) -> None:
+        """A session takes long to start; that alone is no news."""
+        waiting_for = _ask(self._reader, "waiting_for")
+        others = sorted(parts - {DRIVER})
+        if waiting_for is not None:
+            self._notify(waiting_for)
+        elif others and DRIVER not in parts:
+            self._notify(f"the {others[0]} has not started yet; are there free CPUs for it?")
+
+
+def _actor(kind: type, *arguments: Any, **options: Any) -> Any:
+    return ray.remote(kind).options(**options).remote(*arguments)
+
+
+def _ask(part: Any, method: str = "stats") -> Any:
+    try:
+        return ray.get(getattr(part, method).remote(), timeout=2)
+    except Exception:  # noqa: BLE001
+        # Only for display; what is wrong with the part is raised where it is watched.
+        return None
+
+
+def get(ref: ray.ObjectRef, part: str) -> Any:
+    """The result, or what ``part`` raised."""
+    try:
+        return ray.get(ref)
+    except Exception as error:
+        raise unwrap(error, part) from error

@@ -1,0 +1,80 @@
+"""One Spark session for all slots of a run: who starts it, who may go on with it, and when it ends.
+
+The session is in one SparkDriver actor, with a batch loop for each slot. The first slot that needs it starts it, and
+the last that leaves ends it. A slot that finds it broken (its JVM died, it never started, a loop does not end) ends
+the whole actor, because only that ends a loop for certain, and two loops must never write to one sink; the other
+slots see their loops end, begin a new epoch, and share the session that is started next. So a function of the user's
+that hangs in one slot costs the others an epoch each time, and never a row.
+
+Rejected: a session for each slot (a JVM, a RayDP master and executors each: about a gigabyte, on machines that have
+a few; and the issue of tests is the same, because a slot's loop must be killable either way).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import ray
+
+from xidstream.actors.spark_driver import SparkDriver
+from xidstream.actors.supervision.actor_driver import ActorDriver
+from xidstream.pipeline.config import Config
+
+_CLOSE_S = 30.0
+_THREADS = 4
+"""Of the actor for each slot: its loop, and what its supervisor and the display ask meanwhile."""
+
+
+class SharedSession:
+    """Used from the supervisors' threads; ``configs`` by slot."""
+
+    def __init__(self, configs: Mapping[str, Config]) -> None:
+        self._configs = dict(configs)
+        self._lock = threading.Lock()
+        self._actor: Any = None
+        self._started: Any = None
+        self._users: set[str] = set()
+
+    def driver(self, slot: str) -> ActorDriver:
+        """A handle for one slot on the session there is, or on a new one; it may still be starting."""
+        with self._lock:
+            if self._actor is None:
+                actor = ray.remote(SparkDriver).options(
+                    num_cpus=0.1, max_concurrency=2 + _THREADS * len(self._configs), max_restarts=0
+                )
+                self._actor = actor.remote(self._configs)
+                self._started = self._actor.start.remote()
+            self._users.add(slot)
+            actor = self._actor
+            return ActorDriver(
+                actor,
+                self._started,
+                slot,
+                lambda: len(self._users) > 1,
+                lambda healthy: self._leave(slot, actor, healthy),
+            )
+
+    def _leave(self, slot: str, actor: Any, healthy: bool) -> None:
+        # Under the lock to the end: two sessions of one name must not be there at once.
+        with self._lock:
+            if actor is not self._actor:
+                return
+            self._users.discard(slot)
+            if healthy and self._users:
+                return
+            # One that still starts cannot be closed: RayDP takes no call before it has the session, half a minute
+            # later. What it has started by then ends with it.
+            if ray.wait([self._started], timeout=0)[0]:
+                try:
+                    ray.get(actor.close.remote(), timeout=_CLOSE_S)
+                except (ray.exceptions.RayError, TimeoutError):
+                    pass  # It is being ended because it is broken, or is ended by force right below.
+            ray.kill(actor)
+            self._actor, self._users = None, set()
+
+
+def own_driver(config: Config) -> ActorDriver:
+    """Of a session that nobody shares."""
+    return SharedSession({config.slot: config}).driver(config.slot)

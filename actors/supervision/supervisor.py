@@ -1,0 +1,227 @@
+"""Keeps one slot's pipeline running: begins an epoch, watches it, and begins another when a part is lost.
+
+An *epoch* is one life of reader, buffers and sequencer (``supervision.epoch``). They hold nothing that the slot or
+the storage does not hold too. So the answer to the loss of any of them is the same: end all three, and begin a new
+epoch from the slot's confirmed position. Repairing a part in place was rejected: it would need a protocol between old
+and new parts for a case that replay already covers. The Spark driver outlives epochs, because it takes many seconds to
+start, unless it is the part that was lost. Two batch loops never run at once: a new epoch begins when the old one's
+loop has ended, or its driver was ended by force.
+
+What to do after an error is read from ``errors.POLICY``: STOP raises it; RETRY and RESTART begin a new epoch after
+a pause, or give up: ``pipeline.restarts``.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+
+from xidstream.actors.commit_sequencer import SequencerStats
+from xidstream.actors.driver.batch_loop import LoopProgress
+from xidstream.actors.runtime.secrets import ReaderSecrets, without_secrets
+from xidstream.actors.slot_reader import ReaderStats
+from xidstream.actors.supervision.drivers import Driver
+from xidstream.actors.supervision.epoch import Epoch, StopRequested
+from xidstream.pipeline.config import Config
+from xidstream.pipeline.errors import Action, ComponentLost, XidstreamError
+from xidstream.pipeline.exchange import Opened
+from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.restarts import Restarts
+
+log = logging.getLogger(__name__)
+
+_POLL_S = 0.25
+_STOP_TIMEOUT_S = 15.0
+_LAST_BATCH_TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True)
+class Status:
+    """All that a person may want to see, at one moment; parts are None while they are not there."""
+
+    epoch: str
+    opened: Opened | None
+    reader: ReaderStats | None
+    sequencer: SequencerStats | None
+    driver: LoopProgress
+
+
+class Supervisor:
+    """``make_driver`` is called for the first epoch, and again whenever the driver itself was lost.
+
+    ``quota`` is the cap on buffers that several slots share (``actors.reader.buffer_quota``).
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        make_driver: Callable[[], Driver],
+        notify: Callable[[str], None] = log.warning,
+        quota: Any = None,
+    ) -> None:
+        self._config = without_secrets(config)
+        self._secrets = ReaderSecrets(config)
+        self._make_driver = make_driver
+        self._notify = notify
+        self._quota = quota
+        self._stop = threading.Event()
+        self._driver: Driver | None = None
+        self._driver_starting: ray.ObjectRef | None = None
+        self._target: Lsn | None = None
+        self._restarts = Restarts()
+        self._epoch: Epoch | None = None
+        self._epoch_name = ""
+        self._reading_since_s: float | None = None
+        self._last_output: list[str] = []
+        self._final: Status | None = None
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the epoch's reader and buffers, for tests and people."""
+        epoch = self._epoch
+        return [] if epoch is None else epoch.pids
+
+    def stop(self) -> None:
+        """End the run cleanly: the batch in hand is finished, and confirmed. Safe from a signal handler."""
+        self._stop.set()
+
+    def run(self) -> None:
+        """Until the work is done, ``stop`` was called, or a person is needed (which raises)."""
+        try:
+            while not self._stop.is_set():
+                try:
+                    self._run_epoch()
+                    return
+                except StopRequested:
+                    return
+                except XidstreamError as error:
+                    if error.policy.action is Action.STOP:
+                        raise
+                    pause_s = self._pause_after(error)
+                    if self._stop.is_set():
+                        self._notify(f"{error.message}; nothing that was not confirmed is lost")
+                        return
+                    if pause_s is None:
+                        raise
+                    self._notify(f"{error.message}; starting again in {pause_s:.1f} s")
+                self._stop.wait(pause_s)
+        finally:
+            driver = self._driver
+            if driver is not None:
+                self._last_output = self.take_output()
+                self._driver = None
+                driver.close()
+
+    def status(self) -> Status:
+        """Ask the parts; one that does not answer at once is shown as missing. After the end: the last one."""
+        epoch = self._epoch
+        if epoch is None:
+            return self._final or Status(self._epoch_name, None, None, None, self._driver_progress())
+        return Status(
+            epoch.name, epoch.opened, epoch.reader_stats(), epoch.sequencer_stats(), self._driver_progress()
+        )
+
+    def take_output(self) -> list[str]:
+        """Lines that the sink printed since the last call."""
+        before, self._last_output = self._last_output, []
+        driver = self._driver
+        if driver is None or self._driver_starting is not None:
+            return before
+        try:
+            return before + driver.take_output()
+        except XidstreamError:
+            return before
+
+    # -- one epoch -------------------------------------------------------------------------------------
+
+    def _run_epoch(self) -> None:
+        self._reading_since_s = None
+        self._restarts.begin()
+        epoch = Epoch(self._config, self._secrets, self._quota, self._stop, self._notify)
+        self._epoch, self._epoch_name = epoch, epoch.name
+        try:
+            driver = self._ensure_driver()
+            epoch.await_prepared(self._driver_starting)
+            self._driver_starting = None
+            opened = epoch.open()
+            self._restarts.reached("slot", opened.confirmed_flush_lsn)
+            if self._config.available_now and self._target is None:
+                self._target = opened.target_lsn
+            epoch.run(self._target)
+            n_batches = self._driver_progress().n_batches
+            driver.begin(epoch.sequencer, opened.identity)
+            self._reading_since_s = time.monotonic()
+            self._watch(epoch, driver, n_batches)
+        finally:
+            epoch.end()
+            self._epoch = None
+
+    def _watch(self, epoch: Epoch, driver: Driver, n_batches: int) -> None:
+        """Until the loop has ended in order. Raises what ended a part. ``n_batches``: what earlier epochs took."""
+        give_up_s: float | None = None
+        while True:
+            if self._stop.is_set() and give_up_s is None:
+                give_up_s = time.monotonic() + _LAST_BATCH_TIMEOUT_S
+                epoch.stop_batches()
+            epoch.check_reading()
+            try:
+                if driver.result(_POLL_S):
+                    break
+            except XidstreamError:
+                epoch.raise_root_cause()
+                raise
+            # Noted while the driver lives: when it was what died, nobody can be asked any more.
+            progress = self._driver_progress()
+            self._restarts.took_batch = self._restarts.took_batch or progress.n_batches > n_batches
+            self._restarts.reached("sink", progress.sink_lsn)
+            if give_up_s is not None and time.monotonic() > give_up_s:
+                raise ComponentLost(f"the batch in hand did not end within {_LAST_BATCH_TIMEOUT_S:.0f} s")
+        self._final = self.status()
+        epoch.stop_reading()
+
+    def _pause_after(self, error: XidstreamError) -> float | None:
+        """Seconds until the next epoch; None to give up."""
+        now_s = time.monotonic()
+        reading_s = None if self._reading_since_s is None else now_s - self._reading_since_s
+        return self._restarts.pause_after(error, now_s, reading_s)
+
+    # -- the driver ------------------------------------------------------------------------------------
+
+    def _ensure_driver(self) -> Driver:
+        """A driver with a living session and no running loop; it may still be starting."""
+        driver = self._driver
+        told = False
+        while driver is not None and not driver.end(_STOP_TIMEOUT_S):
+            if driver.replaceable:
+                break
+            if self._stop.is_set():
+                raise StopRequested
+            if not told:
+                told = True
+                self._notify("waiting for the batch in hand to end before starting again")
+        if driver is not None and driver.end(0) and driver.is_alive():
+            return driver
+        if driver is not None:
+            if not driver.replaceable:
+                raise ComponentLost("the Spark session of this process has ended")
+            self._driver = None
+            driver.close()
+        driver = self._make_driver()
+        self._driver_starting = driver.start()
+        self._driver = driver
+        return driver
+
+    def _driver_progress(self) -> LoopProgress:
+        driver = self._driver
+        if driver is None or self._driver_starting is not None:
+            return LoopProgress()
+        try:
+            return driver.progress()
+        except XidstreamError:
+            return LoopProgress()

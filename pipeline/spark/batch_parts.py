@@ -1,0 +1,99 @@
+"""A batch's parts by table and by layout: what a DataFrame or a Delta table is made from.
+
+Pure bookkeeping over ``handoff.Batch``: no rows are touched. A table's parts come under one
+``VersionParts`` for each distinct layout, in the order in which the layouts first appear; two relation
+versions that differ only in relid or replica identity have one layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import pyarrow as pa
+
+from xidstream.pipeline.exchange import Batch, MemoryPart, SegmentPart
+from xidstream.pipeline.relations import RelationVersion
+from xidstream.pipeline.rows import contract_schema
+
+PARTITION_BYTES: Final = 32 << 20
+"""Small parts share a task up to this: a task costs some ten milliseconds, 32 MB of Arrow about as much."""
+
+TableName = tuple[str, str]
+"""``(schema, table)``: unlike ``schema.table`` never ambiguous."""
+
+
+@dataclass
+class VersionParts:
+    """The parts of one layout; ``schema`` is the contract's."""
+
+    relation: RelationVersion
+    schema: pa.Schema
+    memory: list[MemoryPart] = field(default_factory=list)
+    segments: list[SegmentPart] = field(default_factory=list)
+
+
+@dataclass
+class TableParts:
+    name: TableName
+    versions: list[VersionParts] = field(default_factory=list)
+
+    @property
+    def label(self) -> str:
+        return f"{self.name[0]}.{self.name[1]}"
+
+    @property
+    def n_rows(self) -> int:
+        return sum(
+            sum(part.n_rows for part in version.memory) + sum(part.n_rows for part in version.segments)
+            for version in self.versions
+        )
+
+    def segments(self) -> list[tuple[int, SegmentPart]]:
+        """All segments with the index of their version, in the order of the batch within each version."""
+        return [(i, part) for i, version in enumerate(self.versions) for part in version.segments]
+
+
+def tables_of(batch: Batch) -> dict[TableName, TableParts]:
+    """Parts that release no row are left out, and so are tables that have no other."""
+    tables: dict[TableName, TableParts] = {}
+    versions: dict[tuple[TableName, tuple[tuple[str, str], ...]], VersionParts] = {}
+
+    def version_of(relation: RelationVersion) -> VersionParts:
+        name = (relation.schema, relation.table)
+        key = (name, tuple((f.name, str(f.type)) for f in relation.arrow_fields))
+        found = versions.get(key)
+        if found is None:
+            found = versions[key] = VersionParts(relation, contract_schema(relation))
+            tables.setdefault(name, TableParts(name)).versions.append(found)
+        return found
+
+    for unit in batch.units:
+        for segment in unit.segments:
+            if segment.n_rows:
+                version_of(segment.relation).segments.append(segment)
+        for memory in unit.memory:
+            if memory.n_rows:
+                version_of(memory.relation).memory.append(memory)
+    return tables
+
+
+def group_by_bytes(sizes: Sequence[int], parallelism: int) -> list[tuple[int, ...]]:
+    """Consecutive indexes into groups of about ``PARTITION_BYTES``, or smaller to busy ``parallelism`` tasks.
+
+    A group takes at least one; what is larger than the limit is a group of its own.
+    """
+    limit = max(1, min(PARTITION_BYTES, sum(sizes) // max(1, parallelism)))
+    groups: list[tuple[int, ...]] = []
+    current: list[int] = []
+    n_bytes = 0
+    for index, size in enumerate(sizes):
+        if current and n_bytes + size > limit:
+            groups.append(tuple(current))
+            current, n_bytes = [], 0
+        current.append(index)
+        n_bytes += size
+    if current:
+        groups.append(tuple(current))
+    return groups

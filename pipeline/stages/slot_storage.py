@@ -1,0 +1,121 @@
+"""What the sequencer keeps in storage for its slot: the confirmed position, and prepared transactions.
+
+Plain blocking calls, which the sequencer's asyncio shell runs in threads. The order of writing is the guarantee:
+a position is recorded before it is confirmed, and a finished prepared transaction is listed in that same record
+before it is deleted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from xidstream.pipeline.buffer.transaction import stamp_messages, transaction_row
+from xidstream.pipeline.errors import SlotLost
+from xidstream.pipeline.exchange import Opened, PreparedTransaction, Sealed, TransactionEnd
+from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.segments import (
+    Layout,
+    ProgressRecord,
+    Storage,
+    clean_dead_epochs,
+    delete_prepared,
+    load_prepared,
+    read_progress,
+    write_progress,
+)
+from xidstream.pipeline.sequencer import PreparedBook
+from xidstream.pipeline.sequencer.prepared import stamp_segments
+
+
+class SlotStorage:
+    """Raises StorageFault and SegmentCorrupt from every method."""
+
+    def __init__(self, storage_uri: str, opened: Opened, epoch: str) -> None:
+        self._storage = Storage(storage_uri)
+        self._opened = opened
+        self._layout = Layout(opened.identity.system_identifier, opened.identity.slot, epoch)
+
+    def take_over(self) -> tuple[Lsn, PreparedBook]:
+        """The recorded position and the prepared transactions; cleans up what dead runs left.
+
+        Raises SlotLost where the slot was confirmed past what this pipeline ever recorded, or the server is older
+        than what it delivered before.
+        """
+        record = self._compare_with_record()
+        prepared = tuple(load_prepared(self._storage, self._layout))
+        kept = {s.key for p in prepared for s in p.segments}
+        kept |= {p.messages_key for p in prepared if p.messages_key}
+        clean_dead_epochs(self._storage, self._layout, kept)
+        return record.confirmed_lsn, PreparedBook(prepared, record.cover)
+
+    def record(self, confirmed_lsn: Lsn, finished: Sequence[PreparedTransaction]) -> None:
+        """Make it durable that all up to here is through; it may be confirmed when this returns."""
+        write_progress(self._storage, self._layout, confirmed_lsn, finished)
+        # Only now: a COMMIT PREPARED that is repeated needs its content, unless the record says it is through.
+        for prepared in finished:
+            self.forget(prepared)
+
+    def replace(self, replaced: PreparedTransaction, record: PreparedTransaction) -> None:
+        """Remove what is left of a prepared transaction whose PREPARE the server has sent again, as ``record``."""
+        if replaced.prepare_end_lsn != record.prepare_end_lsn:
+            self.forget(replaced)
+        else:
+            self.delete([s.key for s in replaced.segments if s not in record.segments])
+
+    def forget(self, prepared: PreparedTransaction) -> None:
+        delete_prepared(self._storage, self._layout, prepared)
+        self.delete([s.key for s in prepared.segments])
+
+    def delete(self, keys: Sequence[str]) -> None:
+        self._storage.delete(list(keys))
+
+    def content_of(self, prepared: PreparedTransaction, end: TransactionEnd) -> Sealed:
+        """The transaction that ``end`` (a COMMIT PREPARED) releases."""
+        segments = stamp_segments(prepared, end)
+        whole_end = TransactionEnd(
+            xid=end.xid,
+            commit_lsn=end.commit_lsn,
+            end_lsn=end.end_lsn,
+            commit_timestamp_us=end.commit_timestamp_us,
+            streamed=prepared.streamed,
+            gid=end.gid,
+            origin=prepared.origin,
+        )
+        messages = None
+        if prepared.messages_key is not None:
+            data = self._storage.read_bytes(prepared.messages_key)
+            messages = stamp_messages(pa.ipc.open_file(data).read_all().to_batches(), whole_end)
+        n_rows = sum(p.n_rows for p in segments)
+        tables = sorted({p.relation.name for p in segments})
+        return Sealed(
+            transactions=transaction_row(whole_end, n_rows, tables, with_messages=messages is not None),
+            memory=(),
+            segments=segments,
+            messages=messages,
+            n_rows=n_rows,
+            n_bytes=sum(p.segment.n_bytes for p in segments),
+        )
+
+    def _compare_with_record(self) -> ProgressRecord:
+        slot, confirmed_lsn = self._opened.identity.slot, self._opened.confirmed_flush_lsn
+        record = read_progress(self._storage, self._layout)
+        if record is None:
+            return write_progress(self._storage, self._layout, confirmed_lsn, cover=self._opened.cover)
+        if record.confirmed_lsn > self._opened.target_lsn:
+            raise SlotLost(
+                f"the server's WAL ends at {self._opened.target_lsn}, but {record.confirmed_lsn} was delivered before: "
+                "it was restored, or failed over, to an older state",
+                remedy="what was delivered may not exist there: take a new snapshot, with a new slot and storage",
+            )
+        if confirmed_lsn > record.confirmed_lsn:
+            raise SlotLost(
+                f"slot {slot!r} is confirmed up to {confirmed_lsn}, but this pipeline had confirmed only "
+                f"{record.confirmed_lsn}: what lies between went elsewhere, or was skipped",
+                remedy="if that was meant, forget the record with `xidstream slot drop --storage URI` and create the "
+                "slot again; else take a new snapshot",
+            )
+        if record.cover is None:
+            return write_progress(self._storage, self._layout, record.confirmed_lsn, cover=self._opened.cover)
+        return record
