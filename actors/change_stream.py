@@ -2,9 +2,11 @@
 
 It reads as Structured Streaming does::
 
-    spark = raydp.init_spark("app", num_executors=1, executor_cores=2, executor_memory="512m")
+    from xidstream import ChangeStream, spark_session
+
+    spark = spark_session("app")
     query = (
-        actors.ChangeStream({"dsn": "dbname=shop", "slot": "orders", "publication": "orders", "storage": "/tmp/x"})
+        ChangeStream({"dsn": "dbname=shop", "slot": "orders", "publication": "orders", "storage": "/tmp/x"})
         .foreachBatch(handle)
         .trigger(availableNow=True)
         .start(spark)
@@ -26,8 +28,9 @@ from xidstream.actors.driver.session import adopt_spark
 from xidstream.actors.runtime.ray_cluster import connect_ray
 from xidstream.actors.runtime.secrets import refuse_travelling
 from xidstream.actors.supervision.drivers import InProcessDriver
+from xidstream.actors.supervision.placement import await_room
 from xidstream.actors.supervision.supervisor import Supervisor
-from xidstream.pipeline.config import Config, load_toml
+from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import UsageError
 from xidstream.pipeline.exchange import SlotIdentity
 from xidstream.pipeline.spark.delta import DeltaSink
@@ -46,9 +49,7 @@ class ChangeStream:
     """
 
     def __init__(self, config: Config | Mapping[str, Any] | str | Path) -> None:
-        if isinstance(config, (str, Path)):
-            config = load_toml(Path(config))
-        self._config = config if isinstance(config, Config) else Config.of(config)
+        self._config = Config.load(config)
         self._make: Callable[[SlotIdentity], Sink] | None = None
 
     def foreachBatch(self, function: Callable[[SparkBatch], None]) -> ChangeStream:  # noqa: N802 - Spark's name
@@ -72,7 +73,11 @@ class ChangeStream:
         return other
 
     def start(self, spark: SparkSession) -> StreamingQuery:
-        """Begin, on ``spark``, which must be a RayDP session. Raises ConfigError for a missing setting."""
+        """Begin, on ``spark``, which must be a RayDP session; ``xidstream.spark_session`` makes one that fits.
+
+        Raises ConfigError for a missing setting. On a Ray of this process's own it waits until the session's executors
+        are there, and raises PreconditionMissing within a minute where they leave too few CPUs for the pipeline.
+        """
         self._config.require("slot", "publication", "storage")
         make = self._make
         if make is None:
@@ -81,6 +86,7 @@ class ChangeStream:
         connect_ray()
         refuse_travelling(self._config)
         adopt_spark(spark)
+        await_room(self._config, spark)
         driver = InProcessDriver(spark, self._config.storage, make)
         return StreamingQuery(Supervisor(self._config, lambda: driver))
 

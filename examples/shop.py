@@ -3,16 +3,12 @@
     python examples/shop.py 'host=db dbname=shop user=repl' SLOT PUBLICATION STORAGE
 
 ``STORAGE`` is a folder or URI for spilled segments. Make the slot first: ``xidstream slot create --slot SLOT``.
-On a machine without Java, ``actors.runtime.java.ensure_java`` puts the one from pip on PATH before Ray starts.
+``spark_session`` finds a Java, starts Ray, and leaves CPUs for the pipeline; the session ends with the process.
 """
 
 import sys
 
-import ray
-import raydp
-
-from xidstream import ChangeStream
-from xidstream.actors.runtime.java import ensure_java
+from xidstream import ChangeStream, spark_session
 
 
 def handle(batch):
@@ -23,20 +19,11 @@ def handle(batch):
 
 
 def main(dsn, slot, publication, storage):
-    ensure_java()
-    ray.init()
-    spark = raydp.init_spark(
-        "shop",
-        num_executors=1,
-        executor_cores=1,
-        executor_memory="512m",
-        configs={"spark.sql.execution.arrow.pyspark.enabled": "true"},
-    )
+    spark = spark_session("shop")
     stream = ChangeStream({"dsn": dsn, "slot": slot, "publication": publication, "storage": storage})
     query = stream.foreachBatch(handle).trigger(availableNow=True).start(spark)
     query.awaitTermination()
     print(query.lastProgress)
-    raydp.stop_spark()
 
 
 if __name__ == "__main__":

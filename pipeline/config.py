@@ -281,6 +281,13 @@ class Config:
                 )
 
     @classmethod
+    def load(cls, source: Config | Mapping[str, Any] | str | Path) -> Config:
+        """A Config as it is, a mapping as ``of`` takes it, or the path of a TOML file with one slot's settings."""
+        if isinstance(source, (str, Path)):
+            source = load_toml(Path(source))
+        return source if isinstance(source, Config) else cls.of(source)
+
+    @classmethod
     def of(cls, values: Mapping[str, Any]) -> Config:
         """From keys as the TOML file and the command line have them; ``-`` and ``_`` are the same.
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-_BY_ITSELF = ("tests/e2e/test_command_line.py", "tests/e2e/test_hardened_run.py")
+_BY_ITSELF = ("tests/e2e/test_command_line.py", "tests/e2e/test_hardened_run.py", "tests/e2e/test_readme.py")
 _SHARED_SESSION = "tests/e2e"
 _NOT_THE_USERS = (
     "AWS_ENDPOINT_URL",

@@ -15,16 +15,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from xidstream.actors.change_stream import ChangeStream, StreamingQuery
+    from xidstream.actors.driver.session import spark_session
     from xidstream.pipeline.config import Config
     from xidstream.pipeline.pg import Lsn
 
-__all__ = ["ChangeStream", "Config", "Lsn", "StreamingQuery", "__version__"]
+__all__ = ["ChangeStream", "Config", "Lsn", "StreamingQuery", "__version__", "spark_session"]
 
 _HOMES: Final = {
     "ChangeStream": "xidstream.actors.change_stream",
     "StreamingQuery": "xidstream.actors.change_stream",
     "Config": "xidstream.pipeline.config",
     "Lsn": "xidstream.pipeline.pg",
+    "spark_session": "xidstream.actors.driver.session",
 }
 
 

@@ -8,18 +8,20 @@ driver's JVM alone (its start, its first plan) is done while RayDP's other proce
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import ray
 
 import xidstream
 from xidstream.actors.driver.driver_jvm import start_driver_jvm
 from xidstream.actors.runtime.java import ensure_java
+from xidstream.actors.runtime.nodes import require_usable_nodes
+from xidstream.actors.runtime.ray_cluster import connect_ray
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import EnvironmentFault, PreconditionMissing
 from xidstream.pipeline.spark.session import SPARK_CONF, plan_first_job, warm_up
@@ -27,8 +29,6 @@ from xidstream.pipeline.spark.spark_errors import fault_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-log = logging.getLogger(__name__)
 
 _EXECUTOR_TIMEOUT_S = 120
 
@@ -44,6 +44,25 @@ BASE_CONF = {
     "spark.driver.extraJavaOptions": f"-XX:TieredStopAtLevel=1 -Dlog4j2.configurationFile=file:{_LOG4J}",
     "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1",
 }
+
+
+def spark_session(
+    app_name: str = "xidstream", config: Config | Mapping[str, Any] | str | Path | None = None
+) -> SparkSession:
+    """A RayDP session for a PySpark script, which leaves room for the pipeline on a machine of two CPUs.
+
+    Finds a Java, starts or joins Ray, and returns when an executor is there and warm: some 20 s. Of ``config`` (a
+    Config, a mapping of its settings, or the path of a TOML file) only the settings that begin with ``spark_`` count.
+    RayDP ends the session with the process, or at ``raydp.stop_spark()``.
+
+    Raises what ``connect_ray`` and ``start_spark`` raise.
+    """
+    joined_before = ray.is_initialized()
+    connect_ray()
+    if joined_before:
+        # By the user's own ray.init(), which may have started Ray without a Java.
+        require_usable_nodes()
+    return start_spark(Config() if config is None else Config.load(config), app_name)
 
 
 def start_spark(config: Config, app_name: str) -> SparkSession:
@@ -112,11 +131,16 @@ def stop_spark() -> None:
     raydp.stop_spark()
 
 
+def n_executors(spark: SparkSession) -> int:
+    """Those that have registered; in a local session, which has none, its one JVM counts."""
+    n = int(spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size())
+    return n if str(spark.sparkContext.master).startswith("local") else n - 1
+
+
 def _await_executors(spark: SparkSession, config: Config) -> None:
     deadline = time.monotonic() + _EXECUTOR_TIMEOUT_S
     while time.monotonic() < deadline:
-        registered = spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size() - 1
-        if registered >= 1:
+        if n_executors(spark):
             return
         time.sleep(0.2)
     raise PreconditionMissing(

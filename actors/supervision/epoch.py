@@ -4,7 +4,8 @@ Session, buffers and sequencer take seconds each, so they start side by side, an
 earlier epoch left in the driver's hands. The reader has the slot only from ``open`` on, when all others are there: from
 then on the server expects to hear from us. The sequencer takes the storage over when the slot is ours.
 
-Every wait ends with ``StopRequested`` as soon as the run is stopped, and tells after a while what is waited for.
+Every wait ends with ``StopRequested`` as soon as the run is stopped, and tells after a while what is waited for. A part
+that Ray has no CPUs for would be waited for for ever: ``supervision.placement`` says when that ends the wait.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ from typing import Any
 import ray
 
 from xidstream.actors.commit_sequencer import CommitSequencer, SequencerStats
+from xidstream.actors.runtime.ray_cluster import is_ours
 from xidstream.actors.runtime.ray_errors import unwrap
 from xidstream.actors.runtime.secrets import ReaderSecrets
 from xidstream.actors.slot_reader import ReaderStats, SlotReader
+from xidstream.actors.supervision.placement import READER_CPUS, SEQUENCER_CPUS, RoomWatch, free_cpus, unplaced
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import ComponentLost
 from xidstream.pipeline.exchange import Opened
@@ -32,6 +35,7 @@ _STOP_TIMEOUT_S = 15.0
 _ROOT_CAUSE_S = 5.0
 _TELL_WAITING_AFTER_S = 10.0
 _TELL_AGAIN_AFTER_S = 60.0
+_LOOK_FOR_ROOM_S = 1.0
 
 
 class StopRequested(Exception):
@@ -53,13 +57,19 @@ class Epoch:
         self.opened: Opened | None = None
         self.pids: list[int] = []
         """Process ids of the reader and its buffers."""
+        self._config = config
+        self._room = RoomWatch(local=is_ours())
+        self._next_room_s = time.monotonic() + _LOOK_FOR_ROOM_S
+        self._lack: str | None = None
         self._secrets = reader_secrets
         self._quota = quota
         self._stop = stop
         self._notify = notify
         reader_arguments = (config, self.name, reader_secrets.lay_down(), quota)
-        self._reader = _actor(SlotReader, *reader_arguments, num_cpus=0.1, max_concurrency=6)
-        self.sequencer = _actor(CommitSequencer, config, self.name, num_cpus=0.05, max_concurrency=1000)
+        self._reader = _actor(SlotReader, *reader_arguments, num_cpus=READER_CPUS, max_concurrency=6)
+        self.sequencer = _actor(
+            CommitSequencer, config, self.name, num_cpus=SEQUENCER_CPUS, max_concurrency=1000
+        )
         self._preparing = self._reader.prepare.remote()
 
     def await_prepared(self, driver_starting: ray.ObjectRef | None) -> None:
@@ -134,18 +144,25 @@ class Epoch:
                 get(ref, parts[ref])
             if self._stop.is_set():
                 raise StopRequested
+            if waiting and any(parts[ref] != DRIVER for ref in waiting):
+                self._look_for_room()
             if waiting and time.monotonic() > tell_s:
                 tell_s = time.monotonic() + _TELL_AGAIN_AFTER_S
-                self._tell_waiting({parts[ref] for ref in waiting})
+                self._tell_waiting()
 
-    def _tell_waiting(self, parts: set[str]) -> None:
-        """A session takes long to start; that alone is no news."""
-        waiting_for = _ask(self._reader, "waiting_for")
-        others = sorted(parts - {DRIVER})
-        if waiting_for is not None:
-            self._notify(waiting_for)
-        elif others and DRIVER not in parts:
-            self._notify(f"the {others[0]} has not started yet; are there free CPUs for it?")
+    def _look_for_room(self) -> None:
+        """Raises what ``RoomWatch`` raises of a lack of CPUs that lasts."""
+        now_s = time.monotonic()
+        if now_s >= self._next_room_s:
+            self._next_room_s = now_s + _LOOK_FOR_ROOM_S
+            needed = unplaced(self._config, self._reader, self.sequencer)
+            self._lack = self._room.look(now_s, needed, free_cpus()) if needed else None
+
+    def _tell_waiting(self) -> None:
+        """That parts take long to start is no news."""
+        told = self._lack or _ask(self._reader, "waiting_for")
+        if told is not None:
+            self._notify(told)
 
 
 def _actor(kind: type, *arguments: Any, **options: Any) -> Any:

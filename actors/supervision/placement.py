@@ -1,0 +1,176 @@
+"""Whether Ray has CPUs for the pipeline's actors, and what to say and do where it has not.
+
+Ray keeps an actor that fits on no node waiting, without a word and for ever. So what has no process yet is
+compared with what the nodes have free. A lack is told in numbers: what is free, and what is needed. A Ray of this
+process's own gets no further CPUs, so there a lack of ``LOCAL_PATIENCE_S`` ends the run. A cluster may be adding a
+node, which takes minutes: there the lack is told, and it ends the epoch after ``CLUSTER_PATIENCE_S``.
+
+``fits`` and ``RoomWatch`` decide, and ask nobody; ``free_cpus`` and ``unplaced`` ask Ray. ``epoch`` looks
+while its parts start. ``await_room`` looks before they do, for a stream on a session that the user made.
+
+Rejected: to ask Ray for the state of an actor alone. It is "pending" while it waits for a CPU and also while its
+process starts, which takes ten seconds on a busy machine and was told as a lack of CPUs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import ray
+
+from xidstream.actors.driver.session import n_executors
+from xidstream.actors.runtime.ray_cluster import is_ours
+from xidstream.pipeline.config import Config
+from xidstream.pipeline.errors import EnvironmentFault, PreconditionMissing
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+READER_CPUS = 0.1
+SEQUENCER_CPUS = 0.05
+
+LOCAL_PATIENCE_S = 30.0
+"""A process that Ray is starting holds its CPUs already, and takes some seconds."""
+CLUSTER_PATIENCE_S = 600.0
+"""Longer than any cloud provider took to bring a node."""
+
+_ROUNDING = 1e-3
+_REMEDY = (
+    "make the session with xidstream.spark_session(), which leaves room; or have its executors ask Ray for less "
+    "(spark.ray.raydp_spark_executor.actor.resource.cpu), or give Ray more CPUs"
+)
+
+
+@dataclass(frozen=True)
+class Demand:
+    """``n`` actors, each of which asks one node for ``cpus``."""
+
+    name: str
+    cpus: float
+    n: int = 1
+
+    def __str__(self) -> str:
+        return f"the {self.name}" if self.n == 1 else f"{self.n} {self.name}s"
+
+
+@dataclass(frozen=True)
+class FreeCpus:
+    """Of each node that lives: the CPUs that nobody has, and all of them."""
+
+    free: tuple[float, ...]
+    total: float
+
+
+def demands(config: Config) -> list[Demand]:
+    """What one epoch of a slot needs before it can read."""
+    return [
+        Demand("slot reader", READER_CPUS),
+        Demand("commit sequencer", SEQUENCER_CPUS),
+        Demand("xid buffer", config.buffer_cpus, config.buffers_min),
+    ]
+
+
+def fits(needed: Iterable[Demand], free: Sequence[float]) -> bool:
+    """Whether there is a node for each: the largest first, each on the first node that has room."""
+    left = list(free)
+    for cpus in sorted((each.cpus for each in needed for _ in range(each.n)), reverse=True):
+        for i, room in enumerate(left):
+            if room + _ROUNDING >= cpus:
+                left[i] = room - cpus
+                break
+        else:
+            return False
+    return True
+
+
+class RoomWatch:
+    """Turns a lack of CPUs into words, and one that lasts into an error. Times are monotonic.
+
+    ``local``: whether Ray is this process's own, so that no further CPUs can come.
+    """
+
+    def __init__(self, *, local: bool) -> None:
+        self._patience_s = LOCAL_PATIENCE_S if local else CLUSTER_PATIENCE_S
+        self._error: type[EnvironmentFault] = PreconditionMissing if local else EnvironmentFault
+        self._since_s: float | None = None
+
+    def look(self, now_s: float, needed: Collection[Demand], cpus: FreeCpus) -> str | None:
+        """``needed``: by what has no process yet. Returns the lack in words, None where there is none.
+
+        Raises PreconditionMissing (in a cluster EnvironmentFault) where there was one at every look for too long.
+        """
+        if fits(needed, cpus.free):
+            self._since_s = None
+            return None
+        if self._since_s is None:
+            self._since_s = now_s
+        lack = told(needed, cpus)
+        if now_s - self._since_s >= self._patience_s:
+            raise self._error(lack, remedy=_REMEDY)
+        return lack
+
+
+def told(needed: Collection[Demand], cpus: FreeCpus) -> str:
+    """A lack in numbers."""
+    *others, last = map(str, needed)
+    names = f"{', '.join(others)} and {last}" if others else last
+    plural = len(others) > 0 or any(each.n > 1 for each in needed)
+    asked = sum(each.cpus * each.n for each in needed)
+    scattered = ", too few on each node" if sum(cpus.free) + _ROUNDING >= asked else ""
+    return (
+        f"{names} cannot start: {'they need' if plural else 'it needs'} {asked:.4g} CPUs, and "
+        f"{sum(cpus.free):.4g} of {cpus.total:.4g} CPUs are free{scattered}"
+    )
+
+
+def free_cpus() -> FreeCpus:
+    """As far as Ray knows; it hears of each node a few times a second."""
+    state: Any = ray._private.state
+    free = tuple(float(node.get("CPU", 0)) for node in state.available_resources_per_node().values())
+    return FreeCpus(free, float(ray.cluster_resources().get("CPU", 0)))
+
+
+def unplaced(config: Config, reader: Any, sequencer: Any) -> list[Demand]:
+    """Of ``demands``, what has no process yet; nothing is asked of the actors themselves."""
+    reader_demand, sequencer_demand, buffers_demand = demands(config)
+    state: Any = ray._private.state
+    found, reader_info = [], state.actors(reader._actor_id.hex())
+    if _waits(reader_info):
+        found += [reader_demand, buffers_demand]
+    else:
+        # The reader's own: there is none before it has connected, and then they come all at once.
+        pending = state.actors(None, None, "PENDING_CREATION").values()
+        n = sum(_waits(each) and each["OwnerAddress"] == reader_info.get("Address") for each in pending)
+        if n:
+            found.append(Demand(buffers_demand.name, buffers_demand.cpus, n))
+    if _waits(state.actors(sequencer._actor_id.hex())):
+        found.append(sequencer_demand)
+    return found
+
+
+def _waits(actor: dict[str, Any]) -> bool:
+    """An actor that ended, or that Ray has not heard of yet, waits for nothing."""
+    return actor.get("State") == "PENDING_CREATION" and not actor.get("Pid")
+
+
+def await_room(config: Config, spark: SparkSession) -> None:
+    """Before anything is started beside ``spark``: its executors are there, and leave room for an epoch.
+
+    The executors come first, because they take their CPUs some seconds after ``raydp.init_spark`` has returned. A
+    cluster is not asked: it adds nodes only for what is waiting already. Raises PreconditionMissing within
+    twice ``LOCAL_PATIENCE_S``.
+    """
+    if not is_ours():
+        return
+    watch = RoomWatch(local=True)
+    deadline_s = time.monotonic() + LOCAL_PATIENCE_S
+    needed = demands(config)
+    while True:
+        now_s = time.monotonic()
+        lack = watch.look(now_s, needed, free_cpus())
+        if lack is None and (n_executors(spark) > 0 or now_s > deadline_s):
+            return
+        time.sleep(0.1)

@@ -1,0 +1,115 @@
+"""The README's script as a new user runs it: copied out, and nothing changed, on a machine of two CPUs."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import psycopg
+import pytest
+
+from tests.processes import living_below
+
+pytestmark = pytest.mark.e2e
+REPOSITORY = Path(__file__).parents[2]
+TWO_CPUS = {"RAY_OVERRIDE_RESOURCES": '{"CPU": 2}'}
+
+CROWDED = """
+import sys
+import time
+
+import raydp
+
+from xidstream import ChangeStream
+from xidstream.actors.runtime.ray_cluster import connect_ray
+
+connect_ray()
+spark = raydp.init_spark("crowded", num_executors=1, executor_cores=2, executor_memory="512m")
+stream = ChangeStream({"dsn": "dbname=shop", "slot": "crowded", "publication": "shop", "storage": sys.argv[1]})
+began_s = time.monotonic()
+try:
+    stream.foreachBatch(print).trigger(availableNow=True).start(spark)
+except Exception as error:
+    print(f"{type(error).__name__}: {error} | {error.remedy}")
+    print(f"waited {time.monotonic() - began_s:.0f} s")
+"""
+
+
+def script_of_readme() -> str:
+    blocks = re.findall(
+        r"^```python\n(.*?)^```", (REPOSITORY / "README.md").read_text(), re.DOTALL | re.MULTILINE
+    )
+    assert len(blocks) == 1, "there is one script in the README"
+    return blocks[0]
+
+
+def run_beside(server: Any, script: Path, *arguments: str, timeout_s: float) -> str:
+    """The script in a folder of its own, and libpq told by its variables where the server is."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "PG"))}
+    env |= {"PGHOST": str(server.socket_dir), "PGPORT": str(server.port), "PGUSER": "postgres"}
+    # Where xidstream is installed no path is needed.
+    env |= {**TWO_CPUS, "PYTHONPATH": str(REPOSITORY)}
+    process = subprocess.Popen(
+        [sys.executable, str(script), *arguments],
+        cwd=script.parent,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=env,
+    )
+    try:
+        output, _ = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        below = living_below(process.pid)
+        process.send_signal(signal.SIGKILL)
+        output, _ = process.communicate()
+        for living in below:
+            with suppress(psutil.NoSuchProcess):
+                living.process.kill()
+        pytest.fail(f"the script did not end within {timeout_s:.0f} s:\n{output}")
+    assert process.returncode == 0, output
+    return output
+
+
+@pytest.fixture
+def shop(own_postgres: Any) -> Any:
+    """A server whose database, publication and slot are named as in the README."""
+    server = own_postgres()
+    with psycopg.connect(server.conninfo(), autocommit=True) as admin:
+        admin.execute("create database shop")
+    with psycopg.connect(server.conninfo("shop"), autocommit=True) as source:
+        source.execute("create table orders (id int primary key, note text)")
+        source.execute("create publication shop for table orders")
+        source.execute("select pg_create_logical_replication_slot('shop', 'pgoutput')")
+        source.execute("insert into orders select i, 'note' from generate_series(1, 7) i")
+    return server
+
+
+def test_the_readmes_script_runs_as_it_stands_on_two_cpus_and_ends(shop: Any, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(script_of_readme())
+    output = run_beside(shop, script, timeout_s=300)
+    assert re.search(r"\|\s*insert\|\s*7\|", output), output
+    assert "free CPUs" not in output and "Traceback" not in output
+
+
+def test_a_session_that_takes_all_cpus_makes_start_fail_with_what_is_free_and_what_is_needed(
+    shop: Any, tmp_path: Path
+) -> None:
+    script = tmp_path / "crowded.py"
+    script.write_text(CROWDED)
+    output = run_beside(shop, script, str(tmp_path / "segments"), timeout_s=300)
+    assert "PreconditionMissing" in output, output
+    assert "need 0.25 CPUs, and 0 of 2 CPUs are free" in output, output
+    assert "spark_session" in output
+    waited = re.search(r"waited (\d+) s", output)
+    # The limit that is promised, not how fast this machine is.
+    assert waited is not None and int(waited[1]) < 60
