@@ -4,6 +4,8 @@ An asyncio shell around ``pipeline.sequencer``. The reader's entries are taken i
 an entry waits for (a reference to what its buffer returns) is awaited beside it, so buffers may finish in any
 order. ``next_batch`` is the driver's pull and thereby the backpressure.
 
+All state is the event loop's. Threads call ``SlotStorage`` alone: it is given what it needs and returns what it found.
+
 Confirming has one path: when the contiguous done prefix has grown, its position is recorded in storage and only
 then given to the reader. The first error of any part is kept and raised to everyone who asks: a run never
 continues beside a lost part.
@@ -218,11 +220,6 @@ class CommitSequencer:
         keys = [part.segment.key for content in contents for part in content.segments]
         await asyncio.to_thread(self._storage.delete, self._finished.without_kept(keys))
 
-    def _record(self, confirmed: Lsn, done_ticket: int) -> None:
-        due = self._finished.due(done_ticket)
-        self._storage.record(confirmed, list(due.values()))
-        self._finished.forget(due)
-
     async def stop(self) -> None:
         """No further batch is given out."""
         self._stopping = True
@@ -253,7 +250,9 @@ class CommitSequencer:
             confirmed, done_ticket = self._order.confirmed_lsn, self._order.done_ticket
             if confirmed > self._confirmed:
                 reach("recording")
-                await asyncio.to_thread(self._record, confirmed, done_ticket)
+                due = self._finished.due(done_ticket)
+                await asyncio.to_thread(self._storage.record, confirmed, list(due.values()))
+                self._finished.forget(due)
                 reach("recorded")
             # Awaited, so that whoever sees the run finished knows that the reader has the last position.
             reach("confirming")

@@ -69,6 +69,8 @@ class FinishedPrepares:
 
     The server repeats a COMMIT PREPARED that was not confirmed, and its content must then be there still. What was
     rolled back goes at the same time: a late manifest of a dead epoch must not come back to life.
+
+    One thread's: whoever writes down what is ``due`` on another is given it, and ``forget`` follows on the first.
     """
 
     def __init__(self) -> None:
@@ -84,8 +86,7 @@ class FinishedPrepares:
 
     def due(self, done_ticket: int) -> dict[int, PreparedTransaction]:
         """What may go when all up to this ticket is confirmed; it stays here until ``forget``."""
-        # A copy: one more may be added while somebody writes these down.
-        return {ticket: p for ticket, p in list(self._by_ticket.items()) if ticket <= done_ticket}
+        return {ticket: p for ticket, p in self._by_ticket.items() if ticket <= done_ticket}
 
     def forget(self, tickets: Iterable[int]) -> None:
         for ticket in tickets:

@@ -1,11 +1,26 @@
-"""The sequencer's shell as a plain object: what it says before it has a slot."""
+"""The sequencer's shell as a plain object: what it says before it has a slot, and whose its state is."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
 
-from xidstream.actors.commit_sequencer import CommitSequencer
+from xidstream.actors.commit_sequencer import CommitSequencer, Entry
 from xidstream.pipeline.config import Config
+from xidstream.pipeline.exchange import (
+    DroppedRuns,
+    Opened,
+    PrepareCover,
+    PreparedTransaction,
+    SlotIdentity,
+    TransactionEnd,
+)
+from xidstream.pipeline.pg import Lsn, Xid
+from xidstream.pipeline.sequencer import FinishedPrepares
+from xidstream.pipeline.stream import CommittedPrepared, Prepared
 
 
 def test_there_are_no_figures_before_the_slot_is_open() -> None:
@@ -15,3 +30,72 @@ def test_there_are_no_figures_before_the_slot_is_open() -> None:
         return await CommitSequencer(Config(), "e").stats()
 
     assert asyncio.run(ask()) is None
+
+
+class Reader:
+    """As far as the sequencer knows one: it is told what may be confirmed."""
+
+    def __init__(self) -> None:
+        self.feedback = self
+        self.confirmed: list[Lsn] = []
+
+    async def remote(self, confirmed_lsn: Lsn, done_ticket: int) -> None:
+        self.confirmed.append(confirmed_lsn)
+
+
+class WatchedPrepares(FinishedPrepares):
+    """Notes which thread comes in by each of its ways."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.threads: dict[str, set[int]] = {}
+
+    def _note(self, way: str) -> None:
+        self.threads.setdefault(way, set()).add(threading.get_ident())
+
+    def add(self, ticket: int, prepared: PreparedTransaction) -> None:
+        self._note("add")
+        super().add(ticket, prepared)
+
+    def without_kept(self, keys: Iterable[str]) -> list[str]:
+        self._note("without_kept")
+        return super().without_kept(keys)
+
+    def due(self, done_ticket: int) -> dict[int, PreparedTransaction]:
+        self._note("due")
+        return super().due(done_ticket)
+
+    def forget(self, tickets: Iterable[int]) -> None:
+        self._note("forget")
+        super().forget(tickets)
+
+
+def test_finished_prepares_belong_to_the_event_loop_while_positions_are_recorded_beside_it(
+    tmp_path: Path,
+) -> None:
+    """The thread that records took them out of a dictionary that the loop was iterating over: RuntimeError."""
+    prepared = Prepared(Xid(700), "g", Lsn(10), Lsn(14), False, None, False)
+    record = PreparedTransaction(Xid(700), "g", Lsn(10), Lsn(14), False, None, (), (), DroppedRuns())
+    end = TransactionEnd(Xid(700), Lsn(20), Lsn(24), 0, gid="g")
+    opened = Opened(
+        SlotIdentity(1, "d", "s"), Lsn(5), Lsn(100), 180004, 4, "on", two_phase=True, cover=PrepareCover()
+    )
+    finished, reader = WatchedPrepares(), Reader()
+
+    async def work() -> None:
+        sequencer = CommitSequencer(Config(storage=str(tmp_path)), "e")
+        sequencer._finished = finished
+        await sequencer.open(reader, opened, Lsn(24))
+        written: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        written.set_result(record)
+        await sequencer.submit([Entry(0, prepared, [written]), Entry(1, CommittedPrepared(end), [])])
+        batch = await sequencer.next_batch(60)
+        assert batch is not None
+        await sequencer.batch_done(batch.number)
+        while not await sequencer.finished():
+            await sequencer.next_batch(60)
+
+    asyncio.run(work())
+    assert reader.confirmed[-1] == Lsn(24)
+    ways = ("add", "without_kept", "due", "forget")
+    assert finished.threads == {way: {threading.get_ident()} for way in ways}
