@@ -19,10 +19,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from xidstream.pipeline.decode import codes, scan
-from xidstream.pipeline.decode.bad_values import BadValue, BlockStory, scan_fault
+from xidstream.pipeline.decode.bad_values import BlockStory, scan_fault
 from xidstream.pipeline.decode.columns import Values
 from xidstream.pipeline.decode.table_decoder import DecodedTable, RowIndex, decode_table
-from xidstream.pipeline.errors import PoisonedChange, UsageError
+from xidstream.pipeline.errors import UsageError
 from xidstream.pipeline.pg import POSTGRES_EPOCH_UNIX_US
 from xidstream.pipeline.relations import RelationVersion
 from xidstream.pipeline.rows import MESSAGES_SCHEMA, TRANSACTIONS_SCHEMA, Stamp
@@ -218,13 +218,9 @@ class _Block:
     def messages(
         self, commit_lsn: pa.Array, xid: pa.Array, transactional: npt.NDArray[np.bool_]
     ) -> pa.RecordBatch:
-        """The logical messages of the block. Raises PoisonedChange for a prefix that is not UTF-8."""
+        """The logical messages of the block."""
         logical = self.logical
-        try:
-            prefix = self._piece(logical, codes.LOGICAL_PREFIX_START, codes.LOGICAL_PREFIX_LENGTH).strings()
-        except BadValue as bad:
-            where = self._story.describe(int(logical[bad.row, codes.LOGICAL_MESSAGE]))
-            raise PoisonedChange(f"{where} has a prefix that is {bad.reason}") from None
+        prefix = self._piece(logical, codes.LOGICAL_PREFIX_START, codes.LOGICAL_PREFIX_LENGTH).labels()
         content = self._piece(logical, codes.LOGICAL_CONTENT_START, codes.LOGICAL_CONTENT_LENGTH).binaries()
         lsn = pa.array(np.ascontiguousarray(logical[:, codes.LOGICAL_LSN]))
         columns = [commit_lsn, lsn, xid, pa.array(transactional), prefix, content]
@@ -238,10 +234,7 @@ class _Block:
         full = n_rows > 0
         full[message_owner] = True
         kept = np.flatnonzero(full)
-        try:
-            origin = self._piece(self.transactions, codes.TX_ORIGIN_START, codes.TX_ORIGIN_LENGTH).strings()
-        except BadValue as bad:
-            raise PoisonedChange(f"xid {stamp.xid[bad.row]}: its origin is {bad.reason}") from None
+        origin = self._piece(self.transactions, codes.TX_ORIGIN_START, codes.TX_ORIGIN_LENGTH).labels()
         timestamps = pa.array(stamp.commit_timestamp_us[kept]).cast(
             TRANSACTIONS_SCHEMA.field("commit_timestamp").type
         )

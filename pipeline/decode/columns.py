@@ -148,6 +148,17 @@ class Values:
             raise BadValue(first_failing(array, _is_utf8), "not valid UTF-8")
         return array
 
+    def labels(self) -> pa.Array:
+        """A string array of copied values; each byte that is not valid UTF-8 becomes ``\\xNN``."""
+        try:
+            return self.strings()
+        except BadValue:
+            # Of a SQL_ASCII database, so seldom that it may be done value by value.
+            values = self.binaries().to_pylist()
+            return pa.array(
+                [v if v is None else v.decode("utf-8", "backslashreplace") for v in values], pa.string()
+            )
+
     def ascii_or_invalid(self) -> pa.Array:
         """A string array for a cast that itself refuses what is not ASCII; values are not checked."""
         return self._gathered(pa.string())[0]

@@ -15,7 +15,7 @@ from functools import partial
 from struct import Struct
 from typing import Any, Final
 
-from xidstream.pipeline.errors import MalformedMessage
+from xidstream.pipeline.errors import MalformedMessage, PoisonedChange
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.protocol.messages import ColumnKind, MessageType, TupleColumn, TupleData
 
@@ -84,18 +84,33 @@ class Cursor:
     def stream_xid(self, in_stream: bool) -> Xid | None:
         return xid_of(self.u32("its xid")) if in_stream else None
 
-    def string(self, what: str) -> str:
-        """A null-terminated UTF-8 string."""
+    def name(self, what: str) -> str:
+        """A null-terminated string that places are named by. Raises PoisonedChange where it is not valid UTF-8.
+
+        Only a SQL_ASCII database sends such a one: everywhere else the server converts. An escape would do for
+        people, but might be the name of another table or column, and mix the two.
+        """
+        try:
+            return str(self._terminated(what), "utf-8")
+        except UnicodeDecodeError:
+            # The decoder's own error quotes the bytes, so it is not kept as the cause.
+            raise PoisonedChange(
+                f"{self._title} message at {Lsn(self._lsn)}: {what} is not valid UTF-8, as in a SQL_ASCII database",
+                remedy="leave it out of the publication, or rename it, and read from a new slot: changes that were "
+                "made under the old name keep it",
+            ) from None
+
+    def label(self, what: str) -> str:
+        """A null-terminated string that nothing is found by; each byte that is not valid UTF-8 becomes ``\\xNN``."""
+        return str(self._terminated(what), "utf-8", "backslashreplace")
+
+    def _terminated(self, what: str) -> Buffer:
         start = self._place
         end = self._find_zero(start)
         if end < 0:
             raise self.malformed(f"{what} is not terminated")
         self._place = end + 1
-        try:
-            return str(self._data[start:end], "utf-8")
-        except UnicodeDecodeError:
-            # The decoder's own error quotes the bytes, so it is not kept as the cause.
-            raise self.malformed(f"{what} is not valid UTF-8") from None
+        return self._data[start:end]
 
     def _find_zero(self, start: int) -> int:
         # A memoryview cannot search, and copying it whole for one name could copy a gigabyte.

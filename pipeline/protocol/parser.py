@@ -114,7 +114,7 @@ def parse_commit(data: Buffer, *, lsn: Lsn, offset: int = 0) -> Commit:
 
 def parse_origin(data: Buffer, *, lsn: Lsn, offset: int = 0) -> Origin:
     cursor = Cursor(data, offset, MessageType.ORIGIN, lsn)
-    message = Origin(cursor.lsn("its LSN"), cursor.string("the origin's name"))
+    message = Origin(cursor.lsn("its LSN"), cursor.label("the origin's name"))
     cursor.finish()
     return message
 
@@ -126,8 +126,8 @@ def parse_relation(data: Buffer, *, in_stream: bool, lsn: Lsn, offset: int = 0) 
     cursor = Cursor(data, offset, MessageType.RELATION, lsn)
     xid = cursor.stream_xid(in_stream)
     relid = cursor.u32("its oid")
-    schema = cursor.string("the schema's name") or "pg_catalog"
-    table = cursor.string("the relation's name")
+    schema = cursor.name("the schema's name") or "pg_catalog"
+    table = cursor.name("the relation's name")
     identity = cursor.byte("its replica identity")
     if identity not in _REPLICA_IDENTITIES:
         raise cursor.malformed(f"unknown replica identity 0x{identity:02x}")
@@ -136,7 +136,7 @@ def parse_relation(data: Buffer, *, in_stream: bool, lsn: Lsn, offset: int = 0) 
         flags = cursor.byte("a column's flags")
         if flags > 1:
             raise cursor.malformed(f"unknown column flags 0x{flags:02x}")
-        name = cursor.string("a column's name")
+        name = cursor.name("a column's name")
         type_oid, type_modifier = cursor.fields(_COLUMN_TAIL, "a column's type")
         columns.append(RelationColumn(flags == 1, name, type_oid, type_modifier))
     cursor.finish()
@@ -147,8 +147,8 @@ def parse_type(data: Buffer, *, in_stream: bool, lsn: Lsn, offset: int = 0) -> T
     cursor = Cursor(data, offset, MessageType.TYPE, lsn)
     xid = cursor.stream_xid(in_stream)
     oid = cursor.u32("its oid")
-    schema = cursor.string("the schema's name") or "pg_catalog"
-    name = cursor.string("the type's name")
+    schema = cursor.label("the schema's name") or "pg_catalog"
+    name = cursor.label("the type's name")
     cursor.finish()
     return Type(xid, oid, schema, name)
 
@@ -223,7 +223,7 @@ def parse_logical_message(data: Buffer, *, in_stream: bool, lsn: Lsn, offset: in
     if flags > 1:
         raise cursor.malformed(f"unknown flags 0x{flags:02x}")
     message_lsn = cursor.lsn("its LSN")
-    prefix = cursor.string("the prefix")
+    prefix = cursor.label("the prefix")
     content = cursor.counted_bytes("the content")
     cursor.finish()
     return LogicalMessage(xid, flags == 1, message_lsn, prefix, content)
@@ -306,7 +306,7 @@ def _with_gid(
     """The fields after the type byte, then the gid that ends the message."""
     cursor = Cursor(data, offset, kind, lsn)
     fields = cursor.fields(layout, "its fixed fields")
-    gid = cursor.string("the gid")
+    gid = cursor.label("the gid")
     cursor.finish()
     return fields, gid
 

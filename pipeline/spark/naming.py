@@ -4,10 +4,16 @@
 the one ``.`` in a directory's name is always the separator, different tables never share a directory, and
 no name leaves the root. Percent-encoding was rejected: deltalake percent-decodes local paths, so such a
 table can be neither made nor read. Called by the Delta sink; ``decode_table`` is for tools that list a root.
+
+Two names of 63 bytes give up to 379 characters, and a local directory's name has at most 255 bytes. What would be
+longer is cut, where no character is torn, and ends with ``~~`` and a digest of the whole. After a ``~`` comes a
+hexadecimal digit in every other name, so a cut name is never that of another table. The same is done on object
+stores, which have no such limit, so that a root may be copied from one to the other.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from dataclasses import dataclass, field
@@ -21,8 +27,15 @@ from xidstream.pipeline.errors import ConfigError
 TRANSACTIONS: Final = "_transactions"
 MESSAGES: Final = "_messages"
 
+MAX_DIRECTORY: Final = 255
+"""Bytes of one part of a path, on every local file system in use."""
+_DIGEST: Final = 32
+"""Hexadecimal digits, 128 bits: no two tables of one root have the same."""
+
 _UNSAFE: Final = re.compile(rb"[^A-Za-z0-9_-]")
 _ESCAPE: Final = re.compile(rb"~([0-9A-F]{2})")
+_TORN: Final = re.compile(r"~[0-9A-F]?\Z")
+_CUT: Final = "~~"
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(.*)", re.DOTALL)
 REMOTE_SCHEMES: Final = ("s3", "s3a", "gs", "abfs", "abfss")
 
@@ -38,11 +51,32 @@ def decode(part: str) -> str:
 
 
 def encode_table(schema: str, table: str) -> str:
-    return f"{encode(schema)}.{encode(table)}"
+    """The directory of a table, at most ``MAX_DIRECTORY`` ASCII characters; the same in every version."""
+    whole = f"{encode(schema)}.{encode(table)}"
+    if len(whole) <= MAX_DIRECTORY:
+        return whole
+    room = MAX_DIRECTORY - len(_CUT) - _DIGEST
+    digest = hashlib.sha256(whole.encode("ascii")).hexdigest()[:_DIGEST]
+    return f"{_whole_characters(whole[:room])}{_CUT}{digest}"
+
+
+def _whole_characters(encoded: str) -> str:
+    """Without what a cut left of an escape, and of a character, at the end."""
+    kept = _TORN.sub("", encoded)
+    while True:
+        try:
+            for part in kept.split("."):
+                decode(part)
+        except UnicodeDecodeError:
+            kept = kept[: kept.rindex("~")]
+        else:
+            return kept
 
 
 def decode_table(directory: str) -> tuple[str, str]:
-    """``(schema, table)`` of a directory's name; ValueError where it is not one of a source table."""
+    """``(schema, table)`` of a directory's name; ValueError where it is not one of a source table, or is cut."""
+    if _CUT in directory:
+        raise ValueError(f"{directory!r} does not have all of its table's name")
     schema, table = directory.split(".")
     return decode(schema), decode(table)
 

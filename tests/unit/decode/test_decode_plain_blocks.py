@@ -209,7 +209,9 @@ def test_poison_in_a_plain_block_names_its_own_transactions_xid() -> None:
         decode(begin(1, 7), insert(["1"]), commit(1), begin(2, 8), insert(["x"]), commit(2))
 
 
-def test_origin_that_is_not_utf8_is_poison() -> None:
+def test_an_origin_that_is_not_utf8_has_its_bytes_written_out() -> None:
     bad = origin("o").replace(b"o\0", b"\xff\0")
-    with pytest.raises(PoisonedChange, match="xid 7: its origin"):
-        decode(begin(1, 7), bad, commit(1))
+    decoded = decode(
+        begin(1, 7), bad, insert(["1"]), commit(1), begin(2, 8), origin("é"), insert(["2"]), commit(2)
+    )
+    assert decoded.transactions.column("origin").to_pylist() == ["\\xff", "é"]

@@ -217,6 +217,18 @@ def test_logical_messages_keep_prefix_binary_content_and_lsn(streamed: bool) -> 
     ]
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_prefix_that_is_not_utf_8_has_its_bytes_written_out_and_the_others_are_as_they_were(
+    streamed: bool,
+) -> None:
+    """Of a SQL_ASCII database: it stopped the run, though nothing is found by a prefix."""
+    xid = 700 if streamed else None
+    sent = [logical(b"caf\xe9", b"1", lsn=77, xid=xid), logical("é", b"2", lsn=78, xid=xid)]
+    decoded = decode(*sent, streamed=streamed)
+    assert decoded.messages is not None
+    assert decoded.messages.column("prefix").to_pylist() == ["caf\\xe9", "é"]
+
+
 def test_streamed_message_of_another_transaction_is_refused() -> None:
     with pytest.raises(IllegalTransition, match="another top-level"):
         decode(logical("p", b"", xid=999), streamed=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from xidstream.pipeline.errors import MalformedMessage, UsageError
+from xidstream.pipeline.errors import MalformedMessage, PoisonedChange, UsageError
 from xidstream.pipeline.pg import POSTGRES_EPOCH_UNIX_US, Lsn, Xid
 from xidstream.pipeline.protocol import (
     COPY_HEADER_BYTES,
@@ -360,10 +360,6 @@ BAD = {
     "relation_with_more_columns_than_bytes": "52 00004000 7000 7400 64 0002 00 6100 00000017 ffffffff",
     "unknown_replica_identity": "52 00004000 7000 7400 78 0000",
     "unknown_column_flag": "52 00004000 7000 7400 64 0001 02 6100 00000017 ffffffff",
-    "table_name_that_is_not_utf8": "52 00004000 7000 ff00 64 0000",
-    "type_name_that_is_not_utf8": "59 00004000 00 c328 00",
-    "gid_that_is_not_utf8": "4b 00 0000000000000001 0000000000000001 0000000000000001 00000001 e900",
-    "origin_that_is_not_utf8": "4f 0000000000000000 fe00",
     "unknown_commit_flag": "43 01 0000000000000001 0000000000000001 0000000000000001",
     "unknown_stream_commit_flag": "63 00000001 80 0000000000000001 0000000000000001 0000000000000001",
     "unknown_prepare_flag": "50 01 0000000000000001 0000000000000001 0000000000000001 00000001 6700",
@@ -380,6 +376,47 @@ def test_malformed(scenario: str) -> None:
     # The decoder's error would carry the bytes along.
     assert raised.value.__cause__ is None
     assert raised.value.__suppress_context__ or raised.value.__context__ is None
+
+
+@pytest.mark.parametrize(
+    ("wire", "what"),
+    [
+        ("52 00004000 ff00 7400 64 0000", "the schema's name"),
+        ("52 00004000 7000 ff00 64 0000", "the relation's name"),
+        ("52 00004000 7000 7400 64 0001 00 e900 00000017 ffffffff", "a column's name"),
+    ],
+)
+def test_a_table_or_column_of_a_sql_ascii_database_that_is_not_utf8_is_poison_and_no_fault_of_the_server(
+    wire: str, what: str
+) -> None:
+    with pytest.raises(
+        PoisonedChange, match=f"RELATION message at 0/16B3748: {what} is not valid UTF-8"
+    ) as raised:
+        parse_message(bytes.fromhex(wire), in_stream=False, lsn=LSN)
+    assert raised.value.__cause__ is None and raised.value.__suppress_context__
+    assert "publication" in raised.value.remedy
+
+
+LABELS = {
+    "type": ("59 00004000 ff00 c32800", lambda m: (m.schema, m.name), (r"\xff", r"\xc3(")),
+    "gid": (
+        "4b 00 0000000000000001 0000000000000001 0000000000000001 00000001 61e900",
+        lambda m: m.gid,
+        r"a\xe9",
+    ),
+    "origin": ("4f 0000000000000000 c3a9fe00", lambda m: m.name, r"é\xfe"),
+    "prefix": (
+        "4d 00 0000000000000001 ff00 00000001 fe",
+        lambda m: (m.prefix, m.content),
+        (r"\xff", b"\xfe"),
+    ),
+}
+
+
+@pytest.mark.parametrize("scenario", LABELS)
+def test_what_nothing_is_found_by_has_the_bytes_that_are_not_utf8_written_out(scenario: str) -> None:
+    wire, field_of, expected = LABELS[scenario]
+    assert field_of(parse_message(bytes.fromhex(wire), in_stream=False, lsn=LSN)) == expected
 
 
 @pytest.mark.parametrize(

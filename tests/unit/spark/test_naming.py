@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from xidstream.pipeline.errors import ConfigError
-from xidstream.pipeline.spark.naming import Location, decode_table, encode, encode_table
+from xidstream.pipeline.spark.naming import MAX_DIRECTORY, Location, decode_table, encode, encode_table
 
 
 @pytest.mark.parametrize(
@@ -34,6 +34,53 @@ def test_table_directory_is_reversible_and_has_one_separator(name: tuple[str, st
 
 def test_dot_in_schema_and_dot_in_table_are_different_directories() -> None:
     assert encode_table("a.b", "c") != encode_table("a", "b.c")
+
+
+LONG = "ж" * 31  # 63 bytes is what PostgreSQL gives a name
+
+
+def test_the_longest_directory_that_fits_is_not_cut() -> None:
+    schema = "ж" * 31
+    table = "é" * 11 + "x" * (MAX_DIRECTORY - 6 * 31 - 1 - 66)
+    assert len(encode_table(schema, table)) == MAX_DIRECTORY
+    assert decode_table(encode_table(schema, table)) == (schema, table)
+    assert len(encode_table(schema, table + "x")) <= MAX_DIRECTORY
+    assert "~~" in encode_table(schema, table + "x")
+
+
+def test_a_directory_that_is_too_long_is_cut_between_characters_and_has_a_digest() -> None:
+    """It stands in people's storage: another digest or another place would begin the table anew."""
+    directory = encode_table(LONG, LONG)
+    assert directory == f"{'~D0~B6' * 31}.{'~D0~B6' * 5}~~d905ea83ea0aac9111f0e9768f07e394"
+    with pytest.raises(ValueError, match="all of its table's name"):
+        decode_table(directory)
+
+
+@pytest.mark.parametrize("character", ["x", "é", "€", "😀", ".", "~"])
+@pytest.mark.parametrize("shift", [0, 1, 2, 3])
+def test_no_character_is_torn_wherever_the_cut_falls(character: str, shift: int) -> None:
+    directory = encode_table("s" * shift + "😀" * 15, character * (63 // len(character.encode())))
+    assert len(directory) <= MAX_DIRECTORY
+    schema, table = decode_table(directory.partition("~~")[0])
+    assert schema == "s" * shift + "😀" * 15
+    assert set(table) <= {character}
+
+
+def test_tables_that_differ_behind_the_cut_or_in_where_their_schema_ends_have_different_directories() -> None:
+    names = [
+        (LONG, LONG),
+        (LONG, LONG + "x"),
+        (LONG, LONG[:-1] + "é"),
+        (LONG + ".", LONG),
+        (LONG, "." + LONG),
+    ]
+    assert len({encode_table(*name) for name in names}) == len(names)
+
+
+def test_a_table_that_is_named_as_the_directory_of_another_has_one_of_its_own() -> None:
+    cut = encode_table(LONG, LONG)
+    schema, _, table = cut.partition(".")
+    assert encode_table(schema, table) != cut
 
 
 @pytest.mark.parametrize(
