@@ -4,9 +4,10 @@ Rows go from libpq into the cutter's arrays in a compiled loop; what needs a loo
 rows flow the loop naps instead of polling: a walsender sends each row by itself, and whoever polls is woken for each,
 which costs both of them more than the row does.
 
-What is decided where: what a message means, ``pipeline.stream``; when to pause, here, from three sums of bytes
-(gathered, in flight to buffers, committed but not yet in the sink). A pause stops reading, never the connection: the
-status updates go on. The confirmed position comes from the sequencer alone; nothing here derives one.
+What is decided where: what a message means, ``pipeline.stream``; when the server is told the position,
+``pipeline.stream.status_pace``; when to pause, here, from three sums of bytes (gathered, in flight to buffers,
+committed but not yet in the sink). A pause stops reading, never the connection: the status updates go on. The confirmed
+position comes from the sequencer alone; nothing here derives one.
 
 ``run`` is called once, on a thread of its own; ``confirm`` and the properties come from others, and only set or read
 plain attributes.
@@ -29,6 +30,7 @@ from xidstream.pipeline.protocol.parser import parse_keepalive
 from xidstream.pipeline.slot.connection import ReplicationConnection
 from xidstream.pipeline.stream import Cut, StreamCutter
 from xidstream.pipeline.stream.linger import Linger
+from xidstream.pipeline.stream.status_pace import StatusPace
 
 _XLOG_DATA = ord("w")
 _CONTROLS_PER_LOOK = 1024
@@ -68,7 +70,7 @@ class Reading:
         self.flushed_lsn = confirmed_flush_lsn
         self.received_lsn = INVALID_LSN
         self.paused = False
-        self._status_due = False
+        self._pace = StatusPace(status_interval_s, time.monotonic())
         self._flowing = self._quiet = False
         self._solicited_s = self._next_position_s = self._next_look_s = 0.0
         self._asked_s: float | None = None
@@ -78,12 +80,11 @@ class Reading:
         if lsn > self.flushed_lsn:
             # In this order: the loop clears the mark before it reads the position.
             self.flushed_lsn = lsn
-            self._status_due = True
+            self._pace.changed()
 
     def run(self, sending: SendingThread) -> None:
         """Read until ``stop`` is set. Raises ConnectionLost, ProtocolViolation, SlotLost and what buffers raise."""
         self._sending = sending
-        self._next_status_s = time.monotonic()
         with self._connection.reading():
             while not self._stop.is_set():
                 if self._over_credit():
@@ -141,7 +142,7 @@ class Reading:
         self._quiet = self._quiet and drained
         self._sending.check()
         self._flush_lingering(now_s)
-        if self._status_due or now_s >= self._next_status_s:
+        if self._pace.is_due(now_s):
             self._send_status(now_s, reply=False)
         if drained:
             self._watch_notices()
@@ -187,7 +188,7 @@ class Reading:
             self._give(self._cutter.flush())
             self._give(self._cutter.flush_open())
         now_s = time.monotonic()
-        if self._status_due or now_s >= self._next_status_s:
+        if self._pace.is_due(now_s):
             self._send_status(now_s, reply=False)
         self._sending.await_look(_IDLE_WAIT_S)
         self.paused = self._over_credit()
@@ -214,7 +215,9 @@ class Reading:
             self._give(self._cutter.position(keepalive.end_lsn))
             self._next_position_s = now_s + _POSITION_INTERVAL_S / 2
         if keepalive.reply_requested:
-            self._send_status(now_s, reply=False)
+            self._pace.asked()
+            if self._pace.is_due(now_s):
+                self._send_status(now_s, reply=False)
 
     def _fail_on_silence(self) -> None:
         """A link that only one side has lost stays open; the server answers what ``_solicit_position`` asks."""
@@ -236,12 +239,10 @@ class Reading:
             self._send_status(now_s, reply=True)
 
     def _send_status(self, now_s: float, *, reply: bool) -> None:
-        self._status_due = False
+        self._pace.sending()
         flushed = self.flushed_lsn
         received = max(self.received_lsn, self._sending.end_lsn, flushed)
         reach("sending_status")
         sent = self._connection.send_status(received, flushed, flushed, reply)
         reach("status_sent")
-        # The server has not taken the last one yet: this one is sent at the next look.
-        self._status_due = self._status_due or not sent
-        self._next_status_s = now_s + self._status_interval_s
+        self._pace.sent(now_s, taken=sent)
