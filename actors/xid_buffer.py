@@ -30,10 +30,10 @@ import pyarrow as pa
 from xidstream.actors.runtime.allocator import return_freed_memory
 from xidstream.actors.runtime.object_store import put_arrow
 from xidstream.pipeline import rows
-from xidstream.pipeline.buffer import BufferMemory, OpenTransaction
+from xidstream.pipeline.buffer import BufferMemory, KnownRelations, OpenTransaction
 from xidstream.pipeline.buffer.transaction import stamp_messages
 from xidstream.pipeline.errors import ComponentLost
-from xidstream.pipeline.exchange import MemoryPart, PreparedTransaction, RelationMap, Sealed, TransactionEnd
+from xidstream.pipeline.exchange import MemoryPart, PreparedTransaction, Sealed, TransactionEnd
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.relations import RelationVersion
@@ -49,9 +49,6 @@ from xidstream.pipeline.segments import (
 
 if TYPE_CHECKING:
     from xidstream.pipeline.stream import Prepared
-
-REMEMBERED_SNAPSHOTS = 128
-"""The definitions that the pool takes for known here."""
 
 
 @dataclass(frozen=True)
@@ -74,13 +71,13 @@ class Held:
 @dataclass(frozen=True)
 class BlockHead:
     """Whose rows a block holds, beside its bytes. ``step``: how many calls or blocks its transaction had before;
-    ``snapshot``: the number of the definitions that the block is of, which this call or an earlier one told."""
+    ``relations``: the numbers of the versions that its rows are of, which this call or an earlier one brought."""
 
     xid: Xid
     step: int
     first_lsn: Lsn
     streamed: bool
-    snapshot: int
+    relations: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -119,7 +116,7 @@ class XidBuffer:
         self._layout = settings.layout
         self._memory = BufferMemory(settings.memory_bytes)
         self._open: dict[Xid, OpenTransaction] = {}
-        self._snapshots: dict[int, RelationMap] = {}
+        self._known = KnownRelations()
         self._failure: BaseException | None = None
         # The bound on a buffer is its process's: what is freed must go back, from Arrow's allocator too.
         return_freed_memory()
@@ -135,12 +132,16 @@ class XidBuffer:
 
     @_unless_failed
     def decode_plain(
-        self, n_transactions: int, snapshot: int, untold: Mapping[int, RelationMap], block: RawBlock
+        self,
+        n_transactions: int,
+        numbers: tuple[int, ...],
+        untold: Mapping[int, RelationVersion],
+        block: RawBlock,
     ) -> Sealed:
         """Whole small transactions, decoded and released at once; nothing of them stays here."""
-        self._learn(untold)
+        self._known.call(numbers, untold)
         reach("decoding_block")
-        decoded = self._decode.decode_plain_block(*block, self._relations(snapshot))
+        decoded = self._decode.decode_plain_block(*block, self._known.relations(numbers))
         reach("block_decoded")
         memory = []
         by_relation: dict[RelationVersion, list[pa.RecordBatch]] = {}
@@ -165,31 +166,38 @@ class XidBuffer:
 
     @_unless_failed
     def add_blocks(
-        self, heads: Sequence[BlockHead], untold: Mapping[int, RelationMap], blocks: Sequence[RawBlock]
+        self, heads: Sequence[BlockHead], untold: Mapping[int, RelationVersion], blocks: Sequence[RawBlock]
     ) -> list[Held]:
-        """Take blocks of one or several transactions, in this order. ``untold``: those of the snapshots that the heads
-        name which no call has brought yet."""
-        self._learn(untold)
-        return [self._add(*each) for each in zip(heads, blocks, strict=True)]
+        """Take blocks of one or several transactions, in this order. ``untold``: those of the versions that the heads
+        name which this buffer does not remember."""
+        self._learn(heads, untold)
+        return self._add_all(heads, blocks)
 
     def add_and_commit(
         self,
         heads: Sequence[BlockHead],
-        untold: Mapping[int, RelationMap],
+        untold: Mapping[int, RelationVersion],
         blocks: Sequence[RawBlock],
         ends: Sequence[End],
     ) -> Iterator[Sealed | list[Held]]:
         """``add_blocks`` with the commits of some of the transactions in between, in the order of the stream. Yields a
         ``Sealed`` for each end, and the list behind them. Ray keeps what was yielded before an error: a block that
         cannot be decoded takes nothing with it that was committed before."""
+        self._learn(heads, untold)
         held: list[Held] = []
         for each in ends:
-            held += self.add_blocks(
-                heads[len(held) : each.n_blocks], untold, blocks[len(held) : each.n_blocks]
-            )
+            held += self._add_all(heads[len(held) : each.n_blocks], blocks[len(held) : each.n_blocks])
             yield self._commit(each.end, each.step)
-        held += self.add_blocks(heads[len(held) :], untold, blocks[len(held) :])
+        held += self._add_all(heads[len(held) :], blocks[len(held) :])
         yield held
+
+    @_unless_failed
+    def _learn(self, heads: Sequence[BlockHead], untold: Mapping[int, RelationVersion]) -> None:
+        self._known.call([number for head in heads for number in head.relations], untold)
+
+    @_unless_failed
+    def _add_all(self, heads: Sequence[BlockHead], blocks: Sequence[RawBlock]) -> list[Held]:
+        return [self._add(*each) for each in zip(heads, blocks, strict=True)]
 
     def _add(self, head: BlockHead, block: RawBlock) -> Held:
         transaction = self._whole(head.xid, head.step)
@@ -200,7 +208,7 @@ class XidBuffer:
         reach("decoding_block")
         decoded = self._decode.decode_transaction_block(
             *block,
-            self._relations(head.snapshot),
+            self._known.relations(head.relations),
             streamed=head.streamed,
             xid=head.xid,
             first_ordinal=transaction.n_rows,
@@ -307,18 +315,3 @@ class XidBuffer:
         transaction = self._whole(xid, step)
         assert transaction is not None, "the pool passes on nothing before the first block"
         return transaction
-
-    def _learn(self, untold: Mapping[int, RelationMap]) -> None:
-        # Before, so that what this call brings is there for it; twice as many as the pool remembers.
-        while len(self._snapshots) > 2 * REMEMBERED_SNAPSHOTS:
-            del self._snapshots[next(iter(self._snapshots))]
-        for number, relations in untold.items():
-            # The latest now, where it was told before and the pool has forgotten that.
-            self._snapshots.pop(number, None)
-            self._snapshots[number] = relations
-
-    def _relations(self, number: int) -> RelationMap:
-        known = self._snapshots.get(number)
-        if known is None:
-            raise ComponentLost(f"the call that told a buffer of definitions {number} did not come")
-        return known

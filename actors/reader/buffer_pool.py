@@ -18,7 +18,6 @@ reading while too much is. What a buffer raised comes out of ``collect``.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,21 +25,14 @@ import ray
 
 from xidstream.actors.reader.buffer_quota import QuotaShare
 from xidstream.actors.runtime.ray_errors import unwrap
-from xidstream.actors.xid_buffer import (
-    REMEMBERED_SNAPSHOTS,
-    BlockHead,
-    BufferSettings,
-    End,
-    Held,
-    RawBlock,
-    XidBuffer,
-)
-from xidstream.pipeline.buffer import BufferPoolPolicy
+from xidstream.actors.xid_buffer import BlockHead, BufferSettings, End, Held, RawBlock, XidBuffer
+from xidstream.pipeline.buffer import BufferPoolPolicy, KnownRelations
 from xidstream.pipeline.config import Config
-from xidstream.pipeline.exchange import RelationMap, TransactionEnd
+from xidstream.pipeline.exchange import TransactionEnd
 from xidstream.pipeline.pg import Xid
 from xidstream.pipeline.protocol.spares import Spares
-from xidstream.pipeline.stream import PlainBlock, Prepared, RelationSnapshot, TransactionBlock
+from xidstream.pipeline.relations import RelationVersion
+from xidstream.pipeline.stream import PlainBlock, Prepared, TransactionBlock
 
 _INLINE_BYTES = 64 << 10
 """Below this what a call carries travels inside the call: the object store would cost more than it saves."""
@@ -57,7 +49,7 @@ class _Parcel:
     there and in the raylet, and with many open transactions blocks are cut several at a time."""
 
     heads: list[BlockHead] = field(default_factory=list)
-    snapshots: list[RelationSnapshot] = field(default_factory=list)
+    versions: dict[int, RelationVersion] = field(default_factory=dict)
     blocks: list[RawBlock] = field(default_factory=list)
     n_bytes: int = 0
     ends: list[End] = field(default_factory=list)
@@ -78,7 +70,7 @@ class BufferPool:
         self._actors: dict[int, Any] = {}
         self._starting: dict[int, ray.ObjectRef] = {}
         self._last_ticket: dict[int, int] = {}
-        self._told: dict[int, dict[int, None]] = {}
+        self._told: dict[int, KnownRelations] = {}
         self._in_flight: dict[ray.ObjectRef, int] = {}
         self._pings: dict[int, ray.ObjectRef] = {}
         self._next_check_s = 0.0
@@ -116,11 +108,11 @@ class BufferPool:
         """On its way after ``send``, with others for the same buffer."""
         number = self._policy.assign(cut.xid, time.monotonic())
         self.open.setdefault(cut.xid, Held(cut.xid, 0, 0, 0))
-        snapshot = cut.block.relations
-        head = BlockHead(cut.xid, self._step(cut.xid), cut.first_lsn, cut.streamed, snapshot.number)
+        versions = cut.block.relations.versions
+        head = BlockHead(cut.xid, self._step(cut.xid), cut.first_lsn, cut.streamed, tuple(versions))
         parcel = self._parcels.setdefault(number, _Parcel())
         parcel.heads.append(head)
-        parcel.snapshots.append(snapshot)
+        parcel.versions.update(versions)
         parcel.blocks.append((cut.block.payload, cut.block.lengths))
         parcel.n_bytes += cut.block.n_bytes
         if parcel.n_bytes >= _PARCEL_BLOCKS * self._config.block_bytes:
@@ -136,10 +128,11 @@ class BufferPool:
         assert block is not None, "a plain block is handed over once"
         number = self._policy.for_plain_block()
         self._last_ticket[number] = ticket
+        versions = block.relations.versions
         result: ray.ObjectRef = self._actors[number].decode_plain.remote(
             cut.n_transactions,
-            block.relations.number,
-            self._untold(number, [block.relations]),
+            tuple(versions),
+            self._told[number].call(versions, versions),
             _by_store((block.payload, block.lengths), block.n_bytes),
         )
         self._spares.give(block.payload)
@@ -250,7 +243,7 @@ class BufferPool:
             max_restarts=0,
         )
         self._actors[number] = actor.remote(self._settings)
-        self._told[number] = {}
+        self._told[number] = KnownRelations()
         self._starting[number] = self._actors[number].pid.remote()
 
     def _see_placed(self) -> None:
@@ -280,7 +273,9 @@ class BufferPool:
         if parcel is None:
             return
         actor = self._actors[number]
-        untold, blocks = self._untold(number, parcel.snapshots), _by_store(parcel.blocks, parcel.n_bytes)
+        numbers = [each for head in parcel.heads for each in head.relations]
+        untold = self._told[number].call(numbers, parcel.versions)
+        blocks = _by_store(parcel.blocks, parcel.n_bytes)
         if not parcel.ends:
             held = actor.add_blocks.remote(parcel.heads, untold, blocks)
         else:
@@ -308,16 +303,6 @@ class BufferPool:
     def _count(self, result: ray.ObjectRef, n_bytes: int) -> None:
         self._in_flight[result] = n_bytes
         self.in_flight_bytes += n_bytes
-
-    def _untold(self, number: int, snapshots: Iterable[RelationSnapshot]) -> dict[int, RelationMap]:
-        """What the next call has to tell a buffer of definitions: it remembers the last ones."""
-        told = self._told[number]
-        untold = {s.number: s.relations for s in snapshots if s.number not in told}
-        for known in untold:
-            while len(told) >= REMEMBERED_SNAPSHOTS:
-                del told[next(iter(told))]
-            told[known] = None
-        return untold
 
 
 def _by_store(content: Any, n_bytes: int) -> Any:

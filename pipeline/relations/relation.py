@@ -1,11 +1,13 @@
 """One version of a relation, as an R message (and the Y messages before it) declared it.
 
-A RelationVersion is a value: two R messages with the same content give equal versions, which is how the
-cutter tells a repetition (no-op) from a change (a new block). It is built by the reader, travels beside the
-blocks, names the columns of segments, and is written as JSON into manifests.
+A RelationVersion is a value: two R messages with the same content give equal versions. It is built by the
+reader, travels beside the blocks, names the columns of segments, and is written as JSON into manifests.
 
-It was considered to keep the raw R message and parse it wherever it is needed: rejected, because the type
-of a domain column depends on Y messages that may be far away by then.
+Many tables have the same columns (the partitions of one table, for example), so within a process equal columns
+are one object, wherever they come from. What is pickled is what R said; the Arrow types are worked out again.
+
+It was considered to let the raw R message travel and parse it wherever it is needed: rejected, because the type
+of a domain column depends on Y messages as well.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import pyarrow as pa
@@ -31,6 +33,10 @@ CONTRACT_COLUMNS = (
     "_text",
 )
 """The columns that every row has beside its table's own, in the order of the contract."""
+
+_SHARED_LAYOUTS = 512
+_MOST_SHARED_COLUMNS = 128
+"""Equal columns are one object for so many layouts of so many columns at most: 20 MiB in the worst case."""
 
 
 class ReplicaIdentity(enum.Enum):
@@ -60,6 +66,19 @@ class Column:
     def type(self) -> ColumnType:
         return column_type(self.type_oid, self.type_modifier, self.base_type_name)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Column, (self.name, self.type_oid, self.type_modifier, self.is_key, self.base_type_name)
+
+
+def shared_columns(columns: tuple[Column, ...]) -> tuple[Column, ...]:
+    """Equal columns, as the one object that this process has of them already where it has one."""
+    return columns if len(columns) > _MOST_SHARED_COLUMNS else _shared_columns(columns)
+
+
+@lru_cache(maxsize=_SHARED_LAYOUTS)
+def _shared_columns(columns: tuple[Column, ...]) -> tuple[Column, ...]:
+    return columns
+
 
 @dataclass(frozen=True)
 class RelationVersion:
@@ -84,10 +103,22 @@ class RelationVersion:
                 )
             seen[column.name.lower()] = column.name
 
+    def __hash__(self) -> int:
+        # Versions are the keys of a transaction's rows: a hash over all columns would be paid for each block.
+        return hash((self.relid, self.schema, self.table, len(self.columns)))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restored, (self.relid, self.schema, self.table, self.replica_identity.value, self.columns)
+
     @property
     def name(self) -> str:
         """``schema.table``, as users name it; not an SQL identifier."""
         return f"{self.schema}.{self.table}"
+
+    @property
+    def weight(self) -> int:
+        """What ``Remembered`` counts for it, in columns: its own, and about eight for the rest."""
+        return 8 + len(self.columns)
 
     @cached_property
     def arrow_fields(self) -> tuple[pa.Field, ...]:
@@ -112,5 +143,11 @@ class RelationVersion:
             schema=value["schema"],
             table=value["table"],
             replica_identity=ReplicaIdentity(value["replica_identity"]),
-            columns=tuple(Column(*c) for c in value["columns"]),
+            columns=shared_columns(tuple(Column(*c) for c in value["columns"])),
         )
+
+
+def _restored(
+    relid: int, schema: str, table: str, replica_identity: str, columns: tuple[Column, ...]
+) -> RelationVersion:
+    return RelationVersion(relid, schema, table, ReplicaIdentity(replica_identity), shared_columns(columns))

@@ -9,10 +9,10 @@ from xidstream.pipeline.stream.cuts import (
     PlainBlock,
     Position,
     Prepared,
-    RelationSnapshot,
     RolledBackPrepared,
     SubtransactionsAborted,
     TransactionBlock,
+    UsedRelations,
 )
 from xidstream.pipeline.stream.cutter import StreamCutter
 
@@ -25,9 +25,9 @@ __all__ = [
     "PlainBlock",
     "Position",
     "Prepared",
-    "RelationSnapshot",
     "RolledBackPrepared",
     "StreamCutter",
     "SubtransactionsAborted",
     "TransactionBlock",
+    "UsedRelations",
 ]

@@ -5,6 +5,7 @@ A block's bytes belong to whoever gets the cut; the cutter keeps no reference.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,14 +13,20 @@ import numpy.typing as npt
 
 from xidstream.pipeline.exchange import RelationMap, TransactionEnd
 from xidstream.pipeline.pg import Lsn, Xid
+from xidstream.pipeline.relations import RelationVersion
 
 
 @dataclass(frozen=True, slots=True)
-class RelationSnapshot:
-    """The relation versions that hold for a block. Equal ``number`` means equal content, within an epoch."""
+class UsedRelations:
+    """The relation versions that the rows of a block belong to, and no others, by number. An equal number means an
+    equal version, within an epoch; a relation has one version in a block."""
 
-    number: int
-    relations: RelationMap
+    versions: Mapping[int, RelationVersion]
+
+    @property
+    def relations(self) -> RelationMap:
+        """The same by relid, as the decoder wants them."""
+        return {version.relid: version for version in self.versions.values()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +35,7 @@ class Block:
 
     payload: npt.NDArray[np.uint8] = field(repr=False)
     lengths: npt.NDArray[np.int32] = field(repr=False)
-    relations: RelationSnapshot = field(repr=False)
+    relations: UsedRelations = field(repr=False)
 
     @property
     def n_bytes(self) -> int:

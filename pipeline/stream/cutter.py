@@ -50,6 +50,7 @@ from xidstream.pipeline.protocol.messages import (
     Type,
 )
 from xidstream.pipeline.protocol.parser import parse_message
+from xidstream.pipeline.protocol.relids import relids_of
 from xidstream.pipeline.protocol.spares import Spares
 from xidstream.pipeline.stream.cuts import (
     Aborted,
@@ -258,7 +259,8 @@ class StreamCutter:
         self, scope: Xid | None, payload: npt.NDArray[np.uint8], lengths: npt.NDArray[np.int32]
     ) -> Block:
         self.n_messages_cut += len(lengths)
-        return Block(payload, lengths, self._book.snapshot(scope))
+        relids = relids_of(payload, lengths, streamed=scope is not None)
+        return Block(payload, lengths, self._book.used(scope, relids))
 
     # -- rare messages ---------------------------------------------------------------------------------
 
@@ -281,7 +283,7 @@ class StreamCutter:
             self._book.add_type(scope, message)
             return _NONE
         if isinstance(message, Relation):
-            return self._relation(scope, message)
+            return self._relation(scope, message, data)
         if isinstance(message, Origin):
             return self._origin(message, data)
         xid = getattr(message, "xid", None)
@@ -337,11 +339,10 @@ class StreamCutter:
         self._plain.add_whole(data)
         return self.flush() if self._plain.n_bytes >= self._block_bytes else _NONE
 
-    def _relation(self, scope: Xid | None, message: Relation) -> Sequence[Cut]:
-        version = self._book.resolve(scope, message)
-        current = self._book.current(scope, version.relid)
+    def _relation(self, scope: Xid | None, message: Relation, data: CopyData) -> Sequence[Cut]:
+        body = bytes(data[HEADER_BYTES + 1 + (4 if scope is not None else 0) :])
         cuts: list[Cut] = []
-        if current is not None and current != version:
+        if self._book.changes(scope, message, body):
             if self._in is self._plain:
                 cuts += self.flush()
                 if self._plain.kinds(3).strip(b"BO"):
@@ -350,7 +351,7 @@ class StreamCutter:
                 cuts += self._cut(self._in)
             else:
                 cuts += self.flush()
-        self._book.declare(scope, version)
+        self._book.declare(scope, message, body)
         return cuts
 
     def _origin(self, message: Origin, data: CopyData) -> Sequence[Cut]:

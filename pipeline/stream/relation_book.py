@@ -8,112 +8,179 @@ The server tracks what it has told us in the same two scopes (``maybe_send_schem
   they never held; after a stream prepare the server sends R again;
 - a plain R that arrived later than the stream's is newer than it, whatever the stream then does.
 
-The last point is decided by an arrival number on each R. Y messages precede the R that needs them in the
-same scope, so a scope keeps the type names it has heard.
+The last point is decided by an arrival number on each R. The server writes the Y messages of an R directly in front
+of it (``send_relation_and_attrs``), so what a Y said is kept until the next R of its scope.
 
-Equal content mostly has one snapshot, whichever scope it is of: a buffer that was told one of them needs no other, and
-a hundred open transactions on one table are the ordinary case.
+The server never takes back what it has told us, and says nothing of a DROP TABLE: within a connection every relation
+that was ever declared must be kept, as the server keeps its own entry for it. So a scope keeps what R said as bytes
+(some 200 for each relation, columns shared), and only the versions that blocks used last are objects. A number tells
+those apart: one number never means two versions, but a version that comes back after a long time has a new one.
+
+Rejected: to forget relations that were not used for long, because the server would not send them again; and to give
+each block all that holds in its scope, because with ten thousand tables that cost more than the rows.
 
 Called by the cutter for each R and Y, for each end of a stream and for each block; never for a row.
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from xidstream.pipeline.pg import Xid
-from xidstream.pipeline.protocol.messages import Relation, Type
-from xidstream.pipeline.relations import Column, RelationVersion, ReplicaIdentity
-from xidstream.pipeline.stream.cuts import RelationSnapshot
+from xidstream.pipeline.pg import INVALID_LSN, Xid
+from xidstream.pipeline.protocol.messages import MessageType, Relation, Type
+from xidstream.pipeline.protocol.parser import parse_relation
+from xidstream.pipeline.relations import Column, RelationVersion, Remembered, ReplicaIdentity, shared_columns
+from xidstream.pipeline.stream.cuts import UsedRelations
 
-_REMEMBERED_SNAPSHOTS: Final = 64
+REMEMBERED_COLUMNS: Final = 32 << 10
+"""Versions are kept as objects up to about so many columns, of some 250 bytes each: 8 MiB."""
+_SHARED_TAIL_BYTES: Final = 1 << 20
+_LENGTH_BYTES: Final = 4
 
 
-@dataclass
+@dataclass(slots=True)
 class _Scope:
-    relations: dict[int, RelationVersion] = field(default_factory=dict)
+    """By relid. A relation's head is its oid and name, its tail all that tables may have in common; two dictionaries
+    take less than one of pairs."""
+
+    heads: dict[int, bytes] = field(default_factory=dict)
+    tails: dict[int, bytes] = field(default_factory=dict)
     arrivals: dict[int, int] = field(default_factory=dict)
     type_names: dict[int, str] = field(default_factory=dict)
-    snapshot: RelationSnapshot | None = None
 
 
 class RelationBook:
     """``scope`` arguments are the stream's top-level xid, or None for plain transactions."""
 
-    def __init__(self) -> None:
+    def __init__(self, remembered_columns: int = REMEMBERED_COLUMNS) -> None:
         self._plain = _Scope()
         self._streams: dict[Xid, _Scope] = {}
         self._arrivals = 0
-        self._n_snapshots = 0
-        self._snapshots: dict[frozenset[RelationVersion], RelationSnapshot] = {}
+        self._n_versions = 0
+        self._versions: Remembered[tuple[bytes, bytes], tuple[int, RelationVersion]] = Remembered(
+            remembered_columns
+        )
+        self._shared_tails: dict[bytes, bytes] = {}
+        self._shared_tail_bytes = 0
 
     def add_type(self, scope: Xid | None, message: Type) -> None:
         name = message.name if message.schema == "pg_catalog" else f"{message.schema}.{message.name}"
         self._scope(scope).type_names[message.oid] = name
 
-    def resolve(self, scope: Xid | None, message: Relation) -> RelationVersion:
-        """The version that R declares, not yet in force. Raises ColumnNameClash."""
-        names = self._scope(scope).type_names
+    def resolve(self, message: Relation, type_names: dict[int, str]) -> RelationVersion:
+        """The version that R declares. Raises ColumnNameClash."""
         return RelationVersion(
             relid=message.relid,
             schema=message.schema,
             table=message.table,
             replica_identity=ReplicaIdentity(message.replica_identity),
-            columns=tuple(
-                Column(c.name, c.type_oid, c.type_modifier, c.is_key, names.get(c.type_oid))
-                for c in message.columns
+            columns=shared_columns(
+                tuple(
+                    Column(c.name, c.type_oid, c.type_modifier, c.is_key, type_names.get(c.type_oid))
+                    for c in message.columns
+                )
             ),
         )
 
-    def current(self, scope: Xid | None, relid: int) -> RelationVersion | None:
-        return self._scope(scope).relations.get(relid)
-
-    def declare(self, scope: Xid | None, version: RelationVersion) -> None:
-        """From the next row of this scope on, ``version`` holds."""
+    def changes(self, scope: Xid | None, message: Relation, body: bytes) -> bool:
+        """Whether another version of the relation holds in this scope. ``body`` is R from its relid on."""
         place = self._scope(scope)
+        known = place.heads.get(message.relid)
+        if known is None:
+            return False
+        return (known, place.tails[message.relid]) != _parts(message, body, place.type_names)
+
+    def declare(self, scope: Xid | None, message: Relation, body: bytes) -> None:
+        """From the next row of this scope on, what R says holds. Raises ColumnNameClash."""
+        place = self._scope(scope)
+        head, tail = _parts(message, body, place.type_names)
+        if self._versions.use((head, tail)) is None:
+            self._remember(head, tail, self.resolve(message, place.type_names))
+        place.type_names.clear()
         self._arrivals += 1
-        place.arrivals[version.relid] = self._arrivals
-        if place.relations.get(version.relid) != version:
-            place.relations[version.relid] = version
-            place.snapshot = None
+        # A plain R is compared with those of open streams alone, which came after the stream began.
+        if scope is not None or self._streams:
+            place.arrivals[message.relid] = self._arrivals
+        known = self._plain.heads.get(message.relid)
+        place.heads[message.relid] = known if known is not None and known == head else head
+        place.tails[message.relid] = self._shared(tail)
 
     def promote(self, xid: Xid) -> None:
         """The stream committed: what it declared holds for plain transactions, unless overtaken."""
         stream = self._streams.pop(xid, None)
-        if stream is None:
-            return
-        for relid, version in stream.relations.items():
-            arrival = stream.arrivals[relid]
-            if arrival <= self._plain.arrivals.get(relid, 0):
-                continue
-            self._plain.arrivals[relid] = arrival
-            if self._plain.relations.get(relid) != version:
-                self._plain.relations[relid] = version
-                self._plain.snapshot = None
+        plain = self._plain
+        if stream is not None:
+            for relid, arrival in stream.arrivals.items():
+                if arrival > plain.arrivals.get(relid, 0):
+                    plain.heads[relid], plain.tails[relid] = stream.heads[relid], stream.tails[relid]
+                    if self._streams:
+                        plain.arrivals[relid] = arrival
+        self._forget_arrivals()
 
     def drop(self, xid: Xid) -> None:
         """The stream aborted or was prepared: nothing of it holds any more."""
         self._streams.pop(xid, None)
+        self._forget_arrivals()
 
-    def snapshot(self, scope: Xid | None) -> RelationSnapshot:
-        place = self._scope(scope)
-        if place.snapshot is None:
-            place.snapshot = self._snapshot(place.relations)
-        return place.snapshot
+    def used(self, scope: Xid | None, relids: Iterable[int]) -> UsedRelations:
+        """The versions that hold in this scope for the relations of a block; those never declared are left out."""
+        place = self._plain if scope is None else self._streams.get(scope)
+        if place is None:
+            return UsedRelations({})
+        versions = {}
+        for relid in relids:
+            head = place.heads.get(relid)
+            if head is not None:
+                number, version = self._version(head, place.tails[relid])
+                versions[number] = version
+        return UsedRelations(versions)
 
-    def _snapshot(self, relations: dict[int, RelationVersion]) -> RelationSnapshot:
-        content = frozenset(relations.values())
-        known = self._snapshots.get(content)
+    def _version(self, head: bytes, tail: bytes) -> tuple[int, RelationVersion]:
+        known = self._versions.use((head, tail))
         if known is None:
-            self._n_snapshots += 1
-            known = RelationSnapshot(self._n_snapshots, dict(relations))
-            while len(self._snapshots) >= _REMEMBERED_SNAPSHOTS:
-                del self._snapshots[next(iter(self._snapshots))]
-            self._snapshots[content] = known
+            n_names = int.from_bytes(tail[:_LENGTH_BYTES], "big")
+            names, columns = tail[_LENGTH_BYTES:][:n_names], tail[_LENGTH_BYTES + n_names :]
+            data = b"".join((bytes([MessageType.RELATION]), head, columns))
+            message = parse_relation(data, in_stream=False, lsn=INVALID_LSN)
+            type_names = {int(oid): name for oid, name in json.loads(names).items()} if names else {}
+            known = self._remember(head, tail, self.resolve(message, type_names))
         return known
+
+    def _remember(self, head: bytes, tail: bytes, version: RelationVersion) -> tuple[int, RelationVersion]:
+        self._n_versions += 1
+        numbered = self._n_versions, version
+        self._versions.add((head, tail), numbered, version.weight)
+        self._versions.shrink()
+        return numbered
+
+    def _shared(self, tail: bytes) -> bytes:
+        """The tail as the one object of its content, for most of those that are in use."""
+        shared = self._shared_tails.get(tail)
+        if shared is None:
+            if self._shared_tail_bytes > _SHARED_TAIL_BYTES:
+                self._shared_tails.clear()
+                self._shared_tail_bytes = 0
+            shared = self._shared_tails[tail] = tail
+            self._shared_tail_bytes += len(tail)
+        return shared
+
+    def _forget_arrivals(self) -> None:
+        """Without an open stream there is nothing that a plain R could have overtaken."""
+        if not self._streams:
+            self._plain.arrivals.clear()
 
     def _scope(self, scope: Xid | None) -> _Scope:
         if scope is None:
             return self._plain
         return self._streams.setdefault(scope, _Scope())
+
+
+def _parts(message: Relation, body: bytes, type_names: dict[int, str]) -> tuple[bytes, bytes]:
+    """What R and the Y in front of it said, as head and tail. Equal exactly where the versions are."""
+    end = body.index(0, body.index(0, _LENGTH_BYTES) + 1) + 1
+    names = {c.type_oid: type_names[c.type_oid] for c in message.columns if c.type_oid in type_names}
+    written = json.dumps(names).encode() if names else b""
+    return body[:end], b"".join((len(written).to_bytes(_LENGTH_BYTES, "big"), written, body[end:]))

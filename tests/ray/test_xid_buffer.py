@@ -17,7 +17,8 @@ from tests.unit.decode.builder import Block, block, insert, relation
 from xidstream.actors.reader.buffer_pool import BufferPool
 from xidstream.actors.runtime.object_store import put_arrow
 from xidstream.actors.runtime.ray_errors import unwrap
-from xidstream.actors.xid_buffer import REMEMBERED_SNAPSHOTS, BlockHead, BufferSettings, End, XidBuffer
+from xidstream.actors.xid_buffer import BlockHead, BufferSettings, End, XidBuffer
+from xidstream.pipeline.buffer.known_relations import REMEMBERED_COLUMNS
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import ComponentLost, PoisonedChange, StorageFault
 from xidstream.pipeline.exchange import TransactionEnd
@@ -25,12 +26,12 @@ from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.protocol.spares import Spares
 from xidstream.pipeline.segments import Layout
 from xidstream.pipeline.stream import Block as StreamBlock
-from xidstream.pipeline.stream import Prepared, RelationSnapshot, TransactionBlock
+from xidstream.pipeline.stream import Prepared, TransactionBlock, UsedRelations
 
 pytestmark = pytest.mark.ray
 
-RELATIONS = {0: {5: relation(("note", "text"))}}
-SNAPSHOT = RelationSnapshot(0, RELATIONS[0])
+VERSIONS = {1: relation(("note", "text"))}
+USED = UsedRelations(VERSIONS)
 
 XID = Xid(700)
 GOOD = block(*[insert([str(i)], subxid=700) for i in range(100)])
@@ -47,8 +48,8 @@ class Buffer:
 
     def add(self, content: Block) -> Any:
         self.n_added += 1
-        head = BlockHead(XID, self.n_added - 1, Lsn(0x100), True, 0)
-        return self.actor.add_blocks.remote([head], {} if head.step else RELATIONS, [content])
+        head = BlockHead(XID, self.n_added - 1, Lsn(0x100), True, (1,))
+        return self.actor.add_blocks.remote([head], {} if head.step else VERSIONS, [content])
 
     def end(self, how: str = "commit") -> Any:
         if how == "commit":
@@ -97,7 +98,7 @@ def test_a_transaction_whose_last_block_came_with_its_commit_and_is_poisoned_is_
 ) -> None:
     buffer = Buffer(storage)
     buffer.add(GOOD)
-    head = BlockHead(XID, 1, Lsn(0x100), True, 0)
+    head = BlockHead(XID, 1, Lsn(0x100), True, (1,))
     add_and_commit = buffer.actor.add_and_commit.options(num_returns=2)
     both = add_and_commit.remote([head], {}, [POISON], [End(COMMIT, 2, 1)])
     errors = [buffer.error_of(ref) for ref in both]
@@ -111,7 +112,7 @@ def test_a_poisoned_block_takes_nothing_with_it_that_was_committed_before(storag
     for xid in (700, 701):
         pool.add_block(transaction_block(xid, [f"of {xid}"]))
     pool.commit(COMMIT, 0)
-    pool.add_block(TransactionBlock(Xid(701), StreamBlock(*POISON, SNAPSHOT), True, Lsn(0x100)))
+    pool.add_block(TransactionBlock(Xid(701), StreamBlock(*POISON, USED), True, Lsn(0x100)))
     pool.commit(TransactionEnd(Xid(701), Lsn(0x300), Lsn(0x308), 0, streamed=True), 1)
     pool.send()
     assert len(pool._in_flight) == 1, "all in one call"
@@ -171,11 +172,10 @@ def test_a_transaction_whose_buffer_died_while_it_was_to_move_is_not_committed_w
     pool = BufferPool(Config.of({"buffers_min": 1, "buffers_max": 2}), settings, Spares(1 << 20))
     pool.await_ready()
     (victim,) = pool.pids()
-    snapshot = RelationSnapshot(0, {5: relation(("note", "text"))})
 
     def give(xid: int) -> None:
         rows = block(*[insert([str(i)], subxid=xid) for i in range(10)])
-        pool.add_block(TransactionBlock(Xid(xid), StreamBlock(*rows, snapshot), True, Lsn(0x100)))
+        pool.add_block(TransactionBlock(Xid(xid), StreamBlock(*rows, USED), True, Lsn(0x100)))
         pool.send()
 
     give(699)
@@ -206,7 +206,7 @@ def test_a_transaction_whose_buffer_died_while_it_was_to_move_is_not_committed_w
 
 def transaction_block(xid: int, texts: list[str]) -> TransactionBlock:
     content = block(*[insert([text], subxid=xid) for text in texts])
-    return TransactionBlock(Xid(xid), StreamBlock(*content, SNAPSHOT), True, Lsn(0x100))
+    return TransactionBlock(Xid(xid), StreamBlock(*content, USED), True, Lsn(0x100))
 
 
 def texts_of(sealed: Any) -> list[str]:
@@ -246,17 +246,19 @@ def test_a_table_that_is_changed_hundreds_of_times_is_decoded_by_the_definition_
 ) -> None:
     """A buffer is told each definition once, and remembers the last ones: an old one that comes again is told again."""
     pool = pool_of_one(storage)
-    changes = [*range(2 * REMEMBERED_SNAPSHOTS + 40), 0, 1, 2 * REMEMBERED_SNAPSHOTS - 60]
+    wide = [(f"c{i}", "text") for i in range(63)]
+    n_remembered = REMEMBERED_COLUMNS // relation(*wide, ("v", "text")).weight
+    changes = [*range(2 * n_remembered + 40), 0, 1, 2 * n_remembered - 60]
 
     def give(version: int) -> None:
-        content = block(insert([str(version)], subxid=700))
-        snapshot = RelationSnapshot(version, {5: relation((f"v{version}", "text"))})
-        pool.add_block(TransactionBlock(Xid(700), StreamBlock(*content, snapshot), True, Lsn(0x100)))
+        content = block(insert([*[None] * len(wide), str(version)], subxid=700))
+        used = UsedRelations({version: relation(*wide, (f"v{version}", "text"))})
+        pool.add_block(TransactionBlock(Xid(700), StreamBlock(*content, used), True, Lsn(0x100)))
 
-    for version in changes[: REMEMBERED_SNAPSHOTS + 20]:
+    for version in changes[: n_remembered + 20]:
         give(version)  # all in one call
     pool.send()
-    for version in changes[REMEMBERED_SNAPSHOTS + 20 :]:
+    for version in changes[n_remembered + 20 :]:
         give(version)
         pool.send()
     sealed = ray.get(commit(pool, COMMIT, 0))

@@ -14,7 +14,7 @@ from tests.waiting import wait_until
 from xidstream.actors.reader.sending_thread import _CUT_BYTES, _JOINED_BYTES, SendingThread
 from xidstream.pipeline.errors import ComponentLost
 from xidstream.pipeline.pg import INVALID_LSN, Lsn, Xid
-from xidstream.pipeline.stream import Aborted, Block, Cut, RelationSnapshot, TransactionBlock
+from xidstream.pipeline.stream import Aborted, Block, Cut, TransactionBlock, UsedRelations
 
 
 class Sender:
@@ -73,7 +73,7 @@ def running() -> Iterator[Running]:
 
 
 def block(n_bytes: int = 100) -> TransactionBlock:
-    content = Block(np.zeros(n_bytes, np.uint8), np.array([n_bytes], np.int32), RelationSnapshot(0, {}))
+    content = Block(np.zeros(n_bytes, np.uint8), np.array([n_bytes], np.int32), UsedRelations({}))
     return TransactionBlock(Xid(700), content, True, Lsn(1))
 
 
