@@ -30,13 +30,13 @@ class BufferMemory:
 
     def next_spill(self, transactions: Iterable[OpenTransaction]) -> Spill | None:
         """The group to spill now, or None while everything fits. To be asked again after each spill."""
-        held = 0
+        held = list(transactions)
+        if self.free_bytes(held) >= 0:
+            # Asked for each block: one of a transaction over thousands of tables must not look at all of them.
+            return None
         largest: tuple[int, Spill] | None = None
-        for transaction in transactions:
-            held += transaction.n_bytes
+        for transaction in held:
             for relation, size in transaction.spillable():
                 if largest is None or size > largest[0]:
                     largest = (size, Spill(transaction, relation))
-        if held <= self.limit_bytes or largest is None:
-            return None
-        return largest[1]
+        return None if largest is None else largest[1]

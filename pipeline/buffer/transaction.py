@@ -82,6 +82,7 @@ class OpenTransaction:
         self._messages: list[pa.RecordBatch] = []
         self._message_keys: list[str] = []
         self._spilled_bytes = 0
+        self._group_bytes = 0
         self._message_bytes = 0
 
     def __repr__(self) -> str:
@@ -93,7 +94,7 @@ class OpenTransaction:
     @property
     def n_bytes(self) -> int:
         """Decoded bytes in memory, with what Arrow needs beside them."""
-        return sum(g.n_bytes for g in self._groups.values()) + self._message_bytes
+        return self._group_bytes + self._message_bytes
 
     def add(
         self,
@@ -107,7 +108,9 @@ class OpenTransaction:
         for relation, batch in tables:
             group = self._groups.setdefault(relation, _Group())
             group.batches.append(batch)
-            group.n_bytes += batch.nbytes + _ARRAY_BYTES * batch.num_columns
+            n_bytes = batch.nbytes + _ARRAY_BYTES * batch.num_columns
+            group.n_bytes += n_bytes
+            self._group_bytes += n_bytes
         if messages is not None and messages.num_rows:
             self._messages.append(messages)
             self._message_bytes += messages.nbytes
@@ -149,7 +152,9 @@ class OpenTransaction:
     def take_group(self, relation: RelationVersion) -> list[pa.RecordBatch]:
         """Give away the rows of one relation version; ``spilled`` must follow with their segment."""
         self._expect_open("a spill")
-        return self._groups.pop(relation).batches
+        group = self._groups.pop(relation)
+        self._group_bytes -= group.n_bytes
+        return group.batches
 
     def spilled(self, segment: Segment, batches: Sequence[pa.RecordBatch]) -> None:
         """``batches`` are in ``segment`` now; only the number of rows of each subxid is kept."""
@@ -184,7 +189,9 @@ class OpenTransaction:
         memory: list[MemoryPart] = []
         for relation in list(self._groups):
             # Batches are given up one by one: the copies that are put must not stand beside all of them.
-            batches = self._groups.pop(relation).batches
+            group = self._groups.pop(relation)
+            self._group_bytes -= group.n_bytes
+            batches = group.batches
             batches.reverse()
             released, n_bytes = [], 0
             while batches:

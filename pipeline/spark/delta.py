@@ -49,6 +49,7 @@ from xidstream.pipeline.spark import naming
 from xidstream.pipeline.spark.batch_parts import TableParts
 from xidstream.pipeline.spark.delta_table import MAX_VERSION, NOTHING, DeltaTableWriter, SnapshotOutdated
 from xidstream.pipeline.spark.frames import SparkBatch
+from xidstream.pipeline.spark.kept_writers import KeptWriters
 from xidstream.pipeline.spark.naming import Location
 from xidstream.pipeline.spark.parquet_files import (
     REPORT_SCHEMA,
@@ -85,7 +86,7 @@ class DeltaSink:
         self._root = Location.parse(root_uri, storage_options)
         self._application_id = identity.application_id
         self._messages_id = f"{identity.application_id}/messages"
-        self._writers: dict[str, DeltaTableWriter] = {}
+        self._writers = KeptWriters()
         self._threads: ThreadPoolExecutor | None = None
 
     def __repr__(self) -> str:

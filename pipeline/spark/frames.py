@@ -96,6 +96,15 @@ class SparkBatch:
     def parts(self) -> dict[TableName, TableParts]:
         return tables_of(self.handoff)
 
+    @cached_property
+    def _named(self) -> dict[str | TableName, list[TableParts]]:
+        """By label, and by pair: whoever goes through thousands of tables must not search them for each."""
+        named: dict[str | TableName, list[TableParts]] = {}
+        for parts in self.parts.values():
+            named.setdefault(parts.label, []).append(parts)
+            named[parts.name] = [parts]
+        return named
+
     @property
     def tables(self) -> list[str]:
         return sorted({parts.label for parts in self.parts.values()})
@@ -105,7 +114,7 @@ class SparkBatch:
 
         A ``(schema, table)`` pair tells names with dots in them apart.
         """
-        found = [p for p in self.parts.values() if table in (p.name, p.label)]
+        found = self._named.get(table, [])
         if not found:
             raise UsageError(f"the batch has no rows of {table!r}: see batch.tables")
         if len(found) > 1:

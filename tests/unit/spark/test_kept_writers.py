@@ -1,0 +1,39 @@
+"""How many handles of Delta tables a sink keeps open."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+
+from xidstream.pipeline.spark import naming
+from xidstream.pipeline.spark.delta_table import DeltaTableWriter
+from xidstream.pipeline.spark.kept_writers import KeptWriters
+from xidstream.pipeline.spark.naming import Location
+from xidstream.pipeline.spark.placement import Target
+
+
+def writer(root: Path, name: str) -> DeltaTableWriter:
+    location = Location.parse(str(root)).child(name)
+    return DeltaTableWriter.open_or_create(location, name, [Target("id", pa.int64(), "id")])
+
+
+def test_handles_of_the_tables_written_last_are_kept_and_the_sinks_own_always(tmp_path: Path) -> None:
+    kept = KeptWriters(limit=3)
+    kept[naming.TRANSACTIONS] = writer(tmp_path, naming.TRANSACTIONS)
+    kept[naming.MESSAGES] = writer(tmp_path, naming.MESSAGES)
+    made = {name: writer(tmp_path, name) for name in "abcde"}
+    for name in "abc":
+        kept[name] = made[name]
+    assert kept.get("a") is made["a"], "used again"
+    kept["d"] = made["d"]
+    kept["d"] = made["d"]
+    assert kept.get("b") is None and len(kept) == 3 + 2
+    assert [kept.get(name) for name in "acd"] == [made[name] for name in "acd"]
+    for _ in range(2):
+        for name in "abcde":
+            kept[name] = made[name]
+    assert kept.get(naming.TRANSACTIONS) is not None and kept.get(naming.MESSAGES) is not None
+    assert kept.pop("e") is made["e"] and kept.get("e") is None and kept.pop("e", None) is None
+    kept.clear()
+    assert len(kept) == 0
