@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks import results
 
-CASES = ("drain", "lag", "latency", "growth", "profile", "startup")
+CASES = ("drain", "lag", "latency", "growth", "tables", "profile", "startup")
 
 
 def cases(
@@ -43,6 +43,11 @@ def cases(
         sizes = tuple(size for size in sizes if size <= largest)
         return growth.run(rows, streams, sizes, repeats)
 
+    def tables() -> Any:
+        from benchmarks import tables
+
+        return tables.run(*((1_000, 2_000) if quick else (10_000, 100_000)))
+
     def profile() -> Any:
         from benchmarks import profiles
 
@@ -58,6 +63,7 @@ def cases(
         "lag": lag,
         "latency": latency,
         "growth": growth,
+        "tables": tables,
         "profile": profile,
         "startup": startup,
     }

@@ -890,3 +890,40 @@ def test_a_stream_stop_outside_a_stream_is_illegal_and_named_by_its_lsn() -> Non
     lsn = wire.add(StreamStop())
     with pytest.raises(IllegalTransition, match=str(lsn)):
         cutter.feed(*wire.take())
+
+
+def test_a_one_row_block_takes_one_relation_along_of_the_hundreds_that_are_known(feed: Feed) -> None:
+    cutter, wire = make_cutter(), Wire()
+    wire.begin(700, 0x5000)
+    for relid in range(1, 401):
+        wire.relation(relid=relid, table=f"t{relid}")
+        wire.insert("x", relid=relid)
+    wire.commit(0x5000)
+    feed(cutter, wire)
+    (block,) = cutter.flush()
+    assert isinstance(block, PlainBlock) and set(block.block.relations.relations) == set(range(1, 401))
+    wire.begin(701, 0x6000)
+    wire.insert("y", relid=123)
+    wire.add(Truncate(None, False, False, (7, 400)))
+    wire.commit(0x6000)
+    feed(cutter, wire)
+    (block,) = cutter.flush()
+    assert isinstance(block, PlainBlock) and set(block.block.relations.relations) == {7, 123, 400}
+
+
+def test_what_a_promoted_transaction_leaves_behind_takes_its_own_relations_along(feed: Feed) -> None:
+    cutter, wire = make_cutter(), Wire()
+    wire.begin(700, 0x5000)
+    wire.relation(relid=1)
+    wire.insert("small", relid=1)
+    wire.commit(0x5000)
+    wire.begin(701, 0x6000)
+    wire.relation(relid=2, table="u")
+    wire.insert("open", relid=2)
+    assert feed(cutter, wire) == []
+    (whole,) = cutter.flush()
+    assert isinstance(whole, PlainBlock) and set(whole.block.relations.relations) == {1}
+    wire.relation(relid=2, table="u", columns=("a", "b"))
+    (promoted,) = feed(cutter, wire)
+    assert isinstance(promoted, TransactionBlock)
+    assert [(r, len(v.columns)) for r, v in promoted.block.relations.relations.items()] == [(2, 1)]
