@@ -63,7 +63,7 @@ bench: setup ## Measure everything, about 35 minutes on a quiet machine, and ren
 	$(PY) -m benchmarks
 
 bench-quick: setup ## The same at a small scale, without Debezium, into benchmarks/out alone
-	$(PY) -m benchmarks --quick --no-debezium drain lag latency growth profile startup
+	$(PY) -m benchmarks --quick --no-debezium drain lag latency growth tables profile startup
 
 docs: setup ## Write the table of settings into docs/settings.md
 	$(PY) -m tests.settings_table

@@ -44,6 +44,7 @@ def write() -> None:
         "latency": _latency(measured.get("latency")),
         "streams": _growth(measured.get("growth"), "streams", "open streams"),
         "sizes": _growth(measured.get("growth"), "sizes", "rows"),
+        "tables": _tables(measured.get("tables")),
         "startup": _startup(measured.get("startup")),
         "walsender": _walsender(measured.get("profile")),
         "threads": _threads(measured.get("profile")),
@@ -163,6 +164,21 @@ def _latency(latency: Any) -> list[str]:
         ("asked for, 1/s", "written, 1/s", "p50 ms", "p90 ms", "p99 ms", "max ms"),
         sorted(rows, key=lambda r: int(r[0])),
     )
+
+
+def _tables(tables: Any) -> list[str]:
+    if not tables:
+        return []
+    n_live, n_dropped = tables["tables"], tables["dropped_tables"]
+    titles = {
+        "live": f"{n_live:,} tables, two rows in each, one transaction a row",
+        "live_again": "the same, from another slot",
+        "dropped": f"{n_dropped:,} tables made, filled with one row, and dropped",
+    }
+    fields = ("reader_growth_mb", "buffer_growth_mb", "reader_cpu_s", "buffers_cpu_s")
+    rows = [(title, *(f"{tables[name][field]:.1f}" for field in fields)) for name, title in titles.items()]
+    head = ("", "reader grew, MiB", "the buffer grew, MiB", "reader, CPU s", "buffer, CPU s")
+    return _table(head, rows)
 
 
 def _growth(growth: Any, part: str, title: str) -> list[str]:

@@ -59,3 +59,12 @@ def test_tables_stand_between_their_marks_and_the_prose_stays(
     assert "between" in page, "an empty place does not reach to the next one's end"
     assert "old" not in page and "prose" in page and "kept" in page, "what was not measured is left alone"
     assert json.loads(results.KEPT.read_text())["startup"]["first_row"]["median_s"] == 1.25
+
+
+def test_the_case_of_many_tables_has_a_line_for_each_of_its_drains() -> None:
+    drained = {"reader_growth_mb": 5.25, "buffer_growth_mb": 9.0, "reader_cpu_s": 1.5, "buffers_cpu_s": 20.0}
+    measured = {"tables": 10_000, "dropped_tables": 100_000}
+    lines = report._tables(measured | dict.fromkeys(("live", "live_again", "dropped"), drained))
+    assert len(lines) == 2 + 3
+    assert lines[-1] == "| 100,000 tables made, filled with one row, and dropped | 5.2 | 9.0 | 1.5 | 20.0 |"
+    assert report._tables(None) == []
