@@ -31,8 +31,8 @@ class BufferMemory:
     def next_spill(self, transactions: Iterable[OpenTransaction]) -> Spill | None:
         """The group to spill now, or None while everything fits. To be asked again after each spill."""
         held = list(transactions)
-        if self.free_bytes(held) >= 0:
-            # Asked for each block: one of a transaction over thousands of tables must not look at all of them.
+        if sum(transaction.n_bytes for transaction in held) <= self.limit_bytes:
+            # This is asked for each block, and must not look at all tables of a transaction that has thousands.
             return None
         largest: tuple[int, Spill] | None = None
         for transaction in held:
