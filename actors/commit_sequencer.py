@@ -217,7 +217,7 @@ class CommitSequencer:
         reach("batch_accepted")
         self._delivered.add_batch(contents)
         await self._notify()
-        keys = [part.segment.key for content in contents for part in content.segments]
+        keys = [key for content in contents for key in content.stored_keys()]
         await asyncio.to_thread(self._storage.delete, self._finished.without_kept(keys))
 
     async def stop(self) -> None:
@@ -295,4 +295,4 @@ class CommitSequencer:
 
 def nothing(end: TransactionEnd) -> Sealed:
     """A transaction that left no row."""
-    return Sealed(transaction_row(end, 0, (), with_messages=False), (), (), None, 0, 0)
+    return Sealed(transaction_row(end, 0, (), with_messages=False), (), (), (), 0, 0)

@@ -30,22 +30,22 @@ import pyarrow as pa
 from xidstream.actors.runtime.allocator import return_freed_memory
 from xidstream.actors.runtime.object_store import put_arrow
 from xidstream.pipeline import rows
-from xidstream.pipeline.buffer import BufferMemory, KnownRelations, OpenTransaction
-from xidstream.pipeline.buffer.transaction import stamp_messages
+from xidstream.pipeline.buffer import BufferMemory, KnownRelations, OpenTransaction, is_too_large_for_memory
+from xidstream.pipeline.buffer.messages import message_parts
 from xidstream.pipeline.errors import ComponentLost
-from xidstream.pipeline.exchange import MemoryPart, PreparedTransaction, Sealed, TransactionEnd
+from xidstream.pipeline.exchange import (
+    MemoryPart,
+    MessagePart,
+    PreparedTransaction,
+    Sealed,
+    SpilledMessages,
+    TransactionEnd,
+)
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.relations import RelationVersion
 from xidstream.pipeline.rows import DroppedRuns
-from xidstream.pipeline.segments import (
-    Layout,
-    Storage,
-    read_messages,
-    write_messages,
-    write_prepared,
-    write_segment,
-)
+from xidstream.pipeline.segments import Layout, Storage, write_messages, write_prepared, write_segment
 
 if TYPE_CHECKING:
     from xidstream.pipeline.stream import Prepared
@@ -155,14 +155,25 @@ class XidBuffer:
                     relation, released_table.num_rows, released_table.nbytes, put_arrow(released_table)
                 )
             )
+        messages = self._plain_messages(decoded.messages)
         return Sealed(
             transactions=decoded.transactions,
             memory=tuple(memory),
             segments=(),
-            messages=decoded.messages,
+            messages=tuple(messages),
             n_rows=decoded.n_rows,
-            n_bytes=sum(p.n_bytes for p in memory),
+            n_bytes=sum(p.n_bytes for p in memory) + sum(p.n_bytes for p in messages),
         )
+
+    def _plain_messages(self, messages: pa.RecordBatch | None) -> list[MessagePart]:
+        if messages is None:
+            return []
+        if not is_too_large_for_memory(messages.nbytes):
+            return message_parts([messages], messages.nbytes, put_arrow)
+        # A message between transactions that is larger than a block. Its LSN is its own, and 0 is no transaction's xid.
+        key = self._layout.segment_key(Xid(0), Lsn(messages.column("lsn")[0].as_py()), 0)
+        reach("writing_segment")
+        return [SpilledMessages(write_messages(self._storage, key, [messages]))]
 
     @_unless_failed
     def add_blocks(
@@ -256,47 +267,37 @@ class XidBuffer:
         """Metadata alone, but for what is still in memory (bounded by the setting, whatever was written)."""
         transaction = self._started(end.xid, step)
         reach("sealing")
-        transaction.give_messages_back(lambda key: read_messages(self._storage, key))
         sealed = transaction.seal(end, put_arrow)
         reach("sealed")
         del self._open[end.xid]
-        self._delete_unnamed(transaction, {part.segment.key for part in sealed.segments})
+        self._delete_unnamed(transaction, set(sealed.stored_keys()))
         return sealed
 
     @_unless_failed
     def prepare(self, prepared: Prepared, step: int) -> PreparedTransaction:
-        """Make a transaction durable: all its rows in segments, and its record beside them."""
+        """Make a transaction durable: all its rows and messages in storage, and its record beside them."""
         transaction = self._whole(prepared.xid, step)
         if transaction is None:
             transaction = OpenTransaction(prepared.xid, prepared.prepare_lsn, streamed=prepared.streamed)
-        for relation in list(transaction.group_sizes()):
+        for relation, *_ in list(transaction.spillable()):
             self._spill(transaction, relation)
-        transaction.give_messages_back(lambda key: read_messages(self._storage, key))
-        messages_key = None
-        batch = stamp_messages(transaction.messages, TransactionEnd(prepared.xid, Lsn(0), Lsn(0), 0))
-        if batch is not None:
-            messages_key = self._layout.prepared_messages_key(prepared.xid, prepared.end_lsn)
-            write_messages(self._storage, messages_key, [batch])
-        record = transaction.prepared(
-            prepared.gid, prepared.prepare_lsn, prepared.end_lsn, prepared.origin, messages_key
-        )
+        record = transaction.prepared(prepared.gid, prepared.prepare_lsn, prepared.end_lsn, prepared.origin)
         reach("writing_prepared")
         write_prepared(self._storage, self._layout, record)
         reach("prepared_written")
         self._open.pop(prepared.xid, None)
-        self._delete_unnamed(transaction, {s.key for s in record.segments})
+        self._delete_unnamed(transaction, set(record.stored_keys()))
         return record
 
     def _delete_unnamed(self, transaction: OpenTransaction, given: set[str]) -> None:
-        """Segments of nothing but rolled-back rows, and messages that were read back, are nobody's from here on."""
+        """Segments of nothing but rolled-back rows are nobody's from here on."""
         self._storage.delete([key for key in transaction.segment_keys() if key not in given])
 
     def _spill(self, transaction: OpenTransaction, relation: RelationVersion | None) -> None:
         key = self._layout.segment_key(transaction.xid, transaction.first_lsn, transaction.n_segments)
         reach("writing_segment")
         if relation is None:
-            write_messages(self._storage, key, transaction.take_messages())
-            transaction.messages_spilled(key)
+            transaction.messages_spilled(write_messages(self._storage, key, transaction.take_messages()))
             return
         batches = transaction.take_group(relation)
         segment = write_segment(self._storage, key, relation, batches)

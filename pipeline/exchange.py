@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from xidstream.pipeline.pg import INVALID_LSN, Lsn, Xid
 from xidstream.pipeline.relations import RelationVersion
-from xidstream.pipeline.rows import DroppedRuns, Stamp
+from xidstream.pipeline.rows import MESSAGES_SCHEMA, DroppedRuns, Stamp, internal_schema
 
 ArrowRef = Any
 """A reference to the bytes of one Arrow IPC stream in contract layout."""
@@ -36,6 +36,27 @@ class Segment:
     n_rows: int
     n_bytes: int
     checksum: str
+
+    @property
+    def schema(self) -> pa.Schema:
+        return internal_schema(self.relation)
+
+
+@dataclass(frozen=True)
+class MessageFile:
+    """One spilled Arrow IPC file of logical messages, in ``rows.MESSAGES_SCHEMA``; otherwise as ``Segment``.
+
+    ``checksum`` is None, and ``n_bytes`` 0, where an xidstream wrote the file that took neither.
+    """
+
+    key: str
+    n_rows: int
+    n_bytes: int
+    checksum: str | None
+
+    @property
+    def schema(self) -> pa.Schema:
+        return MESSAGES_SCHEMA
 
 
 @dataclass(frozen=True)
@@ -64,21 +85,62 @@ class SegmentPart:
 
 
 @dataclass(frozen=True)
+class InlineMessages:
+    """Logical messages by value, because they are few: no more than ``pipeline.buffer`` allows for a unit."""
+
+    rows: pa.RecordBatch
+    """``rows.MESSAGES_SCHEMA``, complete."""
+
+    @property
+    def n_bytes(self) -> int:
+        return int(self.rows.nbytes)
+
+
+@dataclass(frozen=True)
+class MemoryMessages:
+    """Logical messages in ``rows.MESSAGES_SCHEMA``, complete, in the object store."""
+
+    n_bytes: int
+    ref: ArrowRef
+
+
+@dataclass(frozen=True)
+class SpilledMessages:
+    """Logical messages in storage. Whoever reads them puts them through ``rows.stamp_messages`` with ``commit_lsn`` and
+    ``xid``, unless these are None: the file says all of messages that are no transaction's."""
+
+    file: MessageFile
+    commit_lsn: Lsn | None = None
+    xid: Xid | None = None
+
+    @property
+    def n_bytes(self) -> int:
+        return self.file.n_bytes
+
+
+MessagePart = InlineMessages | MemoryMessages | SpilledMessages
+
+
+@dataclass(frozen=True)
 class Sealed:
     """A complete transaction as its buffer holds it, before its place in the order is known.
 
-    ``relations`` of the parts tell the tables; ``messages`` are transactional logical messages in
-    ``rows.MESSAGES_SCHEMA`` (``commit_lsn`` filled). ``transactions`` has one row for a transaction, many
-    for a plain block, none where nothing was in it.
+    ``relations`` of the parts tell the tables; ``messages`` are its logical messages, in the order of the stream.
+    ``transactions`` has one row for a transaction, many for a plain block, none where nothing was in it.
     """
 
     transactions: pa.RecordBatch
     memory: tuple[MemoryPart, ...]
     segments: tuple[SegmentPart, ...]
-    messages: pa.RecordBatch | None
+    messages: tuple[MessagePart, ...]
     n_rows: int
     n_bytes: int
-    """Arrow bytes, in memory and in storage."""
+    """Arrow bytes of rows and messages, in memory and in storage."""
+
+    def stored_keys(self) -> list[str]:
+        """Of all that is in storage."""
+        messages = [part.file.key for part in self.messages if isinstance(part, SpilledMessages)]
+        return [part.segment.key for part in self.segments] + messages
 
 
 @dataclass(frozen=True)
@@ -171,9 +233,11 @@ class PreparedTransaction:
     segment_rows: tuple[int, ...]
     """Released rows of each segment."""
     dropped: DroppedRuns
-    messages_key: str | None = None
-    """An Arrow IPC file of its logical messages, or None."""
-    n_messages: int = 0
+    messages: tuple[MessageFile, ...] = ()
+
+    def stored_keys(self) -> list[str]:
+        """Of all that it keeps in storage, its record left out."""
+        return [s.key for s in self.segments] + [m.key for m in self.messages]
 
 
 RelationMap = Mapping[int, RelationVersion]

@@ -196,6 +196,15 @@ def release(
     return pa.RecordBatch.from_arrays(list(columns), schema=contract_schema(relation))
 
 
+def stamp_messages(batch: pa.RecordBatch, commit_lsn: int, xid: int) -> pa.RecordBatch:
+    """A transaction's logical messages (``MESSAGES_SCHEMA``) with what its commit adds, and the top-level xid. Prefix
+    and content are shared with ``batch``."""
+    n = batch.num_rows
+    stamped = {0: _constant(commit_lsn, n, pa.int64()), 2: _constant(xid, n, pa.int64())}
+    columns = [stamped.get(i, column) for i, column in enumerate(batch.columns)]
+    return pa.RecordBatch.from_arrays(columns, schema=MESSAGES_SCHEMA)
+
+
 def _change_types(codes: pa.Array) -> pa.Array:
     kinds = codes.to_numpy()
     if len(kinds) and kinds.min() == kinds.max():

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
-from xidstream.actors.driver.object_store_frames import object_store_frame
+from xidstream.actors.driver.object_store_frames import object_store_frame, read_object
 from xidstream.actors.runtime.ray_errors import unwrap
 from xidstream.pipeline.exchange import Batch
 from xidstream.pipeline.faultpoints import reach
@@ -115,7 +115,7 @@ class BatchLoop:
             # Transactions whose tables are not published move the position and are nobody's news.
             if _has_content(batch):
                 reach("writing_batch")
-                self._sink.write(SparkBatch(batch, self._spark, object_store_frame, self._read_segment))
+                self._sink.write(self._spark_batch(batch))
                 reach("batch_written")
             sink_s = time.monotonic() - self._writing_since_s
         finally:
@@ -125,6 +125,9 @@ class BatchLoop:
         self._call("batch_done", batch.number)
         reach("batch_reported")
         self._count(batch, sink_s)
+
+    def _spark_batch(self, batch: Batch) -> SparkBatch:
+        return SparkBatch(batch, self._spark, object_store_frame, self._read_segment, read_object)
 
     def _call(self, method: str, *arguments: Any) -> Any:
         try:
@@ -151,9 +154,7 @@ class BatchLoop:
 
 
 def _has_content(batch: Batch) -> bool:
-    return any(
-        u.transactions.num_rows or (u.messages is not None and u.messages.num_rows) for u in batch.units
-    )
+    return any(u.transactions.num_rows or u.messages for u in batch.units)
 
 
 def _last_commit_us(batch: Batch) -> int | None:

@@ -11,14 +11,26 @@ that same Arrow schema. The caller keeps the refs alive while the frame is used.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import ray
 
+from xidstream.actors.runtime.ray_errors import unwrap
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+
+def read_object(ref: ray.ObjectRef) -> Iterator[pa.RecordBatch]:
+    """The record batches of one stored stream, in this process. Raises ComponentLost where its owner has ended."""
+    try:
+        content = ray.get(ref)
+    except Exception as error:
+        raise unwrap(error, "xid buffer") from error
+    with pa.ipc.open_stream(content) as reader:
+        yield from reader
 
 
 def object_store_frame(spark: SparkSession, schema: pa.Schema, refs: Sequence[ray.ObjectRef]) -> DataFrame:

@@ -2,7 +2,7 @@
 
 from xidstream.pipeline.buffer.buffer_shares import BufferQuota
 from xidstream.pipeline.buffer.known_relations import KnownRelations
-from xidstream.pipeline.buffer.memory import BufferMemory, Spill
+from xidstream.pipeline.buffer.memory import BufferMemory, Spill, is_too_large_for_memory
 from xidstream.pipeline.buffer.pool import BufferPoolPolicy, Move, PoolFull
 from xidstream.pipeline.buffer.transaction import OpenTransaction
 
@@ -15,4 +15,5 @@ __all__ = [
     "OpenTransaction",
     "PoolFull",
     "Spill",
+    "is_too_large_for_memory",
 ]

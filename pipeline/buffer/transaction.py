@@ -22,23 +22,23 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from xidstream.pipeline import rows
+from xidstream.pipeline.buffer.messages import PART_BYTES, message_parts
 from xidstream.pipeline.errors import IllegalTransition
 from xidstream.pipeline.exchange import (
     ArrowRef,
     MemoryPart,
+    MessageFile,
+    MessagePart,
     PreparedTransaction,
     Sealed,
     Segment,
     SegmentPart,
+    SpilledMessages,
     TransactionEnd,
 )
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.relations import RelationVersion
 from xidstream.pipeline.rows import DroppedRuns, Stamp
-
-_PART_BYTES = 8 << 20
-"""Of what is put into the object store at once: a copy of this size stands beside what is still held."""
-
 
 _ARRAY_BYTES = 800
 """What one array takes beside its values (its objects, and the rounding of its allocations): with a hundred open
@@ -54,6 +54,15 @@ class State(enum.Enum):
 class _Group:
     batches: list[pa.RecordBatch] = field(default_factory=list)
     n_bytes: int = 0
+    largest_bytes: int = 0
+
+    def add(self, batch: pa.RecordBatch) -> int:
+        """Returns the bytes that it takes."""
+        n_bytes = int(batch.nbytes) + _ARRAY_BYTES * batch.num_columns
+        self.batches.append(batch)
+        self.n_bytes += n_bytes
+        self.largest_bytes = max(self.largest_bytes, n_bytes)
+        return n_bytes
 
 
 @dataclass(frozen=True)
@@ -79,11 +88,11 @@ class OpenTransaction:
         self._spilled: list[_Spilled] = []
         self._aborted: set[int] = set()
         self._runs: list[tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64], npt.NDArray[np.int64]]] = []
-        self._messages: list[pa.RecordBatch] = []
-        self._message_keys: list[str] = []
-        self._spilled_bytes = 0
+        self._messages = _Group()
+        self._message_files: list[MessageFile] = []
         self._group_bytes = 0
-        self._message_bytes = 0
+        self.largest_block_bytes = 0
+        """Of what is in memory: the largest batch of one relation version, or of messages."""
 
     def __repr__(self) -> str:
         return (
@@ -94,7 +103,7 @@ class OpenTransaction:
     @property
     def n_bytes(self) -> int:
         """Decoded bytes in memory, with what Arrow needs beside them."""
-        return self._group_bytes + self._message_bytes
+        return self._group_bytes + self._messages.n_bytes
 
     def add(
         self,
@@ -106,14 +115,11 @@ class OpenTransaction:
         """Take one decoded block. ``runs`` are subxid, first ordinal and count, in order of ordinals."""
         self._expect_open("a block")
         for relation, batch in tables:
-            group = self._groups.setdefault(relation, _Group())
-            group.batches.append(batch)
-            n_bytes = batch.nbytes + _ARRAY_BYTES * batch.num_columns
-            group.n_bytes += n_bytes
-            self._group_bytes += n_bytes
+            added = self._groups.setdefault(relation, _Group()).add(batch)
+            self._group_bytes += added
+            self.largest_block_bytes = max(self.largest_block_bytes, added)
         if messages is not None and messages.num_rows:
-            self._messages.append(messages)
-            self._message_bytes += messages.nbytes
+            self.largest_block_bytes = max(self.largest_block_bytes, self._messages.add(messages))
         self._runs.append(runs)
         self.n_rows += n_rows
         self.n_steps += 1
@@ -127,44 +133,44 @@ class OpenTransaction:
     def group_sizes(self) -> dict[RelationVersion, int]:
         return {relation: group.n_bytes for relation, group in self._groups.items()}
 
-    def spillable(self) -> Iterator[tuple[RelationVersion | None, int]]:
-        """What can be given away and its bytes; None for the messages."""
+    def spillable(self) -> Iterator[tuple[RelationVersion | None, int, int]]:
+        """What can be given away, its bytes, and those of its largest block; None for the messages."""
         for relation, group in self._groups.items():
-            yield relation, group.n_bytes
-        if self._messages:
-            yield None, self._message_bytes
+            yield relation, group.n_bytes, group.largest_bytes
+        if self._messages.batches:
+            yield None, self._messages.n_bytes, self._messages.largest_bytes
 
     def take_messages(self) -> list[pa.RecordBatch]:
-        """Give away the messages; ``messages_spilled`` must follow with their key."""
+        """Give away the messages; ``messages_spilled`` must follow with their file."""
         self._expect_open("a spill")
-        taken, self._messages, self._message_bytes = self._messages, [], 0
+        taken, self._messages = self._messages.batches, _Group()
+        self._measure_largest_block()
         return taken
 
-    def messages_spilled(self, key: str) -> None:
-        self._message_keys.append(key)
+    def messages_spilled(self, file: MessageFile) -> None:
+        self._message_files.append(file)
         self.n_segments += 1
-
-    def give_messages_back(self, read: Callable[[str], list[pa.RecordBatch]]) -> None:
-        """Before the end: ``read`` gives what is under a key. The keys stay, to be deleted with the segments."""
-        self._expect_open("its messages")
-        self._messages[:0] = [batch for key in self._message_keys for batch in read(key)]
 
     def take_group(self, relation: RelationVersion) -> list[pa.RecordBatch]:
         """Give away the rows of one relation version; ``spilled`` must follow with their segment."""
         self._expect_open("a spill")
         group = self._groups.pop(relation)
         self._group_bytes -= group.n_bytes
+        self._measure_largest_block()
         return group.batches
+
+    def _measure_largest_block(self) -> None:
+        groups = (self._messages, *self._groups.values())
+        self.largest_block_bytes = max(group.largest_bytes for group in groups)
 
     def spilled(self, segment: Segment, batches: Sequence[pa.RecordBatch]) -> None:
         """``batches`` are in ``segment`` now; only the number of rows of each subxid is kept."""
         self._spilled.append(_Spilled(segment, *_rows_by_owner(batches)))
-        self._spilled_bytes += segment.n_bytes
         self.n_segments += 1
 
     def segment_keys(self) -> list[str]:
         """Of all that was spilled, messages too."""
-        return [s.segment.key for s in self._spilled] + self._message_keys
+        return [s.segment.key for s in self._spilled] + [file.key for file in self._message_files]
 
     def dropped(self) -> DroppedRuns:
         """The ordinals of rolled-back rows, adjacent runs joined."""
@@ -198,7 +204,7 @@ class OpenTransaction:
                 released.append(rows.release(batches.pop(), relation, stamp, dropped))
                 # Counted once: to ask a batch for its size costs as much as to release it.
                 n_bytes += released[-1].nbytes
-                if not batches or n_bytes >= _PART_BYTES:
+                if not batches or n_bytes >= PART_BYTES:
                     table = pa.Table.from_batches(released, schema=rows.contract_schema(relation))
                     released, n_bytes = [], 0
                     if table.num_rows:
@@ -207,27 +213,29 @@ class OpenTransaction:
         segments = tuple(
             SegmentPart(s.segment, stamp, dropped, kept) for s, kept in self._kept_of_segments() if kept
         )
-        messages = self._take_messages(end)
+        messages = self._message_parts(end, put)
         self.state = State.SEALED
         self._runs.clear()
         n_rows = sum(p.n_rows for p in memory) + sum(p.n_rows for p in segments)
         tables = sorted({p.relation.name for p in memory} | {p.relation.name for p in segments})
         return Sealed(
-            transactions=transaction_row(end, n_rows, tables, with_messages=messages is not None),
+            transactions=transaction_row(end, n_rows, tables, with_messages=bool(messages)),
             memory=tuple(memory),
             segments=segments,
-            messages=messages,
+            messages=tuple(messages),
             n_rows=n_rows,
-            n_bytes=sum(p.n_bytes for p in memory) + sum(p.segment.n_bytes for p in segments),
+            n_bytes=sum(p.n_bytes for p in memory)
+            + sum(p.segment.n_bytes for p in segments)
+            + sum(p.n_bytes for p in messages),
         )
 
     def prepared(
-        self, gid: str, prepare_lsn: Lsn, prepare_end_lsn: Lsn, origin: str | None, messages_key: str | None
+        self, gid: str, prepare_lsn: Lsn, prepare_end_lsn: Lsn, origin: str | None
     ) -> PreparedTransaction:
-        """The durable record; every group must have been spilled before."""
+        """The durable record; all that is ``spillable`` must have been spilled before."""
         self._expect_open("a prepare")
-        if self._groups:
-            raise IllegalTransition(f"{self!r} was to be prepared with rows still in memory")
+        if self._groups or self._messages.batches:
+            raise IllegalTransition(f"{self!r} was to be prepared with rows or messages still in memory")
         kept = self._kept_of_segments()
         record = PreparedTransaction(
             xid=self.xid,
@@ -239,23 +247,23 @@ class OpenTransaction:
             segments=tuple(s.segment for s, _ in kept),
             segment_rows=tuple(n for _, n in kept),
             dropped=self.dropped(),
-            messages_key=messages_key,
-            n_messages=sum(m.num_rows for m in self._messages),
+            messages=tuple(self._message_files),
         )
         self.state = State.SEALED
         self._runs.clear()
         return record
 
-    @property
-    def messages(self) -> list[pa.RecordBatch]:
-        return self._messages
-
     def _kept_of_segments(self) -> list[tuple[_Spilled, int]]:
         aborted = np.fromiter(self._aborted, np.uint32, len(self._aborted))
         return [(s, int(s.n_rows_by_subxid[~np.isin(s.subxids, aborted)].sum())) for s in self._spilled]
 
-    def _take_messages(self, end: TransactionEnd) -> pa.RecordBatch | None:
-        return stamp_messages(self._messages, end)
+    def _message_parts(
+        self, end: TransactionEnd, put: Callable[[pa.RecordBatch | pa.Table], ArrowRef]
+    ) -> list[MessagePart]:
+        spilled = [SpilledMessages(file, end.commit_lsn, end.xid) for file in self._message_files]
+        n_bytes, batches = self._messages.n_bytes, self.take_messages()[::-1]
+        stamped = (rows.stamp_messages(batches.pop(), end.commit_lsn, end.xid) for _ in range(len(batches)))
+        return [*spilled, *message_parts(stamped, n_bytes, put)]
 
     def _expect_open(self, what: str) -> None:
         if self.state is not State.OPEN:
@@ -272,18 +280,6 @@ def _rows_by_owner(
     counts = np.zeros(len(owners), np.int64)
     np.add.at(counts, place, np.concatenate([n for _, n in of_batch]))
     return owners, counts
-
-
-def stamp_messages(messages: Sequence[pa.RecordBatch], end: TransactionEnd) -> pa.RecordBatch | None:
-    """One batch in ``rows.MESSAGES_SCHEMA`` with the commit's LSN and xid filled in; None for no messages."""
-    if not messages:
-        return None
-    table = pa.Table.from_batches(messages).combine_chunks()
-    n = table.num_rows
-    columns = [table.column(name).combine_chunks() for name in rows.MESSAGES_SCHEMA.names]
-    columns[0] = pa.array(np.full(n, int(end.commit_lsn), np.int64))
-    columns[2] = pa.array(np.full(n, int(end.xid), np.int64))
-    return pa.RecordBatch.from_arrays(columns, schema=rows.MESSAGES_SCHEMA)
 
 
 def transaction_row(

@@ -110,7 +110,7 @@ class Layout:
         return f"{self.prepared_prefix}/{_transaction(xid, prepare_end_lsn)}.{self.epoch}.json"
 
     def prepared_messages_key(self, xid: Xid, prepare_end_lsn: Lsn) -> str:
-        """The messages that this epoch's manifest names."""
+        """The messages that this epoch's manifest names, where an older xidstream wrote it: now they are segments."""
         return f"{self.prepared_prefix}/{_transaction(xid, prepare_end_lsn)}.{self.epoch}.messages.arrow"
 
     # -- parsing ---------------------------------------------------------------------------------------

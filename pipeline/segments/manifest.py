@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from xidstream.pipeline.errors import SegmentCorrupt, UsageError
-from xidstream.pipeline.exchange import PreparedTransaction, Segment
+from xidstream.pipeline.exchange import MessageFile, PreparedTransaction, Segment
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.relations import RelationVersion
 from xidstream.pipeline.rows import DroppedRuns
@@ -34,7 +34,9 @@ from xidstream.pipeline.segments.progress import read_progress
 from xidstream.pipeline.segments.storage import Storage
 
 FORMAT: Final = "xidstream.prepared-transaction"
-VERSION: Final = 1
+VERSION: Final = 2
+_OLDEST: Final = 1
+"""Which kept the messages in one object, beside the manifest."""
 _REMEDY: Final = (
     "the server does not send a confirmed PREPARE again: restore the object; or roll the prepared "
     "transaction back and remove its objects; or take a new snapshot of its tables"
@@ -46,10 +48,7 @@ _REMEDY: Final = (
 
 def write_prepared(storage: Storage, layout: Layout, prepared: PreparedTransaction) -> None:
     """Make it durable, with all that it names, as ``layout.epoch``'s record of it. Raises StorageFault."""
-    named = [s.key for s in prepared.segments]
-    if prepared.messages_key is not None:
-        named.append(prepared.messages_key)
-    storage.sync(named)
+    storage.sync(prepared.stored_keys())
     key = layout.prepared_key(prepared.xid, prepared.prepare_end_lsn)
     storage.write_bytes(key, prepared_to_json(prepared))
 
@@ -86,8 +85,8 @@ def load_prepared(storage: Storage, layout: Layout) -> tuple[PreparedTransaction
 
 
 def delete_prepared(storage: Storage, layout: Layout, prepared: PreparedTransaction) -> None:
-    """Forget it: its manifests, then its messages, of all epochs. Its segments are the caller's to delete, after
-    this; those of other epochs go with their epochs."""
+    """Forget it: its manifests, of all epochs, then what an older xidstream kept beside them. Its segments are the
+    caller's to delete, after this; those of other epochs go with their epochs."""
     stored = _stored(storage, layout)
     _delete_in_order(storage, stored.get((prepared.xid, prepared.prepare_end_lsn), {}))
 
@@ -130,23 +129,22 @@ def _check_names(layout: Layout, key: str, prepared: PreparedTransaction) -> Non
         name = layout.parse_prepared_key(key)
         if name.transaction != (prepared.xid, prepared.prepare_end_lsn):
             raise UsageError("its content is another transaction's")
-        for segment in prepared.segments:
-            layout.parse_segment_key(segment.key)
+        writer = dataclasses.replace(layout, epoch=name.epoch)
+        older = writer.prepared_messages_key(prepared.xid, prepared.prepare_end_lsn)
+        for named in prepared.stored_keys():
+            if named != older:
+                layout.parse_segment_key(named)
     except UsageError as error:
         raise SegmentCorrupt(f"manifest {key!r}: {error.message}", remedy=_REMEDY) from error
-    writer = dataclasses.replace(layout, epoch=name.epoch)
-    expected = writer.prepared_messages_key(prepared.xid, prepared.prepare_end_lsn)
-    if prepared.messages_key not in (None, expected):
-        raise SegmentCorrupt(f"manifest {key!r} names another transaction's messages", remedy=_REMEDY)
 
 
 def _check_objects(storage: Storage, key: str, prepared: PreparedTransaction, names: _Names) -> None:
     """One listing for each folder: a transaction of ten thousand segments has one."""
     present = set(names)
-    for folder in {s.key.rpartition("/")[0] for s in prepared.segments}:
+    for folder in {named.rpartition("/")[0] for named in prepared.stored_keys()}:
         present.update(storage.list_keys(folder))
-    for named in (*(s.key for s in prepared.segments), prepared.messages_key):
-        if named is not None and named not in present:
+    for named in prepared.stored_keys():
+        if named not in present:
             raise SegmentCorrupt(f"manifest {key!r} names {named!r}, which is missing", remedy=_REMEDY)
 
 
@@ -168,7 +166,7 @@ def _delete_with_segments(storage: Storage, layout: Layout, names: _Names) -> No
             _check_names(layout, key, prepared)
         except SegmentCorrupt:
             continue  # it cannot tell its segments, which go with their epoch instead
-        segments.update(s.key for s in prepared.segments)
+        segments.update(prepared.stored_keys())
     _delete_in_order(storage, names)
     storage.delete(segments)
 
@@ -199,15 +197,17 @@ def prepared_to_json(prepared: PreparedTransaction) -> bytes:
         "relations": [relation.to_json() for relation in numbers],
         "segments": segments,
         "dropped": dropped_to_json(prepared.dropped),
-        "messages_key": prepared.messages_key,
-        "n_messages": int(prepared.n_messages),
+        "messages": [
+            {"key": m.key, "n_rows": int(m.n_rows), "n_bytes": int(m.n_bytes), "checksum": m.checksum}
+            for m in prepared.messages
+        ],
     }
     return seal(FORMAT, VERSION, content)
 
 
 def prepared_from_json(data: bytes, key: str) -> PreparedTransaction:
     """``key`` is for the message only. Raises SegmentCorrupt, Unsupported."""
-    content = unseal(data, FORMAT, VERSION, key, remedy=_REMEDY)
+    content = unseal(data, FORMAT, VERSION, key, remedy=_REMEDY, oldest=_OLDEST)
     try:
         relations = [RelationVersion.from_json(r) for r in content["relations"]]
         return PreparedTransaction(
@@ -220,8 +220,7 @@ def prepared_from_json(data: bytes, key: str) -> PreparedTransaction:
             segments=tuple(_segment(s, relations) for s in content["segments"]),
             segment_rows=tuple(s["n_released_rows"] for s in content["segments"]),
             dropped=dropped_from_json(content["dropped"]),
-            messages_key=content["messages_key"],
-            n_messages=content["n_messages"],
+            messages=_messages(content),
         )
     except (KeyError, IndexError, TypeError, ValueError, UsageError) as error:
         raise SegmentCorrupt(f"manifest {key!r} lacks a part or has a wrong one", remedy=_REMEDY) from error
@@ -235,6 +234,16 @@ def _segment(value: dict[str, Any], relations: list[RelationVersion]) -> Segment
         n_bytes=value["n_bytes"],
         checksum=value["checksum"],
     )
+
+
+def _messages(content: dict[str, Any]) -> tuple[MessageFile, ...]:
+    if "messages" in content:
+        return tuple(
+            MessageFile(m["key"], m["n_rows"], m["n_bytes"], m["checksum"]) for m in content["messages"]
+        )
+    if content["messages_key"] is None:
+        return ()
+    return (MessageFile(content["messages_key"], content["n_messages"], 0, None),)
 
 
 def dropped_to_json(dropped: DroppedRuns) -> dict[str, Any]:

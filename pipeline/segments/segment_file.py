@@ -1,4 +1,6 @@
-"""One segment: an Arrow IPC *file* in internal layout, written once, verified before it is read.
+"""One segment: an Arrow IPC *file*, written once, verified before it is read.
+
+Of rows in internal layout, or of logical messages in ``rows.MESSAGES_SCHEMA``, without a commit's LSN in it yet.
 
 The checksum is CRC-32 of the whole file, taken of each piece on its way to the filesystem, so that there is
 never a second copy: zlib's runs at 7 GB/s here, against 2 for SHA-256 and 4 for Adler-32, and what it guards
@@ -24,7 +26,7 @@ import pyarrow as pa
 
 from xidstream.pipeline import rows
 from xidstream.pipeline.errors import ConfigError, SegmentCorrupt, UsageError
-from xidstream.pipeline.exchange import Segment
+from xidstream.pipeline.exchange import MessageFile, Segment
 from xidstream.pipeline.relations import RelationVersion
 from xidstream.pipeline.segments.storage import Storage, Write, self_contained
 
@@ -56,19 +58,30 @@ def write_segment(
     for batch in batches:
         if not batch.schema.equals(schema):
             raise UsageError(f"segment {key!r}: a batch is not in the layout of table {relation.name}")
+    n_rows, n_bytes, checksum = _write(storage, key, schema, batches, compression)
+    return Segment(key, relation, n_rows, n_bytes, checksum)
+
+
+def write_messages(storage: Storage, key: str, batches: Sequence[pa.RecordBatch]) -> MessageFile:
+    """The same for logical messages, all in ``rows.MESSAGES_SCHEMA``."""
+    return MessageFile(key, *_write(storage, key, rows.MESSAGES_SCHEMA, batches, None))
+
+
+def _write(
+    storage: Storage,
+    key: str,
+    schema: pa.Schema,
+    batches: Sequence[pa.RecordBatch],
+    compression: Compression | None,
+) -> tuple[int, int, str]:
+    """The number of rows, the bytes and the checksum of what is written."""
     options = pa.ipc.IpcWriteOptions(compression=compression)
     with storage.create(key) as write:
         sink = _Checksumming(write)
         with pa.PythonFile(sink, mode="w") as file, pa.ipc.new_file(file, schema, options=options) as writer:
             for batch in batches:
                 writer.write_batch(batch)
-    return Segment(
-        key=key,
-        relation=relation,
-        n_rows=sum(b.num_rows for b in batches),
-        n_bytes=sink.n_bytes,
-        checksum=f"{_ALGORITHM}:{sink.crc:08x}",
-    )
+    return sum(b.num_rows for b in batches), sink.n_bytes, f"{_ALGORITHM}:{sink.crc:08x}"
 
 
 class _Checksumming:
@@ -99,7 +112,7 @@ class _Checksumming:
 
 @dataclass(frozen=True)
 class SegmentReader:
-    """``reader(segment)`` gives the record batches of a segment, in internal layout, in the order written.
+    """``reader(segment)`` gives the record batches of a segment, or of a file of messages, in the order written.
 
     Picklable: it is sent to Spark's executors. Length, checksum and schema are verified before the first
     batch is given, else SegmentCorrupt; so is a missing object, which retrying cannot bring back. Batches of
@@ -111,15 +124,16 @@ class SegmentReader:
     def __post_init__(self) -> None:
         object.__setattr__(self, "storage_uri", self_contained(self.storage_uri, os.environ))
 
-    def __call__(self, segment: Segment) -> Iterator[pa.RecordBatch]:
+    def __call__(self, segment: Segment | MessageFile) -> Iterator[pa.RecordBatch]:
         data = _storage(self.storage_uri, os.getpid()).read_buffer(segment.key)
         _verify(segment, data)
         try:
             reader = pa.ipc.open_file(data)
-            if not reader.schema.equals(rows.internal_schema(segment.relation)):
-                raise SegmentCorrupt(
-                    f"segment {segment.key!r} is not in the internal layout of table {segment.relation.name}"
+            if not reader.schema.equals(segment.schema):
+                whose = (
+                    f"table {segment.relation.name}" if isinstance(segment, Segment) else "logical messages"
                 )
+                raise SegmentCorrupt(f"segment {segment.key!r} is not in the internal layout of {whose}")
             n_rows = 0
             for i in range(reader.num_record_batches):
                 batch = reader.get_batch(i)
@@ -131,9 +145,11 @@ class SegmentReader:
             raise SegmentCorrupt(f"segment {segment.key!r} has {n_rows} rows, {segment.n_rows} were written")
 
 
-def _verify(segment: Segment, data: pa.Buffer | None) -> None:
+def _verify(segment: Segment | MessageFile, data: pa.Buffer | None) -> None:
     if data is None:
         raise SegmentCorrupt(f"segment {segment.key!r} is missing")
+    if segment.checksum is None:
+        return
     if data.size != segment.n_bytes:
         raise SegmentCorrupt(f"segment {segment.key!r} has {data.size} bytes, {segment.n_bytes} were written")
     found = checksum_of(data)

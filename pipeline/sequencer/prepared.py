@@ -14,7 +14,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from xidstream.pipeline.errors import ProtocolViolation, SlotLost
-from xidstream.pipeline.exchange import PrepareCover, PreparedTransaction, SegmentPart, TransactionEnd
+from xidstream.pipeline.exchange import (
+    PrepareCover,
+    PreparedTransaction,
+    SegmentPart,
+    SpilledMessages,
+    TransactionEnd,
+)
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.rows import Stamp
 
@@ -81,7 +87,7 @@ class FinishedPrepares:
 
     def without_kept(self, keys: Iterable[str]) -> list[str]:
         """Of segments that the sink holds by now, those that nothing keeps."""
-        kept = {segment.key for prepared in self._by_ticket.values() for segment in prepared.segments}
+        kept = {key for prepared in self._by_ticket.values() for key in prepared.stored_keys()}
         return [key for key in keys if key not in kept]
 
     def due(self, done_ticket: int) -> dict[int, PreparedTransaction]:
@@ -101,3 +107,8 @@ def stamp_segments(prepared: PreparedTransaction, end: TransactionEnd) -> tuple[
         for segment, kept in zip(prepared.segments, prepared.segment_rows, strict=True)
         if kept
     )
+
+
+def spilled_messages(prepared: PreparedTransaction, end: TransactionEnd) -> tuple[SpilledMessages, ...]:
+    """The same of its logical messages."""
+    return tuple(SpilledMessages(file, end.commit_lsn, end.xid) for file in prepared.messages)

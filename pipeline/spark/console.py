@@ -7,7 +7,10 @@ The one place that prints values, because that is what it is for. Rows are rende
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, TextIO
+
+import pyarrow.compute as pc
 
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.spark.frames import SparkBatch
@@ -53,14 +56,25 @@ class ConsoleSink(StatelessSink):
             )
         if transactions.num_rows > self._n_transactions:
             lines.append(f"  and {transactions.num_rows - self._n_transactions} more transactions")
-        for row in batch.message_rows.slice(0, self._n_rows).to_pylist():
-            kind = "transactional" if row["transactional"] else "non-transactional"
-            n_bytes = len(row["content"] or b"")
-            lines.append(f"  message {Lsn(row['lsn'])} {kind} {row['prefix']!r}: {n_bytes} bytes")
+        lines += self._shown_messages(batch)
         for name, parts in sorted(batch.parts.items()):
             lines.append(f"  {parts.label}: {parts.n_rows} rows")
             lines.append(_shown(batch.dataframe(name), self._n_rows))
         return "\n".join(lines)
+
+    def _shown_messages(self, batch: SparkBatch) -> Iterator[str]:
+        """The first ones; what comes after them is not read."""
+        n_left = self._n_rows
+        for messages in batch.message_batches():
+            shown = messages.slice(0, n_left)
+            sizes = pc.binary_length(shown.column("content")).to_pylist()
+            named = shown.select(["lsn", "transactional", "prefix"]).to_pylist()
+            for row, n_bytes in zip(named, sizes, strict=True):
+                kind = "transactional" if row["transactional"] else "non-transactional"
+                yield f"  message {Lsn(row['lsn'])} {kind} {row['prefix']!r}: {n_bytes or 0} bytes"
+            n_left -= shown.num_rows
+            if not n_left:
+                return
 
 
 def _shown(frame: DataFrame, n_rows: int) -> str:

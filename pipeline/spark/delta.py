@@ -15,6 +15,10 @@ decides. Non-transactional ones come when they are decoded, in the order of thei
 skips those below the start of the replay: their greatest ``lsn``, under ``<application id>/messages``,
 decides. So ``_messages`` is deduplicated by ``lsn`` without reading it.
 
+The driver writes ``_transactions`` and ``_messages``: both are small most of the time, and a Spark job takes longer
+than they do. Messages may also be many gigabytes. They are read, filtered and written piece by piece
+(``MESSAGE_PIECE_BYTES``) into as many files as they need, and those are one commit.
+
 Rejected: Spark's own Delta writer (a jar that must match Spark, and a commit that cannot be tied to our
 watermark in one snapshot); one transaction over all tables (Delta has none).
 
@@ -23,8 +27,9 @@ The driver's process only; ``write`` from one thread at a time, tables are writt
 
 from __future__ import annotations
 
+import itertools
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from functools import reduce
 from typing import TYPE_CHECKING, Final
@@ -53,11 +58,11 @@ from xidstream.pipeline.spark.kept_writers import KeptWriters
 from xidstream.pipeline.spark.naming import Location
 from xidstream.pipeline.spark.parquet_files import (
     REPORT_SCHEMA,
+    ParquetFiles,
     WriteRows,
     WriteSegments,
     WriteTarget,
     WrittenFile,
-    write_local,
 )
 from xidstream.pipeline.spark.placement import Conform, Placement, Target, place
 from xidstream.pipeline.spark.session import warm_up
@@ -68,6 +73,8 @@ if TYPE_CHECKING:
 
 PARALLEL_TABLES: Final = 4
 """Jobs at a time: four tiny ones together take as long as one (measured); more only queue for the cores."""
+MESSAGE_PIECE_BYTES: Final = 8 << 20
+"""Of logical messages that the driver holds at once, beside the row group that is being written; one message more."""
 ATTEMPTS: Final = 3
 """Writes of one table in the face of others' changes to its columns or properties."""
 
@@ -150,7 +157,7 @@ class DeltaSink:
             raise Unsupported(f"commit LSN {batch.last_commit_lsn} does not fit Delta's 63 bit versions")
         if batch.last_commit_lsn > self.watermark():
             self._write_tables(list(batch.parts.values()), batch)
-        self._guarded(naming.MESSAGES, lambda: self._write_messages(batch.message_rows))
+        self._guarded(naming.MESSAGES, lambda: self._write_messages(batch))
         self._guarded(naming.TRANSACTIONS, lambda: self._write_transactions(batch.transaction_rows))
 
     def _write_tables(self, tables: list[TableParts], batch: SparkBatch) -> None:
@@ -249,35 +256,51 @@ class DeltaSink:
         new = rows.filter(pc.greater(rows["commit_lsn"], writer.watermark(self._application_id)))
         if new.num_rows:
             versions = {self._application_id: pc.max(new["commit_lsn"]).as_py()}
+            files = self._own_files(naming.TRANSACTIONS, TRANSACTIONS_SCHEMA, "commit_lsn")
+            for part in new.to_batches():
+                files.write(part)
+            written = files.close()
             reach("committing_transactions")
-            self._append_own(writer, naming.TRANSACTIONS, new, versions, "commit_lsn")
+            writer.commit(written, versions, "commit_lsn")
             reach("transactions_committed")
 
-    def _write_messages(self, rows: pa.Table) -> None:
-        if not rows.num_rows:
+    def _write_messages(self, batch: SparkBatch) -> None:
+        pieces = message_pieces(batch.message_batches())
+        first = next(pieces, None)
+        if first is None:
             return
         writer = self._own_table(naming.MESSAGES, MESSAGES_SCHEMA)
-        new, versions = new_messages(
-            rows,
-            {i: writer.watermark(i) for i in (self._application_id, self._messages_id)},
-            self._application_id,
-            self._messages_id,
-        )
-        if new.num_rows:
-            self._append_own(writer, naming.MESSAGES, new, versions, "lsn")
+        files = self._own_files(naming.MESSAGES, MESSAGES_SCHEMA, "lsn")
+        watermarks = {i: writer.watermark(i) for i in (self._application_id, self._messages_id)}
+        moved: dict[str, int] = {}
+        for piece in itertools.chain((first,), pieces):
+            new, versions = new_messages(piece, watermarks, self._application_id, self._messages_id)
+            for part in new.to_batches():
+                files.write(part)
+            moved |= {i: max(version, moved.get(i, NOTHING)) for i, version in versions.items()}
+            # Messages outside of transactions come in the order of their LSNs, so none is kept twice over the pieces.
+            # Those of one transaction share its commit LSN: that may rise behind the last of its pieces only.
+            watermarks[self._messages_id] = moved.get(self._messages_id, watermarks[self._messages_id])
+        if moved:
+            writer.commit(files.close(), moved, "lsn")
 
-    def _append_own(
-        self,
-        writer: DeltaTableWriter,
-        directory: str,
-        rows: pa.Table,
-        versions: dict[str, int],
-        lsn_column: str,
-    ) -> None:
+    def _own_files(self, directory: str, schema: pa.Schema, lsn_column: str) -> ParquetFiles:
         job = f"data-{uuid.uuid4().hex}-driver"
-        batch = rows.combine_chunks().to_batches()[0]
-        files = write_local(self._root.child(directory), job, batch, lsn_column)
-        writer.commit(files, versions, lsn_column)
+        return ParquetFiles(self._root.child(directory), job, schema, lsn_column)
+
+
+def message_pieces(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """``batches`` (MESSAGES_SCHEMA) in the same order, several small ones together."""
+    piece: list[pa.RecordBatch] = []
+    n_bytes = 0
+    for batch in batches:
+        piece.append(batch)
+        n_bytes += batch.nbytes
+        if n_bytes >= MESSAGE_PIECE_BYTES:
+            yield pa.Table.from_batches(piece, MESSAGES_SCHEMA)
+            piece, n_bytes = [], 0
+    if piece:
+        yield pa.Table.from_batches(piece, MESSAGES_SCHEMA)
 
 
 def new_messages(
@@ -285,11 +308,13 @@ def new_messages(
 ) -> tuple[pa.Table, dict[str, int]]:
     """``rows`` (MESSAGES_SCHEMA) that are not held yet, and the watermarks that they move.
 
-    Each LSN once, also within the batch.
+    Each LSN once, also within ``rows``, which are copied only where some of them go.
     """
     position = pc.if_else(rows["transactional"], rows["commit_lsn"], rows["lsn"])
     floor = pc.if_else(rows["transactional"], watermarks[transactional_id], watermarks[other_id])
-    new = rows.append_column("position", position).filter(pc.greater(position, floor))
+    new, is_new = rows.append_column("position", position), pc.greater(position, floor)
+    if not pc.all(is_new, min_count=0).as_py():
+        new = new.filter(is_new)
     if len(pc.unique(new["lsn"])) < new.num_rows:
         seen: set[int] = set()
         kept = [not (lsn in seen or seen.add(lsn)) for lsn in new["lsn"].to_pylist()]  # type: ignore[func-returns-value]

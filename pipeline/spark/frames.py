@@ -4,8 +4,11 @@
 object-store path, given by ``actors``; that path never compares schemas, so the result's is asserted here),
 what is spilled through ``mapInArrow`` over ``spark.range``, one task for each group of segments, reading,
 checking and releasing in the executor. Nothing runs until the caller acts on a DataFrame, so a transaction
-of any size is a batch like another. The driver's own rows (transactions, messages) go the same way as a
+of any size is a batch like another. The driver's own rows (transactions, a few messages) go the same way as a
 few bytes inside the function: ``createDataFrame`` would pickle them row by row.
+
+Logical messages that are not few are in the object store or in storage, as rows are, and the driver holds their
+places only. Whoever writes them on the driver (``message_batches``) has one record batch of them at a time.
 
 Where one batch holds several layouts of a table, ``dataframe`` is their union by the rule of
 ``pipeline.spark.placement`` with widening: the columns of the first layout, then what later ones add, null where
@@ -14,7 +17,7 @@ a layout has none, then the contract's columns.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, reduce
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
@@ -22,7 +25,14 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from xidstream.pipeline.errors import SinkFailed, UsageError
-from xidstream.pipeline.exchange import ArrowRef, Batch
+from xidstream.pipeline.exchange import (
+    ArrowRef,
+    Batch,
+    InlineMessages,
+    MemoryMessages,
+    MessagePart,
+    SpilledMessages,
+)
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.rows import CONTRACT_FIELDS, MESSAGES_SCHEMA, TRANSACTIONS_SCHEMA
 from xidstream.pipeline.spark.batch_parts import (
@@ -33,7 +43,13 @@ from xidstream.pipeline.spark.batch_parts import (
     tables_of,
 )
 from xidstream.pipeline.spark.placement import Conform, Placement, Target, place
-from xidstream.pipeline.spark.released import GivenRows, ReadSegment, SegmentRows
+from xidstream.pipeline.spark.released import (
+    GivenRows,
+    MessageRows,
+    ReadSegment,
+    SegmentRows,
+    released_messages,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -42,6 +58,10 @@ if TYPE_CHECKING:
 MemoryFrame = Callable[["SparkSession", pa.Schema, Sequence[ArrowRef]], "DataFrame"]
 """``(spark, contract schema, refs) -> DataFrame`` of exactly ``spark_schema(contract schema)``, one partition
 or more, rows of each ref in order. The caller keeps the refs alive while the batch is."""
+
+
+ReadMemory = Callable[[ArrowRef], Iterator[pa.RecordBatch]]
+"""The record batches that a reference names, read in the driver's own process."""
 
 
 def spark_schema(schema: pa.Schema) -> StructType:
@@ -65,12 +85,18 @@ class SparkBatch:
     """
 
     def __init__(
-        self, batch: Batch, spark: SparkSession, memory_frame: MemoryFrame, read_segment: ReadSegment
+        self,
+        batch: Batch,
+        spark: SparkSession,
+        memory_frame: MemoryFrame,
+        read_segment: ReadSegment,
+        read_memory: ReadMemory,
     ) -> None:
         """``read_segment`` must pickle: the executors call it."""
         self.handoff = batch
         self.spark = spark
         self._memory_frame = memory_frame
+        self._read_memory = read_memory
         self.read_segment = read_segment
         self._frames: dict[TableName, DataFrame] = {}
 
@@ -130,11 +156,20 @@ class SparkBatch:
         rows = [unit.transactions for unit in self.handoff.units if unit.transactions.num_rows]
         return pa.Table.from_batches(rows, TRANSACTIONS_SCHEMA)
 
-    @cached_property
-    def message_rows(self) -> pa.Table:
-        """The logical messages as the driver holds them, in stream order."""
-        rows = [u.messages for u in self.handoff.units if u.messages is not None and u.messages.num_rows]
-        return pa.Table.from_batches(rows, MESSAGES_SCHEMA)
+    def message_batches(self) -> Iterator[pa.RecordBatch]:
+        """The logical messages in stream order, in ``rows.MESSAGES_SCHEMA``, each record batch read when it is asked
+        for: the driver need not hold them together. Raises ComponentLost, StorageFault, SegmentCorrupt."""
+        for part in self._message_parts():
+            if isinstance(part, InlineMessages):
+                yield part.rows
+            elif isinstance(part, MemoryMessages):
+                yield from self._read_memory(part.ref)
+            else:
+                yield from released_messages(part, self.read_segment)
+
+    def _message_parts(self) -> Iterator[MessagePart]:
+        for unit in self.handoff.units:
+            yield from unit.messages
 
     @cached_property
     def transactions(self) -> DataFrame:
@@ -142,7 +177,21 @@ class SparkBatch:
 
     @cached_property
     def messages(self) -> DataFrame:
-        return self._given(self.message_rows)
+        """Lazy, whatever they amount to; in no particular order (``commit_lsn``, ``lsn`` give one)."""
+        parts = list(self._message_parts())
+        inline = [part.rows for part in parts if isinstance(part, InlineMessages)]
+        refs = [part.ref for part in parts if isinstance(part, MemoryMessages)]
+        spilled = tuple(part for part in parts if isinstance(part, SpilledMessages))
+        frames = []
+        if inline or not parts:
+            frames.append(self._given(pa.Table.from_batches(inline, MESSAGES_SCHEMA)))
+        if refs:
+            frames.append(self._memory_frame(self.spark, MESSAGES_SCHEMA, refs))
+        if spilled:
+            groups = group_by_bytes([part.n_bytes for part in spilled], self.parallelism)
+            rows = MessageRows(self.read_segment, spilled, tuple(groups))
+            frames.append(self.map_groups(rows, len(groups), spark_schema(MESSAGES_SCHEMA)))
+        return reduce(lambda left, right: left.unionAll(right), frames)
 
     def _given(self, rows: pa.Table) -> DataFrame:
         sink = pa.BufferOutputStream()

@@ -221,10 +221,3 @@ class WriteSegments:
         reports = report_of(files.close())
         reach("parquet_written")
         yield reports
-
-
-def write_local(table: Location, directory: str, rows: pa.RecordBatch, lsn_column: str) -> list[WrittenFile]:
-    """The same for a few rows in the calling process: the driver's own small tables."""
-    files = ParquetFiles(table, directory, rows.schema, lsn_column)
-    files.write(rows)
-    return files.close()

@@ -1,4 +1,4 @@
-"""What Spark's executors run to read a batch: spilled segments put through ``rows.release``, or given bytes.
+"""What Spark's executors run to read a batch: spilled segments put through ``rows.release``, messages, or given bytes.
 
 Each class here is a function for ``DataFrame.mapInArrow`` over ``spark.range``: the rows that come in are
 numbers of groups, one per partition, and what the function needs travels in its pickled fields. So it
@@ -11,17 +11,18 @@ Length and checksum are ``read_segment``'s to verify; the row counts are verifie
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pyarrow as pa
 
 from xidstream.pipeline.errors import SegmentCorrupt, StorageFault
-from xidstream.pipeline.exchange import Segment, SegmentPart
-from xidstream.pipeline.rows import internal_schema, release
+from xidstream.pipeline.exchange import MessageFile, Segment, SegmentPart, SpilledMessages
+from xidstream.pipeline.rows import internal_schema, release, stamp_messages
 from xidstream.pipeline.spark.placement import Conform
 
-ReadSegment = Callable[[Segment], Iterator[pa.RecordBatch]]
-"""Picklable; yields record batches in internal layout, raises SegmentCorrupt and StorageFault."""
+ReadSegment = Callable[[Segment | MessageFile], Iterator[pa.RecordBatch]]
+"""Picklable; yields record batches in the file's ``schema``, raises SegmentCorrupt and StorageFault."""
 
 
 def released(part: SegmentPart, read_segment: ReadSegment) -> Iterator[pa.RecordBatch]:
@@ -32,7 +33,7 @@ def released(part: SegmentPart, read_segment: ReadSegment) -> Iterator[pa.Record
     plain = len(part.stamp.commit_lsn) > 1
     expected = internal_schema(segment.relation)
     n_read = n_released = 0
-    try:
+    with _reading(segment):
         for batch in read_segment(segment):
             if not batch.schema.equals(expected):
                 raise SegmentCorrupt(f"segment {segment.key} has not the columns of {segment.relation.name}")
@@ -41,17 +42,39 @@ def released(part: SegmentPart, read_segment: ReadSegment) -> Iterator[pa.Record
             n_released += rows.num_rows
             if rows.num_rows:
                 yield rows
-    except OSError as error:
-        raise StorageFault(
-            f"segment {segment.key} cannot be read: {error.strerror or type(error).__name__}"
-        ) from error
-    except pa.ArrowInvalid as error:
-        raise SegmentCorrupt(f"segment {segment.key} is not an Arrow IPC file of ours") from error
     if (n_read, n_released) != (segment.n_rows, part.n_rows):
         raise SegmentCorrupt(
             f"segment {segment.key} gave {n_read} rows, {n_released} released, "
             f"where {segment.n_rows} and {part.n_rows} are recorded"
         )
+
+
+def released_messages(part: SpilledMessages, read_segment: ReadSegment) -> Iterator[pa.RecordBatch]:
+    """The logical messages of one file, complete. Raises what ``released`` raises."""
+    n_read = 0
+    with _reading(part.file):
+        for batch in read_segment(part.file):
+            n_read += batch.num_rows
+            if part.commit_lsn is None or part.xid is None:
+                yield batch
+            else:
+                yield stamp_messages(batch, part.commit_lsn, part.xid)
+    if n_read != part.file.n_rows:
+        raise SegmentCorrupt(
+            f"segment {part.file.key} gave {n_read} messages where {part.file.n_rows} are recorded"
+        )
+
+
+@contextmanager
+def _reading(file: Segment | MessageFile) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StorageFault(
+            f"segment {file.key} cannot be read: {error.strerror or type(error).__name__}"
+        ) from error
+    except pa.ArrowInvalid as error:
+        raise SegmentCorrupt(f"segment {file.key} is not an Arrow IPC file of ours") from error
 
 
 @dataclass(frozen=True)
@@ -77,8 +100,23 @@ class SegmentRows:
 
 
 @dataclass(frozen=True)
+class MessageRows:
+    """The logical messages of a batch that are in storage; one task for each of ``groups``."""
+
+    read_segment: ReadSegment
+    parts: tuple[SpilledMessages, ...]
+    groups: tuple[tuple[int, ...], ...]
+
+    def __call__(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in numbers:
+            for number in batch.column(0).to_pylist():
+                for index in self.groups[number]:
+                    yield from released_messages(self.parts[index], self.read_segment)
+
+
+@dataclass(frozen=True)
 class GivenRows:
-    """Rows that the driver holds (transactions, messages): the bytes of one Arrow IPC stream."""
+    """Rows that the driver holds (transactions, a few messages): the bytes of one Arrow IPC stream."""
 
     stream: bytes
 

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import pyarrow as pa
-
-from xidstream.pipeline.buffer.transaction import stamp_messages, transaction_row
+from xidstream.pipeline.buffer.transaction import transaction_row
 from xidstream.pipeline.errors import SlotLost
 from xidstream.pipeline.exchange import Opened, PreparedTransaction, Sealed, TransactionEnd
 from xidstream.pipeline.pg import Lsn
@@ -26,7 +24,7 @@ from xidstream.pipeline.segments import (
     write_progress,
 )
 from xidstream.pipeline.sequencer import PreparedBook
-from xidstream.pipeline.sequencer.prepared import stamp_segments
+from xidstream.pipeline.sequencer.prepared import spilled_messages, stamp_segments
 
 
 class SlotStorage:
@@ -45,8 +43,7 @@ class SlotStorage:
         """
         record = self._compare_with_record()
         prepared = tuple(load_prepared(self._storage, self._layout))
-        kept = {s.key for p in prepared for s in p.segments}
-        kept |= {p.messages_key for p in prepared if p.messages_key}
+        kept = {key for p in prepared for key in p.stored_keys()}
         clean_dead_epochs(self._storage, self._layout, kept)
         return record.confirmed_lsn, PreparedBook(prepared, record.cover)
 
@@ -62,11 +59,12 @@ class SlotStorage:
         if replaced.prepare_end_lsn != record.prepare_end_lsn:
             self.forget(replaced)
         else:
-            self.delete([s.key for s in replaced.segments if s not in record.segments])
+            named = set(record.stored_keys())
+            self.delete([key for key in replaced.stored_keys() if key not in named])
 
     def forget(self, prepared: PreparedTransaction) -> None:
         delete_prepared(self._storage, self._layout, prepared)
-        self.delete([s.key for s in prepared.segments])
+        self.delete(prepared.stored_keys())
 
     def delete(self, keys: Sequence[str]) -> None:
         self._storage.delete(list(keys))
@@ -83,19 +81,16 @@ class SlotStorage:
             gid=end.gid,
             origin=prepared.origin,
         )
-        messages = None
-        if prepared.messages_key is not None:
-            data = self._storage.read_bytes(prepared.messages_key)
-            messages = stamp_messages(pa.ipc.open_file(data).read_all().to_batches(), whole_end)
+        messages = spilled_messages(prepared, end)
         n_rows = sum(p.n_rows for p in segments)
         tables = sorted({p.relation.name for p in segments})
         return Sealed(
-            transactions=transaction_row(whole_end, n_rows, tables, with_messages=messages is not None),
+            transactions=transaction_row(whole_end, n_rows, tables, with_messages=bool(messages)),
             memory=(),
             segments=segments,
             messages=messages,
             n_rows=n_rows,
-            n_bytes=sum(p.segment.n_bytes for p in segments),
+            n_bytes=sum(p.segment.n_bytes for p in segments) + sum(p.n_bytes for p in messages),
         )
 
     def _compare_with_record(self) -> ProgressRecord:

@@ -25,10 +25,13 @@ import pyarrow as pa
 
 from xidstream.pipeline import rows
 from xidstream.pipeline.buffer import BufferMemory, OpenTransaction
-from xidstream.pipeline.buffer.transaction import stamp_messages, transaction_row
+from xidstream.pipeline.buffer.messages import message_parts
+from xidstream.pipeline.buffer.transaction import transaction_row
 from xidstream.pipeline.decode import decode_plain_block, decode_transaction_block
 from xidstream.pipeline.errors import ConnectionLost, SlotInUse
 from xidstream.pipeline.exchange import (
+    InlineMessages,
+    MemoryMessages,
     MemoryPart,
     Opened,
     PrepareCover,
@@ -47,7 +50,6 @@ from xidstream.pipeline.segments import (
     Layout,
     SegmentReader,
     Storage,
-    read_messages,
     write_messages,
     write_prepared,
     write_segment,
@@ -202,13 +204,15 @@ class Buffer:
                     put_in_process(pa.Table.from_batches([released])),
                 )
             )
+        held = decoded.messages
+        messages = message_parts([held], held.nbytes, put_in_process) if held is not None else []
         return Sealed(
             transactions=decoded.transactions,
             memory=tuple(memory),
             segments=(),
-            messages=decoded.messages,
+            messages=tuple(messages),
             n_rows=decoded.n_rows,
-            n_bytes=sum(p.n_bytes for p in memory),
+            n_bytes=sum(p.n_bytes for p in memory) + sum(p.n_bytes for p in messages),
         )
 
     def add_block(self, cut: TransactionBlock) -> None:
@@ -243,11 +247,10 @@ class Buffer:
 
     def commit(self, end: TransactionEnd) -> Sealed:
         transaction = self.open.pop(end.xid)
-        transaction.give_messages_back(lambda key: read_messages(self._storage, key))
         reach("sealing")
         sealed = transaction.seal(end, put_in_process)
         reach("sealed")
-        given = {part.segment.key for part in sealed.segments}
+        given = set(sealed.stored_keys())
         self._storage.delete([k for k in transaction.segment_keys() if k not in given])
         return sealed
 
@@ -255,19 +258,13 @@ class Buffer:
         transaction = self.open.pop(cut.xid, None)
         if transaction is None:
             transaction = OpenTransaction(cut.xid, cut.prepare_lsn, streamed=cut.streamed)
-        for relation in list(transaction.group_sizes()):
+        for relation, *_ in list(transaction.spillable()):
             self._spill(transaction, relation)
-        transaction.give_messages_back(lambda key: read_messages(self._storage, key))
-        messages_key = None
-        batch = stamp_messages(transaction.messages, TransactionEnd(cut.xid, Lsn(0), Lsn(0), 0))
-        if batch is not None:
-            messages_key = self._layout.prepared_messages_key(cut.xid, cut.end_lsn)
-            write_messages(self._storage, messages_key, [batch])
-        record = transaction.prepared(cut.gid, cut.prepare_lsn, cut.end_lsn, cut.origin, messages_key)
+        record = transaction.prepared(cut.gid, cut.prepare_lsn, cut.end_lsn, cut.origin)
         reach("writing_prepared")
         write_prepared(self._storage, self._layout, record)
         reach("prepared_written")
-        named = {s.key for s in record.segments}
+        named = set(record.stored_keys())
         self._storage.delete([k for k in transaction.segment_keys() if k not in named])
         return record
 
@@ -275,8 +272,7 @@ class Buffer:
         key = self._layout.segment_key(transaction.xid, transaction.first_lsn, transaction.n_segments)
         reach("writing_segment")
         if relation is None:
-            write_messages(self._storage, key, transaction.take_messages())
-            transaction.messages_spilled(key)
+            transaction.messages_spilled(write_messages(self._storage, key, transaction.take_messages()))
             return
         batches = transaction.take_group(relation)
         segment = write_segment(self._storage, key, relation, batches)
@@ -383,7 +379,7 @@ class Sequencer:
     def _batch_done(self, number: int) -> None:
         contents = self.order.batch_done(number)
         reach("batch_accepted")
-        keys = [part.segment.key for content in contents for part in content.segments]
+        keys = [key for content in contents for key in content.stored_keys()]
         self._storage.delete(self._finished.without_kept(keys))
 
     def _later(self, ticket: int, work: Callable[[], bool]) -> None:
@@ -619,7 +615,7 @@ def _open_when_free(settings: SlotSettings) -> OpenSlot:
 
 
 def nothing(end: TransactionEnd) -> Sealed:
-    return Sealed(transaction_row(end, 0, (), with_messages=False), (), (), None, 0, 0)
+    return Sealed(transaction_row(end, 0, (), with_messages=False), (), (), (), 0, 0)
 
 
 def content_of(unit: Sealed, storage: Storage) -> tuple[list[Released], list[Message]]:
@@ -642,11 +638,25 @@ def content_of(unit: Sealed, storage: Storage) -> tuple[list[Released], list[Mes
             }
         for lsn, group in groups.items():
             by_commit[lsn].parts.append((relation, group))
-    messages = [Message(**row) for row in unit.messages.to_pylist()] if unit.messages is not None else []
+    messages = [Message(**row) for row in read_messages(unit, storage).to_pylist()]
     for message in messages:
         if message.commit_lsn is not None:
             by_commit[message.commit_lsn].messages.append(message)
     return released, messages
+
+
+def read_messages(unit: Sealed, storage: Storage) -> pa.Table:
+    batches: list[pa.RecordBatch] = []
+    for part in unit.messages:
+        if isinstance(part, InlineMessages):
+            batches.append(part.rows)
+        elif isinstance(part, MemoryMessages):
+            batches += part.ref.to_batches()
+        else:
+            assert part.commit_lsn is not None and part.xid is not None
+            read = SegmentReader(storage.uri)(part.file)
+            batches += [rows.stamp_messages(batch, part.commit_lsn, part.xid) for batch in read]
+    return pa.Table.from_batches(batches, rows.MESSAGES_SCHEMA)
 
 
 def read_segment(part: SegmentPart, storage: Storage) -> pa.Table:

@@ -15,7 +15,16 @@ import numpy as np
 import pyarrow as pa
 
 from xidstream.pipeline.errors import SegmentCorrupt
-from xidstream.pipeline.exchange import Batch, MemoryPart, Sealed, Segment, SegmentPart, SlotIdentity
+from xidstream.pipeline.exchange import (
+    Batch,
+    InlineMessages,
+    MemoryPart,
+    MessageFile,
+    Sealed,
+    Segment,
+    SegmentPart,
+    SlotIdentity,
+)
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.relations import Column, RelationVersion, ReplicaIdentity
 from xidstream.pipeline.rows import (
@@ -80,7 +89,7 @@ class LocalSegments:
 
     root: str
 
-    def __call__(self, segment: Segment) -> Iterator[pa.RecordBatch]:
+    def __call__(self, segment: Segment | MessageFile) -> Iterator[pa.RecordBatch]:
         data = (Path(self.root) / segment.key).read_bytes()
         if len(data) != segment.n_bytes or hashlib.sha256(data).hexdigest() != segment.checksum:
             raise SegmentCorrupt(f"segment {segment.key} is not what was written")
@@ -115,6 +124,12 @@ def memory_frame(spark: Any, schema: pa.Schema, refs: Sequence[bytes]) -> Any:
     from xidstream.pipeline.spark.frames import spark_schema
 
     return spark.range(0, len(refs), 1, len(refs)).mapInArrow(_Streams(tuple(refs)), spark_schema(schema))
+
+
+def read_memory(ref: bytes) -> Iterator[pa.RecordBatch]:
+    """Stands in for Ray's own store, as ``memory_frame`` does."""
+    with pa.ipc.open_stream(ref) as reader:
+        yield from reader
 
 
 @dataclass
@@ -179,7 +194,7 @@ class Transaction:
             record_batch(present, TRANSACTIONS_SCHEMA),
             tuple(memory),
             tuple(spilled),
-            record_batch(messages, MESSAGES_SCHEMA) if messages else None,
+            (InlineMessages(record_batch(messages, MESSAGES_SCHEMA)),) if messages else (),
             n_released,
             0,
         )
@@ -197,7 +212,8 @@ def plain_messages(*messages: tuple[int, str, bytes]) -> Sealed:
         {"commit_lsn": None, "lsn": lsn, "xid": None, "transactional": False, "prefix": p, "content": c}
         for lsn, p, c in messages
     ]
-    return Sealed(record_batch([], TRANSACTIONS_SCHEMA), (), (), record_batch(rows, MESSAGES_SCHEMA), 0, 0)
+    inline = (InlineMessages(record_batch(rows, MESSAGES_SCHEMA)),)
+    return Sealed(record_batch([], TRANSACTIONS_SCHEMA), (), (), inline, 0, 0)
 
 
 def _runs(ordinals: tuple[int, ...]) -> DroppedRuns:

@@ -25,6 +25,7 @@ from tests.spark.support import (
     memory_frame,
     numeric,
     plain_messages,
+    read_memory,
     record_batch,
     relation,
     stream_bytes,
@@ -117,7 +118,7 @@ def test_rows_of_a_plain_block_find_their_own_transaction(spark: Any, segments: 
         3,
         0,
     )
-    batch = SparkBatch(batch_of([unit], segments), spark, memory_frame, segments)
+    batch = SparkBatch(batch_of([unit], segments), spark, memory_frame, segments, read_memory)
     frame = batch.dataframe("public.items")
     assert collected(frame, "_commit_lsn", "_seq", "_xid", "id") == [
         (100, 0, 7, 1),
@@ -257,7 +258,9 @@ def test_a_memory_frame_of_another_schema_is_refused(spark: Any, segments: Local
         frame = memory_frame(session, schema, refs)
         return frame.select(*reversed(frame.columns))
 
-    batch = SparkBatch(batch_of([Transaction(100, [(ITEMS, items(1))])]), spark, reordered, segments)
+    batch = SparkBatch(
+        batch_of([Transaction(100, [(ITEMS, items(1))])]), spark, reordered, segments, read_memory
+    )
     with pytest.raises(SinkFailed, match=r"public\.items"):
         batch.dataframe("public.items")
 
@@ -289,7 +292,7 @@ def test_a_segment_with_other_rows_than_recorded_is_corrupt(spark: Any, segments
         1,
         0,
     )
-    batch = SparkBatch(batch_of([unit], segments), spark, memory_frame, segments)
+    batch = SparkBatch(batch_of([unit], segments), spark, memory_frame, segments, read_memory)
     with pytest.raises(SegmentCorrupt):
         ForeachSink(lambda b: b.dataframe("public.items").collect()).write(batch)
 
@@ -299,6 +302,8 @@ def test_many_small_memory_parts_share_tasks(spark: Any, segments: LocalSegments
     outs = [release(internal(ITEMS, items(i), i), ITEMS, stamp, DroppedRuns()) for i in range(20)]
     memory = tuple(MemoryPart(ITEMS, 1, 1000, stream_bytes([o], o.schema)) for o in outs)
     unit = Sealed(record_batch([], TRANSACTIONS_SCHEMA), memory, (), None, 20, 0)
-    frame = SparkBatch(batch_of([unit], segments), spark, memory_frame, segments).dataframe("public.items")
+    frame = SparkBatch(batch_of([unit], segments), spark, memory_frame, segments, read_memory).dataframe(
+        "public.items"
+    )
     assert frame.rdd.getNumPartitions() == 2
     assert collected(frame, "id") == [(i,) for i in range(20)]

@@ -14,7 +14,14 @@ from xidstream.pipeline import rows
 from xidstream.pipeline.buffer import BufferMemory, OpenTransaction
 from xidstream.pipeline.buffer.transaction import transaction_row
 from xidstream.pipeline.errors import IllegalTransition
-from xidstream.pipeline.exchange import Segment, TransactionEnd
+from xidstream.pipeline.exchange import (
+    InlineMessages,
+    MemoryMessages,
+    MessageFile,
+    Segment,
+    SpilledMessages,
+    TransactionEnd,
+)
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.relations import Column, RelationVersion, ReplicaIdentity
 
@@ -126,8 +133,10 @@ def test_messages_get_the_commit_lsn_at_the_end() -> None:
         [], message, runs([700], 0)[:0] or (np.empty(0, np.uint32), np.empty(0, int), np.empty(0, int)), 0
     )
     sealed = transaction.seal(END, Store().put)
-    assert sealed.messages is not None and sealed.messages.to_pylist()[0]["commit_lsn"] == 100
+    (part,) = sealed.messages
+    assert isinstance(part, InlineMessages) and part.rows.to_pylist()[0]["commit_lsn"] == 100
     assert sealed.transactions.num_rows == 1
+    assert sealed.n_bytes == part.n_bytes > 0
 
 
 def test_prepared_record_holds_everything_and_refuses_rows_in_memory() -> None:
@@ -135,9 +144,9 @@ def test_prepared_record_holds_everything_and_refuses_rows_in_memory() -> None:
     add(transaction, [700, 701])
     transaction.abort_subtransactions([Xid(701)])
     with pytest.raises(IllegalTransition):
-        transaction.prepared("g", Lsn(10), Lsn(14), None, None)
+        transaction.prepared("g", Lsn(10), Lsn(14), None)
     segment = spill(transaction)
-    record = transaction.prepared("g", Lsn(10), Lsn(14), "upstream", None)
+    record = transaction.prepared("g", Lsn(10), Lsn(14), "upstream")
     assert record.segments == (segment,) and record.segment_rows == (1,)
     assert record.dropped.first.tolist() == [1] and record.origin == "upstream"
 
@@ -186,15 +195,14 @@ def test_what_gave_its_content_away_takes_and_gives_nothing_more(how: str) -> No
         transaction.seal(END, store.put)
     else:
         spill(transaction)
-        transaction.prepared("g", Lsn(10), Lsn(14), None, None)
+        transaction.prepared("g", Lsn(10), Lsn(14), None)
     illegal = (
         lambda: add(transaction, [700]),
         lambda: transaction.abort_subtransactions([Xid(701)]),
         lambda: transaction.take_group(T),
         transaction.take_messages,
-        lambda: transaction.give_messages_back(lambda key: []),
         lambda: transaction.seal(END, store.put),
-        lambda: transaction.prepared("g", Lsn(10), Lsn(14), None, None),
+        lambda: transaction.prepared("g", Lsn(10), Lsn(14), None),
     )
     for step in illegal:
         with pytest.raises(IllegalTransition, match="transaction 700 sealed"):
@@ -274,12 +282,14 @@ def test_what_is_in_storage_counts_as_what_is_in_memory_does() -> None:
 @pytest.mark.parametrize("streamed", [True, False])
 def test_the_record_of_a_prepare_says_what_its_commit_will_need(streamed: bool) -> None:
     transaction = OpenTransaction(Xid(700), Lsn(1), streamed=streamed)
-    for _ in range(2):
-        message(transaction, b"x", b"y", b"z")
-    record = transaction.prepared("gid", Lsn(10), Lsn(14), "upstream", "the messages' key")
+    message(transaction, b"x", b"y", b"z")
+    with pytest.raises(IllegalTransition, match="messages still in memory"):
+        transaction.prepared("gid", Lsn(10), Lsn(14), "upstream")
+    file = spill_messages(transaction)
+    record = transaction.prepared("gid", Lsn(10), Lsn(14), "upstream")
     assert (record.xid, record.gid, record.streamed, record.origin) == (700, "gid", streamed, "upstream")
     assert (record.prepare_lsn, record.prepare_end_lsn) == (10, 14)
-    assert (record.messages_key, record.n_messages) == ("the messages' key", 6)
+    assert record.messages == (file,) and record.stored_keys() == [file.key]
 
 
 @pytest.mark.parametrize(("gid", "origin", "streamed"), [(None, None, True), ("g", "upstream", False)])
@@ -316,6 +326,13 @@ def test_largest_group_is_spilled_first_until_the_rest_fits() -> None:
     assert memory.next_spill([small, large]) is None
 
 
+def spill_messages(transaction: OpenTransaction) -> MessageFile:
+    n_messages = sum(batch.num_rows for batch in transaction.take_messages())
+    file = MessageFile(f"key-{transaction.n_segments}", n_messages, 100 * n_messages, "0")
+    transaction.messages_spilled(file)
+    return file
+
+
 def message(transaction: OpenTransaction, *contents: bytes) -> None:
     """As written under a subtransaction's xid."""
     columns = [[v] * len(contents) for v in (None, 50, 701, True, "p")]
@@ -336,17 +353,48 @@ def test_messages_are_spilled_as_a_group_of_their_own_and_rows_stay() -> None:
     memory = BufferMemory(rows_bytes + 5_000)
     order = memory.next_spill([transaction])
     assert order is not None and order.relation is None
-    stored = {"k": transaction.take_messages()}
-    transaction.messages_spilled("k")
+    file = spill_messages(transaction)
     assert transaction.n_bytes == rows_bytes and memory.next_spill([transaction]) is None
     message(transaction, b"later")
-    assert transaction.segment_keys() == ["k"] and transaction.n_segments == 1
-    transaction.give_messages_back(stored.__getitem__)
+    assert transaction.segment_keys() == [file.key] and transaction.n_segments == 1
     sealed = transaction.seal(END, lambda table: table)
-    assert sealed.messages is not None
-    assert [len(m) for m in sealed.messages.column("content").to_pylist()] == [10_000, 5]
-    assert sealed.messages.column("commit_lsn").to_pylist() == [100, 100]
-    assert sealed.messages.column("xid").to_pylist() == [700, 700]
+    spilled, inline = sealed.messages
+    assert spilled == SpilledMessages(file, Lsn(100), Xid(700))
+    assert isinstance(inline, InlineMessages)
+    (row,) = inline.rows.to_pylist()
+    assert (row["content"], row["commit_lsn"], row["xid"]) == (b"later", 100, 700)
+    assert sealed.stored_keys() == [file.key]
+    assert sealed.n_bytes == sealed.memory[0].n_bytes + file.n_bytes + inline.n_bytes
+
+
+def test_messages_in_memory_are_given_by_reference_in_parts_and_each_once() -> None:
+    """They went by value, in one batch: through the object store, the sequencer and the driver at their whole size."""
+    transaction, store = OpenTransaction(Xid(700), Lsn(1), streamed=True), Store()
+    sizes = [(3 << 20) + n for n in range(7)]
+    for size in sizes:
+        message(transaction, b"x" * size)
+    sealed = transaction.seal(END, store.put)
+    assert all(isinstance(part, MemoryMessages) for part in sealed.messages)
+    assert [table.num_rows for table in store.values()] == [3, 3, 1]
+    assert [len(c) for t in store.values() for c in t.column("content").to_pylist()] == sizes
+    assert {lsn for t in store.values() for lsn in t.column("commit_lsn").to_pylist()} == {100}
+    assert sealed.n_bytes == sum(part.n_bytes for part in sealed.messages) > sum(sizes)
+
+
+def test_a_block_too_large_for_memory_is_spilled_whatever_the_limit_leaves() -> None:
+    rows_, messages = make(), OpenTransaction(Xid(800), Lsn(2), streamed=True)
+    wide(rows_, 700, 65 << 20)
+    message(messages, b"x" * (65 << 20))
+    small = make()
+    for _ in range(3):
+        wide(small, 700, 30 << 20)
+        message(small, b"x" * (30 << 20))
+    memory = BufferMemory(1 << 40)
+    assert memory.next_spill([small]) is None
+    order = memory.next_spill([small, rows_])
+    assert order is not None and order.transaction is rows_ and order.relation == T
+    order = memory.next_spill([small, messages])
+    assert order is not None and order.transaction is messages and order.relation is None
 
 
 def test_many_small_batches_count_as_the_memory_that_they_take() -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from tests.s3_server import S3Server
 from xidstream.pipeline import rows
-from xidstream.pipeline.exchange import PreparedTransaction, Segment
+from xidstream.pipeline.exchange import MessageFile, PreparedTransaction, Segment
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.relations import Column, RelationVersion, ReplicaIdentity
 from xidstream.pipeline.segments import Layout, Storage, write_segment
@@ -91,7 +91,7 @@ def prepared_of(
     xid: int = 700,
     gid: str = "gid",
     end: int = 0x5000,
-    messages_key: str | None = None,
+    messages: tuple[MessageFile, ...] = (),
 ) -> PreparedTransaction:
     return PreparedTransaction(
         xid=Xid(xid),
@@ -103,8 +103,7 @@ def prepared_of(
         segments=segments,
         segment_rows=tuple(s.n_rows - 5 for s in segments),
         dropped=rows.DroppedRuns(np.array([3, 90], np.int64), np.array([4, 1], np.int64)),
-        messages_key=messages_key,
-        n_messages=0,
+        messages=messages,
     )
 
 

@@ -10,11 +10,13 @@ from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from tests.unit.segments.conftest import files_below, prepared_of
+from xidstream.pipeline import rows
 from xidstream.pipeline.errors import SegmentCorrupt, StorageFault, Unsupported
-from xidstream.pipeline.exchange import PreparedTransaction, Segment
+from xidstream.pipeline.exchange import MessageFile, PreparedTransaction, Segment
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.rows import DroppedRuns
 from xidstream.pipeline.segments import (
@@ -23,6 +25,7 @@ from xidstream.pipeline.segments import (
     Storage,
     delete_prepared,
     load_prepared,
+    write_messages,
     write_prepared,
     write_progress,
     write_segment,
@@ -48,6 +51,61 @@ def same(a: PreparedTransaction, b: PreparedTransaction) -> bool:
         and np.array_equal(a.dropped.first, b.dropped.first)
         and np.array_equal(a.dropped.count, b.dropped.count)
     )
+
+
+def beside(key: str) -> tuple[MessageFile, ...]:
+    """Messages as an older xidstream kept them: beside the manifest, in one object without a checksum."""
+    return (MessageFile(key, 1, 0, None),)
+
+
+def in_segments(storage: Storage, layout: Layout, n_files: int = 2) -> tuple[MessageFile, ...]:
+    message = {"lsn": 5, "xid": 700, "transactional": True, "prefix": "p", "content": b"c"}
+    batch = pa.RecordBatch.from_pylist([message] * 3, schema=rows.MESSAGES_SCHEMA)
+    keys = [layout.segment_key(Xid(700), Lsn(0x1000), 1 + i) for i in range(n_files)]
+    return tuple(write_messages(storage, key, [batch]) for key in keys)
+
+
+def test_messages_of_a_prepare_are_files_of_its_transaction_and_found_by_its_record(
+    storage, layout, prepare
+) -> None:
+    files = in_segments(storage, layout)
+    prepared = prepared_of(prepare().segments, messages=files)
+    write_prepared(storage, layout, prepared)
+    (loaded,) = load_prepared(storage, layout)
+    assert same(loaded, prepared)
+    assert storage.list_keys(layout.prepared_prefix) == [layout.prepared_key(Xid(700), Lsn(0x5000))]
+    for file in loaded.messages:
+        (batch,) = SegmentReader(storage.uri)(file)
+        assert batch.schema == rows.MESSAGES_SCHEMA and batch.num_rows == file.n_rows == 3
+    write_progress(storage, layout, Lsn(0x6000), [prepared])
+    assert load_prepared(storage, next_epoch(layout)) == ()
+    assert storage.list_keys(layout.epochs_prefix) == []
+
+
+def test_a_record_without_one_of_its_files_of_messages_is_not_whole(storage, layout, prepare) -> None:
+    prepared = prepared_of(prepare().segments, messages=in_segments(storage, layout))
+    write_prepared(storage, layout, prepared)
+    storage.delete([prepared.messages[1].key])
+    with pytest.raises(SegmentCorrupt, match="missing"):
+        load_prepared(storage, layout)
+
+
+def test_a_record_of_the_first_version_is_read_with_its_messages(storage, layout, prepare) -> None:
+    """A transaction may be prepared by one xidstream and committed by the next."""
+    key = layout.prepared_messages_key(Xid(700), Lsn(0x5000))
+    (file,) = in_segments(storage, layout, 1)
+    storage.write_bytes(key, storage.read_bytes(file.key))
+    now = prepared_of(prepare().segments, messages=beside(key))
+    content = json.loads(prepared_to_json(now))["content"]
+    del content["messages"]
+    content |= {"messages_key": key, "n_messages": 3}
+    storage.write_bytes(layout.prepared_key(Xid(700), Lsn(0x5000)), seal(FORMAT, 1, content))
+    (loaded,) = load_prepared(storage, layout)
+    assert loaded.messages == (MessageFile(key, 3, 0, None),)
+    (batch,) = SegmentReader(storage.uri)(loaded.messages[0])
+    assert batch.num_rows == 3
+    content |= {"messages_key": None, "n_messages": 0}
+    assert prepared_from_json(seal(FORMAT, 1, content), "k").messages == ()
 
 
 def test_what_was_prepared_is_loaded_with_its_rows(storage, layout, prepare, batches) -> None:
@@ -131,10 +189,10 @@ def test_a_record_without_its_messages_is_not_whole(storage, layout, prepare) ->
         epoch = next_epoch(layout, day)
         key = epoch.prepared_messages_key(Xid(700), Lsn(0x5000))
         storage.write_bytes(key, b"messages")
-        records.append(prepared_of(prepare(in_layout=epoch).segments, messages_key=key))
+        records.append(prepared_of(prepare(in_layout=epoch).segments, messages=beside(key)))
         write_prepared(storage, epoch, records[-1])
     assert same(load_prepared(storage, layout)[0], records[1])
-    storage.delete([str(records[1].messages_key)])
+    storage.delete([records[1].messages[0].key])
     assert same(load_prepared(storage, layout)[0], records[0])
 
 
@@ -175,7 +233,7 @@ def test_deleting_a_record_deletes_what_every_epoch_wrote_of_it(storage, layout,
         epoch = next_epoch(layout, day)
         key = epoch.prepared_messages_key(Xid(700), Lsn(0x5000))
         storage.write_bytes(key, b"messages")
-        write_prepared(storage, epoch, prepared_of(prepare(in_layout=epoch).segments, messages_key=key))
+        write_prepared(storage, epoch, prepared_of(prepare(in_layout=epoch).segments, messages=beside(key)))
     (loaded,) = load_prepared(storage, layout)
     delete_prepared(storage, layout, loaded)
     assert storage.list_keys(layout.prepared_prefix) == []
@@ -197,7 +255,7 @@ def test_a_crash_between_any_two_deletes_leaves_a_whole_record_or_none(
         key = epoch.prepared_messages_key(Xid(700), Lsn(0x5000))
         local.write_bytes(key, b"messages")
         segment = write_segment(local, epoch.segment_key(Xid(700), Lsn(0x1000), 0), relation, batches)
-        records.append(prepared_of((segment,), messages_key=key))
+        records.append(prepared_of((segment,), messages=beside(key)))
         write_prepared(local, epoch, records[-1])
     remove(local, records[0])
     write_progress(local, layout, Lsn(0x6000), [records[1]] if how == "finished" else [])
@@ -212,7 +270,7 @@ def test_a_crash_between_any_two_deletes_leaves_a_whole_record_or_none(
         delete(self, keys)
         for manifest in local.list_keys(layout.prepared_prefix):
             if manifest.endswith(".json") and next_epoch(layout, 3).epoch in manifest:
-                assert local.exists(records[1].segments[0].key) and local.exists(str(records[1].messages_key))
+                assert local.exists(records[1].segments[0].key) and local.exists(records[1].messages[0].key)
 
     monkeypatch.setattr(Storage, "delete", crashing)
     with suppress(Crash):
@@ -237,7 +295,7 @@ def test_a_crash_between_confirming_and_deleting_leaves_no_finished_record(stora
         epoch = next_epoch(layout, day)
         key = epoch.prepared_messages_key(Xid(700), Lsn(0x5000))
         storage.write_bytes(key, b"messages")
-        records.append(prepared_of(prepare(in_layout=epoch).segments, messages_key=key))
+        records.append(prepared_of(prepare(in_layout=epoch).segments, messages=beside(key)))
         write_prepared(storage, epoch, records[-1])
     other = prepare(701, end=0x7000)
     write_prepared(storage, layout, other)
@@ -292,7 +350,7 @@ def test_a_deleted_record_is_gone_with_its_messages_and_deleting_again_is_fine(
 ) -> None:
     messages_key = layout.prepared_messages_key(Xid(700), Lsn(0x5000))
     storage.write_bytes(messages_key, b"messages")
-    prepared = prepared_of(prepare().segments, messages_key=messages_key)
+    prepared = prepared_of(prepare().segments, messages=beside(messages_key))
     write_prepared(storage, layout, prepared)
     other = prepare(701, end=0x7000)
     write_prepared(storage, layout, other)
@@ -331,7 +389,7 @@ def test_all_that_a_manifest_names_is_flushed_before_the_manifest_appears(
     segment = write_segment(local, layout.segment_key(Xid(700), Lsn(1), 0), relation, batches)
     messages_key = layout.prepared_messages_key(Xid(700), Lsn(0x5000))
     local.write_bytes(messages_key, b"messages")
-    prepared = prepared_of((segment,), messages_key=messages_key)
+    prepared = prepared_of((segment,), messages=beside(messages_key))
     log: list[str] = []
     fsync, replace = os.fsync, os.replace
 
@@ -415,7 +473,7 @@ def test_what_is_no_manifest_is_refused(data: bytes) -> None:
 
 def test_a_manifest_of_a_later_version_is_not_guessed_at(stored: bytes) -> None:
     content = json.loads(stored)["content"]
-    with pytest.raises(Unsupported, match="version 2"):
+    with pytest.raises(Unsupported, match=f"version {VERSION + 1}"):
         prepared_from_json(seal(FORMAT, VERSION + 1, content), "k")
 
 
@@ -447,8 +505,8 @@ def test_a_manifest_that_names_what_is_not_the_slots_is_refused(storage, layout,
 def test_a_manifest_that_names_another_transactions_messages_is_refused(storage, layout, prepare) -> None:
     other = layout.prepared_messages_key(Xid(701), Lsn(0x7000))
     storage.write_bytes(other, b"messages")
-    write_prepared(storage, layout, prepared_of(prepare().segments, messages_key=other))
-    with pytest.raises(SegmentCorrupt, match="another transaction's messages"):
+    write_prepared(storage, layout, prepared_of(prepare().segments, messages=beside(other)))
+    with pytest.raises(SegmentCorrupt, match="not a segment"):
         load_prepared(storage, layout)
     assert storage.exists(other)
 
@@ -487,7 +545,11 @@ def test_each_segment_keeps_its_own_table_and_the_record_all_its_numbers(relatio
     tables = (relation, other, relation)
     segments = tuple(Segment(f"key-{n}", t, 10 + n, 1000 + n, f"crc32:{n}") for n, t in enumerate(tables))
     prepared = dataclasses.replace(
-        prepared_of(segments), segment_rows=(10, 0, 7), n_messages=6, origin="upstream", streamed=False
+        prepared_of(segments),
+        segment_rows=(10, 0, 7),
+        messages=(MessageFile("k", 6, 99, "0"),),
+        origin="upstream",
+        streamed=False,
     )
     assert same(prepared_from_json(prepared_to_json(prepared), "k"), prepared)
 

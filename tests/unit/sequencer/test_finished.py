@@ -36,9 +36,7 @@ def sealed(*commits: tuple[int, int], n_rows: int = 0) -> Sealed:
         }
         for lsn, at_us in commits
     ]
-    return Sealed(
-        pa.RecordBatch.from_pylist(values, schema=rows.TRANSACTIONS_SCHEMA), (), (), None, n_rows, 0
-    )
+    return Sealed(pa.RecordBatch.from_pylist(values, schema=rows.TRANSACTIONS_SCHEMA), (), (), (), n_rows, 0)
 
 
 def test_segments_of_a_commit_prepared_are_kept_until_it_is_confirmed() -> None:

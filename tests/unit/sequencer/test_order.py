@@ -21,7 +21,7 @@ from xidstream.pipeline.sequencer.prepared import stamp_segments
 
 def content(n_rows: int = 1, n_bytes: int = 10, xid: int = 700) -> Sealed:
     end = TransactionEnd(Xid(xid), Lsn(1), Lsn(2), 0)
-    return Sealed(transaction_row(end, n_rows, (), with_messages=False), (), (), None, n_rows, n_bytes)
+    return Sealed(transaction_row(end, n_rows, (), with_messages=False), (), (), (), n_rows, n_bytes)
 
 
 def make_order(rows: int = 100, n_bytes: int = 10_000) -> CommitOrder:

@@ -12,7 +12,7 @@ from deltalake.schema import PrimitiveType
 from xidstream.pipeline.errors import SinkFailed, SinkFenced, UsageError
 from xidstream.pipeline.spark.delta_table import DeltaTableWriter, SnapshotOutdated
 from xidstream.pipeline.spark.naming import Location
-from xidstream.pipeline.spark.parquet_files import WrittenFile, write_local
+from xidstream.pipeline.spark.parquet_files import ParquetFiles, WrittenFile
 from xidstream.pipeline.spark.placement import Target
 
 APP = "1/db/slot"
@@ -32,7 +32,9 @@ def written(location: Location, lsn: int, directory: str) -> list[WrittenFile]:
     batch = pa.RecordBatch.from_arrays(
         [pa.array([1, 2]), pa.array([lsn - 1, lsn])], schema=pa.schema([c.field for c in COLUMNS])
     )
-    return write_local(location, directory, batch, "_commit_lsn")
+    files = ParquetFiles(location, directory, batch.schema, "_commit_lsn")
+    files.write(batch)
+    return files.close()
 
 
 def commit(writer: DeltaTableWriter, location: Location, lsn: int, directory: str, app: str = APP) -> None:
