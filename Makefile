@@ -15,7 +15,7 @@ export PIP_ROOT_USER_ACTION := ignore
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test unit faults soak chaos cluster-test bench bench-quick docs lint format clean distclean
+.PHONY: help setup demo test test-slow unit faults soak chaos cluster-test bench bench-quick docs lint format clean distclean
 
 help: ## Show this list
 	@echo "Targets (make PYTHON=/path/to/python3.12 … chooses the interpreter of a new environment):"
@@ -43,6 +43,9 @@ demo: setup ## The whole path on this machine: PostgreSQL, Ray, RayDP, a few tra
 
 test: setup ## The whole suite
 	@$(PY) -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder $(PYTEST_ARGS)
+
+test-slow: setup ## What `make test` leaves out: values and batches of gigabytes, in some 6 GB of memory
+	@$(PY) -m pytest -m slow $(PYTEST_ARGS)
 
 unit: setup ## What needs no server, no Ray and no JVM: about a minute
 	@$(PY) -m pytest tests/unit tests/property $(PYTEST_ARGS)

@@ -104,7 +104,11 @@ class _Rule:
     remedy: str | None = None
     function: str | None = None
     """A regular expression over the source function or the message's text; None: always."""
+    because: str | None = None
+    """What is said of a PoisonedChange in place of the server's text."""
 
+
+_TOO_LARGE: Final = "more bytes than the server can send in one message: 1 GB, and twice the bytes of a bytea"
 
 _RULES: Final = (
     _Rule("55006", SlotInUse),
@@ -144,7 +148,13 @@ _RULES: Final = (
     _Rule("0A000", Unsupported),
     _Rule("08...|57P..|57014|25P..", ConnectionLost),
     _Rule("42...|22023", PreconditionMissing),
-    _Rule("22...", PoisonedChange),
+    _Rule("54000", PoisonedChange, None, "enlargeStringInfo|string buffer exceeds|out of memory", _TOO_LARGE),
+    _Rule("XX000", PoisonedChange, None, "invalid memory alloc request size", _TOO_LARGE),
+    _Rule(
+        "22...",
+        PoisonedChange,
+        because="a value that the server itself cannot send as UTF8 (its text is withheld)",
+    ),
 )
 
 
@@ -160,7 +170,7 @@ def from_report(report: ServerReport, doing: str) -> XidstreamError:
             continue
         if rule.error is PoisonedChange:
             where = f"the change at LSN {report.change_lsn} has" if report.change_lsn else "a change has"
-            message = f"{where} a value that the server itself cannot send as UTF8 (its text is withheld)"
+            message = f"{where} {rule.because}"
         return rule.error(f"{doing}: {message} (SQLSTATE {report.sqlstate})", remedy=rule.remedy)
     if not report.sqlstate:
         return ConnectionLost(f"{doing}: {message}")

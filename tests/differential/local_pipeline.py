@@ -24,7 +24,7 @@ from typing import Any
 import pyarrow as pa
 
 from xidstream.pipeline import rows
-from xidstream.pipeline.buffer import BufferMemory, OpenTransaction
+from xidstream.pipeline.buffer import BufferMemory, OpenTransaction, is_too_large_for_memory
 from xidstream.pipeline.buffer.messages import message_parts
 from xidstream.pipeline.buffer.transaction import transaction_row
 from xidstream.pipeline.decode import decode_plain_block, decode_transaction_block
@@ -33,12 +33,14 @@ from xidstream.pipeline.exchange import (
     InlineMessages,
     MemoryMessages,
     MemoryPart,
+    MessagePart,
     Opened,
     PrepareCover,
     PreparedTransaction,
     Sealed,
     SegmentPart,
     SlotIdentity,
+    SpilledMessages,
     TransactionEnd,
 )
 from xidstream.pipeline.faultpoints import reach
@@ -57,6 +59,7 @@ from xidstream.pipeline.segments import (
 from xidstream.pipeline.sequencer import CommitOrder, FinishedPrepares
 from xidstream.pipeline.slot.opening import OpenSlot, open_slot
 from xidstream.pipeline.slot.settings import SlotSettings, Streaming
+from xidstream.pipeline.spark.released import released_messages
 from xidstream.pipeline.stages.slot_storage import SlotStorage
 from xidstream.pipeline.stream import (
     Aborted,
@@ -204,8 +207,7 @@ class Buffer:
                     put_in_process(pa.Table.from_batches([released])),
                 )
             )
-        held = decoded.messages
-        messages = message_parts([held], held.nbytes, put_in_process) if held is not None else []
+        messages = self._plain_messages(decoded.messages)
         return Sealed(
             transactions=decoded.transactions,
             memory=tuple(memory),
@@ -214,6 +216,14 @@ class Buffer:
             n_rows=decoded.n_rows,
             n_bytes=sum(p.n_bytes for p in memory) + sum(p.n_bytes for p in messages),
         )
+
+    def _plain_messages(self, messages: pa.RecordBatch | None) -> list[MessagePart]:
+        if messages is None:
+            return []
+        if not is_too_large_for_memory(messages.nbytes):
+            return message_parts([messages], messages.nbytes, put_in_process)
+        key = self._layout.segment_key(Xid(0), Lsn(messages.column("lsn")[0].as_py()), 0)
+        return [SpilledMessages(write_messages(self._storage, key, [messages]))]
 
     def add_block(self, cut: TransactionBlock) -> None:
         transaction = self.open.get(cut.xid)
@@ -653,9 +663,7 @@ def read_messages(unit: Sealed, storage: Storage) -> pa.Table:
         elif isinstance(part, MemoryMessages):
             batches += part.ref.to_batches()
         else:
-            assert part.commit_lsn is not None and part.xid is not None
-            read = SegmentReader(storage.uri)(part.file)
-            batches += [rows.stamp_messages(batch, part.commit_lsn, part.xid) for batch in read]
+            batches += released_messages(part, SegmentReader(storage.uri))
     return pa.Table.from_batches(batches, rows.MESSAGES_SCHEMA)
 
 

@@ -65,6 +65,24 @@ def test_value_that_cannot_be_converted_is_poison_and_not_repeated() -> None:
     assert "LSN 0/1A2B3C" in str(from_report(report, "reading"))
 
 
+@pytest.mark.parametrize(
+    ("sqlstate", "message", "function"),
+    [
+        ("54000", "string buffer exceeds maximum allowed length (1073741823 bytes)", "enlargeStringInfo"),
+        ("54000", "out of memory", "enlargeStringInfo"),
+        ("XX000", "invalid memory alloc request size 1258291203", "MemoryContextSizeFailure"),
+    ],
+)
+def test_row_that_is_too_large_to_be_sent_is_poison_and_not_tried_for_ever(
+    sqlstate: str, message: str, function: str
+) -> None:
+    error = from_report(ServerReport(sqlstate, message, "ERROR", function, change_lsn="0/1A2B3C"), "reading")
+    assert type(error) is PoisonedChange
+    assert "LSN 0/1A2B3C" in str(error) and "1 GB" in str(error)
+    lack = from_report(ServerReport("53200", "out of memory", "ERROR", "AllocSetAlloc"), "reading")
+    assert type(lack) is EnvironmentFault, "of memory, which may be there the next time"
+
+
 def test_remedies_differ_by_what_is_missing() -> None:
     def remedy(sqlstate: str, message: str) -> str:
         return from_report(ServerReport(sqlstate, message, "ERROR", ""), "x").remedy

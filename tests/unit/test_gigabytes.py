@@ -1,0 +1,183 @@
+"""What is as large as PostgreSQL sends it: values of a gigabyte, and messages of more than two in one batch.
+
+From the stream to the Parquet files of the Delta sink, with no server and no JVM: neither looks at the values. The
+server cannot send more than one message of 1 GB (``MaxAllocSize``), with the header of 25 bytes in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable
+
+from tests.differential.local_pipeline import Buffer
+from tests.wire import Wire
+from xidstream.pipeline.exchange import Batch, MemoryMessages, Sealed, SlotIdentity, SpilledMessages
+from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.rows import MESSAGES_SCHEMA
+from xidstream.pipeline.segments import Layout, SegmentReader, Storage
+from xidstream.pipeline.spark.batch_parts import tables_of
+from xidstream.pipeline.spark.delta import DeltaSink
+from xidstream.pipeline.spark.frames import SparkBatch, union_layout
+from xidstream.pipeline.spark.naming import Location
+from xidstream.pipeline.spark.parquet_files import WriteSegments, WriteTarget
+from xidstream.pipeline.spark.placement import Conform
+from xidstream.pipeline.spark.released import SegmentRows
+from xidstream.pipeline.stream import Committed, PlainBlock, StreamCutter, TransactionBlock
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+GIB = 1 << 30
+LARGEST = GIB - 1 - 25 - 17
+"""A text in a row of one column: the rest is the headers of XLogData, Insert and tuple."""
+
+
+def read_memory(ref: pa.Table) -> Iterator[pa.RecordBatch]:
+    yield from ref.to_batches()
+
+
+class Chain:
+    """Reader, buffer and sequencer, in one process and with nobody to wait for."""
+
+    def __init__(self, folder: Path) -> None:
+        self.storage = Storage(str(folder / "segments"))
+        # More than any test has: what goes to storage goes there because it is large.
+        self.buffer = Buffer(self.storage, Layout(1, "s", "e"), 1 << 40)
+        self.cutter = StreamCutter(block_bytes=4 << 20, pending_limit_bytes=64 << 20, parallel=False)
+        self.sink = DeltaSink(str(folder / "delta"), SlotIdentity(1, "d", "s"))
+        self.delta = folder / "delta"
+        self.sealed: list[Sealed] = []
+
+    def take(self, wire: Wire) -> None:
+        for data in wire.take():
+            self._hand_over(self.cutter.feed(data))
+
+    def flush(self) -> None:
+        self._hand_over(self.cutter.flush())
+
+    def _hand_over(self, cuts: Any) -> None:
+        for cut in cuts:
+            if isinstance(cut, TransactionBlock):
+                self.buffer.add_block(cut)
+            elif isinstance(cut, Committed):
+                self.sealed.append(self.buffer.commit(cut.end))
+            elif isinstance(cut, PlainBlock):
+                self.sealed.append(self.buffer.decode_plain(cut))
+
+    def batch(self) -> SparkBatch:
+        units = tuple(self.sealed)
+        lsn = Lsn(0x900000)
+        handed = Batch(
+            0, units, lsn, lsn, lsn, 1, sum(u.n_rows for u in units), sum(u.n_bytes for u in units)
+        )
+        return SparkBatch(handed, None, None, SegmentReader(self.storage.uri), read_memory)  # type: ignore[arg-type]
+
+    def write_messages(self) -> pa.Table:
+        """What ``_messages`` holds then, with the length of each content and its first byte in place of it."""
+        self.sink._write_messages(self.batch())
+        table = DeltaTable(str(self.delta / "_messages"))
+        found = []
+        for action in pa.table(table.get_add_actions()).column("path").to_pylist():
+            with pq.ParquetFile(self.delta / "_messages" / action) as file:
+                for group in range(file.num_row_groups):
+                    rows = file.read_row_group(group)
+                    content = rows.column("content")
+                    found.append(
+                        rows.drop_columns(["content"])
+                        .append_column("n", pc.binary_length(content))
+                        .append_column("head", pc.binary_slice(content, 0, 1))
+                    )
+        return pa.concat_tables(found).sort_by("lsn")
+
+
+@pytest.fixture
+def chain(tmp_path: Path) -> Chain:
+    return Chain(tmp_path)
+
+
+def test_rows_of_a_gigabyte_reach_parquet_as_they_are(chain: Chain, tmp_path: Path) -> None:
+    wire = Wire()
+    wire.begin(700, 0x900000)
+    wire.relation()
+    for value in ("a", "b"):
+        wire.insert(value * LARGEST)
+        chain.take(wire)
+    wire.insert("small")
+    wire.commit(0x900000)
+    chain.take(wire)
+    (sealed,) = chain.sealed
+    assert sealed.n_rows == 3 and sealed.n_bytes > 2 * LARGEST
+    assert sum(part.n_rows for part in sealed.segments) == 2, "a gigabyte is not put into the object store"
+    assert sum(part.n_rows for part in sealed.memory) == 1
+    ((_, parts),) = tables_of(chain.batch().handoff).items()
+    columns, placements = union_layout(parts)
+    segments = tuple(part for _, part in parts.segments())
+    rows = SegmentRows(
+        SegmentReader(chain.storage.uri),
+        segments,
+        (0,) * len(segments),
+        (Conform.of(columns, placements[0].names),),
+        (tuple(range(len(segments))),),
+    )
+    table = Location.parse(str(tmp_path / "table"))
+    write = WriteSegments(WriteTarget(table, "job", 0), rows)
+    (reports,) = write([pa.record_batch({"id": [0]})])
+    found = []
+    for path in reports.column("path").to_pylist():
+        with pq.ParquetFile(tmp_path / "table" / path) as file:
+            for group in range(file.num_row_groups):
+                for value, seq in zip(*file.read_row_group(group, ["a", "_seq"]).columns, strict=True):
+                    found.append(
+                        (seq.as_py(), pc.binary_length(value).as_py(), value.as_buffer()[:1].to_pybytes())
+                    )
+    assert sorted(found) == [(0, LARGEST, b"a"), (1, LARGEST, b"b")]
+
+
+def test_messages_of_a_gigabyte_in_and_between_transactions_are_written_once(chain: Chain) -> None:
+    wire = Wire()
+    size = LARGEST - 64
+    wire.message(b"n" * size, transactional=False)
+    chain.take(wire)
+    chain.flush()
+    wire.begin(700, 0x900000)
+    wire.message(b"t" * size, transactional=True)
+    chain.take(wire)
+    wire.commit(0x900000)
+    chain.take(wire)
+    parts = [part for unit in chain.sealed for part in unit.messages]
+    assert all(isinstance(part, SpilledMessages) for part in parts) and len(parts) == 2
+    for _ in range(2):
+        found = chain.write_messages()
+        assert found.column("n").to_pylist() == [size, size]
+        assert found.column("head").to_pylist() == [b"n", b"t"]
+        assert found.column("commit_lsn").to_pylist() == [None, 0x900000]
+    chain.storage.delete([key for unit in chain.sealed for key in unit.stored_keys()])
+    assert chain.storage.list_keys("1") == []
+
+
+def test_more_than_two_gigabytes_of_messages_in_one_transaction_are_all_kept(chain: Chain) -> None:
+    """They could not be stamped in one batch; of several batches' worth the sink wrote the first chunk alone."""
+    n, size = 40, 60 << 20
+    wire = Wire()
+    wire.begin(700, 0x90000000)
+    for i in range(n):
+        wire.message(bytes([i]) * size, transactional=True)
+        chain.take(wire)
+    wire.commit(0x90000000)
+    chain.take(wire)
+    (sealed,) = chain.sealed
+    assert sealed.n_bytes > n * size > 2 * GIB
+    assert {type(part) for part in sealed.messages} == {MemoryMessages}
+    found = chain.write_messages()
+    assert found.schema.names == [*MESSAGES_SCHEMA.names[:-1], "n", "head"]
+    assert found.column("n").to_pylist() == [size] * n
+    assert found.column("head").to_pylist() == [bytes([i]) for i in range(n)]
+    files = pa.table(DeltaTable(str(chain.delta / "_messages")).get_add_actions())
+    assert DeltaTable(str(chain.delta / "_messages")).version() == 1, "one commit"
+    assert files.num_rows >= 1
