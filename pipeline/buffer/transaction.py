@@ -58,7 +58,7 @@ class _Group:
 
     def add(self, batch: pa.RecordBatch) -> int:
         """Returns the bytes that it takes."""
-        n_bytes = int(batch.nbytes) + _ARRAY_BYTES * batch.num_columns
+        n_bytes: int = batch.nbytes + _ARRAY_BYTES * batch.num_columns
         self.batches.append(batch)
         self.n_bytes += n_bytes
         self.largest_bytes = max(self.largest_bytes, n_bytes)
