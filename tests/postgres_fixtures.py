@@ -24,7 +24,7 @@ from psycopg import sql
 
 from xidstream.actors.demo.embedded_postgres import EmbeddedPostgres
 
-__all__ = ["Database", "_servers", "database", "own_postgres", "postgres_server"]
+__all__ = ["Database", "_servers", "database", "drop_database", "own_postgres", "postgres_server"]
 
 VERSIONS = (16, 18)
 # Not synchronous_commit=off: a walsender sends what is flushed, and an asynchronous commit is flushed up to
@@ -92,10 +92,10 @@ def database(postgres_server: EmbeddedPostgres) -> Iterator[Database]:
                 "SELECT gid FROM pg_prepared_xacts WHERE database = %s", (name,)
             ):
                 connection.execute(sql.SQL("ROLLBACK PREPARED {}").format(sql.Literal(gid)))
-        _drop(admin, name)
+        drop_database(admin, name)
 
 
-def _drop(admin: psycopg.Connection[Any], name: str) -> None:
+def drop_database(admin: psycopg.Connection[Any], name: str) -> None:
     """Drop the database with its slots; a walsender that a test left behind is ended, and waited for."""
     admin.execute(
         "SELECT pg_terminate_backend(active_pid, 10000) FROM pg_replication_slots"

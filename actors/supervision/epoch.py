@@ -144,7 +144,7 @@ class Epoch:
                 get(ref, parts[ref])
             if self._stop.is_set():
                 raise StopRequested
-            if waiting and any(parts[ref] != DRIVER for ref in waiting):
+            if waiting:
                 self._look_for_room()
             if waiting and time.monotonic() > tell_s:
                 tell_s = time.monotonic() + _TELL_AGAIN_AFTER_S

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 READER_CPUS = 0.1
 SEQUENCER_CPUS = 0.05
+DRIVER_CPUS = 0.1
 
 LOCAL_PATIENCE_S = 30.0
 """A process that Ray is starting holds its CPUs already, and takes some seconds."""
@@ -134,16 +135,22 @@ def free_cpus() -> FreeCpus:
 
 
 def unplaced(config: Config, reader: Any, sequencer: Any) -> list[Demand]:
-    """Of ``demands``, what has no process yet; nothing is asked of the actors themselves."""
+    """Of ``demands``, and of the Spark driver's actor where there is one, what has no process yet.
+
+    Ray is asked, and not the actors themselves.
+    """
     reader_demand, sequencer_demand, buffers_demand = demands(config)
     state: Any = ray._private.state
     found, reader_info = [], state.actors(reader._actor_id.hex())
+    pending = [each for each in state.actors(None, None, "PENDING_CREATION").values() if _waits(each)]
+    ours = reader_info.get("OwnerAddress")
+    if any(each["ActorClassName"] == "SparkDriver" and each["OwnerAddress"] == ours for each in pending):
+        found.append(Demand("Spark driver", DRIVER_CPUS))
     if _waits(reader_info):
         found += [reader_demand, buffers_demand]
     else:
         # The reader's own: there is none before it has connected, and then they come all at once.
-        pending = state.actors(None, None, "PENDING_CREATION").values()
-        n = sum(_waits(each) and each["OwnerAddress"] == reader_info.get("Address") for each in pending)
+        n = sum(each["OwnerAddress"] == reader_info.get("Address") for each in pending)
         if n:
             found.append(Demand(buffers_demand.name, buffers_demand.cpus, n))
     if _waits(state.actors(sequencer._actor_id.hex())):

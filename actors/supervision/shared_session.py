@@ -20,6 +20,7 @@ import ray
 
 from xidstream.actors.spark_driver import SparkDriver
 from xidstream.actors.supervision.actor_driver import ActorDriver
+from xidstream.actors.supervision.placement import DRIVER_CPUS
 from xidstream.pipeline.config import Config
 
 _CLOSE_S = 30.0
@@ -42,7 +43,7 @@ class SharedSession:
         with self._lock:
             if self._actor is None:
                 actor = ray.remote(SparkDriver).options(
-                    num_cpus=0.1, max_concurrency=2 + _THREADS * len(self._configs), max_restarts=0
+                    num_cpus=DRIVER_CPUS, max_concurrency=2 + _THREADS * len(self._configs), max_restarts=0
                 )
                 self._actor = actor.remote(self._configs)
                 self._started = self._actor.start.remote()

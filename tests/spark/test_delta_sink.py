@@ -25,9 +25,11 @@ from tests.spark.support import (
 from tests.spark.test_frames import NATIVE, VALUES
 from xidstream.pipeline.errors import SegmentCorrupt, SinkFenced, StorageFault
 from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.relations import Column, RelationVersion, ReplicaIdentity
 from xidstream.pipeline.rows import MESSAGES_SCHEMA, TRANSACTIONS_SCHEMA, contract_schema
 from xidstream.pipeline.spark import delta
 from xidstream.pipeline.spark.delta import DeltaSink
+from xidstream.pipeline.spark.naming import encode_table
 
 pytestmark = pytest.mark.spark
 
@@ -350,6 +352,84 @@ def test_a_column_added_by_somebody_else_is_taken_in_stride(root: Root, make_bat
     DeltaTable(str(root.path / "public.a")).alter.add_columns([Field("note", PrimitiveType("string"))])
     sink.write(make_batch(Transaction(110, [(A, rows(2))])))
     assert [r["id"] for r in sorted(root.read("public.a"), key=lambda r: r["id"])] == [1, 2]
+
+
+def test_compaction_and_vacuum_beside_an_open_sink_lose_nothing_and_repeat_nothing(
+    root: Root, make_batch: Any
+) -> None:
+    sink = root.sink()
+    batches = [make_batch(Transaction(100 + 10 * n, [(A, rows(n))]), number=n) for n in range(4)]
+    for n in (0, 1):
+        sink.write(batches[n])
+    for directory in ("public.a", "_transactions"):
+        table = DeltaTable(str(root.path / directory))
+        assert table.optimize.compact()["numFilesRemoved"] == 2
+        assert table.vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False)
+    sink.write(batches[2])
+    # Another run repeats what this one held, and goes on.
+    for directory in ("public.a", "_transactions"):
+        DeltaTable(str(root.path / directory)).optimize.compact()
+    other = root.sink()
+    for n in (2, 3):
+        other.write(batches[n])
+    assert [r[3] for r in root.rows("public.a")] == [0, 1, 2, 3]
+    assert root.transactions() == [100, 110, 120, 130]
+
+
+# -- names, and many columns -------------------------------------------------------------------------------
+
+
+def named(schema: str, table: str, *columns: str, relid: int = 1) -> RelationVersion:
+    own = tuple(Column(name, INT8, -1, False) for name in columns)
+    return RelationVersion(relid, schema, table, ReplicaIdentity.DEFAULT, own)
+
+
+@pytest.mark.parametrize("spilled", [False, True], ids=["memory", "segments"])
+def test_names_with_dots_quotes_and_all_of_unicode_go_through_spark_verbatim(
+    root: Root, make_batch: Any, spilled: bool
+) -> None:
+    columns = (
+        "id",
+        "a.b`c",
+        'quo"ted',
+        "it's",
+        "sp ace",
+        "Größe",
+        "列",
+        "emoji😀",
+        "back\\slash",
+        "a,b;{}()=",
+    )
+    tables = [
+        named("we.ird", 'or"der`s', *columns, relid=1),
+        named("we", 'ird.or"der`s', *columns, relid=2),
+        named("ж" * 31, "ж" * 31, *columns, relid=3),
+        named("ж" * 31, "ж" * 30 + "x", *columns, relid=4),
+    ]
+    row = {name: i for i, name in enumerate(columns)}
+    sink = root.sink()
+    contents = [(table, [{**row, "id": table.relid}]) for table in tables]
+    batch = make_batch(Transaction(100, contents, spilled=spilled))
+    sink.write(batch)
+    for table in tables:
+        directory = encode_table(table.schema, table.table)
+        assert len(directory) <= 255
+        (found,) = root.read(directory)
+        assert {name: found[name] for name in columns} == {**row, "id": table.relid}
+        frame = batch.dataframe((table.schema, table.table))
+        assert [c for c in frame.columns if not c.startswith("_")] == list(columns)
+        assert frame.select("`a.b``c`").collect()[0][0] == 1
+
+
+def test_1600_columns_go_through_spark_whole(root: Root, make_batch: Any) -> None:
+    columns = [f"c{i}" for i in range(1600)]
+    wide = named("public", "wide", *columns)
+    row = {name: i for i, name in enumerate(columns)}
+    root.sink().write(
+        make_batch(Transaction(100, [(wide, [row])]), Transaction(110, [(wide, [row])], spilled=True))
+    )
+    found = root.read("public.wide")
+    assert len(found) == 2 and all(r[name] == i for r in found for i, name in enumerate(columns))
 
 
 # -- changed tables ----------------------------------------------------------------------------------------
