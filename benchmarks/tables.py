@@ -5,13 +5,14 @@
 
 Growth is of private memory, from the first row read to the last; CPU seconds are all of the drain. The sink takes the
 batches and leaves them, because what Spark costs per table is not what is looked for here.
+``in_process``: see ``benchmarks.relations``.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from benchmarks import ours
+from benchmarks import ours, relations
 from benchmarks.ours import Drained
 from benchmarks.source import COLUMNS, PUBLICATION, Source, server
 
@@ -21,6 +22,7 @@ _BUFFERS = {"buffers_min": 1, "buffers_max": 1}
 
 
 def run(n_live: int, n_dropped: int) -> dict[str, Any]:
+    in_process = {str(n): relations.run(n) for n in (1_000, n_live, n_dropped)}
     with server() as publisher, ours.spark_session() as spark:
         ours.warm_up(spark, publisher)
         live = Source(publisher, "live")
@@ -30,6 +32,7 @@ def run(n_live: int, n_dropped: int) -> dict[str, Any]:
         for _ in range(2):
             _write_each(live, n_live)
         measured = {
+            "in_process": in_process,
             "tables": n_live,
             "live": _measured(ours.drain(spark, live, first[0], 2 * n_live, ours.nothing, **_BUFFERS)),
             "live_again": _measured(ours.drain(spark, live, again[0], 2 * n_live, ours.nothing, **_BUFFERS)),
