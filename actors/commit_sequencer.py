@@ -23,7 +23,7 @@ from xidstream.actors.runtime.ray_errors import unwrap
 from xidstream.pipeline.buffer.transaction import transaction_row
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import XidstreamError
-from xidstream.pipeline.exchange import Batch, Opened, PreparedTransaction, Sealed, TransactionEnd
+from xidstream.pipeline.exchange import Batch, Opened, PreparedTransaction, Sealed, Tenure, TransactionEnd
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
 from xidstream.pipeline.sequencer import CommitOrder, Delivered, FinishedPrepares, PreparedBook
@@ -96,9 +96,13 @@ class CommitSequencer:
         self._is_open = True
         self._spawn(self._confirm_forever())
 
-    async def sink_opened(self, watermark: Lsn) -> None:
-        """What the sink already holds; transactions up to it may be repeated by the server."""
+    async def sink_opened(self, watermark: Lsn, last_owner: int) -> Tenure:
+        """What the sink already holds, and from whom; transactions up to it may be repeated by the server.
+
+        Returns as whom the sink is to be claimed. Raises Superseded.
+        """
         self._watermark = max(self._watermark, watermark)
+        return await asyncio.to_thread(self._storage.tenure, last_owner)
 
     def pid(self) -> int:
         return os.getpid()

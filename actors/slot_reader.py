@@ -26,9 +26,9 @@ from xidstream.pipeline.exchange import Opened
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.protocol.spares import Spares
 from xidstream.pipeline.segments import Layout
-from xidstream.pipeline.slot.admin import Blocker, describe_slot
+from xidstream.pipeline.slot.admin import Blocker
 from xidstream.pipeline.slot.opening import connect_slot, slot_settings
-from xidstream.pipeline.stages.slot_record import check_record
+from xidstream.pipeline.stages.slot_record import check_server
 from xidstream.pipeline.stream import StreamCutter
 from xidstream.pipeline.stream.backlog import Backlog
 
@@ -71,10 +71,12 @@ class SlotReader:
     def prepare(self) -> None:
         """Connect, create the slot where that was asked for, start the buffers. Raises what the slot package raises."""
         config = self._config = take_up(self._config, self._secrets_path)
-        # Before a slot is created: beside the record of one that was lost, that would look like a new beginning.
-        check_record(config, remember=True)
         self._slot = connect_slot(
-            slot_settings(config), create=config.create_slot, on_wait=self._tell_blockers
+            slot_settings(config),
+            create=config.create_slot,
+            on_wait=self._tell_blockers,
+            # Before a slot is created: beside the record of one that was lost, that would look like a new beginning.
+            check=lambda connection: check_server(config, connection, remember=True),
         )
         self._waiting_for = None
         self._start_buffers()
@@ -87,9 +89,7 @@ class SlotReader:
         """Start replication: from here on the slot is ours, and ``run`` must follow soon."""
         config = self._config
         self._slot.start()
-        state = describe_slot(config.dsn, config.slot)
-        # Read again: until START another reader may have moved it.
-        confirmed_flush_lsn = state.confirmed_flush or self._slot.confirmed_flush_lsn
+        opened = self._slot.opened()
         self._cutter = StreamCutter(
             block_bytes=config.block_bytes,
             pending_limit_bytes=max(config.block_bytes, config.reader_memory_bytes // 2),
@@ -101,21 +101,12 @@ class SlotReader:
             self._slot.connection,
             self._cutter,
             self._stop,
-            confirmed_flush_lsn=confirmed_flush_lsn,
+            confirmed_flush_lsn=opened.confirmed_flush_lsn,
             status_interval_s=min(
                 config.status_interval_ms / 1000, self._slot.wal_sender_timeout_s / 3 or float("inf")
             ),
         )
-        return Opened(
-            identity=self._slot.identity,
-            confirmed_flush_lsn=confirmed_flush_lsn,
-            target_lsn=self._slot.flush_lsn,
-            server_version=self._slot.server_version,
-            proto_version=self._slot.proto_version,
-            streaming=self._slot.streaming,
-            two_phase=self._slot.two_phase,
-            cover=self._slot.prepare_cover(config.dsn, confirmed_flush_lsn),
-        )
+        return opened
 
     def pids(self) -> list[int]:
         """The process ids of this actor and of the buffers kept ready."""

@@ -50,7 +50,12 @@ class SparkDriver:
         config = self._configs[slot]
         self._spark.sparkContext.setJobGroup(name, f"slot {slot}")
         loop = BatchLoop(
-            self._spark, make_sink(config.sink, identity), sequencer, config.storage, self.progress(slot)
+            self._spark,
+            make_sink(config.sink, identity),
+            sequencer,
+            config.storage,
+            identity,
+            self.progress(slot),
         )
         # In this order: what ends the loop before must never find this one under the old name.
         self._names[slot] = name

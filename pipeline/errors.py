@@ -143,8 +143,12 @@ class SinkFailed(EnvironmentFault):
     """The sink, or the user's function, raised."""
 
 
-class SinkFenced(SinkFailed):
-    """Another run writes to the same sink under the same identity."""
+class Superseded(EnvironmentFault):
+    """Another run has taken over the slot: what this one still does must not count."""
+
+
+class SinkDiverged(SinkFailed):
+    """The sink holds, under this slot's name, what the server never had."""
 
 
 class ComponentLost(EnvironmentFault):
@@ -186,11 +190,18 @@ POLICY: Final[dict[type[XidstreamError], Policy]] = {
     SlotInUse: Policy(
         Action.RETRY, ExitStatus.FAILED, "end the other reader, or give each run a slot of its own"
     ),
+    Superseded: Policy(
+        # The slot decides: it has one reader at a time, and whoever does not get it ends with SlotInUse.
+        Action.RETRY,
+        ExitStatus.FAILED,
+        "end one of the two runs, or give each a slot of its own",
+    ),
     SlotLost: Policy(
         Action.STOP,
         ExitStatus.TERMINAL,
         "changes are missing: drop the slot together with what the storage records of it (`xidstream slot drop "
-        "--storage URI`), create it again, and take a new snapshot of the tables",
+        "--storage URI`), create it again, and take a new snapshot of the tables; give a Delta sink another root where "
+        "the server was restored or failed over to an older state",
     ),
     StorageFault: Policy(
         Action.RETRY, ExitStatus.FAILED, "check space, permissions and reachability of the storage"
@@ -199,7 +210,12 @@ POLICY: Final[dict[type[XidstreamError], Policy]] = {
     SinkFailed: Policy(
         Action.STOP, ExitStatus.FAILED, "mend the sink and start again; the batch was not confirmed"
     ),
-    SinkFenced: Policy(Action.STOP, ExitStatus.TERMINAL, "end the other run that writes to this sink"),
+    SinkDiverged: Policy(
+        Action.STOP,
+        ExitStatus.TERMINAL,
+        "give the sink another root, drop the slot with what the storage records of it (`xidstream slot drop "
+        "--storage URI`), create it again, and take a new snapshot of the tables",
+    ),
     ComponentLost: Policy(
         Action.RESTART, ExitStatus.FAILED, "the run starts again from the last confirmed position"
     ),

@@ -203,7 +203,8 @@ class PrepareCover:
 class Opened:
     """What the reader found when it opened the slot. ``target_lsn``: the end of the WAL then.
 
-    ``cover`` is what a storage that is new now would cover.
+    ``cover`` is what a storage that is new now would cover. ``history``: where each timeline before ``timeline``
+    ended on the way to it.
     """
 
     identity: SlotIdentity
@@ -214,6 +215,30 @@ class Opened:
     streaming: str
     two_phase: bool
     cover: PrepareCover
+    timeline: int
+    history: Mapping[int, Lsn]
+
+
+@dataclass(frozen=True)
+class Tenure:
+    """One epoch's hold on a slot. ``number`` rises with each: the slot has one reader at a time, and who got it last
+    is the rightful one. What writes under a lower number is late, and yields.
+
+    ``timeline``, ``history`` and ``wal_end`` tell what the server had when the slot was opened, and so what those
+    before can have read from it.
+    """
+
+    number: int
+    epoch: str
+    timeline: int
+    history: Mapping[int, Lsn]
+    wal_end: Lsn
+
+    def reachable(self, timeline: int) -> Lsn | None:
+        """Up to where the server shares ``timeline`` (0: it was not written down); None: it does not come from it."""
+        if timeline in (0, self.timeline):
+            return self.wal_end
+        return self.history.get(timeline)
 
 
 @dataclass(frozen=True)

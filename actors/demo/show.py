@@ -30,7 +30,7 @@ from xidstream.actors.supervision.drivers import InProcessDriver
 from xidstream.actors.supervision.supervisor import Supervisor
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import EnvironmentFault, UsageError, XidstreamError
-from xidstream.pipeline.exchange import SlotIdentity
+from xidstream.pipeline.exchange import SlotIdentity, Tenure
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.spark.delta import DeltaSink
 from xidstream.pipeline.spark.frames import SparkBatch
@@ -79,6 +79,12 @@ class WatchedDelta:
 
     def watermark(self) -> Lsn:
         return self.delta.watermark()
+
+    def last_owner(self) -> int:
+        return self.delta.last_owner()
+
+    def claim(self, tenure: Tenure) -> None:
+        self.delta.claim(tenure)
 
     def write(self, batch: SparkBatch) -> None:
         handler_s = time.monotonic()

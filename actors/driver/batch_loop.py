@@ -4,8 +4,11 @@ It runs wherever the Spark session is: on a thread of the driver actor, or of th
 the backpressure, and reporting after the sink has returned is the guarantee: what was not reported is given
 again by the next epoch, and the sink's own watermark drops what it already holds.
 
-There is never more than one loop on a sink: the supervisor calls ``stop`` and waits for the end before it begins the
-next epoch's. A loop that was stopped neither writes another batch nor reports the one it was writing.
+Before each batch the storage is asked whether the slot is still this epoch's: a function has no fence of its own, and a
+process that was stopped for a while, or whose link was lost, does not know that another run has gone on since.
+
+There is never more than one loop of a run on a sink: the supervisor calls ``stop`` and waits for the end before it
+begins the next epoch's. A loop that was stopped neither writes another batch nor reports the one it was writing.
 """
 
 from __future__ import annotations
@@ -20,10 +23,10 @@ import ray
 
 from xidstream.actors.driver.object_store_frames import object_store_frame, read_object
 from xidstream.actors.runtime.ray_errors import unwrap
-from xidstream.pipeline.exchange import Batch
+from xidstream.pipeline.exchange import Batch, SlotIdentity, Tenure
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
-from xidstream.pipeline.segments import SegmentReader
+from xidstream.pipeline.segments import Layout, SegmentReader, Storage, check_owner
 from xidstream.pipeline.spark.frames import SparkBatch
 from xidstream.pipeline.spark.sink import Sink
 
@@ -55,11 +58,19 @@ class BatchLoop:
     """``before`` is the progress of the run's earlier epochs."""
 
     def __init__(
-        self, spark: SparkSession, sink: Sink, sequencer: Any, storage_uri: str, before: LoopProgress
+        self,
+        spark: SparkSession,
+        sink: Sink,
+        sequencer: Any,
+        storage_uri: str,
+        identity: SlotIdentity,
+        before: LoopProgress,
     ) -> None:
         self._spark = spark
         self._sink = sink
         self._sequencer = sequencer
+        self._storage = Storage(storage_uri)
+        self._identity = identity
         self._read_segment = SegmentReader(storage_uri)
         self._stop = threading.Event()
         self._writing_since_s: float | None = None
@@ -76,7 +87,8 @@ class BatchLoop:
         try:
             watermark = self._sink.watermark()
             self.progress = dataclasses.replace(self.progress, sink_lsn=watermark)
-            self._call("sink_opened", watermark)
+            tenure: Tenure = self._call("sink_opened", watermark, self._sink.last_owner())
+            self._sink.claim(tenure)
             while not self._stop.is_set():
                 batch = self._call("next_batch", _PULL_WAIT_S)
                 if self._stop.is_set():
@@ -85,7 +97,7 @@ class BatchLoop:
                     if self._call("finished"):
                         return
                     continue
-                self._take(batch)
+                self._take(batch, tenure)
         finally:
             self._sink.close()
 
@@ -109,11 +121,14 @@ class BatchLoop:
         # No active stage: the sink works outside of Spark, as the Delta commit does.
         return not known or any(stage.numActiveTasks for stage in known)
 
-    def _take(self, batch: Batch) -> None:
+    def _take(self, batch: Batch, tenure: Tenure) -> None:
+        identity = self._identity
+        layout = Layout(identity.system_identifier, identity.slot, tenure.epoch)
         self._writing_since_s = time.monotonic()
         try:
             # Transactions whose tables are not published move the position and are nobody's news.
             if _has_content(batch):
+                check_owner(self._storage, layout, tenure.number)
                 reach("writing_batch")
                 self._sink.write(self._spark_batch(batch))
                 reach("batch_written")

@@ -77,7 +77,9 @@ class InProcessDriver:
         return None
 
     def begin(self, sequencer: Any, identity: SlotIdentity) -> None:
-        loop = BatchLoop(self._spark, self._make(identity), sequencer, self._storage_uri, self.progress())
+        loop = BatchLoop(
+            self._spark, self._make(identity), sequencer, self._storage_uri, identity, self.progress()
+        )
         future: Future[None] = Future()
         self._loop, self._future = loop, future
 

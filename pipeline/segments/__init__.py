@@ -6,7 +6,7 @@ Everything that outlives a process is here, and nothing else is stored anywhere:
         epochs/<epoch>/<xid>-<first LSN>/<number>.arrow     spilled rows of one transaction, or messages
         prepared/<xid>-<prepare end LSN>.<epoch>.json       a prepared transaction
         prepared/<xid>-<prepare end LSN>.<epoch>.messages.arrow     its logical messages, of an older xidstream
-        progress.json                                       the confirmed LSN; what is finished up to it
+        progress.json                                       the confirmed LSN, by whom; what is finished up to it
         server.json                                         the server's timeline
 
 Invariants:
@@ -28,7 +28,13 @@ batch (object stores charge for requests), a database (one more thing to run, an
 from xidstream.pipeline.segments.cleanup import clean_dead_epochs, holds_slot, remove_slot
 from xidstream.pipeline.segments.keys import Layout, SegmentName
 from xidstream.pipeline.segments.manifest import delete_prepared, load_prepared, write_prepared
-from xidstream.pipeline.segments.progress import ProgressRecord, read_progress, write_progress
+from xidstream.pipeline.segments.progress import (
+    ProgressRecord,
+    check_owner,
+    read_progress,
+    take_over_progress,
+    write_progress,
+)
 from xidstream.pipeline.segments.segment_file import SegmentReader, write_messages, write_segment
 from xidstream.pipeline.segments.server_record import other_servers, read_timeline, write_timeline
 from xidstream.pipeline.segments.storage import Storage
@@ -39,6 +45,7 @@ __all__ = [
     "SegmentName",
     "SegmentReader",
     "Storage",
+    "check_owner",
     "clean_dead_epochs",
     "delete_prepared",
     "holds_slot",
@@ -47,6 +54,7 @@ __all__ = [
     "read_progress",
     "read_timeline",
     "remove_slot",
+    "take_over_progress",
     "write_messages",
     "write_prepared",
     "write_progress",

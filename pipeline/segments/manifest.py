@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from xidstream.pipeline.errors import SegmentCorrupt, UsageError
 from xidstream.pipeline.exchange import MessageFile, PreparedTransaction, Segment
-from xidstream.pipeline.pg import Lsn, Xid
+from xidstream.pipeline.pg import INVALID_LSN, Lsn, Xid
 from xidstream.pipeline.relations import RelationVersion
 from xidstream.pipeline.rows import DroppedRuns
 from xidstream.pipeline.segments.envelope import seal, unseal
@@ -53,18 +53,23 @@ def write_prepared(storage: Storage, layout: Layout, prepared: PreparedTransacti
     storage.write_bytes(key, prepared_to_json(prepared))
 
 
-def load_prepared(storage: Storage, layout: Layout) -> tuple[PreparedTransaction, ...]:
+def load_prepared(
+    storage: Storage, layout: Layout, sent_again_after: Lsn | None = None
+) -> tuple[PreparedTransaction, ...]:
     """All of this slot, of whatever epoch, in the order of their prepares; of each its newest complete record.
 
     For the holder of the slot, when an epoch begins: it deletes what nobody will ask for (records that
     ``progress.json`` lists as finished, messages without a manifest, and records that are not complete but
-    whose PREPARE was not confirmed, so that the server sends it again).
+    whose PREPARE the server sends again). ``sent_again_after`` is the position that the server has confirmed; without
+    it, it is taken to have what is recorded, which may be further.
 
     Raises SegmentCorrupt where no record of a transaction is complete: each is damaged, or names an object that
     is missing or not this slot's. What segments hold is verified when they are read.
     """
     progress = read_progress(storage, layout)
     finished = set(progress.finished) if progress is not None else set()
+    if sent_again_after is None:
+        sent_again_after = INVALID_LSN if progress is None else progress.confirmed_lsn
     stored = _stored(storage, layout)
     found = []
     for transaction, names in stored.items():
@@ -76,7 +81,7 @@ def load_prepared(storage: Storage, layout: Layout) -> tuple[PreparedTransaction
             if manifests:
                 found.append(_newest_complete(storage, layout, manifests[::-1], names))
         except SegmentCorrupt:
-            if progress is None or transaction[1] <= progress.confirmed_lsn:
+            if progress is None or transaction[1] <= sent_again_after:
                 raise
             manifests = []
         if not manifests:

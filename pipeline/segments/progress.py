@@ -11,8 +11,12 @@ its truth; where the server repeats such a transaction, the sink's watermark say
 
 And it keeps what the first record said of the PREPAREs before it (``cover``, see ``PrepareCover``).
 
-The check and the write are two operations. Nobody comes between: whoever writes holds the slot, and a slot
-has one holder. (Conditional writes were considered: ``pyarrow.fs`` has none.)
+It says whose the slot is: whoever holds the slot takes the record over under the next ``owner`` number and its own
+epoch, before it cleans or delivers anything. A run that finds another's record of its own number or a higher one was
+taken over from (a lost link, a stopped process), and is refused (Superseded). The check and the write are two
+operations, because ``pyarrow.fs`` has no conditional write: one record of the earlier run may still come between,
+with a lower number. The rightful run writes over it, and keeps its position where that is further, because the sink
+has everything up to there.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from xidstream.pipeline.errors import SegmentCorrupt, UsageError
+from xidstream.pipeline.errors import SegmentCorrupt, Superseded, UsageError
 from xidstream.pipeline.exchange import PrepareCover, PreparedTransaction
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.segments.envelope import seal, unseal
@@ -30,8 +34,8 @@ from xidstream.pipeline.segments.keys import Layout
 from xidstream.pipeline.segments.storage import Storage
 
 FORMAT: Final = "xidstream.progress"
-VERSION: Final = 3
-"""2 has ``finished``, 3 ``cover``; an older one is read as one without."""
+VERSION: Final = 4
+"""2 has ``finished``, 3 ``cover``, 4 ``owner``; an older one is read as one without."""
 _OLDEST_VERSION: Final = 1
 REMEMBERED_FINISHED: Final = 256
 """About 10 kB of JSON. A late buffer writes within seconds of its epoch's end, or never."""
@@ -45,7 +49,7 @@ class ProgressRecord:
     """``written_at`` is aware, UTC, for people: nothing is decided by it.
 
     ``finished``: xid and prepare end LSN of prepared transactions that need no record, the latest last.
-    ``cover``: None in a record of an older version.
+    ``cover``: None in a record of an older version. ``owner``: 0 in one that nobody has taken over.
     """
 
     confirmed_lsn: Lsn
@@ -53,6 +57,7 @@ class ProgressRecord:
     written_at: datetime.datetime
     finished: tuple[tuple[Xid, Lsn], ...] = ()
     cover: PrepareCover | None = None
+    owner: int = 0
 
 
 def read_progress(storage: Storage, layout: Layout) -> ProgressRecord | None:
@@ -69,6 +74,7 @@ def read_progress(storage: Storage, layout: Layout) -> ProgressRecord | None:
             datetime.datetime.fromisoformat(content["written_at"]),
             tuple((Xid(xid), Lsn.parse(lsn)) for xid, lsn in content.get("finished", ())),
             _cover(content.get("cover")),
+            int(content.get("owner", 0)),
         )
     except (KeyError, TypeError, ValueError, UsageError) as error:
         raise SegmentCorrupt(f"object {key!r} lacks a part or has a wrong one", remedy=_REMEDY) from error
@@ -80,43 +86,86 @@ def _cover(content: dict[str, Any] | None) -> PrepareCover | None:
     return PrepareCover(Lsn.parse(content["since_lsn"]), frozenset(map(Xid, content["earlier"])))
 
 
+def take_over_progress(
+    storage: Storage,
+    layout: Layout,
+    before: ProgressRecord | None,
+    confirmed_lsn: Lsn,
+    *,
+    above: int = 0,
+    cover: PrepareCover | None = None,
+) -> ProgressRecord:
+    """Make the record ``layout.epoch``'s, under an owner number higher than that of ``before`` and than ``above``.
+
+    For the holder of the slot. Raises StorageFault.
+    """
+    owner = max(above, 0 if before is None else before.owner) + 1
+    finished = () if before is None else before.finished
+    return _write(
+        storage, layout, ProgressRecord(confirmed_lsn, layout.epoch, _now(), finished, cover, owner)
+    )
+
+
+def check_owner(storage: Storage, layout: Layout, owner: int) -> ProgressRecord | None:
+    """The record, if it is not that of a run that took the slot over from ``layout.epoch``; else raises Superseded."""
+    record = read_progress(storage, layout)
+    if record is not None and record.epoch != layout.epoch and record.owner >= owner:
+        raise Superseded(
+            f"another run has taken over slot {layout.slot}: what is recorded is epoch {record.epoch}'s, this is "
+            f"epoch {layout.epoch}"
+        )
+    return record
+
+
 def write_progress(
     storage: Storage,
     layout: Layout,
     confirmed_lsn: Lsn,
     finished: Sequence[PreparedTransaction] = (),
     *,
+    owner: int = 1,
     cover: PrepareCover | None = None,
 ) -> ProgressRecord:
-    """Replace the record, under ``layout.epoch``.
+    """Replace the record, under ``layout.epoch`` and its number ``owner``.
 
     ``finished``: prepared transactions whose COMMIT or ROLLBACK PREPARED is at or below ``confirmed_lsn``. Once
     this returns their records may be deleted; the next ``load_prepared`` does it where the caller could not.
     ``cover``: given once, where the record has none; it is kept from then on.
 
-    Raises UsageError, changing nothing, where it would go back; SegmentCorrupt, StorageFault.
+    Raises, changing nothing: Superseded where the record is a later run's, UsageError where our own would go back;
+    SegmentCorrupt, StorageFault.
     """
-    before = read_progress(storage, layout)
+    before = check_owner(storage, layout, owner)
     if before is not None and confirmed_lsn < before.confirmed_lsn:
-        raise UsageError(
-            f"the confirmed LSN never goes back: {before.confirmed_lsn} is recorded (epoch {before.epoch}), "
-            f"epoch {layout.epoch} gave {confirmed_lsn}"
-        )
-    now = datetime.datetime.now(datetime.timezone.utc)
+        if before.epoch == layout.epoch:
+            raise UsageError(
+                f"the confirmed LSN never goes back: {before.confirmed_lsn} is recorded, epoch {layout.epoch} gave "
+                f"{confirmed_lsn}"
+            )
+        confirmed_lsn = before.confirmed_lsn
     new = [(p.xid, p.prepare_end_lsn) for p in finished]
     older = [f for f in before.finished if f not in new] if before is not None else []
     # All the new ones, whatever their number: their records are not deleted yet.
     listed = (*older, *new)[-max(len(new), REMEMBERED_FINISHED) :]
     if before is not None and before.cover is not None:
         cover = before.cover
-    record = ProgressRecord(confirmed_lsn, layout.epoch, now, listed, cover)
+    return _write(storage, layout, ProgressRecord(confirmed_lsn, layout.epoch, _now(), listed, cover, owner))
+
+
+def _write(storage: Storage, layout: Layout, record: ProgressRecord) -> ProgressRecord:
+    cover = record.cover
     content = {
-        "confirmed_lsn": str(confirmed_lsn),
+        "confirmed_lsn": str(record.confirmed_lsn),
         "epoch": record.epoch,
-        "written_at": now.isoformat(),
-        "finished": [[int(xid), str(lsn)] for xid, lsn in listed],
+        "written_at": record.written_at.isoformat(),
+        "finished": [[int(xid), str(lsn)] for xid, lsn in record.finished],
         "cover": cover
         and {"since_lsn": str(cover.since_lsn), "earlier": sorted(int(xid) for xid in cover.earlier)},
+        "owner": record.owner,
     }
     storage.write_bytes(layout.progress_key, seal(FORMAT, VERSION, content))
     return record
+
+
+def _now() -> datetime.datetime:
+    return datetime.datetime.now(datetime.timezone.utc)

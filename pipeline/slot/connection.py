@@ -134,6 +134,18 @@ class ReplicationConnection:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @property
+    def same_server_dsn(self) -> str:
+        """The settings' DSN, for further connections to the very server that this one has reached.
+
+        With several hosts, or a name that leads to several addresses, the DSN alone may lead to another one.
+        """
+        pgconn = self.pgconn
+        options = {"host": pgconn.host.decode(), "port": pgconn.port.decode()}
+        if pgconn.hostaddr:
+            options["hostaddr"] = pgconn.hostaddr.decode()
+        return complete(self._settings.dsn, **options)
+
     # -- commands ----------------------------------------------------------------------------------------
 
     def identify_system(self) -> SystemIdentity:

@@ -1,5 +1,8 @@
 """Open a slot for reading: everything between a setting and the first message, in the order that is safe.
 
+The DSN may lead to another server each time (several hosts, a name that moves): the streaming connection comes first,
+``check`` compares *its* server with the record, and all other connections go to that server (``same_server_dsn``).
+
 In two steps. ``connect_slot`` reads the slot's state, which tells the confirmed position that the caller must
 compare with its own record before it confirms anything, and leaves time to prepare: an idle walsender has no
 time limit. ``start`` begins replication: from there on the slot is ours, no other process can read it and nothing
@@ -8,12 +11,12 @@ else of this slot's storage is in use; but the server now expects to hear from u
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import PreconditionMissing, SlotLost
-from xidstream.pipeline.exchange import PrepareCover, SlotIdentity
+from xidstream.pipeline.exchange import Opened, PrepareCover, SlotIdentity
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
 from xidstream.pipeline.slot.admin import (
     PLUGIN,
@@ -44,6 +47,9 @@ class OpenSlot:
     two_phase: bool
     wal_sender_timeout_s: float
     """0: the server waits for ever."""
+    timeline: int
+    history: Mapping[int, Lsn]
+    """Where each timeline before ``timeline`` ended on the way to it."""
     no_prepare_sent: bool
     """Nobody was ever sent a PREPARE from it: it is new, or had no two-phase until now."""
 
@@ -51,11 +57,24 @@ class OpenSlot:
         """START_REPLICATION from the confirmed position. Raises SlotInUse, SlotLost, PreconditionMissing."""
         self.connection.start_replication(self.identity.slot, INVALID_LSN, self.options)
 
-    def prepare_cover(self, dsn: str, confirmed_flush_lsn: Lsn) -> PrepareCover:
-        """What a storage that begins now covers; to be asked after ``start``, with the position read then."""
-        if self.no_prepare_sent and confirmed_flush_lsn == self.confirmed_flush_lsn:
-            return PrepareCover()
-        return prepare_cover(dsn)
+    def opened(self) -> Opened:
+        """To be asked after ``start``: until then another reader may have moved the slot."""
+        dsn = self.connection.same_server_dsn
+        state = describe_slot(dsn, self.identity.slot)
+        confirmed_flush_lsn = state.confirmed_flush or self.confirmed_flush_lsn
+        never_sent = self.no_prepare_sent and confirmed_flush_lsn == self.confirmed_flush_lsn
+        return Opened(
+            identity=self.identity,
+            confirmed_flush_lsn=confirmed_flush_lsn,
+            target_lsn=self.flush_lsn,
+            server_version=self.server_version,
+            proto_version=self.proto_version,
+            streaming=self.streaming,
+            two_phase=self.two_phase,
+            cover=PrepareCover() if never_sent else prepare_cover(dsn),
+            timeline=self.timeline,
+            history=self.history,
+        )
 
 
 def slot_settings(config: Config) -> SlotSettings:
@@ -83,13 +102,35 @@ def open_slot(settings: SlotSettings, *, create: bool) -> OpenSlot:
 
 
 def connect_slot(
-    settings: SlotSettings, *, create: bool, on_wait: Callable[[tuple[Blocker, ...]], None] | None = None
+    settings: SlotSettings,
+    *,
+    create: bool,
+    on_wait: Callable[[tuple[Blocker, ...]], None] | None = None,
+    check: Callable[[ReplicationConnection], None] | None = None,
 ) -> OpenSlot:
-    """Create the slot where it is missing and ``create`` says so, and connect.
+    """Connect, and create the slot where it is missing and ``create`` says so.
 
-    Raises PreconditionMissing, SlotLost, ConnectionLost, Unsupported.
+    ``check`` is given the connection before anything is created or read. Raises what it raises, PreconditionMissing,
+    SlotLost, ConnectionLost, Unsupported.
     """
-    state = describe_slot(settings.dsn, settings.slot)
+    connection = ReplicationConnection(settings)
+    try:
+        if check is not None:
+            check(connection)
+        return _connected(settings, connection, create, on_wait)
+    except BaseException:
+        connection.close()
+        raise
+
+
+def _connected(
+    settings: SlotSettings,
+    connection: ReplicationConnection,
+    create: bool,
+    on_wait: Callable[[tuple[Blocker, ...]], None] | None,
+) -> OpenSlot:
+    dsn = connection.same_server_dsn
+    state = describe_slot(dsn, settings.slot)
     no_prepare_sent = not state.exists or not state.two_phase
     if not state.exists:
         if not create:
@@ -97,8 +138,8 @@ def connect_slot(
                 f'slot "{settings.slot}" does not exist',
                 remedy=f"run with --create-slot, or `xidstream slot create --slot {settings.slot}`",
             )
-        create_slot(settings.dsn, settings.slot, two_phase=settings.two_phase, on_wait=on_wait)
-        state = describe_slot(settings.dsn, settings.slot)
+        create_slot(dsn, settings.slot, two_phase=settings.two_phase, on_wait=on_wait)
+        state = describe_slot(dsn, settings.slot)
     if state.plugin != PLUGIN:
         raise PreconditionMissing(
             f'slot "{settings.slot}" uses the plugin {state.plugin}, not {PLUGIN}',
@@ -108,20 +149,14 @@ def connect_slot(
         raise SlotLost(
             f'slot "{settings.slot}" was invalidated by the server ({state.invalidation_reason or state.wal_status})'
         )
-    flush_lsn = settled_flush_lsn(settings.dsn)
-    connection = ReplicationConnection(settings)
-    try:
-        system = connection.identify_system()
-        if state.database != system.dbname:
-            raise PreconditionMissing(
-                f'slot "{settings.slot}" belongs to database {state.database}, the DSN leads to {system.dbname}',
-                remedy="connect to the slot's database",
-            )
-        options = stream_options(settings, connection.server_version)
-        wal_sender_timeout_s = _seconds(connection.show("wal_sender_timeout"))
-    except BaseException:
-        connection.close()
-        raise
+    flush_lsn = settled_flush_lsn(dsn)
+    system = connection.identify_system()
+    if state.database != system.dbname:
+        raise PreconditionMissing(
+            f'slot "{settings.slot}" belongs to database {state.database}, the DSN leads to {system.dbname}',
+            remedy="connect to the slot's database",
+        )
+    options = stream_options(settings, connection.server_version)
     return OpenSlot(
         connection=connection,
         options=options,
@@ -132,7 +167,9 @@ def connect_slot(
         proto_version=options.proto_version,
         streaming=options.streaming.value,
         two_phase=bool(state.two_phase) or options.two_phase,
-        wal_sender_timeout_s=wal_sender_timeout_s,
+        wal_sender_timeout_s=_seconds(connection.show("wal_sender_timeout")),
+        timeline=system.timeline,
+        history=connection.switch_points(system.timeline),
         no_prepare_sent=no_prepare_sent,
     )
 

@@ -19,6 +19,9 @@ The driver writes ``_transactions`` and ``_messages``: both are small most of th
 than they do. Messages may also be many gigabytes. They are read, filtered and written piece by piece
 (``MESSAGE_PIECE_BYTES``) into as many files as they need, and those are one commit.
 
+Who may write, and whether what is held can come from this server, is ``pipeline.spark.ownership``'s: a snapshot that
+somebody else has outdated is taken anew, and checked.
+
 Rejected: Spark's own Delta writer (a jar that must match Spark, and a commit that cannot be tied to our
 watermark in one snapshot); one transaction over all tables (Delta has none).
 
@@ -46,7 +49,7 @@ from xidstream.pipeline.errors import (
     UsageError,
     XidstreamError,
 )
-from xidstream.pipeline.exchange import SlotIdentity
+from xidstream.pipeline.exchange import SlotIdentity, Tenure
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.rows import MESSAGES_SCHEMA, TRANSACTIONS_SCHEMA
@@ -56,6 +59,7 @@ from xidstream.pipeline.spark.delta_table import MAX_VERSION, NOTHING, DeltaTabl
 from xidstream.pipeline.spark.frames import SparkBatch
 from xidstream.pipeline.spark.kept_writers import KeptWriters
 from xidstream.pipeline.spark.naming import Location
+from xidstream.pipeline.spark.ownership import Ownership
 from xidstream.pipeline.spark.parquet_files import (
     REPORT_SCHEMA,
     ParquetFiles,
@@ -82,9 +86,9 @@ ATTEMPTS: Final = 3
 class DeltaSink:
     """``root_uri``: a path, ``file:``, ``s3:``, ``gs:`` or ``abfs:``; ``storage_options`` are deltalake's.
 
-    Raises from ``write``: SinkFenced (another run of this slot commits here), StorageFault, SegmentCorrupt,
-    SinkFailed. After any of them nothing of the batch may be confirmed, and the same batch may be written
-    again, by this sink or another.
+    Raises from ``write``: Superseded (a later run of this slot commits here), SinkDiverged (the sink is ahead of the
+    server), StorageFault, SegmentCorrupt, SinkFailed. After any of them nothing of the batch may be confirmed, and
+    the same batch may be written again, by this sink or another.
     """
 
     def __init__(
@@ -93,6 +97,7 @@ class DeltaSink:
         self._root = Location.parse(root_uri, storage_options)
         self._application_id = identity.application_id
         self._messages_id = f"{identity.application_id}/messages"
+        self._ownership: Ownership | None = None
         self._writers = KeptWriters()
         self._threads: ThreadPoolExecutor | None = None
 
@@ -125,6 +130,30 @@ class DeltaSink:
             self._threads = None
         self._writers.clear()
 
+    def last_owner(self) -> int:
+        """The number of the last run that wrote here, as of the opening; 0 for none."""
+        writer = self._own_table(naming.TRANSACTIONS, TRANSACTIONS_SCHEMA)
+        return Ownership.owner_of(writer, self._application_id)
+
+    def claim(self, tenure: Tenure) -> None:
+        """Write as ``tenure`` from here on. Whoever had the slot before can complete no batch after this.
+
+        Raises Superseded where a later run was here, SinkDiverged where the sink is ahead of the server.
+        """
+        root = redacted(self._root.uri)
+        self._ownership = Ownership(self._application_id, self._messages_id, root, tenure)
+        # Opened again, and checked.
+        self._writers.clear()
+        self._guarded(naming.TRANSACTIONS, self._claim_transactions)
+        self._guarded(naming.MESSAGES, self._check_messages)
+
+    def _check_messages(self) -> None:
+        self._own_table(naming.MESSAGES, MESSAGES_SCHEMA)
+
+    def _claim_transactions(self) -> None:
+        writer = self._own_table(naming.TRANSACTIONS, TRANSACTIONS_SCHEMA)
+        writer.commit([], {}, marks=self._marks)
+
     def table_uri(self, schema: str, table: str) -> str:
         return self._root.child(naming.encode_table(schema, table)).uri
 
@@ -141,20 +170,18 @@ class DeltaSink:
 
     def table_watermark(self, schema: str, table: str) -> Lsn:
         """The same of one source table, which may be ahead after a crash."""
-        directory = naming.encode_table(schema, table)
-        writer = self._writers.get(directory) or DeltaTableWriter.open(
-            self._root.child(directory), f"{schema}.{table}"
-        )
+        writer = self._writer(naming.encode_table(schema, table), f"{schema}.{table}")
         return Lsn(NOTHING if writer is None else writer.watermark(self._application_id))
 
     # -- one batch -------------------------------------------------------------------------------------
 
     def write(self, batch: SparkBatch) -> None:
         """Return when the sink holds the batch whole. At least once in, exactly once kept."""
-        if self._threads is None:
-            raise UsageError("the Delta sink is not open")
+        if self._threads is None or self._ownership is None:
+            raise UsageError("the Delta sink is not open, or not claimed")
         if batch.last_commit_lsn > MAX_VERSION:
             raise Unsupported(f"commit LSN {batch.last_commit_lsn} does not fit Delta's 63 bit versions")
+        self._guarded(naming.TRANSACTIONS, lambda: self._check_repeated(batch))
         if batch.last_commit_lsn > self.watermark():
             self._write_tables(list(batch.parts.values()), batch)
         self._guarded(naming.MESSAGES, lambda: self._write_messages(batch))
@@ -198,8 +225,10 @@ class DeltaSink:
 
     def _write_rows(self, directory: str, parts: TableParts, batch: SparkBatch) -> None:
         location = self._root.child(directory)
-        writer = self._writers.get(directory) or DeltaTableWriter.open(location, parts.label)
+        writer = self._writer(directory, parts.label)
         watermark = NOTHING if writer is None else writer.watermark(self._application_id)
+        if writer is not None and watermark > self.watermark():
+            self._check_repeated_rows(writer, batch)
         if batch.last_commit_lsn <= watermark:
             if writer is not None:
                 self._writers[directory] = writer
@@ -209,6 +238,7 @@ class DeltaSink:
             writer = DeltaTableWriter.open_or_create(location, parts.label, columns)
             if writer.columns != columns or writer.watermark(self._application_id) != watermark:
                 raise SnapshotOutdated(parts.label)
+            self._check(writer)
         self._writers[directory] = writer
         known = {column.name for column in writer.columns}
         writer.add_columns([column for column in columns if column.name not in known])
@@ -218,7 +248,7 @@ class DeltaSink:
         if files:
             last = max(file.max_commit_lsn for file in files)
             reach("committing_table")
-            writer.commit(files, {self._application_id: last})
+            writer.commit(files, {self._application_id: last}, marks=self._marks)
             reach("table_committed")
 
     def _run_job(
@@ -236,6 +266,38 @@ class DeltaSink:
         reports = reduce(lambda left, right: left.unionAll(right), frames).collect()
         return sorted((WrittenFile(*report) for report in reports), key=lambda f: (f.min_commit_lsn, f.path))
 
+    # -- opening tables --------------------------------------------------------------------------------
+
+    def _writer(self, directory: str, label: str) -> DeltaTableWriter | None:
+        """The table's, checked when it is opened; None where there is no table."""
+        writer = self._writers.get(directory)
+        if writer is None:
+            writer = DeltaTableWriter.open(self._root.child(directory), label)
+            if writer is not None:
+                self._check(writer)
+        return writer
+
+    def _check(self, writer: DeltaTableWriter) -> None:
+        if self._ownership is not None:  # before `claim` tables are only looked at
+            self._ownership.check(writer)
+
+    @property
+    def _marks(self) -> dict[str, int]:
+        assert self._ownership is not None
+        return self._ownership.marks
+
+    def _check_repeated(self, batch: SparkBatch) -> None:
+        assert self._ownership is not None
+        writer = self._own_table(naming.TRANSACTIONS, TRANSACTIONS_SCHEMA)
+        self._ownership.check_repeated(writer, batch.transaction_rows)
+
+    def _check_repeated_rows(self, writer: DeltaTableWriter, batch: SparkBatch) -> None:
+        """Of a table that a crash left ahead of ``_transactions``."""
+        assert self._ownership is not None
+        rows = batch.transaction_rows
+        touching = pa.array([writer.label in tables for tables in rows["tables"].to_pylist()], pa.bool_())
+        self._ownership.check_repeated(writer, rows.filter(touching), above=self.watermark(), prefix="_")
+
     # -- the driver's own tables -----------------------------------------------------------------------
 
     def _own_table(self, directory: str, schema: pa.Schema) -> DeltaTableWriter:
@@ -243,6 +305,7 @@ class DeltaSink:
         if writer is None:
             columns = [Target(f.name, f.type, f.name) for f in schema]
             writer = DeltaTableWriter.open_or_create(self._root.child(directory), directory, columns)
+            self._check(writer)
             if writer.columns != tuple(columns):
                 raise SinkFailed(
                     f"Delta table {directory} has other columns: it was not written by this sink",
@@ -261,7 +324,7 @@ class DeltaSink:
                 files.write(part)
             written = files.close()
             reach("committing_transactions")
-            writer.commit(written, versions, "commit_lsn")
+            writer.commit(written, versions, "commit_lsn", marks=self._marks)
             reach("transactions_committed")
 
     def _write_messages(self, batch: SparkBatch) -> None:
@@ -282,7 +345,7 @@ class DeltaSink:
             # Those of one transaction share its commit LSN: that may rise behind the last of its pieces only.
             watermarks[self._messages_id] = moved.get(self._messages_id, watermarks[self._messages_id])
         if moved:
-            writer.commit(files.close(), moved, "lsn")
+            writer.commit(files.close(), moved, "lsn", marks=self._marks)
 
     def _own_files(self, directory: str, schema: pa.Schema, lsn_column: str) -> ParquetFiles:
         job = f"data-{uuid.uuid4().hex}-driver"

@@ -4,10 +4,16 @@ Delta's own *application transactions* say what a table holds: a commit carries 
 here the version is a commit LSN. ``DeltaTableWriter`` keeps a handle on one version of the table: the
 watermark that decides which rows are written is read from the same snapshot that the commit is checked
 against, so a writer that commits under the same application id in between makes the commit fail
-(``SinkFenced``), and no interleaving of two runs, or of a run and its own ghost, writes a row twice.
+(``SnapshotOutdated``), and no interleaving of two runs, or of a run and its own ghost, writes a row twice. Who of
+the two goes on, from a new snapshot, is the sink's to say.
 
 deltalake checks that no other commit touched the application id since the snapshot; it accepts a version
-lower than the last from a fresh handle. That a version never falls is therefore checked here.
+lower than the last from a fresh handle. That a version never falls is therefore checked here. It also commits again
+by itself where the answer to a commit was lost, and then meets its own: that, too, is an outdated snapshot, and the
+next one shows that nothing is left to write.
+
+A commit to a local table, with all that it needs, is on disk when the call that made it returns, and one that a
+dead process made is when the table is opened: its watermark says that rows may be confirmed.
 
 After any failure the handle is of no further use: the caller drops the writer and opens a new one, which
 reads from the log what did happen (a commit whose answer was lost is found there).
@@ -18,8 +24,10 @@ Runs on the driver; deltalake only, no Spark. Safe from any thread, but one at a
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 
 import pyarrow as pa
@@ -29,7 +37,7 @@ from deltalake import Transaction as AppTransaction
 from deltalake.exceptions import CommitFailedError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 
-from xidstream.pipeline.errors import SinkFailed, SinkFenced, UsageError
+from xidstream.pipeline.errors import SinkFailed, UsageError
 from xidstream.pipeline.spark.naming import Location
 from xidstream.pipeline.spark.parquet_files import WrittenFile
 from xidstream.pipeline.spark.placement import Target
@@ -42,14 +50,15 @@ NOTHING: Final = 0
 
 
 class SnapshotOutdated(Exception):
-    """Somebody else changed the table (its columns, its properties), not our rows: write it again."""
+    """The table is not what the snapshot shows any more: write it again, from a new one."""
 
 
 class DeltaTableWriter:
     """``label`` names the table in errors."""
 
-    def __init__(self, table: DeltaTable, label: str) -> None:
+    def __init__(self, table: DeltaTable, location: Location, label: str) -> None:
         self._table = table
+        self._location = location
         self.label = label
         if table.metadata().partition_columns:
             raise SinkFailed(
@@ -57,6 +66,7 @@ class DeltaTableWriter:
                 remedy="give the sink a root of its own",
             )
         self._read_columns()
+        self._durable_version = self._make_earlier_durable()
 
     @classmethod
     def open(cls, location: Location, label: str) -> DeltaTableWriter | None:
@@ -65,7 +75,7 @@ class DeltaTableWriter:
             table = DeltaTable(location.uri, storage_options=location.storage_options)
         except TableNotFoundError:
             return None
-        return cls(table, label)
+        return cls(table, location, label)
 
     @classmethod
     def open_or_create(cls, location: Location, label: str, columns: Sequence[Target]) -> DeltaTableWriter:
@@ -83,6 +93,7 @@ class DeltaTableWriter:
         found = cls.open(location, label)
         if found is None:
             raise SinkFailed(f"Delta table {label} was created but is not there")
+        location.sync_parents()
         return found
 
     def _read_columns(self) -> None:
@@ -114,27 +125,36 @@ class DeltaTableWriter:
             self._table.alter.add_columns([_delta_field(column) for column in columns])
         except CommitFailedError as error:
             raise SnapshotOutdated(self.label) from error
-        self._table.update_incremental()
+        self._refresh()
         self._read_columns()
         missing = {c.name for c in columns} - {c.name for c in self.columns}
         if missing:
             raise SinkFailed(f"Delta table {self.label} did not take the columns {sorted(missing)}")
 
     def commit(
-        self, files: Sequence[WrittenFile], versions: Mapping[str, int], lsn_column: str = "_commit_lsn"
+        self,
+        files: Sequence[WrittenFile],
+        versions: Mapping[str, int],
+        lsn_column: str = "_commit_lsn",
+        *,
+        marks: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         """Append ``files`` and move the watermarks ``versions`` (application id -> commit LSN), atomically.
 
-        Raises SinkFenced where somebody moved one of them since the snapshot, SnapshotOutdated where
-        something else about the table changed; UsageError where a version would not rise.
+        ``marks`` are versions that may also stay as they are. Raises SnapshotOutdated where somebody moved one of
+        them since the snapshot, or something else about the table changed; UsageError where a version would not rise.
         """
         for application_id, version in versions.items():
             before = self.watermark(application_id)
             if not before < version <= MAX_VERSION:
                 raise UsageError(f"Delta table {self.label}: version {version} after {before}")
+        for application_id, version in marks.items():
+            if version < self.watermark(application_id):
+                raise UsageError(f"Delta table {self.label}: {application_id} would fall to {version}")
+        moved = {**marks, **versions}
         now_ms = int(time.time() * 1000)
         actions: list[AddAction | RemoveAction] = [_add_action(file, lsn_column, now_ms) for file in files]
-        transactions = [AppTransaction(app, version) for app, version in versions.items()]
+        transactions = [AppTransaction(app, version) for app, version in moved.items()]
         try:
             self._table.create_write_transaction(
                 actions,
@@ -144,24 +164,56 @@ class DeltaTableWriter:
                 commit_properties=CommitProperties(app_transactions=transactions),
             )
         except CommitFailedError as error:
-            self._raise_conflict(versions, error)
-        self._table.update_incremental()
-        # A commit between ours and this refresh is caught here, or by the next commit.
-        for application_id, version in versions.items():
+            raise SnapshotOutdated(self.label) from error
+        self._refresh()
+        # A commit between ours and this refresh is seen here, or by the next commit.
+        for application_id, version in moved.items():
             if self.watermark(application_id) != version:
-                raise _fenced(self.label, application_id)
+                raise SnapshotOutdated(self.label)
 
-    def _raise_conflict(self, versions: Mapping[str, int], error: CommitFailedError) -> None:
-        before = {application_id: self.watermark(application_id) for application_id in versions}
+    def read(self, columns: Sequence[str], lsn_column: str, first: int, last: int) -> pa.Table:
+        """The rows of the snapshot whose ``lsn_column`` is from ``first`` to ``last``."""
+        return self._table.to_pyarrow_table(
+            columns=list(columns), filters=[(lsn_column, ">=", first), (lsn_column, "<=", last)]
+        )
+
+    # -- on disk ---------------------------------------------------------------------------------------
+
+    def _refresh(self) -> None:
+        """The snapshot of what is there now, and that on disk."""
         self._table.update_incremental()
-        for application_id, version in before.items():
-            if self.watermark(application_id) != version:
-                raise _fenced(self.label, application_id) from error
-        raise SnapshotOutdated(self.label) from error
+        if self._location.is_local:
+            made = range(self._durable_version + 1, self.version + 1)
+            self._location.sync(name for version in made for name in self._log_files(version))
+            self._durable_version = self.version
+
+    def _make_earlier_durable(self) -> int:
+        """Each run waits for a commit of its own before the next one, so that at most the last one of a run that
+        died is in a cache alone, with what others committed behind it."""
+        if self._location.is_local:
+            for version in range(self.version, -1, -1):
+                names = self._log_files(version)
+                self._location.sync(names)
+                if not names or _moves_a_watermark(os.path.join(self._location.uri, names[0])):
+                    break
+        return self.version
+
+    def _log_files(self, version: int) -> list[str]:
+        """The commit and, where it has one, its checkpoint; none where a checkpoint has replaced the commit."""
+        name = f"_delta_log/{version:020d}"
+        checkpoint = f"{name}.checkpoint.parquet"
+        names = [f"{name}.json"]
+        if self._has(checkpoint):
+            names += [checkpoint, "_delta_log/_last_checkpoint"]
+        return [n for n in names if self._has(n)]
+
+    def _has(self, name: str) -> bool:
+        return os.path.exists(os.path.join(self._location.uri, name))
 
 
-def _fenced(label: str, application_id: str) -> SinkFenced:
-    return SinkFenced(f"Delta table {label}: another run committed as {application_id} meanwhile")
+def _moves_a_watermark(commit: str) -> bool:
+    with open(commit, "rb") as file:
+        return any(line.startswith(b'{"txn"') for line in file)
 
 
 def _delta_field(column: Target) -> Field:

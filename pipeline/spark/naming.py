@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import unquote, urlsplit
@@ -124,6 +125,31 @@ class Location:
     def child(self, name: str) -> Location:
         return Location(f"{self.uri.rstrip('/')}/{name}", self.storage_options)
 
+    def sync(self, paths: Iterable[str]) -> None:
+        """Wait until files (relative to ``uri``), and the directory entries from ``uri`` down to them, are on disk.
+
+        Nothing to do in an object store, which answers when an object is durable. Raises OSError.
+        """
+        if not self.is_local:
+            return
+        folders = {self.uri}
+        for path in paths:
+            _fsync(os.path.join(self.uri, path))
+            while path := os.path.dirname(path):
+                folders.add(os.path.join(self.uri, path))
+        for folder in folders:
+            _fsync(folder)
+
+    def sync_parents(self) -> None:
+        """The same for the entries of all directories that lead to a local ``uri``, which was made just now."""
+        folder = self.uri
+        while self.is_local and (parent := os.path.dirname(folder)) != folder:
+            try:
+                _fsync(parent)
+            except PermissionError:
+                return  # not ours to read, so it was there before
+            folder = parent
+
     def create(self, path: str) -> pa.NativeFile:
         """A new file, ``path`` relative to ``uri``, and its directories. Raises OSError."""
         if self.is_local:
@@ -134,3 +160,11 @@ class Location:
         from deltalake.fs import DeltaStorageHandler
 
         return DeltaStorageHandler(self.uri, self.storage_options).open_output_stream(path)
+
+
+def _fsync(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -8,6 +8,8 @@ vacuum skips those).
 Rows keep the order in which they come. Row groups and files are bounded (``ROW_GROUP_ROWS``,
 ``ROW_GROUP_BYTES``, ``FILE_BYTES``), so a task's memory does not depend on the size of the transaction.
 
+A file is on disk, not only in a cache, before it is reported: what a commit names survives a power cut.
+
 Rows at or below the table's watermark are dropped here, before the conversion: a replay reads them but
 writes nothing of them. Release, filter and write are one function, so that
 the rows of a segment never cross into the JVM.
@@ -143,6 +145,7 @@ class ParquetFiles:
             self._writer.close()
             size = self._sink.tell()
             self._sink.close()
+            self._table.sync([self._path])
         except OSError as error:
             raise _storage_fault(self._path, error) from error
         self._finished.append(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from xidstream.pipeline.config import redacted
 from xidstream.pipeline.errors import ConfigError
-from xidstream.pipeline.exchange import SlotIdentity
+from xidstream.pipeline.exchange import SlotIdentity, Tenure
 from xidstream.pipeline.pg import Lsn
 
 if TYPE_CHECKING:
@@ -28,6 +28,14 @@ class Sink(Protocol):
 
     def watermark(self) -> Lsn:
         """The commit LSN up to which the sink surely holds everything; 0/0 for one that cannot tell."""
+
+    def last_owner(self) -> int:
+        """The number of the last ``Tenure`` that wrote to the sink; 0 for none, or one that cannot tell."""
+
+    def claim(self, tenure: Tenure) -> None:
+        """Once, before the first batch: from here on the sink is this tenure's, and no earlier one's.
+
+        Raises Superseded where it is a later one's, SinkDiverged where it holds what this server never had."""
 
     def write(self, batch: SparkBatch) -> None:
         """Raises an XidstreamError; then nothing of the batch may be confirmed."""

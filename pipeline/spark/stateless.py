@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from xidstream.pipeline.exchange import Tenure
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
 from xidstream.pipeline.spark.session import warm_up
 from xidstream.pipeline.spark.spark_errors import fault_of
@@ -22,6 +23,12 @@ class StatelessSink:
     def watermark(self) -> Lsn:
         """It keeps nothing, and so cannot tell."""
         return INVALID_LSN
+
+    def last_owner(self) -> int:
+        return 0
+
+    def claim(self, tenure: Tenure) -> None:
+        """Nothing is held that could be anybody's."""
 
     def close(self) -> None:
         """Nothing is held."""

@@ -25,26 +25,31 @@ from xidstream.pipeline.slot.settings import SlotSettings
 
 
 def check_record(config: Config, *, remember: bool = False) -> None:
-    """Raise SlotLost where this server cannot go on from the record; ``remember`` writes the timeline down.
+    """``check_server`` over a connection of its own."""
+    with ReplicationConnection(without_publications(config)) as connection:
+        check_server(config, connection, remember=remember)
+
+
+def check_server(config: Config, connection: ReplicationConnection, *, remember: bool) -> None:
+    """Raise SlotLost where the connection's server cannot go on from the record; ``remember`` writes its timeline down.
 
     Raises also StorageFault, SegmentCorrupt, and what connecting raises.
     """
-    with ReplicationConnection(without_publications(config)) as connection:
-        system = connection.identify_system()
-        storage, layout = Storage(config.storage), Layout(int(system.system_identifier), config.slot, "check")
-        progress, timeline = read_progress(storage, layout), read_timeline(storage, layout)
-        is_new_timeline = timeline is not None and timeline < system.timeline
-        check_continuity(
-            config.slot,
-            system,
-            Recorded(
-                None if progress is None else progress.confirmed_lsn,
-                timeline,
-                () if progress is not None else other_servers(storage, layout),
-            ),
-            slot_exists=describe_slot(config.dsn, config.slot).exists,
-            switch_points=connection.switch_points(system.timeline) if is_new_timeline else {},
-        )
+    system = connection.identify_system()
+    storage, layout = Storage(config.storage), Layout(int(system.system_identifier), config.slot, "check")
+    progress, timeline = read_progress(storage, layout), read_timeline(storage, layout)
+    is_new_timeline = timeline is not None and timeline < system.timeline
+    check_continuity(
+        config.slot,
+        system,
+        Recorded(
+            None if progress is None else progress.confirmed_lsn,
+            timeline,
+            () if progress is not None else other_servers(storage, layout),
+        ),
+        slot_exists=describe_slot(connection.same_server_dsn, config.slot).exists,
+        switch_points=connection.switch_points(system.timeline) if is_new_timeline else {},
+    )
     if remember and timeline != system.timeline:
         write_timeline(storage, layout, system.timeline)
 

@@ -2,25 +2,29 @@
 
 Plain blocking calls, which the sequencer's asyncio shell runs in threads. The order of writing is the guarantee:
 a position is recorded before it is confirmed, and a finished prepared transaction is listed in that same record
-before it is deleted.
+before it is deleted. And the record is taken over before anything of an earlier epoch is read or cleaned: from then on
+that one records nothing more (``pipeline.segments.progress``).
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 
 from xidstream.pipeline.buffer.transaction import transaction_row
 from xidstream.pipeline.errors import SlotLost
-from xidstream.pipeline.exchange import Opened, PreparedTransaction, Sealed, TransactionEnd
+from xidstream.pipeline.exchange import Opened, PreparedTransaction, Sealed, Tenure, TransactionEnd
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.segments import (
     Layout,
     ProgressRecord,
     Storage,
+    check_owner,
     clean_dead_epochs,
     delete_prepared,
     load_prepared,
     read_progress,
+    take_over_progress,
     write_progress,
 )
 from xidstream.pipeline.sequencer import PreparedBook
@@ -28,12 +32,15 @@ from xidstream.pipeline.sequencer.prepared import spilled_messages, stamp_segmen
 
 
 class SlotStorage:
-    """Raises StorageFault and SegmentCorrupt from every method."""
+    """Raises StorageFault and SegmentCorrupt from every method, Superseded where another run has the slot by now."""
 
     def __init__(self, storage_uri: str, opened: Opened, epoch: str) -> None:
         self._storage = Storage(storage_uri)
         self._opened = opened
         self._layout = Layout(opened.identity.system_identifier, opened.identity.slot, epoch)
+        self._owner = 0
+        self._recording = threading.Lock()
+        """The driver may ask for its tenure while a position is recorded."""
 
     def take_over(self) -> tuple[Lsn, PreparedBook]:
         """The recorded position and the prepared transactions; cleans up what dead runs left.
@@ -41,15 +48,29 @@ class SlotStorage:
         Raises SlotLost where the slot was confirmed past what this pipeline ever recorded, or the server is older
         than what it delivered before.
         """
-        record = self._compare_with_record()
-        prepared = tuple(load_prepared(self._storage, self._layout))
+        record = self._take_over_record()
+        self._owner = record.owner
+        prepared = tuple(load_prepared(self._storage, self._layout, self._opened.confirmed_flush_lsn))
         kept = {key for p in prepared for key in p.stored_keys()}
         clean_dead_epochs(self._storage, self._layout, kept)
         return record.confirmed_lsn, PreparedBook(prepared, record.cover)
 
+    def tenure(self, last_owner: int) -> Tenure:
+        """This epoch's hold on the slot, under a number above ``last_owner``, the last that the sink has seen: the
+        sink may be older than the storage."""
+        with self._recording:
+            record = check_owner(self._storage, self._layout, self._owner)
+            if record is not None and self._owner <= last_owner:
+                self._owner = self._taken_over(record, record.confirmed_lsn, above=last_owner).owner
+        opened = self._opened
+        return Tenure(
+            self._owner, self._layout.epoch, opened.timeline, opened.history, wal_end=opened.target_lsn
+        )
+
     def record(self, confirmed_lsn: Lsn, finished: Sequence[PreparedTransaction]) -> None:
         """Make it durable that all up to here is through; it may be confirmed when this returns."""
-        write_progress(self._storage, self._layout, confirmed_lsn, finished)
+        with self._recording:
+            write_progress(self._storage, self._layout, confirmed_lsn, finished, owner=self._owner)
         # Only now: a COMMIT PREPARED that is repeated needs its content, unless the record says it is through.
         for prepared in finished:
             self.forget(prepared)
@@ -93,11 +114,11 @@ class SlotStorage:
             n_bytes=sum(p.segment.n_bytes for p in segments) + sum(p.n_bytes for p in messages),
         )
 
-    def _compare_with_record(self) -> ProgressRecord:
+    def _take_over_record(self) -> ProgressRecord:
         slot, confirmed_lsn = self._opened.identity.slot, self._opened.confirmed_flush_lsn
         record = read_progress(self._storage, self._layout)
         if record is None:
-            return write_progress(self._storage, self._layout, confirmed_lsn, cover=self._opened.cover)
+            return self._taken_over(None, confirmed_lsn)
         if record.confirmed_lsn > self._opened.target_lsn:
             raise SlotLost(
                 f"the server's WAL ends at {self._opened.target_lsn}, but {record.confirmed_lsn} was delivered before: "
@@ -111,6 +132,13 @@ class SlotStorage:
                 remedy="if that was meant, forget the record with `xidstream slot drop --storage URI` and create the "
                 "slot again; else take a new snapshot",
             )
-        if record.cover is None:
-            return write_progress(self._storage, self._layout, record.confirmed_lsn, cover=self._opened.cover)
-        return record
+        return self._taken_over(record, record.confirmed_lsn)
+
+    def _taken_over(
+        self, before: ProgressRecord | None, confirmed_lsn: Lsn, above: int = 0
+    ) -> ProgressRecord:
+        known = None if before is None else before.cover
+        cover = self._opened.cover if known is None else known
+        return take_over_progress(
+            self._storage, self._layout, before, confirmed_lsn, above=above, cover=cover
+        )

@@ -35,7 +35,6 @@ from xidstream.pipeline.exchange import (
     MemoryPart,
     MessagePart,
     Opened,
-    PrepareCover,
     PreparedTransaction,
     Sealed,
     SegmentPart,
@@ -298,23 +297,12 @@ class Sequencer:
         self,
         storage: Storage,
         epoch: str,
-        slot: OpenSlot,
-        cover: PrepareCover,
+        opened: Opened,
         options: Options,
         sink: Sink,
     ) -> None:
         self._segments = storage
         self._sink = sink
-        opened = Opened(
-            identity=slot.identity,
-            confirmed_flush_lsn=slot.confirmed_flush_lsn,
-            target_lsn=slot.flush_lsn,
-            server_version=slot.server_version,
-            proto_version=slot.proto_version,
-            streaming=slot.streaming,
-            two_phase=slot.two_phase,
-            cover=cover,
-        )
         self._storage = SlotStorage(storage.uri, opened, epoch)
         self.recorded, self.prepared = self._storage.take_over()
         self._watermark = max(self.recorded.before, Lsn(sink.watermark))
@@ -473,8 +461,7 @@ class LocalPipeline:
             self.storage = Storage(str(folder))
             identity: SlotIdentity = self.slot.identity
             self.layout = Layout(identity.system_identifier, identity.slot, epoch)
-            cover = self.slot.prepare_cover(dsn, self.slot.confirmed_flush_lsn)
-            self.sequencer = Sequencer(self.storage, epoch, self.slot, cover, options, sink)
+            self.sequencer = Sequencer(self.storage, epoch, self.slot.opened(), options, sink)
             self.buffer = Buffer(self.storage, self.layout, options.buffer_memory_bytes)
         except BaseException:
             self.slot.connection.close()

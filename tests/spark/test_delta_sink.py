@@ -23,7 +23,8 @@ from tests.spark.support import (
     relation,
 )
 from tests.spark.test_frames import NATIVE, VALUES
-from xidstream.pipeline.errors import SegmentCorrupt, SinkFenced, StorageFault
+from xidstream.pipeline.errors import ExitStatus, SegmentCorrupt, SinkDiverged, StorageFault, Superseded
+from xidstream.pipeline.exchange import Tenure
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.relations import Column, RelationVersion, ReplicaIdentity
 from xidstream.pipeline.rows import MESSAGES_SCHEMA, TRANSACTIONS_SCHEMA, contract_schema
@@ -48,9 +49,17 @@ class Root:
         self.path = path
         self._spark = spark
         self._sinks: list[DeltaSink] = []
+        self.n_tenures = 0
         monkeypatch.setattr(delta, "warm_up", lambda spark: None)
 
-    def sink(self) -> DeltaSink:
+    def sink(self, **tenure: Any) -> DeltaSink:
+        """Of the run that has the slot from now on."""
+        sink = self.unclaimed()
+        self.n_tenures += 1
+        sink.claim(tenure_of(self.n_tenures, **tenure))
+        return sink
+
+    def unclaimed(self) -> DeltaSink:
         sink = DeltaSink(str(self.path), IDENTITY)
         sink.open(self._spark)
         self._sinks.append(sink)
@@ -76,6 +85,12 @@ class Root:
     def commits(self, directory: str) -> list[dict[str, Any]]:
         logs = sorted((self.path / directory / "_delta_log").glob("*.json"))
         return [json.loads(line) for log in logs for line in log.read_text().splitlines()]
+
+
+def tenure_of(
+    number: int, *, wal_end: int = 10_000, timeline: int = 1, history: dict[int, Lsn] | None = None
+) -> Tenure:
+    return Tenure(number, f"epoch-{number}", timeline, history or {}, Lsn(wal_end))
 
 
 @pytest.fixture
@@ -311,36 +326,176 @@ class FailsOnce:
 # -- rivals ------------------------------------------------------------------------------------------------
 
 
-def test_a_second_writer_is_fenced_and_writes_nothing_twice(root: Root, make_batch: Any) -> None:
+def test_a_run_that_was_taken_over_from_yields_and_the_rightful_one_goes_on(
+    root: Root, make_batch: Any
+) -> None:
     transactions = crowd()
-    first, second = root.sink(), root.sink()
-    first.write(make_batch(*transactions[:2]))
-    with pytest.raises(SinkFenced):
-        second.write(make_batch(*transactions[:2]))
-    first.write(make_batch(*transactions[2:]))
+    ghost = root.sink()
+    ghost.write(make_batch(*transactions[:2]))
+    rightful = root.sink()
+    with pytest.raises(Superseded, match="taken over"):
+        ghost.write(make_batch(*transactions[2:4]))
+    rightful.write(make_batch(*transactions[1:3]))
+    with pytest.raises(Superseded):
+        ghost.write(make_batch(*transactions[2:]))
+    rightful.write(make_batch(*transactions[3:]))
     check_crowd(root, transactions)
+    with pytest.raises(Superseded):
+        root.unclaimed().claim(tenure_of(1))
+    assert root.unclaimed().last_owner() == 2
 
 
-def test_a_rival_that_commits_during_our_job_fences_us(
+def test_a_ghost_that_commits_a_table_during_the_rightful_runs_job_does_not_stop_it(
     root: Root, make_batch: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    transactions = [Transaction(100, [(A, rows(1))])]
-    ours, rival = root.sink(), root.sink()
-    ours.write(make_batch(Transaction(90, [(A, rows(0))])))
-    rival.table_watermark("public", "a")
+    """Whoever came second was fenced, with status 4: here the rightful run."""
+    transactions = [Transaction(100, [(A, rows(1))]), Transaction(110, [(A, rows(2)), (B, rows(1))])]
+    root.sink().write(make_batch(Transaction(90, [(A, rows(0))])))
+    ghost = root.sink()
+    ghost.table_watermark("public", "a")
+    rightful = root.sink()
     real = DeltaSink._run_job
 
     def slow(self: DeltaSink, *args: Any) -> Any:
         files = real(self, *args)
-        if self is ours:
+        if self is rightful:
             monkeypatch.setattr(DeltaSink, "_run_job", real)
-            root.sink().write(make_batch(*transactions))
+            with pytest.raises(Superseded):
+                ghost.write(make_batch(*transactions[:1]))
         return files
 
     monkeypatch.setattr(DeltaSink, "_run_job", slow)
-    with pytest.raises(SinkFenced):
-        ours.write(make_batch(*transactions))
-    assert [r[0] for r in root.rows("public.a")] == [90, 100]
+    rightful.write(make_batch(*transactions))
+    assert root.version("public.a") == 3, "the ghost committed, too"
+    assert [r[0] for r in root.rows("public.a")] == [90, 100, 110]
+    assert root.transactions() == [90, 100, 110]
+
+
+def test_a_commit_of_our_own_whose_answer_was_lost_is_not_taken_for_anothers(
+    root: Root, make_batch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What deltalake does where the object store applies the commit and its answer is lost (test_delta_table)."""
+    transactions = crowd()
+    real = DeltaTable.create_write_transaction
+
+    def twice(self: DeltaTable, *args: Any, **kwargs: Any) -> None:
+        real(self, *args, **kwargs)
+        real(self, *args, **kwargs)
+
+    sink = root.sink()
+    monkeypatch.setattr(DeltaTable, "create_write_transaction", twice)
+    sink.write(make_batch(*transactions[:3]))
+    sink.write(make_batch(*transactions[3:]))
+    check_crowd(root, transactions)
+
+
+# -- a server that was restored ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("left_ahead", ["_transactions", "public.a"])
+def test_a_sink_ahead_of_the_servers_wal_is_refused_and_its_root_named(
+    root: Root, make_batch: Any, monkeypatch: pytest.MonkeyPatch, left_ahead: str
+) -> None:
+    """All that the restored server commits below the watermark was skipped and confirmed, never stored."""
+    sink = root.sink()
+    sink.write(make_batch(Transaction(100, [(A, rows(1))])))
+    if left_ahead == "public.a":
+        with monkeypatch.context() as patch:
+            patch.setattr(DeltaSink, "_write_transactions", _power_cut)
+            with pytest.raises(StorageFault):
+                sink.write(make_batch(Transaction(200, [(A, rows(2))])))
+    else:
+        sink.write(make_batch(Transaction(200, [(A, rows(2))])))
+    with pytest.raises(SinkDiverged, match="0/96") as refused:
+        root.sink(wal_end=150).write(make_batch(Transaction(120, [(A, rows(3))])))
+    assert refused.value.policy.exit_status is ExitStatus.TERMINAL
+    assert str(root.path) in refused.value.remedy and "another root" in refused.value.remedy
+    assert [r[3] for r in root.rows("public.a")] == [1, 2]
+    root.sink(wal_end=201).write(make_batch(Transaction(210, [(A, rows(4))])))
+    assert [r[3] for r in root.rows("public.a")] == [1, 2, 4]
+
+
+def test_messages_ahead_of_the_servers_wal_are_refused(root: Root, make_batch: Any) -> None:
+    root.sink().write(make_batch(plain_messages(200)))
+    with pytest.raises(SinkDiverged, match="_messages"):
+        root.sink(wal_end=199)
+    root.sink(wal_end=200)
+
+
+@pytest.mark.parametrize(
+    ("tenure", "says"),
+    [
+        ({"timeline": 2, "history": {1: Lsn(200)}}, "beyond 0/C8"),  # a commit record that begins there
+        ({"timeline": 4, "history": {1: Lsn(150), 3: Lsn(9000)}}, "beyond 0/96"),
+        ({"timeline": 3, "history": {2: Lsn(9000)}}, "does not come"),
+        ({"timeline": 2, "history": {1: Lsn(201)}}, None),
+        ({"timeline": 1}, None),
+    ],
+    ids=str,
+)
+def test_a_sink_beyond_the_branch_point_of_a_failover_is_refused_though_the_wal_has_grown_past_it(
+    root: Root, make_batch: Any, tenure: dict[str, Any], says: str | None
+) -> None:
+    root.sink().write(make_batch(Transaction(200, [(A, rows(1))])))
+    if says is not None:
+        with pytest.raises(SinkDiverged, match=says):
+            root.sink(**tenure)
+        return
+    root.sink(**tenure).write(make_batch(Transaction(300, [(A, rows(2))])))
+    assert root.transactions() == [200, 300]
+    # What was written on the new timeline is judged by that one.
+    timeline = tenure["timeline"]
+    with pytest.raises(SinkDiverged, match="beyond 0/12C"):
+        root.sink(timeline=timeline + 1, history={timeline: Lsn(300)})
+
+
+def test_a_transaction_of_another_history_below_the_watermark_is_not_dropped_as_a_repetition(
+    root: Root, make_batch: Any
+) -> None:
+    """A snapshot of the server's disk, on the same timeline, whose WAL has grown past the record again."""
+    transactions = crowd()
+    root.sink().write(make_batch(*transactions))
+    sink = root.sink()
+    sink.write(make_batch(*transactions[1:]))
+    for other in (
+        Transaction(125, [(A, rows(99))]),
+        Transaction(120, [(A, rows(99))], xid=4711),
+        Transaction(120, [(B, rows(3))], xid=4711, spilled=True),
+    ):
+        with pytest.raises(SinkDiverged, match=f"transaction {other.xid or other.commit_lsn}") as refused:
+            root.sink().write(make_batch(other, Transaction(200, [(A, rows(100))])))
+        assert str(root.path) in refused.value.remedy
+    check_crowd(root, transactions)
+
+
+def test_a_transaction_of_another_history_is_not_dropped_by_a_table_that_a_crash_left_ahead(
+    root: Root, make_batch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = root.sink()
+    sink.write(make_batch(Transaction(100, [(A, rows(1))])))
+    ahead = [Transaction(200, [(A, rows(2, 3))]), Transaction(210, [(A, rows(4))], spilled=True)]
+    with monkeypatch.context() as patch:
+        patch.setattr(DeltaSink, "_write_transactions", _power_cut)
+        with pytest.raises(StorageFault):
+            sink.write(make_batch(*ahead))
+    with pytest.raises(SinkDiverged, match=r"public\.a"):
+        root.sink().write(make_batch(Transaction(205, [(A, rows(5))]), Transaction(300, [(B, rows(1))])))
+    root.sink().write(make_batch(*ahead, Transaction(300, [(B, rows(1))])))
+    assert [r[3] for r in root.rows("public.a")] == [1, 2, 3, 4]
+    assert root.transactions() == [100, 200, 210, 300]
+
+
+def test_a_transaction_that_left_messages_alone_may_come_only_with_the_replay(
+    root: Root, make_batch: Any
+) -> None:
+    """Those of a rolled-back subtransaction are there or not, depending on whether it was streamed."""
+    root.sink().write(make_batch(*crowd()))
+    root.sink().write(make_batch(Transaction(135, messages=[(133, "m", b"1")])))
+    check_crowd(root, crowd())
+
+
+def _power_cut(*_: Any) -> None:
+    raise OSError(5, "power cut")
 
 
 def test_a_column_added_by_somebody_else_is_taken_in_stride(root: Root, make_batch: Any) -> None:

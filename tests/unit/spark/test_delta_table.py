@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, Field
 from deltalake.schema import PrimitiveType
 
-from xidstream.pipeline.errors import SinkFailed, SinkFenced, UsageError
+from tests.s3_server import S3Server
+from xidstream.pipeline.errors import SinkFailed, UsageError
 from xidstream.pipeline.spark.delta_table import DeltaTableWriter, SnapshotOutdated
 from xidstream.pipeline.spark.naming import Location
 from xidstream.pipeline.spark.parquet_files import ParquetFiles, WrittenFile
@@ -80,21 +84,146 @@ def test_a_commit_lsn_beyond_63_bits_is_refused(location: Location) -> None:
         writer.commit([], {APP: 1 << 63})
 
 
-def test_the_second_writer_with_the_same_identity_is_fenced(location: Location) -> None:
+def test_a_second_writer_with_the_same_identity_needs_a_new_snapshot(location: Location) -> None:
     first, second = opened(location), opened(location)
     commit(first, location, 20, "a")
-    with pytest.raises(SinkFenced):
+    with pytest.raises(SnapshotOutdated):
         commit(second, location, 30, "b")
     assert n_rows(location) == 2
 
 
-def test_a_ghost_that_wakes_up_is_fenced_after_its_first_commit_too(location: Location) -> None:
+def test_a_ghost_that_wakes_up_needs_one_after_its_first_commit_too(location: Location) -> None:
     ghost = opened(location)
     commit(ghost, location, 20, "a")
     commit(opened(location), location, 30, "b")
-    with pytest.raises(SinkFenced):
+    with pytest.raises(SnapshotOutdated):
         commit(ghost, location, 30, "c")
     assert n_rows(location) == 4
+
+
+def test_a_commit_that_landed_though_its_answer_was_lost_shows_in_the_next_snapshot(
+    answers_lost: LosesAnswers,
+) -> None:
+    """deltalake sends it again by itself, meets its own commit, and reports a conflict."""
+    options = {
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{answers_lost.port}",
+        "AWS_ALLOW_HTTP": "true",
+        "AWS_REGION": "us-east-1",
+    }
+    location = Location.parse(f"s3://{answers_lost.bucket}/t", options)
+    writer = opened(location)
+    answers_lost.n_to_lose = 1
+    file = WrittenFile("a/part-00000.parquet", 10, 1, 20, 20)
+    with pytest.raises(SnapshotOutdated):
+        writer.commit([file], {APP: 20}, marks={f"{APP}/owner": 3})
+    assert answers_lost.n_to_lose == 0
+    again = opened(location)
+    assert (again.watermark(APP), again.watermark(f"{APP}/owner"), again.version) == (20, 3, 1)
+
+
+class LosesAnswers(S3Server):
+    """Does what it is asked, and answers 500, to so many writes to a Delta log."""
+
+    n_to_lose = 0
+
+    def _answer(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        is_commit = environ["REQUEST_METHOD"] == "PUT" and "/_delta_log/" in environ["PATH_INFO"]
+        if not (is_commit and self.n_to_lose):
+            return super()._answer(environ, start_response)
+        self.n_to_lose -= 1
+        list(super()._answer(environ, lambda *_, **__: None))
+        start_response("500 Internal Server Error", [("Content-Type", "application/xml")])
+        return [b"<?xml version='1.0'?><Error><Code>InternalError</Code></Error>"]
+
+
+@pytest.fixture
+def answers_lost() -> Iterator[LosesAnswers]:
+    server = LosesAnswers()
+    yield server
+    server.stop()
+
+
+def test_marks_go_with_a_commit_may_stay_and_never_fall(location: Location) -> None:
+    writer = opened(location)
+    writer.commit([], {}, marks={"owner": 2})
+    writer.commit(written(location, 20, "a"), {APP: 20}, marks={"owner": 2})
+    with pytest.raises(UsageError, match="would fall"):
+        writer.commit(written(location, 30, "b"), {APP: 30}, marks={"owner": 1})
+    assert (opened(location).watermark("owner"), n_rows(location)) == (2, 2)
+
+
+# -- on disk -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def flushed(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """What this process has asked the kernel to put on disk, in order."""
+    paths: list[Path] = []
+    real = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        real(descriptor)
+        paths.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    return paths
+
+
+def test_all_that_a_commit_names_is_on_disk_before_it_and_the_commit_when_it_returns(
+    location: Location, flushed: list[Path]
+) -> None:
+    writer = opened(location)
+    table = Path(location.uri)
+    assert set(flushed) >= {
+        table / "_delta_log" / f"{0:020d}.json",
+        table / "_delta_log",
+        table,
+        table.parent,
+    }
+    flushed.clear()
+    (file,) = written(location, 20, "a")
+    assert set(flushed) == {table / file.path, table / "a", table}
+    flushed.clear()
+    writer.commit([file], {APP: 20})
+    assert set(flushed) == {table / "_delta_log" / f"{1:020d}.json", table / "_delta_log", table}
+    flushed.clear()
+    writer.add_columns([Target("y", pa.string(), "y")])
+    assert table / "_delta_log" / f"{2:020d}.json" in flushed
+
+
+def test_a_checkpoint_that_deltalake_writes_is_put_on_disk_with_its_commit(
+    location: Location, flushed: list[Path]
+) -> None:
+    writer = opened(location)
+    for i in range(100):
+        writer.commit([], {APP: 20 + i})
+    log = Path(location.uri) / "_delta_log"
+    checkpoints = list(log.glob("*.checkpoint.parquet"))
+    assert checkpoints and {*checkpoints, log / "_last_checkpoint"} <= set(flushed)
+
+
+def test_the_commit_of_a_run_that_died_before_it_was_on_disk_is_there_when_the_table_is_opened(
+    location: Location, flushed: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = opened(location)
+    with monkeypatch.context() as patch:
+        patch.setattr(DeltaTableWriter, "_refresh", _die)
+        with pytest.raises(KeyboardInterrupt):
+            writer.commit(written(location, 20, "a"), {APP: 20})
+    DeltaTable(location.uri).alter.add_columns(
+        [Field("theirs", PrimitiveType("long"))]
+    )  # somebody else, behind it
+    log = Path(location.uri) / "_delta_log"
+    commits = [log / f"{version:020d}.json" for version in range(3)]
+    assert not set(commits[1:]) & set(flushed)
+    flushed.clear()
+    assert opened(location).watermark(APP) == 20
+    assert commits[1] in flushed and commits[2] in flushed and log in flushed
+    assert commits[0] not in flushed, "what lies before a commit of ours was on disk before it"
+
+
+def _die(self: DeltaTableWriter) -> None:
+    raise KeyboardInterrupt
 
 
 def test_a_writer_of_another_slot_does_not_fence(location: Location) -> None:

@@ -1,0 +1,124 @@
+"""Whose a Delta root is, and of which history: what one run may add to what those before it left there.
+
+Every commit carries, beside its watermarks, two more application transactions: ``<application id>/owner``, the
+number of the run's hold on the slot (``Tenure``), and ``<application id>/timeline``, the server's. Whenever a table
+is opened:
+
+- A higher owner: another run has taken the slot over, and this one yields (Superseded).
+- A lower owner: what that run wrote must lie within what the server had when *this* one opened the slot. On the
+  same timeline that is the end of its WAL, on an earlier one the point where the server's history left it. Anything
+  beyond was read from a server that this one is not: it was restored, or failed over, to older WAL (SinkDiverged).
+
+Positions alone do not tell a server whose WAL has grown past the watermark again, on the same timeline, before the
+run started. So a transaction at or below a watermark, which would be dropped as a repetition, must be in the
+table, with its xid and commit timestamp. That costs nothing but after a crash: nothing else is sent twice. Left out are
+transactions without rows: the logical messages of a rolled-back subtransaction are there or not, depending on
+whether it was streamed.
+
+Rejected: fingerprints of the WAL (they would have to be read at each confirmation), the slot's own position (it goes
+back legally after an immediate stop).
+
+Called by the Delta sink, on the driver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from xidstream.pipeline.errors import SinkDiverged, Superseded
+from xidstream.pipeline.exchange import Tenure
+from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.spark.delta_table import DeltaTableWriter
+
+_KEYS = ("commit_lsn", "xid", "commit_timestamp")
+
+
+class Ownership:
+    """``root`` is for people, without credentials."""
+
+    def __init__(self, application_id: str, messages_id: str, root: str, tenure: Tenure) -> None:
+        self._application_id = application_id
+        self._messages_id = messages_id
+        self._timeline_id = f"{application_id}/timeline"
+        self._root = root
+        self._tenure = tenure
+
+    @staticmethod
+    def owner_of(writer: DeltaTableWriter, application_id: str) -> int:
+        """The number of the last run that wrote, 0 for none."""
+        return writer.watermark(f"{application_id}/owner")
+
+    @property
+    def marks(self) -> dict[str, int]:
+        """What goes with each commit."""
+        tenure = self._tenure
+        return {f"{self._application_id}/owner": tenure.number, self._timeline_id: tenure.timeline}
+
+    def check(self, writer: DeltaTableWriter) -> None:
+        """Of a new snapshot. Raises Superseded, SinkDiverged."""
+        tenure = self._tenure
+        owner = self.owner_of(writer, self._application_id)
+        if owner > tenure.number:
+            raise Superseded(
+                f"another run has taken over the slot: Delta table {writer.label} is written by run {owner} of it, "
+                f"this is run {tenure.number}"
+            )
+        if owner == tenure.number:
+            return
+        timeline = writer.watermark(self._timeline_id)
+        reachable = tenure.reachable(timeline)
+        # Of a commit, its record's start; of a message, its record's end.
+        held = max(
+            writer.watermark(self._application_id) + 1 if writer.watermark(self._application_id) else 0,
+            writer.watermark(self._messages_id),
+        )
+        if reachable is None and held:
+            raise self._diverged(
+                f"Delta table {writer.label} was written from timeline {timeline}, from which the server's timeline "
+                f"{tenure.timeline} does not come"
+            )
+        if reachable is not None and held > reachable:
+            raise self._diverged(
+                f"Delta table {writer.label} holds what lies beyond {reachable}, where the WAL that the server shares "
+                f"with it ends (timeline {tenure.timeline}): the server was restored, or failed over, to an older state"
+            )
+
+    def check_repeated(
+        self, writer: DeltaTableWriter, transactions: pa.Table, above: int = 0, prefix: str = ""
+    ) -> None:
+        """Those of ``transactions`` (TRANSACTIONS_SCHEMA) with rows that lie above the LSN ``above`` and not above
+        the table's watermark must be in it. Its columns are named as there, behind ``prefix``. Raises SinkDiverged."""
+        watermark = writer.watermark(self._application_id)
+        lsns = transactions["commit_lsn"]
+        asked = pc.and_(pc.greater(lsns, above), pc.less_equal(lsns, watermark))
+        repeated = transactions.filter(pc.and_(asked, pc.greater(transactions["rows"], 0)))
+        if not repeated.num_rows:
+            return
+        columns = [f"{prefix}{key}" for key in _KEYS]
+        bounds = pc.min_max(repeated["commit_lsn"]).as_py()
+        held = writer.read(columns, columns[0], bounds["min"], bounds["max"])
+        known = set(_identities(held.group_by(columns).aggregate([]), columns))
+        for lsn, xid, timestamp_us in _identities(repeated, _KEYS):
+            if (lsn, xid, timestamp_us) not in known:
+                raise self._diverged(
+                    f"transaction {xid}, with its commit at {Lsn(lsn)}, is not in Delta table {writer.label}, which "
+                    f"holds everything up to {Lsn(watermark)}: the server was restored, or failed over, to an older "
+                    "state, or rows were deleted from that table, or the publications were changed after a crash"
+                )
+
+    def _diverged(self, message: str) -> SinkDiverged:
+        return SinkDiverged(
+            f"{message}. What the server has committed since would be taken for repetitions, and left out",
+            remedy=f"give the sink another root than {self._root}, drop the slot with what the storage records of it "
+            "(`xidstream slot drop --storage URI`), create it again, and take a new snapshot of the tables (only where "
+            "publications were changed: put them back until the run has passed that position)",
+        )
+
+
+def _identities(rows: pa.Table, columns: Sequence[str]) -> list[tuple[int, int, int]]:
+    lsns, xids, timestamps = (rows[column] for column in columns)
+    times = timestamps.cast(pa.timestamp("us", tz="UTC")).cast(pa.int64())
+    return list(zip(lsns.to_pylist(), xids.to_pylist(), times.to_pylist(), strict=True))
