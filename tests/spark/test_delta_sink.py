@@ -180,8 +180,9 @@ def test_spark_reads_the_files_as_delta_declares_them(root: Root, make_batch: An
 def test_the_same_batch_again_changes_nothing(root: Root, make_batch: Any) -> None:
     transactions = crowd()
     root.sink().write(make_batch(*transactions))
+    again = root.sink()
     before = [root.version(d) for d in ("public.a", "public.b", "_transactions")]
-    root.sink().write(make_batch(*transactions))
+    again.write(make_batch(*transactions))
     check_crowd(root, transactions)
     assert [root.version(d) for d in ("public.a", "public.b", "_transactions")] == before
 
@@ -257,10 +258,11 @@ def test_a_table_is_never_ahead_for_a_reader_bounded_by_transactions(
         order.append(self.label)
         real(self, *args, **kwargs)
 
+    sink = root.sink()
     monkeypatch.setattr(delta.DeltaTableWriter, "commit", commit)
     transactions = crowd()
     transactions[1].messages = [(105, "m", b"")]
-    root.sink().write(make_batch(*transactions))
+    sink.write(make_batch(*transactions))
     assert sorted(order[:2]) == ["public.a", "public.b"]
     assert order[2:] == ["_messages", "_transactions"]
 
@@ -349,7 +351,7 @@ def test_a_ghost_that_commits_a_table_during_the_rightful_runs_job_does_not_stop
     root: Root, make_batch: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever came second was fenced, with status 4: here the rightful run."""
-    transactions = [Transaction(100, [(A, rows(1))]), Transaction(110, [(A, rows(2)), (B, rows(1))])]
+    transactions = [Transaction(100, [(A, rows(1))]), Transaction(110, [(A, rows(2))])]
     root.sink().write(make_batch(Transaction(90, [(A, rows(0))])))
     ghost = root.sink()
     ghost.table_watermark("public", "a")
@@ -416,7 +418,7 @@ def test_a_sink_ahead_of_the_servers_wal_is_refused_and_its_root_named(
 
 
 def test_messages_ahead_of_the_servers_wal_are_refused(root: Root, make_batch: Any) -> None:
-    root.sink().write(make_batch(plain_messages(200)))
+    root.sink().write(make_batch(plain_messages((200, "m", b""))))
     with pytest.raises(SinkDiverged, match="_messages"):
         root.sink(wal_end=199)
     root.sink(wal_end=200)
@@ -626,10 +628,11 @@ def test_the_table_is_widened_before_the_rows_that_need_it(
     def commit(self: Any, *args: Any, **kwargs: Any) -> None:
         raise OSError(5, "dies after widening")
 
+    sink = root.sink()
     with monkeypatch.context() as patch:
         patch.setattr(delta.DeltaTableWriter, "commit", commit)
         with pytest.raises(StorageFault):
-            root.sink().write(make_batch(transaction))
+            sink.write(make_batch(transaction))
     assert [f.name for f in DeltaTable(str(root.path / "public.a")).schema().fields][-1] == "extra"
     root.sink().write(make_batch(transaction))
     assert sorted((r["id"], r["extra"]) for r in root.read("public.a")) == [(1, None), (2, "e")]
@@ -656,8 +659,9 @@ def test_messages_of_both_kinds_are_kept_once_over_restarts(root: Root, make_bat
 
 def test_a_batch_of_messages_alone_leaves_transactions_as_they_are(root: Root, make_batch: Any) -> None:
     sink = root.sink()
+    before = root.version("_transactions")
     sink.write(make_batch(plain_messages((50, "n", b"1"))))
-    assert root.version("_transactions") == 0
+    assert root.version("_transactions") == before
     assert [m["lsn"] for m in root.read("_messages")] == [50]
 
 

@@ -1,0 +1,132 @@
+"""Who owns a slot's record: two runs over one storage, one of which does not know yet that it was taken over from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from tests.unit.segments.conftest import batches, prepared_of, relation  # noqa: F401 - fixtures
+from xidstream.pipeline.errors import Action, SegmentCorrupt, Superseded
+from xidstream.pipeline.exchange import Opened, PrepareCover, SlotIdentity
+from xidstream.pipeline.pg import Lsn, Xid
+from xidstream.pipeline.relations import RelationVersion
+from xidstream.pipeline.segments import (
+    Layout,
+    Storage,
+    check_owner,
+    read_progress,
+    write_progress,
+    write_segment,
+)
+from xidstream.pipeline.segments.manifest import prepared_to_json
+from xidstream.pipeline.stages.slot_storage import SlotStorage
+
+SLOT = SlotIdentity(7001, "db", "s")
+
+
+def opened(confirmed: int = 0x100) -> Opened:
+    return Opened(
+        identity=SLOT,
+        confirmed_flush_lsn=Lsn(confirmed),
+        target_lsn=Lsn(0x10_000),
+        server_version=180_000,
+        proto_version=4,
+        streaming="on",
+        two_phase=True,
+        cover=PrepareCover(),
+        timeline=1,
+        history={},
+    )
+
+
+def run(folder: Path, epoch: str, confirmed: int = 0x100) -> SlotStorage:
+    """One that has got the slot and takes the storage over."""
+    made = SlotStorage(str(folder), opened(confirmed), epoch)
+    made.take_over()
+    return made
+
+
+def layout(epoch: str) -> Layout:
+    return Layout(SLOT.system_identifier, SLOT.slot, epoch)
+
+
+def test_each_run_that_gets_the_slot_has_a_higher_number_and_the_same_position(tmp_path: Path) -> None:
+    first = run(tmp_path, "a")
+    first.record(Lsn(0x200), [])
+    assert first.tenure(0).number == 1
+    assert run(tmp_path, "b").tenure(0).number == 2
+    record = read_progress(Storage(str(tmp_path)), layout("b"))
+    assert record is not None
+    assert (record.confirmed_lsn, record.epoch, record.owner) == (Lsn(0x200), "b", 2)
+
+
+def test_a_run_that_was_taken_over_from_records_delivers_and_claims_nothing_more(tmp_path: Path) -> None:
+    """Whoever was behind got status 2 (the position "never goes back"), perhaps the rightful one."""
+    ghost = run(tmp_path, "a")
+    number = ghost.tenure(0).number
+    rightful = run(tmp_path, "b")
+    storage = Storage(str(tmp_path))
+    for late in (
+        lambda: ghost.record(Lsn(0x300), []),
+        lambda: ghost.tenure(0),
+        lambda: check_owner(storage, layout("a"), number),
+    ):
+        with pytest.raises(Superseded, match="epoch b's") as refused:
+            late()
+        assert refused.value.policy.action is Action.RETRY, "it may have the slot again when it is free"
+    rightful.record(Lsn(0x200), [])
+    check_owner(storage, layout("b"), rightful.tenure(0).number)
+
+
+def test_a_record_that_the_earlier_run_was_writing_meanwhile_does_not_stop_the_rightful_one(
+    tmp_path: Path,
+) -> None:
+    ghost = run(tmp_path, "a")
+    rightful = run(tmp_path, "b")
+    storage = Storage(str(tmp_path))
+    # As if the earlier run had looked just before it was taken over from: no storage has a conditional write.
+    storage.delete([layout("a").progress_key])
+    write_progress(storage, layout("a"), Lsn(0x300), owner=1)
+    rightful.record(Lsn(0x200), [])
+    record = read_progress(storage, layout("b"))
+    assert record is not None
+    assert (record.confirmed_lsn, record.epoch, record.owner) == (Lsn(0x300), "b", 2)
+    with pytest.raises(Superseded):
+        ghost.record(Lsn(0x400), [])
+
+
+def test_a_storage_that_is_younger_than_the_sink_counts_on_from_the_sinks_number(tmp_path: Path) -> None:
+    """`slot drop --storage` removes the record; the Delta tables still know the last number."""
+    young = run(tmp_path, "a")
+    young.record(Lsn(0x200), [])
+    assert young.tenure(41).number == 42
+    young.record(Lsn(0x300), [])
+    assert run(tmp_path, "b").tenure(42).number == 43
+
+
+def test_a_superseded_run_cannot_record_past_a_prepare_whose_segments_its_successor_cleaned(
+    tmp_path: Path, relation: RelationVersion, batches: list[pa.RecordBatch]
+) -> None:
+    """What was recorded said that the PREPARE is kept, its segments were gone: no later run could start any more,
+    though the server, which was never told, sends the PREPARE again."""
+    storage = Storage(str(tmp_path))
+    ghost = run(tmp_path, "a")
+    segment = write_segment(storage, layout("a").segment_key(Xid(700), Lsn(0x150), 0), relation, batches)
+    run(tmp_path, "b")
+    assert not storage.exists(segment.key)
+    prepared = prepared_of((segment,), end=0x180)
+    manifest = layout("a").prepared_key(prepared.xid, prepared.prepare_end_lsn)
+    storage.write_bytes(
+        manifest, prepared_to_json(prepared)
+    )  # an object store does not look for what it names
+    with pytest.raises(Superseded):
+        ghost.record(Lsn(0x180), [])
+    # Nor does it matter where its record came between our look and our taking over: the server's position decides.
+    write_progress(storage, layout("b"), Lsn(0x180), owner=2)
+    _, book = SlotStorage(str(tmp_path), opened(0x100), "c").take_over()
+    assert (len(book), storage.exists(manifest)) == (0, False)
+    storage.write_bytes(manifest, prepared_to_json(prepared))
+    with pytest.raises(SegmentCorrupt, match="missing"):
+        SlotStorage(str(tmp_path), opened(0x180), "d").take_over()
