@@ -78,7 +78,16 @@ def test_finished_prepares_belong_to_the_event_loop_while_positions_are_recorded
     record = PreparedTransaction(Xid(700), "g", Lsn(10), Lsn(14), False, None, (), (), DroppedRuns())
     end = TransactionEnd(Xid(700), Lsn(20), Lsn(24), 0, gid="g")
     opened = Opened(
-        SlotIdentity(1, "d", "s"), Lsn(5), Lsn(100), 180004, 4, "on", two_phase=True, cover=PrepareCover()
+        SlotIdentity(1, "d", "s"),
+        confirmed_flush_lsn=Lsn(5),
+        target_lsn=Lsn(100),
+        server_version=180004,
+        proto_version=4,
+        streaming="on",
+        two_phase=True,
+        cover=PrepareCover(),
+        timeline=1,
+        history={},
     )
     finished, reader = WatchedPrepares(), Reader()
 

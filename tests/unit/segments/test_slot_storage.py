@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from tests.unit.segments.conftest import batches, prepared_of, relation  # noqa: F401 - fixtures
+from tests.unit.segments.conftest import prepared_of
 from xidstream.pipeline.errors import Action, SegmentCorrupt, Superseded
 from xidstream.pipeline.exchange import Opened, PrepareCover, SlotIdentity
 from xidstream.pipeline.pg import Lsn, Xid
