@@ -40,7 +40,7 @@ def scenario_in(
     with ExitStack() as stack:
         admin = stack.enter_context(psycopg.connect(server.conninfo(), autocommit=True))
 
-        def make(encoding: str, client_encoding: str = "UTF8") -> Scenario:
+        def make(encoding: str) -> Scenario:
             name = f"encoded_{next(_numbers)}"
             admin.execute(
                 sql.SQL("CREATE DATABASE {} TEMPLATE template0 ENCODING {} LOCALE 'C'").format(
@@ -48,8 +48,13 @@ def scenario_in(
                 )
             )
             stack.callback(drop_database, admin, name)
+            if encoding == "LATIN1":
+                # For the tests' own sessions, whose statements are UTF-8.
+                admin.execute(
+                    sql.SQL("ALTER DATABASE {} SET client_encoding = 'UTF8'").format(sql.Identifier(name))
+                )
             connection = stack.enter_context(
-                psycopg.connect(server.conninfo(name, client_encoding=client_encoding), autocommit=True)
+                psycopg.connect(server.conninfo(name, client_encoding="UTF8"), autocommit=True)
             )
             scenario = Scenario(Database(server, name, connection), tmp_path, 4, "on")
             stack.callback(scenario.close)
