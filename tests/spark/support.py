@@ -18,14 +18,17 @@ from xidstream.pipeline.errors import SegmentCorrupt
 from xidstream.pipeline.exchange import (
     Batch,
     InlineMessages,
+    MemoryMessages,
     MemoryPart,
     MessageFile,
+    MessagePart,
     Sealed,
     Segment,
     SegmentPart,
     SlotIdentity,
+    SpilledMessages,
 )
-from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.relations import Column, RelationVersion, ReplicaIdentity
 from xidstream.pipeline.rows import (
     INSERT,
@@ -98,14 +101,19 @@ class LocalSegments:
                 yield reader.get_batch(i)
 
     def write(self, key: str, version: RelationVersion, batches: Sequence[pa.RecordBatch]) -> Segment:
+        return Segment(key, version, *self._write(key, internal_schema(version), batches))
+
+    def write_messages(self, key: str, batches: Sequence[pa.RecordBatch]) -> MessageFile:
+        return MessageFile(key, *self._write(key, MESSAGES_SCHEMA, batches))
+
+    def _write(self, key: str, schema: pa.Schema, batches: Sequence[pa.RecordBatch]) -> tuple[int, int, str]:
         path = Path(self.root) / key
         path.parent.mkdir(parents=True, exist_ok=True)
-        with pa.ipc.new_file(str(path), internal_schema(version)) as writer:
+        with pa.ipc.new_file(str(path), schema) as writer:
             for batch in batches:
                 writer.write_batch(batch)
         data = path.read_bytes()
-        n_rows = sum(batch.num_rows for batch in batches)
-        return Segment(key, version, n_rows, len(data), hashlib.sha256(data).hexdigest())
+        return sum(b.num_rows for b in batches), len(data), hashlib.sha256(data).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -145,6 +153,8 @@ class Transaction:
     rolled_back: tuple[int, ...] = ()
     messages: Sequence[tuple[int, str, bytes]] = ()
     """(lsn, prefix, content)"""
+    messages_in: str = "line"
+    """``line``, ``memory`` or ``storage``."""
     xid: int = field(default=0)
 
     def seal(self, segments: LocalSegments | None) -> Sealed:
@@ -194,10 +204,20 @@ class Transaction:
             record_batch(present, TRANSACTIONS_SCHEMA),
             tuple(memory),
             tuple(spilled),
-            (InlineMessages(record_batch(messages, MESSAGES_SCHEMA)),) if messages else (),
+            (self._message_part(record_batch(messages, MESSAGES_SCHEMA), xid, segments),) if messages else (),
             n_released,
             0,
         )
+
+    def _message_part(self, batch: pa.RecordBatch, xid: int, segments: LocalSegments | None) -> MessagePart:
+        if self.messages_in == "line":
+            return InlineMessages(batch)
+        if self.messages_in == "memory":
+            return MemoryMessages(batch.nbytes, stream_bytes([batch], batch.schema))
+        assert segments is not None
+        unstamped = batch.set_column(0, batch.schema.field(0), pa.nulls(batch.num_rows, pa.int64()))
+        file = segments.write_messages(f"{self.commit_lsn}/messages.arrow", [unstamped])
+        return SpilledMessages(file, Lsn(self.commit_lsn), Xid(xid))
 
 
 def record_batch(rows: Sequence[dict[str, Any]], schema: pa.Schema) -> pa.RecordBatch:

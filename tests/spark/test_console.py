@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.spark.support import INT8, TEXT, Transaction, plain_messages, relation
+from tests.spark.support import INT8, TEXT, LocalSegments, Transaction, plain_messages, relation
 from xidstream.pipeline.spark.console import ConsoleSink
 
 pytestmark = pytest.mark.spark
@@ -25,6 +26,20 @@ def test_console_shows_transactions_and_first_rows(make_batch: Any) -> None:
     assert "item 1" in text
     assert "item 2" not in text
     assert "message 0/20 non-transactional 'p': 6 bytes" in text
+
+
+def test_console_shows_the_first_messages_and_reads_no_others(
+    make_batch: Any, segments: LocalSegments
+) -> None:
+    many = [(i, "p", b"x" * i) for i in range(1, 6)]
+    units = [Transaction(0x10 * i, messages=many, messages_in="storage") for i in (1, 2)]
+    batch = make_batch(*units)
+    (Path(segments.root) / "32" / "messages.arrow").unlink()
+    out = io.StringIO()
+    ConsoleSink(n_rows=3, out=out).write(batch)
+    assert [line for line in out.getvalue().splitlines() if "message " in line] == [
+        f"  message 0/{i} transactional 'p': {i} bytes" for i in (1, 2, 3)
+    ]
 
 
 def test_a_date_that_python_cannot_hold_is_printed(make_batch: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from xidstream.pipeline.exchange import Tenure
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.relations import Column, RelationVersion, ReplicaIdentity
 from xidstream.pipeline.rows import MESSAGES_SCHEMA, TRANSACTIONS_SCHEMA, contract_schema
-from xidstream.pipeline.spark import delta
+from xidstream.pipeline.spark import delta, parquet_files
 from xidstream.pipeline.spark.delta import DeltaSink
 from xidstream.pipeline.spark.naming import encode_table
 
@@ -655,6 +656,36 @@ def test_messages_of_both_kinds_are_kept_once_over_restarts(root: Root, make_bat
     assert sorted(m["lsn"] for m in found) == [50, 60, 70, 105, 106, 130]
     assert {m["lsn"]: m["commit_lsn"] for m in found if m["transactional"]} == {60: 100, 70: 120}
     assert root.transactions() == [100, 120]
+
+
+def test_messages_from_everywhere_are_written_in_pieces_and_committed_together(
+    root: Root, make_batch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delta, "MESSAGE_PIECE_BYTES", 3_000)
+    monkeypatch.setattr(parquet_files, "ROW_GROUP_BYTES", 3_000)
+    monkeypatch.setattr(parquet_files, "FILE_BYTES", 3_000)
+    content = random.Random(1).randbytes(500)
+    units = []
+    for i in range(8):
+        lsn = 1000 * (i + 1)
+        where = ("storage", "memory", "line")[i % 3]
+        transactional = [(lsn + j, "t", content) for j in range(10)]
+        units.append(Transaction(lsn + 500, messages=transactional, messages_in=where))
+        units.append(plain_messages(*[(lsn + 600 + j, "n", content) for j in range(10)]))
+    wanted_lsns = sorted(
+        1000 * (i + 1) + first + j for i in range(8) for first in (0, 600) for j in range(10)
+    )
+    root.sink().write(make_batch(*units[:9]))
+    before = root.version("_messages")
+    root.sink().write(make_batch(*units))
+    assert root.version("_messages") == before + 1
+    found = root.read("_messages")
+    assert sorted(m["lsn"] for m in found) == wanted_lsns
+    assert {m["content"] for m in found} == {content}
+    assert all(m["commit_lsn"] == m["lsn"] // 1000 * 1000 + 500 for m in found if m["transactional"])
+    assert root.transactions() == [1000 * (i + 1) + 500 for i in range(8)]
+    files = DeltaTable(str(root.path / "_messages")).file_uris()
+    assert len(files) > 4
 
 
 def test_a_batch_of_messages_alone_leaves_transactions_as_they_are(root: Root, make_batch: Any) -> None:

@@ -246,6 +246,34 @@ def test_transactions_and_messages_are_frames(make_batch: Any) -> None:
     ]
 
 
+def test_messages_by_value_by_reference_and_in_storage_are_one_lazy_frame(
+    make_batch: Any, segments: LocalSegments
+) -> None:
+    batch = make_batch(
+        *[
+            Transaction(
+                100 + i,
+                messages=[(50 + i, "p", bytes([i])), (60 + i, "p", b"")],
+                messages_in=where,
+                xid=i + 1,
+            )
+            for i, where in enumerate(("storage", "memory", "line", "storage"))
+        ]
+    )
+    expected = [(100 + i, lsn + i, i + 1, c) for i in range(4) for lsn, c in ((50, bytes([i])), (60, b""))]
+    frame = batch.messages
+    assert simple_types(frame.schema) == simple_types(spark_schema(MESSAGES_SCHEMA))
+    assert sorted((r.commit_lsn, r.lsn, r.xid, bytes(r.content)) for r in frame.collect()) == expected
+    on_driver = [row for part in batch.message_batches() for row in part.to_pylist()]
+    assert [(r["commit_lsn"], r["lsn"], r["xid"], r["content"]) for r in on_driver] == expected
+    (Path(segments.root) / "100" / "messages.arrow").write_bytes(b"damaged")
+    again = make_batch()
+    again.handoff = batch.handoff
+    lazy = again.messages
+    with pytest.raises(Exception, match="SegmentCorrupt"):
+        lazy.collect()
+
+
 def test_a_batch_without_rows_has_empty_frames(make_batch: Any) -> None:
     batch = make_batch()
     assert batch.tables == []

@@ -55,8 +55,9 @@ class Chain:
         self.sealed: list[Sealed] = []
 
     def take(self, wire: Wire) -> None:
-        for data in wire.take():
-            self._hand_over(self.cutter.feed(data))
+        messages = wire.take()[::-1]
+        while messages:
+            self._hand_over(self.cutter.feed(messages.pop()))
 
     def flush(self) -> None:
         self._hand_over(self.cutter.flush())
