@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
 from psycopg import sql
 
 from tests.postgres_fixtures import Database
+from tests.proxies import Link
+from xidstream.actors import slot_reader
 from xidstream.actors.cli.checks import fail_on_findings
 from xidstream.actors.demo.embedded_postgres import EmbeddedPostgres
 from xidstream.actors.slot_reader import SlotReader
@@ -50,6 +53,49 @@ def test_a_promoted_server_goes_on_where_it_has_what_was_delivered_and_only_ther
     with pytest.raises(SlotLost, match="timeline 2 left timeline 1 at"):
         fail_on_findings(config, wait_s=0)
     assert read_timeline(storage, layout) == 1
+
+
+def test_a_failover_between_two_connections_of_one_start_is_not_passed_over(
+    own_postgres: Callable[..., EmbeddedPostgres], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The record was compared over a connection of its own, and the next one led to another server."""
+    server = own_postgres()
+    config = Config(dsn=server.conninfo(), slot="s", publication=("p",), storage=str(tmp_path / "storage"))
+    create_slot(config.dsn, config.slot)
+    check_record(config, remember=True)
+    delivered = Lsn(current_flush_lsn(config.dsn) + 0x100)
+    write_progress(Storage(config.storage), layout_of(config.dsn, config), delivered)
+    check_record(config)
+    real = slot_reader.connect_slot
+
+    def after_a_failover(*args: Any, **kwargs: Any) -> Any:
+        promote(server)
+        with psycopg.connect(config.dsn, autocommit=True) as admin:
+            admin.execute("create table t (id int primary key); insert into t values (1)")
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(slot_reader, "connect_slot", after_a_failover)
+    with pytest.raises(SlotLost, match="timeline 2 left timeline 1 at"):
+        SlotReader(config, "e").prepare()
+
+
+def test_further_connections_go_to_the_server_that_the_streaming_one_has_reached(
+    own_postgres: Callable[..., EmbeddedPostgres],
+) -> None:
+    first, second = own_postgres(), own_postgres()
+    links = [Link(server.socket_dir / f".s.PGSQL.{server.port}") for server in (first, second)]
+    dsn = second.conninfo(host="127.0.0.1,127.0.0.1", port=",".join(str(link.port) for link in links))
+    links[0].cut()
+    opened = open_slot(slot_settings(Config(dsn=dsn, slot="s", publication=("p",))), create=True)
+    try:
+        links[0].mend()
+        assert not describe_slot(dsn, "s").exists, "the DSN leads to the first server again"
+        assert opened.opened().confirmed_flush_lsn == opened.confirmed_flush_lsn
+        assert describe_slot(opened.connection.same_server_dsn, "s").active
+    finally:
+        opened.connection.close()
+        for link in links:
+            link.close()
 
 
 @NEWEST

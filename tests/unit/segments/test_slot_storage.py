@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 
-from tests.unit.segments.conftest import prepared_of
 from xidstream.pipeline.errors import Action, SegmentCorrupt, Superseded
 from xidstream.pipeline.exchange import Opened, PrepareCover, SlotIdentity
 from xidstream.pipeline.pg import Lsn, Xid
-from xidstream.pipeline.relations import RelationVersion
+from xidstream.pipeline.relations import Column, RelationVersion, ReplicaIdentity
 from xidstream.pipeline.segments import (
     Layout,
     Storage,
@@ -107,13 +105,16 @@ def test_a_storage_that_is_younger_than_the_sink_counts_on_from_the_sinks_number
 
 
 def test_a_superseded_run_cannot_record_past_a_prepare_whose_segments_its_successor_cleaned(
-    tmp_path: Path, relation: RelationVersion, batches: list[pa.RecordBatch]
+    tmp_path: Path,
 ) -> None:
     """What was recorded said that the PREPARE is kept, its segments were gone: no later run could start any more,
     though the server, which was never told, sends the PREPARE again."""
     storage = Storage(str(tmp_path))
     ghost = run(tmp_path, "a")
-    segment = write_segment(storage, layout("a").segment_key(Xid(700), Lsn(0x150), 0), relation, batches)
+    columns = (Column("id", 23, -1, True), Column("ordinal", 25, -1, False), Column("n", 1700, -1, False))
+    relation = RelationVersion(16_400, "public", "t", ReplicaIdentity.DEFAULT, columns)
+    key = layout("a").segment_key(Xid(700), Lsn(0x150), 0)
+    segment = write_segment(storage, key, relation, [make_batch(relation, 0, 10)])
     run(tmp_path, "b")
     assert not storage.exists(segment.key)
     prepared = prepared_of((segment,), end=0x180)
