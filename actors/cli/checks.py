@@ -25,7 +25,15 @@ from xidstream.pipeline.errors import (
     StorageFault,
     XidstreamError,
 )
-from xidstream.pipeline.segments import Layout, Storage, holds_slot, read_progress, remove_slot
+from xidstream.pipeline.exchange import PrepareCover
+from xidstream.pipeline.segments import (
+    Layout,
+    Storage,
+    holds_slot,
+    read_progress,
+    remove_slot,
+    take_over_progress,
+)
 from xidstream.pipeline.slot.admin import (
     Blocker,
     create_slot,
@@ -161,8 +169,13 @@ def _stored(config: Config) -> tuple[Storage, Layout]:
 
 
 def create_slot_command(config: Config, *, failover: bool) -> None:
-    """Raises PreconditionMissing where the storage, if one is given, has the record of an earlier slot."""
-    if config.storage and not describe_slot(config.dsn, config.slot).exists and holds_slot(*_stored(config)):
+    """Where a storage is given the slot is recorded in it: so a run knows this server's from one that took the place
+    of another server's of the same name.
+
+    Raises PreconditionMissing where the storage has the record of an earlier slot.
+    """
+    stored = _stored(config) if config.storage else None
+    if stored is not None and not describe_slot(config.dsn, config.slot).exists and holds_slot(*stored):
         raise PreconditionMissing(
             f"storage {redacted(config.storage)} holds the record of an earlier slot {config.slot}: a run would take "
             "the new slot for one that lost changes",
@@ -171,6 +184,8 @@ def create_slot_command(config: Config, *, failover: bool) -> None:
     lsn = create_slot(
         config.dsn, config.slot, two_phase=config.two_phase, failover=failover, on_wait=tell_blockers
     )
+    if stored is not None:
+        take_over_progress(*stored, None, lsn, cover=PrepareCover())
     click.echo(f"slot {config.slot} is there: what commits after {lsn} will be delivered")
 
 

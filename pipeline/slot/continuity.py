@@ -48,7 +48,8 @@ def check_continuity(
                 f"the storage records slot {slot!r} of another server (system identifier {recorded.other_servers[0]}), "
                 f"and nothing of this one ({system.system_identifier})",
                 remedy="if this server took the other's place, what committed between is missing: take a new snapshot; "
-                "in either case give this server's slot a --storage of its own",
+                "in either case drop its slot and create it by `xidstream slot create --storage URI`, which records it "
+                "beside the other's, or give it a --storage of its own",
             )
         return
     if not slot_exists:

@@ -13,7 +13,7 @@ from psycopg import sql
 from tests.postgres_fixtures import Database
 from tests.proxies import Link
 from xidstream.actors import slot_reader
-from xidstream.actors.cli.checks import fail_on_findings
+from xidstream.actors.cli.checks import create_slot_command, fail_on_findings
 from xidstream.actors.demo.embedded_postgres import EmbeddedPostgres
 from xidstream.actors.slot_reader import SlotReader
 from xidstream.pipeline.config import Config
@@ -25,6 +25,7 @@ from xidstream.pipeline.slot.connection import ReplicationConnection
 from xidstream.pipeline.slot.opening import open_slot, slot_settings
 from xidstream.pipeline.slot.stream_options import stream_options
 from xidstream.pipeline.stages.slot_record import check_record
+from xidstream.pipeline.stages.slot_storage import SlotStorage
 
 pytestmark = pytest.mark.postgres
 NEWEST = pytest.mark.parametrize("postgres_server", [18], indirect=True)
@@ -130,6 +131,27 @@ def test_the_record_of_another_server_is_not_passed_over(database: Database, tmp
     write_progress(storage, layout_of(database.dsn(), config), Lsn(0x100))
     create_slot(config.dsn, "s")
     check_record(config)
+
+
+@NEWEST
+def test_servers_whose_slots_share_a_name_share_a_storage_when_each_slot_was_created_for_it(
+    database: Database, tmp_path: Path
+) -> None:
+    """A run could not tell that from a server that took the other's place, and asked for two storages."""
+    database.execute("create publication p for all tables")
+    config = Config(dsn=database.dsn(), slot=f"s_{database.name}", publication=("p",), storage=str(tmp_path))
+    storage = Storage(config.storage)
+    write_progress(storage, Layout(7_000_000_000_000_000_001, config.slot, "e"), Lsn(0x100))
+    with pytest.raises(SlotLost, match="another server"):
+        check_record(config)
+    create_slot_command(config, failover=False)
+    check_record(config)
+    slot = open_slot(slot_settings(config), create=False)
+    try:
+        recorded, _ = SlotStorage(config.storage, slot.opened(), "e").take_over()
+        assert recorded == describe_slot(config.dsn, config.slot).confirmed_flush
+    finally:
+        slot.connection.close()
 
 
 @NEWEST
