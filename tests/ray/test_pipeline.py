@@ -321,6 +321,6 @@ def test_a_server_older_than_what_it_delivered_is_terminal(pipeline: RayPipeline
     pipeline.run_available()
     (folder,) = pipeline.storage.glob("*/s_*")
     layout = Layout(int(folder.parent.name), pipeline.slot, "20200101T000000-other")
-    write_progress(Storage(str(pipeline.storage)), layout, Lsn(0xFFFF_FFFF_0000))
+    write_progress(Storage(str(pipeline.storage)), layout, Lsn(0xFFFF_FFFF_0000), owner=2)
     with pytest.raises(SlotLost, match="older"):
         pipeline.run_available()

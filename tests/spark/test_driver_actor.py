@@ -23,7 +23,7 @@ def test_an_end_that_comes_late_cancels_nothing_of_the_next_epochs_loop(spark: A
     driver._spark = spark
     sink = make_sink(f"delta:{tmp_path}", IDENTITY)
     for name in ("old", "new"):
-        driver._loops["s"] = BatchLoop(spark, sink, None, str(tmp_path), LoopProgress())
+        driver._loops["s"] = BatchLoop(spark, sink, None, str(tmp_path), IDENTITY, LoopProgress())
         driver._names["s"] = name
     started = tmp_path / "started"
     failures: list[BaseException] = []
