@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.segments.conftest import make_batch, prepared_of
 from xidstream.pipeline.errors import Action, SegmentCorrupt, Superseded
 from xidstream.pipeline.exchange import Opened, PrepareCover, SlotIdentity
 from xidstream.pipeline.pg import Lsn, Xid
