@@ -8,7 +8,8 @@ All state is the event loop's. Threads call ``SlotStorage`` alone: it is given w
 
 Confirming has one path: when the contiguous done prefix has grown, its position is recorded in storage and only
 then given to the reader. The first error of any part is kept and raised to everyone who asks: a run never
-continues beside a lost part.
+continues beside a lost part. A transaction that cannot be delivered is no lost part: its error is raised when its turn
+comes, with all before it delivered and confirmed.
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from xidstream.actors.runtime.ray_errors import unwrap
-from xidstream.pipeline.buffer.transaction import transaction_row
+from xidstream.pipeline.buffer.transaction import left_out, nothing, undeliverable
 from xidstream.pipeline.config import Config
-from xidstream.pipeline.errors import XidstreamError
-from xidstream.pipeline.exchange import Batch, Opened, PreparedTransaction, Sealed, Tenure, TransactionEnd
+from xidstream.pipeline.errors import SlotLost, XidstreamError
+from xidstream.pipeline.exchange import Batch, Opened, PreparedTransaction, Tenure, TransactionEnd
 from xidstream.pipeline.faultpoints import reach
-from xidstream.pipeline.pg import INVALID_LSN, Lsn
+from xidstream.pipeline.pg import INVALID_LSN, Lsn, Xid
+from xidstream.pipeline.poison import NOBODY
 from xidstream.pipeline.sequencer import CommitOrder, Delivered, FinishedPrepares, PreparedBook
 from xidstream.pipeline.stages.slot_storage import SlotStorage
 from xidstream.pipeline.stream import (
@@ -58,6 +60,8 @@ class SequencerStats:
     confirmed_lsn: Lsn
     last_commit_lsn: Lsn
     last_commit_timestamp_us: int
+    left_out: tuple[tuple[Xid, Lsn], ...] = ()
+    """Transactions that were given up and that this epoch met."""
 
 
 class CommitSequencer:
@@ -75,6 +79,9 @@ class CommitSequencer:
         self._early: dict[int, Entry] = {}
         self._prepared = PreparedBook()
         self._watermark = INVALID_LSN
+        self._given_up = NOBODY
+        self._left_out: list[tuple[Xid, Lsn]] = []
+        self._leaving_out: dict[int, list[tuple[Xid, Lsn]]] = {}
         self._finished = FinishedPrepares()
         self._is_open = False
         self._delivered = Delivered()
@@ -91,6 +98,7 @@ class CommitSequencer:
         self._target = target_lsn
         self._storage = SlotStorage(self._config.storage, opened, self._epoch)
         self._confirmed, self._prepared = await asyncio.to_thread(self._storage.take_over)
+        self._given_up = opened.given_up
         # A commit that begins exactly at the confirmed position is not behind it.
         self._watermark = self._confirmed.before
         self._is_open = True
@@ -163,12 +171,22 @@ class CommitSequencer:
 
     async def _fill_prepared(self, ticket: int, end: TransactionEnd) -> None:
         await self._prepares_before(ticket)
-        prepared = self._prepared.commit(end, self._watermark)
-        if prepared is None:
-            self._order.fill(ticket, nothing(end))
+        is_given_up = (end.xid, end.commit_lsn) in self._given_up
+        try:
+            prepared = self._prepared.commit(end, self._watermark, is_given_up=is_given_up)
+        except SlotLost as error:
+            self._order.fill(ticket, undeliverable(error))
             return
-        content = await asyncio.to_thread(self._storage.content_of, prepared, end)
-        self._finished.add(ticket, prepared)
+        if is_given_up:
+            content = left_out(end)
+        elif prepared is None:
+            content = nothing(end)
+        elif prepared.poison is not None:
+            content = undeliverable(prepared.poison.of(end.xid, end.commit_lsn))
+        else:
+            content = await asyncio.to_thread(self._storage.content_of, prepared, end)
+        if prepared is not None:
+            self._finished.add(ticket, prepared)
         self._order.fill(ticket, content)
 
     async def _roll_back_prepared(self, ticket: int, cut: RolledBackPrepared) -> None:
@@ -197,7 +215,10 @@ class CommitSequencer:
                 batch = None if self._stopping else self._order.next_batch()
                 if batch is not None:
                     reach("released")
+                    if pairs := [pair for unit in batch.units for pair in unit.left_out]:
+                        self._leaving_out[batch.number] = pairs
                     return batch
+                self._raise_undeliverable()
                 left_s = deadline - time.monotonic()
                 if left_s <= 0:
                     return None
@@ -208,6 +229,8 @@ class CommitSequencer:
 
     async def finished(self) -> bool:
         self._raise_failure()
+        if not self.is_finished():
+            self._raise_undeliverable()
         return self.is_finished()
 
     def is_finished(self) -> bool:
@@ -217,6 +240,10 @@ class CommitSequencer:
     async def batch_done(self, number: int) -> None:
         """The sink holds the batch: its segments go, its position may be confirmed."""
         self._raise_failure()
+        if pairs := self._leaving_out.pop(number, None):
+            # Before anything behind them can be confirmed.
+            await asyncio.to_thread(self._storage.note_left_out, pairs)
+            self._left_out += pairs
         contents = self._order.batch_done(number)
         reach("batch_accepted")
         self._delivered.add_batch(contents)
@@ -242,6 +269,7 @@ class CommitSequencer:
             confirmed_lsn=self._confirmed,
             last_commit_lsn=self._delivered.last_commit_lsn,
             last_commit_timestamp_us=self._delivered.last_commit_timestamp_us,
+            left_out=tuple(self._left_out),
         )
 
     # -- inside ----------------------------------------------------------------------------------------
@@ -292,11 +320,12 @@ class CommitSequencer:
             self._failure = error
         await self._notify()
 
+    def _raise_undeliverable(self) -> None:
+        """When all before it is confirmed, the reader has heard of it, and nothing more can be released."""
+        error = self._order.undeliverable
+        if error is not None and self._is_all_told():
+            raise error
+
     def _raise_failure(self) -> None:
         if self._failure is not None:
             raise self._failure
-
-
-def nothing(end: TransactionEnd) -> Sealed:
-    """A transaction that left no row."""
-    return Sealed(transaction_row(end, 0, (), with_messages=False), (), (), (), 0, 0)

@@ -7,6 +7,7 @@ and ``stats`` come in on other threads, and only set or read plain attributes.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import os
 import threading
@@ -25,7 +26,7 @@ from xidstream.pipeline.config import Config
 from xidstream.pipeline.exchange import Opened
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.protocol.spares import Spares
-from xidstream.pipeline.segments import Layout
+from xidstream.pipeline.segments import Layout, Storage, given_up
 from xidstream.pipeline.slot.admin import Blocker
 from xidstream.pipeline.slot.opening import connect_slot, slot_settings
 from xidstream.pipeline.stages.slot_record import check_server
@@ -106,7 +107,7 @@ class SlotReader:
                 config.status_interval_ms / 1000, self._slot.wal_sender_timeout_s / 3 or float("inf")
             ),
         )
-        return opened
+        return dataclasses.replace(opened, given_up=self._given_up)
 
     def pids(self) -> list[int]:
         """The process ids of this actor and of the buffers kept ready."""
@@ -164,7 +165,10 @@ class SlotReader:
         # The cutter may hold the other half.
         self._spares = Spares(self._config.reader_memory_bytes // 2)
         layout = Layout(identity.system_identifier, identity.slot, self._epoch)
-        settings = BufferSettings(self._config.storage, layout, self._config.buffer_memory_bytes)
+        self._given_up = given_up(Storage(self._config.storage), layout, self._slot.confirmed_flush_lsn)
+        settings = BufferSettings(
+            self._config.storage, layout, self._config.buffer_memory_bytes, self._given_up
+        )
         self._pool = BufferPool(self._config, settings, self._spares, self._share)
         # While the buffers load their kernels, and not when the slot is ours.
         importlib.import_module("xidstream.pipeline.slot.copy_loop")

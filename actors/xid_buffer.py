@@ -10,7 +10,8 @@ limit is the whole process's. One of several may move to another buffer: ``give_
 
 A call that fails may leave a transaction without a block or a group, and the calls behind it are on their way
 already: so a buffer that has failed once fails everything from then on, with the same error, and never seals what
-is torn. Nor may a call be missing: Ray drops one whose argument is lost (what another buffer gave up before it died)
+is torn. (A change that cannot be decoded is no failure: it is noted, and judged at the commit, ``pipeline.poison``.)
+Nor may a call be missing: Ray drops one whose argument is lost (what another buffer gave up before it died)
 without telling this process, and goes on with those behind it. So each says how many came before it for its
 transaction (``step``).
 """
@@ -43,6 +44,7 @@ from xidstream.pipeline.exchange import (
 )
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.pg import Lsn, Xid
+from xidstream.pipeline.poison import NOBODY, GivenUp
 from xidstream.pipeline.relations import RelationVersion
 from xidstream.pipeline.rows import DroppedRuns
 from xidstream.pipeline.segments import Layout, Storage, write_messages, write_prepared, write_segment
@@ -56,6 +58,8 @@ class BufferSettings:
     storage_uri: str = field(repr=False)
     layout: Layout
     memory_bytes: int
+    given_up: GivenUp = NOBODY
+    """Transactions of which nothing is released."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +118,7 @@ class XidBuffer:
     def __init__(self, settings: BufferSettings) -> None:
         self._storage = Storage(settings.storage_uri)
         self._layout = settings.layout
+        self._given_up = settings.given_up
         self._memory = BufferMemory(settings.memory_bytes)
         self._open: dict[Xid, OpenTransaction] = {}
         self._known = KnownRelations()
@@ -141,7 +146,7 @@ class XidBuffer:
         """Whole small transactions, decoded and released at once; nothing of them stays here."""
         self._known.call(numbers, untold)
         reach("decoding_block")
-        decoded = self._decode.decode_plain_block(*block, self._known.relations(numbers))
+        decoded = self._decode.decode_plain_block(*block, self._known.relations(numbers), self._given_up)
         reach("block_decoded")
         memory = []
         by_relation: dict[RelationVersion, list[pa.RecordBatch]] = {}
@@ -163,6 +168,8 @@ class XidBuffer:
             messages=tuple(messages),
             n_rows=decoded.n_rows,
             n_bytes=sum(p.n_bytes for p in memory) + sum(p.n_bytes for p in messages),
+            undeliverable=decoded.undeliverable,
+            left_out=decoded.left_out,
         )
 
     def _plain_messages(self, messages: pa.RecordBatch | None) -> list[MessagePart]:
@@ -230,6 +237,7 @@ class XidBuffer:
             (decoded.run_subxid, decoded.run_first, decoded.run_count),
             decoded.n_rows,
         )
+        transaction.note(decoded.notes)
         reach("block_decoded")
         return self._hold(transaction)
 
@@ -267,7 +275,7 @@ class XidBuffer:
         """Metadata alone, but for what is still in memory (bounded by the setting, whatever was written)."""
         transaction = self._started(end.xid, step)
         reach("sealing")
-        sealed = transaction.seal(end, put_arrow)
+        sealed = transaction.seal(end, put_arrow, self._given_up)
         reach("sealed")
         del self._open[end.xid]
         self._delete_unnamed(transaction, set(sealed.stored_keys()))

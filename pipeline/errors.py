@@ -105,7 +105,8 @@ class ColumnNameClash(Unsupported):
 
 
 class PoisonedChange(XidstreamError):
-    """A change that cannot be decoded; the message names xid, LSN, relation and column, never the value."""
+    """A change that cannot be decoded, in a transaction that kept it; the message names xid, LSNs, relation and column,
+    never the value."""
 
 
 # -- the environment -----------------------------------------------------------------------------------
@@ -174,13 +175,16 @@ POLICY: Final[dict[type[XidstreamError], Policy]] = {
     ColumnNameClash: Policy(
         Action.STOP,
         ExitStatus.PRECONDITION,
-        "rename the column, or leave it out of the publication with a column list",
+        "rename the column, or leave it out of the publication with a column list: that is for transactions to come; "
+        "all before this one is delivered and confirmed, and the next run goes on behind it when it is given up, as a "
+        "whole, with `xidstream slot skip --xid XID --commit-lsn LSN`",
     ),
     PoisonedChange: Policy(
         Action.STOP,
         ExitStatus.TERMINAL,
-        "nothing after it was confirmed: mend the table or leave the column out of the publication, then decide "
-        "whether to skip the change with pg_replication_slot_advance()",
+        "all before it is delivered and confirmed, and nothing after it; to mend the row now does not change what the "
+        "slot holds: the next run goes on behind this transaction when it is given up, as a whole, with "
+        "`xidstream slot skip --xid XID --commit-lsn LSN`",
     ),
     EnvironmentFault: Policy(
         Action.RESTART, ExitStatus.FAILED, "start again when the cause is mended; nothing is lost"

@@ -15,7 +15,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from xidstream.pipeline.errors import XidstreamError
 from xidstream.pipeline.pg import INVALID_LSN, Lsn, Xid
+from xidstream.pipeline.poison import NOBODY, GivenUp, Poison
 from xidstream.pipeline.relations import RelationVersion
 from xidstream.pipeline.rows import MESSAGES_SCHEMA, DroppedRuns, Stamp, internal_schema
 
@@ -122,6 +124,20 @@ MessagePart = InlineMessages | MemoryMessages | SpilledMessages
 
 
 @dataclass(frozen=True)
+class Undeliverable:
+    """The place of a release unit behind which nothing may be released: its next transaction cannot be delivered.
+
+    ``error`` names that transaction. ``last_commit_lsn`` and ``end_lsn`` are of the transaction before it in the unit,
+    0/0 where it is the first; ``n_transactions`` come before it.
+    """
+
+    error: XidstreamError
+    last_commit_lsn: Lsn = INVALID_LSN
+    end_lsn: Lsn = INVALID_LSN
+    n_transactions: int = 0
+
+
+@dataclass(frozen=True)
 class Sealed:
     """A complete transaction as its buffer holds it, before its place in the order is known.
 
@@ -136,6 +152,10 @@ class Sealed:
     n_rows: int
     n_bytes: int
     """Arrow bytes of rows and messages, in memory and in storage."""
+    undeliverable: Undeliverable | None = None
+    """Set where the content ends before the unit does."""
+    left_out: tuple[tuple[Xid, Lsn], ...] = ()
+    """Those of the unit's transactions that were given up (``pipeline.poison``): nothing of them is here."""
 
     def stored_keys(self) -> list[str]:
         """Of all that is in storage."""
@@ -217,6 +237,8 @@ class Opened:
     cover: PrepareCover
     timeline: int
     history: Mapping[int, Lsn]
+    given_up: GivenUp = NOBODY
+    """Transactions that a person gave up, and that the slot may still send."""
 
 
 @dataclass(frozen=True)
@@ -259,6 +281,8 @@ class PreparedTransaction:
     """Released rows of each segment."""
     dropped: DroppedRuns
     messages: tuple[MessageFile, ...] = ()
+    poison: Poison | None = None
+    """Why COMMIT PREPARED cannot release it; what is rolled back is nobody's loss."""
 
     def stored_keys(self) -> list[str]:
         """Of all that it keeps in storage, its record left out."""

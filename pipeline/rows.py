@@ -27,7 +27,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from xidstream.pipeline.errors import ColumnNameClash
 from xidstream.pipeline.relations import RelationVersion
 from xidstream.pipeline.relations.relation import CONTRACT_COLUMNS
 
@@ -91,13 +90,6 @@ def internal_schema(relation: RelationVersion) -> pa.Schema:
 
 def contract_schema(relation: RelationVersion) -> pa.Schema:
     return pa.schema([*relation.arrow_fields, *CONTRACT_FIELDS])
-
-
-def check_contract_names(relation: RelationVersion) -> None:
-    """Raise ColumnNameClash where a column cannot stand beside the contract's. Kept by RelationVersion itself."""
-    names = [f.name.lower() for f in contract_schema(relation)]
-    if len(set(names)) != len(names):
-        raise ColumnNameClash(f"table {relation.name} has column names that differ in case only")
 
 
 @dataclass(frozen=True)

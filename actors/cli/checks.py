@@ -1,4 +1,4 @@
-"""What the commands ``check``, ``status`` and ``slot`` print; the findings are ``pipeline.slot``'s.
+"""What the commands ``check``, ``status`` and ``slot`` do and print; the findings are ``pipeline.slot``'s.
 
 ``run`` uses the same preflight, silently where all is well, so that a missing precondition is told before Ray
 and a JVM are started for nothing.
@@ -6,6 +6,8 @@ and a JVM are started for nothing.
 
 from __future__ import annotations
 
+import datetime
+import getpass
 import sys
 import time
 from collections.abc import Callable
@@ -23,16 +25,21 @@ from xidstream.pipeline.errors import (
     SlotInUse,
     SlotLost,
     StorageFault,
+    UsageError,
     XidstreamError,
 )
 from xidstream.pipeline.exchange import PrepareCover
+from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.segments import (
     Layout,
+    Skip,
     Storage,
     holds_slot,
     read_progress,
+    read_skips,
     remove_slot,
     take_over_progress,
+    write_skip,
 )
 from xidstream.pipeline.slot.admin import (
     Blocker,
@@ -152,6 +159,7 @@ def print_status(config: Config) -> None:
         lines.append(("all", f"{stats.total_txns:,} transactions, {stats.total_bytes:,} bytes"))
     if config.storage:
         lines.append(("recorded", _recorded(config)))
+        lines += [("given up", text) for text in _skips(config)]
     for name, value in lines:
         click.echo(f"{name:<16}{value}")
 
@@ -159,6 +167,46 @@ def print_status(config: Config) -> None:
 def _recorded(config: Config) -> str:
     record = read_progress(*_stored(config))
     return "nothing yet" if record is None else f"{record.confirmed_lsn} by epoch {record.epoch}"
+
+
+def _skips(config: Config) -> list[str]:
+    """What was given up, and what became of it."""
+    storage, layout = _stored(config)
+    record = read_progress(storage, layout)
+    lines = []
+    for skip in read_skips(storage, layout):
+        if skip.left_out_at is not None:
+            state = f"left out on {skip.left_out_at:%Y-%m-%d %H:%M:%S} UTC"
+        elif record is not None and record.confirmed_lsn > skip.commit_lsn:
+            state = "without effect: no transaction had this xid and this commit LSN"
+        else:
+            state = "not met yet"
+        by = f", by {skip.recorded_by}" if skip.recorded_by else ""
+        why = f" ({skip.reason})" if skip.reason else ""
+        lines.append(f"xid {skip.xid}, commit LSN {skip.commit_lsn}{by}{why}: {state}")
+    return lines
+
+
+def skip_command(config: Config, xid: Xid, commit_lsn: Lsn, reason: str) -> None:
+    """Record that a transaction is given up. Raises PreconditionMissing, UsageError, with nothing recorded."""
+    stored = _stored(config)
+    record = read_progress(*stored)
+    if record is None:
+        raise PreconditionMissing(
+            f"storage {redacted(config.storage)} has no record of slot {config.slot}",
+            remedy="give the --storage, --slot and server of the run that met the transaction",
+        )
+    if commit_lsn < record.confirmed_lsn:
+        raise UsageError(
+            f"commit LSN {commit_lsn} is not ahead: all up to {record.confirmed_lsn} is delivered and confirmed",
+            remedy="give xid and commit LSN as the run's error names them",
+        )
+    now = datetime.datetime.now(datetime.timezone.utc)
+    write_skip(*stored, Skip(xid, commit_lsn, now, getpass.getuser(), reason))
+    click.echo(
+        f"transaction {xid}, committed at LSN {commit_lsn}, is given up: from the next start on a run delivers none "
+        "of its changes"
+    )
 
 
 def _stored(config: Config) -> tuple[Storage, Layout]:

@@ -19,6 +19,7 @@ import click
 from xidstream.actors.cli.options import build_config, build_configs, setting_options
 from xidstream.actors.runtime.signals import StopRequest
 from xidstream.pipeline.errors import ExitStatus, XidstreamError
+from xidstream.pipeline.pg import Lsn, Xid
 
 _CONNECTION = ("dsn", "slot", "publication")
 
@@ -127,7 +128,7 @@ def status(config_file: Path | None, **options: Any) -> None:
 
 @cli.group()
 def slot() -> None:
-    """Create or drop a replication slot."""
+    """Create or drop a replication slot, or give up one of its transactions."""
 
 
 @slot.command()
@@ -160,6 +161,27 @@ def drop(config_file: Path | None, **options: Any) -> None:
     from xidstream.actors.cli.checks import drop_slot_command
 
     drop_slot_command(config)
+
+
+@slot.command()
+@setting_options("dsn", "slot", "storage")
+@click.option(
+    "--xid", type=click.IntRange(0), required=True, help="The transaction's id, as the error named it."
+)
+@click.option("--commit-lsn", required=True, metavar="X/Y", help="Its commit LSN, as the error named it.")
+@click.option("--reason", default="", help="For whoever reads the record later.")
+def skip(config_file: Path | None, xid: int, commit_lsn: str, reason: str, **options: Any) -> None:
+    """Give up one transaction that cannot be delivered, so that the next run goes on behind it.
+
+    The run that ended with status 4 (or 3, for a column's name) has named the transaction. It is given up as a whole:
+    none of its changes is delivered, to no table. What was given up is recorded in --storage, and `status` lists it. A
+    transaction that does not have both this xid and this commit LSN is not touched.
+    """
+    config = build_config(config_file, options)
+    config.require("slot", "storage")
+    from xidstream.actors.cli.checks import skip_command
+
+    skip_command(config, Xid(xid), Lsn.parse(commit_lsn), reason)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -29,7 +29,14 @@ from xidstream.actors.slot_reader import ReaderStats
 from xidstream.actors.supervision.drivers import Driver
 from xidstream.actors.supervision.epoch import Epoch, StopRequested
 from xidstream.pipeline.config import Config
-from xidstream.pipeline.errors import Action, ComponentLost, XidstreamError
+from xidstream.pipeline.errors import (
+    Action,
+    ColumnNameClash,
+    ComponentLost,
+    PoisonedChange,
+    SlotLost,
+    XidstreamError,
+)
 from xidstream.pipeline.exchange import Opened
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.restarts import Restarts
@@ -165,6 +172,7 @@ class Supervisor:
     def _watch(self, epoch: Epoch, driver: Driver, n_batches: int) -> None:
         """Until the loop has ended in order. Raises what ended a part. ``n_batches``: what earlier epochs took."""
         give_up_s: float | None = None
+        left_out: set[object] = set()
         while True:
             if self._stop.is_set() and give_up_s is None:
                 give_up_s = time.monotonic() + _LAST_BATCH_TIMEOUT_S
@@ -173,17 +181,39 @@ class Supervisor:
             try:
                 if driver.result(_POLL_S):
                     break
+            except (PoisonedChange, ColumnNameClash, SlotLost):
+                # All before it is delivered, and the server shall know.
+                self._tell_left_out(epoch, left_out)
+                epoch.stop_reading()
+                raise
             except XidstreamError:
                 epoch.raise_root_cause()
                 raise
+            self._tell_left_out(epoch, left_out)
             # Noted while the driver lives: when it was what died, nobody can be asked any more.
             progress = self._driver_progress()
             self._restarts.took_batch = self._restarts.took_batch or progress.n_batches > n_batches
             self._restarts.reached("sink", progress.sink_lsn)
             if give_up_s is not None and time.monotonic() > give_up_s:
                 raise ComponentLost(f"the batch in hand did not end within {_LAST_BATCH_TIMEOUT_S:.0f} s")
+        self._tell_left_out(epoch, left_out)
         self._final = self.status()
         epoch.stop_reading()
+
+    def _tell_left_out(self, epoch: Epoch, told: set[object]) -> None:
+        """What was given up is never left out silently."""
+        assert epoch.opened is not None
+        if len(told) == len(epoch.opened.given_up):
+            return
+        stats = epoch.sequencer_stats()
+        for pair in stats.left_out if stats is not None else ():
+            if pair not in told:
+                told.add(pair)
+                xid, commit_lsn = pair
+                self._notify(
+                    f"transaction {int(xid)}, committed at LSN {commit_lsn}, was given up with `slot skip`: "
+                    "none of its changes is delivered"
+                )
 
     def _pause_after(self, error: XidstreamError) -> float | None:
         """Seconds until the next epoch; None to give up."""

@@ -13,6 +13,7 @@ Rejected: filtering aborted rows at the abort (rewrites what may be gigabytes), 
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ import pyarrow as pa
 
 from xidstream.pipeline import rows
 from xidstream.pipeline.buffer.messages import PART_BYTES, message_parts
-from xidstream.pipeline.errors import IllegalTransition
+from xidstream.pipeline.errors import IllegalTransition, XidstreamError
 from xidstream.pipeline.exchange import (
     ArrowRef,
     MemoryPart,
@@ -35,8 +36,10 @@ from xidstream.pipeline.exchange import (
     SegmentPart,
     SpilledMessages,
     TransactionEnd,
+    Undeliverable,
 )
 from xidstream.pipeline.pg import Lsn, Xid
+from xidstream.pipeline.poison import NOBODY, BadRows, GivenUp, Poison, first_poison
 from xidstream.pipeline.relations import RelationVersion
 from xidstream.pipeline.rows import DroppedRuns, Stamp
 
@@ -90,6 +93,7 @@ class OpenTransaction:
         self._runs: list[tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64], npt.NDArray[np.int64]]] = []
         self._messages = _Group()
         self._message_files: list[MessageFile] = []
+        self._notes: list[BadRows] = []
         self._group_bytes = 0
         self.largest_block_bytes = 0
         """Of what is in memory: the largest batch of one relation version, or of messages."""
@@ -123,6 +127,14 @@ class OpenTransaction:
         self._runs.append(runs)
         self.n_rows += n_rows
         self.n_steps += 1
+
+    def note(self, bad: Iterable[BadRows]) -> None:
+        """Of the block that was added last: what cannot be delivered, if it is kept."""
+        self._notes += bad
+
+    def poison(self) -> Poison | None:
+        """Why the transaction cannot be delivered as it is now; None where nothing that it keeps is bad."""
+        return first_poison(self._notes, self._aborted)
 
     def abort_subtransactions(self, subxids: Iterable[Xid]) -> None:
         """Legal for a subxid never seen: its rows may have been filtered out by the publication."""
@@ -187,9 +199,22 @@ class OpenTransaction:
         group = np.flatnonzero(starts)
         return DroppedRuns(first[group], np.add.reduceat(count, group))
 
-    def seal(self, end: TransactionEnd, put: Callable[[pa.RecordBatch | pa.Table], ArrowRef]) -> Sealed:
-        """Give everything to the sequencer. ``put`` stores rows in contract layout and returns their ref."""
+    def seal(
+        self,
+        end: TransactionEnd,
+        put: Callable[[pa.RecordBatch | pa.Table], ArrowRef],
+        given_up: GivenUp = NOBODY,
+    ) -> Sealed:
+        """Give everything to the sequencer. ``put`` stores rows in contract layout and returns their ref.
+
+        Of a transaction that keeps poison, and of one that was given up, there is nothing but that.
+        """
         self._expect_open("a commit")
+        poison = self.poison()
+        if (end.xid, end.commit_lsn) in given_up:
+            return self._nothing(left_out(end))
+        if poison is not None:
+            return self._nothing(undeliverable(poison.of(end.xid, end.commit_lsn)))
         dropped = self.dropped()
         stamp = Stamp.of_one(end.commit_lsn, end.commit_timestamp_us, end.xid)
         memory: list[MemoryPart] = []
@@ -248,10 +273,19 @@ class OpenTransaction:
             segment_rows=tuple(n for _, n in kept),
             dropped=self.dropped(),
             messages=tuple(self._message_files),
+            poison=self.poison(),
         )
         self.state = State.SEALED
         self._runs.clear()
         return record
+
+    def _nothing(self, sealed: Sealed) -> Sealed:
+        self.state = State.SEALED
+        self._groups.clear()
+        self._group_bytes = 0
+        self._messages = _Group()
+        self._runs.clear()
+        return sealed
 
     def _kept_of_segments(self) -> list[tuple[_Spilled, int]]:
         aborted = np.fromiter(self._aborted, np.uint32, len(self._aborted))
@@ -302,3 +336,19 @@ def transaction_row(
             }
         )
     return pa.RecordBatch.from_pylist(values, schema=rows.TRANSACTIONS_SCHEMA)
+
+
+def nothing(end: TransactionEnd) -> Sealed:
+    """A transaction that left no row."""
+    return Sealed(transaction_row(end, 0, (), with_messages=False), (), (), (), 0, 0)
+
+
+def left_out(end: TransactionEnd) -> Sealed:
+    """A transaction that was given up."""
+    return dataclasses.replace(nothing(end), left_out=((end.xid, end.commit_lsn),))
+
+
+def undeliverable(error: XidstreamError) -> Sealed:
+    """A transaction that cannot be delivered."""
+    none = pa.RecordBatch.from_pylist([], schema=rows.TRANSACTIONS_SCHEMA)
+    return Sealed(none, (), (), (), 0, 0, undeliverable=Undeliverable(error))

@@ -174,8 +174,7 @@ def array(values: Values, arrow: pa.ListType, decode_elements: Callable[[Values]
         try:
             items = decode_elements(elements)
         except BadValue as error:
-            bad_row, reason = _rows_of(offsets, np.array([error.row])), error.reason
-            raise BadValue(int(bad_row[0]), reason) from None
+            raise BadValue(np.unique(_rows_of(offsets, error.rows)), error.reason) from None
         misfits = elements.kept_as_text()
         if len(misfits) == 0:
             break

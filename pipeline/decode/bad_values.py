@@ -1,7 +1,7 @@
 """What the kernels report, told as errors: message type, LSN, relation, column, never a value.
 
-``BadValue`` is how a codec says which row of which column cannot be read; it never leaves the package,
-because only the caller knows relation, transaction and LSN.
+``BadValue`` is how a codec says which rows of a column cannot be read. It never leaves the package: ``tables`` makes
+notes of it (``pipeline.poison``), because whether a bad row matters is known only when its transaction ends.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from xidstream.pipeline.decode import codes
 from xidstream.pipeline.errors import (
     IllegalTransition,
     MalformedMessage,
-    PoisonedChange,
     ProtocolViolation,
     Unsupported,
     XidstreamError,
@@ -23,11 +22,15 @@ from xidstream.pipeline.relations import RelationVersion
 
 
 class BadValue(Exception):
-    """Row ``row`` of the column in hand holds what its type does not allow; ``reason`` never quotes it."""
+    """Rows of the column in hand hold what its type does not allow; ``reason`` never quotes it.
 
-    def __init__(self, row: int, reason: str = "malformed for its type") -> None:
-        super().__init__(row, reason)
-        self.row = row
+    ``rows: int64[k]`` are all such rows up to the last of them, ascending. Later ones may follow that no codec has
+    looked at yet.
+    """
+
+    def __init__(self, rows: int | npt.NDArray[np.int64], reason: str = "malformed for its type") -> None:
+        super().__init__(rows, reason)
+        self.rows = np.atleast_1d(np.asarray(rows, np.int64))
         self.reason = reason
 
 
@@ -45,6 +48,13 @@ class BlockStory:
         """The start LSN of the message's header; 0/0 on some message types, or where there is no header."""
         place = self._offset(message) + 1
         return Lsn(int.from_bytes(self._payload[place : place + 8].tobytes(), "big"))
+
+    def lsns(self, messages: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
+        """``lsn`` of many messages."""
+        ends = np.cumsum(self._lengths, dtype=np.int64)
+        places = ends[messages] - self._lengths[messages] + 1
+        raw = self._payload[places[:, None] + np.arange(8)]
+        return np.ascontiguousarray(raw).view(">i8").ravel().astype(np.int64)
 
     def describe(self, message: int) -> str:
         place = self._offset(message) + codes.HEADER
@@ -98,14 +108,3 @@ _MALFORMED = {
     codes.BAD_FLAGS: "has unknown flags 0x{detail:02x}",
     codes.TOO_MANY: "is one more than was counted",
 }
-
-
-def poisoned(
-    bad: BadValue, lsn: Lsn, xid: int | None, relation: RelationVersion, column: int
-) -> PoisonedChange:
-    """The public form of a BadValue."""
-    transaction = f"xid {xid}" if xid else "unknown xid"
-    return PoisonedChange(
-        f"{transaction}, LSN {lsn}: {relation.name} column {relation.columns[column].name!r} has a value "
-        f"that is {bad.reason}"
-    )

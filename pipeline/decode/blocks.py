@@ -21,9 +21,12 @@ import pyarrow as pa
 from xidstream.pipeline.decode import codes, scan
 from xidstream.pipeline.decode.bad_values import BlockStory, scan_fault
 from xidstream.pipeline.decode.columns import Values
+from xidstream.pipeline.decode.deliverable import LogicalMessages, deliverable
 from xidstream.pipeline.decode.table_decoder import DecodedTable, RowIndex, decode_table
 from xidstream.pipeline.errors import UsageError
-from xidstream.pipeline.pg import POSTGRES_EPOCH_UNIX_US
+from xidstream.pipeline.exchange import Undeliverable
+from xidstream.pipeline.pg import POSTGRES_EPOCH_UNIX_US, Lsn, Xid
+from xidstream.pipeline.poison import NOBODY, BadRows, GivenUp
 from xidstream.pipeline.relations import RelationVersion
 from xidstream.pipeline.rows import MESSAGES_SCHEMA, TRANSACTIONS_SCHEMA, Stamp
 
@@ -35,7 +38,7 @@ class DecodedBlock:
     ``messages`` (rows.MESSAGES_SCHEMA, None when none) has ``commit_lsn`` null, to be filled when the
     transaction is sealed. ``run_subxid: uint32[k]``, ``run_first: int64[k]`` (ordinals), ``run_count:
     int64[k]`` are the consecutive runs of one subxid over all rows in ordinal order. ``n_rows`` counts
-    preimages and truncates.
+    preimages and truncates. ``notes`` are of the rows that cannot be delivered, if the transaction keeps them.
     """
 
     tables: tuple[DecodedTable, ...]
@@ -44,6 +47,7 @@ class DecodedBlock:
     run_first: npt.NDArray[np.int64]
     run_count: npt.NDArray[np.int64]
     n_rows: int
+    notes: tuple[BadRows, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,9 @@ class DecodedPlainBlock:
 
     ``transactions`` (rows.TRANSACTIONS_SCHEMA) leaves out those with neither rows nor messages. ``messages``
     has ``commit_lsn`` and ``xid`` of transactional ones, null for the others.
+
+    ``undeliverable`` is the first of its transactions that cannot be delivered: nothing of that one, nor of what
+    follows it, is in the rest. ``left_out`` are the transactions that were given up, of which there is nothing either.
     """
 
     tables: tuple[DecodedTable, ...]
@@ -59,6 +66,8 @@ class DecodedPlainBlock:
     n_rows: int
     transactions: pa.RecordBatch
     stamp: Stamp
+    undeliverable: Undeliverable | None = None
+    left_out: tuple[tuple[Xid, Lsn], ...] = ()
 
 
 def decode_transaction_block(
@@ -73,8 +82,8 @@ def decode_transaction_block(
     """Decode a block that holds only I U D T M of the transaction ``xid``.
 
     ``payload: uint8[n]``: CopyData messages with their headers; ``lengths: int32[m]`` of each. Rows get
-    ordinals from ``first_ordinal``. Raises MalformedMessage, ProtocolViolation, PoisonedChange, Unsupported
-    (binary values), UsageError (lengths that do not add up to the payload).
+    ordinals from ``first_ordinal``. Raises MalformedMessage, ProtocolViolation, Unsupported (binary values), UsageError
+    (lengths that do not add up to the payload).
     """
     block = _Block(payload, lengths, relations)
     block.scan(plain=False, streamed=streamed, xid=xid, first_ordinal=first_ordinal)
@@ -82,7 +91,7 @@ def decode_transaction_block(
     n = len(owner)
     firsts = np.flatnonzero(np.concatenate((np.ones(min(n, 1), np.bool_), owner[1:] != owner[:-1])))
     run_subxid = owner[firsts]
-    tables = block.tables(xid)
+    tables = block.tables()
     messages = None
     if len(block.logical):
         transactional = np.ones(len(block.logical), np.bool_)
@@ -95,15 +104,20 @@ def decode_transaction_block(
         run_first=firsts + np.int64(first_ordinal),
         run_count=np.diff(firsts, append=n),
         n_rows=n,
+        notes=tuple(block.notes),
     )
 
 
 def decode_plain_block(
-    payload: npt.NDArray[np.uint8], lengths: npt.NDArray[np.int32], relations: Mapping[int, RelationVersion]
+    payload: npt.NDArray[np.uint8],
+    lengths: npt.NDArray[np.int32],
+    relations: Mapping[int, RelationVersion],
+    given_up: GivenUp = NOBODY,
 ) -> DecodedPlainBlock:
     """Decode a block of whole plain transactions, B [O] (I U D T M)* C, and of messages between them.
 
-    Arguments and errors as ``decode_transaction_block``; ordinals count from 0 in each transaction.
+    Arguments and errors as ``decode_transaction_block``; ordinals count from 0 in each transaction. Of ``given_up``
+    nothing is returned.
     """
     block = _Block(payload, lengths, relations)
     block.scan(plain=True, streamed=False, xid=0, first_ordinal=0)
@@ -118,7 +132,7 @@ def decode_plain_block(
     message_owner = logical[transactional, codes.LOGICAL_OWNER]
     # Before the tables: these read the row arrays, which the tables take over.
     transactions = block.transactions_batch(stamp, message_owner)
-    tables = block.tables(stamp.xid)
+    tables = block.tables()
     messages = None
     if len(logical):
         # The owner of a message between transactions is -1 or the transaction before it: masked either way.
@@ -128,7 +142,11 @@ def decode_plain_block(
         messages = block.messages(
             pa.array(commit_lsn, mask=~transactional), pa.array(xid, mask=~transactional), transactional
         )
-    return DecodedPlainBlock(tables, messages, len(block.rows), transactions, stamp)
+    decoded = DecodedPlainBlock(tables, messages, len(block.rows), transactions, stamp)
+    if not (block.notes or given_up):
+        return decoded
+    found = LogicalMessages(logical[:, codes.LOGICAL_OWNER], logical[:, codes.LOGICAL_LSN], transactional)
+    return deliverable(decoded, begun[:, codes.TX_END_LSN], block.notes, found, given_up)
 
 
 class _Block:
@@ -153,6 +171,7 @@ class _Block:
         self._relations = tuple(relations[relid] for relid in sorted(relations))
         self._relids = np.array(sorted(relations), np.int64)
         self._story = BlockStory(self._payload, self._lengths)
+        self.notes: list[BadRows] = []
 
     def scan(self, *, plain: bool, streamed: bool, xid: int, first_ordinal: int) -> None:
         error = np.zeros(4, np.int64)
@@ -188,25 +207,23 @@ class _Block:
             raise scan_fault(code, error, self._story, self._relations)
         self.rows = rows.pick(slice(code))
 
-    def tables(self, xids: npt.NDArray[np.int64] | int) -> tuple[DecodedTable, ...]:
-        """Decode the rows; the row arrays are consumed. ``xids``: see ``decode_table``."""
+    def tables(self) -> tuple[DecodedTable, ...]:
+        """Decode the rows; the row arrays are consumed. What cannot be delivered is added to ``notes``."""
         which = self.rows.relation
         n_rows = np.bincount(which, minlength=len(self._relations))
         if np.count_nonzero(n_rows) == 1:
-            only = int(which[0])
-            return (decode_table(self._payload, self._relations[only], self.rows, self._story, xids),)
-        order = np.argsort(which, kind="stable")
-        ends = np.cumsum(n_rows)
-        return tuple(
-            decode_table(
-                self._payload,
-                self._relations[r],
-                self.rows.pick(order[ends[r] - n_rows[r] : ends[r]]),
-                self._story,
-                xids,
-            )
-            for r in np.flatnonzero(n_rows)
-        )
+            tables = [self._table(int(which[0]), self.rows)]
+        else:
+            order = np.argsort(which, kind="stable")
+            ends = np.cumsum(n_rows)
+            tables = [
+                self._table(r, self.rows.pick(order[ends[r] - n_rows[r] : ends[r]]))
+                for r in np.flatnonzero(n_rows).tolist()
+            ]
+        return tuple(table for table in tables if table is not None)
+
+    def _table(self, r: int, rows: RowIndex) -> DecodedTable | None:
+        return decode_table(self._payload, self._relations[r], rows, self._story, self.notes)
 
     def _piece(self, table: npt.NDArray[np.int64], start: int, length: int) -> Values:
         starts = table[:, start].astype(np.int32)

@@ -2,6 +2,10 @@
 
 The column loop: step the cursor, decode by the column's codec, collect the exceptions. All columns share two
 scratch arrays of 4 bytes a row, so the peak is the block, the finished columns, and one column's work.
+
+A value that cannot be decoded becomes null, and a note says whose row it is (``pipeline.poison``). It is looked for
+only when a codec has refused the column, in pieces: a codec tells the first bad row that it meets, and to decode the
+whole column again for each would take hours where all rows are bad.
 """
 
 from __future__ import annotations
@@ -13,11 +17,16 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from xidstream.pipeline.decode import arrays, binary, datetimes, numbers
-from xidstream.pipeline.decode.bad_values import BadValue, BlockStory, poisoned
+from xidstream.pipeline.decode.bad_values import BadValue, BlockStory
 from xidstream.pipeline.decode.columns import Cursor, Values
 from xidstream.pipeline.decode.sparse import Sparse
+from xidstream.pipeline.errors import ColumnNameClash, PoisonedChange
+from xidstream.pipeline.poison import BadRows
 from xidstream.pipeline.relations import Codec, ColumnType, RelationVersion
 from xidstream.pipeline.rows import internal_schema
+
+_SEARCHED_ROWS = 1024
+"""In one piece, when bad rows are looked for."""
 
 
 @dataclass(frozen=True)
@@ -99,30 +108,38 @@ def decode_table(
     relation: RelationVersion,
     rows: RowIndex,
     story: BlockStory,
-    xids: npt.NDArray[np.int64] | int,
-) -> DecodedTable:
-    """Decode ``rows`` (all of ``relation``). ``xids`` is for errors: one, or one for each owner.
+    notes: list[BadRows],
+) -> DecodedTable | None:
+    """Decode ``rows`` (all of ``relation``); None where the relation's own columns cannot be told apart.
 
-    Takes ownership of the arrays of ``rows``. Raises PoisonedChange.
+    Takes ownership of the arrays of ``rows``. Rows that cannot be delivered are added to ``notes``; a value that
+    cannot be decoded is null in what is returned.
     """
+    if relation.clash is not None:
+        what = f"table {relation.name}: {relation.clash}"
+        notes.append(_note(what, ColumnNameClash, rows, story, np.arange(len(rows))))
+        return None
     n = len(rows)
     cursor = Cursor(payload, rows.cursor, rows.form)
     sparse = Sparse(n)
     columns = []
-    for c, column in enumerate(relation.columns):
+    for column in relation.columns:
         values, unchanged = cursor.next_column(column.is_key)
-        try:
-            columns.append(decode_values(column.type, values))
-            if unchanged is not None:
-                sparse.add_unchanged(column.name, unchanged)
-            if column.type.codec not in _ALWAYS_NATIVE:
-                as_text = values.kept_as_text()
-                if len(as_text):
-                    sparse.add_text(column.name, as_text, _strings_of(values, as_text))
-        except BadValue as bad:
-            xid = xids if isinstance(xids, int) else int(xids[rows.owner[bad.row]])
-            fault = poisoned(bad, story.lsn(int(rows.message[bad.row])), xid, relation, c)
-            raise fault from None
+        decoded = None
+        while decoded is None:
+            try:
+                decoded = _decode_column(column.type, values)
+            except BadValue as bad:
+                bad_rows = _all_bad_rows(column.type, values, bad)
+                what = f"{relation.name} column {column.name!r} has a value that is {bad.reason}"
+                notes.append(_note(what, PoisonedChange, rows, story, bad_rows))
+                values = values.without(bad_rows)
+        array, as_text, texts = decoded
+        columns.append(array)
+        if unchanged is not None:
+            sparse.add_unchanged(column.name, unchanged)
+        if texts is not None:
+            sparse.add_text(column.name, as_text, texts)
     internal = [
         pa.array(rows.change),
         pa.array(rows.owner),
@@ -136,10 +153,47 @@ def decode_table(
 
 
 _ALWAYS_NATIVE = frozenset({Codec.TEXT, Codec.INTEGER, Codec.BOOL, Codec.FLOAT, Codec.BYTEA})
+_NO_ROWS = np.empty(0, np.int64)
 
 
-def _strings_of(values: Values, rows: npt.NDArray[np.int64]) -> pa.Array:
+def _decode_column(
+    column: ColumnType, values: Values
+) -> tuple[pa.Array, npt.NDArray[np.int64], pa.Array | None]:
+    """The column, the rows that stay text, and their texts (None: there are none). Raises BadValue."""
+    array = decode_values(column, values)
+    if column.codec in _ALWAYS_NATIVE:
+        return array, _NO_ROWS, None
+    as_text = values.kept_as_text()
+    if not len(as_text):
+        return array, _NO_ROWS, None
     try:
-        return values.only(rows).strings()
+        return array, as_text, values.only(as_text).strings()
     except BadValue as bad:
-        raise BadValue(int(rows[bad.row]), bad.reason) from None
+        raise BadValue(as_text[bad.rows], bad.reason) from None
+
+
+def _all_bad_rows(column: ColumnType, values: Values, first: BadValue) -> npt.NDArray[np.int64]:
+    """The rows of the column that its codec refuses, ascending; ``first`` is what it refused so far."""
+    found = [first.rows]
+    start = int(first.rows[-1]) + 1
+    while start < len(values):
+        end = min(start + _SEARCHED_ROWS, len(values))
+        try:
+            _decode_column(column, values.only(slice(start, end)))
+        except BadValue as bad:
+            found.append(bad.rows + start)
+            end = int(found[-1][-1]) + 1
+        start = end
+    return np.concatenate(found)
+
+
+def _note(
+    what: str,
+    error: type[PoisonedChange] | type[ColumnNameClash],
+    rows: RowIndex,
+    story: BlockStory,
+    bad: npt.NDArray[np.int64],
+) -> BadRows:
+    """Of the rows at ``bad`` (ascending) the first of each owner."""
+    owners, first = np.unique(rows.owner[bad], return_index=True)
+    return BadRows(what, error, owners, story.lsns(rows.message[bad[first]]))

@@ -20,7 +20,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from xidstream.pipeline.errors import ColumnNameClash
 from xidstream.pipeline.relations.types import ColumnType, column_type
 
 CONTRACT_COLUMNS = (
@@ -82,10 +81,7 @@ def _shared_columns(columns: tuple[Column, ...]) -> tuple[Column, ...]:
 
 @dataclass(frozen=True)
 class RelationVersion:
-    """``columns`` in wire order, which is the order of every tuple decoded under this version.
-
-    Raises ColumnNameClash where two names, or a name and a contract column, are equal ignoring case.
-    """
+    """``columns`` in wire order, which is the order of every tuple decoded under this version."""
 
     relid: int
     schema: str
@@ -93,15 +89,20 @@ class RelationVersion:
     replica_identity: ReplicaIdentity
     columns: tuple[Column, ...]
 
-    def __post_init__(self) -> None:
+    @cached_property
+    def clash(self) -> str | None:
+        """Why no row of this version can be delivered: two names, or a name and a contract column, are equal ignoring
+        case. None where all differ.
+
+        It is no error until a transaction keeps such a row: a table may be declared in work that is rolled back.
+        """
         seen: dict[str, str] = {name.lower(): name for name in CONTRACT_COLUMNS}
         for column in self.columns:
             other = seen.get(column.name.lower())
             if other is not None:
-                raise ColumnNameClash(
-                    f"table {self.name}: column {column.name!r} clashes with {other!r}, ignoring case"
-                )
+                return f"column {column.name!r} clashes with {other!r}, ignoring case"
             seen[column.name.lower()] = column.name
+        return None
 
     def __hash__(self) -> int:
         # Versions are the keys of a transaction's rows: a hash over all columns would be paid for each block.

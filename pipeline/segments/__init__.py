@@ -37,6 +37,7 @@ from xidstream.pipeline.segments.progress import (
 )
 from xidstream.pipeline.segments.segment_file import SegmentReader, write_messages, write_segment
 from xidstream.pipeline.segments.server_record import other_servers, read_timeline, write_timeline
+from xidstream.pipeline.segments.skips import Skip, given_up, note_left_out, read_skips, write_skip
 from xidstream.pipeline.segments.storage import Storage
 
 __all__ = [
@@ -44,14 +45,18 @@ __all__ = [
     "ProgressRecord",
     "SegmentName",
     "SegmentReader",
+    "Skip",
     "Storage",
     "check_owner",
     "clean_dead_epochs",
     "delete_prepared",
+    "given_up",
     "holds_slot",
     "load_prepared",
+    "note_left_out",
     "other_servers",
     "read_progress",
+    "read_skips",
     "read_timeline",
     "remove_slot",
     "take_over_progress",
@@ -59,5 +64,6 @@ __all__ = [
     "write_prepared",
     "write_progress",
     "write_segment",
+    "write_skip",
     "write_timeline",
 ]

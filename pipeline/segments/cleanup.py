@@ -50,7 +50,7 @@ def remove_slot(storage: Storage, layout: Layout) -> dict[str, int]:
     The record goes last: after a failure ``holds_slot`` still says so, and the next call does the rest.
     """
     removed = {}
-    for folder in (layout.prepared_prefix, layout.epochs_prefix):
+    for folder in (layout.prepared_prefix, layout.epochs_prefix, layout.skipped_prefix):
         if n_objects := len(storage.list_keys(folder)):
             removed[folder] = n_objects
         storage.delete_folder(folder)

@@ -89,6 +89,10 @@ class Layout:
     def prepared_prefix(self) -> str:
         return f"{self.root}/prepared"
 
+    @property
+    def skipped_prefix(self) -> str:
+        return f"{self.root}/skipped"
+
     # -- objects ---------------------------------------------------------------------------------------
 
     @property
@@ -108,6 +112,10 @@ class Layout:
     def prepared_key(self, xid: Xid, prepare_end_lsn: Lsn) -> str:
         """The manifest that this epoch writes."""
         return f"{self.prepared_prefix}/{_transaction(xid, prepare_end_lsn)}.{self.epoch}.json"
+
+    def skip_key(self, xid: Xid, commit_lsn: Lsn) -> str:
+        """The record that a transaction was given up."""
+        return f"{self.skipped_prefix}/{_transaction(xid, commit_lsn)}.json"
 
     def prepared_messages_key(self, xid: Xid, prepare_end_lsn: Lsn) -> str:
         """The messages that this epoch's manifest names, where an older xidstream wrote it: now they are segments."""

@@ -26,6 +26,7 @@ import numpy.typing as npt
 from xidstream.pipeline.errors import SegmentCorrupt, UsageError
 from xidstream.pipeline.exchange import MessageFile, PreparedTransaction, Segment
 from xidstream.pipeline.pg import INVALID_LSN, Lsn, Xid
+from xidstream.pipeline.poison import Poison
 from xidstream.pipeline.relations import RelationVersion
 from xidstream.pipeline.rows import DroppedRuns
 from xidstream.pipeline.segments.envelope import seal, unseal
@@ -36,7 +37,7 @@ from xidstream.pipeline.segments.storage import Storage
 FORMAT: Final = "xidstream.prepared-transaction"
 VERSION: Final = 2
 _OLDEST: Final = 1
-"""Which kept the messages in one object, beside the manifest."""
+"""Version 1 has no ``poison``, and keeps the messages in one object beside the manifest."""
 _REMEDY: Final = (
     "the server does not send a confirmed PREPARE again: restore the object; or roll the prepared "
     "transaction back and remove its objects; or take a new snapshot of its tables"
@@ -206,6 +207,7 @@ def prepared_to_json(prepared: PreparedTransaction) -> bytes:
             {"key": m.key, "n_rows": int(m.n_rows), "n_bytes": int(m.n_bytes), "checksum": m.checksum}
             for m in prepared.messages
         ],
+        "poison": None if prepared.poison is None else prepared.poison.to_json(),
     }
     return seal(FORMAT, VERSION, content)
 
@@ -226,6 +228,7 @@ def prepared_from_json(data: bytes, key: str) -> PreparedTransaction:
             segment_rows=tuple(s["n_released_rows"] for s in content["segments"]),
             dropped=dropped_from_json(content["dropped"]),
             messages=_messages(content),
+            poison=None if content.get("poison") is None else Poison.from_json(content["poison"]),
         )
     except (KeyError, IndexError, TypeError, ValueError, UsageError) as error:
         raise SegmentCorrupt(f"manifest {key!r} lacks a part or has a wrong one", remedy=_REMEDY) from error

@@ -10,6 +10,10 @@ order of commit.
     hold:      WAITING -> DONE
     position:  DONE
 
+A unit with a transaction that cannot be delivered becomes STUCK in place of DONE, when what comes before that
+transaction is done. Nothing behind it is ever released, and ``undeliverable`` is its error as soon as it is the head:
+all that was committed before it is done by then.
+
 ``confirmed_lsn`` is the greatest position of the contiguous DONE prefix. It never goes back and never passes
 an entry that is not done, in whatever order the sink reports. An illegal step raises IllegalTransition, with
 the entry's story, and changes nothing.
@@ -25,7 +29,7 @@ import enum
 from collections import deque
 from dataclasses import dataclass
 
-from xidstream.pipeline.errors import IllegalTransition
+from xidstream.pipeline.errors import IllegalTransition, XidstreamError
 from xidstream.pipeline.exchange import Batch, Sealed
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
 
@@ -35,6 +39,7 @@ class EntryState(enum.Enum):
     READY = "ready"
     TAKEN = "taken"
     DONE = "done"
+    STUCK = "stuck"
 
 
 class Kind(enum.Enum):
@@ -45,8 +50,8 @@ class Kind(enum.Enum):
 
 _LEGAL: dict[tuple[Kind, EntryState], frozenset[EntryState]] = {
     (Kind.UNIT, EntryState.WAITING): frozenset({EntryState.READY}),
-    (Kind.UNIT, EntryState.READY): frozenset({EntryState.TAKEN}),
-    (Kind.UNIT, EntryState.TAKEN): frozenset({EntryState.DONE}),
+    (Kind.UNIT, EntryState.READY): frozenset({EntryState.TAKEN, EntryState.STUCK}),
+    (Kind.UNIT, EntryState.TAKEN): frozenset({EntryState.DONE, EntryState.STUCK}),
     (Kind.HOLD, EntryState.WAITING): frozenset({EntryState.DONE}),
 }
 
@@ -124,6 +129,15 @@ class CommitOrder:
         entry = self._entry(ticket)
         entry.move(EntryState.READY)
         entry.content = content
+        halt = content.undeliverable
+        if halt is None:
+            return
+        # From here on the entry is about those of its transactions that come before the bad one.
+        entry.last_commit_lsn, entry.end_lsn = halt.last_commit_lsn, halt.end_lsn
+        entry.n_transactions = halt.n_transactions
+        if not halt.n_transactions and not content.messages:
+            entry.move(EntryState.STUCK)
+            self._advance()
 
     def resolve(self, ticket: int) -> None:
         entry = self._entry(ticket)
@@ -166,14 +180,26 @@ class CommitOrder:
         entries = self._taken.pop(number)
         contents = []
         for entry in entries:
-            entry.move(EntryState.DONE)
             assert entry.content is not None
             contents.append(entry.content)
-            entry.content = None
+            if entry.content.undeliverable is not None:
+                entry.move(EntryState.STUCK)
+            else:
+                entry.move(EntryState.DONE)
+                entry.content = None
         self._advance()
         return contents
 
     # -- inside ----------------------------------------------------------------------------------------
+
+    @property
+    def undeliverable(self) -> XidstreamError | None:
+        """Why nothing more will be released; None as long as there may be something to release or to confirm."""
+        head = self._entries[0] if self._entries else None
+        if head is None or head.state is not EntryState.STUCK:
+            return None
+        assert head.content is not None and head.content.undeliverable is not None
+        return head.content.undeliverable.error
 
     @property
     def n_waiting(self) -> int:
@@ -188,11 +214,12 @@ class CommitOrder:
     def _releasable(self) -> list[_Entry]:
         ready = []
         for entry in self._entries:
-            if entry.kind is not Kind.UNIT or entry.state in (EntryState.TAKEN, EntryState.DONE):
-                continue
-            if entry.state is not EntryState.READY:
+            if entry.kind is Kind.UNIT and entry.state not in (EntryState.TAKEN, EntryState.DONE):
+                if entry.state is not EntryState.READY:
+                    break
+                ready.append(entry)
+            if entry.content is not None and entry.content.undeliverable is not None:
                 break
-            ready.append(entry)
         return ready
 
     def _batch(self, number: int, entries: list[_Entry], n_rows: int, n_bytes: int) -> Batch:
@@ -228,5 +255,6 @@ class CommitOrder:
             entry = self._entries.popleft()
             del self._by_ticket[entry.ticket]
             self.done_ticket = entry.ticket
-            if entry.end_lsn > self.confirmed_lsn:
-                self.confirmed_lsn = entry.end_lsn
+            self.confirmed_lsn = max(self.confirmed_lsn, entry.end_lsn)
+        if self._entries and self._entries[0].state is EntryState.STUCK:
+            self.confirmed_lsn = max(self.confirmed_lsn, self._entries[0].end_lsn)

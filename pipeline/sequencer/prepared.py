@@ -43,10 +43,15 @@ class PreparedBook:
         self._by_xid[prepared.xid] = prepared
         return replaced
 
-    def commit(self, end: TransactionEnd, sink_watermark: Lsn) -> PreparedTransaction | None:
-        """The record that COMMIT PREPARED names; None where the sink already holds it, or it was empty."""
+    def commit(
+        self, end: TransactionEnd, sink_watermark: Lsn, *, is_given_up: bool = False
+    ) -> PreparedTransaction | None:
+        """The record that COMMIT PREPARED names; None where the sink already holds it, it was empty, or it is missing
+        and was given up. Raises SlotLost where it is missing, ProtocolViolation."""
         prepared = self._by_xid.get(end.xid)
         if prepared is None:
+            if is_given_up:
+                return None
             if end.commit_lsn <= sink_watermark:
                 return None
             if self._cover is not None and self._cover.covers(end.xid, end.commit_lsn):
@@ -54,7 +59,9 @@ class PreparedBook:
             raise SlotLost(
                 f"COMMIT PREPARED of transaction {int(end.xid)} at {end.commit_lsn}: the content that its PREPARE "
                 "brought is not in storage, and the sink does not hold it",
-                remedy="give the same --storage as the run that received the PREPARE, or take a new snapshot",
+                remedy="give the same --storage as the run that received the PREPARE; or take a new snapshot of its "
+                "tables (one that only locked rows has changed none) and give it up: `xidstream slot skip "
+                f"--xid {int(end.xid)} --commit-lsn {end.commit_lsn}`",
             )
         if prepared.gid != end.gid:
             raise ProtocolViolation(

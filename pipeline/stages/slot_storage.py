@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from xidstream.pipeline.buffer.transaction import transaction_row
 from xidstream.pipeline.errors import SlotLost
 from xidstream.pipeline.exchange import Opened, PreparedTransaction, Sealed, Tenure, TransactionEnd
-from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.segments import (
     Layout,
     ProgressRecord,
@@ -23,6 +23,7 @@ from xidstream.pipeline.segments import (
     clean_dead_epochs,
     delete_prepared,
     load_prepared,
+    note_left_out,
     read_progress,
     take_over_progress,
     write_progress,
@@ -74,6 +75,10 @@ class SlotStorage:
         # Only now: a COMMIT PREPARED that is repeated needs its content, unless the record says it is through.
         for prepared in finished:
             self.forget(prepared)
+
+    def note_left_out(self, pairs: Sequence[tuple[Xid, Lsn]]) -> None:
+        """Xid and commit LSN of transactions that were given up, and that this run met."""
+        note_left_out(self._storage, self._layout, pairs)
 
     def replace(self, replaced: PreparedTransaction, record: PreparedTransaction) -> None:
         """Remove what is left of a prepared transaction whose PREPARE the server has sent again, as ``record``."""

@@ -26,7 +26,7 @@ import pyarrow as pa
 from xidstream.pipeline import rows
 from xidstream.pipeline.buffer import BufferMemory, OpenTransaction, is_too_large_for_memory
 from xidstream.pipeline.buffer.messages import message_parts
-from xidstream.pipeline.buffer.transaction import transaction_row
+from xidstream.pipeline.buffer.transaction import nothing, undeliverable
 from xidstream.pipeline.decode import decode_plain_block, decode_transaction_block
 from xidstream.pipeline.errors import ConnectionLost, SlotInUse
 from xidstream.pipeline.exchange import (
@@ -214,6 +214,7 @@ class Buffer:
             messages=tuple(messages),
             n_rows=decoded.n_rows,
             n_bytes=sum(p.n_bytes for p in memory) + sum(p.n_bytes for p in messages),
+            undeliverable=decoded.undeliverable,
         )
 
     def _plain_messages(self, messages: pa.RecordBatch | None) -> list[MessagePart]:
@@ -243,6 +244,7 @@ class Buffer:
             (decoded.run_subxid, decoded.run_first, decoded.run_count),
             decoded.n_rows,
         )
+        transaction.note(decoded.notes)
         reach("block_decoded")
         while (spill := self._memory.next_spill(self.open.values())) is not None:
             self._spill(spill.transaction, spill.relation)
@@ -362,6 +364,8 @@ class Sequencer:
             reach("batch_written")
             self._batch_done(batch.number)
             reach("batch_reported")
+        if self.order.undeliverable is not None and self.order.confirmed_lsn <= self.recorded:
+            raise self.order.undeliverable
         confirmed = self.order.confirmed_lsn
         if confirmed <= self.recorded:
             return False
@@ -404,6 +408,8 @@ class Sequencer:
         if prepared is None:
             return self._fill(ticket, nothing(end))
         self._finished.add(ticket, prepared)
+        if prepared.poison is not None:
+            return self._fill(ticket, undeliverable(prepared.poison.of(end.xid, end.commit_lsn)))
         return self._fill(ticket, self._storage.content_of(prepared, end))
 
     def _roll_back_prepared(self, ticket: int, cut: RolledBackPrepared) -> bool:
@@ -609,10 +615,6 @@ def _open_when_free(settings: SlotSettings) -> OpenSlot:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.02)
-
-
-def nothing(end: TransactionEnd) -> Sealed:
-    return Sealed(transaction_row(end, 0, (), with_messages=False), (), (), (), 0, 0)
 
 
 def content_of(unit: Sealed, storage: Storage) -> tuple[list[Released], list[Message]]:

@@ -20,11 +20,11 @@ from xidstream.actors.runtime.ray_errors import unwrap
 from xidstream.actors.xid_buffer import BlockHead, BufferSettings, End, XidBuffer
 from xidstream.pipeline.buffer.known_relations import REMEMBERED_COLUMNS
 from xidstream.pipeline.config import Config
-from xidstream.pipeline.errors import ComponentLost, PoisonedChange, StorageFault
+from xidstream.pipeline.errors import ComponentLost, PoisonedChange, ProtocolViolation, StorageFault
 from xidstream.pipeline.exchange import TransactionEnd
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.protocol.spares import Spares
-from xidstream.pipeline.segments import Layout
+from xidstream.pipeline.segments import Layout, Storage, load_prepared
 from xidstream.pipeline.stream import Block as StreamBlock
 from xidstream.pipeline.stream import Prepared, TransactionBlock, UsedRelations
 
@@ -36,6 +36,8 @@ USED = UsedRelations(VERSIONS)
 XID = Xid(700)
 GOOD = block(*[insert([str(i)], subxid=700) for i in range(100)])
 POISON = block(insert([b"caf\xe9"], subxid=700))
+TORN = block(insert(["a", "b"], subxid=700))
+"""Two columns, where the table has one."""
 COMMIT = TransactionEnd(XID, Lsn(0x200), Lsn(0x208), 0, streamed=True)
 PREPARE = Prepared(XID, "p", Lsn(0x200), Lsn(0x208), streamed=True, origin=None, has_blocks=True)
 
@@ -82,46 +84,87 @@ def storage(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("end", ["commit", "prepare"])
-def test_a_transaction_with_a_poisoned_block_is_neither_committed_nor_prepared(
-    storage: Path, end: str
-) -> None:
+def test_a_transaction_with_a_torn_block_is_neither_committed_nor_prepared(storage: Path, end: str) -> None:
     buffer = Buffer(storage)
-    refs = [buffer.add(GOOD), buffer.add(POISON), buffer.add(GOOD)]
+    refs = [buffer.add(GOOD), buffer.add(TORN), buffer.add(GOOD)]
     errors = [buffer.error_of(ref) for ref in [*refs[1:], buffer.end(end)]]
-    assert all(isinstance(error, PoisonedChange) for error in errors), errors
+    assert all(isinstance(error, ProtocolViolation) for error in errors), errors
     assert not list(storage.rglob("*.json")), "a torn transaction was made durable"
     ray.kill(buffer.actor)
 
 
-def test_a_transaction_whose_last_block_came_with_its_commit_and_is_poisoned_is_not_committed(
+@pytest.mark.parametrize("memory_bytes", [64 << 20, 1], ids=["in memory", "spilled"])
+def test_a_transaction_that_keeps_poison_gives_its_error_at_its_commit_and_no_row(
+    storage: Path, memory_bytes: int
+) -> None:
+    buffer = Buffer(storage, memory_bytes)
+    for content in (GOOD, POISON, GOOD):
+        ray.get(buffer.add(content))
+    sealed = ray.get(buffer.end("commit"))
+    assert isinstance(sealed.undeliverable.error, PoisonedChange)
+    assert "xid 700" in sealed.undeliverable.error.message and "0/200" in sealed.undeliverable.error.message
+    assert (sealed.memory, sealed.segments, sealed.n_rows, sealed.transactions.num_rows) == ((), (), 0, 0)
+    assert not list(storage.rglob("*.arrow"))
+    ray.kill(buffer.actor)
+
+
+def test_a_prepared_transaction_that_keeps_poison_is_recorded_with_it(storage: Path) -> None:
+    buffer = Buffer(storage)
+    for content in (GOOD, POISON):
+        ray.get(buffer.add(content))
+    record = ray.get(buffer.end("prepare"))
+    assert record.poison is not None
+    (loaded,) = load_prepared(Storage(str(storage)), Layout(1, "s", "f"))
+    assert loaded.poison == record.poison
+    ray.kill(buffer.actor)
+
+
+def test_a_transaction_whose_last_block_came_with_its_commit_and_is_torn_is_not_committed(
     storage: Path,
 ) -> None:
     buffer = Buffer(storage)
     buffer.add(GOOD)
     head = BlockHead(XID, 1, Lsn(0x100), True, (1,))
     add_and_commit = buffer.actor.add_and_commit.options(num_returns=2)
-    both = add_and_commit.remote([head], {}, [POISON], [End(COMMIT, 2, 1)])
+    both = add_and_commit.remote([head], {}, [TORN], [End(COMMIT, 2, 1)])
     errors = [buffer.error_of(ref) for ref in both]
-    assert all(isinstance(error, PoisonedChange) for error in errors), errors
+    assert all(isinstance(error, ProtocolViolation) for error in errors), errors
     ray.kill(buffer.actor)
 
 
-def test_a_poisoned_block_takes_nothing_with_it_that_was_committed_before(storage: Path) -> None:
-    """They may be in one call. Whoever steps over the poisoned change must not step over what the sink never got."""
+def test_poison_takes_nothing_with_it_of_the_other_transactions_of_its_buffer(storage: Path) -> None:
+    """Those that commit before it must be delivered, also those that were open when the bad block came."""
     pool = pool_of_one(storage)
-    for xid in (700, 701):
+    for xid in (700, 701, 702):
         pool.add_block(transaction_block(xid, [f"of {xid}"]))
     pool.commit(COMMIT, 0)
-    pool.add_block(TransactionBlock(Xid(701), StreamBlock(*POISON, USED), True, Lsn(0x100)))
-    pool.commit(TransactionEnd(Xid(701), Lsn(0x300), Lsn(0x308), 0, streamed=True), 1)
+    bad = block(insert([b"caf\xe9"], subxid=701))
+    pool.add_block(TransactionBlock(Xid(701), StreamBlock(*bad, USED), True, Lsn(0x100)))
+    pool.commit(TransactionEnd(Xid(702), Lsn(0x280), Lsn(0x288), 0, streamed=True), 1)
+    pool.commit(TransactionEnd(Xid(701), Lsn(0x300), Lsn(0x308), 0, streamed=True), 2)
     pool.send()
     assert len(pool._in_flight) == 1, "all in one call"
     assert texts_of(ray.get(pool.sealed(XID))) == ["of 700"]
-    with pytest.raises(Exception) as caught:
-        ray.get(pool.sealed(Xid(701)))
-    assert isinstance(unwrap(caught.value, "xid buffer"), PoisonedChange)
-    with pytest.raises(PoisonedChange):
-        pool.collect(timeout_s=60)
+    assert texts_of(ray.get(pool.sealed(Xid(702)))) == ["of 702"]
+    sealed = ray.get(pool.sealed(Xid(701)))
+    assert isinstance(sealed.undeliverable.error, PoisonedChange) and not sealed.memory
+    pool.collect(timeout_s=60)
+    for actor in pool._actors.values():
+        ray.kill(actor)
+
+
+def test_what_was_given_up_is_left_out_though_it_could_be_delivered(storage: Path) -> None:
+    settings = BufferSettings(str(storage), Layout(1, "s", "e"), 64 << 20, frozenset({(XID, Lsn(0x200))}))
+    pool = BufferPool(Config.of({"buffers_min": 1, "buffers_max": 1}), settings, Spares(1 << 20))
+    pool.await_ready()
+    for xid in (700, 701):
+        pool.add_block(transaction_block(xid, [f"of {xid}"]))
+        pool.commit(TransactionEnd(Xid(xid), Lsn(0x200), Lsn(0x208), 0, streamed=True), xid)
+    pool.send()
+    sealed = ray.get(pool.sealed(XID))
+    assert sealed.left_out == ((700, 0x200),)
+    assert (sealed.memory, sealed.undeliverable, sealed.transactions.num_rows) == ((), None, 0)
+    assert texts_of(ray.get(pool.sealed(Xid(701)))) == ["of 701"], "another xid"
     for actor in pool._actors.values():
         ray.kill(actor)
 
@@ -157,9 +200,9 @@ def test_a_transaction_whose_spill_failed_is_not_committed_without_those_rows(st
 
 def test_another_transaction_of_a_failed_buffer_gets_its_error_too(storage: Path) -> None:
     buffer = Buffer(storage)
-    buffer.add(POISON)
+    buffer.add(TORN)
     other = buffer.actor.abort.remote(Xid(701), 1)
-    assert isinstance(buffer.error_of(other), PoisonedChange)
+    assert isinstance(buffer.error_of(other), ProtocolViolation)
     assert ray.get(buffer.actor.pid.remote()) > 0, "it is alive, and says so"
     ray.kill(buffer.actor)
 

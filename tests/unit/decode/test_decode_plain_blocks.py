@@ -205,8 +205,12 @@ def test_error_names_the_lsn_of_the_failing_message() -> None:
 
 
 def test_poison_in_a_plain_block_names_its_own_transactions_xid() -> None:
-    with pytest.raises(PoisonedChange, match=r"xid 8, LSN 1/AB4: public.a column 'id'"):
-        decode(begin(1, 7), insert(["1"]), commit(1), begin(2, 8), insert(["x"]), commit(2))
+    decoded = decode(begin(1, 7), insert(["1"]), commit(1), begin(2, 8), insert(["x"]), commit(2))
+    assert decoded.undeliverable is not None
+    error = decoded.undeliverable.error
+    assert isinstance(error, PoisonedChange)
+    assert "xid 8, LSN 1/AB4: public.a column 'id'" in error.message and "commit LSN 0/2" in error.message
+    assert "xidstream slot skip --xid 8 --commit-lsn 0/2" in error.remedy
 
 
 def test_an_origin_that_is_not_utf8_has_its_bytes_written_out() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
 
 import numpy as np
@@ -9,9 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from xidstream.pipeline.buffer.transaction import transaction_row
-from xidstream.pipeline.errors import IllegalTransition, ProtocolViolation, SlotLost
-from xidstream.pipeline.exchange import PrepareCover, PreparedTransaction, Sealed, Segment, TransactionEnd
+from xidstream.pipeline.buffer.transaction import transaction_row, undeliverable
+from xidstream.pipeline.errors import IllegalTransition, PoisonedChange, ProtocolViolation, SlotLost
+from xidstream.pipeline.exchange import (
+    PrepareCover,
+    PreparedTransaction,
+    Sealed,
+    Segment,
+    TransactionEnd,
+    Undeliverable,
+)
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.relations import Column, RelationVersion, ReplicaIdentity
 from xidstream.pipeline.rows import DroppedRuns
@@ -41,6 +49,45 @@ def test_transaction_that_is_sealed_first_waits_for_the_one_that_committed_first
     order.fill(0, content())
     batch = order.next_batch()
     assert batch is not None and (batch.first_commit_lsn, batch.last_commit_lsn) == (100, 200)
+
+
+def test_poison_stands_in_the_order_behind_all_that_committed_before_it() -> None:
+    order = make_order(rows=1)
+    for ticket in range(4):
+        add(order, ticket, 100 * (ticket + 1))
+    order.fill(2, undeliverable(PoisonedChange("bad")))
+    order.fill(3, content())
+    assert order.undeliverable is None and order.next_batch() is None, "what came first is not there yet"
+    order.fill(1, content())
+    order.fill(0, content())
+    first, second = order.next_batch(), order.next_batch()
+    assert first is not None and second is not None and order.next_batch() is None
+    order.batch_done(first.number)
+    assert order.undeliverable is None, "the sink has not all yet"
+    order.batch_done(second.number)
+    assert isinstance(order.undeliverable, PoisonedChange)
+    assert (order.confirmed_lsn, order.done_ticket) == (204, 1)
+    assert order.next_batch() is None, "nothing behind it is released"
+
+
+def test_a_block_with_poison_gives_the_transactions_before_it_and_confirms_no_further() -> None:
+    order = make_order()
+    order.add_unit(0, Lsn(100), Lsn(300), Lsn(304), 3)
+    add(order, 1, 400)
+    order.add_position(2, Lsn(500))
+    halt = Undeliverable(PoisonedChange("bad"), Lsn(100), Lsn(104), 1)
+    order.fill(0, dataclasses.replace(content(), undeliverable=halt))
+    order.fill(1, content())
+    batch = order.next_batch()
+    assert batch is not None
+    assert (batch.first_commit_lsn, batch.last_commit_lsn, batch.end_lsn) == (100, 100, 104)
+    assert batch.n_transactions == 1
+    assert order.next_batch() is None, "what follows the block waits behind its poison"
+    order.batch_done(batch.number)
+    assert isinstance(order.undeliverable, PoisonedChange)
+    assert (order.confirmed_lsn, order.done_ticket) == (104, -1)
+    with pytest.raises(IllegalTransition):
+        order.batch_done(batch.number)
 
 
 def test_position_is_confirmed_only_behind_the_sink() -> None:

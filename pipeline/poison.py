@@ -1,0 +1,95 @@
+"""Changes that cannot be delivered: noted where they are found, judged where their transaction ends.
+
+Blocks are decoded while their transaction is open, and what is open may be rolled back, in part or as a whole. So a
+value that cannot be decoded is no error yet. The decoder notes the rows (``BadRows``), the buffer keeps the notes with
+the transaction, and only a commit that keeps one of these rows turns it into an error. That error takes the
+transaction's place in the order of commits (``handoff.Undeliverable``): all that committed before is delivered and
+confirmed first.
+
+``GivenUp`` names the transactions that a person has given up with ``xidstream slot skip``. All of their rows are left
+out, wherever their content would be released.
+
+Of the rows of one owner only the first is noted, because one is enough to say that the owner cannot be delivered: a
+million bad rows cost some bytes for each subtransaction that holds any. Rejected: to raise at once and to read the
+transaction again without its rolled-back parts, because the server would have to send it twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence, Set
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from xidstream.pipeline.errors import ColumnNameClash, PoisonedChange, XidstreamError
+from xidstream.pipeline.pg import Lsn, Xid
+
+GivenUp = frozenset[tuple[Xid, Lsn]]
+"""Top-level xid and commit LSN. A message outside of transactions has xid 0, and the LSN of the message itself."""
+
+NOBODY: GivenUp = frozenset()
+
+_ERRORS: dict[str, type[XidstreamError]] = {e.__name__: e for e in (PoisonedChange, ColumnNameClash)}
+
+
+@dataclass(frozen=True)
+class BadRows:
+    """Rows of one block that cannot be delivered, all for one reason: the first row of each owner.
+
+    ``what`` names table and column and never a value. ``owner: uint32[k]`` is a subxid, or in a plain block the index
+    of a transaction, ascending; ``lsn: int64[k]`` are the LSNs of the changes.
+    """
+
+    what: str
+    error: type[XidstreamError]
+    owner: npt.NDArray[np.uint32]
+    lsn: npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Poison:
+    """The first change of a transaction that cannot be delivered."""
+
+    lsn: Lsn
+    what: str
+    error: type[XidstreamError] = PoisonedChange
+
+    def of(self, xid: Xid, commit_lsn: Lsn) -> XidstreamError:
+        """The error, with the command that gives this transaction up."""
+        who = f"xid {xid}, LSN {self.lsn}" if xid else f"LSN {self.lsn}"
+        remedy = self.error("").remedy.replace("XID", str(xid)).replace("LSN", str(commit_lsn))
+        return self.error(f"{who}: {self.what} (commit LSN {commit_lsn})", remedy=remedy)
+
+    def to_json(self) -> dict[str, str]:
+        return {"lsn": str(self.lsn), "what": self.what, "error": self.error.__name__}
+
+    @classmethod
+    def from_json(cls, value: dict[str, str]) -> Poison:
+        """Raises KeyError, TypeError or UsageError for what ``to_json`` never writes."""
+        return cls(Lsn.parse(value["lsn"]), value["what"], _ERRORS[value["error"]])
+
+
+def first_poison(notes: Sequence[BadRows], rolled_back: Set[int]) -> Poison | None:
+    """The first bad row whose owner is not among ``rolled_back``; None where all of them are."""
+    found: Poison | None = None
+    gone = np.fromiter(rolled_back, np.uint32, len(rolled_back))
+    for note in notes:
+        lsns = note.lsn[~np.isin(note.owner, gone)] if len(gone) else note.lsn
+        if len(lsns) and (found is None or lsns.min() < found.lsn):
+            found = Poison(Lsn(int(lsns.min())), note.what, note.error)
+    return found
+
+
+def given_up_among(
+    given_up: GivenUp, xid: npt.NDArray[np.int64], commit_lsn: npt.NDArray[np.int64]
+) -> npt.NDArray[np.bool_]:
+    """Which of the transactions (arrays of one length) were given up."""
+    mask = np.zeros(len(xid), np.bool_)
+    for one_xid, one_lsn in given_up:
+        mask |= (commit_lsn == int(one_lsn)) & (xid == int(one_xid))
+    return mask
+
+
+def pairs_of(xid: Iterable[np.int64], commit_lsn: Iterable[np.int64]) -> tuple[tuple[Xid, Lsn], ...]:
+    return tuple((Xid(int(x)), Lsn(int(lsn))) for x, lsn in zip(xid, commit_lsn, strict=True))

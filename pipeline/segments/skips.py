@@ -1,0 +1,96 @@
+"""The transactions that a person gave up with ``xidstream slot skip``: one small object for each.
+
+A transaction is named by its xid *and* its commit LSN, because an xid comes round again and an LSN alone is easily
+mistyped: what does not fit both is not touched. The object is written by the command before a run reads it, and once
+more by the run that left the transaction out. It stays as the record of what was given up, by whom and why, until the
+slot is dropped with its storage.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from xidstream.pipeline.errors import SegmentCorrupt, UsageError
+from xidstream.pipeline.pg import Lsn, Xid
+from xidstream.pipeline.poison import GivenUp
+from xidstream.pipeline.segments.envelope import seal, unseal
+from xidstream.pipeline.segments.keys import Layout
+from xidstream.pipeline.segments.storage import Storage
+
+FORMAT: Final = "xidstream.skipped-transaction"
+VERSION: Final = 1
+_REMEDY: Final = "give `xidstream slot skip` again after removing the object"
+
+
+@dataclass(frozen=True)
+class Skip:
+    """``xid`` is 0 for a message outside of transactions, whose own LSN is ``commit_lsn``. Times are aware, UTC.
+
+    ``left_out_at``: when a run met the transaction and left its rows out; None before.
+    """
+
+    xid: Xid
+    commit_lsn: Lsn
+    recorded_at: datetime.datetime
+    recorded_by: str = ""
+    reason: str = ""
+    left_out_at: datetime.datetime | None = None
+
+
+def write_skip(storage: Storage, layout: Layout, skip: Skip) -> None:
+    """Durably, in place of one of the same transaction. Raises StorageFault."""
+    content = {
+        "xid": int(skip.xid),
+        "commit_lsn": str(skip.commit_lsn),
+        "recorded_at": skip.recorded_at.isoformat(),
+        "recorded_by": skip.recorded_by,
+        "reason": skip.reason,
+        "left_out_at": None if skip.left_out_at is None else skip.left_out_at.isoformat(),
+    }
+    storage.write_bytes(layout.skip_key(skip.xid, skip.commit_lsn), seal(FORMAT, VERSION, content))
+
+
+def read_skips(storage: Storage, layout: Layout) -> tuple[Skip, ...]:
+    """All of the slot, in the order of their commits. Raises SegmentCorrupt, StorageFault."""
+    keys = storage.list_keys(layout.skipped_prefix)
+    found = [_skip_of(storage.read_bytes(key), key) for key in keys if key.endswith(".json")]
+    return tuple(sorted(found, key=lambda skip: int(skip.commit_lsn)))
+
+
+def given_up(storage: Storage, layout: Layout, confirmed_lsn: Lsn) -> GivenUp:
+    """Those that the server may still send, with all before ``confirmed_lsn`` confirmed."""
+    skips = read_skips(storage, layout)
+    return frozenset((s.xid, s.commit_lsn) for s in skips if s.commit_lsn >= confirmed_lsn)
+
+
+def note_left_out(storage: Storage, layout: Layout, pairs: Iterable[tuple[Xid, Lsn]]) -> None:
+    """Write down that these were met; the first time counts. Raises SegmentCorrupt, StorageFault."""
+    wanted = set(pairs)
+    now = datetime.datetime.now(datetime.timezone.utc)
+    for skip in read_skips(storage, layout):
+        if (skip.xid, skip.commit_lsn) in wanted and skip.left_out_at is None:
+            write_skip(storage, layout, dataclasses.replace(skip, left_out_at=now))
+
+
+def _skip_of(data: bytes, key: str) -> Skip:
+    content = unseal(data, FORMAT, VERSION, key, remedy=_REMEDY)
+    try:
+        left_out_at = content["left_out_at"]
+        return Skip(
+            Xid(content["xid"]),
+            Lsn.parse(content["commit_lsn"]),
+            _time(content["recorded_at"]),
+            content["recorded_by"],
+            content["reason"],
+            None if left_out_at is None else _time(left_out_at),
+        )
+    except (KeyError, TypeError, ValueError, UsageError) as error:
+        raise SegmentCorrupt(f"object {key!r} lacks a part or has a wrong one", remedy=_REMEDY) from error
+
+
+def _time(text: Any) -> datetime.datetime:
+    return datetime.datetime.fromisoformat(text)

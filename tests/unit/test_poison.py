@@ -1,0 +1,214 @@
+"""What cannot be delivered is judged by what a transaction kept."""
+
+from __future__ import annotations
+
+import pickle
+import time
+
+import numpy as np
+import pytest
+
+from tests.unit.decode.builder import begin, block, commit, insert, logical, relation, truncate, update
+from xidstream.pipeline.buffer import OpenTransaction
+from xidstream.pipeline.decode import decode_plain_block, decode_transaction_block
+from xidstream.pipeline.errors import ColumnNameClash, PoisonedChange
+from xidstream.pipeline.exchange import TransactionEnd
+from xidstream.pipeline.pg import Lsn, Xid
+from xidstream.pipeline.poison import Poison, first_poison
+
+BAD = b"caf\xe9"
+NOTE = relation(("note", "text"))
+CLASH = relation(("note", "text"), ("_SEQ", "int4"), relid=6, name="clash")
+END = TransactionEnd(Xid(700), Lsn(100), Lsn(104), 0, streamed=True)
+
+
+def opened(*messages: bytes) -> OpenTransaction:
+    transaction = OpenTransaction(Xid(700), Lsn(1), streamed=True)
+    decoded = decode_transaction_block(
+        *block(*messages), {5: NOTE, 6: CLASH}, streamed=True, xid=700, first_ordinal=0
+    )
+    tables = [(t.relation, t.batch) for t in decoded.tables]
+    runs = (decoded.run_subxid, decoded.run_first, decoded.run_count)
+    transaction.add(tables, decoded.messages, runs, decoded.n_rows)
+    transaction.note(decoded.notes)
+    return transaction
+
+
+def test_a_bad_value_of_a_rolled_back_subtransaction_is_nobodys_loss() -> None:
+    transaction = opened(
+        insert(["a"], subxid=700),
+        insert([BAD], subxid=701),
+        insert(["b"], subxid=701),
+        insert(["c"], subxid=700),
+    )
+    assert transaction.poison() is not None
+    transaction.abort_subtransactions([Xid(701)])
+    assert transaction.poison() is None
+    stored = []
+    sealed = transaction.seal(END, stored.append)
+    assert sealed.undeliverable is None and sealed.n_rows == 2
+    assert stored[0].column("note").to_pylist() == ["a", "c"]
+    assert stored[0].column("_seq").to_pylist() == [0, 1]
+
+
+def test_the_first_bad_row_that_is_kept_is_named() -> None:
+    transaction = opened(
+        insert([BAD], subxid=701),
+        insert([BAD], subxid=702),
+        insert([BAD], subxid=700),
+        insert([BAD], subxid=702),
+    )
+    transaction.abort_subtransactions([Xid(701)])
+    sealed = transaction.seal(END, lambda table: None)
+    assert sealed.undeliverable is not None and not sealed.memory
+    error = sealed.undeliverable.error
+    assert isinstance(error, PoisonedChange)
+    assert error.message.startswith(
+        "xid 700, LSN 1/AB1: public.t column 'note' has a value that is not valid UTF-8"
+    )
+    assert "--xid 700 --commit-lsn 0/64" in error.remedy
+    assert pickle.loads(pickle.dumps(error)).remedy == error.remedy
+
+
+@pytest.mark.parametrize("row", [insert(["a", "1"], subxid=701, relid=6), truncate([6], subxid=701)])
+def test_rows_of_a_table_with_a_clashing_column_matter_only_where_they_are_kept(row: bytes) -> None:
+    transaction = opened(insert(["a"], subxid=700), row)
+    poison = transaction.poison()
+    assert poison is not None and poison.error is ColumnNameClash
+    assert "public.clash" in poison.what and "_SEQ" in poison.what
+    transaction.abort_subtransactions([Xid(701)])
+    assert transaction.seal(END, lambda table: None).n_rows == 1
+
+
+def test_a_preimage_that_fills_an_unchanged_value_is_bad_in_both_rows() -> None:
+    from tests.unit.decode.builder import U
+
+    full = relation(("id", "int4"), ("note", "text"))
+    decoded = decode_transaction_block(
+        *block(update(["2", U], old=["1", BAD], subxid=700)),
+        {5: full},
+        streamed=True,
+        xid=700,
+        first_ordinal=0,
+    )
+    assert decoded.tables[0].batch.column(6).to_pylist() == [None, None]
+    assert decoded.tables[0].batch.column(5).to_pylist() == [1, 2]
+    assert first_poison(decoded.notes, set()) is not None
+
+
+@pytest.mark.parametrize("type_", ["int4", "float8", "date", "numeric", "text", "text[]", "int4[]"])
+def test_a_block_of_nothing_but_bad_values_is_decoded_in_linear_time(type_: str) -> None:
+    """Each with a subtransaction of its own: 100,000 of them, in a time that a retry for each row cannot reach."""
+    n = 100_000
+    bad = b"{\xe9}" if type_ == "text[]" else b"{x}" if type_ == "int4[]" else b"\xe9"
+    table = relation(("c", type_, (10 << 16 | 2) + 4 if type_ == "numeric" else -1))
+    content = block(*[insert([bad], subxid=i) for i in range(1, n + 1)])
+    started = time.process_time()
+    decoded = decode_transaction_block(*content, {5: table}, streamed=True, xid=700, first_ordinal=0)
+    spent_s = time.process_time() - started
+    print(f"{type_}: {spent_s:.2f} s of CPU")
+    (note,) = decoded.notes
+    assert len(note.owner) == n and note.owner.nbytes + note.lsn.nbytes == 12 * n
+    assert first_poison(decoded.notes, set(range(1, n))) == Poison(Lsn(int(note.lsn[-1])), note.what)
+    assert first_poison(decoded.notes, set(range(1, n + 1))) is None
+
+
+def test_bad_values_of_one_subtransaction_are_noted_once() -> None:
+    content = block(*[insert([BAD], subxid=701) for _ in range(10_000)])
+    decoded = decode_transaction_block(*content, {5: NOTE}, streamed=True, xid=700, first_ordinal=0)
+    (note,) = decoded.notes
+    assert note.owner.tolist() == [701]
+
+
+def test_a_plain_block_ends_before_its_first_poison() -> None:
+    decoded = decode_plain_block(
+        *block(
+            begin(100, 7), insert(["a"]), commit(100),
+            logical("between", b"", lsn=3, flags=0),
+            begin(200, 8), insert([BAD]), insert(["x"]), logical("in", b"", lsn=4), commit(200),
+            begin(300, 9), insert(["c"]), commit(300),
+        ),
+        {5: NOTE},
+    )  # fmt: skip
+    assert decoded.undeliverable is not None
+    assert "xid 8, " in decoded.undeliverable.error.message
+    assert (decoded.undeliverable.last_commit_lsn, decoded.undeliverable.end_lsn) == (100, 108)
+    assert decoded.undeliverable.n_transactions == 1
+    assert decoded.transactions.column("xid").to_pylist() == [7]
+    assert decoded.tables[0].batch.column(5).to_pylist() == ["a"] and decoded.n_rows == 1
+    assert decoded.messages is not None and decoded.messages.column("prefix").to_pylist() == ["between"]
+
+
+def test_a_plain_block_goes_on_behind_what_was_given_up() -> None:
+    messages = [
+        begin(100, 7), insert(["a"]), commit(100),
+        begin(200, 8), insert([BAD]), logical("in", b"", lsn=4), commit(200),
+        begin(300, 9), insert(["c"]), commit(300),
+        begin(400, 10), insert([BAD]), commit(400),
+    ]  # fmt: skip
+    wrong = decode_plain_block(
+        *block(*messages), {5: NOTE}, frozenset({(Xid(7), Lsn(200)), (Xid(8), Lsn(100))})
+    )
+    assert wrong.undeliverable is not None and "xid 8, " in wrong.undeliverable.error.message
+    assert wrong.left_out == ()
+    decoded = decode_plain_block(*block(*messages), {5: NOTE}, frozenset({(Xid(8), Lsn(200))}))
+    assert decoded.left_out == ((8, 200),)
+    assert decoded.transactions.column("xid").to_pylist() == [7, 9]
+    assert decoded.tables[0].batch.column(5).to_pylist() == ["a", "c"]
+    assert decoded.messages is None
+    assert decoded.undeliverable is not None and "xid 10, " in decoded.undeliverable.error.message
+    assert decoded.undeliverable.n_transactions == 3
+
+
+def test_a_bad_message_between_transactions_has_its_place_and_can_be_given_up() -> None:
+    messages = [
+        begin(100, 7), insert(["a"]), commit(100),
+        logical("good", b"", lsn=150, flags=0), logical(b"b\xe9d", b"", lsn=160, flags=0),
+        logical("later", b"", lsn=170, flags=0),
+        begin(200, 8), insert([BAD]), commit(200),
+    ]  # fmt: skip
+    decoded = decode_plain_block(*block(*messages), {5: NOTE})
+    assert decoded.undeliverable is not None and decoded.undeliverable.n_transactions == 1
+    assert decoded.undeliverable.error.message.startswith("LSN 0/A0: a logical message")
+    assert "--xid 0 --commit-lsn 0/A0" in decoded.undeliverable.error.remedy
+    assert decoded.messages is not None and decoded.messages.column("prefix").to_pylist() == ["good"]
+    after = decode_plain_block(*block(*messages), {5: NOTE}, frozenset({(Xid(0), Lsn(160))}))
+    assert after.left_out == ((0, 160),)
+    assert after.messages is not None and after.messages.column("prefix").to_pylist() == ["good", "later"]
+    assert after.undeliverable is not None and "xid 8, " in after.undeliverable.error.message
+
+
+def test_poison_survives_its_json() -> None:
+    for error in (PoisonedChange, ColumnNameClash):
+        poison = Poison(Lsn(77), "public.t column 'é' …", error)
+        assert Poison.from_json(poison.to_json()) == poison
+
+
+def test_utf8_is_judged_as_arrow_judges_it() -> None:
+    """Each sequence of up to three bytes at the borders of the ranges, alone in its row."""
+    import itertools
+
+    import pyarrow as pa
+
+    from xidstream.pipeline.decode.columns import _not_utf8
+
+    borders = [0x00, 0x7F, 0x80, 0x8F, 0x90, 0x9F, 0xA0, 0xBF, 0xC0, 0xC1, 0xC2, 0xDF, 0xE0, 0xE1, 0xEC, 0xED, 0xEE,
+               0xEF, 0xF0, 0xF1, 0xF3, 0xF4, 0xF5, 0xFF]  # fmt: skip
+    values = [bytes(v) for k in (1, 2, 3) for v in itertools.product(borders, repeat=k)]
+    values += [
+        bytes([a, b, 0x80, c]) for a in (0xEF, 0xF0, 0xF1, 0xF4, 0xF5) for b in borders for c in borders
+    ]
+    lengths = np.array([len(v) for v in values], np.int32)
+    starts = (np.cumsum(lengths) - lengths).astype(np.int32)
+    payload = np.frombuffer(b"".join(values), np.uint8)
+    found = np.empty(len(values), np.int64)
+    n_found = _not_utf8(payload, starts, lengths, found)
+
+    def decodes(value: bytes) -> bool:
+        try:
+            pa.array([value], pa.binary()).cast(pa.string())
+        except pa.ArrowInvalid:
+            return False
+        return True
+
+    assert found[:n_found].tolist() == [i for i, v in enumerate(values) if not decodes(v)]
