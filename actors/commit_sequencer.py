@@ -38,6 +38,7 @@ from xidstream.pipeline.stream import (
     Position,
     Prepared,
     RolledBackPrepared,
+    Unsendable,
 )
 
 
@@ -150,9 +151,21 @@ class CommitSequencer:
         elif isinstance(cut, RolledBackPrepared):
             self._order.add_hold(ticket, cut.end_lsn)
             self._spawn(self._roll_back_prepared(ticket, cut))
+        elif isinstance(cut, Unsendable):
+            self._take_unsendable(ticket, cut)
         else:
             assert isinstance(cut, Position), cut
             self._order.add_position(ticket, cut.wal_end)
+
+    def _take_unsendable(self, ticket: int, cut: Unsendable) -> None:
+        if not cut.lsn or (cut.xid, cut.lsn) not in self._given_up:
+            self._order.add_unit(ticket, INVALID_LSN, INVALID_LSN, INVALID_LSN, 0)
+            self._order.fill(ticket, undeliverable(cut.error))
+            return
+        # The server decodes what commits at the confirmed position or behind it: this leaves out just the one.
+        end = TransactionEnd(cut.xid, cut.lsn, Lsn(cut.lsn + 1), 0)
+        self._add_transaction(ticket, end)
+        self._order.fill(ticket, left_out(end))
 
     def _add_transaction(self, ticket: int, end: TransactionEnd) -> None:
         self._order.add_unit(ticket, end.commit_lsn, end.commit_lsn, end.end_lsn, 1)

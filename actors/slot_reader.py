@@ -23,11 +23,12 @@ from xidstream.actors.runtime.allocator import return_freed_memory
 from xidstream.actors.runtime.secrets import take_up
 from xidstream.actors.xid_buffer import BufferSettings
 from xidstream.pipeline.config import Config
+from xidstream.pipeline.errors import ConnectionLost
 from xidstream.pipeline.exchange import Opened
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.protocol.spares import Spares
 from xidstream.pipeline.segments import Layout, Storage, given_up
-from xidstream.pipeline.slot.admin import Blocker
+from xidstream.pipeline.slot.admin import Blocker, advance_slot
 from xidstream.pipeline.slot.opening import connect_slot, slot_settings
 from xidstream.pipeline.stages.slot_record import check_server
 from xidstream.pipeline.stream import StreamCutter
@@ -124,6 +125,15 @@ class SlotReader:
             # First the slot, which must not wait for Ray to be free for another reader.
             self._slot.connection.close()
             self._sending.close()
+        unsendable = self._reading.unsendable
+        if unsendable is None:
+            return
+        # The stream has ended by the server's error, so this cannot be told on its connection.
+        advance_slot(self._config.dsn, self._config.slot, self._reading.flushed_lsn)
+        if not self._stop.is_set():
+            raise ConnectionLost(
+                f"the server cannot send transaction {int(unsendable.xid)}, which was given up: reading on behind it"
+            )
 
     def feedback(self, confirmed_lsn: Lsn, done_ticket: int) -> None:
         """From the sequencer: what may be confirmed, and what no longer waits for the sink."""

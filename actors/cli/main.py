@@ -152,9 +152,9 @@ def create(config_file: Path | None, failover: bool, **options: Any) -> None:
 def drop(config_file: Path | None, **options: Any) -> None:
     """Drop the slot; changes that were not read from it are gone for this pipeline.
 
-    Given --storage, also remove what the pipeline recorded of the slot there (progress.json, prepared/ and epochs/
-    below SYSTEM_IDENTIFIER/SLOT), without which a slot created again under this name counts as lost. Nothing in
-    the sink is touched. It works for a slot that is dropped already, too.
+    Given --storage, also remove what the pipeline recorded of the slot there (progress.json, prepared/, epochs/ and
+    skipped/ below SYSTEM_IDENTIFIER/SLOT), without which a slot created again under this name counts as lost. Nothing
+    in the sink is touched. It works for a slot that is dropped already, too.
     """
     config = build_config(config_file, options)
     config.require("slot")

@@ -22,13 +22,13 @@ from typing import Any
 
 from xidstream.actors.reader.sending_thread import SendingThread
 from xidstream.pipeline.config import Config
-from xidstream.pipeline.errors import ConnectionLost, SlotLost
+from xidstream.pipeline.errors import ConnectionLost, PoisonedChange, SlotLost
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
 from xidstream.pipeline.protocol.message_buffer import Outcome
 from xidstream.pipeline.protocol.parser import parse_keepalive
 from xidstream.pipeline.slot.connection import ReplicationConnection
-from xidstream.pipeline.stream import Cut, StreamCutter
+from xidstream.pipeline.stream import Cut, StreamCutter, Unsendable
 from xidstream.pipeline.stream.linger import Linger
 from xidstream.pipeline.stream.status_pace import StatusPace
 
@@ -74,6 +74,8 @@ class Reading:
         self._flowing = self._quiet = False
         self._solicited_s = self._next_position_s = self._next_look_s = 0.0
         self._asked_s: float | None = None
+        self.unsendable: Unsendable | None = None
+        """What the server could not send: it has ended the stream."""
 
     def confirm(self, lsn: Lsn) -> None:
         """From the sequencer: what the server may forget."""
@@ -86,11 +88,16 @@ class Reading:
         """Read until ``stop`` is set. Raises ConnectionLost, ProtocolViolation, SlotLost and what buffers raise."""
         self._sending = sending
         with self._connection.reading():
-            while not self._stop.is_set():
+            while not self._stop.is_set() and self.unsendable is None:
                 if self._over_credit():
                     self._pause()
-                else:
-                    self._look(self._read())
+                    continue
+                drained = self._read()
+                if self.unsendable is None:
+                    self._look(drained)
+            if self.unsendable is not None:
+                self._await_the_rest(self.unsendable)
+                return
             self._send_status(time.monotonic(), reply=False)
         # In order, so that the server has surely read the last position: the next run starts from it.
         self._connection.stop(_STOP_TIMEOUT_S)
@@ -116,7 +123,12 @@ class Reading:
                 else:
                     self._keepalive(data)
             elif outcome is Outcome.ENDED:
-                raise self._connection.end_of_stream()
+                error = self._connection.end_of_stream()
+                if not isinstance(error, PoisonedChange):
+                    raise error
+                rest, self.unsendable = self._cutter.unsendable(error)
+                self._give([*cuts, *rest, self.unsendable])
+                return False
             elif outcome is Outcome.FAILED:
                 raise self._connection.failure()
             if cuts:
@@ -124,6 +136,12 @@ class Reading:
                 if outcome is Outcome.FULL or self._over_credit():
                     return False
         return False
+
+    def _await_the_rest(self, unsendable: Unsendable) -> None:
+        """Until all before it is delivered, and the run is stopped, or goes on behind it: nothing is read any more."""
+        while not self._stop.is_set() and not 0 < unsendable.lsn < self.flushed_lsn:
+            self._sending.check()
+            self._sending.await_look(_IDLE_WAIT_S)
 
     def _look(self, drained: bool) -> None:
         """What is not done for each message. The socket is empty every few hundred of them: so this is done by the

@@ -29,6 +29,7 @@ from xidstream.pipeline.stream import (
     RolledBackPrepared,
     SubtransactionsAborted,
     TransactionBlock,
+    Unsendable,
 )
 from xidstream.pipeline.stream.backlog import Backlog
 
@@ -104,5 +105,5 @@ class Sender:
         if isinstance(cut, Prepared):
             self._backlog.forget(cut.xid)
             return Entry(ticket, cut, [self._pool.prepare(cut, ticket)])
-        assert isinstance(cut, (CommittedPrepared, RolledBackPrepared, Position)), cut
+        assert isinstance(cut, (CommittedPrepared, RolledBackPrepared, Position, Unsendable)), cut
         return Entry(ticket, cut, [])

@@ -243,6 +243,26 @@ def drop_slot(dsn: str, slot: str) -> None:
         connection.execute("SELECT pg_drop_replication_slot(%s)", (slot,))
 
 
+def advance_slot(dsn: str, slot: str, lsn: Lsn, timeout_s: float = 10.0) -> None:
+    """Tell the server that all before ``lsn`` is delivered, where there is no replication connection to say it on.
+
+    It decodes what it passes over without the output plugin, so what pgoutput cannot send is no obstacle. A reader that
+    has just gone is waited for. Raises SlotInUse, and what connecting raises.
+    """
+    deadline = time.monotonic() + timeout_s
+    with sql_connection(dsn, f'confirming on slot "{slot}"') as connection:
+        while True:
+            try:
+                connection.execute(
+                    "SELECT pg_replication_slot_advance(%s, %s::text::pg_lsn)", (slot, str(lsn))
+                )
+                return
+            except psycopg.errors.ObjectInUse:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.1)
+
+
 def current_flush_lsn(dsn: str) -> Lsn:
     """The end of the flushed WAL; on a standby, of the replayed."""
     with sql_connection(dsn, "reading the WAL position") as connection:

@@ -12,6 +12,7 @@ from xidstream.pipeline.stream.cuts import (
     RolledBackPrepared,
     SubtransactionsAborted,
     TransactionBlock,
+    Unsendable,
     UsedRelations,
 )
 from xidstream.pipeline.stream.cutter import StreamCutter
@@ -29,5 +30,6 @@ __all__ = [
     "StreamCutter",
     "SubtransactionsAborted",
     "TransactionBlock",
+    "Unsendable",
     "UsedRelations",
 ]

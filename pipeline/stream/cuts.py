@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from xidstream.pipeline.errors import XidstreamError
 from xidstream.pipeline.exchange import RelationMap, TransactionEnd
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.relations import RelationVersion
@@ -117,6 +118,18 @@ class RolledBackPrepared:
 
 
 @dataclass(frozen=True, slots=True)
+class Unsendable:
+    """The server itself cannot send what comes next, and has ended the stream: nothing follows.
+
+    ``lsn`` is the transaction's commit (or PREPARE) LSN; 0/0 where the server has not told it, of a streamed one.
+    """
+
+    xid: Xid
+    lsn: Lsn
+    error: XidstreamError
+
+
+@dataclass(frozen=True, slots=True)
 class Position:
     """The server has decoded up to here, and everything before it was cut already."""
 
@@ -133,4 +146,5 @@ Cut = (
     | CommittedPrepared
     | RolledBackPrepared
     | Position
+    | Unsendable
 )

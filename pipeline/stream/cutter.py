@@ -29,7 +29,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from xidstream.pipeline.errors import IllegalTransition
+from xidstream.pipeline.errors import IllegalTransition, XidstreamError
 from xidstream.pipeline.exchange import TransactionEnd
 from xidstream.pipeline.pg import INVALID_LSN, Lsn, Xid
 from xidstream.pipeline.protocol.grammar import Grammar
@@ -64,6 +64,7 @@ from xidstream.pipeline.stream.cuts import (
     RolledBackPrepared,
     SubtransactionsAborted,
     TransactionBlock,
+    Unsendable,
 )
 from xidstream.pipeline.stream.pending import ORIGIN, CopyData, PendingMessages, kind_of, lsn_of
 from xidstream.pipeline.stream.relation_book import RelationBook
@@ -97,6 +98,7 @@ class StreamCutter:
             None  # what a row message is appended to now; None: rows are illegal
         )
         self._promoted: PendingMessages | None = None
+        self._promoted_lsn = INVALID_LSN  # of its commit or PREPARE
         self.n_messages_cut = 0
 
     # -- what the shell asks ---------------------------------------------------------------------------
@@ -199,6 +201,19 @@ class StreamCutter:
         block = self._block(None, *plain.take_whole())
         return (PlainBlock(block, begin.final_lsn, commit.commit_lsn, commit.end_lsn, n_transactions),)
 
+    def unsendable(self, error: XidstreamError) -> tuple[Sequence[Cut], Unsendable]:
+        """The server ended the stream with ``error``: the last cuts, and the transaction that it was sending."""
+        cuts = self.flush()
+        xid, lsn = Xid(0), INVALID_LSN
+        if self._in is self._plain:
+            begin = self._parse(self._plain.message(0))
+            assert isinstance(begin, Begin)
+            xid, lsn = begin.xid, begin.final_lsn
+        elif self._in is not None and self._in.xid is not None:
+            xid = self._in.xid
+            lsn = self._promoted_lsn if self._in is self._promoted else INVALID_LSN
+        return cuts, Unsendable(xid, lsn, _naming(error, xid, lsn))
+
     def flush_open(self) -> Sequence[Cut]:
         """Cut what was gathered of open transactions, so that it does not wait for their end."""
         cuts: list[Cut] = []
@@ -231,6 +246,7 @@ class StreamCutter:
         begin = self._parse(first)
         assert isinstance(begin, Begin)
         promoted = PendingMessages(self._spares, begin.xid, lsn_of(first) or begin.final_lsn)
+        self._promoted_lsn = begin.final_lsn
         n_heads = 1
         if plain.kinds(2)[1:] == bytes([ORIGIN]):
             origin = self._parse(plain.message(1))
@@ -310,6 +326,7 @@ class StreamCutter:
             self._promoted = self._in = PendingMessages(
                 self._spares, message.xid, message.prepare_lsn, streamed=False
             )
+            self._promoted_lsn = message.prepare_lsn
             return cuts
         if isinstance(message, Prepare):
             return self._prepare(message)
@@ -500,3 +517,15 @@ class StreamCutter:
             origin=gathering.origin,
             has_blocks=gathering.has_blocks,
         )
+
+
+def _naming(error: XidstreamError, xid: Xid, lsn: Lsn) -> XidstreamError:
+    """``error`` with the transaction, and the way past it."""
+    if lsn:
+        remedy = error.remedy.replace("XID", str(xid)).replace("LSN", str(lsn))
+        return type(error)(f"xid {xid}: {error.message} (commit LSN {lsn})", remedy=remedy)
+    return type(error)(
+        f"xid {xid}: {error.message}" if xid else error.message,
+        remedy="run once with `--streaming off`: it delivers all that commits before, passes over what was rolled "
+        "back, and names the commit LSN that `xidstream slot skip` asks for",
+    )

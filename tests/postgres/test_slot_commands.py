@@ -12,7 +12,7 @@ from xidstream.actors.cli.checks import fail_on_findings
 from xidstream.actors.cli.main import main
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
-from xidstream.pipeline.segments import Layout, Storage, read_progress, write_progress
+from xidstream.pipeline.segments import Layout, Storage, read_progress, read_skips, write_progress
 from xidstream.pipeline.slot.admin import describe_slot
 from xidstream.pipeline.slot.connection import ReplicationConnection
 from xidstream.pipeline.slot.opening import slot_settings
@@ -137,3 +137,31 @@ def test_a_run_waits_for_the_slot_of_one_that_is_just_ending(database: Database,
         fail_on_findings(config)
         ending.join()
     assert capsys.readouterr().err.count("waiting") == 1
+
+
+def skip(database: Database, storage: Storage, xid: str, lsn: str) -> int:
+    return command(database, "skip", "--storage", storage.uri, "--xid", xid, "--commit-lsn", lsn)
+
+
+def test_a_transaction_is_given_up_only_where_a_run_may_still_meet_it(
+    database: Database, tmp_path: Path, capsys: Printed
+) -> None:
+    storage = Storage(str(tmp_path))
+    assert command(database, "create") == 0
+    assert skip(database, storage, "700", "0/FFFFFFFF") == 3, "no run has used this storage"
+    layout = record(database, storage)
+    assert skip(database, storage, "700", "0/F") == 2
+    assert "all up to 0/10 is delivered and confirmed" in capsys.readouterr().err
+    assert skip(database, storage, "700", "nonsense") == 2
+    assert skip(database, storage, "-1", "0/10") == 2
+    assert read_skips(storage, layout) == ()
+    assert skip(database, storage, "700", "0/10") == 0
+    (recorded,) = read_skips(storage, layout)
+    assert (recorded.xid, recorded.commit_lsn, recorded.left_out_at) == (700, 0x10, None)
+    capsys.readouterr()
+    arguments = ["--dsn", database.dsn(), "--slot", slot(database), "--storage", storage.uri]
+    assert xidstream("status", *arguments) == 0
+    assert "xid 700, commit LSN 0/10" in (said := capsys.readouterr().out) and "not met yet" in said
+    write_progress(storage, layout, Lsn(0x20))
+    assert xidstream("status", *arguments) == 0
+    assert "without effect" in capsys.readouterr().out

@@ -174,6 +174,13 @@ def test_all_before_poison_is_delivered_and_the_run_goes_on_behind_it_when_it_is
         assert ("without effect" in line) == (f"xid {xid + 1}," in line), line
     assert xidstream(pipeline, *arguments) == ExitStatus.USAGE, "what is confirmed cannot be given up"
 
+    pipeline.database.execute("update small set note = 'mended' where id = 3")
+    pipeline.run_available(**settings)
+    (row,) = [row for row in pipeline.driver.rows("public.small") if row["id"] == 3]
+    assert (row["_change_type"], row["note"]) == ("update_postimage", "mended"), (
+        "the way to have the row after all"
+    )
+
 
 @pytest.mark.parametrize("postgres_server", [18], indirect=True)
 def test_poison_that_is_rolled_back_ends_nothing(bytes_pipeline: RayPipeline) -> None:
@@ -190,7 +197,7 @@ def test_poison_that_is_rolled_back_ends_nothing(bytes_pipeline: RayPipeline) ->
     pipeline.database.execute("rollback prepared 'p'")
     pipeline.database.execute("insert into small values (5)")
     pipeline.run_available(**settings)
-    assert ids(pipeline, "public.small") == [3, *range(1000, 4000), 5]
+    assert ids(pipeline, "public.small") == [*range(1000, 4000), 3, 5]
     assert pipeline.driver.transactions[0]["xid"] == kept
 
 
@@ -207,7 +214,7 @@ def test_a_columns_name_that_clashes_ends_the_run_only_where_rows_of_it_are_kept
         "insert into small values (1)", "commit",
     )  # fmt: skip
     pipeline.run_available(**settings)
-    assert ids(pipeline, "public.small") == [1, *range(1000, 4000)]
+    assert ids(pipeline, "public.small") == [*range(1000, 4000), 1]
     pipeline.database.execute("insert into small values (2)")
     pipeline.database.execute(clash)
     pipeline.database.execute("insert into small values (3)")
@@ -216,10 +223,10 @@ def test_a_columns_name_that_clashes_ends_the_run_only_where_rows_of_it_are_kept
     pipeline.database.execute("insert into small values (4)")
     error = failure(pipeline, ColumnNameClash, **settings)
     assert "public.small" in error.message and "_SEQ" in error.message
-    assert ids(pipeline, "public.small") == [1, *range(1000, 4000), 2]
+    assert ids(pipeline, "public.small") == [*range(1000, 4000), 1, 2]
     assert xidstream(pipeline, *command_of(error.remedy)) == 0
     pipeline.run_available(**settings)
-    assert ids(pipeline, "public.small") == [1, *range(1000, 4000), 2, 4]
+    assert ids(pipeline, "public.small") == [*range(1000, 4000), 1, 2, 4]
 
 
 @pytest.mark.parametrize("postgres_server", [16], indirect=True)
@@ -241,3 +248,55 @@ def test_a_commit_prepared_whose_content_is_nowhere_can_be_given_up(bytes_pipeli
     assert xidstream(pipeline, *command_of(error.remedy)) == 0
     pipeline.run_available(two_phase=True)
     assert ids(pipeline, "public.small") == [2, 3]
+
+
+@pytest.fixture
+def windows_pipeline(postgres_server: EmbeddedPostgres, tmp_path: Path) -> Iterator[RayPipeline]:
+    """A database whose encoding has bytes that no UTF-8 character stands for."""
+    name = "windows"
+    with psycopg.connect(postgres_server.conninfo(), autocommit=True) as admin:
+        admin.execute(
+            f"create database {name} encoding 'WIN1252' template template0 lc_collate 'C' lc_ctype 'C'".encode()
+        )
+        try:
+            dsn = postgres_server.conninfo(name)
+            with psycopg.connect(dsn, autocommit=True) as connection:
+                made = RayPipeline(Database(postgres_server, name, connection), tmp_path)
+                yield made
+                made.stop()
+                connection.execute("select pg_drop_replication_slot(slot_name) from pg_replication_slots")
+        finally:
+            admin.execute(f"drop database {name} with (force)".encode())
+
+
+@pytest.mark.parametrize("postgres_server", [16, 18], indirect=True)
+@pytest.mark.parametrize("rows", [1, 3000], ids=["small", "streamed"])
+def test_the_run_goes_on_behind_what_the_server_itself_cannot_send(
+    windows_pipeline: RayPipeline, rows: int
+) -> None:
+    pipeline = windows_pipeline
+    settings = {"logical_decoding_work_mem": "64kB"}
+    set_up(pipeline, **settings)
+    for number in (1, 2):
+        pipeline.database.execute(f"insert into small values ({number})")
+    last_good = int(pipeline.database.execute("select pg_current_wal_lsn() - '0/0'")[0][0])
+    bad = "insert into small values (3, convert_from('\\x4181'::bytea, 'WIN1252'))"
+    transaction(pipeline, FILL.format(100_000, 100_000 + rows), "savepoint s", bad, "rollback to s", "commit")
+    xid = transaction(pipeline, FILL.format(1000, 999 + rows), bad, "commit")
+    pipeline.database.execute("insert into small values (4)")
+
+    error = failure(pipeline, PoisonedChange, **settings)
+    if rows > 1:
+        assert "--streaming off" in error.remedy
+        error = failure(pipeline, PoisonedChange, **settings, streaming="off")
+    before = [1, 2, *range(100_000, 100_001 + rows)]
+    assert f"xid {xid}: " in error.message
+    assert ids(pipeline, "public.small") == before
+    assert pipeline.confirmed() >= last_good, "though it cannot be told on the connection that has ended"
+    assert xidstream(pipeline, *command_of(error.remedy)) == 0
+    pipeline.run_available(**settings, streaming="off")
+    assert ids(pipeline, "public.small") == [*before, 4]
+    assert any("given up" in notice for notice in pipeline.notices)
+    pipeline.database.execute("insert into small values (5)")
+    pipeline.run_available(**settings)
+    assert ids(pipeline, "public.small") == [*before, 4, 5]

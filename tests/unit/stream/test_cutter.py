@@ -8,7 +8,7 @@ import pytest
 
 from tests.fake_libpq import Server, cuts_of
 from tests.wire import T0_US, Wire
-from xidstream.pipeline.errors import IllegalTransition, MalformedMessage
+from xidstream.pipeline.errors import IllegalTransition, MalformedMessage, PoisonedChange
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.protocol.message_buffer import Outcome
 from xidstream.pipeline.protocol.messages import (
@@ -934,3 +934,31 @@ def test_what_a_promoted_transaction_leaves_behind_takes_its_own_relations_along
     (promoted,) = feed(cutter, wire)
     assert isinstance(promoted, TransactionBlock)
     assert [(r, len(v.columns)) for r, v in promoted.block.relations.relations.items()] == [(2, 1)]
+
+
+@pytest.mark.parametrize("way", ["plain", "promoted", "prepare", "streamed", "between"])
+def test_a_stream_that_the_server_ended_gives_what_is_whole_and_names_the_transaction(
+    way: str, feed: Feed
+) -> None:
+    cutter, wire = make_cutter(), Wire()
+    wire.begin(700, 0x5000)
+    wire.relation()
+    wire.insert("a", "b")
+    wire.commit(0x5000)
+    if way == "prepare":
+        wire.begin_prepare(701, "gid", 0x6000)
+    elif way == "streamed":
+        wire.add(StreamStart(Xid(701), True))
+    elif way != "between":
+        wire.begin(701, 0x6000)
+    if way == "promoted":
+        wire.insert("x" * 5000, "y")
+    cuts = list(feed(cutter, wire))
+    rest, unsendable = cutter.unsendable(PoisonedChange("a change has a value"))
+    (plain,) = [cut for cut in (*cuts, *rest) if isinstance(cut, PlainBlock)]
+    assert plain.last_commit_lsn == 0x5000
+    known = way not in ("streamed", "between")
+    assert (unsendable.xid, unsendable.lsn) == (0 if way == "between" else 701, 0x6000 if known else 0)
+    assert isinstance(unsendable.error, PoisonedChange)
+    wanted = "slot skip --xid 701 --commit-lsn 0/6000" if known else "--streaming off"
+    assert wanted in unsendable.error.remedy
