@@ -91,5 +91,21 @@ def given_up_among(
     return mask
 
 
+def is_any_given_up(
+    given_up: GivenUp,
+    xid: npt.NDArray[np.int64],
+    commit_lsn: npt.NDArray[np.int64],
+    message_lsn: npt.NDArray[np.int64],
+) -> bool:
+    """Whether one of the transactions, or of the messages, of a block was given up."""
+    if not given_up:
+        return False
+    between = np.zeros(len(message_lsn), np.int64)
+    return bool(
+        given_up_among(given_up, xid, commit_lsn).any()
+        or given_up_among(given_up, between, message_lsn).any()
+    )
+
+
 def pairs_of(xid: Iterable[np.int64], commit_lsn: Iterable[np.int64]) -> tuple[tuple[Xid, Lsn], ...]:
     return tuple((Xid(int(x)), Lsn(int(lsn))) for x, lsn in zip(xid, commit_lsn, strict=True))

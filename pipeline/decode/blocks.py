@@ -26,7 +26,7 @@ from xidstream.pipeline.decode.table_decoder import DecodedTable, RowIndex, deco
 from xidstream.pipeline.errors import UsageError
 from xidstream.pipeline.exchange import Undeliverable
 from xidstream.pipeline.pg import POSTGRES_EPOCH_UNIX_US, Lsn, Xid
-from xidstream.pipeline.poison import NOBODY, BadRows, GivenUp
+from xidstream.pipeline.poison import NOBODY, BadRows, GivenUp, is_any_given_up
 from xidstream.pipeline.relations import RelationVersion
 from xidstream.pipeline.rows import MESSAGES_SCHEMA, TRANSACTIONS_SCHEMA, Stamp
 
@@ -143,7 +143,8 @@ def decode_plain_block(
             pa.array(commit_lsn, mask=~transactional), pa.array(xid, mask=~transactional), transactional
         )
     decoded = DecodedPlainBlock(tables, messages, len(block.rows), transactions, stamp)
-    if not (block.notes or given_up):
+    is_met = is_any_given_up(given_up, stamp.xid, stamp.commit_lsn, logical[:, codes.LOGICAL_LSN])
+    if not (block.notes or is_met):
         return decoded
     found = LogicalMessages(logical[:, codes.LOGICAL_OWNER], logical[:, codes.LOGICAL_LSN], transactional)
     return deliverable(decoded, begun[:, codes.TX_END_LSN], block.notes, found, given_up)
