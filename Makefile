@@ -44,7 +44,7 @@ demo: setup ## The whole path on this machine: PostgreSQL, Ray, RayDP, a few tra
 test: setup ## The whole suite
 	@$(PY) -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder $(PYTEST_ARGS)
 
-test-slow: setup ## What `make test` leaves out: values and batches of gigabytes, in some 6 GB of memory
+test-slow: setup ## What `make test` leaves out: values and batches of gigabytes, in some 12 GB of memory
 	@$(PY) -m pytest -m slow $(PYTEST_ARGS)
 
 unit: setup ## What needs no server, no Ray and no JVM: about a minute

@@ -67,6 +67,8 @@ _FIRST_BYTES: Final = 128 << 10
 takes no memory. What is given away leaves no hole in the heap, however many transactions are open."""
 _FIRST_MESSAGES: Final = 1024
 _FAST_GROWTH_BYTES: Final = 512 << 10
+_MOST_NEXT_BYTES: Final = 256 << 20
+"""What comes behind a giant row gets no room for another: it would not be looked at, and a giant is a block alone."""
 _NO_PAYLOAD: Final = np.empty(0, np.uint8)
 _NO_LENGTHS: Final = np.empty(0, np.int32)
 
@@ -219,7 +221,7 @@ class MessageBuffer:
         what is given back fits what is asked for."""
         self.sums[:] = 0
         self._next_bytes, self._next_messages = (
-            _room(_FIRST_BYTES, n_bytes),
+            _room(_FIRST_BYTES, min(n_bytes, _MOST_NEXT_BYTES)),
             _room(_FIRST_MESSAGES, n_messages),
         )
         self._use(_NO_PAYLOAD, _NO_LENGTHS)

@@ -35,6 +35,8 @@ ROW_GROUP_ROWS: Final = 128 << 10
 ROW_GROUP_BYTES: Final = 64 << 20
 """Of Arrow memory, whatever comes first: rows may be a megabyte wide."""
 FILE_BYTES: Final = 128 << 20
+_PAGE_BYTES: Final = 1 << 30
+"""A page has 2 GiB at most, and Parquet's writer looks at its size once in a thousand rows."""
 
 _REPEATING: Final = ("_change_type", "_commit_lsn", "_commit_timestamp", "_xid")
 """Written with a dictionary, which pays for what repeats by its nature and costs much for what does not."""
@@ -121,7 +123,8 @@ class ParquetFiles:
                     use_dictionary=self._dictionary,
                     store_schema=False,
                 )
-            self._writer.write_table(table, row_group_size=max(ROW_GROUP_ROWS, table.num_rows))
+            for piece in _halved(table):
+                self._writer.write_table(piece, row_group_size=max(ROW_GROUP_ROWS, piece.num_rows))
             assert self._sink is not None
             written = self._sink.tell()
         except OSError as error:
@@ -153,6 +156,16 @@ class ParquetFiles:
         )
         self._writer = self._sink = None
         self._begin_counts()
+
+
+def _halved(table: pa.Table) -> Iterator[pa.Table]:
+    """``table`` in pieces below ``_PAGE_BYTES``, or of one row: two values of a gigabyte are too much for one page."""
+    if table.num_rows == 1 or table.nbytes < _PAGE_BYTES:
+        yield table
+        return
+    middle = table.num_rows // 2
+    yield from _halved(table.slice(0, middle))
+    yield from _halved(table.slice(middle))
 
 
 def _storage_fault(path: str, error: OSError) -> StorageFault:

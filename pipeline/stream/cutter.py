@@ -76,6 +76,9 @@ _START_XID: Final = slice(HEADER_BYTES + 1, HEADER_BYTES + 5)
 _START_BYTES: Final = HEADER_BYTES + 6
 _STOP_BYTES: Final = HEADER_BYTES + 1
 _NONE: Final[Sequence[Cut]] = ()
+_ALONE_BYTES: Final = 512 << 20
+"""From here on a message is a block of its own. Its value may be in two rows of one column, where an old tuple fills
+what the new one leaves out, and a column of a block has room for 2 GiB."""
 
 
 class StreamCutter:
@@ -226,10 +229,18 @@ class StreamCutter:
     # -- blocks ----------------------------------------------------------------------------------------
 
     def _append(self, gathering: PendingMessages, data: CopyData) -> Sequence[Cut]:
+        if len(data) >= _ALONE_BYTES:
+            return self._append_alone(gathering, data)
         gathering.append(data)
         if gathering.n_bytes >= self._block_bytes:
             return self._full(gathering)
         return _NONE
+
+    def _append_alone(self, gathering: PendingMessages, data: CopyData) -> Sequence[Cut]:
+        cuts = [*self.flush(), *self._promote()] if gathering is self._plain else list(self._cut(gathering))
+        gathering = self._in if self._in is not None else gathering
+        gathering.append(data)
+        return [*cuts, *self._cut(gathering)]
 
     def _full(self, gathering: PendingMessages) -> Sequence[Cut]:
         if gathering is not self._plain:

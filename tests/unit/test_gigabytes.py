@@ -6,6 +6,7 @@ server cannot send more than one message of 1 GB (``MaxAllocSize``), with the he
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import pytest
 from deltalake import DeltaTable
 
 from tests.differential.local_pipeline import Buffer
+from tests.unit.decode.builder import U, update
 from tests.wire import Wire
 from xidstream.pipeline.exchange import Batch, MemoryMessages, Sealed, SlotIdentity, SpilledMessages
 from xidstream.pipeline.pg import Lsn
@@ -58,6 +60,9 @@ class Chain:
         messages = wire.take()[::-1]
         while messages:
             self._hand_over(self.cutter.feed(messages.pop()))
+
+    def feed(self, data: bytes) -> None:
+        self._hand_over(self.cutter.feed(data))
 
     def flush(self) -> None:
         self._hand_over(self.cutter.flush())
@@ -116,6 +121,32 @@ def test_rows_of_a_gigabyte_reach_parquet_as_they_are(chain: Chain, tmp_path: Pa
     assert sealed.n_rows == 3 and sealed.n_bytes > 2 * LARGEST
     assert sum(part.n_rows for part in sealed.segments) == 2, "a gigabyte is not put into the object store"
     assert sum(part.n_rows for part in sealed.memory) == 1
+    assert written(chain, tmp_path) == [(0, LARGEST, b"a"), (1, LARGEST, b"b")]
+
+
+def test_an_old_value_of_a_gigabyte_that_fills_the_new_row_too_is_in_both(
+    chain: Chain, tmp_path: Path
+) -> None:
+    """REPLICA IDENTITY FULL and an unchanged value: two gigabytes of one column come of one message."""
+    size = LARGEST - 16
+    wire = Wire()
+    wire.start(700, first=True)
+    wire.relation()
+    wire.insert("x" * (1 << 20))
+    chain.take(wire)
+    change = update([U], old=["o" * size], subxid=700, relid=1)
+    chain.feed(b"w" + struct.pack(">QQQ", 0x5000, 0x5000, 0) + change)
+    del change
+    wire.stop()
+    wire.stream_commit(700, 0x900000)
+    chain.take(wire)
+    (sealed,) = chain.sealed
+    assert sealed.n_rows == 3
+    assert written(chain, tmp_path)[-2:] == [(1, size, b"o"), (2, size, b"o")]
+
+
+def written(chain: Chain, tmp_path: Path) -> list[tuple[int, int, bytes]]:
+    """``_seq``, size and first byte of the rows that the sink's task writes of the segments."""
     ((_, parts),) = tables_of(chain.batch().handoff).items()
     columns, placements = union_layout(parts)
     segments = tuple(part for _, part in parts.segments())
@@ -137,7 +168,7 @@ def test_rows_of_a_gigabyte_reach_parquet_as_they_are(chain: Chain, tmp_path: Pa
                     found.append(
                         (seq.as_py(), pc.binary_length(value).as_py(), value.as_buffer()[:1].to_pybytes())
                     )
-    assert sorted(found) == [(0, LARGEST, b"a"), (1, LARGEST, b"b")]
+    return sorted(found)
 
 
 def test_messages_of_a_gigabyte_in_and_between_transactions_are_written_once(chain: Chain) -> None:

@@ -962,3 +962,34 @@ def test_a_stream_that_the_server_ended_gives_what_is_whole_and_names_the_transa
     assert isinstance(unsendable.error, PoisonedChange)
     wanted = "slot skip --xid 701 --commit-lsn 0/6000" if known else "--streaming off"
     assert wanted in unsendable.error.remedy
+
+
+@pytest.mark.parametrize("how", ["streamed", "promoted", "small"])
+def test_a_giant_row_is_a_block_of_its_own(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("xidstream.pipeline.stream.cutter._ALONE_BYTES", 2000)
+    cutter = StreamCutter(
+        block_bytes=1000 if how == "promoted" else 1 << 20, pending_limit_bytes=1 << 20, parallel=False
+    )
+    wire = Wire()
+    if how == "streamed":
+        wire.start(700, first=True)
+    else:
+        wire.begin(600, 0x7000)
+        wire.commit(0x7000)
+        wire.begin(700, 0x9000)
+    wire.relation()
+    sizes = [900, 900, 10, 10, 3000, 2999, 10]
+    for size in sizes:
+        wire.insert("x" * size)
+    if how == "streamed":
+        wire.stop()
+        wire.stream_commit(700, 0x9000)
+    else:
+        wire.commit(0x9000)
+    cuts = [cut for data in wire.take() for cut in cutter.feed(data)]
+    cuts += cutter.flush()
+    blocks = [cut.block for cut in cuts if isinstance(cut, TransactionBlock)]
+    assert sum(block.n_messages for block in blocks) == len(sizes)
+    assert [block.n_messages for block in blocks[-3:]] == [1, 1, 1]
+    assert [len(block.payload) > 2000 for block in blocks[-3:]] == [True, True, False]
+    assert isinstance(cuts[-1], Committed)
