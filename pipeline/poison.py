@@ -26,7 +26,7 @@ from xidstream.pipeline.errors import ColumnNameClash, PoisonedChange, Xidstream
 from xidstream.pipeline.pg import Lsn, Xid
 
 GivenUp = frozenset[tuple[Xid, Lsn]]
-"""Top-level xid and commit LSN. A message outside of transactions has xid 0, and the LSN of the message itself."""
+"""Top-level xid and commit LSN."""
 
 NOBODY: GivenUp = frozenset()
 
@@ -57,9 +57,8 @@ class Poison:
 
     def of(self, xid: Xid, commit_lsn: Lsn) -> XidstreamError:
         """The error, with the command that gives this transaction up."""
-        who = f"xid {xid}, LSN {self.lsn}" if xid else f"LSN {self.lsn}"
         remedy = self.error("").remedy.replace("XID", str(xid)).replace("LSN", str(commit_lsn))
-        return self.error(f"{who}: {self.what} (commit LSN {commit_lsn})", remedy=remedy)
+        return self.error(f"xid {xid}, LSN {self.lsn}: {self.what} (commit LSN {commit_lsn})", remedy=remedy)
 
     def to_json(self) -> dict[str, str]:
         return {"lsn": str(self.lsn), "what": self.what, "error": self.error.__name__}
@@ -89,22 +88,6 @@ def given_up_among(
     for one_xid, one_lsn in given_up:
         mask |= (commit_lsn == int(one_lsn)) & (xid == int(one_xid))
     return mask
-
-
-def is_any_given_up(
-    given_up: GivenUp,
-    xid: npt.NDArray[np.int64],
-    commit_lsn: npt.NDArray[np.int64],
-    message_lsn: npt.NDArray[np.int64],
-) -> bool:
-    """Whether one of the transactions, or of the messages, of a block was given up."""
-    if not given_up:
-        return False
-    between = np.zeros(len(message_lsn), np.int64)
-    return bool(
-        given_up_among(given_up, xid, commit_lsn).any()
-        or given_up_among(given_up, between, message_lsn).any()
-    )
 
 
 def pairs_of(xid: Iterable[np.int64], commit_lsn: Iterable[np.int64]) -> tuple[tuple[Xid, Lsn], ...]:

@@ -21,12 +21,12 @@ import pyarrow as pa
 from xidstream.pipeline.decode import codes, scan
 from xidstream.pipeline.decode.bad_values import BlockStory, scan_fault
 from xidstream.pipeline.decode.columns import Values
-from xidstream.pipeline.decode.deliverable import LogicalMessages, deliverable
+from xidstream.pipeline.decode.deliverable import deliverable
 from xidstream.pipeline.decode.table_decoder import DecodedTable, RowIndex, decode_table
 from xidstream.pipeline.errors import UsageError
 from xidstream.pipeline.exchange import Undeliverable
 from xidstream.pipeline.pg import POSTGRES_EPOCH_UNIX_US, Lsn, Xid
-from xidstream.pipeline.poison import NOBODY, BadRows, GivenUp, is_any_given_up
+from xidstream.pipeline.poison import NOBODY, BadRows, GivenUp, given_up_among
 from xidstream.pipeline.relations import RelationVersion
 from xidstream.pipeline.rows import MESSAGES_SCHEMA, TRANSACTIONS_SCHEMA, Stamp
 
@@ -143,11 +143,17 @@ def decode_plain_block(
             pa.array(commit_lsn, mask=~transactional), pa.array(xid, mask=~transactional), transactional
         )
     decoded = DecodedPlainBlock(tables, messages, len(block.rows), transactions, stamp)
-    is_met = is_any_given_up(given_up, stamp.xid, stamp.commit_lsn, logical[:, codes.LOGICAL_LSN])
-    if not (block.notes or is_met):
+    skipped = given_up_among(given_up, stamp.xid, stamp.commit_lsn)
+    if not (block.notes or skipped.any()):
         return decoded
-    found = LogicalMessages(logical[:, codes.LOGICAL_OWNER], logical[:, codes.LOGICAL_LSN], transactional)
-    return deliverable(decoded, begun[:, codes.TX_END_LSN], block.notes, found, given_up)
+    return deliverable(
+        decoded,
+        begun[:, codes.TX_END_LSN],
+        block.notes,
+        skipped,
+        message_owner=logical[:, codes.LOGICAL_OWNER],
+        is_transactional=transactional,
+    )
 
 
 class _Block:

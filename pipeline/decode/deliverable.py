@@ -2,7 +2,7 @@
 
 A plain block holds many transactions, all of them committed. One that cannot be delivered must not hold back those
 before it, and nothing behind it may be released. So the block is cut off there, and the error takes its place in the
-order of commits (``handoff.Undeliverable``).
+order of commits (``exchange.Undeliverable``).
 
 Called by ``blocks`` for the rare block that has something bad in it, or a transaction that was given up.
 """
@@ -20,53 +20,37 @@ import pyarrow as pa
 from xidstream.pipeline.decode.table_decoder import DecodedTable
 from xidstream.pipeline.exchange import Undeliverable
 from xidstream.pipeline.pg import INVALID_LSN, Lsn, Xid
-from xidstream.pipeline.poison import BadRows, GivenUp, Poison, given_up_among, pairs_of
+from xidstream.pipeline.poison import BadRows, Poison, pairs_of
 
 if TYPE_CHECKING:
     from xidstream.pipeline.decode.blocks import DecodedPlainBlock
-
-
-@dataclasses.dataclass(frozen=True)
-class LogicalMessages:
-    """Where the messages of a block are, in stream order: arrays of one length.
-
-    ``owner`` is the index of the transaction; of a message between transactions the one before it, or -1.
-    """
-
-    owner: npt.NDArray[np.int64]
-    lsn: npt.NDArray[np.int64]
-    is_transactional: npt.NDArray[np.bool_]
 
 
 def deliverable(
     block: DecodedPlainBlock,
     end_lsn: npt.NDArray[np.int64],
     notes: Sequence[BadRows],
-    messages: LogicalMessages,
-    given_up: GivenUp,
+    skipped: npt.NDArray[np.bool_],
+    *,
+    message_owner: npt.NDArray[np.int64],
+    is_transactional: npt.NDArray[np.bool_],
 ) -> DecodedPlainBlock:
     """``block`` with ``undeliverable`` and ``left_out``, and without the rows that these exclude.
 
-    ``end_lsn: int64[n]`` is of each transaction.
+    ``end_lsn: int64[n]`` and ``skipped: bool[n]`` (given up) are of each transaction. ``message_owner: int64[m]`` and
+    ``is_transactional: bool[m]`` are of each logical message, in stream order. Its owner is the index of its
+    transaction; of a message between transactions it is the one before it, or -1.
     """
     stamp = block.stamp
     n = len(stamp.xid)
-    skipped = given_up_among(given_up, stamp.xid, stamp.commit_lsn)
-    is_between = ~messages.is_transactional
-    skipped_messages = is_between & given_up_among(
-        given_up, np.zeros(len(messages.lsn), np.int64), messages.lsn
-    )
     first = _first_bad_transaction(n, notes, skipped)
     poison = None
     if first < n:
         xid, commit_lsn = int(stamp.xid[first]), int(stamp.commit_lsn[first])
         poison = _poison_of(notes, first).of(Xid(xid), Lsn(commit_lsn))
     keep = (np.arange(n) < first) & ~skipped
-    kept_messages = np.where(messages.is_transactional, _at(keep, messages.owner), messages.owner < first)
-    kept_messages &= ~skipped_messages
+    kept_messages = np.where(is_transactional, _at(keep, message_owner), message_owner < first)
     left_out = pairs_of(stamp.xid[:first][skipped[:first]], stamp.commit_lsn[:first][skipped[:first]])
-    left_out_messages = messages.lsn[skipped_messages & (messages.owner < first)]
-    left_out += tuple((Xid(0), Lsn(int(lsn))) for lsn in left_out_messages)
     tables = _kept_tables(block.tables, keep)
     logical = None if block.messages is None else block.messages.filter(pa.array(kept_messages))
     return dataclasses.replace(

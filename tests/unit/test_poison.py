@@ -160,24 +160,6 @@ def test_a_plain_block_goes_on_behind_what_was_given_up() -> None:
     assert decoded.undeliverable.n_transactions == 3
 
 
-def test_a_bad_message_between_transactions_has_its_place_and_can_be_given_up() -> None:
-    messages = [
-        begin(100, 7), insert(["a"]), commit(100),
-        logical("good", b"", lsn=150, flags=0), logical(b"b\xe9d", b"", lsn=160, flags=0),
-        logical("later", b"", lsn=170, flags=0),
-        begin(200, 8), insert([BAD]), commit(200),
-    ]  # fmt: skip
-    decoded = decode_plain_block(*block(*messages), {5: NOTE})
-    assert decoded.undeliverable is not None and decoded.undeliverable.n_transactions == 1
-    assert decoded.undeliverable.error.message.startswith("LSN 0/A0: a logical message")
-    assert "--xid 0 --commit-lsn 0/A0" in decoded.undeliverable.error.remedy
-    assert decoded.messages is not None and decoded.messages.column("prefix").to_pylist() == ["good"]
-    after = decode_plain_block(*block(*messages), {5: NOTE}, frozenset({(Xid(0), Lsn(160))}))
-    assert after.left_out == ((0, 160),)
-    assert after.messages is not None and after.messages.column("prefix").to_pylist() == ["good", "later"]
-    assert after.undeliverable is not None and "xid 8, " in after.undeliverable.error.message
-
-
 def test_poison_survives_its_json() -> None:
     for error in (PoisonedChange, ColumnNameClash):
         poison = Poison(Lsn(77), "public.t column 'é' …", error)
