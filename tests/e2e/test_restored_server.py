@@ -11,11 +11,13 @@ import psycopg
 import pytest
 from deltalake import DeltaTable
 
+from tests.waiting import wait_until
 from xidstream import ChangeStream
 from xidstream.actors.cli.checks import create_slot_command, drop_slot_command
 from xidstream.actors.demo.embedded_postgres import EmbeddedPostgres
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import SinkDiverged, SlotLost
+from xidstream.pipeline.slot.admin import describe_slot
 
 pytestmark = pytest.mark.e2e
 
@@ -80,6 +82,8 @@ def test_after_a_restore_the_old_root_is_refused_and_another_one_gets_everything
     """By the remedy of docs/faults.md alone, all that committed below the old watermark was skipped and confirmed."""
     with pytest.raises(SlotLost, match="was restored"):
         restored.run()
+    # The walsender of the run that ended needs a moment to notice.
+    wait_until(lambda: not describe_slot(restored.server.conninfo(), "s").active)
     drop_slot_command(restored.config())
     create_slot_command(restored.config(), failover=False)
     restored.execute("insert into t values (1000)")
