@@ -6,9 +6,9 @@ walsender's and ours, as long as the receiver's window is open, and the kernel o
 window the sender's kernel joins what waits into packets of 64 kB. So the receive buffer is kept small there: it is
 soon full, and what comes behind is joined.
 
-Measured (docs/performance.md): the reading thread takes 0.6 to 0.7 times the CPU for many small rows, and the walsender
-is a fifth faster; with TCP's congestion control CUBIC, whose speed is erratic otherwise, up to twice. Rows of 1 kB
-gain nothing.
+Measured (docs/performance/history.md): the reading thread takes 0.6 to 0.7 times the CPU for many small rows, and the
+walsender is a fifth faster. With TCP's congestion control CUBIC, whose speed is erratic otherwise, it is up to twice
+as fast. Rows of 1 kB gain nothing.
 
 Used once by ``ReplicationConnection``. A network's receive buffer is left to the kernel, which fits it to the
 round trip: a small one would bound the rate there.
