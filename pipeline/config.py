@@ -1,15 +1,16 @@
 """The settings of a run: one frozen dataclass, validated at construction, filled from TOML and options.
 
-Each field carries its unit in its name and, in its metadata, the sentence that ``--help`` and the README
-show. A setting that a person gave wrongly raises ConfigError with the setting's name and what is allowed.
-A secret is never a setting of its own, but ``dsn``, ``storage``, ``sink`` and ``spark_conf`` may hold one: ``repr``
-leaves out or redacts them, and whatever shows a URI to people shows ``redacted(uri)``. No secret travels in an
-actor's argument: ``refuse_credentials`` sees to the last three, ``actors.runtime.secrets`` to the DSN's password. libpq
-resolves passfiles, service files and ``PG*`` variables itself, on the reader's node.
+Each field has its unit in its name. Its metadata has the sentence that ``--help`` and docs/settings.md show. A wrong
+value raises ConfigError with the setting's name and the values that are allowed.
 
-Nested sections were considered and rejected: every option of the command line is a key of the file, and
-people should not have to learn two spellings. The one list is ``[[slots]]``: several slots in one run, each with any
-of the same keys but those of ``RUN_SETTINGS``; a key outside the list is every slot's default.
+No setting is a secret by itself, but ``dsn``, ``storage``, ``sink`` and ``spark_conf`` may hold one. ``repr`` leaves
+them out or redacts them, and code that shows a URI to people shows ``redacted(uri)``. No secret travels in an actor's
+argument: ``refuse_credentials`` checks ``storage``, ``sink`` and ``spark_conf``, and ``actors.runtime.secrets`` takes
+care of the DSN's password. libpq resolves passfiles, service files and ``PG*`` variables itself, on the reader's node.
+
+Nested sections were considered and rejected: every option of the command line is a key of the file, and people should
+not have to learn two spellings. The only list is ``[[slots]]``, for several slots in one run. Each entry may have any
+of the same keys except those of ``RUN_SETTINGS``. A key outside the list is the default of every slot.
 """
 
 from __future__ import annotations
@@ -34,12 +35,13 @@ _SLOT_NAME = re.compile(r"[a-z0-9_]{1,63}")
 _SIZE = re.compile(r"\s*(\d+)\s*([kKMGT]?i?B?)\s*")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
 _SECRET = re.compile(r"(?i)secret|password|token|(access|account)[_.]?key|^sig$")
-"""Names of what is secret: Spark's own rule (spark.redaction.regex), and what Azure's URIs have."""
+"""Names of secrets: Spark's own rule (spark.redaction.regex), and the names in Azure's URIs."""
 _UNITS = {"": 1, "B": 1, "k": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
 RUN_SETTINGS = frozenset({"buffers_max", "spark_conf"})
-"""Of the whole run, which has one Spark session and one cap on buffers; so are those whose names begin with spark_."""
+"""Settings of the whole run, because it has one Spark session and one cap on buffers. All settings whose names begin
+with ``spark_`` belong to them, too."""
 
 
 def parse_size(text: str | int, name: str) -> int:
@@ -56,9 +58,9 @@ def parse_size(text: str | int, name: str) -> int:
 def redacted(uri: str) -> str:
     """A URI, or a setting that ends with one (``delta:s3://…``), for people: without user information and query.
 
-    All of the query, because which of its keys are secret differs between object stores and their versions. A
-    key that should have been percent-encoded may hold ``/``, ``?`` and ``@``: where that leaves it open what is
-    secret, nothing but the scheme is shown. A path without a scheme holds no secret and stays as it is.
+    The whole query is left out, because object stores and their versions differ in which of its keys are secret. A key
+    that should have been percent-encoded may hold ``/``, ``?`` and ``@``. If it is then unclear which part is secret,
+    only the scheme is shown. A path without a scheme holds no secret and stays as it is.
     """
     scheme = _SCHEME.match(uri)
     if scheme is None:
@@ -82,7 +84,7 @@ def holds_credentials(uri: str) -> bool:
     if scheme is None:
         return False
     path, _, query = uri.partition("?")
-    # A key with an unencoded '?' or '@' in it: what follows the scheme up to the last '@' is the user part.
+    # If a key has an unencoded '?' or '@' in it, the user part is all from the scheme to the last '@'.
     user = (uri if "@" in query else path).rpartition("@")[0].partition("://")[2]
     return ":" in user or any(_SECRET.search(part.partition("=")[0]) for part in query.split("&"))
 
@@ -93,14 +95,14 @@ def _setting(default: Any, text: str, **kwargs: Any) -> Any:
 
 @dataclass(frozen=True)
 class Config:
-    """Everything that ``run`` and ``ChangeStream`` need to know."""
+    """All settings of ``run`` and ``ChangeStream``."""
 
     # -- what to read, where to put it
     dsn: str = field(
         default="",
         repr=False,
         metadata={
-            "help": "libpq connection string or URI; what it leaves out comes from PG* variables, service and passfile"
+            "help": "libpq connection string or URI; parts it leaves out come from PG* variables, service and passfile"
         },
     )
     slot: str = _setting("", "replication slot (a-z, 0-9, _)")
@@ -111,34 +113,34 @@ class Config:
     # -- how to read
     streaming: str = _setting("on", "stream transactions in progress: off, on or parallel")
     proto_version: int | None = _setting(
-        None, "pgoutput protocol 1 to 4; default: the highest both sides have"
+        None, "pgoutput protocol 1 to 4; default: the highest that both sides have"
     )
     logical_decoding_work_mem: str = _setting(
         "4MB",
-        "memory of the walsender before it streams, and so what may be left to send after COMMIT; "
-        "'server' keeps the server's setting. 4MB: measured to drain as fast as 64MB",
+        "memory that the walsender fills before it streams, so at most this much is left to send after COMMIT; "
+        "'server' keeps the server's setting. 4MB was measured to drain as fast as 64MB",
     )
     create_slot: bool = _setting(False, "create the slot if it is missing")
     two_phase: bool = _setting(False, "decode two-phase commit (sets the slot's flag for good)")
-    available_now: bool = _setting(False, "handle what was committed before the start, then end")
+    available_now: bool = _setting(False, "handle all transactions committed before the start, then end")
 
     # -- memory and batching
     block_bytes: int = _setting(
         4 * MIB,
-        "raw bytes handed to a buffer at once; below 1MB the hand-over is slower than the walsender",
+        "raw bytes sent to a buffer at once; below 1MB sending blocks is slower than the walsender",
         size=True,
     )
     linger_ms: int = _setting(
         10,
-        "how long a small transaction may wait for company before it is handed on; up to ten times that in a flood, or "
-        "behind blocks that wait for the hand-over",
+        "how long a small transaction may wait for others to share its block; up to ten times that in a flood, or "
+        "while earlier blocks wait to be sent",
     )
     stream_linger_ms: int = _setting(
         2000,
         "how long rows of an open transaction may wait in the reader; shorter makes smaller blocks, which cost more",
     )
     reader_memory_bytes: int = _setting(
-        64 * MIB, "raw bytes the reader may hold: gathered, and handed over but not yet decoded", size=True
+        64 * MIB, "raw bytes the reader may hold: gathered, or sent to buffers and not decoded yet", size=True
     )
     buffer_memory_bytes: int = _setting(
         64 * MIB, "decoded bytes one buffer may hold before it spills the largest part to storage", size=True
@@ -148,12 +150,12 @@ class Config:
         "decoded bytes of committed small transactions that may wait for the sink before reading stops",
         size=True,
     )
-    buffers_min: int = _setting(1, "buffer actors kept ready")
-    buffers_max: int = _setting(4, "buffer actors at most; beyond it open transactions share them")
+    buffers_min: int = _setting(1, "how many buffer actors are kept ready")
+    buffers_max: int = _setting(4, "the most buffer actors; more open transactions than that share them")
     buffer_cpus: float = _setting(0.1, "CPUs that one buffer actor asks Ray for")
     buffer_resource: str = _setting(
         "",
-        "custom Ray resource of which each buffer beyond buffers_min asks for one: nodes that have it are added",
+        "custom Ray resource; each buffer beyond buffers_min asks for one, so that nodes with it are added",
     )
     buffers_idle_s: float = _setting(
         30.0, "how long a buffer beyond buffers_min may have nothing to do before it is given back"
@@ -164,20 +166,20 @@ class Config:
     batch_bytes: int = _setting(64 * MIB, "Arrow bytes after which a batch is full", size=True)
     status_interval_ms: int = _setting(
         10_000,
-        "how often the server hears from us when nothing happens; a sixth of wal_sender_timeout's default",
+        "how often the reader reports to the server when nothing happens; a sixth of wal_sender_timeout's default",
     )
     receive_timeout_ms: int = _setting(
         60_000,
-        "how long the server may be silent, though asked each status_interval_ms, before the connection counts as "
-        "lost (not less than two of these); 0: for ever. As PostgreSQL's wal_receiver_timeout: nothing else notices "
-        "a link that only one side has lost",
+        "how long the server may stay silent, although asked each status_interval_ms, before the connection counts as "
+        "lost (at least two of these intervals); 0: for ever. It is like PostgreSQL's wal_receiver_timeout: nothing "
+        "else notices a link that only one side has lost",
     )
 
     # -- Spark
-    spark_executors: int = _setting(1, "RayDP executors; the least, where spark_executors_max is more")
+    spark_executors: int = _setting(1, "RayDP executors; the least, if spark_executors_max is more")
     spark_executors_max: int = _setting(
         0,
-        "up to how many Spark's dynamic allocation may ask Ray for while tasks wait; 0: no more than the least",
+        "the most executors that Spark's dynamic allocation may ask Ray for while tasks wait; 0: only spark_executors",
     )
     spark_executors_idle_s: float = _setting(
         60.0, "how long an executor beyond spark_executors may have no task before it is given back"
@@ -255,7 +257,7 @@ class Config:
     def refuse_credentials(self) -> None:
         """Raise ConfigError for a secret in a setting that travels to Ray's actors and Spark's executors.
 
-        The DSN's is not among them: the supervisor takes it out.
+        The DSN is not checked here, because the supervisor takes its secret out.
         """
         for name in ("storage", "sink"):
             if holds_credentials(getattr(self, name)):
@@ -289,9 +291,9 @@ class Config:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Config:
-        """From keys as the TOML file and the command line have them; ``-`` and ``_`` are the same.
+        """A Config from the keys of a TOML file or the command line; ``-`` and ``_`` are the same.
 
-        Raises ConfigError on a key that is no setting, naming the nearest one.
+        Raises ConfigError for a key that is not a setting, and names the nearest one.
         """
         known = {f.name: f for f in dataclasses.fields(cls)}
         arguments: dict[str, Any] = {}
@@ -319,8 +321,8 @@ class Config:
 def configs_of(values: Mapping[str, Any], options: Mapping[str, Any]) -> tuple[Config, ...]:
     """One Config for each entry of ``values["slots"]``, or a single one where there is no such list.
 
-    ``values`` are a file's; ``options``, as given on the command line, win over it, and ``slot`` among them chooses
-    the entry of that name. Raises ConfigError as ``Config.of``, and for slots that cannot be in one run.
+    ``values`` come from a file. ``options`` come from the command line and win over the file; ``slot`` among them
+    chooses the entry of that name. Raises ConfigError as ``Config.of`` does, and for slots that cannot be in one run.
     """
     common = {key.replace("-", "_"): value for key, value in values.items() if key != "slots"}
     if "slots" not in values:

@@ -1,24 +1,25 @@
-"""Fault points: places in the code, by name, where a test may have the process die, fail or wait.
+"""Fault points: named places in the code where a test can make the process die, fail or wait.
 
-Off unless the environment variable ``XIDSTREAM_FAULTS`` is set when a process imports this module; then
-``reach`` is one test of a global. It holds faults, separated by commas or lines, or ``@PATH``, a file of them::
+They are off unless the environment variable ``XIDSTREAM_FAULTS`` is set when a process imports this module. While they
+are off, ``reach`` only tests a global. The variable holds faults, separated by commas or lines, or ``@PATH``, a file of
+them::
 
     POINT:ACTION[=ARGUMENT][@N][#TAG]
     segment_written:kill@3                   SIGKILL to itself, as the kernel's, at the third passage
     committing_table:error=StorageFault      raise this class of pipeline.errors (default: ComponentLost)
     recorded:delay=500@2                     sleep for 500 ms
 
-Each fault strikes once in a process. ``XIDSTREAM_FAULTS_TOKENS``, a folder, makes it once for all processes and all
-their restarts: who strikes makes the fault's file there first, so that a part that was started again is not
-killed for ever. ``TAG`` tells apart equal faults that are meant to strike more than once.
+Each fault strikes once in a process. If ``XIDSTREAM_FAULTS_TOKENS`` names a folder, it strikes once in all processes
+and all their restarts: a process makes the fault's file there before it strikes. So a part that was started again is
+not killed for ever. ``TAG`` tells apart equal faults that are meant to strike more than once.
 
-A file is looked at again at each passage (one ``stat``), and passages count from when its present content was
-read: a test changes it while processes run, the long-lived ones too. Ray's workers, RayDP's executors and their
-Python inherit both variables from the Ray that a process starts; a cluster that runs already has its own
+A file of faults is checked at each passage (one ``stat``), and passages count from the moment when its present content
+was read. So a test can change it while processes run, also for long-lived ones. Ray's workers, RayDP's executors and
+their Python inherit both variables from the Ray that a process starts. A cluster that runs already has its own
 environment.
 
-Pairs of names are before and after: ``giving_block``, then ``block_given``. Rejected: monkeypatching (does not
-reach other processes), and kills from outside alone (they never hit the same instruction twice).
+Names come in pairs, before and after a step: ``giving_block``, then ``block_given``. Rejected: monkeypatching, which
+does not reach other processes, and kills from outside alone, which never hit the same instruction twice.
 """
 
 from __future__ import annotations
@@ -41,34 +42,34 @@ TOKENS_VARIABLE: Final = "XIDSTREAM_FAULTS_TOKENS"
 
 POINTS: Final = {
     "giving_block": "reader: a block is about to go to a buffer",
-    "block_given": "reader: it went",
+    "block_given": "reader: the block was sent",
     "sending_status": "reader: a status update is about to go to the server",
-    "status_sent": "reader: it went",
-    "decoding_block": "buffer: a block came",
-    "block_decoded": "buffer: it is decoded and held, nothing is spilled yet",
+    "status_sent": "reader: the status update was sent",
+    "decoding_block": "buffer: a block arrived",
+    "block_decoded": "buffer: the block is decoded and held; nothing is spilled yet",
     "writing_segment": "buffer: rows are about to be spilled",
-    "segment_written": "buffer: they are",
-    "sealing": "buffer: a transaction's commit came",
-    "sealed": "buffer: its content is about to go to the sequencer",
-    "writing_prepared": "buffer: a PREPARE's rows are in segments, its record is not written",
-    "prepared_written": "buffer: it is",
+    "segment_written": "buffer: the rows are spilled",
+    "sealing": "buffer: a transaction's commit arrived",
+    "sealed": "buffer: the transaction's content is about to go to the sequencer",
+    "writing_prepared": "buffer: a PREPARE's rows are in segments; its record is not written yet",
+    "prepared_written": "buffer: the record of the PREPARE is written",
     "releasing": "sequencer: the driver asks for a batch, or there may be one for it",
     "released": "sequencer: a batch is about to go to the driver",
-    "batch_accepted": "sequencer: the driver reported a batch done; its segments are still there",
+    "batch_accepted": "sequencer: the driver reported a batch done; its segments still exist",
     "recording": "sequencer: a position is about to be recorded",
-    "recorded": "sequencer: it is durable, nobody was told",
+    "recorded": "sequencer: the position is durable; nobody was told yet",
     "confirming": "sequencer: the reader is about to be told",
-    "confirmed": "sequencer: it was told",
+    "confirmed": "sequencer: the reader was told",
     "writing_batch": "driver: a batch is about to go to the sink",
-    "batch_written": "driver: the sink holds it, the sequencer does not know",
-    "batch_reported": "driver: it knows",
-    "parquet_written": "executor: a task has written its files, and reports them",
-    "committing_table": "driver: files of one table are written, not committed",
+    "batch_written": "driver: the sink holds the batch; the sequencer does not know yet",
+    "batch_reported": "driver: the sequencer knows",
+    "parquet_written": "executor: a task has written its files and reports them",
+    "committing_table": "driver: the files of one table are written; the table is not committed",
     "table_committed": "driver: one table is committed",
-    "committing_transactions": "driver: all tables are committed, _transactions is not",
-    "transactions_committed": "driver: it is",
+    "committing_transactions": "driver: all tables are committed; _transactions is not",
+    "transactions_committed": "driver: _transactions is committed",
 }
-"""Name → where it is."""
+"""Name → where in the process the point is."""
 
 _FAULT: Final = re.compile(
     r"(?P<point>\w+):(?P<action>\w+)(?:=(?P<argument>\w+))?(?:@(?P<nth>\d+))?(?:#(?P<tag>[\w-]+))?"
@@ -83,18 +84,18 @@ class Fault:
     error: type[XidstreamError] = ComponentLost
     delay_ms: int = 0
     nth: int = 1
-    """At which passage, counted from 1."""
+    """At which passage the fault strikes, counted from 1."""
     tag: str = ""
 
     @property
     def token(self) -> str:
-        """The name of its file: unlike that of any other fault."""
+        """The name of the fault's file. No other fault has the same."""
         detail = {"error": f"-{self.error.__name__}", "delay": f"-{self.delay_ms}"}.get(self.action, "")
         return f"{self.point}-{self.action}{detail}-{self.nth}{'-' if self.tag else ''}{self.tag}"
 
 
 def parse(text: str) -> tuple[Fault, ...]:
-    """The faults that a text asks for. Raises ConfigError, also on a name that is not in ``POINTS``."""
+    """The faults that a text asks for. Raises ConfigError, also for a name that is not in ``POINTS``."""
     return tuple(_parse_one(part.strip()) for part in re.split(r"[,\n]", text) if part.strip())
 
 
@@ -126,10 +127,10 @@ def _parse_one(text: str) -> Fault:
 
 
 class FaultPlan:
-    """What one process was told; ``reach`` counts and strikes. Safe from any thread."""
+    """The faults of one process. ``reach`` counts passages and strikes. Any thread may call it."""
 
     def __init__(self, text: str, tokens: str | None) -> None:
-        """Raises ConfigError as ``parse``, and where the file cannot be read."""
+        """Raises ConfigError as ``parse`` does, and if the file cannot be read."""
         self._tokens = Path(tokens) if tokens else None
         self._lock = threading.Lock()
         self._file = Path(text[1:]) if text.startswith("@") else None
@@ -150,7 +151,7 @@ class FaultPlan:
             if not due:
                 return
             n = self._passages[point] = self._passages.get(point, 0) + 1
-            # Beyond the n-th, too: that one may have been another process's to strike, which then died without.
+            # Also after the n-th passage: another process may have been about to strike then, and died before.
             fault = next((f for f in due if n >= f.nth and self._take(f)), None)
         if fault is not None:
             _strike(fault)
@@ -199,14 +200,14 @@ _plan = _of_environment()
 
 
 def reach(point: str) -> None:
-    """The code passes ``point`` (of ``POINTS``); nothing happens unless this process was told otherwise.
+    """Note that the code passes ``point`` (of ``POINTS``). Nothing happens unless a fault is set for it.
 
-    Raises the error that a fault names, and ConfigError where a file of faults became wrong.
+    Raises the error that the fault names, and ConfigError if a file of faults became wrong.
     """
     if _plan is not None:
         _plan.reach(point)
 
 
 def armed() -> bool:
-    """Whether this process may strike at all: a run says so at its start."""
+    """Whether this process has faults at all. A run says so at its start."""
     return _plan is not None

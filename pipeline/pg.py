@@ -1,9 +1,8 @@
 """PostgreSQL's scalar identifiers as types: Lsn and Xid.
 
-Both are subclasses of ``int``, so they cost nothing to compare, hash, pickle or put in a numpy array, and
-still print as PostgreSQL prints them and are told apart by mypy. A wrapper class with a ``value`` field was
-rejected: the reader compares LSNs for every transaction, and every Arrow and numpy call would have to
-unwrap it.
+Both are subclasses of ``int``. So it costs nothing to compare, hash or pickle them or to put them in a numpy array.
+They still print as PostgreSQL prints them, and mypy tells them apart. A wrapper class with a ``value`` field was
+rejected: the reader compares LSNs for every transaction, and every Arrow and numpy call would have to unwrap it.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class Lsn(int):
 
     @property
     def before(self) -> Lsn:
-        """One byte earlier, at least 0: the last LSN at which something that ends here can begin."""
+        """One byte earlier, but not below 0: the last LSN at which a record that ends here can begin."""
         return Lsn(max(self - 1, 0))
 
     def __str__(self) -> str:

@@ -1,15 +1,15 @@
-"""Whether a run whose epoch failed begins another, after which pause, and when it gives up.
+"""Whether a run begins another epoch when one has failed, after which pause, and when it gives up.
 
-An epoch that *worked* makes everything as at the beginning: the shortest pause, and all of ``GIVE_UP_AFTER_S`` ahead.
-So all depends on what counts as having worked, which is more than an attempt and less than an end in order:
+After an epoch that *worked*, the next pause is the shortest one again, and the run has all of ``GIVE_UP_AFTER_S``
+again. An epoch worked if one of these is true:
 
-- A batch went into the sink. Where that was in the moment before the driver died nobody saw it; the next epoch sees it
-  in where the slot and the sink are. Without that, parts that die one after the other would end a run that goes on
-  after each.
-- It lasted, because there may be nothing to deliver. But not for one storage fault after the other: a transaction
-  larger than the disk fills it anew in every epoch, for as long as that takes, and would for ever.
+- A batch went into the sink. If that happened in the moment before the driver died, nobody saw it. The next epoch then
+  sees that the slot or the sink has moved. Without this rule, a run that makes progress between failures would
+  end when one part after the other dies.
+- It lasted for ``WORKED_AFTER_S``, because there may be nothing to deliver. This does not count between two storage
+  faults in a row: a transaction larger than the disk fills the disk anew in every epoch, and would do so for ever.
 
-Plain state over the caller's clock: what is waited for, and told, is the supervisor's.
+This is plain state over the caller's clock. The supervisor waits and reports.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WORKED_AFTER_S: Final = 2 * LONGEST_PAUSE_S
 
 
 class Restarts:
-    """Of one run; ``begin`` is called for each epoch, and ``pause_after`` for each that failed."""
+    """The state of one run. Call ``begin`` for each epoch, and ``pause_after`` for each epoch that failed."""
 
     def __init__(self) -> None:
         self._pause_s = FIRST_PAUSE_S
@@ -37,26 +37,26 @@ class Restarts:
         self._reached: dict[str, Lsn] = {}
         self._earlier_worked = False
         self.took_batch = False
-        """Of this epoch: whether its sink has taken one."""
+        """Whether the sink has taken a batch in this epoch."""
 
     def begin(self) -> None:
         self.took_batch = self._earlier_worked = False
 
     def reached(self, where: str, lsn: Lsn) -> None:
-        """Where the slot, or the sink, is; 0/0 where it does not say."""
+        """Note how far the slot or the sink (``where``) is; 0/0 if it does not say."""
         if where in self._reached and lsn > self._reached[where]:
             self._earlier_worked = True
         if lsn or where in self._reached:
             self._reached[where] = max(lsn, self._reached.get(where, lsn))
 
     def pause_after(self, error: XidstreamError, now_s: float, reading_s: float | None) -> float | None:
-        """Seconds to wait before the next epoch; None to give up. ``reading_s``: for how long this one has read."""
+        """Seconds to wait before the next epoch; None to give up. ``reading_s``: how long the failed epoch has read."""
         if self._worked(error, reading_s):
             self._any_worked = True
             self._pause_s, self._failing_since_s = FIRST_PAUSE_S, None
         if self._failing_since_s is None:
             self._failing_since_s = now_s
-        # What never worked is the user's to see soon.
+        # A run that never worked gives up soon, so that the user sees why.
         limit_s = GIVE_UP_AFTER_S if self._any_worked else GIVE_UP_BEFORE_ANY_WORKED_S
         if now_s - self._failing_since_s >= limit_s:
             return None

@@ -1,6 +1,8 @@
-"""The edge of psycopg: everything that is said to the PostgreSQL server, and nothing about what it sends.
+"""The edge of psycopg: everything that we say to the PostgreSQL server. No message of the stream is parsed here.
 
-``settings`` (what to read) → ``options`` (what may be asked of this server) → ``connection`` (the stream);
-``admin`` (slots: describe, create, drop), ``preflight`` (every precondition, with its remedy), ``conninfo``
-and ``failures`` (the server's reports as ``pipeline.errors``). No message is parsed here.
+- ``settings`` says what to read, ``stream_options`` what this server can be asked for, and ``opening`` opens the slot.
+- ``connection`` is the stream. ``copy_loop`` reads its rows, and ``loopback`` fits its socket.
+- ``admin`` describes, creates and drops slots.
+- ``preflight`` checks every precondition, with its remedy. ``published`` and ``findings`` are parts of it.
+- ``conninfo`` reads the DSN, and ``failures`` turns the server's reports into ``pipeline.errors``.
 """

@@ -1,28 +1,28 @@
 """The replication connection: START_REPLICATION, messages in, status out.
 
-psycopg makes the connection (several hosts, name resolution, time limits, interruptible by signals); from
-then on its pq layer is used, the only one that has COPY_BOTH. Reading is by libpq's copy functions, never
-from the raw socket, which breaks under TLS (fact 31).
+psycopg makes the connection (several hosts, name resolution, time limits, interruptible by signals). From then on its
+pq layer is used, because only that layer has COPY_BOTH. Messages are read with libpq's copy functions, never from the
+raw socket, which breaks under TLS (fact 31).
 
-Rows do not become Python objects: ``copy_loop`` gives the compiled loop over the same libpq (``slot.copy_loop``).
-Message by message, for whoever has few::
+Rows do not become Python objects: ``copy_loop`` returns the compiled loop over the same libpq (``slot.copy_loop``).
+A caller that expects few messages can read them one by one::
 
     data = connection.get_copy_data()         # one CopyData message, or None when there is none yet
     if data is None: connection.wait_readable(timeout_s)
 
 Invariants:
 
-- One thread. Only ``close`` may come from a second one, after the first has ended.
-- Nothing waits for longer than it was told: commands have ``query_timeout_s``, ``wait_readable`` its
-  argument, ``send_status`` never waits at all.
-- Output is bounded: while an earlier status is still in libpq's buffer (a server too busy to read), a new
-  one is not added. The next one supersedes it anyway.
-- Input is bounded: the socket is read only by ``wait_readable`` and the compiled loop; without calls to them, the
-  backpressure reaches the walsender through the socket.
+- One thread uses the connection. Only ``close`` may come from a second one, after the first has ended.
+- No wait is unbounded: commands have ``query_timeout_s``, ``wait_readable`` has its argument, and ``send_status`` never
+  waits at all.
+- Output is bounded: while an earlier status is still in libpq's buffer (the server is too busy to read), a new one is
+  not added. The next one supersedes it anyway.
+- Input is bounded: only ``wait_readable`` and the compiled loop read the socket. If nobody calls them, the backpressure
+  reaches the walsender through the socket.
 
-Session settings (fact 32) are set by SET once connected, in one round trip, and not through the startup
-packet's ``options``: those would have to be merged with the DSN's, PGOPTIONS and a service file's, and PGTZ
-or PGDATESTYLE would outrank them. The stream's text format depends on them, so they must win.
+Session settings (fact 32) are set by SET after connecting, in one round trip. The startup packet's ``options`` were
+rejected: they would have to be merged with those of the DSN, PGOPTIONS and a service file, and PGTZ or PGDATESTYLE
+would outrank them. The stream's text format depends on these settings, so ours must win.
 """
 
 from __future__ import annotations
@@ -74,12 +74,12 @@ SESSION_SETTINGS: Final = {
     "timezone": "UTC",
     "bytea_output": "hex",
 }
-"""Fact 32: what the decoder's text formats presume."""
+"""Fact 32: the settings that the decoder's text formats need."""
 
 _STATUS: Final = struct.Struct("!cqqqqB")  # StandbyStatusUpdate: 'r', write, flush, apply, time, reply
 _MAX_NOTICES: Final = 100
 _TLS_RECHECK_S: Final = 0.1
-"""Under TLS, how long the socket alone is believed when it says that there is nothing."""
+"""Under TLS, how long a socket without data is believed before libpq is asked again."""
 _READABLE: Final = select.POLLIN | select.POLLERR | select.POLLHUP
 
 
@@ -89,15 +89,15 @@ class SystemIdentity(NamedTuple):
     system_identifier: str
     timeline: int
     xlogpos: Lsn
-    """The end of the WAL that was flushed (on a standby: replayed) just now."""
+    """The present end of the flushed WAL (on a standby: of the replayed WAL)."""
     dbname: str
 
 
 class ReplicationConnection:
-    """A walsender of our own, bound to the DSN's database.
+    """A connection to a walsender of our own, bound to the DSN's database.
 
     ``pgconn`` is psycopg's ``PGconn``, for the hot loop. ``server_version`` is ``server_version_num``.
-    Raises ConnectionLost or PreconditionMissing; never with a secret in the message.
+    Raises ConnectionLost or PreconditionMissing, never with a secret in the message.
     """
 
     def __init__(self, settings: SlotSettings) -> None:
@@ -153,16 +153,16 @@ class ReplicationConnection:
         return SystemIdentity(row[0], int(row[1]), Lsn.parse(row[2]), row[3])
 
     def switch_points(self, timeline: int) -> dict[int, Lsn]:
-        """Where each earlier timeline ended on the way to ``timeline`` (TIMELINE_HISTORY); none for the first."""
+        """Where each earlier timeline ended on the way to ``timeline`` (TIMELINE_HISTORY); empty for the first."""
         if timeline <= 1:
             return {}
         lines = self._ask(f"TIMELINE_HISTORY {timeline}")[1].splitlines()
-        # Of each line: the timeline, the LSN, and a reason in words; comments begin with '#'.
+        # Each line has the timeline, the LSN, and a reason in words. Comments begin with '#'.
         parts = [line.split("\t") for line in lines if line.strip() and not line.startswith("#")]
         return {int(part[0]): Lsn.parse(part[1]) for part in parts}
 
     def show(self, setting: str) -> str:
-        """The value of a setting in this session; PreconditionMissing where there is no such setting."""
+        """The value of a setting in this session. Raises PreconditionMissing if there is no such setting."""
         return self._ask(f"SHOW {setting}")[0]
 
     def start_replication(self, slot: str, start_lsn: Lsn, options: StreamOptions) -> None:
@@ -187,7 +187,7 @@ class ReplicationConnection:
             raise from_error(error, self._doing) from None
 
     def get_copy_data(self) -> memoryview | None:
-        """The next CopyData message, or None when there is none yet. Raises as ``end_of_stream`` says."""
+        """The next CopyData message, or None if there is none yet. Raises what ``end_of_stream`` returns."""
         with self.reading():
             n_bytes, data = self.pgconn.get_copy_data(1)
         if n_bytes > 0:
@@ -197,7 +197,7 @@ class ReplicationConnection:
         raise self.end_of_stream()
 
     def copy_loop(self) -> CopyLoop:
-        """The compiled loop over this connection, once replication has started; used by the same thread."""
+        """The compiled loop over this connection. Call this after replication has started, on the same thread."""
         from xidstream.pipeline.slot.copy_loop import (
             CopyLoop,  # loads numba, which commands and checks do not need
         )
@@ -207,14 +207,14 @@ class ReplicationConnection:
     def wait_readable(self, timeout_s: float) -> bool:
         """Wait for the server, and read what the socket has into libpq's buffer.
 
-        False when time ran out; after True there may be messages. Meanwhile a status that could not be sent
-        at once is sent.
+        Returns False when time ran out. After True there may be messages. While it waits, it sends a status that could
+        not be sent at once.
 
-        Under TLS the socket does not tell all: libpq takes in what its buffer has room for, a TLS record has
-        up to 16 kB, and its rest then waits, decrypted, inside OpenSSL, while poll() sees an empty socket (seen
-        with libpq 15.18: the end of a transaction came with the next keepalive, 15 s late; 18.6 takes in the
-        rest itself). Nothing in libpq's interface tells. So each read from the socket is followed by one more
-        without poll(), and an idle socket is not believed for longer than ``_TLS_RECHECK_S``.
+        Under TLS the socket does not tell everything. libpq reads as much as its buffer has room for. A TLS record has
+        up to 16 kB, and its rest then waits, decrypted, inside OpenSSL, while poll() sees an empty socket. (With libpq
+        15.18 the end of a transaction came with the next keepalive, 15 s late; 18.6 reads the rest itself.) libpq's
+        interface does not show such a rest. So one more read without poll() follows each read from the socket, and an
+        idle socket is not believed for longer than ``_TLS_RECHECK_S``.
         """
         events = select.POLLIN
         with self.reading():
@@ -238,10 +238,10 @@ class ReplicationConnection:
         return self._tls_rest
 
     def send_status(self, write: Lsn, flush: Lsn, apply: Lsn, reply: bool = False) -> bool:
-        """Report positions; only ``flush`` moves the slot. Never waits.
+        """Send feedback to the server. Only ``flush`` moves the slot. Never waits.
 
-        False when the server still has not taken an earlier status: send again later. Never give a
-        ``flush`` beyond what is durable downstream, nor beyond the end of the WAL (fact 26).
+        Returns False if the server still has not taken an earlier status; then send again later. ``flush`` must never
+        be beyond what is durable downstream, nor beyond the end of the WAL (fact 26).
         """
         now_us = time.time_ns() // 1000 - POSTGRES_EPOCH_UNIX_US
         with self.reading():
@@ -254,11 +254,11 @@ class ReplicationConnection:
         return True
 
     def failure(self) -> XidstreamError:
-        """What to raise where the compiled loop found the connection failed."""
+        """The error to raise when the compiled loop found that the connection failed."""
         return from_error(psycopg.OperationalError(self.pgconn.get_error_message()), self._doing)
 
     def end_of_stream(self) -> XidstreamError:
-        """Why COPY ended: call it when ``get_copy_data`` gave -1, and raise what it returns."""
+        """The error that says why COPY ended. Call it when libpq returned -1, and raise its result."""
         self._streaming = False
         with self.reading():
             deadline = time.monotonic() + self._settings.query_timeout_s
@@ -284,26 +284,26 @@ class ReplicationConnection:
     def take_notices(self) -> list[ServerReport]:
         """Warnings that came since the last call, oldest first (at most the last 100).
 
-        One to act on: ``skips_publication``. PostgreSQL 18 goes on without a publication that does not exist
-        at that point of the WAL, and its changes are missing from the stream for good.
+        The caller must act on ``skips_publication``. PostgreSQL 18 goes on without a publication that does not exist
+        at that point of the WAL, and the publication's changes are missing from the stream for good.
         """
         notices = list(self._notices)
         self._notices.clear()
         return notices
 
     def stop(self, timeout_s: float) -> bool:
-        """End COPY in order and close: True when the server has surely read the last status.
+        """End COPY in order and close. Returns True if the server has surely read the last status.
 
-        Closing alone does not say so: with unread input the kernel resets the connection, and the last status
-        may be lost with it. What still arrives is thrown away. False when ``timeout_s`` was not enough (a
-        walsender finishes the transaction it is sending) or the connection broke.
+        Closing alone does not ensure that: if input is unread, the kernel resets the connection, and the last status
+        may be lost with it. Messages that still arrive are thrown away. Returns False if ``timeout_s`` was not enough
+        (a walsender finishes the transaction it is sending), or if the connection broke.
         """
         deadline = time.monotonic() + timeout_s
         try:
             if self._streaming and self._finish_copy(deadline):
                 return self._result(deadline) is not None
         except (psycopg.Error, EnvironmentFault):
-            pass  # it was to be closed anyway; the caller learns that it was not in order
+            pass  # it was to be closed anyway; False tells the caller that the end was not in order
         finally:
             self.close()
         return False
@@ -315,7 +315,7 @@ class ReplicationConnection:
 
     @property
     def is_local(self) -> bool:
-        """Whether it is a Unix socket."""
+        """Whether the connection uses a Unix socket."""
         return self.pgconn.host.startswith((b"/", b"@"))
 
     @property
@@ -327,8 +327,8 @@ class ReplicationConnection:
     def _configure(self) -> None:
         settings = dict(SESSION_SETTINGS)
         if self.pgconn.parameter_status(b"server_encoding") == b"SQL_ASCII":
-            # The server converts nothing there, but would check against UTF8, and its error names no transaction,
-            # table or column. As it is sent, the decoder checks it, and names them.
+            # Such a server converts nothing. Asked for UTF8 it would still check the text, and its error names no
+            # transaction, table or column. So the text is taken as it is; the decoder checks it and names them.
             settings["client_encoding"] = "SQL_ASCII"
         work_mem = self._settings.logical_decoding_work_mem
         if work_mem is not None and self.server_version >= PG13:
@@ -347,7 +347,7 @@ class ReplicationConnection:
         return [(result.get_value(0, column) or b"").decode() for column in range(result.nfields)]
 
     def _query(self, command: str) -> pq.abc.PGresult:
-        """The last result of a command, or COPY_BOTH, at which no more may be asked for (fact 31)."""
+        """The last result of a command, or COPY_BOTH. After COPY_BOTH no more results may be asked for (fact 31)."""
         deadline = time.monotonic() + self._settings.query_timeout_s
         last: pq.abc.PGresult | None = None
         with self.reading():
@@ -369,7 +369,7 @@ class ReplicationConnection:
         return self.pgconn.get_result()
 
     def _finish_copy(self, deadline: float) -> bool:
-        """Send CopyDone, throw away what comes, until the server's own. False when time ran out."""
+        """Send CopyDone, and throw away messages until the server's CopyDone. Returns False if time ran out."""
         while self.pgconn.put_copy_end() != 1:
             if time.monotonic() >= deadline:
                 return False
@@ -384,7 +384,7 @@ class ReplicationConnection:
 
     def _start_failure(self, slot: str, result: pq.abc.PGresult) -> XidstreamError:
         report = ServerReport.of(result)
-        # 55000 has many meanings, and its text may be in any language: the catalog says if the slot is lost.
+        # 55000 has many meanings, and its text may be in any language. The catalog says whether the slot is lost.
         if report.sqlstate == "55000" and self.server_version >= PG13:
             status = self._query(
                 f"SELECT wal_status FROM pg_replication_slots WHERE slot_name = {quote_literal(slot)}"

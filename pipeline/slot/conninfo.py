@@ -1,10 +1,10 @@
 """The DSN: parsed, completed, shown without secrets. libpq does all the resolving.
 
-A DSN comes in libpq's two forms, and what it leaves out libpq takes from ``PG*`` variables, the service file
-and the passfile. We add only defaults for what nobody said (keepalives and time limits, so that a dead server
-is noticed), and never read a secret ourselves, except to keep it out of messages.
+A DSN has one of libpq's two forms. libpq takes the parts that it leaves out from ``PG*`` variables, the service file
+and the passfile. We only add defaults for keepalives and time limits that nobody set, so that a dead server is noticed.
+We never read a secret ourselves, except to keep it out of messages.
 
-What is secret is libpq's own judgement: the options whose ``dispchar`` is ``*`` (PQconninfoOption).
+libpq itself says which options are secret: those whose ``dispchar`` is ``*`` (PQconninfoOption).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _HIDDEN: Final = "***"
 
 
 def parse(dsn: str) -> dict[str, str]:
-    """The options that the DSN itself gives. Raises ConfigError, without libpq's text: it quotes the DSN."""
+    """The options that the DSN itself gives. Raises ConfigError without libpq's text, because that quotes the DSN."""
     try:
         return {key: str(value) for key, value in conninfo_to_dict(dsn).items() if value is not None}
     except psycopg.Error:
@@ -48,8 +48,8 @@ def parse(dsn: str) -> dict[str, str]:
 def complete(dsn: str, **options: str) -> str:
     """The DSN with ``options`` over it and our defaults under it.
 
-    ``fallback_application_name`` yields, inside libpq, to every name that the user gives. Where a service is
-    named we leave its keepalives alone, because what we add would outrank the service file.
+    Inside libpq, ``fallback_application_name`` yields to every name that the user gives. If a service is named, we
+    leave its keepalives alone, because our values would outrank the service file.
     """
     given = parse(dsn)
     defaults = {"fallback_application_name": APPLICATION_NAME}
@@ -61,7 +61,7 @@ def complete(dsn: str, **options: str) -> str:
 def display(dsn: str) -> str:
     """Where the DSN leads, for people: ``host=… port=… dbname=… user=…``, secrets left out.
 
-    What comes from ``PG*`` variables is included; what a service file holds is not.
+    Values from ``PG*`` variables are included. Values from a service file are not.
     """
     given = parse(dsn)
     values = {**_defaults(_SHOWN), **given}
@@ -71,7 +71,7 @@ def display(dsn: str) -> str:
 
 
 def split_secrets(dsn: str) -> tuple[str, dict[str, str]]:
-    """The DSN without its secrets, and these; what libpq finds elsewhere (passfile, ``PG*``, service) is not here."""
+    """The DSN without its secrets, and the secrets: not those that libpq finds in a passfile, ``PG*`` or a service."""
     given = parse(dsn)
     secrets = {key: given[key] for key in sorted(_secret_names() & given.keys()) if given[key]}
     if not secrets:

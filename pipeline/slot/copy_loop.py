@@ -3,16 +3,16 @@
 """The compiled loop between libpq and the array that a block is made of.
 
 A row passes from libpq's buffer into ``MessageBuffer.payload`` without becoming a Python object: ``PQgetCopyData``, one
-look at its type byte, one copy, ``PQfreemem``. It is the same libpq, on the same connection, through which psycopg
-does all the rest, so TLS, notices and errors are what they are without it. What needs a look (``TRANSITIONS`` says
-``LOOK``: keepalives, control messages, whatever is not legal here, and a row for which there is no room) is given to
-the caller as bytes. In Python the same took 1.5 microseconds a row; here it takes 0.4, most of them the kernel's.
+look at its type byte, one copy, ``PQfreemem``. psycopg does all the rest through the same libpq on the same connection,
+so TLS, notices and errors work as they do without the loop. The caller gets all other messages as bytes: those for
+which ``TRANSITIONS`` says ``LOOK`` (keepalives, control messages, messages that are not legal here), and a row for
+which there is no room. In Python the same took 1.5 microseconds a row. Here it takes 0.4, most of them the kernel's.
 
-libpq's functions are found in psycopg's own extension, which is linked with the copy that it uses: a second copy
-found by name would not know the connection's struct.
+libpq's functions are found through psycopg's own extension, which is linked with the copy of libpq that it uses. A
+second copy, found by name, would not know the connection's struct.
 
-Rejected: reading the socket behind libpq's back, which is faster still by a copy, and ends at TLS; ctypes, which costs
-more for each call than it saves.
+Rejected: reading the socket behind libpq's back, which saves one more copy and does not work with TLS; ctypes, which
+costs more for each call than it saves.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _INT = ir.IntType(32)
 _BYTE = ir.IntType(8)
 _XLOG_DATA: Final = ord("w")
 _SMALL_BYTES: Final = 256
-"""Most control messages are smaller, and ctypes' two calls for a larger one cost more than the rest of taking it."""
+"""Most control messages are smaller. For a larger one ctypes' two calls cost more than the rest of taking it."""
 
 
 @intrinsic
@@ -124,8 +124,8 @@ def _copy(typing_context, target, source, n_bytes):
     nogil=True,
 )
 def _gather(functions, connection, payload, lengths, sums, transitions, limit_bytes, message, small):
-    """``functions``: addresses of PQgetCopyData, PQconsumeInput, PQfreemem; ``message``: address and length, out. One
-    that fits is in ``small`` instead, and its address 0."""
+    """``functions``: addresses of PQgetCopyData, PQconsumeInput, PQfreemem. ``message`` receives the address and the
+    length of a message for the caller. A message that fits is copied into ``small``, and its address is 0."""
     mode, n_bytes, n_messages = sums[MODE], sums[N_BYTES], sums[N_MESSAGES]
     outcome = 0
     asked = False
@@ -173,7 +173,7 @@ def _gather(functions, connection, payload, lengths, sums, transitions, limit_by
 
 
 def _library() -> ctypes.CDLL:
-    """The libpq that psycopg calls. An extension's handle finds what it is linked with, under whatever name."""
+    """The libpq that psycopg calls. An extension's handle finds the library that it is linked with, under any name."""
     if pq.__impl__ == "python":
         library: ctypes.CDLL = importlib.import_module("psycopg.pq._pq_ctypes").pq
         return library
@@ -182,10 +182,10 @@ def _library() -> ctypes.CDLL:
 
 
 class CopyLoop:
-    """One connection in COPY BOTH. The connection must outlive it, and be used by one thread at a time."""
+    """The loop over one connection in COPY BOTH. The connection must outlive it. One thread at a time may use it."""
 
     def __init__(self, connection: int, get_copy_data: Any, consume_input: Any, freemem: Any) -> None:
-        """``connection`` is the address of libpq's struct; the functions are ctypes'. ``of`` finds them."""
+        """``connection`` is the address of libpq's struct; the functions are ctypes functions. ``of`` finds them."""
         functions = (get_copy_data, consume_input, freemem)
         addresses = [ctypes.cast(function, ctypes.c_void_p).value for function in functions]
         self._functions = np.array(addresses, np.int64)

@@ -1,16 +1,16 @@
-"""What PostgreSQL and libpq report, as ``pipeline.errors``.
+"""Turns the reports of PostgreSQL and libpq into ``pipeline.errors``.
 
-Two sources, two ways of telling:
+There are two sources of reports:
 
-- *Once connected*, every report has a SQLSTATE, which does not depend on the server's language: ``_RULES``.
-  Where one state means several things (55000 is a lost slot, a low wal_level and more), the reporting
-  function (PG_DIAG_SOURCE_FUNCTION) or the English text decides; the connection may ask the catalog as well.
-- *While connecting* libpq gives text alone, its own or the server's: ``_CONNECT_RULES``. A server that speaks
-  another language falls to the last rule, ConnectionLost with its text: a wrong password is then retried a
-  few times before a person reads it, which was preferred to guessing.
+- *Once connected*, every report has a SQLSTATE, which does not depend on the server's language (``_RULES``). One state
+  may mean several things: 55000 is a lost slot, a low wal_level and more. Then the reporting function
+  (PG_DIAG_SOURCE_FUNCTION) or the English text decides. The connection may ask the catalog as well.
+- *While connecting*, libpq gives only text, its own or the server's (``_CONNECT_RULES``). If a server speaks another
+  language, the last rule applies: ConnectionLost with the server's text. A wrong password is then retried a few times
+  before a person reads it. That was preferred to guessing.
 
-No detail, hint, context (but for an LSN in it) or query of the server ever gets into a message, since these can hold
-a row's values; for SQLSTATEs of class 22 (data exceptions) not even the primary text does.
+No detail, hint, context or query of the server ever gets into a message, because these can hold a row's values; only
+an LSN is taken from the context. For SQLSTATEs of class 22 (data exceptions) the primary text is left out, too.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ REMEDY_OUTPUT_PLUGIN: Final = "add pgoutput to the server's output_plugin_librar
 
 @dataclass(frozen=True)
 class ServerReport:
-    """One ErrorResponse or NoticeResponse: the fields of it that we use."""
+    """The fields that we use of one ErrorResponse or NoticeResponse."""
 
     sqlstate: str
     message: str
     severity: str
     source_function: str
     change_lsn: str | None = None
-    """Of the change that was being decoded: the one thing that is taken out of the context."""
+    """The LSN of the change that was being decoded. Nothing else is taken from the context."""
 
     @classmethod
     def of(cls, result: pq.abc.PGresult) -> ServerReport:
@@ -82,7 +82,8 @@ class ServerReport:
 
     @property
     def lacks_publication(self) -> bool:
-        """Before PostgreSQL 18 the stream ends with this error at the first change after a publication is gone."""
+        """Whether a publication is gone. Before PostgreSQL 18 the stream ends with this error at the first change after
+        that."""
         return self.sqlstate == "42704" and bool(
             re.search(
                 "GetPublicationByName|get_publication_oid|publication",
@@ -92,7 +93,7 @@ class ServerReport:
 
     @property
     def skips_publication(self) -> bool:
-        """Since PostgreSQL 18 a publication that is missing is skipped with this warning, and no error."""
+        """Whether the server skips a missing publication: PostgreSQL 18 does so with this warning, and no error."""
         return self.sqlstate == "55000" and self.source_function == "LoadPublications"
 
 
@@ -159,7 +160,8 @@ _RULES: Final = (
 
 
 def from_report(report: ServerReport, doing: str) -> XidstreamError:
-    """``doing`` says what was tried, without secrets: ``START_REPLICATION``, ``reading slot "s"``."""
+    """The error for a report. ``doing`` says what was tried, without secrets: ``START_REPLICATION``,
+    ``reading slot "s"``."""
     message = _shorten(report.message)
     for rule in _RULES:
         if re.fullmatch(rule.states, report.sqlstate) is None:
@@ -182,7 +184,7 @@ def from_result(result: pq.abc.PGresult, doing: str) -> XidstreamError:
 
 
 def from_error(error: psycopg.Error, doing: str) -> XidstreamError:
-    """A psycopg error of an established connection; without SQLSTATE it is the connection that broke."""
+    """The error for a psycopg error of an established connection. Without a SQLSTATE the connection itself broke."""
     if error.pgresult is not None:
         return from_result(error.pgresult, doing)
     if error.sqlstate:
@@ -195,7 +197,7 @@ class _ConnectRule:
     text: str
     error: type[XidstreamError]
     statement: str
-    """Put before the server's own text."""
+    """This goes before the server's own text."""
     remedy: str | None
 
 
@@ -275,9 +277,9 @@ _CONNECT_RULES: Final = (
 
 
 def from_connect_error(error: psycopg.Error, dsn: str) -> XidstreamError:
-    """An error of ``psycopg.connect``: unreachable, unauthorised or unknown, each told apart."""
+    """The error for a failure of ``psycopg.connect``. It tells unreachable, unauthorised and unknown apart."""
     text = str(error)
-    # With several hosts psycopg puts the last one's error first; that one is judged, all are shown.
+    # With several hosts psycopg puts the last one's error first. That one decides; all are shown.
     judged = text.split("Multiple connection attempts failed")[0]
     rule = next(rule for rule in _CONNECT_RULES if re.search(rule.text, judged))
     shown = re.sub(r"^connection (failed|is bad): ", "", text).split("\n\tIs the server running")[0]

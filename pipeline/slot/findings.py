@@ -1,8 +1,9 @@
-"""One precondition, checked: what ``preflight`` returns a list of. Plain data; somebody else prints it.
+"""The result of checking one precondition. ``preflight`` returns a list of them. This is plain data; others print it.
 
-A failed one carries the class that a run which cannot start for it raises. That is PreconditionMissing unless a
-person needs to know more than that something is missing: also for an error that was met on the way, because a
-server that is out of reach *before* anything began is not a connection that broke.
+A failed finding carries the error class that a run raises if it cannot start because of it. That is
+PreconditionMissing, unless a person needs to know more than that something is missing. It is PreconditionMissing also
+for an error that occurred during a check: a server that is out of reach *before* anything began is not a connection
+that broke.
 """
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ from xidstream.pipeline.errors import PreconditionMissing, XidstreamError
 
 class Status(enum.Enum):
     OK = "ok"
-    WARNING = "warning"  # the run works; something in it will not be as expected
+    WARNING = "warning"  # the run works, but something in it will not be as expected
     FAILED = "failed"  # the run cannot start, or would stop
 
 
 @dataclass(frozen=True)
 class Finding:
-    """``check`` is a stable name (``wal_level``); ``statement`` one line; ``remedy`` where there is one.
+    """``check`` is a stable name (``wal_level``), ``statement`` is one line, and ``remedy`` is None if there is none.
 
-    ``raises``: what a run raises for it where it failed; without meaning else.
+    ``raises``: the error class that a run raises if the check failed. Otherwise it has no meaning.
     """
 
     check: str

@@ -1,17 +1,17 @@
-"""Have the kernel join rows where server and reader are one host.
+"""Make the kernel join rows if server and reader are on the same host.
 
-A walsender sends each row by itself. On a network they are joined on their way, by the card's queue on one side and
-by the kernel on the other. Loopback has no such queue: each row travels as a packet of its own, whose cost is the
-walsender's and ours, as long as the receiver's window is open, and the kernel opens it to megabytes. Behind a closed
-window the sender's kernel joins what waits into packets of 64 kB. So the receive buffer is kept small there: it is
-soon full, and what comes behind is joined.
+A walsender sends each row by itself. On a network rows are joined on their way, by the card's queue on one side and by
+the kernel on the other. Loopback has no such queue. Each row travels as a packet of its own while the receiver's window
+is open, and both the walsender and the reader pay for each packet. The kernel opens the window to megabytes. When the
+window is closed, the sender's kernel joins the rows that wait into packets of 64 kB. So the receive buffer is kept
+small on loopback: it is soon full, and the rows behind it are joined.
 
-Measured (docs/performance/history.md): the reading thread takes 0.6 to 0.7 times the CPU for many small rows, and the
-walsender is a fifth faster. With TCP's congestion control CUBIC, whose speed is erratic otherwise, it is up to twice
-as fast. Rows of 1 kB gain nothing.
+Measured (docs/performance/history.md): for many small rows the reading thread takes 0.6 to 0.7 times the CPU, and the
+walsender is a fifth faster. With TCP's congestion control CUBIC, whose speed is erratic otherwise, it is up to twice as
+fast. Rows of 1 kB gain nothing.
 
-Used once by ``ReplicationConnection``. A network's receive buffer is left to the kernel, which fits it to the
-round trip: a small one would bound the rate there.
+``ReplicationConnection`` uses this once. On a network the receive buffer is left to the kernel, which fits it to the
+round trip: a small buffer would limit the rate there.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ import sys
 from typing import Final
 
 _RECEIVE_BUFFER_BYTES: Final = 64 << 10
-"""Linux doubles it, for its own needs. Half of it stalls the walsender, twice as much is not full in time."""
+"""Linux doubles it for its own needs. Half as much stalls the walsender; twice as much does not fill up in time."""
 
 
 def join_rows(descriptor: int) -> bool:
-    """Make a connected socket's receive buffer small if both of its ends are on this host; whether it was."""
+    """Make a connected socket's receive buffer small if both of its ends are on this host. Returns whether it did."""
     if sys.platform != "linux":
         return False
     try:
@@ -38,5 +38,5 @@ def join_rows(descriptor: int) -> bool:
             end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER_BYTES)
             return True
     except OSError:
-        # The connection is lost already: whoever uses it next says so, in its own words.
+        # The connection is lost already. The next call on it reports that.
         return False

@@ -1,12 +1,13 @@
-"""Open a slot for reading: everything between a setting and the first message, in the order that is safe.
+"""Open a slot for reading: everything between the settings and the first message, in a safe order.
 
-The DSN may lead to another server each time (several hosts, a name that moves): the streaming connection comes first,
-``check`` compares *its* server with the record, and all other connections go to that server (``same_server_dsn``).
+The DSN may lead to another server each time (several hosts, a name that moves). So the streaming connection comes
+first, ``check`` compares *its* server with the record, and all other connections go to that server
+(``same_server_dsn``).
 
-In two steps. ``connect_slot`` reads the slot's state, which tells the confirmed position that the caller must
-compare with its own record before it confirms anything, and leaves time to prepare: an idle walsender has no
-time limit. ``start`` begins replication: from there on the slot is ours, no other process can read it and nothing
-else of this slot's storage is in use; but the server now expects to hear from us within wal_sender_timeout.
+There are two steps. ``connect_slot`` reads the slot's state. The caller must compare the confirmed position in it with
+its own record before it confirms anything. An idle walsender has no time limit, so there is time to prepare. ``start``
+then begins replication. From there on the slot is ours: no other process can read it or use its storage. But the
+server now expects feedback from us within wal_sender_timeout.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ from xidstream.pipeline.slot.stream_options import StreamOptions, stream_options
 
 @dataclass(frozen=True)
 class OpenSlot:
-    """A slot that can be started. ``flush_lsn`` is the end of the WAL when it was opened: the target of a run that
-    handles what is there now. ``connection`` belongs to the caller."""
+    """A slot that can be started. ``connection`` belongs to the caller. ``flush_lsn`` is the end of the WAL when the
+    slot was opened; a run with ``available_now`` ends there."""
 
     connection: ReplicationConnection
     options: StreamOptions
@@ -51,7 +52,7 @@ class OpenSlot:
     history: Mapping[int, Lsn]
     """Where each timeline before ``timeline`` ended on the way to it."""
     no_prepare_sent: bool
-    """Nobody was ever sent a PREPARE from it: it is new, or had no two-phase until now."""
+    """Whether the slot has never sent a PREPARE to anybody: it is new, or had no two-phase until now."""
 
     def start(self) -> None:
         """START_REPLICATION from the confirmed position. Raises SlotInUse, SlotLost, PreconditionMissing."""
@@ -78,7 +79,7 @@ class OpenSlot:
 
 
 def slot_settings(config: Config) -> SlotSettings:
-    """The part of a run's settings that the connection needs."""
+    """The settings of the run that the connection needs."""
     return SlotSettings(
         dsn=config.dsn,
         slot=config.slot,
@@ -91,7 +92,7 @@ def slot_settings(config: Config) -> SlotSettings:
 
 
 def open_slot(settings: SlotSettings, *, create: bool) -> OpenSlot:
-    """Both steps at once, for those who have nothing to prepare between them."""
+    """Both steps at once, for a caller that has nothing to prepare between them."""
     slot = connect_slot(settings, create=create)
     try:
         slot.start()
@@ -108,7 +109,7 @@ def connect_slot(
     on_wait: Callable[[tuple[Blocker, ...]], None] | None = None,
     check: Callable[[ReplicationConnection], None] | None = None,
 ) -> OpenSlot:
-    """Connect, and create the slot where it is missing and ``create`` says so.
+    """Connect; if the slot is missing and ``create`` is true, create it then.
 
     ``check`` is given the connection before anything is created or read. Raises what it raises, PreconditionMissing,
     SlotLost, ConnectionLost, Unsupported.

@@ -1,7 +1,7 @@
-"""What the publications publish, and whether it can pass: tables, columns, replica identity.
+"""Checks what the publications publish: tables, columns and replica identity.
 
-Read from the catalogs as they are now. The stream may still be at an earlier definition (its relations are
-those of the WAL's time), so these findings warn early, and the run checks each R message again.
+The catalogs are read as they are now. The stream may still be at an earlier definition, because its relations are those
+of the WAL's time. So these findings warn early, and the run checks each R message again.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _COLUMNS_10: Final = """
     LEFT JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
     WHERE t.pubname = ANY(%s) GROUP BY 1, 2, 3 ORDER BY 2, 3, 1
 """
-# Partitions count, not their root: the identity is needed where the row is. RelationGetIdentityKeyBitmap and
-# CheckCmdReplicaIdentity (relcache.c, execReplication.c) say what an identity is; pg_inherits is walked by
-# hand because pg_partition_tree() came with 12.
+# Partitions are checked, not their root, because the identity is needed where the row is. RelationGetIdentityKeyBitmap
+# and CheckCmdReplicaIdentity (relcache.c, execReplication.c) define an identity. The query walks pg_inherits itself,
+# because pg_partition_tree() exists only since version 12.
 _WITHOUT_IDENTITY: Final = """
     WITH RECURSIVE member AS (
         SELECT c.oid, c.relkind
@@ -65,14 +65,14 @@ class PublishedTable:
     columns: tuple[str, ...]
     publications: tuple[str, ...]
     lists_differ: bool
-    """Two publications publish other columns of it, which the server refuses to stream."""
+    """Whether two publications publish different columns of it. The server refuses to stream that."""
 
     @property
     def name(self) -> str:
         return f"{self.schema}.{self.table}"
 
     def clashes(self) -> list[str]:
-        """Columns that equal an earlier or a contract column, ignoring case (as RelationVersion has it)."""
+        """Columns that equal an earlier column or a contract column, ignoring case, as in RelationVersion."""
         seen = {name.lower() for name in CONTRACT_COLUMNS}
         found = []
         for column in self.columns:
@@ -83,7 +83,7 @@ class PublishedTable:
 
 
 def missing_publications(connection: psycopg.Connection[Any], names: Sequence[str]) -> list[Finding]:
-    """One failed finding for each publication that there is not, with the names that are close to it."""
+    """One failed finding for each publication that does not exist, with the names that are close to it."""
     present = [row[0] for row in connection.execute("SELECT pubname FROM pg_publication ORDER BY 1")]
     findings = []
     for name in names:
@@ -102,7 +102,7 @@ def missing_publications(connection: psycopg.Connection[Any], names: Sequence[st
 
 
 def published_tables(connection: psycopg.Connection[Any], names: Sequence[str]) -> list[PublishedTable]:
-    """Ordered by schema and name; columns are those that any of the publications publishes."""
+    """The tables, ordered by schema and name, with all columns that any of the publications publishes."""
     query = _COLUMNS_15 if connection.info.server_version >= PG15 else _COLUMNS_10
     lists: dict[tuple[str, str], dict[str, tuple[str, ...]]] = {}
     for publication, schema, table, columns in connection.execute(query, (list(names),)):
@@ -130,7 +130,7 @@ def check_publications(connection: psycopg.Connection[Any], names: Sequence[str]
             Finding.warning(
                 "publication",
                 f"{what} publishes no table",
-                "ALTER PUBLICATION … ADD TABLE …, else nothing will arrive",
+                "ALTER PUBLICATION … ADD TABLE …; without a table nothing arrives",
             )
         ]
     return [
@@ -146,7 +146,7 @@ def _check_identity(connection: psycopg.Connection[Any], names: Sequence[str]) -
         return Finding.ok("replica_identity", "every published table has a replica identity")
     return Finding.warning(
         "replica_identity",
-        f"no replica identity: {enumerate_names(without)}; UPDATE and DELETE on it fail at the source",
+        f"no replica identity: {enumerate_names(without)}; UPDATE and DELETE fail there at the source",
         "add a primary key, or ALTER TABLE … REPLICA IDENTITY FULL",
     )
 
@@ -155,8 +155,8 @@ def _check_columns(tables: Sequence[PublishedTable]) -> list[Finding]:
     findings = [
         Finding.failed(
             "column_names",
-            f"table {table.name}: column {', '.join(map(repr, clashes))} equals, ignoring case, "
-            "another column or one of the contract's",
+            f"table {table.name}: column {', '.join(map(repr, clashes))} has the name, ignoring case, of "
+            "another column or of one of the contract's columns",
             "rename it, or leave it out of the publication with a column list",
         )
         for table in tables
@@ -165,7 +165,7 @@ def _check_columns(tables: Sequence[PublishedTable]) -> list[Finding]:
     findings += [
         Finding.failed(
             "column_lists",
-            f"table {table.name}: {enumerate_names(list(table.publications))} publish other columns of it",
+            f"table {table.name}: {enumerate_names(list(table.publications))} publish different columns of it",
             "give it the same column list in each publication",
         )
         for table in tables

@@ -1,8 +1,8 @@
-"""What the reader of one slot needs to know, validated before anything is connected.
+"""The settings of the reader of one slot, validated before anything is connected.
 
-``SlotSettings`` is a value: it crosses to the reader's process, its ``repr`` hides the DSN, and it is what
-the connection and the preflight are given. Rules that depend on the server's version are not here but in
-``options``, because they are known only once connected.
+``SlotSettings`` is a value that crosses to the reader's process. Its ``repr`` hides the DSN. The connection and the
+preflight take it as their argument. Rules that depend on the server's version are in ``stream_options``, because the
+version is known only after connecting.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ class Origin(enum.Enum):
 
 @dataclass(frozen=True)
 class SlotSettings:
-    """Everything that one replication connection is made of.
+    """The settings of one replication connection.
 
-    dsn: a libpq conninfo or URI; what it leaves out comes from ``PG*`` variables, the service file and the
-        passfile, by libpq itself. Default empty: all of it from there.
+    dsn: a libpq conninfo or URI. libpq takes the parts that it leaves out from ``PG*`` variables, the service file and
+        the passfile. Default empty: everything comes from there.
     slot, publications: names as in the catalogs, neither quoted nor folded to lower case.
-    streaming: default ON, the purpose of this project; degraded to OFF where server or protocol has none.
-    proto_version: a cap, 1 to 4; default None, the highest that both sides have.
+    streaming: default ON, the purpose of this project. It falls back to OFF if server or protocol has no streaming.
+    proto_version: a cap, 1 to 4. Default None: the highest that both sides have.
     logical_decoding_work_mem: for the reader's own session, with a unit (kB, MB, GB), at least 64kB.
         None or ``server`` leaves the server's. Default 4MB: any size drains equally fast, and at most this
         much is left to send after a COMMIT.
     two_phase: ask for prepared transactions at PREPARE (PostgreSQL 15). It marks the slot for good.
-    origin: default ANY, PostgreSQL's own.
-    query_timeout_s: how long an answer to a replication command may take. Default 60: these are answered at
-        once; only a server that is gone needs longer. (Creating a slot is not bound by it.)
+    origin: default ANY, which is PostgreSQL's default.
+    query_timeout_s: how long an answer to a replication command may take. Default 60: a server answers these at
+        once, and only a server that is gone needs longer. (Creating a slot is not bound by it.)
 
     Raises ConfigError.
     """

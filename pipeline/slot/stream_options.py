@@ -2,9 +2,9 @@
 
 Sources: pgoutput.c (parse_output_parameters), the manual's "Streaming Replication Protocol", repl_gram.y.
 Replication commands take no parameters, so quoting is done here. A slot's name has no special characters
-(``settings.SLOT_NAME``), but is quoted, because it may begin with a digit or be a keyword of the command's
-grammar; a publication's name is quoted as an identifier inside a literal. The command's
-scanner knows no backslash escapes, which is why libpq's PQescapeLiteral, which writes ``E''``, is not used.
+(``settings.SLOT_NAME``). It is quoted all the same, because it may begin with a digit or be a keyword of the command's
+grammar. A publication's name is quoted as an identifier inside a literal. libpq's PQescapeLiteral writes ``E''``; it is
+not used, because the command's scanner knows no backslash escapes.
 
 ``binary`` is never asked for: the decoder reads text, whose form does not depend on the server's version.
 """
@@ -19,7 +19,7 @@ from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.slot.settings import Origin, SlotSettings, Streaming, check_slot_name
 
 PG10, PG13, PG14, PG15, PG16, PG17, PG18 = (major * 10_000 for major in (10, 13, 14, 15, 16, 17, 18))
-"""As ``server_version_num``, e.g. 160014 for 16.14."""
+"""Numbers like ``server_version_num``, e.g. 160014 for 16.14."""
 
 _PROTO_VERSIONS: Final = ((PG16, 4), (PG15, 3), (PG14, 2), (PG10, 1))
 _MIN_PROTO: Final = {Streaming.OFF: 1, Streaming.ON: 2, Streaming.PARALLEL: 4}
@@ -44,7 +44,7 @@ def version_text(server_version: int) -> str:
 
 @dataclass(frozen=True)
 class StreamOptions:
-    """What is asked of pgoutput, all of it possible with the server's version."""
+    """The options for pgoutput. The server's version supports all of them."""
 
     proto_version: int
     streaming: Streaming
@@ -54,7 +54,7 @@ class StreamOptions:
     origin: Origin
 
     def text(self) -> str:
-        """The options in parentheses, quoted, as they stand in START_REPLICATION."""
+        """The options in parentheses, quoted, as START_REPLICATION has them."""
         names = ",".join(quote_identifier(name) for name in self.publications)
         options = [("proto_version", str(self.proto_version)), ("publication_names", names)]
         if self.streaming is not Streaming.OFF:
@@ -69,10 +69,10 @@ class StreamOptions:
 
 
 def stream_options(settings: SlotSettings, server_version: int) -> StreamOptions:
-    """Settle what was asked against what the server can do.
+    """The options that fit both the settings and the server.
 
-    The default ``streaming=on`` falls back to off where server or protocol has no streaming (the preflight
-    says so). What was asked for by name and is not there raises Unsupported.
+    The default ``streaming=on`` falls back to off if server or protocol has no streaming (the preflight says so).
+    Raises Unsupported for an option that the settings ask for by name and the server does not have.
     """
     proto_version = server_proto_version(server_version)
     if settings.proto_version is not None:
@@ -103,7 +103,8 @@ def stream_options(settings: SlotSettings, server_version: int) -> StreamOptions
 
 
 def start_replication_command(slot: str, start_lsn: Lsn, options: StreamOptions) -> str:
-    """``start_lsn`` 0/0, or anything below it, means the slot's confirmed position (fact 26)."""
+    """The command's text. A ``start_lsn`` at or below the slot's confirmed position, such as 0/0, means that position
+    (fact 26)."""
     check_slot_name(slot)
     return f"START_REPLICATION SLOT {quote_identifier(slot)} LOGICAL {start_lsn} {options.text()}"
 
