@@ -1,17 +1,17 @@
 """One-dimensional arrays: PostgreSQL's text ``{1,NULL,"a \\"b\\""}`` to Arrow lists, in three steps.
 
-1. ``_measure`` checks each array's syntax and counts its elements and their unescaped bytes. Arrays of more
-   dimensions and with explicit lower bounds are marked TEXT, for a list cannot hold them.
-2. ``_split`` writes the unescaped elements one behind the other and where each is: exactly what
-   ``columns._step`` gives for a column.
-3. The element type's own codec decodes those as if they were a column (``decode_elements``, given by the
-   caller, so that this module does not know the codecs). Where an element is marked TEXT, its whole array
-   becomes text, and steps 2 and 3 are done again without such arrays: they are rare, and the alternative,
-   removing elements from finished Arrow arrays, is a codec of its own.
+1. ``_measure`` checks each array's syntax and counts its elements and their unescaped bytes. It marks arrays of more
+   dimensions or with explicit lower bounds as TEXT, because a list cannot hold them.
+2. ``_split`` writes the unescaped elements one after the other, and where each of them is. ``columns._step`` gives
+   the same for a column.
+3. The element type's own codec decodes the elements as if they were a column. (The caller passes it as
+   ``decode_elements``, so that this module does not know the codecs.) If an element is marked TEXT, its whole array
+   becomes text, and steps 2 and 3 are done again without such arrays. These are rare, and the alternative, removing
+   elements from finished Arrow arrays, would need a codec of its own.
 
-Syntax: ``array_out`` in ``src/backend/utils/adt/arrayfuncs.c``. The delimiter of every native element type is
-a comma. An element is quoted where it is empty, is the word NULL, or holds a brace, comma, quote, backslash
-or space.
+The syntax is that of ``array_out`` in ``src/backend/utils/adt/arrayfuncs.c``. The delimiter of every native element
+type is a comma. An element is quoted if it is empty, is the word NULL, or holds a brace, comma, quote, backslash or
+space.
 """
 
 # Kernels are typed by their numba signatures.
@@ -51,9 +51,9 @@ def _is_null(payload, p, end):
 
 @njit
 def _elements(payload, p, end, write, out, o, starts, lengths, e):
-    """Walk one array; with ``write``, put its elements into out from o and their places from e.
+    """Walk one array. With ``write``, put its elements into out from o on, and their positions and lengths from e on.
 
-    Returns (count or a code, bytes of the elements).
+    Returns (count or a code, the position in out behind the elements).
     """
     if end - p < 2:
         return _BAD, o
@@ -119,7 +119,8 @@ def _elements(payload, p, end, write, out, o, starts, lengths, e):
 
 @njit(types.int64(_U8R, _I32, _I32, types.int64[::1]), cache=True, nogil=True)
 def _measure(payload, start, length, counts):
-    """counts = elements, their bytes, arrays newly marked TEXT; the first bad row, or -1."""
+    """Fill counts with the number of elements, their bytes, and the arrays newly marked TEXT. Returns the first bad
+    row, or -1."""
     none8 = np.empty(0, np.uint8)
     none32 = np.empty(0, np.int32)
     elements = np.int64(0)
@@ -146,7 +147,7 @@ def _measure(payload, start, length, counts):
 
 @njit(types.void(_U8R, _I32, _I32, types.uint8[::1], _I32, _I32, _I32), cache=True, nogil=True)
 def _split(payload, start, length, out, offsets, starts, lengths):
-    """Write the elements of all arrays that have a value; offsets: int32[n + 1] counts elements."""
+    """Write the elements of all arrays that have a value; ``offsets: int32[n + 1]`` counts elements."""
     o = np.int64(0)
     e = np.int64(0)
     offsets[0] = 0
@@ -162,7 +163,8 @@ def _split(payload, start, length, out, offsets, starts, lengths):
 def array(values: Values, arrow: pa.ListType, decode_elements: Callable[[Values], pa.Array]) -> pa.Array:
     """list<element>; marks arrays that a list of that element cannot hold as TEXT.
 
-    ``decode_elements`` decodes a Values of the elements, marking it. Raises BadValue (with the array's row).
+    ``decode_elements`` decodes a Values of the elements, and marks misfits in it. Raises BadValue (with the array's
+    row).
     """
     counts = np.empty(3, np.int64)
     while True:

@@ -1,8 +1,8 @@
 """bytea in hex (``bytea_output=hex``, which the reader's session sets) to binary, and floats by Arrow's cast.
 
-Hex is decoded from the payload into the output buffer, with no text in between. Floats are the one type whose
-text is gathered and given to ``pyarrow.compute.cast``: a correctly rounded parser is not a page of code,
-and Arrow's (fast_float) takes 36 ns a value, gathering included.
+Hex is decoded from the payload into the output buffer, with no text in between. Floats are the only type whose text is
+gathered and given to ``pyarrow.compute.cast``: a correctly rounded parser is more than a page of code, and Arrow's
+(fast_float) takes 36 ns a value, gathering included.
 """
 
 # Kernels are typed by their numba signatures.
@@ -38,7 +38,7 @@ def _nibble(byte):
 
 @njit(types.int64(_U8R, _I32, _I32, types.int32[::1], types.uint8[::1]), cache=True, nogil=True)
 def _unhex(payload, start, length, offsets, out):
-    """Decode the values one behind the other into out; the first bad row, or -1."""
+    """Decode the values one after the other into out. Returns the first bad row, or -1."""
     o = np.int64(0)
     offsets[0] = 0
     for i in range(len(start)):
@@ -61,7 +61,7 @@ def _unhex(payload, start, length, offsets, out):
 def bytea(values: Values) -> pa.Array:
     """binary. Raises BadValue."""
     n = len(values)
-    # Every value loses its two bytes of prefix; one that has none is found bad before it is written.
+    # Every value loses its two bytes of prefix. A value without the prefix is found bad before it is written.
     size = values.n_bytes // 2
     check_offsets(size)
     offsets = np.empty(n + 1, np.int32)

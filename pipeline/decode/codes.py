@@ -1,7 +1,7 @@
 """The numbers that kernels and Python agree on.
 
-**A number here never changes its meaning**: append, do not renumber. Numba compiles globals in as constants,
-and its cache on disk notices a change of the kernel's own file only, so a kernel compiled before the change
+**A number here never changes its meaning**: append, do not renumber. Numba compiles globals into kernels as constants,
+and its cache on disk only notices a change of the kernel's own file. So a kernel that was compiled before the change
 would go on with the old numbers. (Enums were rejected: numba resolves each member at compile time, slowly.)
 """
 
@@ -12,7 +12,7 @@ from typing import Final
 HEADER: Final = 25
 """Bytes of a CopyData ``w`` header: the byte 'w', start LSN, end LSN, time."""
 
-# What the kernels of `scan` return instead of a number of rows.
+# Codes that the kernels of `scan` return instead of a number of rows.
 MALFORMED: Final = -1
 """The message is shorter or longer than its content, or a count in it is impossible."""
 BAD_HEADER: Final = -2
@@ -23,7 +23,7 @@ COLUMN_COUNT: Final = -5
 UNKNOWN_TAG: Final = -6
 """A tuple tag that its message may not have."""
 UNKNOWN_KIND: Final = -7
-"""The kind of a value is none of n, u, t, b."""
+"""The kind of a value is not n, u, t or b."""
 BINARY: Final = -8
 OUTSIDE: Final = -9
 """A row, origin, commit or transactional message outside B..C."""
@@ -37,9 +37,9 @@ BAD_FLAGS: Final = -14
 FOREIGN_XID: Final = -15
 """A logical message in a streamed block names another top-level transaction."""
 TOO_MANY: Final = -16
-"""More rows than `measure` counted: cannot happen, and must not write out of bounds if it does."""
+"""More rows than `measure` counted. This cannot happen; if it does, the kernel must not write out of bounds."""
 
-# `form` of a row: which tuple it has.
+# The `form` of a row says which tuple it has.
 NEW: Final = 0
 NEW_AFTER_OLD: Final = 1
 """A new tuple whose old tuple is the row before it."""
@@ -64,10 +64,10 @@ TX_XID, TX_COMMIT_LSN, TX_END_LSN, TX_TIMESTAMP, TX_ORIGIN_START, TX_ORIGIN_LENG
 ERROR_MESSAGE, ERROR_RELATION, ERROR_DETAIL = range(3)
 """Index of the message; index of the relation or the relid; column, column count or byte."""
 
-# `length` of a value where it is not a number of bytes.
+# Values of `length` that are not a number of bytes.
 NULL: Final = -1
 """SQL NULL, or absent from a key-only tuple."""
 UNCHANGED: Final = -2
 """Unchanged TOAST that no old tuple fills."""
 TEXT: Final = -4
-"""At or below: a value of TEXT - length bytes that the native type cannot hold."""
+"""A length of TEXT or below marks a value of TEXT - length bytes that the native type cannot hold."""

@@ -1,13 +1,13 @@
 """Dates and timestamps: PostgreSQL's ISO text (``datestyle=ISO``) to days or microseconds since 1970.
 
-Native are the years 1 to 9999, the range that Spark, Python and Parquet readers share. The infinities, BC and
-later years stay text; so does a timestamptz that its offset moves out of that range. (The session's time zone
-is UTC, so the offset is ``+00``; ``+HH[:MM[:SS]]`` is read all the same.)
+The years 1 to 9999 become native values; that is the range that Spark, Python and Parquet readers share. The
+infinities, BC and later years stay text, and so does a timestamptz whose offset moves it out of that range. (The
+session's time zone is UTC, so the offset is ``+00``; ``+HH[:MM[:SS]]`` is read all the same.)
 
-``pyarrow.compute.cast`` takes as long (42 ns a value against 44), but reads neither ``+00`` nor tells BC from
-an error.
+``pyarrow.compute.cast`` takes as long (42 ns a value, here 44), but it does not read ``+00``, and it does not tell BC
+from an error.
 
-Calendar: proleptic Gregorian, as ``date2j`` in ``src/backend/utils/adt/datetime.c``; text as
+The calendar is proleptic Gregorian, as in ``date2j`` in ``src/backend/utils/adt/datetime.c``. The text is that of
 ``EncodeDateTime`` there.
 """
 
@@ -63,7 +63,7 @@ def _is_infinity(payload, p, end):
 
 @njit
 def _one(payload, p, end, has_time, has_zone):
-    """Days (or microseconds) since 1970 of one value, _MISFIT or _BAD."""
+    """One value as days (or microseconds) since 1970, or _MISFIT, or _BAD."""
     if end - p < 8:
         return _BAD
     if _is_infinity(payload, p, end):
@@ -134,7 +134,7 @@ def _one(payload, p, end, has_time, has_zone):
         return _BAD
     if bc or year > 9999:
         return _MISFIT
-    # Days from civil: years counted from March, in eras of 400.
+    # The "days from civil" algorithm: years begin in March, in eras of 400 years.
     y = year - 1 if month <= 2 else year
     era = y // 400
     of_era = y - era * 400
@@ -154,7 +154,8 @@ def _one(payload, p, end, has_time, has_zone):
     nogil=True,
 )
 def _datetimes(payload, start, length, has_time, has_zone, out, counts):
-    """Parse into out (0 where missing); misfits are marked TEXT and counted. The first bad row, or -1."""
+    """Parse into out (0 for a missing value). Marks values that do not fit as TEXT, and counts them. Returns the first
+    bad row, or -1."""
     misfits = 0
     for i in range(len(start)):
         out[i] = 0
@@ -185,15 +186,15 @@ def _parse(values: Values, arrow: pa.DataType, *, has_time: bool, has_zone: bool
 
 
 def date(values: Values) -> pa.Array:
-    """date32; marks what it cannot hold as TEXT. Raises BadValue."""
+    """date32; marks values that it cannot hold as TEXT. Raises BadValue."""
     return _parse(values, pa.date32(), has_time=False, has_zone=False)
 
 
 def timestamp(values: Values) -> pa.Array:
-    """timestamp[us] without zone; marks what it cannot hold as TEXT. Raises BadValue."""
+    """timestamp[us] without zone; marks values that it cannot hold as TEXT. Raises BadValue."""
     return _parse(values, pa.timestamp("us"), has_time=True, has_zone=False)
 
 
 def timestamptz(values: Values) -> pa.Array:
-    """timestamp[us, UTC]; marks what it cannot hold as TEXT. Raises BadValue."""
+    """timestamp[us, UTC]; marks values that it cannot hold as TEXT. Raises BadValue."""
     return _parse(values, pa.timestamp("us", tz="UTC"), has_time=True, has_zone=True)

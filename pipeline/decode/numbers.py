@@ -1,11 +1,11 @@
 """Booleans, integers and decimals: text parsed in place, without gathering it first.
 
-Accepted is what PostgreSQL's output functions print (``int8out``, ``numeric_out``, ``boolout``): an optional
-minus and digits, for numerics one point. Anything else is a BadValue, except where it is a valid numeric that
-its precision cannot hold (NaN, the infinities, more digits than the modifier admits): that stays text.
+The kernels accept what PostgreSQL's output functions print (``int8out``, ``numeric_out``, ``boolout``): an optional
+minus and digits, and for numerics one point. A valid numeric that its precision cannot hold (NaN, the infinities, more
+digits than the modifier admits) stays text. Anything else is a BadValue.
 
-``pyarrow.compute.cast`` was measured beside these: it needs the gathered strings first (int4 29 ns a value
-against 18, numeric(12,2) 42 against 18), and it accepts forms that the server never sends.
+``pyarrow.compute.cast`` was measured and rejected. It needs the gathered strings first (int4 takes 29 ns a value and
+not 18, numeric(12,2) 42 and not 18), and it accepts forms that the server never sends.
 """
 
 # Kernels are typed by their numba signatures.
@@ -27,7 +27,7 @@ _I32 = types.int32[::1]
 
 @njit(types.int64(_U8R, _I32, _I32, types.uint8[::1]), cache=True, nogil=True)
 def _booleans(payload, start, length, out):
-    """t and f to 1 and 0 (0 where missing); returns the first bad row, or -1."""
+    """Write t as 1 and f as 0 (0 for a missing value). Returns the first bad row, or -1."""
     for i in range(len(start)):
         out[i] = 0
         if length[i] >= 0:
@@ -41,7 +41,7 @@ def _booleans(payload, start, length, out):
 
 @njit(types.int64(_U8R, _I32, _I32, types.uint64, types.int64[::1]), cache=True, nogil=True)
 def _integers(payload, start, length, limit, out):
-    """Parse into out (0 where missing), limit being the type's greatest value; the first bad row, or -1."""
+    """Parse into out (0 for a missing value); limit is the type's greatest value. Returns the first bad row, or -1."""
     for i in range(len(start)):
         size = np.int64(length[i])
         if size < 0:
@@ -74,9 +74,9 @@ def _integers(payload, start, length, limit, out):
     nogil=True,
 )
 def _decimals(payload, start, length, precision, scale, out, counts):
-    """Parse into out: int64[2 n], little endian two's complement halves; misfits are marked TEXT.
+    """Parse into out: int64[2 n], little endian two's complement halves. Values that do not fit are marked TEXT.
 
-    counts[0] receives their number. Returns the first bad row, or -1.
+    counts[0] receives the number of those. Returns the first bad row, or -1.
     """
     mask = np.int64(0xFFFFFFFF)
     misfits = 0
@@ -111,7 +111,7 @@ def _decimals(payload, start, length, precision, scale, out, counts):
             length[i] = TEXT - size
             misfits += 1
             continue
-        # Up to 18 digits in one number, the rest in four limbs of 32 bits, each in an int64.
+        # Up to 18 digits fit in one number. A longer value is in four limbs of 32 bits, each in an int64.
         low = np.int64(0)
         l0 = np.int64(0)
         l1 = np.int64(0)
@@ -208,7 +208,7 @@ def integer(values: Values, arrow: pa.DataType) -> pa.Array:
 
 
 def decimal(values: Values, arrow: pa.Decimal128Type) -> pa.Array:
-    """decimal128(p, s); marks NaN, infinities and what p and s cannot hold as TEXT. Raises BadValue."""
+    """decimal128(p, s); marks NaN, infinities and values that p and s cannot hold as TEXT. Raises BadValue."""
     out = np.empty(2 * len(values), np.int64)
     misfits = np.zeros(1, np.int64)
     bad = _decimals(values.payload, values.start, values.length, arrow.precision, arrow.scale, out, misfits)

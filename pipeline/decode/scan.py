@@ -1,23 +1,23 @@
-"""Where the rows of a block are: the one pass over its messages that checks everything.
+"""Finds the rows of a block, in the one pass over its messages that checks everything.
 
-Two kernels. ``measure`` looks at the first bytes of each message and says how many rows, transactions and
+There are two kernels. ``measure`` looks at the first bytes of each message and says how many rows, transactions and
 logical messages the block can hold, so that Python allocates exactly. ``scan`` then reads every byte that
 has a structural meaning: the CopyData header, the type, relids, tuple tags, the kind and length of every
-value, and in plain blocks the grammar B [O] (I U D T M)* C. It checks each read against the message's end
-and that the message ends where its last value ends. What comes after it (``columns``, the codecs) relies on
-that: numba does not check array bounds, so **no later kernel may read a place that ``scan`` has not passed**.
+value, and in plain blocks the grammar B [O] (I U D T M)* C. It checks each read against the message's end, and it
+checks that the message ends where its last value ends. The later steps (``columns``, the codecs) rely on that. numba
+does not check array bounds, so **no later kernel may read a place that ``scan`` has not passed**.
 
-``scan`` does not store where values are, only where each row's tuple begins: 4 bytes a row rather than 8 a
+``scan`` does not store where values are, only where each row's tuple begins. That takes 4 bytes a row and not 8 a
 value, which for a row of many nulls would be eight times the block. The column passes advance that cursor.
 
-A kernel cannot raise with context, so it returns a code and writes where it stopped; ``faults`` turns
-that into an exception. Wire layouts: PostgreSQL's manual, "Logical Replication Message Formats", and
+A kernel cannot raise with context, so it returns a code and writes where it stopped. ``bad_values`` turns that into an
+exception. Wire layouts: PostgreSQL's manual, "Logical Replication Message Formats", and
 ``src/backend/replication/logical/proto.c``.
 
-Each kernel module holds the helpers it calls: numba's cache on disk follows the kernel's own file only, and
-a helper changed in another file would leave a stale kernel in use. Signatures are explicit, because the
-arrays from a zero-copy object store are read-only, a distinct type to numba: a kernel declared for
-read-only arrays takes both, one declared lazily would be compiled twice.
+Each kernel module holds the helpers it calls: numba's cache on disk only follows the kernel's own file, and a helper
+that changed in another file would leave a stale kernel in use. Signatures are explicit, because arrays from a zero-copy
+object store are read-only, which is a distinct type to numba. A kernel declared for read-only arrays takes both kinds;
+a kernel declared lazily would be compiled twice.
 """
 
 # Kernels are typed by their numba signatures.
@@ -53,7 +53,7 @@ def _be64(payload, p):
 
 @njit
 def _terminator(payload, p, end):
-    """The place of the NUL byte at or after p, or -1."""
+    """The position of the first NUL byte at or after p, or -1."""
     while p < end:
         if payload[p] == 0:
             return p
@@ -65,8 +65,8 @@ def _terminator(payload, p, end):
 def measure(payload, lengths, streamed, counts, error):
     """Fill ``counts: int64[3]`` with upper bounds of rows, transactions and logical messages.
 
-    Returns 0, or a code with ``error`` filled. Checks that every message has a header, a type byte and its
-    place inside the payload.
+    Returns 0, or a code with ``error`` filled. Checks that every message has a header and a type byte, and that it
+    lies inside the payload.
     """
     skip = codes.HEADER + (5 if streamed else 1)
     rows = 0
@@ -119,7 +119,7 @@ def _find(relids, relid):
 
 @njit
 def _walk(payload, p, end, n_columns, error):
-    """Pass over one TupleData from its column count; the place behind it, or a code."""
+    """Pass over one TupleData from its column count on. Returns the position behind it, or a code."""
     if p + 2 > end:
         return codes.MALFORMED
     n = (np.int64(payload[p]) << 8) | np.int64(payload[p + 1])
@@ -162,12 +162,12 @@ def scan(
     transactions, logical, error,
 ):
     # fmt: on
-    """Check the block and find its rows; returns their number, or a code with ``error`` filled.
+    """Check the block and find its rows. Returns their number, or a code with ``error`` filled.
 
-    ``relids`` (sorted) and ``n_columns``: one entry per relation. Per row, in stream order, are written:
-    ``change`` (rows.CHANGE_TYPES), ``form`` (codes.NEW ...), ``relation`` (index in relids), ``owner``
-    (subxid, 0 when not streamed; in a plain block the transaction's index), ``ordinal``, ``cursor`` (place of
-    the first value) and ``message`` (index). ``plain`` chooses the grammar, ``streamed`` the Int32 xid.
+    ``relids`` (sorted) and ``n_columns`` have one entry per relation. ``plain`` chooses the grammar; ``streamed`` says
+    that messages have an Int32 xid. For each row, in stream order, the kernel writes ``change`` (rows.CHANGE_TYPES),
+    ``form`` (codes.NEW ...), ``relation`` (index in relids), ``owner`` (subxid, 0 when not streamed; in a plain block
+    the transaction's index), ``ordinal``, ``cursor`` (position of the first value) and ``message`` (index).
     """
     n_rows = 0
     n_transactions = 0

@@ -1,8 +1,8 @@
 """The two internal columns that are nearly always null: ``unchanged`` and ``text``.
 
-While columns are decoded, only the row indexes of exceptions are collected, per column. At the end the parts
-are put in row order (a stable sort keeps wire order within a row) and become one list or map column. A batch
-without exceptions pays for a column of nulls and nothing else.
+While columns are decoded, only the row indexes of exceptions are collected, for each column. At the end these parts are
+put in row order (a stable sort keeps wire order within a row) and become one list or map column. A batch without
+exceptions only pays for a column of nulls.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ class Sparse:
         self._texts.append(texts)
 
     def unchanged(self) -> pa.Array:
-        """list<string>[n_rows]: null where the server sent all columns."""
+        """list<string>[n_rows]: null for a row of which the server sent all columns."""
         if not self._unchanged:
             return pa.nulls(self._n_rows, _UNCHANGED_TYPE)
         names, _, buffers, n_null = self._order(self._unchanged)
         return pa.Array.from_buffers(_UNCHANGED_TYPE, self._n_rows, buffers, n_null, children=[names])
 
     def text(self) -> pa.Array:
-        """map<string, string>[n_rows]: null where every value has its native type."""
+        """map<string, string>[n_rows]: null for a row whose values all have their native types."""
         if not self._text:
             return pa.nulls(self._n_rows, _TEXT_TYPE)
         names, order, buffers, n_null = self._order(self._text)
@@ -60,7 +60,7 @@ class Sparse:
         return pa.Array.from_buffers(_TEXT_TYPE, self._n_rows, buffers, n_null, children=[entries])
 
     def _order(self, parts: Sequence[tuple[str, Rows]]) -> tuple[pa.Array, Rows, list[pa.Buffer], int]:
-        """Names in row order, the permutation that orders, validity and offsets, the null count."""
+        """The names in row order, the permutation to it, the buffers of validity and offsets, the number of nulls."""
         rows = np.concatenate([rows for _, rows in parts])
         which = np.repeat(np.arange(len(parts)), [len(rows) for _, rows in parts])
         order = np.argsort(rows, kind="stable")

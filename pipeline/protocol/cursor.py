@@ -1,11 +1,11 @@
 """A checked walk through one message of variable length.
 
-Its job is that no step leaves the message: each one compares what it needs with what is left before it reads
-or allocates, and raises MalformedMessage with the message's type, the LSN and the field's name. ``parser``
-states the layouts in terms of these steps and has no bounds to mind.
+No step may leave the message. Each step compares the bytes it needs with the bytes that are left, before it reads
+or allocates. It raises MalformedMessage with the message's type, the LSN and the field's name. ``parser`` describes the
+layouts with these steps and need not check any bounds.
 
-The names of fields are passed as they are read, which costs nothing on success and makes the error say
-where the bytes went wrong; the bytes themselves are never quoted, beyond one structural byte.
+Each step takes the name of its field. That costs nothing on success, and an error says where the bytes went wrong. The
+bytes themselves are never quoted, except for one structural byte.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from xidstream.pipeline.protocol.messages import ColumnKind, MessageType, TupleC
 
 Buffer = bytes | memoryview
 
-# An unsigned field of the wire is in range by its width, so the checks of Lsn() and Xid() are left out.
+# An unsigned field of the wire is in range because of its width, so the checks of Lsn() and Xid() are left out.
 lsn_of: Final[Callable[[int], Lsn]] = partial(int.__new__, Lsn)
 xid_of: Final[Callable[[int], Xid]] = partial(int.__new__, Xid)
 
@@ -40,7 +40,7 @@ def malformed(title: str, lsn: Lsn, what: str) -> MalformedMessage:
 
 
 class Cursor:
-    """A place in one message of variable length; every step is checked against the message's end."""
+    """A position in one message of variable length. Every step is checked against the message's end."""
 
     __slots__ = ("_data", "_end", "_lsn", "_place", "_title")
 
@@ -113,7 +113,7 @@ class Cursor:
         return self._data[start:end]
 
     def _find_zero(self, start: int) -> int:
-        # A memoryview cannot search, and copying it whole for one name could copy a gigabyte.
+        # A memoryview cannot search, and copying all of it for one name could copy a gigabyte.
         while start < self._end:
             found = bytes(self._data[start : start + _NAME_CHUNK]).find(b"\0")
             if found >= 0:
@@ -130,7 +130,7 @@ class Cursor:
         return bytes(self._data[start : start + n_bytes])
 
     def count(self, smallest: int, what: str) -> int:
-        """An Int16 number of items of at least ``smallest`` bytes each, which must fit in what is left."""
+        """An Int16 number of items of at least ``smallest`` bytes each. They must fit in the rest of the message."""
         n = self.fields(_I16, f"the number of {what}")[0]
         if n < 0 or n * smallest > self.remaining:
             raise self.malformed(f"{n} {what} in {self.remaining} bytes")

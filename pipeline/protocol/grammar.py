@@ -1,29 +1,30 @@
-"""Which message may come where: the order of pgoutput as a table, plus what the open streams remember.
+"""The order of pgoutput's messages: a table of states and types, and rules about the open streams.
 
-``TRANSITIONS`` says for each state which types may arrive and where they lead; a type that is not in the row
-is illegal. Beside the table there are the rules about xids, which no table can hold:
+``TRANSITIONS`` says for each state which types may arrive and to which state they lead. A type that is not in the row
+is illegal. A table cannot hold the rules about xids, so these are in code:
 
-- S(first) opens a stream that is not open, S(not first) continues one that is;
-- c and p end a stream that is open; A with subxid = xid discards one; A of a subtransaction, or of an xid
-  never seen, changes nothing (a server may send it, PostgreSQL 18 even to clients of protocol 1);
-- P names the xid of its b, and where it comes without a b (PostgreSQL 18 sends it so for a transaction that
-  only locked rows, which left nothing to decode), an xid that is not an open stream; so do B and b;
-- O comes at most once, and in a stream only in its first block;
-- K and r are legal whatever is open. An open stream of that xid ends with them: a prepared transaction that
-  we acknowledged stays in the server's reorder buffer, and memory pressure after a restart may stream it once
-  more before only K or r follows (``DecodePrepare``, ``ReorderBufferSkipPrepare``,
-  ``ReorderBufferFinishPrepared``). Whoever holds the prepared transaction drops the repetition.
+- S(first) opens a stream that is not open. S(not first) continues a stream that is open.
+- c and p end a stream that is open. A with subxid = xid discards one. A of a subtransaction, or of an xid that was
+  never seen, changes nothing (a server may send it, PostgreSQL 18 even to clients of protocol 1).
+- P names the xid of its b. P may come without a b: PostgreSQL 18 sends it so for a transaction that only locked rows,
+  which left nothing to decode. Then its xid is not that of an open stream. The xids of B and b are not those of an open
+  stream either.
+- O comes at most once, and in a stream only in its first block.
+- K and r are always legal. An open stream of that xid ends with them. The reason: a prepared transaction that we
+  acknowledged stays in the server's reorder buffer. Memory pressure after a restart may stream it once more, before
+  only K or r follows (``DecodePrepare``, ``ReorderBufferSkipPrepare``, ``ReorderBufferFinishPrepared``). The holder of
+  the prepared transaction drops the repetition.
 
-An illegal message raises IllegalTransition with the story (state, what came, LSN, xid, the control messages
-before it) and changes nothing.
+An illegal message raises IllegalTransition and changes nothing. The error tells the story: the state, the message, its
+LSN and xid, and the control messages before it.
 
-The caller is the cutter: it calls ``on_control`` for B, C, S, E, c, A, b, P, K, r, p and passes row messages
-(I, U, D, T, R, Y, transactional M) without any call as long as ``state`` is not ``OUTSIDE``. ``step`` takes
-any parsed message and checks all rules; tests, tools and simulations use it. One Grammar lives as long as one
-connection, because after a reconnect the server starts every stream anew (fact 24).
+The cutter calls ``on_control`` for B, C, S, E, c, A, b, P, K, r, p. It passes row messages (I, U, D, T, R, Y,
+transactional M) without any call as long as ``state`` is not ``OUTSIDE``. ``step`` takes any parsed message and checks
+all rules; tests, tools and simulations use it. A Grammar lives as long as its connection, because after a reconnect the
+server starts every stream anew (fact 24).
 
-Considered: checking rows here as well (a call per row is most of what the reader can spend on one), and
-treating an unknown A as a violation (the server does send it).
+Rejected: checking rows here as well, because one call is most of what the reader can spend on a row; and treating an
+unknown A as a violation, because the server does send it.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ _M = MessageType
 
 
 class State(enum.Enum):
-    """Where in the stream the next message stands."""
+    """Where in the stream the next message is."""
 
     OUTSIDE = "outside of any transaction"
     IN_TRANSACTION = "between BEGIN and COMMIT"
@@ -57,7 +58,7 @@ class State(enum.Enum):
 
 
 def _staying(state: State) -> dict[int, State]:
-    """What may come anywhere within a transaction and does not end it."""
+    """The types that may come anywhere within a transaction and do not end it."""
     kinds = (_M.ORIGIN, _M.RELATION, _M.TYPE, _M.INSERT, _M.UPDATE, _M.DELETE, _M.TRUNCATE, _M.MESSAGE)
     return dict.fromkeys(kinds, state)
 
@@ -73,7 +74,7 @@ TRANSITIONS: Final[Mapping[State, Mapping[int, State]]] = {
         _M.PREPARE: State.OUTSIDE,
         _M.COMMIT_PREPARED: State.OUTSIDE,
         _M.ROLLBACK_PREPARED: State.OUTSIDE,
-        _M.MESSAGE: State.OUTSIDE,  # one that is not transactional: only ``step`` can see that
+        _M.MESSAGE: State.OUTSIDE,  # legal only if it is not transactional, which only ``step`` checks
     },
     State.IN_TRANSACTION: {**_staying(State.IN_TRANSACTION), _M.COMMIT: State.OUTSIDE},
     State.IN_PREPARE: {**_staying(State.IN_PREPARE), _M.PREPARE: State.OUTSIDE},
@@ -96,21 +97,21 @@ class Grammar:
     def __init__(self) -> None:
         self.state = State.OUTSIDE
         self.xid: Xid | None = None
-        """Of the transaction or stream block that we are in, as far as the caller said."""
+        """The xid of the present transaction or stream block, if the caller gave it."""
         self._moves = TRANSITIONS[State.OUTSIDE]
         self._open: dict[Xid, Lsn] = {}
         self.open_streams: Mapping[Xid, Lsn] = MappingProxyType(self._open)
-        """Top-level xid -> LSN at which its first block started."""
+        """Top-level xid -> the LSN at which its first block started."""
         self._origin_allowed = False
         self._story: deque[tuple[int, Xid | None, Lsn]] = deque(maxlen=_STORY_LENGTH)
 
     def step(self, message: Message, lsn: Lsn = INVALID_LSN) -> State:
-        """Take any message. Raises IllegalTransition, and then nothing has changed."""
+        """Take any message, and return the new state. Raises IllegalTransition; then nothing has changed."""
         if isinstance(message, LogicalMessage):
             if message.transactional and self.state is State.OUTSIDE:
                 raise self._illegal(message.type, message.xid, lsn, "it is transactional")
             return self.state
-        # Of row messages the xid is the subtransaction's, which no rule here is about.
+        # The xid of a row message is the subtransaction's. No rule here is about that.
         xid = None if message.type in TRANSITIONS[State.IN_STREAM] else getattr(message, "xid", None)
         first = message.first_segment if isinstance(message, StreamStart) else None
         subxid = message.subxid if isinstance(message, StreamAbort) else None
@@ -127,9 +128,9 @@ class Grammar:
     ) -> State:
         """Take a message by its type byte and return the new state.
 
-        ``xid``: top-level, needed for S, c, A, p, b, P, K, r; for B it may be left out, and then its rule is
-        not checked. ``first`` is needed for S and ``subxid`` for A. Raises IllegalTransition, and then
-        nothing has changed; UsageError where something needed is missing.
+        ``xid`` is the top-level xid. It is needed for S, c, A, p, b, P, K, r. It may be left out for B; then B's rule
+        is not checked. ``first`` is needed for S, and ``subxid`` for A. Raises IllegalTransition; then nothing has
+        changed. Raises UsageError if a needed argument is missing.
         """
         state = self._moves.get(kind)
         if state is None:
@@ -157,7 +158,7 @@ class Grammar:
     def _check_xid(
         self, kind: int, xid: Xid | None, first: bool | None, subxid: Xid | None, lsn: Lsn
     ) -> None:
-        """The rules beside the table; raises or returns, and changes nothing."""
+        """Check the rules that are not in the table. Raises or returns, and changes nothing."""
         if kind == _M.ORIGIN:
             if not self._origin_allowed:
                 raise self._illegal(kind, xid, lsn, "an origin comes once, at the start of its transaction")

@@ -1,16 +1,17 @@
-"""CopyData messages one behind the other in one array, as Python and a compiled loop both append them.
+"""CopyData messages one after the other in one array. Python and a compiled loop both append to it.
 
-``feed`` in ``pipeline.stream`` appends what needs a look; ``CopyLoop`` in ``pipeline.slot`` appends the messages that
-need none, straight from libpq, as long as ``TRANSITIONS`` says so: rows, and the BEGIN and COMMIT of small
-transactions. Neither package imports the other, so what they share is here: the arrays, the sums, and the table.
+``feed`` in ``pipeline.stream`` appends messages that Python must look at. ``CopyLoop`` in ``pipeline.slot`` appends all
+others straight from libpq, as long as ``TRANSITIONS`` allows it: rows, and the BEGIN and COMMIT of small transactions.
+Neither package imports the other, so the things that they share are here: the arrays, the sums, and the table.
 
 Invariants: the first ``n_messages`` of ``lengths`` sum up to ``n_bytes``, and the first ``n_bytes`` of ``payload`` are
-those messages, each with its 25-byte XLogData header. What is ``whole`` ends behind a COMMIT, or a message between
-transactions. An appender that finds no room changes nothing; ``append`` alone makes room.
+those messages, each with its 25-byte XLogData header. The ``whole`` part ends behind a COMMIT, or behind a message
+between transactions. An appender that finds no room changes nothing; only ``append`` makes room.
 
-Arrays come from ``Spares``, and whoever has copied what ``take`` gave away may give them back there.
+Arrays come from ``Spares``. A caller that has copied the arrays from ``take`` may give them back there.
 
-Rejected: a list of bytes, joined when a block is cut, which is a Python object and a second copy for each row.
+Rejected: a list of bytes that is joined when a block is cut. It would cost a Python object and a second copy for each
+row.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import numpy.typing as npt
 from xidstream.pipeline.protocol.spares import Spares
 
 HEADER_BYTES: Final = 25
-"""Of XLogData: 'w', Int64 start, Int64 end, Int64 send time."""
+"""The header of XLogData: 'w', Int64 start, Int64 end, Int64 send time."""
 
 OUTSIDE: Final = 0
 """Between transactions, or in one that is read message by message."""
@@ -33,7 +34,7 @@ IN_PLAIN: Final = 1
 IN_ROWS: Final = 2
 """In a stream block, or in a transaction that is gathered by itself."""
 LOOK: Final = 255
-"""The message must be looked at: it is not for a compiled loop."""
+"""Python must look at the message; it is not for a compiled loop."""
 
 
 def _transitions() -> npt.NDArray[np.uint8]:
@@ -49,7 +50,7 @@ def _transitions() -> npt.NDArray[np.uint8]:
 TRANSITIONS: Final = _transitions()
 """``uint8[3, 256]``: the mode that a message type leads to, by mode and type; ``LOOK`` for all others."""
 
-# The places in ``sums``.
+# The indexes in ``sums``.
 MODE: Final = 0
 N_BYTES: Final = 1
 N_MESSAGES: Final = 2
@@ -63,8 +64,9 @@ _N_SUMS: Final = 8
 _Item = TypeVar("_Item", np.uint8, np.int32)
 
 _FIRST_BYTES: Final = 128 << 10
-"""From this size on the C library maps memory by itself (``actors.runtime.allocator``). What is never touched then
-takes no memory. What is given away leaves no hole in the heap, however many transactions are open."""
+"""From this size on the C library maps each array separately (``actors.runtime.allocator``). Pages that are never
+touched then take no memory. An array that is given away leaves no hole in the heap, however many transactions are
+open."""
 _FIRST_MESSAGES: Final = 1024
 _FAST_GROWTH_BYTES: Final = 512 << 10
 _MOST_NEXT_BYTES: Final = 256 << 20
@@ -81,7 +83,7 @@ class Outcome(enum.IntEnum):
     FULL = 1
     """``limit_bytes`` are reached."""
     MESSAGE = 2
-    """One came that is not for the loop, or has no room."""
+    """A message came that is not for the loop, or for which there is no room."""
     ENDED = 3
     """The server ended COPY."""
     FAILED = 4
@@ -89,9 +91,10 @@ class Outcome(enum.IntEnum):
 
 
 class MessageBuffer:
-    """``payload: uint8[capacity]``, ``lengths: int32[capacity]``, ``sums: int64[8]`` (places above): all writable.
+    """``payload: uint8[capacity]``, ``lengths: int32[capacity]``, ``sums: int64[8]`` (indexes above): all writable.
 
-    Without a message it has no arrays before ``make_room``: what was given away last is often back by then."""
+    A buffer without messages has no arrays before ``make_room``, because the arrays that were given away last are often
+    back by then."""
 
     __slots__ = (
         "_lengths",
@@ -108,11 +111,11 @@ class MessageBuffer:
     def __init__(self, spares: Spares) -> None:
         self._spares = spares
         self.sums = np.zeros(_N_SUMS, np.int64)
-        self._sums = self.sums.data  # a memoryview's items are Python's own numbers, and twice as fast
+        self._sums = self.sums.data  # a memoryview returns Python's own numbers and is twice as fast
         self._start_anew(0, 0)
 
     def make_room(self) -> None:
-        """For the first messages, where there is none for any."""
+        """Make room for the first messages if there is no room yet."""
         if not len(self._payload):
             self._grow(1, 1)
 
@@ -134,7 +137,7 @@ class MessageBuffer:
 
     @property
     def n_transactions(self) -> int:
-        """Whole ones."""
+        """The number of whole transactions."""
         return int(self._sums[N_TRANSACTIONS])
 
     @property
@@ -146,7 +149,7 @@ class MessageBuffer:
         self._sums[MODE] = mode
 
     def append(self, data: bytes | memoryview) -> None:
-        """Take one message, making room where there is none."""
+        """Append one message; make room for it if there is none."""
         sums = self._sums
         at, i, n = sums[N_BYTES], sums[N_MESSAGES], len(data)
         if at + n > len(self._payload) or i >= len(self._lengths):
@@ -157,13 +160,13 @@ class MessageBuffer:
         sums[N_MESSAGES] = i + 1
 
     def end_transaction(self, commit: bytes | memoryview) -> None:
-        """With its COMMIT everything here is whole."""
+        """Append a COMMIT, after which everything here is whole."""
         self._sums[LAST_COMMIT_AT], self._sums[LAST_COMMIT_BYTES] = self.n_bytes, len(commit)
         self._sums[N_TRANSACTIONS] += 1
         self.add_whole(commit)
 
     def add_whole(self, data: bytes | memoryview) -> None:
-        """A message that is whole by itself, or makes all before it whole."""
+        """Append a message that is whole by itself, or that makes all messages before it whole."""
         self.append(data)
         self._sums[WHOLE_BYTES], self._sums[WHOLE_MESSAGES] = self.n_bytes, self.n_messages
 
@@ -172,27 +175,27 @@ class MessageBuffer:
         return bytes(self._payload[start : start + self._lengths[i]])
 
     def kinds(self, n: int) -> bytes:
-        """The pgoutput types of the first ``n`` messages, or of as many as there are."""
+        """The pgoutput types of the first ``n`` messages, or of all if there are fewer."""
         lengths = self.lengths[: min(n, self.n_messages)].astype(np.int64)
         return bytes(self.payload[np.cumsum(lengths) - lengths + HEADER_BYTES])
 
     @property
     def last_commit(self) -> bytes | None:
-        """The last COMMIT of the whole transactions; None where there is none."""
+        """The last COMMIT of the whole transactions; None if there is none."""
         if not self.n_transactions:
             return None
         at = self._sums[LAST_COMMIT_AT]
         return bytes(self._payload[at : at + self._sums[LAST_COMMIT_BYTES]])
 
     def take(self) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
-        """Give everything away, read-only; what comes next goes into arrays of its own."""
+        """Give all messages away, read-only. The next messages go into other arrays."""
         payload, lengths = self.payload, self.lengths
         n_bytes, n_messages = self.n_bytes, self.n_messages
         self._start_anew(n_bytes, n_messages)
         return _read_only(payload[:n_bytes]), _read_only(lengths[:n_messages])
 
     def take_whole(self) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
-        """Give the whole transactions away, as ``take`` does, and keep the beginning of the next."""
+        """Give the whole transactions away, as ``take`` does, and keep the beginning of the next one."""
         payload, lengths, mode = self.payload, self.lengths, self.mode
         n_bytes, n_messages = self.n_bytes, self.n_messages
         whole_bytes, whole_messages = self.whole_bytes, self.whole_messages
@@ -203,7 +206,7 @@ class MessageBuffer:
         return _read_only(payload[:whole_bytes]), _read_only(lengths[:whole_messages])
 
     def take_from(self, source: MessageBuffer, first: int) -> None:
-        """Move the messages of ``source`` from ``first`` on to this one, which is empty; those before are dropped."""
+        """Move the messages of ``source`` from ``first`` on into this buffer, which is empty. Drop the earlier ones."""
         at = int(source.lengths[:first].sum())
         self._grow(source.n_bytes - at, source.n_messages - first)
         self._fill(source.payload[at : source.n_bytes], source.lengths[first : source.n_messages])
@@ -217,8 +220,8 @@ class MessageBuffer:
         self._sums[N_BYTES], self._sums[N_MESSAGES] = len(payload), len(lengths)
 
     def _start_anew(self, n_bytes: int, n_messages: int) -> None:
-        """Soon with room for as much again: one huge row must not leave its room behind for good. Of few sizes, so that
-        what is given back fits what is asked for."""
+        """Start without arrays. The next ones will have room for as much again, so that one huge row does not leave its
+        room behind for good. There are few sizes, so that an array that was given back fits the next request."""
         self.sums[:] = 0
         self._next_bytes, self._next_messages = (
             _room(_FIRST_BYTES, min(n_bytes, _MOST_NEXT_BYTES)),
@@ -227,7 +230,7 @@ class MessageBuffer:
         self._use(_NO_PAYLOAD, _NO_LENGTHS)
 
     def _grow(self, n_bytes: int, n_messages: int) -> None:
-        """Each by itself: rows may be short or long."""
+        """Grow payload and lengths, each by itself, because rows may be short or long."""
         payload, lengths = self.payload, self.lengths
         if n_bytes > len(payload):
             self._use(self._spares.take(_room(len(payload) or self._next_bytes, n_bytes)), lengths)
@@ -246,7 +249,8 @@ class MessageBuffer:
 
 def _room(capacity: int, needed: int) -> int:
     while capacity < needed:
-        # Few copies on the way to a block; but not beyond it, where NumPy asks for huge pages, touched or not.
+        # Grow fast at first, for few copies on the way to a block. Grow slower beyond, where NumPy asks for huge
+        # pages, touched or not.
         capacity *= 4 if capacity <= _FAST_GROWTH_BYTES else 2
     return capacity
 

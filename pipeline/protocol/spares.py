@@ -1,19 +1,19 @@
-"""Arrays that were gathered in before, to be gathered in again.
+"""Keeps arrays that messages were gathered in, so that they are used again.
 
-A page of memory that is touched for the first time costs two microseconds here, as much as 4 kB of rows cost the reader
-otherwise. A block's bytes are copied when they are handed over, so its array may serve again. Large arrays get huge
-pages, and hardly matter; but many open transactions have small ones: with 32 of them the reader took 87,000 page
-faults for 2,000,000 rows.
+A page of memory that is touched for the first time costs two microseconds here. That is as much as 4 kB of rows cost
+the reader otherwise. A block's bytes are copied when the block is sent, so its array can be used again. Large arrays
+get huge pages and hardly matter. But many open transactions have small arrays: with 32 transactions the reader took
+87,000 page faults for 2,000,000 rows.
 
-Invariants: an array is with one owner, or here. What serves again may be touched to its end, however few rows are in
-it now, so it counts until it is gone for good: what is kept here and what was given out from here stay under
-``limit_bytes`` together, and the oldest that is kept goes first. Beyond that arrays are new ones, which take what is
-touched of them and no more.
+Invariants: an array has one owner, or it is kept here. An array that is used again may have been touched to its end,
+however few rows are in it now. So it counts until it is freed for good: arrays that are kept here and arrays that were
+given out again stay under ``limit_bytes`` together, and the oldest one that is kept goes first. Beyond the limit
+callers get new arrays, which only take the memory that is touched.
 
-``take`` and ``give`` may be called by any thread.
+Any thread may call ``take`` and ``give``.
 
-Rejected: one array for all, cut into pieces, which is an allocator of our own; huge pages for small arrays, of which
-a hundred open transactions would take a hundred times 2 MiB.
+Rejected: one array for all, cut into pieces, because that is an allocator of our own; huge pages for small arrays,
+because a hundred open transactions would take a hundred times 2 MiB.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 _SMALLEST_BYTES: Final = 128 << 10
-"""Below this the C library's heap serves as well."""
+"""Below this size the C library's heap is as good."""
 _LARGEST_RATIO: Final = 2
 
 Payload = npt.NDArray[np.uint8]
@@ -41,11 +41,11 @@ class Spares:
         self._held_bytes = 0
         self._kept: list[Payload] = []  # the oldest first
         self._out: dict[int, weakref.ref[Payload]] = {}
-        # An array may be freed, and ``_forget`` be called, in the middle of what is done under the lock.
+        # Reentrant: an array may be freed while this thread holds the lock, and that calls ``_forget``.
         self._lock = threading.RLock()
 
     def give(self, payload: Payload) -> None:
-        """The array that ``payload`` is a part of, whose owner will never look at it again."""
+        """Keep the array that ``payload`` is a part of. Its owner must never look at it again."""
         array: Any = payload if payload.base is None else payload.base
         if not isinstance(array, np.ndarray) or not _SMALLEST_BYTES <= len(array) <= self._limit_bytes:
             return
@@ -57,7 +57,7 @@ class Spares:
                 self._held_bytes -= len(self._kept.pop(0))
 
     def take(self, n_bytes: int) -> Payload:
-        """``uint8[n]`` with n >= ``n_bytes`` and any content: the smallest that fits, or a new one."""
+        """``uint8[n]`` with n >= ``n_bytes`` and any content: the smallest kept array that fits, or a new one."""
         with self._lock:
             fitting = [i for i, a in enumerate(self._kept) if n_bytes <= len(a) <= _LARGEST_RATIO * n_bytes]
             if fitting:
@@ -69,7 +69,7 @@ class Spares:
         return np.empty(n_bytes, np.uint8)
 
     def _forget(self, key: int, n_bytes: int, gone: weakref.ref[Payload]) -> None:
-        """One that was given out was dropped, and will not come back."""
+        """An array that was given out was freed, and will not come back."""
         with self._lock:
             if self._out.get(key) is gone:
                 del self._out[key]

@@ -1,12 +1,13 @@
-"""Removing what nobody will ask for again: segments of ended epochs, and everything of a slot that was dropped.
+"""Removes objects that nobody needs any more: segments of ended epochs, and everything of a slot that was dropped.
 
-An epoch's segments are useful to that epoch alone, because the next one reads from the slot again; the
-exception is what a prepared transaction's manifest names. Called by the sequencer when an epoch begins and
-the reader holds the slot: no other epoch of the slot reads or writes then. Nothing outside
-``<system>/<slot>/epochs/`` is looked at, so pipelines may share a storage root.
+An epoch's segments are useful to that epoch alone, because the next one reads from the slot again. The exceptions are
+segments that a prepared transaction's manifest names. The sequencer calls this when an epoch begins and the reader
+holds the slot; no other epoch of the slot reads or writes then. Nothing outside ``<system>/<slot>/epochs/`` is touched,
+so pipelines may share a storage root.
 
-A slot's record outlives the slot. A new slot of the same name begins further on, which looks like changes that
-were lost; and prepared transactions of the old one are not the new one's. So whoever drops a slot removes it.
+A slot's record outlives the slot. A new slot of the same name begins further on. Compared with the old record that
+looks like lost changes, and prepared transactions of the old slot do not belong to the new one. So the record is
+removed when a slot is dropped.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from xidstream.pipeline.segments.storage import Storage
 
 
 def clean_dead_epochs(storage: Storage, layout: Layout, keep: Set[str]) -> int:
-    """Delete all objects of other epochs than ``layout.epoch`` but those in ``keep``; returns how many.
+    """Delete all objects of epochs other than ``layout.epoch``, except those in ``keep``. Returns how many.
 
-    ``keep`` are the keys that prepared manifests name. Raises StorageFault; what was deleted by then is gone,
-    and the next call does the rest.
+    ``keep`` are the keys that prepared manifests name. Raises StorageFault. Some objects may be deleted by then; the
+    next call deletes the rest.
     """
     n_deleted = 0
     for folder in storage.list_folders(layout.epochs_prefix):
@@ -39,15 +40,15 @@ def clean_dead_epochs(storage: Storage, layout: Layout, keep: Set[str]) -> int:
 
 def holds_slot(storage: Storage, layout: Layout) -> bool:
     """Whether an earlier run of this slot left its record here. (Segments alone are no record.)"""
-    # Read, not looked up: a storage that cannot be read must not pass for an empty one.
+    # The key is read, not only looked up: a storage that cannot be read must not pass for an empty one.
     is_recorded = storage.read_buffer(layout.progress_key) is not None
     return is_recorded or bool(storage.list_keys(layout.prepared_prefix))
 
 
 def remove_slot(storage: Storage, layout: Layout) -> dict[str, int]:
-    """Delete what is stored of a slot that was dropped; returns how many objects went, by folder or object.
+    """Delete everything that is stored of a dropped slot. Returns how many objects were deleted, by folder or object.
 
-    The record goes last: after a failure ``holds_slot`` still says so, and the next call does the rest.
+    The record is deleted last. So after a failure ``holds_slot`` is still true, and the next call does the rest.
     """
     removed = {}
     for folder in (layout.prepared_prefix, layout.epochs_prefix, layout.skipped_prefix):

@@ -1,8 +1,8 @@
-"""Small JSON documents that know whether they are whole: ``{format, version, n_bytes, checksum, content}``.
+"""Small JSON documents that can be verified: ``{format, version, n_bytes, checksum, content}``.
 
-``n_bytes`` and ``checksum`` are of ``content`` in canonical form (sorted keys, no spaces, ASCII), so that a
-document can be read by any JSON tool and still be verified. A damaged one raises SegmentCorrupt naming its
-key; a version that we do not know raises Unsupported, because an older xidstream must not guess.
+``n_bytes`` and ``checksum`` are those of ``content`` in canonical form (sorted keys, no spaces, ASCII). So any JSON
+tool can read a document, and it can still be verified. A damaged document raises SegmentCorrupt with its key. An
+unknown version raises Unsupported, because an older xidstream must not guess.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ def seal(format_name: str, version: int, content: dict[str, Any]) -> bytes:
 def unseal(
     data: bytes, format_name: str, version: int, key: str, *, remedy: str, oldest: int | None = None
 ) -> dict[str, Any]:
-    """The content, of ``version`` or one from ``oldest`` on. Raises SegmentCorrupt with ``remedy``, Unsupported."""
+    """The content of a document with a version from ``oldest`` (default: ``version``) to ``version``.
+
+    Raises SegmentCorrupt with ``remedy``, and Unsupported for another version.
+    """
     try:
         document = json.loads(data)
         content = document["content"]

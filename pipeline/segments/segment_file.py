@@ -2,15 +2,15 @@
 
 Of rows in internal layout, or of logical messages in ``rows.MESSAGES_SCHEMA``, without a commit's LSN in it yet.
 
-The checksum is CRC-32 of the whole file, taken of each piece on its way to the filesystem, so that there is
-never a second copy: zlib's runs at 7 GB/s here, against 2 for SHA-256 and 4 for Adler-32, and what it guards
-against is accident (a torn write, a bit that fell over), not an attacker. It is written ``crc32:xxxxxxxx``,
-so that another algorithm can follow without a new format.
+The checksum is the CRC-32 of the whole file. It is computed from each piece on its way to the filesystem, so that there
+is never a second copy. zlib's CRC-32 runs at 7 GB/s here, SHA-256 at 2 and Adler-32 at 4. It guards against accidents
+(a torn write, a flipped bit), not against an attacker. It is written ``crc32:xxxxxxxx``, so that another algorithm can
+follow without a new format.
 
-The file format (with a footer) rather than the stream's, because a truncated one cannot be mistaken for a
-shorter one even without the checksum. Uncompressed by default: a local segment is then read in place from the
-page cache, and the writer is the bottleneck (two cores, beside the walsender). ``lz4`` and ``zstd`` are for
-storage that is slower than that.
+The format is Arrow's file format (with a footer) and not its stream format: a truncated file cannot be mistaken for a
+shorter one, even without the checksum. Segments are uncompressed by default: a local segment is then read in place from
+the page cache, and the writer is the bottleneck (two cores, beside the walsender). ``lz4`` and ``zstd`` are for slower
+storage.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _ALGORITHM: Final = "crc32"
 
 
 def checksum_of(data: Any, start: int = 0) -> str:
-    """``data``: anything with the buffer protocol."""
+    """The checksum of ``data``, which is anything with the buffer protocol."""
     return f"{_ALGORITHM}:{zlib.crc32(data, start):08x}"
 
 
@@ -47,10 +47,10 @@ def write_segment(
     *,
     compression: Compression | None = None,
 ) -> Segment:
-    """Write ``batches``, all in ``rows.internal_schema(relation)``, as one object; they stay the caller's.
+    """Write ``batches``, all in ``rows.internal_schema(relation)``, as one object. The caller keeps them.
 
-    Atomic but not flushed (``Storage.sync``). Raises StorageFault, after which there is no such object;
-    UsageError for a batch of another schema, before anything is written.
+    The write is atomic but not flushed (``Storage.sync`` flushes). Raises StorageFault; then there is no such object.
+    Raises UsageError for a batch of another schema, before anything is written.
     """
     if compression not in (None, "lz4", "zstd"):
         raise ConfigError(f"compression of segments must be lz4, zstd or none, got {compression!r}")
@@ -85,7 +85,7 @@ def _write(
 
 
 class _Checksumming:
-    """The file object that Arrow's writer sees."""
+    """The file object that Arrow's writer writes to."""
 
     def __init__(self, write: Write) -> None:
         self._write = write
@@ -104,7 +104,7 @@ class _Checksumming:
         return self.n_bytes
 
     def flush(self) -> None:
-        """Nothing is held here."""
+        """Does nothing, because nothing is held here."""
 
     def close(self) -> None:
         self.closed = True
@@ -112,11 +112,12 @@ class _Checksumming:
 
 @dataclass(frozen=True)
 class SegmentReader:
-    """``reader(segment)`` gives the record batches of a segment, or of a file of messages, in the order written.
+    """``reader(segment)`` yields the record batches of a segment, or of a file of messages, in the order written.
 
-    Picklable: it is sent to Spark's executors. Length, checksum and schema are verified before the first
-    batch is given, else SegmentCorrupt; so is a missing object, which retrying cannot bring back. Batches of
-    a local uncompressed segment are views of the mapped file, read-only, valid after the object is deleted.
+    It is picklable, because it is sent to Spark's executors. It verifies length, checksum and schema before the first
+    batch, and raises SegmentCorrupt. A missing object raises SegmentCorrupt too, because retrying cannot bring it back.
+    Batches of a local uncompressed segment are read-only views of the mapped file. They stay valid after the object is
+    deleted.
     """
 
     storage_uri: str = field(repr=False)

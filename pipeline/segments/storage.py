@@ -1,18 +1,18 @@
-"""One storage root: whole objects in and out, every failure a StorageFault that names the object.
+"""One storage root. It reads and writes whole objects; every failure is a StorageFault that names the object.
 
-A ``Storage`` pickles as its URI and opens the filesystem where it is first used, because Ray and Spark send
-it about and an S3 client does not travel. What the URI leaves to the process's surroundings (a relative path,
-``AWS_ENDPOINT_URL``, ``AWS_REGION``) is therefore written into it at construction: the environment of the
-node that uses it may differ.
+Ray and Spark send a ``Storage`` from process to process, and an S3 client does not travel. So it pickles as its URI and
+opens the filesystem at its first use. The environment may differ there. So a relative path, ``AWS_ENDPOINT_URL`` and
+``AWS_REGION`` are written into the URI at construction.
 
 *Atomic*: an object store shows an object when its upload is complete. On a local disk it is written under a
 temporary name (hidden from listings) and renamed. *Durable*: ``write_bytes`` returns when a local object and
-the folders above it are flushed; ``sync`` does the same for objects that ``create`` made without waiting.
+the folders above it are flushed. ``sync`` does the same for objects that ``create`` made without waiting.
 
-Local files are handled by ``os``, the others by ``pyarrow.fs``, whose local implementation has neither fsync
-nor rename-on-close. Retries are the supervisor's: Arrow's S3 client has its own, ours would multiply them.
+``os`` handles local files, because the local implementation of ``pyarrow.fs`` has neither fsync nor rename-on-close.
+``pyarrow.fs`` handles all others. The supervisor retries, not this module: Arrow's S3 client has its own retries, and
+ours would multiply them.
 
-The URI may hold credentials (``s3://KEY:SECRET@bucket``): it is in no message and no ``repr``.
+The URI may hold credentials (``s3://KEY:SECRET@bucket``). It is in no message and no ``repr``.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ Write = Callable[[Any], object]
 class Storage:
     """``root_uri`` is a path, or a URI of ``file:``, ``s3:``, ``gs:`` or ``abfs:`` in ``pyarrow.fs``'s form.
 
-    Keys are relative to it. Raises ConfigError for a URI that no filesystem takes (for what only the
-    filesystem can tell, at the first use), StorageFault for everything that fails later.
+    Keys are relative to it. Raises ConfigError for a URI that no filesystem takes, at the first use if only the
+    filesystem can tell. Raises StorageFault for everything that fails later.
     """
 
     def __init__(self, root_uri: str) -> None:
@@ -56,7 +56,7 @@ class Storage:
 
     @property
     def uri(self) -> str:
-        """The self-contained URI: it may hold credentials, so not for people."""
+        """The self-contained URI. It may hold credentials, so do not show it to people."""
         return self._uri
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -76,15 +76,15 @@ class Storage:
                     file.write(data)
                 self._sync_folders([key])
             else:
-                # Not undone where it fails: the object from before must stay.
+                # A failure is not undone, because the earlier object must stay.
                 with self._filesystem.open_output_stream(path) as stream:
                     stream.write(data)
 
     @contextmanager
     def create(self, key: str) -> Iterator[Write]:
-        """Give a function that appends bytes or buffers to a *new* object, not flushed.
+        """Give a function that appends bytes or buffers to a *new* object. The object is not flushed.
 
-        The object appears when the block ends; where the block or the filesystem fails there is none.
+        The object appears when the block ends. If the block or the filesystem fails, there is no object.
         """
         path = self._path(key)
         with _failing("write", key):
@@ -101,15 +101,15 @@ class Storage:
                 raise
 
     def _undo(self, stream: pa.NativeFile, path: str) -> None:
-        # Arrow has no abort: closing may complete the upload of a torn object, which nobody was told of.
+        # Arrow has no abort. Closing may complete the upload of a torn object, so the object is deleted after that.
         for step in (stream.close, functools.partial(self._filesystem.delete_file, path)):
             try:
                 step()
             except _FAILURES:
-                pass  # what brought us here is what the caller must hear of
+                pass  # the caller must see the first failure
 
     def sync(self, keys: Iterable[str]) -> None:
-        """Wait until objects are on disk. They must exist; a no-op for object stores, where they are."""
+        """Wait until objects are on disk. They must exist. For object stores this does nothing: objects are durable."""
         if not self._is_local:
             return
         keys = list(keys)
@@ -123,14 +123,14 @@ class Storage:
     # -- reading ---------------------------------------------------------------------------------------
 
     def read_bytes(self, key: str) -> bytes:
-        """Raises StorageFault where the object is missing, too."""
+        """The whole object. Raises StorageFault, also if the object is missing."""
         data = self.read_buffer(key)
         if data is None:
             raise StorageFault(f"cannot read {key!r}: there is no such object in the storage")
         return bytes(data)
 
     def read_buffer(self, key: str) -> pa.Buffer | None:
-        """The whole object, memory-mapped where it is a local file; None where it is missing."""
+        """The whole object, memory-mapped if it is a local file; None if it is missing."""
         path = self._path(key)
         with _failing("read", key):
             try:
@@ -149,7 +149,7 @@ class Storage:
             return bool(self._filesystem.get_file_info(self._path(key)).type is fs.FileType.File)
 
     def list_keys(self, prefix: str) -> list[str]:
-        """All objects below the folder ``prefix``, sorted; none where it is missing."""
+        """All objects below the folder ``prefix``, sorted; none if the folder is missing."""
         return self._listing(prefix, fs.FileType.File, recursive=True)
 
     def list_folders(self, prefix: str | None = None) -> list[str]:
@@ -159,10 +159,10 @@ class Storage:
     # -- deleting --------------------------------------------------------------------------------------
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Remove objects; those that are missing already are no error.
+        """Remove objects. A missing object is not an error.
 
-        A transaction's folder goes with its last segment: it has one writer, so nothing is added meanwhile.
-        (Arrow leaves an empty marker object in S3 where a folder lost its last file.)
+        A transaction's folder is removed with its last segment. It has one writer, so nothing is added meanwhile.
+        (In S3 Arrow leaves an empty marker object for a folder that lost its last file.)
         """
         by_folder: dict[str, list[str]] = {}
         for key in keys:
@@ -176,10 +176,10 @@ class Storage:
                     try:
                         self._filesystem.delete_file(self._path(key))
                     except (FileNotFoundError, NotADirectoryError):
-                        pass  # missing is what was asked for
+                        pass  # it is gone already
 
     def delete_folder(self, prefix: str) -> None:
-        """Remove a folder and all below it; no error where it is missing. Never the root itself."""
+        """Remove a folder and everything below it. A missing folder is no error. The root itself is never removed."""
         path = self._path(prefix)
         with _failing("delete", prefix):
             try:
@@ -188,7 +188,7 @@ class Storage:
                 else:
                     self._filesystem.delete_dir(path)
             except FileNotFoundError:
-                pass  # missing is what was asked for
+                pass  # it is gone already
 
     # -- inside ----------------------------------------------------------------------------------------
 
@@ -230,7 +230,7 @@ class Storage:
         )
 
     def _sync_folders(self, keys: Iterable[str]) -> None:
-        """Flush the entries of the folders, from the objects' own up to the root's."""
+        """Flush the entries of the folders, from the objects' own folders up to the root."""
         root = Path(self._resolved[1])
         parents = {parent for key in keys for parent in Path(self._path(key)).parents}
         for folder in parents:
@@ -239,11 +239,11 @@ class Storage:
         try:
             _fsync(root.parent)
         except PermissionError:
-            pass  # not ours to read; whoever made the root there flushed it, or nobody can
+            pass  # we may not open it, so we cannot flush the root's entry in it
 
 
 def self_contained(root_uri: str, environ: Mapping[str, str]) -> str:
-    """The same storage for any working directory and environment. Raises ConfigError."""
+    """A URI of the same storage that does not depend on working directory and environment. Raises ConfigError."""
     if not root_uri:
         raise ConfigError("storage must be given: a path, or a URI of file:, s3:, gs: or abfs:")
     scheme = _SCHEME.match(root_uri)
@@ -278,7 +278,7 @@ def _failing(verb: str, key: str) -> Iterator[None]:
 
 
 def _reason(error: BaseException) -> str:
-    """One line; the operating system's own words where there are any."""
+    """The reason in one line, in the operating system's own words if there are any."""
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
         return f"{error.strerror} ({error.filename})"
     return str(error).partition("\n")[0] or type(error).__name__
@@ -307,7 +307,7 @@ def _create(path: Path) -> BinaryIO:
     try:
         return open(path, "xb")
     except FileNotFoundError:
-        # The folder was empty for a moment and removed with its last object.
+        # The folder was empty for a moment, and was removed with its last object.
         path.parent.mkdir(parents=True, exist_ok=True)
         return open(path, "xb")
 

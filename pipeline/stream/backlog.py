@@ -1,8 +1,9 @@
-"""How many bytes of ended transactions the sink has not taken yet.
+"""Counts the bytes of ended transactions that the sink has not taken yet.
 
-One of the three sums that stop the reading (beside what is gathered, and what is in flight to buffers). A
-streamed transaction counts as its raw bytes while it is open for nothing here: it spills. From its end on it counts
-as much as its buffer may still hold in memory. Pure arithmetic over the tickets of the commit order.
+Three sums can stop the reading: this one, the gathered bytes, and the bytes in flight to buffers. A streamed
+transaction does not count here while it is open, because it spills. From its end on it counts with the bytes that its
+buffer may still hold in memory: its raw bytes, up to a limit. This is pure arithmetic over the tickets of the commit
+order.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from xidstream.pipeline.pg import Xid
 
 
 class Backlog:
-    """``held_limit_bytes``: what one transaction keeps in memory at most, however large it is."""
+    """``held_limit_bytes``: the most that one transaction keeps in memory, however large it is."""
 
     def __init__(self, held_limit_bytes: int) -> None:
         self._held_limit_bytes = held_limit_bytes
@@ -22,19 +23,19 @@ class Backlog:
         self.n_bytes = 0
 
     def add_block(self, xid: Xid, n_bytes: int) -> None:
-        """A block of an open transaction was handed on."""
+        """A block of an open transaction was sent to its buffer."""
         self._open[xid] = self._open.get(xid, 0) + n_bytes
 
     def forget(self, xid: Xid) -> None:
-        """It was rolled back, or prepared: nothing of it stays in memory."""
+        """The transaction was rolled back or prepared: nothing of it stays in memory."""
         self._open.pop(xid, None)
 
     def end(self, ticket: int, xid: Xid) -> None:
-        """It committed, under this ticket."""
+        """The transaction committed under this ticket."""
         self.owe(ticket, min(self._open.pop(xid, 0), self._held_limit_bytes))
 
     def owe(self, ticket: int, n_bytes: int) -> None:
-        """Tickets come in increasing order."""
+        """Count ``n_bytes`` until the sink holds this ticket. Tickets come in increasing order."""
         self._owed.append((ticket, n_bytes))
         self.n_bytes += n_bytes
 

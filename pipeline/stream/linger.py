@@ -1,20 +1,20 @@
-"""How long what was gathered waits before it is cut: for company, and not for long.
+"""Decides how long gathered messages wait before they are cut into a block.
 
-A block has a price of its own, however small: a call to a buffer, a decode, a reference to Arrow bytes, a place in the
-order. A trickle pays it and is handed on after ``linger_s``. In a *flood*, which is when more than ``FLOOD_BYTES``
-came in that time, the price would be paid a hundred times a second for blocks of a few hundred rows, by the cores that
-decode them; so a flood waits ``FLOOD_LINGERS`` times as long, or until its block is full, or until the socket has
-been quiet: the end of a burst waits no longer than a single transaction. On a busy machine blocks queue up before the
-hand-over, and one more would make the queue longer: so what comes waits until those that were given before it are
-handed over, at most as long as in a flood.
+A block has a price of its own, however small it is: a call to a buffer, a decode, a reference to Arrow bytes, a place
+in the order. A trickle of transactions pays it, and is cut after ``linger_s``. In a *flood* more than ``FLOOD_BYTES``
+come in that time. The cores that decode would then pay the price a hundred times a second for blocks of a few hundred
+rows. So a flood waits ``FLOOD_LINGERS`` times as long, or until its block is full, or until the socket has been quiet;
+the end of a burst waits no longer than a single transaction. On a busy machine blocks queue up before the sending
+thread, and one more block would make the queue longer. So new messages wait until the blocks that were given to the
+thread before them are sent, at most as long as in a flood.
 
-Rows of open transactions are in no hurry: nobody sees them before the commit, where decoding a block that is left takes
-some milliseconds. They wait for ``stream_linger_s``, which is long, so that a block's price is paid for many rows also
-where the server sends each of 32 open transactions a few times a second. The bound on what is gathered makes blocks
-sooner, of the largest first.
+Rows of open transactions can wait, because nobody sees them before the commit, and decoding a last block at the commit
+takes some milliseconds. They wait for ``stream_linger_s``, which is long. So a block's price is paid for many rows,
+also when the server sends each of 32 open transactions a few times a second. The bound on gathered bytes cuts blocks
+sooner, the largest first.
 
-Decides only; the reader asks with its clock and its sums. Rejected: one longer linger for all, which every single
-transaction would pay.
+This class only decides. The reader calls it with its clock and its sums. Rejected: one longer linger for all, because
+every single transaction would pay for it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FLOOD_LINGERS: Final = 10
 
 
 class Linger:
-    """``linger_s``: of whole small transactions; ``stream_linger_s``: of rows of open ones. Times are monotonic."""
+    """``linger_s`` is for whole small transactions, ``stream_linger_s`` for rows of open ones. Times are monotonic."""
 
     def __init__(self, *, linger_s: float, stream_linger_s: float) -> None:
         self._linger_s = linger_s
@@ -38,10 +38,10 @@ class Linger:
     def whole_is_due(
         self, now_s: float, n_bytes: int, *, quiet: bool, given: int = 0, handed: int = 0
     ) -> bool:
-        """``n_bytes`` of whole transactions wait; ``quiet``: nothing came for as long as the reader last waited;
-        ``given``, ``handed``: bytes that were cut, and those of them that are handed over, since the start.
+        """Whether the caller must now cut the ``n_bytes`` of whole transactions that wait.
 
-        True tells the caller to cut them: the next ones begin to wait anew.
+        ``quiet``: nothing came for as long as the reader last waited. ``given``: bytes that were cut since the start.
+        ``handed``: how many of those are sent. After True the next transactions begin to wait anew.
         """
         if not n_bytes:
             self._whole_since_s = None
@@ -57,7 +57,7 @@ class Linger:
         return due
 
     def open_is_due(self, now_s: float, waiting: bool) -> bool:
-        """``waiting``: rows of open transactions are there. True as above."""
+        """Whether the caller must now cut the rows of open transactions; ``waiting`` says that there are some."""
         if not waiting:
             self._open_since_s = None
             return False

@@ -1,6 +1,6 @@
 """Messages of the stream that are not cut into blocks yet, of one transaction or of many small ones.
 
-The cutter's own data. The messages are in ``MessageBuffer``'s arrays, to which a compiled loop may append as well.
+This is the cutter's own data. The messages are in ``MessageBuffer``'s arrays. A compiled loop may append to these, too.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from xidstream.pipeline.protocol.message_buffer import HEADER_BYTES, MessageBuff
 from xidstream.pipeline.protocol.spares import Spares
 
 CopyData = bytes | memoryview
-"""One CopyData message; it is copied by whoever gathers it."""
+"""One CopyData message. Gathering copies it."""
 
 ORIGIN: Final = ord("O")
 
@@ -23,13 +23,13 @@ def kind_of(data: CopyData) -> int:
 
 
 def lsn_of(data: CopyData) -> Lsn:
-    """The start LSN of an XLogData message; 0 on some (fact 2)."""
+    """The start LSN of an XLogData message; some messages have 0 (fact 2)."""
     return Lsn(int.from_bytes(bytes(data[1:9]), "big"))
 
 
 class PendingMessages(MessageBuffer):
-    """One open transaction: streamed, promoted, or between BEGIN PREPARE and PREPARE. Without an xid: many small ones,
-    whole, and perhaps the beginning of one more."""
+    """The messages of one open transaction: streamed, promoted, or between BEGIN PREPARE and PREPARE. Without an xid:
+    those of many small transactions, which are whole, and perhaps the beginning of one more."""
 
     __slots__ = ("aborted", "first_lsn", "has_blocks", "origin", "streamed", "xid")
 
@@ -45,7 +45,7 @@ class PendingMessages(MessageBuffer):
         self.aborted: list[Xid] = []  # subxids rolled back since the last cut
 
     def first_begin(self) -> bytes:
-        """The first BEGIN of the small transactions: other messages may stand between transactions before it."""
+        """The first BEGIN of the small transactions. Messages that stand between transactions may come before it."""
         n = 1
         while (at := self.kinds(n).find(b"B")) < 0:
             n *= 16
