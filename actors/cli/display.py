@@ -1,8 +1,8 @@
-"""What a person sees while a run works: a live table on a terminal, plain lines where there is none.
+"""Shows a run while it works: a live table on a terminal, or else plain lines.
 
-Both show the same numbers, from ``Supervisor.status``: rows and transactions through, bytes read, open
-transactions and what they hold, what waits for the sink, and the lag of the last commit. Nothing is shown as zero
-that is only unknown.
+Both show the same numbers, from ``Supervisor.status``: the rows and transactions that are through, the bytes read, the
+open transactions and what they hold, the bytes that wait for the sink, and the lag of the last commit. An unknown
+number is not shown as zero.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _MOST_TRANSACTIONS = 6
 
 
 def summary(status: Status) -> str:
-    """One line."""
+    """The status in one line."""
     parts = [f"{status.driver.n_transactions:,} transactions, {status.driver.n_rows:,} rows through"]
     if status.reader is not None:
         open_rows = sum(rows for _, rows, _, _ in status.reader.open)
         parts.append(f"{human_bytes(status.reader.n_bytes)} read")
         parts.append(f"{len(status.reader.open)} open ({open_rows:,} rows)")
         if status.reader.n_buffers_asked:
-            parts.append(f"{status.reader.n_buffers} buffers, {status.reader.n_buffers_asked} more asked for")
+            parts.append(f"{status.reader.n_buffers} buffers, {status.reader.n_buffers_asked} more requested")
         if status.reader.paused:
             parts.append(f"reading paused: {human_bytes(status.reader.backlog_bytes)} wait for the sink")
     if status.sequencer is not None:
@@ -59,7 +59,7 @@ def picture(status: Status) -> Group:
 
 
 class Display:
-    """A context: ``show`` a status as often as wanted, ``line`` what must stay."""
+    """A context manager. ``show`` shows the present status; ``line`` prints a line that stays."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._console = Console(file=stream or sys.stderr, highlight=False)
@@ -85,7 +85,7 @@ class Display:
         return self._console
 
     def show(self, statuses: Mapping[str, Status]) -> None:
-        """By slot; which one it is, is told where there are several."""
+        """Show the statuses by slot. The slot's name is shown if there are several."""
         several = len(statuses) > 1
         if self._live is not None:
             parts: list[RenderableType] = []

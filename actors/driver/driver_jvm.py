@@ -1,16 +1,16 @@
-"""The driver's JVM, started while RayDP's master starts.
+"""Starts the driver's JVM while RayDP's master starts.
 
-``raydp.init_spark`` starts the master's process, waits for its JVM, and only then has PySpark start the driver's.
-Neither needs the other yet, so the driver's may come up meanwhile; PySpark takes the one that is there. It must be
-started with the settings that RayDP will ask for, because a JVM's class path is final: RayDP makes them itself
-here, from a copy.
+``raydp.init_spark`` starts the master's process, waits for its JVM, and only then lets PySpark start the driver's JVM.
+Neither needs the other yet, so the driver's JVM can start meanwhile, and PySpark uses a JVM that exists already. It
+must be started with the settings that RayDP will ask for, because a JVM's class path is final. So RayDP's own code
+makes these settings here, on a copy.
 
-What fails here is tried again by RayDP in its turn, and reported from there. Where this RayDP is not the one that is
-known, nothing is started early, and nothing is lost but the time.
+If something fails here, RayDP does the same step again in its turn, and reports the failure. If this RayDP is not the
+known one, nothing is started early, and only the time is lost.
 
-Rejected: an archive of loaded classes (CDS), written by each JVM when it ends: it spared the driver's 0.5 to 1 s, takes
-120 MB, cannot be had from the others, which RayDP kills, and was made with a flag that the JVM warns of, because of
-RayDP's agent.
+Rejected: an archive of loaded classes (CDS), which each JVM writes when it ends. It saved 0.5 to 1 s of the driver's
+start. It takes 120 MB, the other JVMs cannot write theirs because RayDP kills them, and it needs a flag that the JVM
+warns of because of RayDP's agent.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from typing import Any
 
 
 def start_driver_jvm(configs: Mapping[str, str], n_executors: int, cores: int, memory: str) -> None:
-    """Return at once; the arguments are those of ``raydp.init_spark``, which must follow."""
+    """Start the JVM on a thread, and return at once. ``raydp.init_spark`` must follow with the same arguments."""
     from pyspark import SparkConf
 
-    # Whatever it is: RayDP starts the same JVM itself, and what is wrong is reported from there.
+    # Any error may be ignored: RayDP starts the same JVM itself, and reports what is wrong.
     with contextlib.suppress(Exception):
         settings = _raydp_settings(configs, n_executors, cores, memory)
         conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
@@ -35,13 +35,13 @@ def start_driver_jvm(configs: Mapping[str, str], n_executors: int, cores: int, m
 def _start(conf: Any) -> None:
     from pyspark import SparkContext
 
-    # Under PySpark's own lock, and nothing where one is there already: whoever comes later waits, and finds it.
+    # This takes PySpark's own lock, and does nothing if there is a JVM already. A later caller waits and finds it.
     with contextlib.suppress(Exception):
         SparkContext._ensure_initialized(conf=conf)
 
 
 def _raydp_settings(configs: Mapping[str, str], n_executors: int, cores: int, memory: str) -> dict[str, str]:
-    """What RayDP makes of ``configs``. Raises anything where it does so in another way."""
+    """The settings that RayDP makes of ``configs``. May raise any error if this RayDP makes them in another way."""
     from raydp.spark.ray_cluster import SparkCluster
 
     cluster: Any = object.__new__(SparkCluster)

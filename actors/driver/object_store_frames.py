@@ -1,12 +1,12 @@
-"""Arrow bytes in the Ray object store -> a Spark DataFrame, read by the executors' JVMs.
+"""Makes a Spark DataFrame of Arrow bytes in the Ray object store. The executors' JVMs read them.
 
-This calls RayDP's two JVM entry points directly: its Python wrapper fetches the first block back to the driver
-to look at its type, which doubles the time of a small batch, and its schema mapping knows neither
+This calls RayDP's two JVM entry points directly. RayDP's Python wrapper was rejected: it fetches the first block back
+to the driver to look at its type, which doubles the time of a small batch, and its schema mapping knows neither
 timestamps without zone nor maps.
 
-The JVM never compares the stream's schema with Spark's; a difference would be silently wrong values. So what is put
-(``runtime.object_store``) has exactly ``rows.contract_schema`` of its relation, and the Spark schema is derived from
-that same Arrow schema. The caller keeps the refs alive while the frame is used.
+The JVM never compares the stream's schema with Spark's, and a difference would silently give wrong values. So the
+tables that are put (``runtime.object_store``) have exactly ``rows.contract_schema`` of their relation, and the Spark
+schema is derived from that same Arrow schema. The caller keeps the refs alive while the frame is used.
 """
 
 from __future__ import annotations

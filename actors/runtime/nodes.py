@@ -1,9 +1,9 @@
-"""Whether the nodes of a cluster that this process has joined can do what the pipeline asks of them.
+"""Checks whether the nodes of a cluster that this process has joined can run the pipeline.
 
-``ray start`` looks for ``java`` once. A raylet that found none ends, with all that runs on its node, when RayDP asks
-it for an executor; Spark does not start where a host does not know its own name; a node that is only half installed
-fails late and obscurely. So each is asked before anything starts there. Nodes that the autoscaler adds later are not:
-they are made as the others were.
+``ray start`` looks for ``java`` once. If a raylet found none, it ends when RayDP asks it for an executor, with
+everything that runs on its node. Spark does not start on a host that does not know its own name. A node that is only
+half installed fails late and obscurely. So each node is asked before anything starts there. Nodes that the autoscaler
+adds later are not asked, because they are made as the others were.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _JAVA_WORKERS = "--java_worker_command="
 
 
 def require_usable_nodes() -> None:
-    """Ask each node of the cluster that this process has joined whether its raylet can start Java workers, and Spark.
+    """Ask each node of the cluster that this process has joined whether Java workers and Spark can start there.
 
-    Nodes without CPUs are left out: neither RayDP's master nor an executor gets there. A node that does not answer,
-    because it is leaving or busy, is no reason to refuse. Raises PreconditionMissing.
+    Nodes without CPUs are not asked: neither RayDP's master nor an executor is placed there. A node that does not
+    answer, because it is leaving or busy, is no reason to refuse. Raises PreconditionMissing.
     """
     without = _nodes_that_deny(_raylet_has_java)
     if without:
@@ -41,7 +41,7 @@ def require_usable_nodes() -> None:
 
 
 def require_own_host_name() -> None:
-    """The same of this machine, for a Ray that this process starts. Raises PreconditionMissing."""
+    """Check the host name of this machine, for a Ray that this process starts. Raises PreconditionMissing."""
     if not _host_name_is_known():
         raise _nameless(f"({socket.gethostname()}): Spark cannot start")
 
@@ -55,7 +55,7 @@ def _nameless(where: str) -> PreconditionMissing:
 
 
 def _nodes_that_deny(question: Callable[[], bool]) -> list[str]:
-    """Their addresses."""
+    """The addresses of the nodes that answer no, sorted."""
     nodes = {n["NodeID"]: n for n in ray.nodes() if n["Alive"] and n["Resources"].get("CPU", 0) > 0}
     ask = ray.remote(question)
     asked = {
@@ -81,7 +81,7 @@ def _nodes_that_deny(question: Callable[[], bool]) -> list[str]:
 
 
 def _raylet_has_java() -> bool:
-    """In a worker: whether its raylet has a command for Java workers, as ``ray start`` gives it where it finds Java."""
+    """In a worker: whether its raylet has a command for Java workers. ``ray start`` gives it one if it finds Java."""
     for process in psutil.Process().parents():
         command = process.cmdline()
         if command and Path(command[0]).name == "raylet":
@@ -92,8 +92,8 @@ def _raylet_has_java() -> bool:
 def _host_name_is_known() -> bool:
     """Whether Spark's JVMs can start on this machine, with this process's environment.
 
-    They look their address up by the host's name unless SPARK_LOCAL_IP says it, and where they find AWS keys in the
-    environment they do so in any case, for a note on where these came from.
+    The JVMs look up their address by the host's name, unless SPARK_LOCAL_IP gives it. If they find AWS keys in the
+    environment, they look up the name in any case, for a note on where the keys came from.
     """
     if os.environ.get("SPARK_LOCAL_IP") and not os.environ.get("AWS_ACCESS_KEY_ID"):
         return True

@@ -1,4 +1,4 @@
-"""Bytes and milliseconds as people read them."""
+"""Writes bytes and milliseconds for people."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Start Ray on this machine, or join the cluster that the environment names.
 
-Called once by whoever begins a run: the command line, a PySpark script, the demo. A Ray that was started here ends
-with this process, however that ends.
+The command line, a PySpark script or the demo calls this once, at the beginning of a run. A Ray that was started here
+ends with this process, however the process ends.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from xidstream.actors.runtime.watchdog import kill_with_me
 from xidstream.pipeline.errors import EnvironmentFault
 
 LOCAL_OBJECT_STORE_BYTES = 1 << 30
-"""Enough for the reader's blocks, a backlog and the batch in hand; Ray's default takes 30 % of the machine."""
+"""Enough for the reader's blocks, a backlog and the batch in hand. Ray's default takes 30 % of the machine's memory."""
 
 
 def connect_ray(*, namespace: str = "xidstream") -> None:
-    """Join the cluster that RAY_ADDRESS or the job names, else start one in this process's machine.
+    """Join the cluster that RAY_ADDRESS or the job names, or else start one on this machine.
 
-    Raises EnvironmentFault where Ray does not start or is not there, PreconditionMissing where Spark cannot start:
+    Raises EnvironmentFault if Ray does not start or is not there. Raises PreconditionMissing if Spark cannot start
     here, or on a node of the cluster.
     """
     ensure_java()
@@ -33,8 +33,8 @@ def connect_ray(*, namespace: str = "xidstream") -> None:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     local = is_local()
     if local:
-        # One machine: everything of Spark's stays on the loopback address, also where the host's name is unknown. Its
-        # JVMs are the raylet's children and read it there.
+        # On one machine all of Spark stays on the loopback address, even if the host's name is unknown. Its JVMs are
+        # children of the raylet and inherit the variable.
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         require_own_host_name()
     try:
@@ -66,27 +66,27 @@ def _no_ray(error: Exception, *, local: bool) -> EnvironmentFault:
 
 
 def _server_pids() -> list[int]:
-    """Of the raylet, the GCS and what else ``ray.init`` started in this process."""
+    """The process ids of the raylet, the GCS and the other servers that ``ray.init`` started."""
     node: Any = ray._private.worker._global_node
     servers = node.all_processes.values()
     return [info.process.pid for infos in servers for info in infos]
 
 
 def is_local() -> bool:
-    """Whether ``ray.init`` would start a Ray of its own: no address given, and no ``ray start`` on this node.
+    """Whether ``ray.init`` would start a Ray of its own: no address is given, and no ``ray start`` ran on this node.
 
-    Raises EnvironmentFault where RAY_ADDRESS asks for one that is not there.
+    Raises EnvironmentFault if RAY_ADDRESS names a Ray that is not there.
     """
     try:
         return ray._private.services.canonicalize_bootstrap_address(None) is None  # type: ignore[arg-type]
-    except (ConnectionError, ValueError) as error:  # none is there, or the address is none
+    except (ConnectionError, ValueError) as error:  # no Ray is there, or the address is not an address
         raise _no_ray(error, local=False) from error
 
 
 def is_ours() -> bool:
-    """Whether Ray is, or would be, one that this process starts for itself: on this machine alone."""
+    """Whether Ray is, or would be, one that this process starts for itself, on this machine alone."""
     if not ray.is_initialized():
         return is_local()
-    # Of a driver that joined a cluster it is a node that only connects.
+    # In a driver that joined a cluster, the global node only connects; it is not a head.
     node: Any = ray._private.worker._global_node
     return node is not None and bool(node.is_head())

@@ -1,8 +1,8 @@
-"""Ray's exceptions to ours, at the one border where they meet.
+"""Turns Ray's exceptions into ours, in one place.
 
-An error of ours that was raised in another process arrives inside RayTaskError: ``unwrap`` gives it back as it
-was raised. A process that died without a word becomes ComponentLost, which the supervisor answers with a new
-epoch. Everything else stays what it is: a defect must keep its traceback.
+If another process raises an error of ours, it arrives inside RayTaskError. ``unwrap`` returns it as it was raised. A
+process that died becomes ComponentLost, and the supervisor then begins a new epoch. Every other exception stays as it
+is: a defect must keep its traceback.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _LOST = (
 
 
 def unwrap(error: BaseException, part: str) -> BaseException:
-    """What to raise instead of ``error``; ``part`` names the process that was called, for people."""
+    """The error to raise in place of ``error``. ``part`` names the process that was called, for people."""
     cause = error
-    # Ray raises a class made of RayTaskError and the cause's own: the cause itself is inside.
+    # Ray raises a class that derives from RayTaskError and from the cause's class. The cause itself is inside.
     while isinstance(cause, ray.exceptions.RayTaskError) and isinstance(cause.cause, BaseException):
         cause = cause.cause
     if isinstance(cause, XidstreamError):

@@ -1,17 +1,18 @@
-"""How the DSN's password reaches the reader, which alone needs it, without being an actor's argument.
+"""Brings the DSN's password to the reader, the only process that needs it, without an actor's argument.
 
-Ray keeps the arguments with which an actor was made in its control store and on the wire between nodes. So the
-configuration that travels has a DSN without secrets, and they go another way, or no way at all:
+Ray keeps the arguments of actors in its control store and sends them between nodes. So the configuration that travels
+has a DSN without secrets. The secrets take another way, or none:
 
-- A Ray that this process started is on this machine alone. The secrets lie in a file of mode 0600 in a private
-  folder from just before a reader starts until it has read them, a second or two; the reader removes the file.
-- Any other Ray is refused (ConfigError). There the reader's node has to know by itself what libpq looks for:
-  a passfile, a service file, ``PG*`` variables. (A password in the driver's DSN was then in the job's entry point,
-  too, which Ray's dashboard shows.)
+- A Ray that this process started is on this machine alone. The secrets are in a file of mode 0600 in a private
+  folder, from just before a reader starts until it has read them, a second or two. The reader removes the file.
+- On any other Ray a DSN with a secret is refused (ConfigError). There libpq must find the password on the reader's node
+  itself: in a passfile, a service file, or ``PG*`` variables. (A password in the driver's DSN would also be in the
+  job's entry point, which Ray's dashboard shows.)
 
-Rejected: ``runtime_env``'s env_vars (the dashboard and the state API show them); PGPASSWORD in the environment of a
-local Ray (each Spark executor and the user's code would inherit it; and a script's Ray is there already); libpq's
-own passfile (PGPASSWORD and a service file's password would win over it, though the DSN's wins over them).
+Rejected: ``env_vars`` of ``runtime_env``, because the dashboard and the state API show them; PGPASSWORD in the
+environment of a local Ray, because each Spark executor and the user's code would inherit it, and because a script's
+Ray runs already; a passfile for libpq, because PGPASSWORD and a service file's password would win over it, although
+the DSN's password wins over them.
 """
 
 from __future__ import annotations
@@ -31,13 +32,14 @@ _FILE = "dsn.json"
 
 
 def without_secrets(config: Config) -> Config:
-    """What may be an actor's argument. Raises ConfigError for secrets in other settings than the DSN."""
+    """The configuration that may be an actor's argument. Raises ConfigError for secrets in settings other than the
+    DSN."""
     config.refuse_credentials()
     return dataclasses.replace(config, dsn=split_secrets(config.dsn)[0])
 
 
 def refuse_travelling(config: Config) -> None:
-    """Raise ConfigError where the DSN holds a secret and Ray is not ours alone; before anything is started, too."""
+    """Raise ConfigError if the DSN holds a secret and Ray is not ours alone. It works before anything is started."""
     config.refuse_credentials()
     secrets = split_secrets(config.dsn)[1]
     if secrets and not is_ours():
@@ -71,14 +73,14 @@ class ReaderSecrets:
         return self._path
 
     def remove(self) -> None:
-        """What a reader that never came has left."""
+        """Remove the file if no reader has read it."""
         if self._path is not None:
             _remove(self._path)
             self._path = None
 
 
 def take_up(config: Config, path: str | None) -> Config:
-    """In the reader's process: the configuration with its secrets; the file is gone afterwards."""
+    """In the reader's process: the configuration with its secrets. Removes the file."""
     if path is None:
         return config
     try:
@@ -86,7 +88,7 @@ def take_up(config: Config, path: str | None) -> Config:
             secrets = json.load(file)
     except OSError as error:
         raise EnvironmentFault(
-            f"the reader cannot read what the run laid down for it: {error.strerror}",
+            f"the reader cannot read the file with the password that the run wrote for it: {error.strerror}",
             remedy="leave the password out of the dsn, and give it on the reader's node in a passfile",
         ) from None
     _remove(path)

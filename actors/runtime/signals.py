@@ -1,13 +1,13 @@
-"""What SIGINT and SIGTERM mean to a run: the first asks it to end in order, the next one ends it at once.
+"""Handles SIGINT and SIGTERM of a run. The first signal asks the run to end in order, the next one ends it at once.
 
-Listened to from before the first check, so that the answer is the same at every moment of a start: what was started
-is ended, and the status is 0. The handler itself does next to nothing, because it runs between any two bytecodes of the
-main thread: it notes the request, says so with ``os.write`` (a second entry into a buffered writer raises), and
-tells those who asked to be told.
+The handlers are set before the first check. So the answer is the same at every moment of a start: everything that was
+started is ended, and the status is 0. The handler itself does very little, because it runs between any two bytecodes
+of the main thread. It notes the request, reports it with ``os.write`` (a second entry into a buffered writer raises),
+and calls the functions that were registered with ``tell``.
 
-``ray.init`` is the one step that is not to be interrupted. It puts up its own handler of SIGTERM, which raises
-SystemExit wherever it is; half a Ray then leaves agents behind that nobody ends (seen for 40 s). ``held`` keeps that
-handler away and puts the end off until Ray can be ended in order.
+Only ``ray.init`` must not be interrupted. It sets its own handler of SIGTERM, which raises SystemExit wherever it is.
+A half-started Ray then leaves agents behind that nobody ends (seen for 40 s). ``held`` keeps that handler away and
+delays the end until Ray can be ended in order.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 _STDERR = 2
-_TOLD = b"stopping: the batch in hand is finished first (once more to end at once)\n"
+_TOLD = b"stopping: the batch in hand is finished first (a second signal ends the run at once)\n"
 
 
 class StopRequest:
-    """Made and used by the main thread; ``asked`` may be read by any."""
+    """The main thread makes and uses it. Any thread may read ``asked``."""
 
     def __init__(self) -> None:
         self.asked = False
@@ -36,19 +36,20 @@ class StopRequest:
         signal.signal(signal.SIGTERM, self._handle)
 
     def deafen(self) -> None:
-        """The run is over. What is left is Ray's own end, some two seconds: interrupted, it leaves agents behind."""
+        """Ignore signals, because the run is over. Ray's own end takes some two seconds, and must not be interrupted:
+        it would leave agents behind."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
     def tell(self, stop: Callable[[], None]) -> None:
-        """Call this at the request, or now if it was made already; perhaps twice."""
+        """Call ``stop`` when a signal asks for the end, or now if one has come already. It may be called twice."""
         self._stops.append(stop)
         if self.asked:
             stop()
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """A step that starts Ray: it is not interrupted, and Ray does not take SIGTERM over."""
+        """Run a step that starts Ray. Signals do not interrupt it, and Ray does not take over SIGTERM."""
         import ray
 
         utils: Any = ray._private.utils
@@ -60,7 +61,7 @@ class StopRequest:
         finally:
             self._held = False
             utils.set_sigterm_handler = rays_own
-            # Ray's C++ has put up a handler of its own by now: it passes a SIGTERM on, and three seconds later aborts.
+            # Ray's C++ has set a handler of its own by now. It passes a SIGTERM on, and aborts three seconds later.
             self.listen()
             signal.alarm(0)
         if self._at_once:

@@ -1,11 +1,11 @@
-"""Ends the Ray that this process started when the process dies without a word (SIGKILL, the OOM killer).
+"""Ends the Ray that this process started if the process is killed (SIGKILL, the OOM killer).
 
-``ray.init`` leaves its servers to an exit handler, which SIGKILL does not run: they then notice only after many
-seconds that nobody needs them, and until then their reader holds the slot. The watchdog is a shell in a session of its
-own, out of reach of a kill of the whole process group, that waits on a pipe which only this process holds open. When
-that closes it kills Ray's servers; workers and their JVMs end with their raylet.
+An exit handler of ``ray.init`` ends Ray's servers, and SIGKILL does not run it. The servers then notice only after many
+seconds that nobody needs them, and until then their reader holds the slot. The watchdog is a shell that waits on a pipe
+which only this process holds open. It has a session of its own, so a kill of the whole process group does not reach
+it. When the pipe closes, it kills Ray's servers. Workers and their JVMs end with their raylet.
 
-Rejected: PR_SET_PDEATHSIG, which fires when the *thread* that made the child ends, and only for direct children.
+Rejected: PR_SET_PDEATHSIG, because it fires when the *thread* that made the child ends, and only for direct children.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import subprocess
 from collections.abc import Iterable
 
 _SCRIPT = 'trap "" INT TERM HUP; read -r line && exit 0; kill -KILL "$@"'
-"""A line means that all ended in order; the end of the pipe without one, that nobody could write it."""
+"""A line means that everything ended in order. The end of the pipe without a line means that the process was killed."""
 
 
 def kill_with_me(pids: Iterable[int]) -> None:
@@ -32,14 +32,14 @@ def kill_with_me(pids: Iterable[int]) -> None:
     owner = os.getpid()
 
     def end() -> None:
-        # A forked child inherits the registration, but not the duty. Ray's own handler was registered earlier, so
-        # it runs after this one and ends the servers in order.
+        # A forked child inherits this handler, but it must not run it. Ray's own handler was registered earlier, so it
+        # runs after this one and ends the servers in order.
         if os.getpid() == owner and watchdog.stdin is not None:
             try:
                 watchdog.stdin.write(b"done\n")
                 watchdog.stdin.close()
             except OSError:
-                pass  # the watchdog was killed: nothing to call off
+                pass  # the watchdog was killed, so it need not be told
             watchdog.wait()
 
     atexit.register(end)

@@ -1,1 +1,1 @@
-"""What keeps a run going: one supervisor for each slot, its epochs, and its hold on the Spark driver."""
+"""Keeps a run going: one supervisor for each slot, its epochs, and its handle on the Spark driver."""

@@ -22,8 +22,8 @@ _CANCEL_INTERVAL_S = 0.5
 class ActorDriver:
     """The supervisor's handle on one slot's loop in a SparkDriver actor.
 
-    ``is_shared`` tells whether other slots use the actor; ``leave(healthy)`` is called by ``close``: whether it is
-    still of use to them.
+    ``is_shared`` tells whether other slots use the actor. ``close`` calls ``leave(healthy)`` and says whether they can
+    go on using it.
     """
 
     replaceable = True
@@ -73,12 +73,13 @@ class ActorDriver:
         if self._running is None:
             return True
         if self._lost:
-            # Its job waits for ever: only the end of the process ends it.
+            # The loop's job waits for ever. Only the end of the process ends it.
             ray.kill(self._actor)
         deadline = time.monotonic() + timeout_s
         while True:
             if not self._lost:
-                # Again and again: a table whose turn comes only now starts a job after the others were cancelled.
+                # This is repeated, because a table whose turn comes only now starts a job after the others were
+                # cancelled.
                 self._actor.end.remote(self._slot, self._name)
             left_s = deadline - time.monotonic()
             if ray.wait([self._running], timeout=max(0.0, min(left_s, _CANCEL_INTERVAL_S)))[0]:
@@ -91,7 +92,7 @@ class ActorDriver:
             return True
         try:
             return not self._lost and bool(ray.get(self._actor.is_alive.remote(), timeout=_ANSWER_S))
-        except Exception:  # noqa: BLE001 - whatever it says, it is not alive
+        except Exception:  # noqa: BLE001 - any error means that it is not alive
             return False
 
     def progress(self) -> LoopProgress:
@@ -105,7 +106,7 @@ class ActorDriver:
         return int(self._get(self._actor.pid.remote(), _ANSWER_S))
 
     def close(self) -> None:
-        # An actor that nobody else uses ends anyway; else the loop is given the time to end by itself.
+        # An actor that nobody else uses ends anyway. Otherwise the loop gets time to end by itself.
         ended = self.end(_END_S if self._is_shared() else 0)
         self._leave(ended and self.is_alive())
 

@@ -1,6 +1,6 @@
-"""What the supervisor needs of whoever holds the Spark session (``Driver``), and the user's own process as one.
+"""``Driver``: the supervisor's interface to the holder of the Spark session, and a driver in the user's own process.
 
-The command line keeps its session in an actor (``ActorDriver``). A PySpark script keeps it in its own process
+The command line keeps its session in an actor (``ActorDriver``). A PySpark script keeps its session in its own process
 (``InProcessDriver``).
 """
 
@@ -26,27 +26,27 @@ if TYPE_CHECKING:
 
 
 class Driver(Protocol):
-    """What the supervisor needs of whoever holds the Spark session.
+    """The supervisor's interface to the holder of the Spark session.
 
-    ``replaceable``: whether another can be made when this one is lost or does not end.
+    ``replaceable``: whether another driver can be made when this one is lost or does not end.
     """
 
     replaceable: bool
 
     def start(self) -> ray.ObjectRef | None:
-        """Begin to start the session; the reference is done when it is ready. None: it is."""
+        """Begin to start the session. The reference is done when the session is ready. None: it is ready already."""
         ...
 
     def begin(self, sequencer: Any, identity: SlotIdentity) -> None:
-        """Start the loop for one epoch; the one before has ended."""
+        """Start the loop for one epoch. The previous loop has ended."""
         ...
 
     def result(self, timeout_s: float) -> bool:
-        """Whether the loop has ended; raises what ended it, and ComponentLost for one that makes no progress."""
+        """Whether the loop has ended. Raises the error that ended it, or ComponentLost if it makes no progress."""
         ...
 
     def end(self, timeout_s: float) -> bool:
-        """Ask the loop to end, and wait: whether none is running."""
+        """Ask the loop to end, and wait. Returns whether no loop is running."""
         ...
 
     def is_alive(self) -> bool:
@@ -61,7 +61,7 @@ class Driver(Protocol):
 
 
 class InProcessDriver:
-    """The loop on a thread of the user's process, with the user's session; the session is never ended here."""
+    """Runs the loop on a thread of the user's process, with the user's session. It never ends the session."""
 
     replaceable = False
 
@@ -113,7 +113,7 @@ class InProcessDriver:
     def is_alive(self) -> bool:
         try:
             return not self._spark.sparkContext._jsc.sc().isStopped()
-        except Exception:  # noqa: BLE001 - Py4J's way of saying that the JVM is gone
+        except Exception:  # noqa: BLE001 - Py4J raises some error if the JVM is gone
             return False
 
     def progress(self) -> LoopProgress:

@@ -1,11 +1,11 @@
-"""One life of a slot's reader, buffers and sequencer: made together, opened in the order that is safe, ended together.
+"""One life of a slot's reader, buffers and sequencer: made together, opened in a safe order, and ended together.
 
-Session, buffers and sequencer take seconds each, so they start side by side, and beside the end of the batch that an
-earlier epoch left in the driver's hands. The reader has the slot only from ``open`` on, when all others are there: from
-then on the server expects to hear from us. The sequencer takes the storage over when the slot is ours.
+Session, buffers and sequencer take seconds each. So they start side by side, while the driver finishes the batch that
+an earlier epoch left in its hands. The reader takes the slot only with ``open``, when all others have started, because
+from then on the server expects feedback from us. The sequencer takes over the storage when the slot is ours.
 
-Every wait ends with ``StopRequested`` as soon as the run is stopped, and tells after a while what is waited for. A part
-that Ray has no CPUs for would be waited for for ever: ``supervision.placement`` says when that ends the wait.
+Every wait ends with ``StopRequested`` as soon as the run is stopped. After a while it reports what it is waiting for.
+Ray keeps a part that it has no CPUs for waiting for ever: ``supervision.placement`` says when that ends the wait.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class StopRequested(Exception):
 
 
 class Epoch:
-    """Made on the supervisor's thread, which also ends it; ``stop`` is the run's, and ``notify`` tells people."""
+    """The supervisor's thread makes it and ends it. ``stop`` is the run's event, and ``notify`` tells people."""
 
     def __init__(
         self,
@@ -73,7 +73,8 @@ class Epoch:
         self._preparing = self._reader.prepare.remote()
 
     def await_prepared(self, driver_starting: ray.ObjectRef | None) -> None:
-        """Until the reader is connected and has its buffers, and the driver its session; raises what fails first."""
+        """Wait until the reader is connected and has its buffers, and the driver has its session. Raises the first
+        failure."""
         waiting = {self._preparing: READER}
         if driver_starting is not None:
             waiting[driver_starting] = DRIVER
@@ -87,18 +88,19 @@ class Epoch:
         return self.opened
 
     def run(self, target: Lsn | None) -> None:
-        """Have the sequencer take over, and the reader read."""
+        """Let the sequencer take over the storage, and the reader read."""
         self._call(self.sequencer.open.remote(self._reader, self.opened, target), SEQUENCER)
         self._reading: ray.ObjectRef = self._reader.run.remote(self.sequencer)
 
     def check_reading(self) -> None:
-        """Raise what ended the reader, if it has ended."""
+        """If the reader has ended, raise the error that ended it."""
         if ray.wait([self._reading], timeout=0)[0]:
             get(self._reading, READER)
             raise ComponentLost("the slot reader ended by itself")
 
     def raise_root_cause(self) -> None:
-        """A buffer that died shows in the sink as rows that cannot be read: the reader knows the cause."""
+        """If the reader has ended, raise its error. When a buffer died, the sink only sees rows that it cannot read,
+        and the reader knows the cause."""
         if ray.wait([self._reading], timeout=_ROOT_CAUSE_S)[0]:
             get(self._reading, READER)
 
@@ -106,7 +108,7 @@ class Epoch:
         get(self.sequencer.stop.remote(), SEQUENCER)
 
     def stop_reading(self) -> None:
-        """In order, so that the server has the last position."""
+        """Stop the reader in order, so that the server gets the last position."""
         get(self._reader.stop.remote(), READER)
         if ray.wait([self._reading], timeout=_STOP_TIMEOUT_S)[0]:
             get(self._reading, READER)
@@ -120,12 +122,12 @@ class Epoch:
         return stats
 
     def end(self) -> None:
-        """By force, whatever they do."""
+        """End all parts by force, whatever they do."""
         for part in (self._reader, self.sequencer):
             ray.kill(part)
         self._secrets.remove()
         if self._quota is not None:
-            # After the reader, whose buffers end with it.
+            # This comes after the reader, because its buffers end with it.
             self._quota.release.remote(self.name)
 
     # -- waiting ---------------------------------------------------------------------------------------
@@ -135,7 +137,7 @@ class Epoch:
         return get(ref, part)
 
     def _await(self, parts: Mapping[ray.ObjectRef, str]) -> None:
-        """Until all are done; what fails first is raised first."""
+        """Wait until all are done. Raises the first failure."""
         waiting = list(parts)
         tell_s = time.monotonic() + _TELL_WAITING_AFTER_S
         while waiting:
@@ -173,12 +175,12 @@ def _ask(part: Any, method: str = "stats") -> Any:
     try:
         return ray.get(getattr(part, method).remote(), timeout=2)
     except Exception:  # noqa: BLE001
-        # Only for display; what is wrong with the part is raised where it is watched.
+        # This is only for display. The supervisor watches the part and raises its errors.
         return None
 
 
 def get(ref: ray.ObjectRef, part: str) -> Any:
-    """The result, or what ``part`` raised."""
+    """The result. Raises the error that ``part`` raised."""
     try:
         return ray.get(ref)
     except Exception as error:

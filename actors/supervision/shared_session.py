@@ -1,13 +1,13 @@
-"""One Spark session for all slots of a run: who starts it, who may go on with it, and when it ends.
+"""One Spark session for all slots of a run: which slot starts it, which slots go on using it, and when it ends.
 
-The session is in one SparkDriver actor, with a batch loop for each slot. The first slot that needs it starts it, and
-the last that leaves ends it. A slot that finds it broken (its JVM died, it never started, a loop does not end) ends
-the whole actor, because only that ends a loop for certain, and two loops must never write to one sink; the other
-slots see their loops end, begin a new epoch, and share the session that is started next. So a function of the user's
-that hangs in one slot costs the others an epoch each time, and never a row.
+The session is in one SparkDriver actor, with a batch loop for each slot. The first slot that needs the session starts
+it, and the last slot that leaves ends it. A slot may find the session broken: its JVM died, it never started, or a loop
+does not end. Then the slot ends the whole actor, because only that surely ends a loop, and two loops must never
+write to one sink. The other slots see their loops end, begin a new epoch, and share the session that is started next.
+So a user's function that hangs in one slot costs the others an epoch each time, and never a row.
 
-Rejected: a session for each slot (a JVM, a RayDP master and executors each: about a gigabyte, on machines that have
-a few; and the issue of tests is the same, because a slot's loop must be killable either way).
+Rejected: a session for each slot. Each would need a JVM, a RayDP master and executors, about a gigabyte, on machines
+that have a few. It would not make tests simpler either, because a slot's loop must be killable in both designs.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from xidstream.pipeline.config import Config
 
 _CLOSE_S = 30.0
 _THREADS = 4
-"""Of the actor for each slot: its loop, and what its supervisor and the display ask meanwhile."""
+"""Threads of the actor for each slot: for its loop, and for the questions of its supervisor and of the display."""
 
 
 class SharedSession:
-    """Used from the supervisors' threads; ``configs`` by slot."""
+    """The supervisors' threads use it. ``configs`` are by slot."""
 
     def __init__(self, configs: Mapping[str, Config]) -> None:
         self._configs = dict(configs)
@@ -39,7 +39,7 @@ class SharedSession:
         self._users: set[str] = set()
 
     def driver(self, slot: str) -> ActorDriver:
-        """A handle for one slot on the session there is, or on a new one; it may still be starting."""
+        """A handle for one slot on the present session, or on a new one. The session may still be starting."""
         with self._lock:
             if self._actor is None:
                 actor = ray.remote(SparkDriver).options(
@@ -58,24 +58,24 @@ class SharedSession:
             )
 
     def _leave(self, slot: str, actor: Any, healthy: bool) -> None:
-        # Under the lock to the end: two sessions of one name must not be there at once.
+        # The lock is held to the end, because two sessions of one name must not exist at once.
         with self._lock:
             if actor is not self._actor:
                 return
             self._users.discard(slot)
             if healthy and self._users:
                 return
-            # One that still starts cannot be closed: RayDP takes no call before it has the session, half a minute
-            # later. What it has started by then ends with it.
+            # A session that still starts cannot be closed: RayDP takes no call before it has the session, half a
+            # minute later. The processes that it has started by then end with the actor.
             if ray.wait([self._started], timeout=0)[0]:
                 try:
                     ray.get(actor.close.remote(), timeout=_CLOSE_S)
                 except (ray.exceptions.RayError, TimeoutError):
-                    pass  # It is being ended because it is broken, or is ended by force right below.
+                    pass  # it is ended because it is broken, or it is ended by force right below
             ray.kill(actor)
             self._actor, self._users = None, set()
 
 
 def own_driver(config: Config) -> ActorDriver:
-    """Of a session that nobody shares."""
+    """A handle on a session that nobody shares."""
     return SharedSession({config.slot: config}).driver(config.slot)

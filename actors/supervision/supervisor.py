@@ -7,8 +7,8 @@ and new parts for a case that replay already covers. The Spark driver outlives e
 start, unless it is the part that was lost. Two batch loops never run at once: a new epoch begins when the old one's
 loop has ended, or its driver was ended by force.
 
-What to do after an error is read from ``errors.POLICY``: STOP raises it; RETRY and RESTART begin a new epoch after
-a pause, or give up: ``pipeline.restarts``.
+``errors.POLICY`` says what to do after an error. STOP raises it. RETRY and RESTART begin a new epoch after a pause, or
+give up; ``pipeline.restarts`` decides that.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _LAST_BATCH_TIMEOUT_S = 120.0
 
 @dataclass(frozen=True)
 class Status:
-    """All that a person may want to see, at one moment; parts are None while they are not there."""
+    """All that a person may want to see, at one moment. A part that is not there is None."""
 
     epoch: str
     opened: Opened | None
@@ -90,16 +90,16 @@ class Supervisor:
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of the epoch's reader and buffers, for tests and people."""
+        """The process ids of the epoch's reader and buffers, for tests and people."""
         epoch = self._epoch
         return [] if epoch is None else epoch.pids
 
     def stop(self) -> None:
-        """End the run cleanly: the batch in hand is finished, and confirmed. Safe from a signal handler."""
+        """End the run cleanly: the batch in hand is finished and confirmed. A signal handler may call this."""
         self._stop.set()
 
     def run(self) -> None:
-        """Until the work is done, ``stop`` was called, or a person is needed (which raises)."""
+        """Run until the work is done or ``stop`` was called. Raises an error that needs a person."""
         try:
             while not self._stop.is_set():
                 try:
@@ -126,7 +126,8 @@ class Supervisor:
                 driver.close()
 
     def status(self) -> Status:
-        """Ask the parts; one that does not answer at once is shown as missing. After the end: the last one."""
+        """Ask the parts for their state. A part that does not answer at once is missing. After the end, the last
+        status."""
         epoch = self._epoch
         if epoch is None:
             return self._final or Status(self._epoch_name, None, None, None, self._driver_progress())
@@ -135,7 +136,7 @@ class Supervisor:
         )
 
     def take_output(self) -> list[str]:
-        """Lines that the sink printed since the last call."""
+        """The lines that the sink printed since the last call."""
         before, self._last_output = self._last_output, []
         driver = self._driver
         if driver is None or self._driver_starting is not None:
@@ -170,7 +171,8 @@ class Supervisor:
             self._epoch = None
 
     def _watch(self, epoch: Epoch, driver: Driver, n_batches: int) -> None:
-        """Until the loop has ended in order. Raises what ended a part. ``n_batches``: what earlier epochs took."""
+        """Watch until the loop has ended in order. Raises the error that ended a part. ``n_batches``: the number of
+        batches that earlier epochs took."""
         give_up_s: float | None = None
         left_out: set[object] = set()
         while True:
@@ -190,7 +192,7 @@ class Supervisor:
                 epoch.raise_root_cause()
                 raise
             self._tell_left_out(epoch, left_out)
-            # Noted while the driver lives: when it was what died, nobody can be asked any more.
+            # Progress is noted while the driver lives. When the driver itself died, nobody can be asked any more.
             progress = self._driver_progress()
             self._restarts.took_batch = self._restarts.took_batch or progress.n_batches > n_batches
             self._restarts.reached("sink", progress.sink_lsn)
@@ -216,7 +218,7 @@ class Supervisor:
                 )
 
     def _pause_after(self, error: XidstreamError) -> float | None:
-        """Seconds until the next epoch; None to give up."""
+        """The seconds until the next epoch; None to give up."""
         now_s = time.monotonic()
         reading_s = None if self._reading_since_s is None else now_s - self._reading_since_s
         return self._restarts.pause_after(error, now_s, reading_s)
@@ -224,7 +226,7 @@ class Supervisor:
     # -- the driver ------------------------------------------------------------------------------------
 
     def _ensure_driver(self) -> Driver:
-        """A driver with a living session and no running loop; it may still be starting."""
+        """A driver with a living session and no running loop. The session may still be starting."""
         driver = self._driver
         told = False
         while driver is not None and not driver.end(_STOP_TIMEOUT_S):

@@ -41,7 +41,7 @@ def test_the_first_signal_asks_and_the_second_ends(
     assert not request_to_stop.asked
     send(first)
     assert request_to_stop.asked and told == ["early"]
-    assert "once more to end at once" in capfd.readouterr().err
+    assert "a second signal ends the run at once" in capfd.readouterr().err
     request_to_stop.tell(lambda: told.append("late"))
     assert told == ["early", "late"]
     with pytest.raises(KeyboardInterrupt):
