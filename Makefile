@@ -1,10 +1,11 @@
-# Everything a contributor runs. Needs make, a Python 3.10 to 3.13 with venv, and a package registry: no Java, no
-# PostgreSQL, no root; both come from wheels. Paths are relative, so the checkout may be anywhere.
+# Everything that a contributor runs. It needs make, a Python 3.10 to 3.13 with venv, and a package registry. Java and
+# PostgreSQL come from wheels, and root is not needed. Paths are relative, so the checkout may be anywhere.
 
 PYTHON ?= python3
 VENV ?= .venv
 PYTEST_ARGS ?=
-# Processes of the whole suite; each may hold a Ray, a JVM and two servers: about 3 GB. 0: one after the other.
+# How many processes run the whole suite. Each may hold a Ray, a JVM and two servers, about 3 GB. With 0 the tests run
+# one after the other.
 JOBS ?= 2
 
 PY := $(VENV)/bin/python
@@ -23,8 +24,8 @@ help: ## Show this list
 
 setup: $(STAMP) ## Make .venv and install xidstream with everything pinned; quick when nothing changed
 
-# A second environment is made only where there is none that works: a half-made one has no pip, one of a removed
-# or wrong Python does not answer. The stamp is written last, so an interrupted install is done again.
+# An environment is made anew only if there is none that works: a half-made one has no pip, and one of a removed or
+# wrong Python does not answer. The stamp is written last, so an interrupted install is done again.
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null || { \
 	    echo "xidstream needs Python 3.10 to 3.13; '$(PYTHON)' is $$($(PYTHON) -V 2>&1 | head -n 1)." >&2; \
@@ -38,26 +39,26 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PY) -m pip install --quiet -c constraints.txt -e '.[test,dev]'
 	@touch $(STAMP)
 
-demo: setup ## The whole path on this machine: PostgreSQL, Ray, RayDP, a few transactions
+demo: setup ## Show the whole path on this machine: PostgreSQL, Ray, RayDP, a few transactions
 	$(PY) -m actors demo
 
-test: setup ## The whole suite
+test: setup ## Run the whole suite
 	@$(PY) -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder $(PYTEST_ARGS)
 
-test-slow: setup ## What `make test` leaves out: values and batches of gigabytes, in some 12 GB of memory
+test-slow: setup ## Run what `make test` leaves out: values and batches of gigabytes, in some 12 GB of memory
 	@$(PY) -m pytest -m slow $(PYTEST_ARGS)
 
-unit: setup ## What needs no server, no Ray and no JVM: about a minute
+unit: setup ## Run the tests that need no server, no Ray and no JVM: about a minute
 	@$(PY) -m pytest tests/unit tests/property $(PYTEST_ARGS)
 
-faults: setup ## Every variant of the lost links, slots and storages that `make test` has one of: minutes
+faults: setup ## Run every variant of lost links, slots and storages (`make test` runs one of each): minutes
 	XIDSTREAM_LONG=1 $(PY) -m pytest tests/ray/test_storage_faults.py tests/ray/test_link_and_slot.py \
 	    tests/ray/test_poison.py tests/ray/test_secrets.py tests/chaos $(PYTEST_ARGS)
 
-soak: setup ## The long differential test: 20 seeds on PostgreSQL 16 and 18, with and without two-phase
+soak: setup ## Run the long differential test: 20 seeds on PostgreSQL 16 and 18, with and without two-phase
 	$(PY) -m tests.differential --seeds 20 --versions 16,18 --two-phase both
 
-chaos: setup ## Seeded kills at every fault point, 200 of real actors and 400 of one process, judged by an unkilled twin
+chaos: setup ## Kill by seed at every fault point, 200 times in real actors and 400 in one process; an unkilled twin judges
 	$(PY) -m tests.chaos --local --seeds 8 --kills 50
 	$(PY) -m tests.chaos --seeds 4 --kills 50 --together 4 --driver-share 0.12 --least 3
 
@@ -65,26 +66,26 @@ bench: setup ## Measure everything, about 35 minutes on a quiet machine, and ren
 	$(PY) -m pip install --quiet -c constraints.txt -e '.[bench]'
 	$(PY) -m benchmarks
 
-bench-quick: setup ## The same at a small scale, without Debezium, into benchmarks/out alone
+bench-quick: setup ## The same at a small scale, without Debezium; writes only benchmarks/out
 	$(PY) -m benchmarks --quick --no-debezium drain lag latency growth tables profile startup
 
 docs: setup ## Write the table of settings into docs/settings.md
 	$(PY) -m tests.settings_table
 
-cluster-test: setup ## Several nodes, nodes that die, and Ray's autoscaler, on this machine: about ten minutes
+cluster-test: setup ## Test several nodes, nodes that die, and Ray's autoscaler, on this machine: about ten minutes
 	@$(PY) -m pytest tests/cluster -m cluster $(PYTEST_ARGS)
 
-lint: setup ## Style, types, and the layers
+lint: setup ## Check style, types, and the layers of imports
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 	$(VENV)/bin/lint-imports
 
-format: setup ## Put the code into the style that lint asks for
+format: setup ## Format the code as lint asks
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 
-clean: ## Remove caches and what runs left behind
+clean: ## Remove caches and the files that runs left behind
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist demo-out benchmarks/out
 	rm -rf xidstream.egg-info
 	find actors pipeline tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

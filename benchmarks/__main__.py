@@ -1,4 +1,4 @@
-"""``python -m benchmarks [CASE …]``: run cases, at a scale, and write down what was measured. See the package."""
+"""``python -m benchmarks [CASE …]`` runs cases at a scale and writes the results down. See the package."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CASES = ("drain", "lag", "latency", "growth", "tables", "profile", "startup")
 def cases(
     rows: int, repeats: int, *, quick: bool, with_debezium: bool, largest: int = 10_000_000
 ) -> dict[str, Callable[[], Any]]:
-    """Each imports what it needs: the report needs neither Ray nor a server."""
+    """The cases by name. Each imports its own modules, because the report needs neither Ray nor a server."""
 
     def drain() -> Any:
         from benchmarks import drain
@@ -72,11 +72,11 @@ def cases(
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("cases", nargs="*", metavar="CASE", help=f"{', '.join(CASES)}, report; default: all")
-    parser.add_argument("--rows", type=int, default=2_000_000, help="of the large transaction")
-    parser.add_argument("--largest", type=int, default=10_000_000, help="rows, of the cases that grow")
+    parser.add_argument("--rows", type=int, default=2_000_000, help="rows of the large transaction")
+    parser.add_argument("--largest", type=int, default=10_000_000, help="most rows of the cases that grow")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument(
-        "--quick", action="store_true", help="small sizes, once: whether it works, not how fast"
+        "--quick", action="store_true", help="small sizes, once each: shows that it works, not how fast it is"
     )
     parser.add_argument("--no-debezium", action="store_true")
     arguments = parser.parse_args()

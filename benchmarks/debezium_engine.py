@@ -1,4 +1,4 @@
-"""One run of the Debezium engine, in a process of its own: it brings a JVM into the process.
+"""One run of the Debezium engine, in a process of its own, because it starts a JVM in the process.
 
 ``python -m benchmarks.debezium_engine PORT DATABASE SLOT ROWS`` prints the seconds from its first event to its last.
 """
@@ -25,7 +25,7 @@ class Count(BasePythonChangeHandler):  # type: ignore[misc]
         self.n_left -= len(records)
         if self.n_left <= 0:
             print(json.dumps({"seconds": now_s - self.first_s}), flush=True)
-            os._exit(0)  # its own end waits for things that are not measured
+            os._exit(0)  # the engine's own end would wait for things that are not measured
 
 
 def main() -> None:

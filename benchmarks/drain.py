@@ -1,7 +1,7 @@
 """Drain: rows a second from a slot, of one large committed transaction and of many small ones.
 
-Beside ``pg_recvlogical`` with the same options (the walsender's limit), PostgreSQL's own subscription, and
-Debezium. The same runs give the cost: CPU seconds for a million rows by process, how memory grew, bytes spilled.
+They are compared with ``pg_recvlogical`` with the same options (the walsender's limit), PostgreSQL's own subscription,
+and Debezium. The same runs give the cost: CPU seconds for a million rows by process, growth of memory, bytes spilled.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ TRANSACTION_ROWS = (1, 10, 1000)
 
 
 def run(rows: int, repeats: int, *, with_debezium: bool = True) -> dict[str, Any]:
-    """``rows``: of the large transaction, and as many in small ones."""
+    """``rows`` is the number of rows of the large transaction. The small transactions have as many together."""
     measured: dict[str, Any] = {"rows": rows, "repeats": repeats}
     with server() as publisher, server() as subscriber, ours.spark_session() as spark:
         ours.warm_up(spark, publisher)
@@ -25,7 +25,7 @@ def run(rows: int, repeats: int, *, with_debezium: bool = True) -> dict[str, Any
         slots = iter(source.slots(10 * repeats + 2))
         source.insert(rows)
         end_lsn = source.end_lsn()
-        source.insert(1)  # behind the end: pg_recvlogical stops at the first thing past it
+        source.insert(1)  # behind the end, because pg_recvlogical stops at the first message past it
         large: dict[str, list[Any]] = {name: [] for name in (*_COMPARED, "binary", "off")}
         for _ in range(repeats):
             large["recvlogical"].append(references.recvlogical(source, next(slots), end_lsn))

@@ -1,9 +1,9 @@
-"""Growth: the cost of a row stays what it is with more open streams, and with more rows.
+"""Growth: does the cost of a row stay the same with more open streams, and with more rows?
 
-``streams``: the same 32 transactions, of which 1 to 32 are open together and take turns. As many and as large in every
-case: what a transaction costs by itself, however many are open, must not be taken for what open ones cost.
-``rows``: one transaction of 10⁵ rows and more. Both read from a slot that was made before, with the cost of each row
-in CPU seconds of reader and buffers.
+``streams``: the same 32 transactions, of which 1 to 32 are open together and take turns. Their number and size are the
+same in every case, so that the price of a transaction is not taken for the price of its being open.
+``rows``: one transaction of 10⁵ rows and more. Both parts read from a slot that was made before the data, and give the
+cost of a row in CPU seconds of reader and buffers.
 """
 
 from __future__ import annotations
@@ -26,8 +26,11 @@ _LARGE_ROWS = 5_000_000
 
 
 def run(rows: int, streams: tuple[int, ...], sizes: tuple[int, ...], repeats: int) -> dict[str, Any]:
-    """``repeats`` of each, one of the largest. All are written first, and then drained in rounds, one of each after the
-    other: the machine's speed drifts within minutes by more than what is looked for here."""
+    """Run each case ``repeats`` times, and the largest once.
+
+    All data is written first. Then it is drained in rounds, one of each case after the other, because the machine's
+    speed drifts within minutes by more than the differences that are looked for here.
+    """
     with server() as publisher, ours.spark_session() as spark:
         ours.warm_up(spark, publisher)
         by_streams = _measure_streams(spark, publisher, rows, streams, repeats)
@@ -57,7 +60,8 @@ def _measure_sizes(
 ) -> dict[str, Any]:
     cases = {}
     with ExitStack() as stack:
-        # The largest first: a walsender that has sent its rows goes on through the log of what was written later.
+        # The largest is written first: a walsender that has sent its rows goes on through the log that was written
+        # later.
         for size in sorted(sizes, reverse=True):
             source = Source(publisher, f"rows{size}")
             stack.callback(source.close)
@@ -69,7 +73,7 @@ def _measure_sizes(
 
 @dataclass
 class _Case:
-    """What one slot after the other drains."""
+    """One case: a source, and the slots that drain it one after the other."""
 
     source: Source
     slots: list[str]
@@ -94,7 +98,7 @@ class _Case:
 
 
 def _drain_in_rounds(spark: Any, cases: list[_Case]) -> None:
-    """All buffers are there from the start: what starting one costs is no cost of a row."""
+    """Drain each case in each round. All buffers run from the start, because starting one is not a cost of a row."""
     for i in range(max((len(case.slots) for case in cases), default=0)):
         for case in cases:
             if i < len(case.slots):

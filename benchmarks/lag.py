@@ -1,9 +1,9 @@
-"""Lag after COMMIT, over the size of the transaction: the reason for streaming.
+"""Lag after COMMIT, over the size of the transaction. It is the reason for streaming.
 
-The transaction is written at a pace that the walsender can follow: in chunks, each when the reader has decoded
-all but the last ones. The clock starts when COMMIT returns to the writer, and stops when the batch is in the
-handler, when a Spark count over it is done, and, in runs of their own, when the Delta tables are committed. With
-``streaming=off`` the same is what every peer has that waits for COMMIT.
+The transaction is written at a pace that the walsender can follow: in chunks, and each chunk waits until the buffers
+have decoded all but the last ones. The clock starts when COMMIT returns to the writer. It stops when the batch is in
+the handler, when a Spark count over it is done, and, in other runs, when the Delta tables are committed.
+``streaming=off`` shows the lag of every tool that waits for COMMIT.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from benchmarks.source import Source, server
 
 CHUNK_ROWS = 50_000
 _AHEAD_ROWS = 200_000
-"""How far the writer may be ahead of what is decoded."""
+"""How many rows the writer may be ahead of the decoded ones."""
 
 
 def run(
@@ -65,7 +65,7 @@ def _lag(spark: Any, source: Source, size: int, streaming: str, suffix: str) -> 
 
 
 def _one(source: Source, running: ours.Stream, size: int, *, streamed: bool) -> tuple[float, float]:
-    """Seconds from COMMIT's return to the batch in the handler, and to the end of the handler."""
+    """The seconds from COMMIT's return to the batch in the handler, and to the end of the handler."""
     before = running.n_rows
     with psycopg.connect(source.dsn, autocommit=True) as writer:
         writer.execute(b"begin")
@@ -86,7 +86,7 @@ def _one(source: Source, running: ours.Stream, size: int, *, streamed: bool) -> 
 
 
 def _settle(running: ours.Stream) -> None:
-    """Until nothing more comes: a writer at the pace of the walsender leaves nothing to decode before COMMIT."""
+    """Wait until no more rows arrive: a writer at the walsender's pace leaves no rows to decode before COMMIT."""
     seen, since_s = -1, time.monotonic()
     while time.monotonic() - since_s < 0.5:
         if running.received_rows != seen:

@@ -1,7 +1,7 @@
 """Latency of single small transactions at a steady rate: from COMMIT's return to the batch in the handler.
 
-The handler notes the time and the commit LSNs of its batch. Which row was in which commit is read afterwards
-from a second slot, so that nothing but the arrival is in the measured path.
+The handler notes the time and the commit LSNs of its batch. A second slot tells afterwards which row was in which
+commit, so that only the arrival is in the measured path.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _latencies(spark: Any, source: Source, rate: int, seconds: float) -> list[fl
 
 
 def _write(source: Source, number: int, rate: float, ends_s: float, committed: dict[int, float]) -> None:
-    """One-row transactions at a steady rate: a late one is not made up for, so that no burst hides a delay."""
+    """Write one-row transactions at a steady rate. A late one is not made up for, so that no burst hides a delay."""
     with psycopg.connect(source.dsn, autocommit=True) as connection:
         row = number
         due_s = time.monotonic()

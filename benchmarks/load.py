@@ -1,10 +1,10 @@
-"""``python -m benchmarks.load``: what reader, buffers and sequencer hold under three loads, against their settings.
+"""``python -m benchmarks.load``: the memory of reader, buffers and sequencer under three loads, and their settings.
 
-The real actors on a local Ray, an embedded server, no JVM: this process takes the batches and drops the rows, so that
-nothing but the pipeline's own memory is measured. Figures are peaks, sampled every 50 ms, of each process's
-private memory (PSS less what it maps of the object store and of files that others share) above what it had
-when the run stood ready; ``settings`` says what the memory settings allow. Exit status 1 when rows are missing or a
-process grew beyond twice its setting.
+It uses the real actors on a local Ray and an embedded server, and no JVM. This process takes the batches and drops the
+rows, so that only the pipeline's own memory is measured. Figures are peaks, sampled every 50 ms, of each process's
+private memory (without the object store and the files that it shares with others), above its memory when the run was
+ready. ``settings`` shows what the memory settings allow. The exit status is 1 if rows are missing or a process grew
+beyond twice its setting.
 
 - ``open``: 100 streamed transactions open at once, committed in another order than they began;
 - ``giant``: one transaction of more than ten times a buffer's memory;
@@ -52,7 +52,7 @@ from generate_series({}::bigint, {}::bigint) i"""
 
 
 class Peaks:
-    """The greatest private memory of processes that come and go, above a base of their kind."""
+    """The peak of the private memory of processes that come and go, above a base for each kind of process."""
 
     def __init__(self, pipeline: RayPipeline) -> None:
         self._pipeline = pipeline
@@ -84,7 +84,8 @@ class Peaks:
                 continue  # it ended while we looked
             private = info.rss - info.shared
             kind = title.removeprefix("ray::")
-            # Of one that stood ready: a buffer that is started later has this name before it has loaded its libraries.
+            # The base is that of a process that was ready. A buffer that starts later has this title before it has
+            # loaded its libraries.
             base = self._base.setdefault(kind, private)
             self.growth[kind] = max(self.growth.get(kind, 0), private - base)
 
@@ -225,7 +226,9 @@ def tiny_beside_giant(run: Run, n_tiny: int, n_rows: int, rate: int, folder: Pat
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.load", description=__doc__)
     parser.add_argument("--cases", default="open,giant,tiny")
-    parser.add_argument("--scale", type=float, default=1.0, help="of the numbers of rows and transactions")
+    parser.add_argument(
+        "--scale", type=float, default=1.0, help="scales the numbers of rows and transactions"
+    )
     parser.add_argument("--rate", type=int, default=2000, help="tiny transactions a second")
     arguments = parser.parse_args()
     connect_ray()

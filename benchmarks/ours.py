@@ -1,6 +1,6 @@
-"""The project itself: one RayDP session for all cases, a stream for each measurement.
+"""Runs the project itself: one RayDP session for all cases, and a stream for each measurement.
 
-The clock of a drain starts when the reader starts to read, as that of ``pg_recvlogical`` does when it connects.
+The clock of a drain starts when the reader starts to read. The clock of ``pg_recvlogical`` starts when it connects.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def spark_session() -> Iterator[Any]:
 
 
 def touch_every_row(batch: SparkBatch) -> None:
-    """A Spark action on every row and every column, which keeps nothing."""
+    """Run a Spark action on every row and every column that keeps nothing."""
     for table in batch.tables:
         batch.dataframe(table).write.format("noop").mode("overwrite").save()
 
@@ -54,12 +54,12 @@ def count(batch: SparkBatch) -> None:
 
 
 def nothing(batch: SparkBatch) -> None:
-    """The batch is in the handler, and that is all."""
+    """Do nothing with the batch in the handler."""
 
 
 @dataclass
 class Arrival:
-    """One batch in the handler; monotonic seconds."""
+    """One batch in the handler. Times are monotonic seconds."""
 
     at_s: float
     done_s: float
@@ -94,19 +94,19 @@ class Stream:
 
     @property
     def received_rows(self) -> int:
-        """Decoded, of open transactions."""
+        """The rows of open transactions that are decoded."""
         return int(self.query.lastProgress["openRows"] or 0)
 
     @property
     def reading_since_s(self) -> float:
         """When the reader of the present epoch started to read."""
-        since_s = self.supervisor._reading_since_s  # only a benchmark cares
+        since_s = self.supervisor._reading_since_s  # private, because only a benchmark needs it
         assert since_s is not None, "nothing was read yet"
         return float(since_s)
 
 
 class _Noting:
-    """A sink that notes when a batch came, and when the sink behind it was through."""
+    """A sink that notes when a batch came, and when the sink behind it had written the batch."""
 
     def __init__(self, sink: Sink, running: Stream) -> None:
         self._sink = sink
@@ -142,7 +142,7 @@ def stream(
     delta: bool = False,
     **settings: Any,
 ) -> Iterator[Stream]:
-    """A stream that runs until the block ends. ``delta``: into Delta tables, in place of ``action``."""
+    """A stream that runs until the block ends. With ``delta`` it writes Delta tables in place of calling ``action``."""
     with tempfile.TemporaryDirectory(prefix="xs-bench-", ignore_cleanup_errors=True) as folder:
         config = Config.of(
             {
@@ -175,7 +175,7 @@ def stream(
 
 @dataclass(frozen=True)
 class Drained:
-    """Seconds from the start of reading: to the last batch in the handler, and to the end of the action on it."""
+    """Seconds from the start of reading to the last batch in the handler, and to the end of the action on it."""
 
     handler_s: float
     done_s: float
@@ -186,9 +186,9 @@ class Drained:
 def drain(
     spark: Any, source: Source, slot: str, n_rows: int, action: Callable[[SparkBatch], None], **settings: Any
 ) -> Drained:
-    """Read what is there: ``n_rows`` rows, however they are cut into transactions and batches."""
+    """Read all ``n_rows`` rows of the slot, however they are cut into transactions and batches."""
     with stream(spark, source, slot, action, **settings) as running:
-        watch = Watch()  # from here on: what starting the parts costs is another case's
+        watch = Watch()  # it starts here, because another case measures the start of the parts
         running.wait(lambda: running.n_rows >= n_rows)
         start_s = running.reading_since_s
         last = running.arrivals[-1]
@@ -201,7 +201,7 @@ def drain(
 
 
 def warm_up(spark: Any, server: EmbeddedPostgres) -> None:
-    """A first drain, which loads what is loaded once: kernels, the JVMs' classes, Spark's Python workers."""
+    """Run a first drain. It loads what is loaded only once: kernels, the JVMs' classes, Spark's Python workers."""
     source = Source(server, "warm")
     (slot,) = source.slots(1)
     source.insert(50_000)

@@ -1,4 +1,4 @@
-"""CPU seconds and memory of the processes below this one, by what they are: read from the kernel while a case runs."""
+"""CPU seconds and memory of the processes below this one, by role. They are read from the kernel while a case runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ROLES = (
     ("ray::", "ray"),
     ("/ray/", "ray"),
 )
-"""The first that is in a command line says the role; this process is ``driver``."""
+"""The first of these marks that is in a command line gives the role. This process has the role ``driver``."""
 
 _INTERVAL_S = 0.25
 
@@ -32,7 +32,7 @@ def role_of(command_line: str) -> str:
 
 @dataclass(frozen=True)
 class Usage:
-    """``cpu_s`` by role; ``peak_bytes``: the largest private memory of one process of the role, and its growth."""
+    """By role: CPU seconds, the largest private memory of one process, and its largest growth."""
 
     cpu_s: dict[str, float]
     peak_bytes: dict[str, int]
@@ -40,7 +40,7 @@ class Usage:
 
 
 class Watch:
-    """Samples until ``end``. A process that ends in between is counted up to its last sample."""
+    """Takes samples until ``end``. A process that ends in between is counted up to its last sample."""
 
     def __init__(self) -> None:
         self._me = psutil.Process()
@@ -82,7 +82,7 @@ class Watch:
         with process.oneshot():
             times = process.cpu_times()
             memory = process.memory_info()
-            # A worker becomes an actor after it was started, and only then has its name.
+            # A worker becomes an actor only after it was started, and then gets its name.
             role = "driver" if process.pid == self._me.pid else role_of(" ".join(process.cmdline()))
         cpu_s = times.user + times.system
         self._first.setdefault(process.pid, cpu_s)

@@ -1,8 +1,8 @@
-"""Profiles: where the CPU goes while the large transaction is drained, in the parts, and in the walsender.
+"""Profiles: where the CPU goes while the large transaction is drained, in the parts and in the walsender.
 
-By thread, from the kernel: what Ray's own threads and the JVM's compilers take shows nowhere else. Within the reader's
-and a buffer's Python by py-spy, which looks on without stopping them (a sample that pauses its process would cost more
-here than what it measures). Needs the right to trace processes: root, or ``kernel.yama.ptrace_scope = 0``.
+The kernel gives the CPU by thread. Only this shows what Ray's own threads and the JVM's compilers take. py-spy samples
+the Python of the reader and the buffers without stopping them: a sample that pauses its process would cost more here
+than what it measures. This needs the right to trace processes: root, or ``kernel.yama.ptrace_scope = 0``.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ _BUFFER = (
     ("deserialize_objects (", "take a block from shared memory"),
     ("guarded (", "the rest of a call"),
 )
-"""The innermost frame with one of these names what a sample is of. Others are not counted: threads that wait, and what
-Ray does between calls, which is no Python."""
+"""The innermost frame with one of these marks gives a sample its label. Other samples are not counted: threads that
+wait, and Ray's work between calls, which is not Python."""
 _WAITING = ("_look (", "wait_readable (")
-"""Whoever is in one of these itself sleeps."""
+"""A thread whose innermost frame is one of these sleeps."""
 
 _THREADS = (
     ("ray::", "main threads"),
@@ -155,7 +155,7 @@ def _samples(raw: Path, labels: tuple[tuple[str, str], ...]) -> Counter[str]:
 
 
 def label_of(frames: list[str], labels: tuple[tuple[str, str], ...]) -> str | None:
-    """What a sample is of; ``frames`` begin with the outermost, ``Class.function (file:line)``."""
+    """The label of a sample. ``frames`` begin with the outermost, as ``Class.function (file:line)``."""
 
     def has(frame: str, mark: str) -> bool:
         return frame.startswith(mark) or "." + mark in frame
@@ -166,7 +166,7 @@ def label_of(frames: list[str], labels: tuple[tuple[str, str], ...]) -> str | No
 
 
 def _thread_times() -> dict[tuple[int, int], tuple[str, str, float]]:
-    """(pid, thread id) -> role, kind of thread, CPU seconds; of all processes below this one."""
+    """(pid, thread id) -> role, kind of thread, CPU seconds, for all processes below this one."""
     ticks = os.sysconf("SC_CLK_TCK")
     times = {}
     for process in psutil.Process().children(recursive=True):
@@ -183,7 +183,7 @@ def _thread_times() -> dict[tuple[int, int], tuple[str, str, float]]:
 
 
 def thread_kind(name: str, *, is_main: bool) -> str:
-    """``name`` is the kernel's, of 15 characters."""
+    """The kind of a thread. ``name`` is the kernel's name of it, which has at most 15 characters."""
     if is_main:
         return "main threads"
     return next((kind for mark, kind in _THREADS if name.startswith(mark)), "other threads")

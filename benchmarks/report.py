@@ -1,7 +1,7 @@
-"""The tables of docs/performance.md and its plots, from the results file and nothing else.
+"""Makes the tables and plots of docs/performance.md from the results file alone.
 
-A table stands between ``<!-- NAME -->`` and ``<!-- end -->``; prose around it is left alone. What was not measured
-is left out.
+A table is between ``<!-- NAME -->`` and ``<!-- end -->``. The prose around it stays as it is. A table whose case was
+not measured stays as it is, too.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
 
 
 def _machine(measured: dict[str, Any]) -> str:
-    """Cases may be of several commits: each says its own."""
+    """The sentence about the machine. Cases may be of several commits, so each commit is named with its cases."""
     machine = measured["machine"]
     cases: dict[str, list[str]] = {}
     for name, case in sorted(measured.items()):

@@ -1,4 +1,4 @@
-"""The results file, and the little arithmetic that stands between a measurement and a table."""
+"""The results file, and the arithmetic between a measurement and a table."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 OUT = Path("benchmarks/out/results.json")
 KEPT = Path("docs/performance/results.json")
-"""What the documentation's tables are made from."""
+"""The copy that the documentation's tables were made from."""
 
 
 def median(values: list[float]) -> float:
@@ -58,7 +58,7 @@ def load(path: Path = OUT) -> dict[str, Any]:
 
 
 def save(case: str, measured: Any) -> None:
-    """Replace one case's part, with the commit that it was measured at."""
+    """Replace one case's part of the file, and note the commit at which it was measured."""
     results = load()
     results["machine"] = machine()
     results[case] = {**measured, "commit": results["machine"]["commit"]}

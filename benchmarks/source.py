@@ -1,4 +1,4 @@
-"""The server that is read: one table of seven mixed columns, rows written in transactions of a chosen size."""
+"""The server that is read: one table of seven mixed columns, with rows in transactions of a chosen size."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from xidstream.actors.demo.embedded_postgres import EmbeddedPostgres
 from xidstream.pipeline.pg import Lsn
 
 SETTINGS = {
-    # The disk's mood is not what is measured; nothing here needs to survive a power cut.
+    # The disk is not what is measured, and nothing here needs to survive a power cut.
     "fsync": "off",
     "full_page_writes": "off",
     "autovacuum": "off",
@@ -39,8 +39,11 @@ _HBA = (
 
 
 class Source:
-    """A fresh database of one server; ``connection`` is its writer. Readers come over TCP, as in production, where a
-    walsender's rows, which it sends one by one, are joined on the way; ``socket_dsn`` is the Unix socket's."""
+    """A fresh database of one server. ``connection`` is its writer.
+
+    Readers use ``dsn``, over TCP, as in production; a walsender sends rows one by one, and TCP joins them on the way.
+    ``socket_dsn`` uses the Unix socket.
+    """
 
     def __init__(self, server: EmbeddedPostgres, name: str) -> None:
         self.server = server
@@ -55,7 +58,7 @@ class Source:
         self._next_row = 1
 
     def close(self) -> None:
-        """Slots hold the write-ahead log back: they go with the database."""
+        """Drop the slots and the database. A slot that stays would hold back the write-ahead log."""
         self.connection.close()
         with psycopg.connect(self.server.conninfo(), autocommit=True) as admin:
             for (slot,) in admin.execute(
@@ -70,14 +73,14 @@ class Source:
         return cursor.fetchall() if cursor.description is not None else []
 
     def slots(self, n: int, prefix: str = "slot") -> list[str]:
-        """Slots that begin here. Made one after the other, each before any of the data."""
+        """Make slots that begin here, one after the other, before any of the data."""
         names = [f"{self.name}_{prefix}_{i}" for i in range(n)]
         for name in names:
             self.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", name)
         return names
 
     def insert(self, n_rows: int, connection: psycopg.Connection[Any] | None = None) -> None:
-        """In the transaction that ``connection`` (default: the writer's) has open, or one of its own."""
+        """Insert rows, in the open transaction of ``connection`` (default: the writer) or in one of its own."""
         first, self._next_row = self._next_row, self._next_row + n_rows
         statement = "insert into t " + ROWS.format(first, self._next_row - 1)
         (connection or self.connection).execute(statement.encode())
@@ -91,7 +94,7 @@ class Source:
         )
 
     def end_lsn(self) -> Lsn:
-        """The end of all that was written, which a reader can reach: it is flushed."""
+        """The end of all that was written. A reader can reach it, because it is flushed."""
         self.execute("select pg_switch_wal()")
         return Lsn.parse(self.execute("select pg_current_wal_flush_lsn()::text")[0][0])
 

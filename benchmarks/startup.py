@@ -1,5 +1,7 @@
-"""From ``xidstream run`` to the first row in the handler, in its own process; its longest parts one after the other;
-and what the kernels' cache spares."""
+"""Start-up: from ``xidstream run``, in a process of its own, to the first row in the handler.
+
+It also measures the longest parts one after the other, and the time that the kernels' cache saves.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,7 @@ print(json.dumps(times))
 
 
 def note_first(batch: SparkBatch) -> None:
-    """The handler of the measured run: when it was called first."""
+    """The handler of the measured run. It notes when it was called first."""
     mark = Path(os.environ[_MARK])
     if not mark.exists():
         mark.write_text(str(time.time()))
@@ -88,7 +90,7 @@ def _warm_up_s(environment: dict[str, str]) -> float:
 
 
 def _run(script: str, environment: dict[str, str]) -> str:
-    """The last line that ``script`` prints, in a process of its own."""
+    """Run ``script`` in a process of its own. Returns the last line that it prints."""
     done = subprocess.run(
         [sys.executable, "-c", script],
         env={**os.environ, **environment},

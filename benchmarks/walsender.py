@@ -1,7 +1,8 @@
-"""What the walsender did while a slot was read: it worked, waited for a CPU, or waited for its reader.
+"""Measures what the walsender did while a slot was read: it worked, waited for a CPU, or waited for its reader.
 
-Read from the kernel (``/proc/PID/stat`` and ``schedstat``), so it sees a server on this machine alone. This tells a
-reader that is too slow (the walsender waits for it) from a machine that is too small (it waits for a CPU).
+The figures come from the kernel (``/proc/PID/stat`` and ``schedstat``), so they need a server on this machine. They
+tell a reader that is too slow (the walsender waits for it) from a machine that is too small (the walsender waits for a
+CPU).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _INTERVAL_S = 0.1
 
 @dataclass(frozen=True)
 class Spent:
-    """Seconds of the walsender that worked most. What is left of the wall clock it was blocked."""
+    """Seconds of the walsender that worked most. For the rest of the wall clock it was blocked."""
 
     user_s: float
     system_s: float
@@ -26,7 +27,7 @@ class Spent:
 
 
 class WalsenderWatch:
-    """Looks from ``__enter__`` to ``__exit__``; a walsender that ended is counted up to the last look."""
+    """Takes samples from ``__enter__`` to ``__exit__``. A walsender that ended is counted up to its last sample."""
 
     def __init__(self, dsn: str) -> None:
         self._dsn = dsn
@@ -60,7 +61,7 @@ class WalsenderWatch:
 
 def _spent(pid: int) -> Spent:
     ticks = os.sysconf("SC_CLK_TCK")
-    # After the name, which may hold anything, the fields are plain: utime and stime are the 12th and 13th of them.
+    # The name may hold any character, so it is skipped. Of the fields after it, the 12th and 13th are utime and stime.
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     waited_ns = int(Path(f"/proc/{pid}/schedstat").read_text().split()[1])
     return Spent(int(fields[11]) / ticks, int(fields[12]) / ticks, waited_ns / 1e9)

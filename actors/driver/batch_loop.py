@@ -4,8 +4,8 @@ It runs on a thread of the process that holds the Spark session: the driver acto
 gives the backpressure. Reporting a batch only after the sink has returned gives the guarantee: the next epoch
 delivers again what was not reported, and the sink's own watermark drops what the sink already holds.
 
-Before each batch the loop asks the storage whether the slot is still this epoch's. A user's function has no fence of its
-own, and a process that was stopped for a while, or whose link was lost, does not know that another run has gone on.
+Before each batch the loop asks the storage whether the slot is still this epoch's. A user's function has no fence of
+its own, and a process that was stopped for a while, or whose link was lost, does not know that another run went on.
 
 There is never more than one loop of a run on a sink: the supervisor calls ``stop`` and waits for the end before it
 begins the next epoch's loop. A loop that was stopped neither writes another batch nor reports the one it was writing.
