@@ -247,12 +247,12 @@ class Config:
                 raise ConfigError(f"{name} must be from {low} to {high}, got {value!r}")
         if self.buffer_resource in ("CPU", "GPU", "memory", "object_store_memory"):
             raise ConfigError(
-                f"buffer_resource is for a custom resource, not Ray's own {self.buffer_resource}"
+                f"buffer_resource must be a custom resource, not Ray's own {self.buffer_resource}"
             )
         if self.buffers_max < self.buffers_min:
             raise ConfigError(f"buffers_max ({self.buffers_max}) is below buffers_min ({self.buffers_min})")
         if self.reader_memory_bytes < 2 * self.block_bytes:
-            raise ConfigError("reader_memory_bytes must hold two blocks at least")
+            raise ConfigError("reader_memory_bytes must hold at least two blocks (block_bytes)")
 
     def refuse_credentials(self) -> None:
         """Raise ConfigError for a secret in a setting that travels to Ray's actors and Spark's executors.
@@ -301,7 +301,7 @@ class Config:
             name = key.replace("-", "_")
             if name == "slots":
                 raise ConfigError(
-                    "a list of slots is for `xidstream run`", remedy="give the settings of one slot"
+                    "only `xidstream run` takes a list of slots", remedy="give the settings of one slot"
                 )
             if name not in known:
                 import difflib
@@ -331,7 +331,7 @@ def configs_of(values: Mapping[str, Any], options: Mapping[str, Any]) -> tuple[C
     if not isinstance(entries, list) or not entries or not all(isinstance(e, dict) for e in entries):
         raise ConfigError("slots must be a list of tables: [[slots]] in the file")
     if "slot" in common:
-        raise ConfigError("slot stands beside [[slots]]", remedy="move it into a [[slots]] of its own")
+        raise ConfigError("slot is given beside [[slots]]", remedy="move it into a [[slots]] of its own")
     configs = []
     for entry in entries:
         own = {key.replace("-", "_"): value for key, value in entry.items()}
@@ -363,7 +363,7 @@ def _refuse_clashes(configs: Sequence[Config]) -> None:
     if len(set(roots)) < len(roots):
         raise ConfigError(
             "two of [[slots]] have the same sink",
-            remedy="give each a Delta root of its own: one _transactions table tells the commits of one server",
+            remedy="give each a Delta root of its own: a _transactions table holds the commits of one server",
         )
 
 

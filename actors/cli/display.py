@@ -1,6 +1,6 @@
 """Shows a run while it works: a live table on a terminal, or else plain lines.
 
-Both show the same numbers, from ``Supervisor.status``: the rows and transactions that are through, the bytes read, the
+Both show the same numbers, from ``Supervisor.status``: the delivered rows and transactions, the bytes read, the
 open transactions and what they hold, the bytes that wait for the sink, and the lag of the last commit. An unknown
 number is not shown as zero.
 """
@@ -27,7 +27,7 @@ _MOST_TRANSACTIONS = 6
 
 def summary(status: Status) -> str:
     """The status in one line."""
-    parts = [f"{status.driver.n_transactions:,} transactions, {status.driver.n_rows:,} rows through"]
+    parts = [f"{status.driver.n_transactions:,} transactions, {status.driver.n_rows:,} rows delivered"]
     if status.reader is not None:
         open_rows = sum(rows for _, rows, _, _ in status.reader.open)
         parts.append(f"{human_bytes(status.reader.n_bytes)} read")

@@ -8,7 +8,7 @@ from xidstream.actors.driver.spark_master import SparkMaster
 _STALLED = (
     f"a Spark job waited {STALLED_AFTER_S:.0f} s without a running task: RayDP's master or executors are lost"
 )
-_MASTER_LOST = "RayDP's master is lost: its Spark session can start no executor any more"
+_MASTER_LOST = "RayDP's master is lost: its Spark session cannot start executors any more"
 
 
 def trouble_of(master: SparkMaster, loop: BatchLoop | None) -> str | None:

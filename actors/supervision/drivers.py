@@ -98,7 +98,7 @@ class InProcessDriver:
         if not concurrent.futures.wait([self._future], timeout_s).done:
             if (trouble := trouble_of(self._master, self._loop)) is not None:
                 raise SinkFailed(
-                    trouble, remedy="end the script: its Spark session cannot be mended from inside"
+                    trouble, remedy="end the script: its Spark session cannot be repaired from inside"
                 )
             return False
         self._future.result()

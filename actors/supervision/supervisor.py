@@ -112,7 +112,7 @@ class Supervisor:
                         raise
                     pause_s = self._pause_after(error)
                     if self._stop.is_set():
-                        self._notify(f"{error.message}; nothing that was not confirmed is lost")
+                        self._notify(f"{error.message}; changes that were not confirmed will come again")
                         return
                     if pause_s is None:
                         raise

@@ -171,7 +171,9 @@ class Grammar:
             if first is None:
                 raise UsageError("whether a STREAM START is the first of its transaction is needed")
             if first and xid in self._open:
-                raise self._illegal(kind, xid, lsn, "it says to be the first block of a stream that is open")
+                raise self._illegal(
+                    kind, xid, lsn, "it claims to be the first block of a stream that is open already"
+                )
             if not first and xid not in self._open:
                 raise self._illegal(kind, xid, lsn, "it continues a stream that is not open")
         elif kind == _M.STREAM_ABORT:

@@ -268,9 +268,9 @@ class ReplicationConnection:
                     if report.lacks_publication:
                         return SlotLost(
                             f"{self._doing}: {report.message} at this point of the WAL: its changes are lost",
-                            remedy="creating it again does not help, because the server decodes with the catalog of "
-                            "that time: create it, then drop the slot together with its record (`xidstream slot drop "
-                            "--storage URI`), create that again, and take a new snapshot of the tables",
+                            remedy="creating it again is not enough, because the server decodes with the catalog of "
+                            "that time; after that, drop the slot together with its record (`xidstream slot drop "
+                            "--storage URI`), create the slot again, and take a new snapshot of the tables",
                         )
                     return from_report(report, self._doing)
                 if result.status in (pq.ExecStatus.COPY_IN, pq.ExecStatus.COPY_BOTH):

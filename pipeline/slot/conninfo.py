@@ -39,9 +39,9 @@ def parse(dsn: str) -> dict[str, str]:
         return {key: str(value) for key, value in conninfo_to_dict(dsn).items() if value is not None}
     except psycopg.Error:
         raise ConfigError(
-            "the dsn is not a connection string of libpq",
+            "the dsn is not a libpq connection string",
             remedy="write it as 'host=… port=… dbname=… user=…' or as postgresql://user@host:port/dbname, "
-            "special characters of a URI percent-encoded",
+            "and percent-encode special characters of a URI",
         ) from None
 
 

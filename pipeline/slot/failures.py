@@ -44,11 +44,11 @@ REMEDY_PRIVILEGE: Final = (
     "ALTER ROLE … REPLICATION (on managed services: grant the provider's replication role)"
 )
 REMEDY_CREATE_SLOT: Final = (
-    "`xidstream slot create`, or `run --create-slot`; changes from before its creation are not in it"
+    "`xidstream slot create`, or `run --create-slot`; a slot has no changes from before its creation"
 )
 REMEDY_WAL_LEVEL: Final = "ALTER SYSTEM SET wal_level = logical, then restart the server"
 REMEDY_PASSWORD: Final = (
-    "check user and password (PGPASSWORD, the passfile or a service file keep it off the command line)"
+    "check user and password (PGPASSWORD, a passfile or a service file keeps it off the command line)"
 )
 REMEDY_OUTPUT_PLUGIN: Final = "add pgoutput to the server's output_plugin_libraries and reload"
 
@@ -139,7 +139,7 @@ _RULES: Final = (
     _Rule("42704", PreconditionMissing),
     _Rule("42710", PreconditionMissing, "choose another name, or use the slot as it is"),
     _Rule("28P01", PreconditionMissing, REMEDY_PASSWORD),
-    _Rule("28...", PreconditionMissing, "mend the role, or the server's pg_hba.conf"),
+    _Rule("28...", PreconditionMissing, "correct the role, or the server's pg_hba.conf"),
     _Rule("3D000", PreconditionMissing, "correct the database's name"),
     _Rule("42501", PreconditionMissing, REMEDY_OUTPUT_PLUGIN, r"output plugin|output_plugin"),
     _Rule("42501", PreconditionMissing, REMEDY_PRIVILEGE),
@@ -211,7 +211,7 @@ _CONNECT_RULES: Final = (
     _ConnectRule(
         r"no pg_hba\.conf entry|pg_hba\.conf rejects|authentication failed",
         PreconditionMissing,
-        "the server's pg_hba.conf does not let us in",
+        "the server's pg_hba.conf refuses this connection",
         "add a line for this user, database (its name, not `replication`) and address to it, then reload",
     ),
     _ConnectRule(r'database ".*" does not exist', PreconditionMissing, "unknown database", "correct dbname"),

@@ -79,7 +79,7 @@ def test_a_submitted_run_succeeds_with_the_tables_and_the_code_of_its_working_di
     job = local_ray.submit(command, working_dir=checkout)
     said = job.stdout + job.stderr
     assert job.returncode == 0, said
-    assert "succeeded" in said and "done: 2 transactions, 20,001 rows through" in said
+    assert "succeeded" in said and "done: 2 transactions, 20,001 rows delivered" in said
     rows = DeltaTable(str(tmp_path / "delta" / "public.t")).to_pyarrow_table().to_pylist()
     rows.sort(key=lambda r: (r["_commit_lsn"], r["_seq"]))
     assert [r["id"] for r in rows[:-1]] == list(range(1, 20_001))

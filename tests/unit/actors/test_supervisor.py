@@ -233,7 +233,7 @@ def test_a_part_that_fails_while_the_run_is_being_stopped_ends_it_without_an_err
     supervisor.run()
     assert supervisor.n_epochs == 1
     (notice,) = supervisor.notices
-    assert notice == "the batch in hand did not end; nothing that was not confirmed is lost"
+    assert notice == "the batch in hand did not end; changes that were not confirmed will come again"
 
 
 def test_each_new_epoch_is_told_with_its_cause_and_its_pause(clock: Clock) -> None:
