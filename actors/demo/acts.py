@@ -1,4 +1,4 @@
-"""The four acts of the demo: what the clients write, and what is seen of it while a large transaction is open.
+"""The four acts of the demo. Two clients write, and the demo shows how far their rows are.
 
 1. A large transaction begins, and its rows arrive in the buffers before COMMIT.
 2. Small transactions commit past it.
@@ -74,7 +74,7 @@ def _write_large(console: Console, large: Connection, stream: LiveStream, n_rows
             large.execute(_ROWS.encode(), (first, last))
             bar.update(written, completed=last)
             bar.update(arrived, completed=stream.n_open_rows())
-        # The walsender keeps what is less than logical_decoding_work_mem until COMMIT, so not all rows arrive.
+        # The walsender keeps the last rows until COMMIT if they need less than logical_decoding_work_mem.
         stream.wait_until_steady(lambda n: bar.update(arrived, completed=n))
     n_decoded = stream.n_open_rows()
     n_segments = sum(n for *_, n in stream.open_transactions())

@@ -1,7 +1,7 @@
-"""The pipeline that the demo shows: a supervisor on a thread of its own, and what can be seen of it while it works.
+"""The pipeline that the demo shows: a supervisor on a thread of its own, and a view of its state while it works.
 
-The demo's main thread writes to PostgreSQL and waits for what arrives. Every wait raises what ended the supervisor,
-if it has ended, and gives up after ``_TIMEOUT_S``.
+The demo's main thread writes to PostgreSQL and waits until rows arrive. Every wait gives up after ``_TIMEOUT_S``. If
+the supervisor has failed, the wait raises its error.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class LiveStream:
     ) -> None:
         self._end()
 
-    # -- what can be seen --------------------------------------------------------------------------------
+    # -- the state ---------------------------------------------------------------------------------------
 
     @property
     def arrivals(self) -> list[Arrival]:

@@ -26,7 +26,7 @@ _SHOWN_AT_EACH_END: Final = 2
 
 
 def prove(console: Console, spark: SparkSession, conninfo: str, output: Path) -> None:
-    """Raises EnvironmentFault where Delta and the source differ, or the large transaction is not the last one."""
+    """Show the proof. Raises EnvironmentFault if Delta and the source differ, or the large transaction is not last."""
     in_order = _show_commit_order(console, spark, output)
     equal = _compare_with_source(console, spark, conninfo, output)
     _show_files(console, output)

@@ -1,4 +1,4 @@
-"""``xidstream demo``: the whole path on nothing but what pip installed, with its proof at the end.
+"""``xidstream demo``: shows the whole path with nothing but installed wheels, and proves the result at the end.
 
 It uses an embedded PostgreSQL 18, a local Ray, and a RayDP session in this process. The acts (``demo.acts``) show that
 rows of an open transaction are decoded before its COMMIT. The proof (``demo.proof``) compares what Spark and the
@@ -82,7 +82,7 @@ def _show(console: Console, conninfo: str, storage: Path, output: Path, n_rows: 
 
 
 def _prepare_output(output: Path) -> None:
-    """Replace what an earlier demo left; touch nothing else."""
+    """Make an empty output folder. An earlier demo's folder is replaced; any other folder with files is refused."""
     if output.exists():
         if any(output.iterdir()) and not (output / _MARKER).exists():
             raise UsageError(

@@ -1,6 +1,6 @@
 """The demo's sink: the Delta sink, with a Spark count before each write, and the times of both.
 
-The count stands for a user's own action. Where Spark counts other rows than the batch has, the demo fails.
+The count stands for a user's own action. If Spark counts other rows than the batch has, the demo fails.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from xidstream.pipeline.errors import ConfigError
 from xidstream.pipeline.slot.conninfo import parse
 
 SLOT_NAME: Final = re.compile(r"[a-z0-9_]{1,63}")
-"""What PostgreSQL allows (ReplicationSlotValidateName in slot.c)."""
+"""The names that PostgreSQL allows (ReplicationSlotValidateName in slot.c)."""
 
 _MEMORY: Final = re.compile(r"([0-9]{1,10}) ?(kB|MB|GB)")
 _UNITS_KB: Final = {"kB": 1, "MB": 1024, "GB": 1024 * 1024}

@@ -1,4 +1,4 @@
-"""START_REPLICATION: what may be asked of a server of a given version, and the command's text.
+"""START_REPLICATION: the options that a server of a given version supports, and the command's text.
 
 Sources: pgoutput.c (parse_output_parameters), the manual's "Streaming Replication Protocol", repl_gram.y.
 Replication commands take no parameters, so quoting is done here. A slot's name has no special characters
