@@ -23,7 +23,9 @@ from xidstream.actors.supervision.actor_driver import ActorDriver
 from xidstream.actors.supervision.placement import DRIVER_CPUS
 from xidstream.pipeline.config import Config
 
-_CLOSE_S = 30.0
+_CLOSE_S = 5.0
+"""An orderly end takes a second or two. One that hangs must not keep a run that was told to stop: the actor is killed
+then, and its JVMs and Ray actors end with it."""
 _THREADS = 4
 """Threads of the actor for each slot: for its loop, and for the questions of its supervisor and of the display."""
 

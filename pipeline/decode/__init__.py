@@ -3,11 +3,11 @@
 ::
 
     blocks    the two entry points
-    tables    the column loop of one relation version
+    table_decoder  the column loop of one relation version
     numbers | datetimes | binary | arrays | sparse     codecs, and the two columns of exceptions
     columns   from row cursors to places of values; gathering; UTF-8
     scan      the one pass that checks everything
-    faults    kernels' codes to errors
+    bad_values     kernels' codes to errors
     codes     the numbers they agree on
 
 Importing the package loads numba and all kernels (from numba's cache on disk; the first time on a machine it
