@@ -42,8 +42,9 @@ def local_ray() -> Iterator[LocalRay]:
 def checkout(tmp_path: Path) -> Path:
     """The working directory to submit: what a clone has, and not the one that is installed in this environment."""
     folder = tmp_path / "checkout"
-    for package in ("actors", "pipeline"):
-        shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
+    for package in ("actors", "pipeline", "xidstream"):
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / package, folder / package, symlinks=True, ignore=ignored)
     return folder
 
 
