@@ -116,7 +116,15 @@ def sql_connection(dsn: str, doing: str) -> Iterator[psycopg.Connection[Any]]:
         raise from_connect_error(error, dsn) from None
     with connection:
         try:
+            # The role or the database may set another style, in which psycopg cannot read a timestamp.
+            connection.execute("SET DateStyle = 'ISO'")
             yield connection
+        except (psycopg.errors.CharacterNotInRepertoire, UnicodeDecodeError):
+            # The error itself is not kept as the cause, because it quotes the bytes.
+            raise Unsupported(
+                f"{doing}: a name in the server's catalog is not valid UTF-8 (the database is SQL_ASCII)",
+                remedy="rename the table or column, or leave the table out of the publication",
+            ) from None
         except psycopg.Error as error:
             raise from_error(error, doing) from None
 

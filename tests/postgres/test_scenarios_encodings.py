@@ -16,6 +16,9 @@ from tests.differential.scenario import Scenario
 from tests.postgres_fixtures import Database, drop_database
 from xidstream.actors.demo.embedded_postgres import EmbeddedPostgres
 from xidstream.pipeline.errors import PoisonedChange
+from xidstream.pipeline.slot.findings import Status
+from xidstream.pipeline.slot.preflight import preflight
+from xidstream.pipeline.slot.settings import SlotSettings
 
 pytestmark = pytest.mark.postgres
 
@@ -166,3 +169,16 @@ def test_a_table_of_1600_columns_arrives_whole_from_a_streamed_transaction(
     rows = scenario.sink.rows()
     assert len(rows) == 3
     assert all(row[f"c{i}"] == i for row in rows for i in range(1600))
+
+
+def test_the_checks_before_a_run_name_a_catalog_that_is_not_utf8(
+    scenario_in: Callable[..., Scenario],
+) -> None:
+    scenario = scenario_in("SQL_ASCII")
+    with scenario.database.connect(client_encoding="SQL_ASCII") as session:
+        session.execute(b'CREATE TABLE "t\xe9" (id int PRIMARY KEY)')
+        session.execute(b"CREATE PUBLICATION latin FOR ALL TABLES")
+    settings = SlotSettings(dsn=scenario.database.dsn(), slot="s", publications=("latin",))
+    failed = [f for f in preflight(settings, will_create_slot=True) if f.status is Status.FAILED]
+    assert len(failed) == 1 and "not valid UTF-8" in failed[0].statement, failed
+    assert "publication" in (failed[0].remedy or "")
