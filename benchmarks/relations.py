@@ -19,21 +19,12 @@ from typing import Any
 
 import psutil
 
+from tests.pgoutput import writer
+from tests.pgoutput.messages import ColumnKind, Insert, Message, TupleColumn, TupleData
 from xidstream.pipeline.buffer import KnownRelations
 from xidstream.pipeline.decode import decode_plain_block, warm_up
 from xidstream.pipeline.pg import Lsn, Xid
-from xidstream.pipeline.protocol import writer
-from xidstream.pipeline.protocol.messages import (
-    Begin,
-    ColumnKind,
-    Commit,
-    Insert,
-    Message,
-    Relation,
-    RelationColumn,
-    TupleColumn,
-    TupleData,
-)
+from xidstream.pipeline.protocol.messages import Begin, Commit, Relation, RelationColumn
 from xidstream.pipeline.stream import PlainBlock, StreamCutter
 
 _COLUMNS = (("id", 20), ("k", 23), ("note", 25), ("amount", 1700), ("at", 1184), ("score", 701), ("flag", 16))

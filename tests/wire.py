@@ -6,17 +6,15 @@ short forms of the rows that tests need.
 
 from __future__ import annotations
 
+from tests.pgoutput import writer
+from tests.pgoutput.messages import ColumnKind, Insert, Message, TupleColumn, TupleData
 from xidstream.pipeline.pg import POSTGRES_EPOCH_UNIX_US, Lsn, Xid
-from xidstream.pipeline.protocol import writer
 from xidstream.pipeline.protocol.messages import (
     Begin,
     BeginPrepare,
-    ColumnKind,
     Commit,
     CommitPrepared,
-    Insert,
     LogicalMessage,
-    Message,
     Origin,
     Prepare,
     Relation,
@@ -27,8 +25,6 @@ from xidstream.pipeline.protocol.messages import (
     StreamPrepare,
     StreamStart,
     StreamStop,
-    TupleColumn,
-    TupleData,
 )
 
 T0_US = POSTGRES_EPOCH_UNIX_US

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from xidstream.pipeline.errors import MalformedMessage, PoisonedChange
 from xidstream.pipeline.pg import Lsn, Xid
-from xidstream.pipeline.protocol.messages import ColumnKind, MessageType, TupleColumn, TupleData
+from xidstream.pipeline.protocol.messages import MessageType
 
 Buffer = bytes | memoryview
 
@@ -31,8 +31,6 @@ _I16: Final = Struct("!h")
 _I32: Final = Struct("!i")
 
 _NAME_CHUNK: Final = 256
-_KINDS: Final = {ord(kind.value): kind for kind in ColumnKind}
-_BARE: Final = {kind: TupleColumn(kind) for kind in ColumnKind if not kind.has_value}
 
 
 def malformed(title: str, lsn: Lsn, what: str) -> MalformedMessage:
@@ -135,17 +133,6 @@ class Cursor:
         if n < 0 or n * smallest > self.remaining:
             raise self.malformed(f"{n} {what} in {self.remaining} bytes")
         return int(n)
-
-    def tuple_data(self, what: str) -> TupleData:
-        columns = []
-        for _ in range(self.count(1, f"columns of {what}")):
-            byte = self.byte(what)
-            kind = _KINDS.get(byte)
-            if kind is None:
-                raise self.malformed(f"a column of unknown kind 0x{byte:02x} in {what}")
-            bare = _BARE.get(kind)
-            columns.append(bare or TupleColumn(kind, self.counted_bytes(f"a column of {what}")))
-        return TupleData(tuple(columns))
 
     def finish(self) -> None:
         if self._place != self._end:

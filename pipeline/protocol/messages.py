@@ -1,22 +1,21 @@
-"""The messages of pgoutput, protocols 1 to 4, and of the CopyData level below it, as values.
+"""The messages of pgoutput that Python looks at, protocols 1 to 4, and the keepalive, as values.
 
 One frozen dataclass per message, fields in wire order and under the names of PostgreSQL's manual and
 ``logicalproto.h``, chapter "Logical Replication Message Formats" (that is what "LRMF" cites below) or
-"Streaming Replication Protocol" ("SRP"). ``parser`` makes them of bytes and ``writer`` bytes of them; the
-three modules change together.
+"Streaming Replication Protocol" ("SRP"). ``parser`` makes them of bytes; the two modules change together. Messages of
+rows have a type here and no class, because rows are decoded in whole blocks.
 
 Where a field differs from the wire, it is said here once:
 
 - LSNs are ``Lsn``, transaction ids ``Xid``, oids plain int (they index ``RelationVersion`` mappings).
 - ``..._timestamp_us`` are microseconds since the Unix epoch, UTC; the wire counts from 2000-01-01.
-- ``xid: Xid | None`` in front of R, Y, I, U, D, T, M is the Int32 that only a stream block has: the
-  *sub*transaction, except in M, where it is the top-level transaction. None means outside a stream block.
+- ``xid: Xid | None`` in front of R, Y and M is the Int32 that only a stream block has: the *sub*transaction, except
+  in M, where it is the top-level transaction. None means outside a stream block.
 - Counts, and the flag bytes that the manual calls unused, have no field: the parser insists on their only
   legal value, because a flag that we do not know may change what the message means.
 
-Values of rows and contents of logical messages are never part of ``repr``, so a message can be put in a log.
-Considered and rejected: one class with a type field (no exact types for callers), and parsing rows lazily
-over the buffer (the decoder does not use this module at all; what does, wants values).
+The content of a logical message is never part of ``repr``, so a message can be put in a log. Considered and rejected:
+one class with a type field (no exact types for callers).
 """
 
 from __future__ import annotations
@@ -130,91 +129,7 @@ class Type:
     name: str
 
 
-# -- rows ----------------------------------------------------------------------------------------------
-
-
-class ColumnKind(enum.Enum):
-    """The byte before each column of a TupleData."""
-
-    NULL = "n"
-    UNCHANGED = "u"  # an unchanged TOAST value, which the server does not know here: not NULL
-    TEXT = "t"
-    BINARY = "b"
-
-    @property
-    def has_value(self) -> bool:
-        return self is ColumnKind.TEXT or self is ColumnKind.BINARY
-
-
-@dataclass(frozen=True, slots=True)
-class TupleColumn:
-    """LRMF, TupleData: one column. ``value`` is None exactly for the kinds n and u; UsageError if not."""
-
-    kind: ColumnKind
-    value: bytes | None = field(default=None, repr=False)
-
-    def __post_init__(self) -> None:
-        if self.kind.has_value != (self.value is not None):
-            raise UsageError(f"a tuple column of kind {self.kind.value!r} with or without a value wrongly")
-
-
-@dataclass(frozen=True, slots=True)
-class TupleData:
-    """LRMF, TupleData."""
-
-    columns: tuple[TupleColumn, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Insert:
-    """LRMF, Insert."""
-
-    type: ClassVar[MessageType] = MessageType.INSERT
-    xid: Xid | None
-    relid: int
-    new: TupleData
-
-
-@dataclass(frozen=True, slots=True)
-class Update:
-    """LRMF, Update. At most one of ``key`` (marker K) and ``old`` (marker O) is there; UsageError if both."""
-
-    type: ClassVar[MessageType] = MessageType.UPDATE
-    xid: Xid | None
-    relid: int
-    key: TupleData | None
-    old: TupleData | None
-    new: TupleData
-
-    def __post_init__(self) -> None:
-        if self.key is not None and self.old is not None:
-            raise UsageError("an Update carries a key or an old tuple, not both")
-
-
-@dataclass(frozen=True, slots=True)
-class Delete:
-    """LRMF, Delete. Exactly one of ``key`` (marker K) and ``old`` (marker O) is there; UsageError if not."""
-
-    type: ClassVar[MessageType] = MessageType.DELETE
-    xid: Xid | None
-    relid: int
-    key: TupleData | None
-    old: TupleData | None
-
-    def __post_init__(self) -> None:
-        if (self.key is None) == (self.old is None):
-            raise UsageError("a Delete carries either a key or an old tuple")
-
-
-@dataclass(frozen=True, slots=True)
-class Truncate:
-    """LRMF, Truncate. ``cascade`` and ``restart_identity`` are bits 0 and 1 of one byte."""
-
-    type: ClassVar[MessageType] = MessageType.TRUNCATE
-    xid: Xid | None
-    cascade: bool
-    restart_identity: bool
-    relids: tuple[int, ...]
+# -- messages of applications ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,16 +259,13 @@ class StreamPrepare:
     gid: str
 
 
-RowMessage = Insert | Update | Delete | Truncate | LogicalMessage
-"""What a block may hold."""
-
 Message = (
     Begin
     | Commit
     | Origin
     | Relation
     | Type
-    | RowMessage
+    | LogicalMessage
     | StreamStart
     | StreamStop
     | StreamCommit
@@ -370,32 +282,9 @@ Message = (
 
 
 @dataclass(frozen=True, slots=True)
-class XLogData:
-    """SRP, XLogData ('w'): the 25 byte header before each pgoutput message.
-
-    Both LSNs are that message's own and may be 0/0 or go backwards (fact 2): never acknowledge from them.
-    """
-
-    start_lsn: Lsn
-    end_lsn: Lsn
-    send_timestamp_us: int
-
-
-@dataclass(frozen=True, slots=True)
 class Keepalive:
     """SRP, Primary keepalive message ('k'). ``end_lsn`` is the end of what the server has decoded."""
 
     end_lsn: Lsn
     send_timestamp_us: int
     reply_requested: bool
-
-
-@dataclass(frozen=True, slots=True)
-class StandbyStatusUpdate:
-    """SRP, Standby status update ('r'), sent by the client. Only ``flush_lsn`` moves the slot."""
-
-    write_lsn: Lsn
-    flush_lsn: Lsn
-    apply_lsn: Lsn
-    client_timestamp_us: int
-    reply_requested: bool = False

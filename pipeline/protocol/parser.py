@@ -7,12 +7,11 @@ must be used up exactly: bytes left over mean that we and the server disagree on
 not, parallel or not), and then no field can be trusted.
 
 ``data`` is bytes or a memoryview of bytes, parsed in place from ``offset`` to its end, so the reader passes
-what libpq gave and ``offset=COPY_HEADER_BYTES``. Nothing returned refers to ``data`` afterwards. ``lsn`` is
+what libpq gave and ``offset=HEADER_BYTES``. Nothing returned refers to ``data`` afterwards. ``lsn`` is
 for errors only. Parsing does not depend on order; what is legal where is ``grammar``'s.
 
-Rows are parsed here for tests, tools and rare messages; the data path decodes whole blocks
-(``pipeline.decode``) instead. B and C come once per small transaction, so messages of fixed length are
-unpacked by one Struct each.
+Messages of rows (I, U, D, T) are not parsed here: ``pipeline.decode`` decodes whole blocks of them. B and C come once
+per small transaction, so messages of fixed length are unpacked by one Struct each.
 
 Source: ``src/backend/replication/logical/proto.c`` (each ``logicalrep_read_...``), ``walsender.c`` for
 CopyData. Stricter than PostgreSQL's reader where that ignores what it reads: unknown flag bits, the first
@@ -33,8 +32,6 @@ from xidstream.pipeline.protocol.messages import (
     BeginPrepare,
     Commit,
     CommitPrepared,
-    Delete,
-    Insert,
     Keepalive,
     LogicalMessage,
     Message,
@@ -44,21 +41,13 @@ from xidstream.pipeline.protocol.messages import (
     Relation,
     RelationColumn,
     RollbackPrepared,
-    StandbyStatusUpdate,
     StreamAbort,
     StreamCommit,
     StreamPrepare,
     StreamStart,
     StreamStop,
-    Truncate,
-    TupleData,
     Type,
-    Update,
-    XLogData,
 )
-
-COPY_HEADER_BYTES: Final = 25
-"""Of XLogData: where the pgoutput message begins."""
 
 _UNIX: Final = POSTGRES_EPOCH_UNIX_US
 
@@ -72,11 +61,8 @@ _STREAM_ABORT_PARALLEL: Final = Struct("!BIIQq")
 _BEGIN_PREPARE: Final = Struct("!QQqI")
 _PREPARE: Final = Struct("!BQQqI")
 _ROLLBACK_PREPARED: Final = Struct("!BQQqqI")
-_XLOG_DATA: Final = Struct("!BQQq")
 _KEEPALIVE: Final = Struct("!BQqB")
-_STATUS_UPDATE: Final = Struct("!BQQQqB")
 _COLUMN_TAIL: Final = Struct("!Ii")
-_TRUNCATE: Final = Struct("!iB")
 
 _SMALLEST_COLUMN: Final = 1 + 1 + _COLUMN_TAIL.size  # flags, an empty name, type and modifier
 _REPLICA_IDENTITIES: Final = frozenset(b"dnfi")
@@ -153,67 +139,7 @@ def parse_type(data: Buffer, *, in_stream: bool, lsn: Lsn, offset: int = 0) -> T
     return Type(xid, oid, schema, name)
 
 
-# -- rows ----------------------------------------------------------------------------------------------
-
-
-def parse_insert(data: Buffer, *, in_stream: bool, lsn: Lsn, offset: int = 0) -> Insert:
-    cursor = Cursor(data, offset, MessageType.INSERT, lsn)
-    xid = cursor.stream_xid(in_stream)
-    relid = cursor.u32("its relation's oid")
-    new = _new_tuple(cursor, cursor.byte("a tuple marker"))
-    return Insert(xid, relid, new)
-
-
-def parse_update(data: Buffer, *, in_stream: bool, lsn: Lsn, offset: int = 0) -> Update:
-    cursor = Cursor(data, offset, MessageType.UPDATE, lsn)
-    xid = cursor.stream_xid(in_stream)
-    relid = cursor.u32("its relation's oid")
-    key = old = None
-    marker = cursor.byte("a tuple marker")
-    if marker == ord("K"):
-        key = cursor.tuple_data("the key tuple")
-        marker = cursor.byte("a tuple marker")
-    elif marker == ord("O"):
-        old = cursor.tuple_data("the old tuple")
-        marker = cursor.byte("a tuple marker")
-    return Update(xid, relid, key, old, _new_tuple(cursor, marker))
-
-
-def parse_delete(data: Buffer, *, in_stream: bool, lsn: Lsn, offset: int = 0) -> Delete:
-    cursor = Cursor(data, offset, MessageType.DELETE, lsn)
-    xid = cursor.stream_xid(in_stream)
-    relid = cursor.u32("its relation's oid")
-    key = old = None
-    marker = cursor.byte("a tuple marker")
-    if marker == ord("K"):
-        key = cursor.tuple_data("the key tuple")
-    elif marker == ord("O"):
-        old = cursor.tuple_data("the old tuple")
-    else:
-        raise cursor.malformed(f"tuple marker 0x{marker:02x} instead of 'K' or 'O'")
-    cursor.finish()
-    return Delete(xid, relid, key, old)
-
-
-def _new_tuple(cursor: Cursor, marker: int) -> TupleData:
-    """The new tuple, which always comes last."""
-    if marker != ord("N"):
-        raise cursor.malformed(f"tuple marker 0x{marker:02x} instead of 'N'")
-    new = cursor.tuple_data("the new tuple")
-    cursor.finish()
-    return new
-
-
-def parse_truncate(data: Buffer, *, in_stream: bool, lsn: Lsn, offset: int = 0) -> Truncate:
-    cursor = Cursor(data, offset, MessageType.TRUNCATE, lsn)
-    xid = cursor.stream_xid(in_stream)
-    n, flags = cursor.fields(_TRUNCATE, "its options")
-    if flags > 3:
-        raise cursor.malformed(f"unknown options 0x{flags:02x}")
-    if n < 0 or n * 4 != cursor.remaining:
-        raise cursor.malformed(f"{n} relations in {cursor.remaining} bytes")
-    relids = tuple(cursor.u32("a relation's oid") for _ in range(n))
-    return Truncate(xid, bool(flags & 1), bool(flags & 2), relids)
+# -- messages of applications ---------------------------------------------------------------------------
 
 
 def parse_logical_message(data: Buffer, *, in_stream: bool, lsn: Lsn, offset: int = 0) -> LogicalMessage:
@@ -329,10 +255,6 @@ _PLAIN_PARSERS: Final[dict[int, Callable[..., Message]]] = {
 _STREAMABLE_PARSERS: Final[dict[int, Callable[..., Message]]] = {
     MessageType.RELATION: parse_relation,
     MessageType.TYPE: parse_type,
-    MessageType.INSERT: parse_insert,
-    MessageType.UPDATE: parse_update,
-    MessageType.DELETE: parse_delete,
-    MessageType.TRUNCATE: parse_truncate,
     MessageType.MESSAGE: parse_logical_message,
 }
 """Those that carry an xid inside a stream block. O never does."""
@@ -341,7 +263,7 @@ _STREAMABLE_PARSERS: Final[dict[int, Callable[..., Message]]] = {
 def parse_message(
     data: Buffer, *, in_stream: bool, parallel: bool = False, lsn: Lsn, offset: int = 0
 ) -> Message:
-    """Parse the pgoutput message in ``data[offset:]``. Raises MalformedMessage, and nothing else.
+    """Parse the pgoutput message in ``data[offset:]``, which is not of a row. Raises MalformedMessage for any other.
 
     ``in_stream``: between Stream Start and Stream Stop. ``parallel``: see ``parse_stream_abort``.
     """
@@ -362,38 +284,12 @@ def parse_message(
 # -- CopyData --------------------------------------------------------------------------------------------
 
 
-def parse_copy_header(data: Buffer) -> XLogData:
-    """The header of one XLogData message; the pgoutput message follows at ``COPY_HEADER_BYTES``."""
-    if len(data) < COPY_HEADER_BYTES:
-        raise MalformedMessage(f"malformed XLogData message: {len(data)} bytes do not hold its header")
-    kind, start_lsn, end_lsn, time = _XLOG_DATA.unpack_from(data)
-    if kind != ord("w"):
-        raise malformed("XLogData", start_lsn, f"type byte 0x{kind:02x}")
-    return XLogData(lsn_of(start_lsn), lsn_of(end_lsn), time + _UNIX)
-
-
 def parse_keepalive(data: Buffer) -> Keepalive:
-    end_lsn, time, reply = _copy_fields(data, _KEEPALIVE, "k", "keepalive")
+    if len(data) != _KEEPALIVE.size:
+        raise MalformedMessage(f"malformed keepalive message: {len(data)} bytes instead of {_KEEPALIVE.size}")
+    kind, end_lsn, time, reply = _KEEPALIVE.unpack_from(data)
+    if kind != ord("k"):
+        raise malformed("keepalive", end_lsn, f"type byte 0x{kind:02x}")
+    if reply > 1:
+        raise malformed("keepalive", end_lsn, f"reply byte 0x{reply:02x}")
     return Keepalive(lsn_of(end_lsn), time + _UNIX, bool(reply))
-
-
-def parse_standby_status_update(data: Buffer) -> StandbyStatusUpdate:
-    """What a client sends: for a simulated server."""
-    write_lsn, flush_lsn, apply_lsn, time, reply = _copy_fields(
-        data, _STATUS_UPDATE, "r", "standby status update"
-    )
-    return StandbyStatusUpdate(
-        lsn_of(write_lsn), lsn_of(flush_lsn), lsn_of(apply_lsn), time + _UNIX, bool(reply)
-    )
-
-
-def _copy_fields(data: Buffer, layout: Struct, type_byte: str, title: str) -> tuple[Any, ...]:
-    """A CopyData message of fixed length: an LSN after the type byte, a flag 0 or 1 at the end."""
-    if len(data) != layout.size:
-        raise MalformedMessage(f"malformed {title} message: {len(data)} bytes instead of {layout.size}")
-    kind, *fields = layout.unpack_from(data)
-    if kind != ord(type_byte):
-        raise malformed(title, fields[0], f"type byte 0x{kind:02x}")
-    if fields[-1] > 1:
-        raise malformed(title, fields[0], f"reply byte 0x{fields[-1]:02x}")
-    return tuple(fields)

@@ -23,23 +23,11 @@ from hypothesis import strategies as st
 from tests.differential.compare import check_confirmations
 from tests.differential.local_pipeline import Buffer, Options, Sequencer, Sink
 from tests.fake_libpq import cuts_of
+from tests.pgoutput.messages import ColumnKind, Delete, Insert, Truncate, TupleColumn, TupleData, Update
 from tests.wire import T0_US, Wire
 from xidstream.pipeline.exchange import PrepareCover, SlotIdentity
 from xidstream.pipeline.pg import Lsn, Xid
-from xidstream.pipeline.protocol.messages import (
-    ColumnKind,
-    Delete,
-    Insert,
-    LogicalMessage,
-    Origin,
-    Relation,
-    RelationColumn,
-    StreamAbort,
-    Truncate,
-    TupleColumn,
-    TupleData,
-    Update,
-)
+from xidstream.pipeline.protocol.messages import LogicalMessage, Origin, Relation, RelationColumn, StreamAbort
 from xidstream.pipeline.protocol.spares import Spares
 from xidstream.pipeline.segments import Layout, Storage
 from xidstream.pipeline.stream import Aborted, StreamCutter, SubtransactionsAborted, TransactionBlock

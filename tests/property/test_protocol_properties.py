@@ -8,48 +8,43 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tests.pgoutput.messages import (
+    ColumnKind,
+    Delete,
+    Insert,
+    Message,
+    StandbyStatusUpdate,
+    Truncate,
+    TupleColumn,
+    TupleData,
+    Update,
+)
+from tests.pgoutput.parser import parse_copy_header, parse_message, parse_standby_status_update
+from tests.pgoutput.writer import write, write_keepalive, write_standby_status_update, xlog_data
 from xidstream.pipeline.errors import IllegalTransition, MalformedMessage, PoisonedChange
 from xidstream.pipeline.pg import POSTGRES_EPOCH_UNIX_US, Lsn, Xid
-from xidstream.pipeline.protocol import (
-    TRANSITIONS,
+from xidstream.pipeline.protocol.grammar import TRANSITIONS, Grammar, State
+from xidstream.pipeline.protocol.messages import (
     Begin,
     BeginPrepare,
-    ColumnKind,
     Commit,
     CommitPrepared,
-    Delete,
-    Grammar,
-    Insert,
     Keepalive,
     LogicalMessage,
-    Message,
     MessageType,
     Origin,
     Prepare,
     Relation,
     RelationColumn,
     RollbackPrepared,
-    StandbyStatusUpdate,
-    State,
     StreamAbort,
     StreamCommit,
     StreamPrepare,
     StreamStart,
     StreamStop,
-    Truncate,
-    TupleColumn,
-    TupleData,
     Type,
-    Update,
-    parse_copy_header,
-    parse_keepalive,
-    parse_message,
-    parse_standby_status_update,
-    write,
-    write_standby_status_update,
-    xlog_data,
 )
-from xidstream.pipeline.protocol.writer import write_keepalive
+from xidstream.pipeline.protocol.parser import parse_keepalive
 
 LSN = Lsn.parse("0/16B3748")
 

@@ -4,34 +4,28 @@ from __future__ import annotations
 
 import pytest
 
+from tests.pgoutput.messages import Delete, Insert, Message, Truncate, TupleData, Update
 from xidstream.pipeline.errors import IllegalTransition, UsageError
 from xidstream.pipeline.pg import Lsn, Xid
-from xidstream.pipeline.protocol import (
-    TRANSITIONS,
+from xidstream.pipeline.protocol.grammar import TRANSITIONS, Grammar, State
+from xidstream.pipeline.protocol.messages import (
     Begin,
     BeginPrepare,
     Commit,
     CommitPrepared,
-    Grammar,
-    Insert,
     LogicalMessage,
-    Message,
     MessageType,
     Origin,
     Prepare,
     Relation,
     RollbackPrepared,
-    State,
     StreamAbort,
     StreamCommit,
     StreamPrepare,
     StreamStart,
     StreamStop,
-    Truncate,
-    TupleData,
     Type,
 )
-from xidstream.pipeline.protocol.messages import Delete, Update
 
 LSN = Lsn.parse("0/16B3748")
 ROW = TupleData(())

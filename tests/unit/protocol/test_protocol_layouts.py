@@ -11,47 +11,44 @@ from typing import Any
 
 import pytest
 
-from xidstream.pipeline.errors import MalformedMessage, PoisonedChange, UsageError
-from xidstream.pipeline.pg import POSTGRES_EPOCH_UNIX_US, Lsn, Xid
-from xidstream.pipeline.protocol import (
-    COPY_HEADER_BYTES,
-    Begin,
-    BeginPrepare,
+from tests.pgoutput.messages import (
     ColumnKind,
-    Commit,
-    CommitPrepared,
     Delete,
     Insert,
+    Message,
+    StandbyStatusUpdate,
+    Truncate,
+    TupleColumn,
+    TupleData,
+    Update,
+    XLogData,
+)
+from tests.pgoutput.parser import parse_copy_header, parse_message, parse_standby_status_update
+from tests.pgoutput.writer import keepalive, write, write_standby_status_update, xlog_data
+from xidstream.pipeline.errors import MalformedMessage, PoisonedChange, UsageError
+from xidstream.pipeline.pg import POSTGRES_EPOCH_UNIX_US, Lsn, Xid
+from xidstream.pipeline.protocol.message_buffer import HEADER_BYTES
+from xidstream.pipeline.protocol.messages import (
+    Begin,
+    BeginPrepare,
+    Commit,
+    CommitPrepared,
     Keepalive,
     LogicalMessage,
-    Message,
     MessageType,
     Origin,
     Prepare,
     Relation,
     RelationColumn,
     RollbackPrepared,
-    StandbyStatusUpdate,
     StreamAbort,
     StreamCommit,
     StreamPrepare,
     StreamStart,
     StreamStop,
-    Truncate,
-    TupleColumn,
-    TupleData,
     Type,
-    Update,
-    XLogData,
-    keepalive,
-    parse_copy_header,
-    parse_keepalive,
-    parse_message,
-    parse_standby_status_update,
-    write,
-    write_standby_status_update,
-    xlog_data,
 )
+from xidstream.pipeline.protocol.parser import parse_keepalive
 
 LSN = Lsn.parse("0/16B3748")
 
@@ -296,8 +293,8 @@ def test_the_servers_bytes_are_written_again(case: Captured) -> None:
 @every_message
 def test_a_message_is_read_in_place_behind_its_header(case: Captured) -> None:
     data = xlog_data(LSN, case.wire)
-    assert case.parse(memoryview(data), offset=COPY_HEADER_BYTES) == case.message
-    assert case.parse(data, offset=COPY_HEADER_BYTES) == case.message
+    assert case.parse(memoryview(data), offset=HEADER_BYTES) == case.message
+    assert case.parse(data, offset=HEADER_BYTES) == case.message
 
 
 @every_message

@@ -7,22 +7,12 @@ import pickle
 
 import pytest
 
+from tests.pgoutput.messages import ColumnKind, Delete, Insert, TupleColumn, TupleData, Update
+from tests.pgoutput.parser import parse_message
 from xidstream.pipeline.errors import IllegalTransition, MalformedMessage, UsageError
 from xidstream.pipeline.pg import Lsn, Xid
-from xidstream.pipeline.protocol import (
-    ColumnKind,
-    Delete,
-    Grammar,
-    Insert,
-    LogicalMessage,
-    MessageType,
-    StreamAbort,
-    StreamCommit,
-    TupleColumn,
-    TupleData,
-    Update,
-    parse_message,
-)
+from xidstream.pipeline.protocol.grammar import Grammar
+from xidstream.pipeline.protocol.messages import LogicalMessage, MessageType, StreamAbort, StreamCommit
 
 SECRET = "hunter2"
 TUPLE = TupleData(

@@ -7,12 +7,13 @@ import random
 import numpy as np
 import pytest
 
+from tests.pgoutput import writer
+from tests.pgoutput.messages import Delete, Insert, Truncate, Update
+from tests.pgoutput.parser import parse_message
 from tests.wire import Wire, text_tuple
 from xidstream.pipeline.pg import Lsn, Xid
-from xidstream.pipeline.protocol import writer
 from xidstream.pipeline.protocol.message_buffer import HEADER_BYTES
-from xidstream.pipeline.protocol.messages import Delete, Insert, LogicalMessage, Truncate, Update
-from xidstream.pipeline.protocol.parser import parse_message
+from xidstream.pipeline.protocol.messages import LogicalMessage
 from xidstream.pipeline.protocol.relids import relids_of
 
 

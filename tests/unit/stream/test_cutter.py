@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.fake_libpq import Server, cuts_of
+from tests.pgoutput.messages import Truncate
 from tests.wire import T0_US, Wire
 from xidstream.pipeline.errors import IllegalTransition, MalformedMessage, PoisonedChange
 from xidstream.pipeline.pg import Lsn, Xid
@@ -18,7 +19,6 @@ from xidstream.pipeline.protocol.messages import (
     StreamAbort,
     StreamStart,
     StreamStop,
-    Truncate,
     Type,
 )
 from xidstream.pipeline.stream import (

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from tests.pgoutput import writer
 from xidstream.pipeline.pg import Xid
-from xidstream.pipeline.protocol import writer
 from xidstream.pipeline.protocol.messages import Relation, RelationColumn, Type
 from xidstream.pipeline.relations import RelationVersion
 from xidstream.pipeline.stream.relation_book import RelationBook

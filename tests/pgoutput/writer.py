@@ -1,8 +1,6 @@
 """Messages -> bytes: the exact inverse of ``parser``, as the server writes them.
 
-Used by tests and by the simulated server, and for the one message that we send in production, the standby
-status update. ``parse_message(write(m)) == m`` for every message, and ``write`` of what was parsed gives the
-server's bytes again.
+``parse_message(write(m)) == m`` for every message, and ``write`` of what was parsed gives the server's bytes again.
 
 A row message is written for inside a stream block exactly if its ``xid`` is not None, and a StreamAbort for
 ``streaming=parallel`` exactly if it has an LSN: the messages carry what the layout depends on, so there is no
@@ -19,6 +17,16 @@ import struct
 from collections.abc import Callable
 from typing import Any, Final
 
+from tests.pgoutput.messages import (
+    Delete,
+    Insert,
+    Message,
+    StandbyStatusUpdate,
+    Truncate,
+    TupleData,
+    Update,
+    XLogData,
+)
 from xidstream.pipeline.errors import UsageError
 from xidstream.pipeline.pg import POSTGRES_EPOCH_UNIX_US, Lsn, Xid
 from xidstream.pipeline.protocol.messages import (
@@ -26,26 +34,18 @@ from xidstream.pipeline.protocol.messages import (
     BeginPrepare,
     Commit,
     CommitPrepared,
-    Delete,
-    Insert,
     Keepalive,
     LogicalMessage,
-    Message,
     Origin,
     Prepare,
     Relation,
     RollbackPrepared,
-    StandbyStatusUpdate,
     StreamAbort,
     StreamCommit,
     StreamPrepare,
     StreamStart,
     StreamStop,
-    Truncate,
-    TupleData,
     Type,
-    Update,
-    XLogData,
 )
 
 _NO_FLAGS: Final = 0
