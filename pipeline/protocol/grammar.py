@@ -10,6 +10,8 @@ is illegal. A table cannot hold the rules about xids, so these are in code:
   which left nothing to decode. Then its xid is not that of an open stream. The xids of B and b are not those of an open
   stream either.
 - O comes at most once, and in a stream only in its first block.
+- M is transactional within a transaction, and not transactional outside of one. The server sends the other kind as soon
+  as it has decoded it, and never in the middle of a transaction.
 - K and r are always legal. An open stream of that xid ends with them. The reason: a prepared transaction that we
   acknowledged stays in the server's reorder buffer. Memory pressure after a restart may stream it once more, before
   only K or r follows (``DecodePrepare``, ``ReorderBufferSkipPrepare``, ``ReorderBufferFinishPrepared``). The holder of
@@ -18,10 +20,10 @@ is illegal. A table cannot hold the rules about xids, so these are in code:
 An illegal message raises IllegalTransition and changes nothing. The error tells the story: the state, the message, its
 LSN and xid, and the control messages before it.
 
-The cutter calls ``on_control`` for B, C, S, E, c, A, b, P, K, r, p. It passes row messages (I, U, D, T, R, Y,
-transactional M) without any call as long as ``state`` is not ``OUTSIDE``. ``step`` takes any parsed message and checks
-all rules; tests, tools and simulations use it. A Grammar lives as long as its connection, because after a reconnect the
-server starts every stream anew (fact 24).
+The cutter is the caller. ``on_control`` takes the messages that lead to another state: B, C, S, E, c, A, b, P, K, r, p,
+and also an origin. ``check`` is asked about the others. Rows mostly come without any call, because compiled loops take
+them. ``table`` gives these loops what they must know of the order, so that it is written down only here. A Grammar
+lives as long as its connection, because after a reconnect the server starts every stream anew (fact 24).
 
 Rejected: checking rows here as well, because one call is most of what the reader can spend on a row; and treating an
 unknown A as a violation, because the server does send it.
@@ -31,19 +33,16 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
+
 from xidstream.pipeline.errors import IllegalTransition, UsageError
 from xidstream.pipeline.pg import INVALID_LSN, Lsn, Xid
-from xidstream.pipeline.protocol.messages import (
-    LogicalMessage,
-    Message,
-    MessageType,
-    StreamAbort,
-    StreamStart,
-)
+from xidstream.pipeline.protocol.messages import MessageType
 
 _M = MessageType
 
@@ -74,12 +73,32 @@ TRANSITIONS: Final[Mapping[State, Mapping[int, State]]] = {
         _M.PREPARE: State.OUTSIDE,
         _M.COMMIT_PREPARED: State.OUTSIDE,
         _M.ROLLBACK_PREPARED: State.OUTSIDE,
-        _M.MESSAGE: State.OUTSIDE,  # legal only if it is not transactional, which only ``step`` checks
+        _M.MESSAGE: State.OUTSIDE,
     },
     State.IN_TRANSACTION: {**_staying(State.IN_TRANSACTION), _M.COMMIT: State.OUTSIDE},
     State.IN_PREPARE: {**_staying(State.IN_PREPARE), _M.PREPARE: State.OUTSIDE},
     State.IN_STREAM: {**_staying(State.IN_STREAM), _M.STREAM_STOP: State.OUTSIDE},
 }
+
+ELSEWHERE: Final = 255
+"""In a ``table``: the message is not for the loop, or not legal."""
+
+
+def table(states: Sequence[State], kinds: bytes) -> npt.NDArray[np.uint8]:
+    """``TRANSITIONS`` for a compiled loop that takes ``kinds`` alone, as a read-only ``uint8[len(states), 256]``.
+
+    By the index of a state in ``states`` and by type byte: the index of the state that follows, or ``ELSEWHERE``. The
+    loop gets it as an argument: a constant would be kept in numba's cache, whatever becomes of this file.
+    """
+    moves = np.full((len(states), 256), ELSEWHERE, np.uint8)
+    for i, state in enumerate(states):
+        for kind in kinds:
+            after = TRANSITIONS[state].get(kind)
+            if after in states:
+                moves[i, kind] = states.index(after)
+    moves.flags.writeable = False
+    return moves
+
 
 _OPENING: Final = frozenset((_M.BEGIN, _M.BEGIN_PREPARE, _M.STREAM_START))
 _CLOSING: Final = frozenset((_M.COMMIT, _M.PREPARE, _M.STREAM_STOP))
@@ -105,17 +124,17 @@ class Grammar:
         self._origin_allowed = False
         self._story: deque[tuple[int, Xid | None, Lsn]] = deque(maxlen=_STORY_LENGTH)
 
-    def step(self, message: Message, lsn: Lsn = INVALID_LSN) -> State:
-        """Take any message, and return the new state. Raises IllegalTransition; then nothing has changed."""
-        if isinstance(message, LogicalMessage):
-            if message.transactional and self.state is State.OUTSIDE:
-                raise self._illegal(message.type, message.xid, lsn, "it is transactional")
-            return self.state
-        # The xid of a row message is the subtransaction's. No rule here is about that.
-        xid = None if message.type in TRANSITIONS[State.IN_STREAM] else getattr(message, "xid", None)
-        first = message.first_segment if isinstance(message, StreamStart) else None
-        subxid = message.subxid if isinstance(message, StreamAbort) else None
-        return self.on_control(message.type, xid, first=first, subxid=subxid, lsn=lsn)
+    def check(self, kind: int, *, transactional: bool | None = None, lsn: Lsn = INVALID_LSN) -> None:
+        """Whether a message that leads nowhere else may come: a row, T, R, Y, O or M. Changes nothing.
+
+        ``transactional`` is M's flag, where the caller knows it. Raises IllegalTransition.
+        """
+        if kind not in self._moves:
+            raise self._illegal(kind, None, lsn, "it cannot come here")
+        if transactional is not None and transactional is (self.state is State.OUTSIDE):
+            raise self._illegal(
+                kind, None, lsn, "it is transactional" if transactional else "it is not transactional"
+            )
 
     def on_control(
         self,

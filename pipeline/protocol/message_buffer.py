@@ -2,7 +2,8 @@
 
 ``feed`` in ``pipeline.stream`` appends messages that Python must look at. ``CopyLoop`` in ``pipeline.slot`` appends all
 others straight from libpq, as long as ``TRANSITIONS`` allows it: rows, and the BEGIN and COMMIT of small transactions.
-Neither package imports the other, so the things that they share are here: the arrays, the sums, and the table.
+Neither package imports the other, so the things that they share are here: the arrays, the sums, and the grammar's table
+for these messages.
 
 Invariants: the first ``n_messages`` of ``lengths`` sum up to ``n_bytes``, and the first ``n_bytes`` of ``payload`` are
 those messages, each with its 25-byte XLogData header. The ``whole`` part ends behind a COMMIT, or behind a message
@@ -22,33 +23,23 @@ from typing import Final, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from xidstream.pipeline.protocol.grammar import ELSEWHERE, State, table
 from xidstream.pipeline.protocol.spares import Spares
 
 HEADER_BYTES: Final = 25
 """The header of XLogData: 'w', Int64 start, Int64 end, Int64 send time."""
 
 OUTSIDE: Final = 0
-"""Between transactions, or in one that is read message by message."""
+"""Between transactions."""
 IN_PLAIN: Final = 1
 """Between BEGIN and COMMIT of a transaction that is gathered with its neighbours."""
 IN_ROWS: Final = 2
-"""In a stream block, or in a transaction that is gathered by itself."""
-LOOK: Final = 255
-"""Python must look at the message; it is not for a compiled loop."""
+"""In a stream block, or in a transaction that is gathered by itself. Python must look at the end of either."""
 
-
-def _transitions() -> npt.NDArray[np.uint8]:
-    table = np.full((3, 256), LOOK, np.uint8)
-    table[OUTSIDE, ord("B")] = IN_PLAIN
-    table[IN_PLAIN, list(b"IUD")] = IN_PLAIN
-    table[IN_PLAIN, ord("C")] = OUTSIDE
-    table[IN_ROWS, list(b"IUD")] = IN_ROWS
-    table.flags.writeable = False
-    return table
-
-
-TRANSITIONS: Final = _transitions()
+TRANSITIONS: Final = table((State.OUTSIDE, State.IN_TRANSACTION, State.IN_STREAM), b"BCIUD")
 """``uint8[3, 256]``: the mode that a message type leads to, by mode and type; ``LOOK`` for all others."""
+LOOK: Final = ELSEWHERE
+"""Python must look at the message; it is not for a compiled loop."""
 
 # The indexes in ``sums``.
 MODE: Final = 0

@@ -8,6 +8,7 @@ import pickle
 import pytest
 
 from tests.pgoutput.messages import ColumnKind, Delete, Insert, TupleColumn, TupleData, Update
+from tests.pgoutput.order import step
 from tests.pgoutput.parser import parse_message
 from xidstream.pipeline.errors import IllegalTransition, MalformedMessage, UsageError
 from xidstream.pipeline.pg import Lsn, Xid
@@ -48,7 +49,7 @@ def test_errors_survive_pickling() -> None:
     with pytest.raises(MalformedMessage) as malformed:
         parse_message(b"B", in_stream=False, lsn=Lsn(0x16B3748))
     with pytest.raises(IllegalTransition) as illegal:
-        Grammar().step(StreamCommit(Xid(5), Lsn(1), Lsn(2), 3), Lsn(0x16B3748))
+        step(Grammar(), StreamCommit(Xid(5), Lsn(1), Lsn(2), 3), Lsn(0x16B3748))
     for error in (malformed.value, illegal.value):
         copy = pickle.loads(pickle.dumps(error))
         assert type(copy) is type(error)

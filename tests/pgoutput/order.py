@@ -1,0 +1,23 @@
+"""The grammar's rules for whole messages, as tests have them."""
+
+from __future__ import annotations
+
+from tests.pgoutput.messages import Message
+from xidstream.pipeline.pg import INVALID_LSN, Lsn
+from xidstream.pipeline.protocol.grammar import Grammar, State
+from xidstream.pipeline.protocol.messages import LogicalMessage, StreamAbort, StreamStart
+
+_STAYING = b"IUDTRYM"
+
+
+def step(grammar: Grammar, message: Message, lsn: Lsn = INVALID_LSN) -> State:
+    """Take any message as the cutter takes it. Raises IllegalTransition, and then nothing has changed."""
+    if message.type in _STAYING:
+        # Their xid is the subtransaction's, which no rule is about.
+        transactional = message.transactional if isinstance(message, LogicalMessage) else None
+        grammar.check(message.type, transactional=transactional, lsn=lsn)
+        return grammar.state
+    first = message.first_segment if isinstance(message, StreamStart) else None
+    subxid = message.subxid if isinstance(message, StreamAbort) else None
+    xid = getattr(message, "xid", None)
+    return grammar.on_control(message.type, xid, first=first, subxid=subxid, lsn=lsn)
