@@ -74,6 +74,9 @@ TRANSITIONS: Final[Mapping[State, Mapping[int, State]]] = {
         _M.COMMIT_PREPARED: State.OUTSIDE,
         _M.ROLLBACK_PREPARED: State.OUTSIDE,
         _M.MESSAGE: State.OUTSIDE,
+        # No server sends these two here, and they would be right for what follows.
+        _M.RELATION: State.OUTSIDE,
+        _M.TYPE: State.OUTSIDE,
     },
     State.IN_TRANSACTION: {**_staying(State.IN_TRANSACTION), _M.COMMIT: State.OUTSIDE},
     State.IN_PREPARE: {**_staying(State.IN_PREPARE), _M.PREPARE: State.OUTSIDE},

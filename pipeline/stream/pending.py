@@ -1,25 +1,23 @@
-"""Messages of the stream that are not cut into blocks yet, of one transaction or of many small ones.
+"""One transaction whose rows make blocks of its own, as far as they are not cut into blocks yet.
 
-This is the cutter's own data. The messages are in ``MessageBuffer``'s arrays. A compiled loop may append to these, too.
+This is the cutter's own data: a streamed transaction, a plain one that outgrew a block, or one between BEGIN PREPARE and
+PREPARE. The messages are in ``MessageBuffer``'s arrays. A compiled loop may append to these, too.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
+from xidstream.pipeline.exchange import TransactionEnd
 from xidstream.pipeline.pg import INVALID_LSN, Lsn, Xid
-from xidstream.pipeline.protocol.message_buffer import HEADER_BYTES, MessageBuffer
+from xidstream.pipeline.protocol.message_buffer import MessageBuffer
+from xidstream.pipeline.protocol.messages import Commit, Prepare, StreamCommit, StreamPrepare
 from xidstream.pipeline.protocol.spares import Spares
+from xidstream.pipeline.stream.cuts import Committed, Cut, Prepared
 
 CopyData = bytes | memoryview
 """One CopyData message. Gathering copies it."""
-
-ORIGIN: Final = ord("O")
-
-
-def kind_of(data: CopyData) -> int:
-    """The type byte of the pgoutput message in an XLogData message."""
-    return int(data[HEADER_BYTES])
+NO_CUTS: Final[tuple[Cut, ...]] = ()
 
 
 def lsn_of(data: CopyData) -> Lsn:
@@ -28,25 +26,47 @@ def lsn_of(data: CopyData) -> Lsn:
 
 
 class PendingMessages(MessageBuffer):
-    """The messages of one open transaction: streamed, promoted, or between BEGIN PREPARE and PREPARE. Without an xid:
-    those of many small transactions, which are whole, and perhaps the beginning of one more."""
+    """``first_lsn`` names the spill. ``commit_lsn`` is that of the commit or PREPARE; it is 0/0 for a streamed
+    transaction, because nobody knows it yet."""
 
-    __slots__ = ("aborted", "first_lsn", "has_blocks", "origin", "streamed", "xid")
+    __slots__ = ("aborted", "commit_lsn", "first_lsn", "has_blocks", "origin", "streamed", "xid")
 
     def __init__(
-        self, spares: Spares, xid: Xid | None = None, first_lsn: Lsn = INVALID_LSN, *, streamed: bool = False
+        self,
+        spares: Spares,
+        xid: Xid,
+        first_lsn: Lsn,
+        *,
+        commit_lsn: Lsn = INVALID_LSN,
+        streamed: bool = False,
     ) -> None:
         super().__init__(spares)
         self.xid = xid
         self.first_lsn = first_lsn
+        self.commit_lsn = commit_lsn
         self.streamed = streamed
         self.origin: str | None = None
         self.has_blocks = False
         self.aborted: list[Xid] = []  # subxids rolled back since the last cut
 
-    def first_begin(self) -> bytes:
-        """The first BEGIN of the small transactions. Messages that stand between transactions may come before it."""
-        n = 1
-        while (at := self.kinds(n).find(b"B")) < 0:
-            n *= 16
-        return self.message(at)
+    def committed(self, message: Commit | StreamCommit) -> Committed:
+        end = TransactionEnd(
+            xid=self.xid,
+            commit_lsn=message.commit_lsn,
+            end_lsn=message.end_lsn,
+            commit_timestamp_us=message.commit_timestamp_us,
+            streamed=self.streamed,
+            origin=self.origin,
+        )
+        return Committed(end, self.has_blocks)
+
+    def prepared(self, message: Prepare | StreamPrepare) -> Prepared:
+        return Prepared(
+            xid=message.xid,
+            gid=message.gid,
+            prepare_lsn=message.prepare_lsn,
+            end_lsn=message.end_lsn,
+            streamed=self.streamed,
+            origin=self.origin,
+            has_blocks=self.has_blocks,
+        )

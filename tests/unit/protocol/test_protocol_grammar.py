@@ -110,6 +110,7 @@ LEGAL = {
     "acknowledged_prepare_streamed_again_then_committed": ("S1 I E S2 I E c2 K1", State.OUTSIDE, ()),
     "acknowledged_prepare_streamed_again_then_rolled_back": ("S1 I E r1", State.OUTSIDE, ()),
     "message_outside": ("m B1 C m", State.OUTSIDE, ()),
+    "relation_outside": ("Y R B1 I C R", State.OUTSIDE, ()),
     "message_between_stream_blocks": ("S1 E m s1 E c1", State.OUTSIDE, ()),
     "messages_inside": ("B1 M C S2 M E b3 M P3", State.OUTSIDE, (2,)),
 }
@@ -162,8 +163,6 @@ ILLEGAL = {
     "update_outside": ("", "U"),
     "delete_outside": ("S1 E", "D"),
     "truncate_outside": ("", "T"),
-    "relation_outside": ("", "R"),
-    "type_outside": ("", "Y"),
     "transactional_message_outside": ("S1 E", "M"),
     "message_of_no_transaction_within_one": ("B1", "m"),
     "message_of_no_transaction_within_a_stream_block": ("S1", "m"),

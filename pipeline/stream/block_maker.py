@@ -1,0 +1,43 @@
+"""Make blocks of gathered messages, each with the relations that its own rows need.
+
+The three that gather messages (``plain_transactions``, ``open_streams`` and the cutter) have their blocks made here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from xidstream.pipeline.pg import Xid
+from xidstream.pipeline.protocol.relids import relids_of
+from xidstream.pipeline.stream.cuts import Block, TransactionBlock
+from xidstream.pipeline.stream.pending import PendingMessages, lsn_of
+from xidstream.pipeline.stream.relation_book import RelationBook
+
+
+class BlockMaker:
+    def __init__(self, book: RelationBook) -> None:
+        self._book = book
+        self.n_messages = 0
+        """In all blocks so far."""
+
+    def block(
+        self, scope: Xid | None, payload: npt.NDArray[np.uint8], lengths: npt.NDArray[np.int32]
+    ) -> Block:
+        """``scope``: the stream's top-level xid, as the book has it."""
+        self.n_messages += len(lengths)
+        relids = relids_of(payload, lengths, streamed=scope is not None)
+        return Block(payload, lengths, self._book.used(scope, relids))
+
+    def cut(self, pending: PendingMessages) -> Sequence[TransactionBlock]:
+        """All that is gathered of one transaction as a block; nothing where there is no message."""
+        if not pending.n_messages:
+            return ()
+        if not pending.first_lsn:
+            # S carries no LSN where O follows it; the first row does.
+            pending.first_lsn = lsn_of(pending.message(0))
+        pending.has_blocks = True
+        block = self.block(pending.xid if pending.streamed else None, *pending.take())
+        return (TransactionBlock(pending.xid, block, pending.streamed, pending.first_lsn),)
