@@ -21,7 +21,6 @@ from xidstream.actors.reader.sender import Sender
 from xidstream.actors.reader.sending_thread import SendingThread
 from xidstream.actors.runtime.allocator import return_freed_memory
 from xidstream.actors.runtime.secrets import take_up
-from xidstream.actors.xid_buffer import BufferSettings
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import ConnectionLost
 from xidstream.pipeline.exchange import Opened
@@ -31,6 +30,7 @@ from xidstream.pipeline.segments import Layout, Storage, given_up
 from xidstream.pipeline.slot.admin import Blocker, advance_slot
 from xidstream.pipeline.slot.opening import connect_slot, slot_settings
 from xidstream.pipeline.stages.slot_record import check_server
+from xidstream.pipeline.stages.transaction_buffer import BufferSettings
 from xidstream.pipeline.stream import StreamCutter
 from xidstream.pipeline.stream.backlog import Backlog
 

@@ -25,13 +25,14 @@ import ray
 
 from xidstream.actors.reader.buffer_quota import QuotaShare
 from xidstream.actors.runtime.ray_errors import unwrap
-from xidstream.actors.xid_buffer import BlockHead, BufferSettings, End, Held, RawBlock, XidBuffer
+from xidstream.actors.xid_buffer import XidBuffer
 from xidstream.pipeline.buffer import BufferPoolPolicy, KnownRelations
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.exchange import TransactionEnd
 from xidstream.pipeline.pg import Xid
 from xidstream.pipeline.protocol.spares import Spares
 from xidstream.pipeline.relations import RelationVersion
+from xidstream.pipeline.stages.transaction_buffer import BlockHead, BufferSettings, End, Held, RawBlock
 from xidstream.pipeline.stream import PlainBlock, Prepared, TransactionBlock
 
 _INLINE_BYTES = 64 << 10

@@ -18,7 +18,7 @@ from typing import Any
 
 import ray
 
-from xidstream.actors.commit_sequencer import CommitSequencer, SequencerStats
+from xidstream.actors.commit_sequencer import CommitSequencer
 from xidstream.actors.runtime.ray_cluster import is_ours
 from xidstream.actors.runtime.ray_errors import unwrap
 from xidstream.actors.runtime.secrets import ReaderSecrets
@@ -28,6 +28,7 @@ from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import ComponentLost
 from xidstream.pipeline.exchange import Opened
 from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.stages.commit_sequence import SequencerStats
 
 READER, SEQUENCER, DRIVER = "slot reader", "commit sequencer", "Spark driver"
 _POLL_S = 0.25

@@ -22,7 +22,6 @@ from typing import Any
 
 import ray
 
-from xidstream.actors.commit_sequencer import SequencerStats
 from xidstream.actors.driver.batch_loop import LoopProgress
 from xidstream.actors.runtime.secrets import ReaderSecrets, without_secrets
 from xidstream.actors.slot_reader import ReaderStats
@@ -40,6 +39,7 @@ from xidstream.pipeline.errors import (
 from xidstream.pipeline.exchange import Opened
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.restarts import Restarts
+from xidstream.pipeline.stages.commit_sequence import SequencerStats
 
 log = logging.getLogger(__name__)
 

@@ -1,1 +1,1 @@
-"""The bodies of the actors: what a buffer and the commit sequencer do, in plain Python, without Ray."""
+"""The bodies of the actors in plain Python, without Ray: what a buffer does, the commit sequencer, the way of a cut."""

@@ -17,7 +17,7 @@ from tests.unit.decode.builder import Block, block, insert, relation
 from xidstream.actors.reader.buffer_pool import BufferPool
 from xidstream.actors.runtime.object_store import put_arrow
 from xidstream.actors.runtime.ray_errors import unwrap
-from xidstream.actors.xid_buffer import BlockHead, BufferSettings, End, XidBuffer
+from xidstream.actors.xid_buffer import XidBuffer
 from xidstream.pipeline.buffer.known_relations import REMEMBERED_COLUMNS
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import ComponentLost, PoisonedChange, ProtocolViolation, StorageFault
@@ -25,6 +25,7 @@ from xidstream.pipeline.exchange import TransactionEnd
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.protocol.spares import Spares
 from xidstream.pipeline.segments import Layout, Storage, load_prepared
+from xidstream.pipeline.stages.transaction_buffer import BlockHead, BufferSettings, End
 from xidstream.pipeline.stream import Block as StreamBlock
 from xidstream.pipeline.stream import Prepared, TransactionBlock, UsedRelations
 

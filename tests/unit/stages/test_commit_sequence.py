@@ -1,4 +1,4 @@
-"""The sequencer's shell as a plain object: what it says before it has a slot, and whose its state is."""
+"""The sequencer's body on a loop of the test's: what it says before it has a slot, and whose its state is."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from xidstream.actors.commit_sequencer import CommitSequencer, Entry
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.exchange import (
     DroppedRuns,
@@ -20,14 +19,19 @@ from xidstream.pipeline.exchange import (
 )
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.sequencer import FinishedPrepares
+from xidstream.pipeline.stages.commit_sequence import CommitSequence, Entry
 from xidstream.pipeline.stream import CommittedPrepared, Prepared
+
+
+def sequence(config: Config) -> CommitSequence:
+    return CommitSequence(config, "e", lambda error: error)
 
 
 def test_there_are_no_figures_before_the_slot_is_open() -> None:
     """They once showed 0/0 as confirmed while the slot was still being made: a user's transaction came too early."""
 
     async def ask() -> object:
-        return await CommitSequencer(Config(), "e").stats()
+        return await sequence(Config()).stats()
 
     assert asyncio.run(ask()) is None
 
@@ -36,10 +40,9 @@ class Reader:
     """As far as the sequencer knows one: it is told what may be confirmed."""
 
     def __init__(self) -> None:
-        self.feedback = self
         self.confirmed: list[Lsn] = []
 
-    async def remote(self, confirmed_lsn: Lsn, done_ticket: int) -> None:
+    async def tell(self, confirmed_lsn: Lsn, done_ticket: int) -> None:
         self.confirmed.append(confirmed_lsn)
 
 
@@ -92,12 +95,12 @@ def test_finished_prepares_belong_to_the_event_loop_while_positions_are_recorded
     finished, reader = WatchedPrepares(), Reader()
 
     async def work() -> None:
-        sequencer = CommitSequencer(Config(storage=str(tmp_path)), "e")
+        sequencer = sequence(Config(storage=str(tmp_path)))
         sequencer._finished = finished
-        await sequencer.open(reader, opened, Lsn(24))
+        await sequencer.open(reader.tell, opened, Lsn(24))
         written: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         written.set_result(record)
-        await sequencer.submit([Entry(0, prepared, [written]), Entry(1, CommittedPrepared(end), [])])
+        await sequencer.submit([Entry(0, prepared, written), Entry(1, CommittedPrepared(end))])
         batch = await sequencer.next_batch(60)
         assert batch is not None
         await sequencer.batch_done(batch.number)

@@ -1,0 +1,125 @@
+"""Where each cut goes: blocks to buffers, ends of transactions to the sequencer, with tickets in stream order.
+
+The reader's sender makes calls to actors of what is decided here, and tests call buffers and sequencer directly. It is
+used from one thread. It also counts how many bytes have ended and are not in the sink yet.
+
+The entries of one call go to the sequencer together, behind the blocks: a transaction's last block and its commit are
+one call to its buffer, whose result is there when all is sent.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+from xidstream.pipeline.exchange import TransactionEnd
+from xidstream.pipeline.faultpoints import reach
+from xidstream.pipeline.pg import INVALID_LSN, Xid
+from xidstream.pipeline.stages.commit_sequence import Entry
+from xidstream.pipeline.stream import (
+    Aborted,
+    Committed,
+    CommittedPrepared,
+    Cut,
+    PlainBlock,
+    Position,
+    Prepared,
+    RolledBackPrepared,
+    SubtransactionsAborted,
+    TransactionBlock,
+    Unsendable,
+)
+from xidstream.pipeline.stream.backlog import Backlog
+
+
+class Buffers(Protocol):
+    """All buffers of a reader. Results are awaitables: a ``Sealed``, of ``prepare`` a ``PreparedTransaction``."""
+
+    def add_block(self, cut: TransactionBlock) -> None: ...
+
+    def abort_subtransactions(self, xid: Xid, subxids: tuple[Xid, ...]) -> None: ...
+
+    def abort(self, xid: Xid) -> None: ...
+
+    def decode_plain(self, cut: PlainBlock, ticket: int) -> Any: ...
+
+    def prepare(self, cut: Prepared, ticket: int) -> Any: ...
+
+    def commit(self, end: TransactionEnd, ticket: int) -> None: ...
+
+    def send(self) -> None:
+        """All that ``add_block`` and ``commit`` took since the last call."""
+
+    def sealed(self, xid: Xid) -> Any:
+        """The result of a transaction that was committed and sent. To be asked once."""
+
+
+class CutRouting:
+    """``submit`` takes entries of the commit order, in the order of their tickets."""
+
+    def __init__(self, buffers: Buffers, submit: Callable[[list[Entry]], None], backlog: Backlog) -> None:
+        self._buffers = buffers
+        self._submit = submit
+        self._backlog = backlog
+        self._ticket = 0
+        self.n_bytes = 0
+        """Raw bytes handed over since the start of the epoch."""
+        self.end_lsn = INVALID_LSN
+        """Of the last commit handed over."""
+
+    @property
+    def backlog_bytes(self) -> int:
+        return self._backlog.n_bytes
+
+    def give(self, cuts: Iterable[Cut]) -> None:
+        """Cuts in stream order. Raises what the buffers and ``submit`` raise."""
+        entries: list[Entry] = []
+        for cut in cuts:
+            if isinstance(cut, TransactionBlock):
+                self.n_bytes += cut.block.n_bytes
+                self._backlog.add_block(cut.xid, cut.block.n_bytes)
+                reach("giving_block")
+                self._buffers.add_block(cut)
+                reach("block_given")
+            elif isinstance(cut, SubtransactionsAborted):
+                self._buffers.abort_subtransactions(cut.xid, cut.subxids)
+            elif isinstance(cut, Aborted):
+                self._backlog.forget(cut.xid)
+                self._buffers.abort(cut.xid)
+            else:
+                entries.append(self._entry(cut))
+        self._buffers.send()
+        if entries:
+            self._submit([self._with_sealed(entry) for entry in entries])
+
+    def _entry(self, cut: Cut) -> Entry:
+        ticket = self._ticket
+        self._ticket += 1
+        if isinstance(cut, PlainBlock):
+            assert cut.block is not None
+            self.n_bytes += cut.block.n_bytes
+            self.end_lsn = max(self.end_lsn, cut.end_lsn)
+            self._backlog.owe(ticket, cut.block.n_bytes)
+            reach("giving_block")
+            result = self._buffers.decode_plain(cut, ticket)
+            reach("block_given")
+            # The sequencer needs the positions, not the bytes.
+            return Entry(ticket, dataclasses.replace(cut, block=None), result)
+        if isinstance(cut, Committed):
+            self.end_lsn = max(self.end_lsn, cut.end.end_lsn)
+            self._backlog.end(ticket, cut.end.xid)
+            if cut.has_blocks:
+                self._buffers.commit(cut.end, ticket)
+            return Entry(ticket, cut)
+        if isinstance(cut, Prepared):
+            self._backlog.forget(cut.xid)
+            return Entry(ticket, cut, self._buffers.prepare(cut, ticket))
+        assert isinstance(cut, (CommittedPrepared, RolledBackPrepared, Position, Unsendable)), cut
+        return Entry(ticket, cut)
+
+    def _with_sealed(self, entry: Entry) -> Entry:
+        """With the result of a commit, which is there only when all is sent."""
+        if not (isinstance(entry.cut, Committed) and entry.cut.has_blocks):
+            return entry
+        return dataclasses.replace(entry, result=self._buffers.sealed(entry.cut.end.xid))

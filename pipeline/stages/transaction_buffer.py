@@ -1,0 +1,326 @@
+"""What a buffer does: raw blocks in, Arrow out. It holds a transaction from its first block to its end.
+
+It decodes (``pipeline.decode``), holds (``pipeline.buffer``) and spills (``pipeline.segments``). At a transaction's end
+it gives a ``Sealed``: references to the Arrow bytes that ``put`` stored, and names of segments. In production the bytes
+belong to the buffer's process and die with it: nothing is confirmed that only a buffer holds, and a lost buffer costs a
+new epoch, no row.
+
+It is called from one thread, in the order of the stream: ``actors.xid_buffer`` makes a Ray actor of it, and tests call
+it directly. The memory limit is the whole buffer's, however many transactions it serves at a time. One of several may
+move to another buffer: ``give_up`` there, ``adopt`` here.
+
+Invariants:
+
+- A call that fails may leave a transaction without a block or a group, and the calls behind it are on their way
+  already. So a buffer that has failed once fails everything from then on, with the same error, and never seals what is
+  torn. (A change that cannot be decoded is no failure: it is noted, and judged at the commit, ``pipeline.poison``.)
+- No call may be missing. Ray drops one whose argument is lost (what another buffer gave up before it died) without
+  telling this buffer, and goes on with those behind it. So each call says how many came before it for its transaction
+  (``step``).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from xidstream.pipeline import rows
+from xidstream.pipeline.buffer import BufferMemory, KnownRelations, OpenTransaction, is_too_large_for_memory
+from xidstream.pipeline.buffer.messages import message_parts
+from xidstream.pipeline.errors import ComponentLost
+from xidstream.pipeline.exchange import (
+    ArrowRef,
+    MemoryPart,
+    MessagePart,
+    PreparedTransaction,
+    Sealed,
+    SpilledMessages,
+    TransactionEnd,
+)
+from xidstream.pipeline.faultpoints import reach
+from xidstream.pipeline.pg import Lsn, Xid
+from xidstream.pipeline.poison import NOBODY, GivenUp
+from xidstream.pipeline.relations import RelationVersion
+from xidstream.pipeline.rows import DroppedRuns
+from xidstream.pipeline.segments import Layout, Storage, write_messages, write_prepared, write_segment
+
+if TYPE_CHECKING:
+    from xidstream.pipeline.stream import Prepared
+
+
+@dataclass(frozen=True)
+class BufferSettings:
+    storage_uri: str = field(repr=False)
+    layout: Layout
+    memory_bytes: int
+    given_up: GivenUp = NOBODY
+    """Transactions of which nothing is released."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a transaction amounts to after a block: for progress, and for tests of the memory bound."""
+
+    xid: Xid
+    n_rows: int
+    n_bytes_in_memory: int
+    n_segments: int
+
+
+@dataclass(frozen=True)
+class BlockHead:
+    """Whose rows a block holds, beside its bytes. ``step``: how many calls or blocks its transaction had before;
+    ``relations``: the numbers of the versions that its rows are of, which this call or an earlier one brought."""
+
+    xid: Xid
+    step: int
+    first_lsn: Lsn
+    streamed: bool
+    relations: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class End:
+    """A commit among blocks: behind the first ``n_blocks`` of its call. ``step`` as in ``BlockHead``."""
+
+    end: TransactionEnd
+    step: int
+    n_blocks: int
+
+
+RawBlock = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+def _unless_failed(method: _Method) -> _Method:
+    """Raise the buffer's first error again, instead of going on behind it."""
+
+    @functools.wraps(method)
+    def guarded(self: TransactionBuffer, *args: Any, **kwargs: Any) -> Any:
+        if self._failure is not None:
+            raise self._failure
+        try:
+            return method(self, *args, **kwargs)
+        except BaseException as error:
+            self._failure = error
+            raise
+
+    return cast(_Method, guarded)
+
+
+Put = Callable[[pa.Table | pa.RecordBatch], ArrowRef]
+"""Stores rows or messages in contract layout and returns the reference by which the sink reads them."""
+
+
+class TransactionBuffer:
+    def __init__(self, settings: BufferSettings, put: Put) -> None:
+        self._put = put
+        self._storage = Storage(settings.storage_uri)
+        self._layout = settings.layout
+        self._given_up = settings.given_up
+        self._memory = BufferMemory(settings.memory_bytes)
+        self._open: dict[Xid, OpenTransaction] = {}
+        self._known = KnownRelations()
+        self._failure: BaseException | None = None
+        # Not at the top: the reader imports this class, too, and must not wait for numba at each recovery.
+        from xidstream.pipeline import decode
+
+        decode.warm_up()
+        self._decode = decode
+
+    @_unless_failed
+    def decode_plain(
+        self,
+        n_transactions: int,
+        numbers: tuple[int, ...],
+        untold: Mapping[int, RelationVersion],
+        block: RawBlock,
+    ) -> Sealed:
+        """Whole small transactions, decoded and released at once; nothing of them stays here."""
+        self._known.call(numbers, untold)
+        reach("decoding_block")
+        decoded = self._decode.decode_plain_block(*block, self._known.relations(numbers), self._given_up)
+        reach("block_decoded")
+        memory = []
+        by_relation: dict[RelationVersion, list[pa.RecordBatch]] = {}
+        for table in decoded.tables:
+            released = rows.release(table.batch, table.relation, decoded.stamp, DroppedRuns(), plain=True)
+            by_relation.setdefault(table.relation, []).append(released)
+        for relation, batches in by_relation.items():
+            released_table = pa.Table.from_batches(batches)
+            memory.append(
+                MemoryPart(
+                    relation, released_table.num_rows, released_table.nbytes, self._put(released_table)
+                )
+            )
+        messages = self._plain_messages(decoded.messages)
+        return Sealed(
+            transactions=decoded.transactions,
+            memory=tuple(memory),
+            segments=(),
+            messages=tuple(messages),
+            n_rows=decoded.n_rows,
+            n_bytes=sum(p.n_bytes for p in memory) + sum(p.n_bytes for p in messages),
+            undeliverable=decoded.undeliverable,
+            left_out=decoded.left_out,
+        )
+
+    def _plain_messages(self, messages: pa.RecordBatch | None) -> list[MessagePart]:
+        if messages is None:
+            return []
+        if not is_too_large_for_memory(messages.nbytes):
+            return message_parts([messages], messages.nbytes, self._put)
+        # A message between transactions that is larger than a block. Its LSN is its own, and 0 is no transaction's xid.
+        key = self._layout.segment_key(Xid(0), Lsn(messages.column("lsn")[0].as_py()), 0)
+        reach("writing_segment")
+        return [SpilledMessages(write_messages(self._storage, key, [messages]))]
+
+    @_unless_failed
+    def add_blocks(
+        self, heads: Sequence[BlockHead], untold: Mapping[int, RelationVersion], blocks: Sequence[RawBlock]
+    ) -> list[Held]:
+        """Take blocks of one or several transactions, in this order. ``untold``: those of the versions that the heads
+        name which this buffer does not remember."""
+        self._learn(heads, untold)
+        return self._add_all(heads, blocks)
+
+    def add_and_commit(
+        self,
+        heads: Sequence[BlockHead],
+        untold: Mapping[int, RelationVersion],
+        blocks: Sequence[RawBlock],
+        ends: Sequence[End],
+    ) -> Iterator[Sealed | list[Held]]:
+        """``add_blocks`` with the commits of some of the transactions in between, in the order of the stream. Yields a
+        ``Sealed`` for each end, and the list behind them. Ray keeps what was yielded before an error: a block that
+        cannot be decoded takes nothing with it that was committed before."""
+        self._learn(heads, untold)
+        held: list[Held] = []
+        for each in ends:
+            held += self._add_all(heads[len(held) : each.n_blocks], blocks[len(held) : each.n_blocks])
+            yield self._commit(each.end, each.step)
+        held += self._add_all(heads[len(held) :], blocks[len(held) :])
+        yield held
+
+    @_unless_failed
+    def _learn(self, heads: Sequence[BlockHead], untold: Mapping[int, RelationVersion]) -> None:
+        self._known.call([number for head in heads for number in head.relations], untold)
+
+    @_unless_failed
+    def _add_all(self, heads: Sequence[BlockHead], blocks: Sequence[RawBlock]) -> list[Held]:
+        return [self._add(*each) for each in zip(heads, blocks, strict=True)]
+
+    def _add(self, head: BlockHead, block: RawBlock) -> Held:
+        transaction = self._whole(head.xid, head.step)
+        if transaction is None:
+            transaction = self._open[head.xid] = OpenTransaction(
+                head.xid, head.first_lsn, streamed=head.streamed
+            )
+        reach("decoding_block")
+        decoded = self._decode.decode_transaction_block(
+            *block,
+            self._known.relations(head.relations),
+            streamed=head.streamed,
+            xid=head.xid,
+            first_ordinal=transaction.n_rows,
+        )
+        transaction.add(
+            [(t.relation, t.batch) for t in decoded.tables],
+            decoded.messages,
+            (decoded.run_subxid, decoded.run_first, decoded.run_count),
+            decoded.n_rows,
+        )
+        transaction.note(decoded.notes)
+        reach("block_decoded")
+        return self._hold(transaction)
+
+    @_unless_failed
+    def give_up(self, xid: Xid, step: int) -> OpenTransaction:
+        """All of an open transaction, for the buffer that goes on with it."""
+        transaction = self._started(xid, step)
+        del self._open[xid]
+        return transaction
+
+    @_unless_failed
+    def adopt(self, transaction: OpenTransaction) -> Held:
+        """Go on with a transaction that another buffer gave up."""
+        self._open[transaction.xid] = transaction
+        return self._hold(transaction)
+
+    def _hold(self, transaction: OpenTransaction) -> Held:
+        while (spill := self._memory.next_spill(self._open.values())) is not None:
+            self._spill(spill.transaction, spill.relation)
+        return Held(transaction.xid, transaction.n_rows, transaction.n_bytes, transaction.n_segments)
+
+    @_unless_failed
+    def abort_subtransactions(self, xid: Xid, step: int, subxids: tuple[Xid, ...]) -> None:
+        self._started(xid, step).abort_subtransactions(subxids)
+
+    @_unless_failed
+    def abort(self, xid: Xid, step: int) -> None:
+        """Forget it, in memory and in storage."""
+        transaction = self._started(xid, step)
+        del self._open[xid]
+        self._storage.delete(transaction.segment_keys())
+
+    @_unless_failed
+    def _commit(self, end: TransactionEnd, step: int) -> Sealed:
+        """Metadata alone, but for what is still in memory (bounded by the setting, whatever was written)."""
+        transaction = self._started(end.xid, step)
+        reach("sealing")
+        sealed = transaction.seal(end, self._put, self._given_up)
+        reach("sealed")
+        del self._open[end.xid]
+        self._delete_unnamed(transaction, set(sealed.stored_keys()))
+        return sealed
+
+    @_unless_failed
+    def prepare(self, prepared: Prepared, step: int) -> PreparedTransaction:
+        """Make a transaction durable: all its rows and messages in storage, and its record beside them."""
+        transaction = self._whole(prepared.xid, step)
+        if transaction is None:
+            transaction = OpenTransaction(prepared.xid, prepared.prepare_lsn, streamed=prepared.streamed)
+        for relation, *_ in list(transaction.spillable()):
+            self._spill(transaction, relation)
+        record = transaction.prepared(prepared.gid, prepared.prepare_lsn, prepared.end_lsn, prepared.origin)
+        reach("writing_prepared")
+        write_prepared(self._storage, self._layout, record)
+        reach("prepared_written")
+        self._open.pop(prepared.xid, None)
+        self._delete_unnamed(transaction, set(record.stored_keys()))
+        return record
+
+    def _delete_unnamed(self, transaction: OpenTransaction, given: set[str]) -> None:
+        """Segments of nothing but rolled-back rows are nobody's from here on."""
+        self._storage.delete([key for key in transaction.segment_keys() if key not in given])
+
+    def _spill(self, transaction: OpenTransaction, relation: RelationVersion | None) -> None:
+        key = self._layout.segment_key(transaction.xid, transaction.first_lsn, transaction.n_segments)
+        reach("writing_segment")
+        if relation is None:
+            transaction.messages_spilled(write_messages(self._storage, key, transaction.take_messages()))
+            return
+        batches = transaction.take_group(relation)
+        segment = write_segment(self._storage, key, relation, batches)
+        reach("segment_written")
+        transaction.spilled(segment, batches)
+
+    def _whole(self, xid: Xid, step: int) -> OpenTransaction | None:
+        """The transaction after its first ``step`` calls; None before the first."""
+        transaction = self._open.get(xid)
+        n_steps = 0 if transaction is None else transaction.n_steps
+        if n_steps != step:
+            raise ComponentLost(f"of {step} calls for transaction {int(xid)} its buffer has seen {n_steps}")
+        return transaction
+
+    def _started(self, xid: Xid, step: int) -> OpenTransaction:
+        transaction = self._whole(xid, step)
+        assert transaction is not None, "the pool passes on nothing before the first block"
+        return transaction
