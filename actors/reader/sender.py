@@ -1,7 +1,7 @@
 """Sends what the reader cut: ``pipeline.stages.cut_routing`` with the actors to which it routes.
 
 It is a plain object inside the slot reader. ``SendingThread`` alone uses it. Errors of buffers and of the sequencer
-come out of ``take_back``.
+come out of ``collect``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Sender(CutRouting):
         self._sequencer = sequencer
         self._submitted: deque[ray.ObjectRef] = deque()
 
-    def take_back(self, done_ticket: int) -> None:
+    def collect(self, done_ticket: int) -> None:
         """Collect results and credit; raises what a buffer or the sequencer raised."""
         self._pool.collect()
         self._backlog.done(done_ticket)

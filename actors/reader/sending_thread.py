@@ -107,7 +107,7 @@ class SendingThread:
                 if cuts is None:
                     return
                 if cuts:
-                    self._sender.give(cuts)
+                    self._sender.send(cuts)
                     self.handed_bytes += _bytes_of(cuts)
                     self._next_look_s = min(self._next_look_s, time.monotonic() + _LOOK_INTERVAL_S)
                 self._look(idle=not cuts)
@@ -134,7 +134,7 @@ class SendingThread:
         now_s = time.monotonic()
         if now_s < self._next_look_s:
             return
-        self._sender.take_back(self.done_ticket)
+        self._sender.collect(self.done_ticket)
         self._pool.adapt()
         self._pool.check_alive(now_s)
         if idle:

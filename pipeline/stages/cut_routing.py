@@ -64,15 +64,15 @@ class CutRouting:
         self._backlog = backlog
         self._ticket = 0
         self.n_bytes = 0
-        """Raw bytes handed over since the start of the epoch."""
+        """Raw bytes sent since the start of the epoch."""
         self.end_lsn = INVALID_LSN
-        """Of the last commit handed over."""
+        """Of the last commit that was sent."""
 
     @property
     def backlog_bytes(self) -> int:
         return self._backlog.n_bytes
 
-    def give(self, cuts: Iterable[Cut]) -> None:
+    def send(self, cuts: Iterable[Cut]) -> None:
         """Cuts in stream order. Raises what the buffers and ``submit`` raise."""
         entries: list[Entry] = []
         for cut in cuts:

@@ -57,7 +57,6 @@ class FolderSink(Sink):
         self._held = (0, 0)
         if files:
             *_, self.watermark, self._lsns, self._held = pickle.loads(files[-1].read_bytes())
-        self.confirmations = _Confirmations(folder / "confirmations", self)  # type: ignore[assignment]
 
     def take(self, transactions: list[Released], messages: list[Message]) -> None:
         fresh = [t for t in transactions if t.commit_lsn > self.watermark]
@@ -75,6 +74,11 @@ class FolderSink(Sink):
         self._n += 1
         reach("transactions_committed")
 
+    def note_confirmed(self, lsn: Lsn) -> None:
+        """With what is durably held."""
+        with (self._folder / "confirmations").open("a") as file:
+            file.write(f"{int(lsn)} {self._held[0]} {self._held[1]}\n")
+
     def load(self) -> Sink:
         """All that every life put here."""
         sink = Sink()
@@ -86,18 +90,6 @@ class FolderSink(Sink):
             lsn, n_transactions, n_messages = map(int, line.split())
             sink.confirmations.append((Lsn(lsn), n_transactions, n_messages))
         return sink
-
-
-class _Confirmations:
-    """Written down before the server is told, with what the sink durably holds."""
-
-    def __init__(self, path: Path, sink: FolderSink) -> None:
-        self._path = path
-        self._sink = sink
-
-    def append(self, entry: tuple[Lsn, int, int]) -> None:
-        with self._path.open("a") as file:
-            file.write(f"{int(entry[0])} {self._sink._held[0]} {self._sink._held[1]}\n")
 
 
 class LocalRound(Round):

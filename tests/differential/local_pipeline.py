@@ -1,10 +1,8 @@
-"""The pipeline in one process: the real parts over a real replication connection, without Ray and Spark.
+"""The pipeline in one process: the code of production over a real replication connection, without Ray and Spark.
 
-What the actors do, with their shells left out: ``open_slot`` → ``StreamCutter`` → ``decode_*_block`` →
-``OpenTransaction`` (spilling through ``pipeline.segments`` under ``BufferMemory``) and ``rows.release`` →
-``CommitOrder`` and ``PreparedBook`` → a ``Sink``. The record of the confirmed LSN is written before the server
-is told, prepared transactions have durable manifests, a new ``LocalPipeline`` over the same storage and
-sink is a restart. Each class names the actor that it mirrors; nothing is decided here that they do not decide.
+``open_slot`` → ``StreamCutter`` → ``LocalStages``, which runs ``pipeline.stages``: the routing of cuts, a
+``TransactionBuffer`` and a ``CommitSequence`` → a ``Sink``. Only the loop that reads and the sink are the tests'.
+A new ``LocalPipeline`` over the same storage and sink is a restart.
 
 ``order`` makes buffers finish in a random order, as actors do; without it they finish at once.
 
@@ -14,6 +12,7 @@ repeats. It also remembers, for each position that was confirmed, how much it he
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import time
 from collections.abc import Callable, Iterable
@@ -23,56 +22,21 @@ from typing import Any
 
 import pyarrow as pa
 
+from tests.differential.local_stages import LocalBuffers, LocalStages
 from xidstream.pipeline import rows
-from xidstream.pipeline.buffer import BufferMemory, OpenTransaction, is_too_large_for_memory
-from xidstream.pipeline.buffer.messages import message_parts
-from xidstream.pipeline.buffer.transaction import nothing, undeliverable
-from xidstream.pipeline.decode import decode_plain_block, decode_transaction_block
+from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import ConnectionLost, SlotInUse
-from xidstream.pipeline.exchange import (
-    InlineMessages,
-    MemoryMessages,
-    MemoryPart,
-    MessagePart,
-    Opened,
-    PreparedTransaction,
-    Sealed,
-    SegmentPart,
-    SlotIdentity,
-    SpilledMessages,
-    TransactionEnd,
-)
+from xidstream.pipeline.exchange import Batch, InlineMessages, MemoryMessages, Sealed, SegmentPart
 from xidstream.pipeline.faultpoints import reach
-from xidstream.pipeline.pg import INVALID_LSN, Lsn, Xid
+from xidstream.pipeline.pg import INVALID_LSN, Lsn
 from xidstream.pipeline.protocol.message_buffer import Outcome
 from xidstream.pipeline.protocol.parser import parse_keepalive
 from xidstream.pipeline.relations import RelationVersion
-from xidstream.pipeline.segments import (
-    Layout,
-    SegmentReader,
-    Storage,
-    write_messages,
-    write_prepared,
-    write_segment,
-)
-from xidstream.pipeline.sequencer import CommitOrder, FinishedPrepares
+from xidstream.pipeline.segments import Layout, SegmentReader, Storage, given_up
 from xidstream.pipeline.slot.opening import OpenSlot, open_slot
 from xidstream.pipeline.slot.settings import SlotSettings, Streaming
 from xidstream.pipeline.spark.released import released_messages
-from xidstream.pipeline.stages.slot_storage import SlotStorage
-from xidstream.pipeline.stream import (
-    Aborted,
-    Committed,
-    CommittedPrepared,
-    Cut,
-    PlainBlock,
-    Position,
-    Prepared,
-    RolledBackPrepared,
-    StreamCutter,
-    SubtransactionsAborted,
-    TransactionBlock,
-)
+from xidstream.pipeline.stream import Cut, StreamCutter
 
 _MESSAGES_PER_LOOK = 2000
 _POSITION_INTERVAL_S = 0.2
@@ -92,6 +56,10 @@ class Options:
     buffer_memory_bytes: int = 200_000
     batch_rows: int = 3_000
     batch_bytes: int = 1_000_000
+
+    def config(self, folder: Path) -> Config:
+        """What of it is a setting of the stages, with their storage."""
+        return Config(storage=str(folder), batch_rows=self.batch_rows, batch_bytes=self.batch_bytes)
 
     def __str__(self) -> str:
         proto = self.proto_version if self.proto_version is not None else "highest"
@@ -162,6 +130,17 @@ class Sink:
     watermark: int = 0
     _lsns: set[int] = field(default_factory=set)
 
+    def write(self, batch: Batch, storage: Storage) -> None:
+        """All units of a batch at once."""
+        contents = [content_of(unit, storage) for unit in batch.units]
+        self.take(
+            [t for transactions, _ in contents for t in transactions], [m for _, ms in contents for m in ms]
+        )
+
+    def note_confirmed(self, lsn: Lsn) -> None:
+        """The server is about to be told ``lsn``."""
+        self.confirmations.append((lsn, len(self.transactions), len(self.messages)))
+
     def take(self, transactions: list[Released], messages: list[Message]) -> None:
         fresh = [t for t in transactions if t.commit_lsn > self.watermark]
         self.transactions += fresh
@@ -172,254 +151,6 @@ class Sink:
 
     def rows(self, table: str | None = None) -> list[dict[str, Any]]:
         return [r for t in self.transactions for r in t.rows() if table in (None, r["table"])]
-
-
-def put_in_process(table: pa.Table | pa.RecordBatch) -> pa.Table:
-    return table
-
-
-class Buffer:
-    """``actors.xid_buffer.XidBuffer``."""
-
-    def __init__(self, storage: Storage, layout: Layout, memory_bytes: int) -> None:
-        self._storage = storage
-        self._layout = layout
-        self._memory = BufferMemory(memory_bytes)
-        self.open: dict[Xid, OpenTransaction] = {}
-        self.n_spills = 0
-        self.highest_bytes = 0
-
-    def decode_plain(self, cut: PlainBlock) -> Sealed:
-        assert cut.block is not None
-        reach("decoding_block")
-        decoded = decode_plain_block(cut.block.payload, cut.block.lengths, cut.block.relations.relations)
-        memory = []
-        for table in decoded.tables:
-            released = rows.release(
-                table.batch, table.relation, decoded.stamp, rows.DroppedRuns(), plain=True
-            )
-            memory.append(
-                MemoryPart(
-                    table.relation,
-                    released.num_rows,
-                    released.nbytes,
-                    put_in_process(pa.Table.from_batches([released])),
-                )
-            )
-        messages = self._plain_messages(decoded.messages)
-        return Sealed(
-            transactions=decoded.transactions,
-            memory=tuple(memory),
-            segments=(),
-            messages=tuple(messages),
-            n_rows=decoded.n_rows,
-            n_bytes=sum(p.n_bytes for p in memory) + sum(p.n_bytes for p in messages),
-            undeliverable=decoded.undeliverable,
-        )
-
-    def _plain_messages(self, messages: pa.RecordBatch | None) -> list[MessagePart]:
-        if messages is None:
-            return []
-        if not is_too_large_for_memory(messages.nbytes):
-            return message_parts([messages], messages.nbytes, put_in_process)
-        key = self._layout.segment_key(Xid(0), Lsn(messages.column("lsn")[0].as_py()), 0)
-        return [SpilledMessages(write_messages(self._storage, key, [messages]))]
-
-    def add_block(self, cut: TransactionBlock) -> None:
-        transaction = self.open.get(cut.xid)
-        if transaction is None:
-            transaction = self.open[cut.xid] = OpenTransaction(cut.xid, cut.first_lsn, streamed=cut.streamed)
-        reach("decoding_block")
-        decoded = decode_transaction_block(
-            cut.block.payload,
-            cut.block.lengths,
-            cut.block.relations.relations,
-            streamed=cut.streamed,
-            xid=cut.xid,
-            first_ordinal=transaction.n_rows,
-        )
-        transaction.add(
-            [(t.relation, t.batch) for t in decoded.tables],
-            decoded.messages,
-            (decoded.run_subxid, decoded.run_first, decoded.run_count),
-            decoded.n_rows,
-        )
-        transaction.note(decoded.notes)
-        reach("block_decoded")
-        while (spill := self._memory.next_spill(self.open.values())) is not None:
-            self._spill(spill.transaction, spill.relation)
-        self.highest_bytes = max(self.highest_bytes, sum(t.n_bytes for t in self.open.values()))
-
-    def abort_subtransactions(self, cut: SubtransactionsAborted) -> None:
-        self.open[cut.xid].abort_subtransactions(cut.subxids)
-
-    def abort(self, cut: Aborted) -> None:
-        self._storage.delete(self.open.pop(cut.xid).segment_keys())
-
-    def commit(self, end: TransactionEnd) -> Sealed:
-        transaction = self.open.pop(end.xid)
-        reach("sealing")
-        sealed = transaction.seal(end, put_in_process)
-        reach("sealed")
-        given = set(sealed.stored_keys())
-        self._storage.delete([k for k in transaction.segment_keys() if k not in given])
-        return sealed
-
-    def prepare(self, cut: Prepared) -> PreparedTransaction:
-        transaction = self.open.pop(cut.xid, None)
-        if transaction is None:
-            transaction = OpenTransaction(cut.xid, cut.prepare_lsn, streamed=cut.streamed)
-        for relation, *_ in list(transaction.spillable()):
-            self._spill(transaction, relation)
-        record = transaction.prepared(cut.gid, cut.prepare_lsn, cut.end_lsn, cut.origin)
-        reach("writing_prepared")
-        write_prepared(self._storage, self._layout, record)
-        reach("prepared_written")
-        named = set(record.stored_keys())
-        self._storage.delete([k for k in transaction.segment_keys() if k not in named])
-        return record
-
-    def _spill(self, transaction: OpenTransaction, relation: RelationVersion | None) -> None:
-        key = self._layout.segment_key(transaction.xid, transaction.first_lsn, transaction.n_segments)
-        reach("writing_segment")
-        if relation is None:
-            transaction.messages_spilled(write_messages(self._storage, key, transaction.take_messages()))
-            return
-        batches = transaction.take_group(relation)
-        segment = write_segment(self._storage, key, relation, batches)
-        reach("segment_written")
-        transaction.spilled(segment, batches)
-        self.n_spills += 1
-
-
-class Sequencer:
-    """``actors.commit_sequencer.CommitSequencer`` without its Ray: entries are filled in ``order``'s order."""
-
-    def __init__(
-        self,
-        storage: Storage,
-        epoch: str,
-        opened: Opened,
-        options: Options,
-        sink: Sink,
-    ) -> None:
-        self._segments = storage
-        self._sink = sink
-        self._storage = SlotStorage(storage.uri, opened, epoch)
-        self.recorded, self.prepared = self._storage.take_over()
-        self._watermark = max(self.recorded.before, Lsn(sink.watermark))
-        self.order = CommitOrder(batch_rows=options.batch_rows, batch_bytes=options.batch_bytes)
-        self._finished = FinishedPrepares()
-        self.works: list[tuple[int, Callable[[], bool]]] = []
-        """What is to be done for an entry; False when it must wait for an earlier entry."""
-
-    def take(self, cut: Cut, buffer: Buffer) -> None:
-        ticket = self.order.next_ticket
-        if isinstance(cut, PlainBlock):
-            self.order.add_unit(
-                ticket, cut.first_commit_lsn, cut.last_commit_lsn, cut.end_lsn, cut.n_transactions
-            )
-            self._later(ticket, lambda: self._fill(ticket, buffer.decode_plain(cut)))
-        elif isinstance(cut, Committed):
-            self._add_transaction(ticket, cut.end)
-            content = buffer.commit(cut.end) if cut.has_blocks else nothing(cut.end)
-            self._later(ticket, lambda: self._fill(ticket, content))
-        elif isinstance(cut, Prepared):
-            self.order.add_hold(ticket, cut.end_lsn)
-            record = buffer.prepare(cut)
-            self._later(ticket, lambda: self._prepare(ticket, record))
-        elif isinstance(cut, CommittedPrepared):
-            self._add_transaction(ticket, cut.end)
-            self._later(ticket, lambda: self._fill_prepared(ticket, cut.end))
-        elif isinstance(cut, RolledBackPrepared):
-            self.order.add_hold(ticket, cut.end_lsn)
-            self._later(ticket, lambda: self._roll_back_prepared(ticket, cut))
-        else:
-            assert isinstance(cut, Position), cut
-            self.order.add_position(ticket, cut.wal_end)
-
-    def work(self, shuffle: random.Random | None) -> None:
-        """Let the buffers finish; with ``shuffle`` only some of them, in any order."""
-        works = self.works
-        if shuffle is not None:
-            shuffle.shuffle(works)
-        self.works = [(ticket, work) for ticket, work in works if not work()]
-
-    def drain(self, shuffle: random.Random | None) -> None:
-        while self.works:
-            self.work(shuffle)
-
-    def to_sink(self) -> bool:
-        """What the driver does: pull batches, give them to the sink, report them done; then record."""
-        reach("releasing")
-        while (batch := self.order.next_batch()) is not None:
-            reach("released")
-            transactions, messages = [], []
-            for unit in batch.units:
-                t, m = content_of(unit, self._segments)
-                transactions += t
-                messages += m
-            reach("writing_batch")
-            self._sink.take(transactions, messages)
-            reach("batch_written")
-            self._batch_done(batch.number)
-            reach("batch_reported")
-        if self.order.undeliverable is not None and self.order.confirmed_lsn <= self.recorded:
-            raise self.order.undeliverable
-        confirmed = self.order.confirmed_lsn
-        if confirmed <= self.recorded:
-            return False
-        reach("recording")
-        due = self._finished.due(self.order.done_ticket)
-        self._storage.record(confirmed, list(due.values()))
-        self._finished.forget(due)
-        reach("recorded")
-        self.recorded = confirmed
-        self._sink.confirmations.append((confirmed, len(self._sink.transactions), len(self._sink.messages)))
-        return True
-
-    def _batch_done(self, number: int) -> None:
-        contents = self.order.batch_done(number)
-        reach("batch_accepted")
-        keys = [key for content in contents for key in content.stored_keys()]
-        self._storage.delete(self._finished.without_kept(keys))
-
-    def _later(self, ticket: int, work: Callable[[], bool]) -> None:
-        self.works.append((ticket, work))
-
-    def _add_transaction(self, ticket: int, end: TransactionEnd) -> None:
-        self.order.add_unit(ticket, end.commit_lsn, end.commit_lsn, end.end_lsn, 1)
-
-    def _fill(self, ticket: int, content: Sealed) -> bool:
-        self.order.fill(ticket, content)
-        return True
-
-    def _prepare(self, ticket: int, record: PreparedTransaction) -> bool:
-        replaced = self.prepared.add(record)
-        if replaced is not None:
-            self._storage.replace(replaced, record)
-        self.order.resolve(ticket)
-        return True
-
-    def _fill_prepared(self, ticket: int, end: TransactionEnd) -> bool:
-        if self.order.holds_before(ticket):
-            return False
-        prepared = self.prepared.commit(end, self._watermark)
-        if prepared is None:
-            return self._fill(ticket, nothing(end))
-        self._finished.add(ticket, prepared)
-        if prepared.poison is not None:
-            return self._fill(ticket, undeliverable(prepared.poison.of(end.xid, end.commit_lsn)))
-        return self._fill(ticket, self._storage.content_of(prepared, end))
-
-    def _roll_back_prepared(self, ticket: int, cut: RolledBackPrepared) -> bool:
-        if self.order.holds_before(ticket):
-            return False
-        prepared = self.prepared.roll_back(cut.xid, cut.gid)
-        if prepared is not None:
-            self._finished.add(ticket, prepared)
-        self.order.resolve(ticket)
-        return True
 
 
 class LocalPipeline:
@@ -465,10 +196,19 @@ class LocalPipeline:
             self._block_bytes = options.block_bytes
             self._loop = self._connection.copy_loop()
             self.storage = Storage(str(folder))
-            identity: SlotIdentity = self.slot.identity
-            self.layout = Layout(identity.system_identifier, identity.slot, epoch)
-            self.sequencer = Sequencer(self.storage, epoch, self.slot.opened(), options, sink)
-            self.buffer = Buffer(self.storage, self.layout, options.buffer_memory_bytes)
+            self.confirmed_lsn = self.slot.confirmed_flush_lsn
+            opened = self.slot.opened()
+            self.layout = Layout(opened.identity.system_identifier, opened.identity.slot, epoch)
+            skipped = given_up(self.storage, self.layout, self.slot.confirmed_flush_lsn)
+            self.stages = LocalStages(
+                options.config(folder),
+                dataclasses.replace(opened, given_up=skipped),
+                epoch,
+                buffer_memory_bytes=options.buffer_memory_bytes,
+                write=lambda batch: sink.write(batch, self.storage),
+                watermark=Lsn(sink.watermark),
+                confirm=self._confirm,
+            )
         except BaseException:
             self.slot.connection.close()
             raise
@@ -483,8 +223,8 @@ class LocalPipeline:
         self.close()
 
     @property
-    def confirmed_lsn(self) -> Lsn:
-        return self.sequencer.recorded
+    def buffers(self) -> LocalBuffers:
+        return self.stages.buffers
 
     def read_until(self, target: Lsn, timeout_s: float = 60.0) -> None:
         """Read, release and confirm until the confirmed position has reached ``target``."""
@@ -493,7 +233,7 @@ class LocalPipeline:
         while self.confirmed_lsn < target:
             drained = self._read()
             if drained:
-                self._hand_over(self._cutter.flush())
+                self._send(self._cutter.flush())
                 self._settle(entirely=True)
                 self._solicit_position()
                 self._connection.wait_readable(0.02)
@@ -502,7 +242,7 @@ class LocalPipeline:
             if time.monotonic() > deadline:
                 raise TimeoutError(
                     f"confirmed {self.confirmed_lsn}, received {self._received}, wanted {target}: "
-                    f"{self._cutter.open_transactions} open, {self.sequencer.order.n_waiting} waiting"
+                    f"{self._cutter.open_transactions} open, {self.stages.stats().n_waiting} waiting"
                 )
 
     def read_some(self, n_messages: int) -> None:
@@ -512,11 +252,13 @@ class LocalPipeline:
     def close(self) -> None:
         """As a crash: what is in memory is gone, and the server is told nothing more."""
         self._connection.close()
+        self.stages.close()
 
     def stop(self) -> None:
         """As an end in order: the last confirmed position has surely reached the server."""
         self._send_status(reply=False)
         self._connection.stop(10.0)
+        self.stages.close()
 
     def segment_keys(self) -> list[str]:
         """All spilled rows in storage, of any epoch."""
@@ -530,7 +272,7 @@ class LocalPipeline:
             return self._read_each(_MESSAGES_PER_LOOK)
         for _ in range(_MESSAGES_PER_LOOK):
             outcome = self._loop.gather(self._cutter.target, self._block_bytes)
-            self._hand_over(self._cutter.settle())
+            self._send(self._cutter.settle())
             if outcome is Outcome.DRAINED:
                 return True
             if outcome is Outcome.MESSAGE:
@@ -554,43 +296,36 @@ class LocalPipeline:
 
     def _take(self, data: bytes | memoryview) -> None:
         if data[0] == ord("w"):
-            self._hand_over(self._cutter.feed(data))
+            self._send(self._cutter.feed(data))
             return
         keepalive = parse_keepalive(data)
         self._received = max(self._received, keepalive.end_lsn)
         now_s = time.monotonic()
         if keepalive.end_lsn >= self._target or now_s - self._position_s > _POSITION_INTERVAL_S:
             self._position_s = now_s
-            self._hand_over(self._cutter.position(keepalive.end_lsn))
+            self._send(self._cutter.position(keepalive.end_lsn))
             if self._target:
                 self._settle(entirely=False)
         if keepalive.reply_requested:
             self._send_status(reply=False)
 
-    def _hand_over(self, cuts: Iterable[Cut]) -> None:
-        for cut in cuts:
-            if isinstance(cut, TransactionBlock):
-                reach("giving_block")
-                self.buffer.add_block(cut)
-                reach("block_given")
-            elif isinstance(cut, SubtransactionsAborted):
-                self.buffer.abort_subtransactions(cut)
-            elif isinstance(cut, Aborted):
-                self.buffer.abort(cut)
-            else:
-                self.sequencer.take(cut, self.buffer)
+    def _send(self, cuts: Iterable[Cut]) -> None:
+        self.stages.send(cuts)
+
+    def _confirm(self, lsn: Lsn) -> None:
+        if lsn > self.confirmed_lsn:
+            self.sink.note_confirmed(lsn)
+            self.confirmed_lsn = lsn
 
     def _settle(self, *, entirely: bool) -> None:
-        if entirely:
-            self.sequencer.drain(self._shuffle)
-        elif self._shuffle is None or self._shuffle.random() < 0.5:
-            self.sequencer.work(self._shuffle)
-        if self._shuffle is not None and self._cutter.has_open_rows and self._shuffle.random() < 0.1:
-            self._hand_over(self._cutter.flush_open())
-        if self.sequencer.to_sink():
-            reach("confirming")
+        shuffle, before = self._shuffle, self.confirmed_lsn
+        if entirely or shuffle is None or shuffle.random() < 0.5:
+            self.stages.finish(shuffle, entirely=entirely)
+        if shuffle is not None and self._cutter.has_open_rows and shuffle.random() < 0.1:
+            self._send(self._cutter.flush_open())
+        self.stages.deliver()
+        if self.confirmed_lsn > before:
             self._send_status(reply=False)
-            reach("confirmed")
 
     def _solicit_position(self) -> None:
         now_s = time.monotonic()
@@ -599,9 +334,10 @@ class LocalPipeline:
             self._send_status(reply=True)
 
     def _send_status(self, *, reply: bool) -> None:
-        flushed = max(self.confirmed_lsn, self.slot.confirmed_flush_lsn)
+        flushed = self.confirmed_lsn
+        received = max(self._received, self.stages.end_lsn, flushed)
         reach("sending_status")
-        self._connection.send_status(max(self._received, flushed), flushed, flushed, reply)
+        self._connection.send_status(received, flushed, flushed, reply)
         reach("status_sent")
 
 

@@ -187,12 +187,12 @@ class Differential:
                 if number in due:
                     if r.random() < 0.5:
                         pipeline.read_some(r.randrange(2000))
-                    outcome.n_spills += pipeline.buffer.n_spills
+                    outcome.n_spills += pipeline.buffers.n_spills
                     pipeline.close()
                     outcome.n_restarts += 1
                     pipeline = self._open(dsn, slot, options, sink, outcome.n_restarts + 1, self._spy)
             pipeline.read_until(self._tick())
-            outcome.n_spills += pipeline.buffer.n_spills
+            outcome.n_spills += pipeline.buffers.n_spills
             left = pipeline.segment_keys()
             assert not left, f"segments are left behind: {left[:3]}"
             pipeline.stop()

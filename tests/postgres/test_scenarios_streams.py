@@ -104,7 +104,7 @@ def test_rollback_of_a_streamed_transaction_releases_nothing_and_deletes_its_spi
     session.execute("ROLLBACK")
     scenario.read()
     assert scenario.left_in_storage() == [] and scenario.transactions == []
-    assert scenario.streamed.pipeline.buffer.open == {}
+    assert scenario.streamed.pipeline.buffers.buffer._open == {}
     scenario.run("INSERT INTO t VALUES (1, 'after')")
     scenario.agree()
     assert scenario.ids() == [1]
@@ -314,8 +314,9 @@ def test_fact_26_a_keepalive_does_not_overtake_what_is_not_released(scenario: Sc
         connection.send_status(Lsn(0), Lsn(0), Lsn(0), True)
         pipeline.read_some(100)
         connection.wait_readable(0.01)
-    assert pipeline.sequencer.order.n_waiting and scenario.transactions == []
-    assert pipeline.sequencer.order.confirmed_lsn < target
+    stats = pipeline.stages.stats()
+    assert stats.n_waiting and scenario.transactions == []
+    assert stats.confirmed_lsn < target
     scenario.session("INSERT INTO t VALUES (2, 'x')").execute("COMMIT")
     scenario.agree()
     assert scenario.ids() == [1, 2]

@@ -74,7 +74,7 @@ def test_500_kept_500_rolled_back_5_kept_are_505_rows(scenario: Scenario) -> Non
     session.execute(rows(2001, 2005, wide).encode())
     session.execute("COMMIT")
     scenario.read()
-    assert scenario.streamed.pipeline.buffer.n_spills > 1
+    assert scenario.streamed.pipeline.buffers.n_spills > 1
     scenario.agree()
     assert scenario.ids() == [*range(1, 501), *range(2001, 2006)] and dense(scenario)
     assert scenario.transactions[0].n_rows == 505
@@ -92,8 +92,8 @@ def test_10000_exception_blocks_are_exact_in_bounded_memory(scenario: Scenario) 
     scenario.open(immediate=False, buffer_memory_bytes=60_000)
     scenario.run(EXCEPTION_BLOCKS.format(10_000))
     scenario.read()
-    buffer = scenario.streamed.pipeline.buffer
-    assert buffer.n_spills > 0 and buffer.highest_bytes <= 60_000
+    buffers = scenario.streamed.pipeline.buffers
+    assert buffers.n_spills > 0 and buffers.highest_bytes <= 60_000
     scenario.agree(twin=False)  # which the server needs seconds for
     assert scenario.ids() == list(range(1, 10_000, 2)) and dense(scenario)
     assert scenario.streamed.kinds().count("A") > 0
@@ -104,7 +104,7 @@ def test_exception_blocks_that_are_all_streamed_before_they_are_rolled_back(scen
     scenario.open(buffer_memory_bytes=5_000, block_bytes=4_000)
     scenario.run(EXCEPTION_BLOCKS.format(600))
     scenario.read()
-    assert scenario.streamed.pipeline.buffer.n_spills > 1
+    assert scenario.streamed.pipeline.buffers.n_spills > 1
     scenario.agree()
     assert scenario.ids() == list(range(1, 600, 2)) and dense(scenario)
     assert scenario.streamed.kinds().count("A") == 300

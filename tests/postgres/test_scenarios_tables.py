@@ -27,7 +27,7 @@ class Blocks:
     def __init__(self, side: Side) -> None:
         self.named: list[int] = []
         pipeline: Any = side.pipeline
-        hand_over = pipeline._hand_over
+        send = pipeline._send
 
         def look(cuts: Iterable[Cut]) -> None:
             kept = list(cuts)
@@ -37,9 +37,9 @@ class Blocks:
                     relids = relids_of(cut.block.payload, cut.block.lengths, streamed=streamed)
                     assert sorted(cut.block.relations.relations) == relids
                     self.named.append(len(relids))
-            hand_over(kept)
+            send(kept)
 
-        pipeline._hand_over = look
+        pipeline._send = look
 
 
 def test_rows_of_two_thousand_partitions_come_with_their_own_definitions_and_no_others(

@@ -13,7 +13,6 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,16 +20,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.differential.compare import check_confirmations
-from tests.differential.local_pipeline import Buffer, Options, Sequencer, Sink
+from tests.differential.local_pipeline import Options, Sink
+from tests.differential.local_stages import LocalStages
 from tests.fake_libpq import cuts_of
 from tests.pgoutput.messages import ColumnKind, Delete, Insert, Truncate, TupleColumn, TupleData, Update
 from tests.wire import T0_US, Wire
-from xidstream.pipeline.exchange import PrepareCover, SlotIdentity
+from xidstream.pipeline.exchange import Opened, PrepareCover, SlotIdentity
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.protocol.messages import LogicalMessage, Origin, Relation, RelationColumn, StreamAbort
 from xidstream.pipeline.protocol.spares import Spares
 from xidstream.pipeline.segments import Layout, Storage
-from xidstream.pipeline.stream import Aborted, StreamCutter, SubtransactionsAborted, TransactionBlock
+from xidstream.pipeline.stream import StreamCutter
 
 UNCHANGED = object()
 ABSENT = object()  # a non-key place of a K tuple
@@ -382,18 +382,29 @@ def run(choose: random.Random, folder: Path, n_steps: int) -> None:
     storage = Storage(str(folder))
     layout = Layout(1, "s", "0001")
     sink = Sink()
-    slot: Any = SimpleNamespace(
-        identity=SlotIdentity(1, "d", "s"),
+    opened = Opened(
+        SlotIdentity(1, "d", "s"),
         confirmed_flush_lsn=Lsn(1),
-        flush_lsn=Lsn(1 << 60),
+        target_lsn=Lsn(1 << 60),
         server_version=180004,
         proto_version=4,
         streaming="parallel" if parallel else "on",
         two_phase=True,
+        cover=PrepareCover(),
+        timeline=1,
+        history={},
     )
-    sequencer = Sequencer(storage, layout.epoch, slot, PrepareCover(), options, sink)
-    buffer = Buffer(storage, layout, options.buffer_memory_bytes)
     spares = Spares(choose.choice((0, 1 << 20, 1 << 24)))
+    stages = LocalStages(
+        options.config(folder),
+        opened,
+        layout.epoch,
+        buffer_memory_bytes=options.buffer_memory_bytes,
+        write=lambda batch: sink.write(batch, storage),
+        watermark=Lsn(0),
+        confirm=sink.note_confirmed,
+        spares=spares,
+    )
     cutter = StreamCutter(
         block_bytes=options.block_bytes,
         pending_limit_bytes=options.pending_limit_bytes,
@@ -402,48 +413,36 @@ def run(choose: random.Random, folder: Path, n_steps: int) -> None:
     )
     wire = Generator(choose, parallel=parallel)
 
-    def hand_over(cuts: Any) -> None:
-        for cut in cuts:
-            if isinstance(cut, TransactionBlock):
-                buffer.add_block(cut)
-                spares.give(cut.block.payload)
-            elif isinstance(cut, SubtransactionsAborted):
-                buffer.abort_subtransactions(cut)
-            elif isinstance(cut, Aborted):
-                buffer.abort(cut)
-            else:
-                sequencer.take(cut, buffer)
-
     compiled = choose.random() < 0.5
 
     def take() -> None:
         if compiled:
             for cuts in cuts_of(cutter, wire.take(), options.block_bytes):
-                hand_over(cuts)
+                stages.send(cuts)
         for data in wire.take():
-            hand_over(cutter.feed(data))
+            stages.send(cutter.feed(data))
             if choose.random() < 0.02:
-                hand_over(cutter.flush())
+                stages.send(cutter.flush())
             if choose.random() < 0.02:
-                hand_over(cutter.flush_open())
+                stages.send(cutter.flush_open())
         if choose.random() < 0.2:
-            hand_over(cutter.position(Lsn(wire.lsn + 4)))  # a keepalive: all before it was sent
+            stages.send(cutter.position(Lsn(wire.lsn + 4)))  # a keepalive: all before it was sent
 
     for _ in range(n_steps):
         wire.step()
         take()
         if choose.random() < 0.3:
-            sequencer.work(choose)
-            sequencer.to_sink()
+            stages.finish(choose, entirely=False)
+            stages.deliver()
     while wire.open:
         wire.end_stream()
         take()
     while wire.prepared:
         wire.end_prepared()
         take()
-    hand_over(cutter.position(Lsn(wire.lsn + 100)))
-    sequencer.drain(choose)
-    sequencer.to_sink()
+    stages.send(cutter.position(Lsn(wire.lsn + 100)))
+    stages.finish(choose)
+    stages.deliver()
 
     got = released(sink)
     for place, (mine, theirs) in enumerate(zip(got, wire.expected, strict=False)):
@@ -451,9 +450,10 @@ def run(choose: random.Random, folder: Path, n_steps: int) -> None:
     assert len(got) == len(wire.expected)
     assert [m.content for m in sink.messages if not m.transactional] == wire.loose_messages
     assert check_confirmations(sink, up_to=wire.lsn + 100) is None
-    assert cutter.pending_bytes == 0 and cutter.open_transactions == 0 and buffer.open == {}
+    assert cutter.pending_bytes == 0 and cutter.open_transactions == 0 and stages.buffers.buffer._open == {}
     left = [k for k in storage.list_keys(layout.root) if not k.endswith("progress.json")]
     assert left == []
+    stages.close()
 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

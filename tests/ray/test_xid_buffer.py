@@ -20,11 +20,11 @@ from xidstream.actors.runtime.ray_errors import unwrap
 from xidstream.actors.xid_buffer import XidBuffer
 from xidstream.pipeline.buffer.known_relations import REMEMBERED_COLUMNS
 from xidstream.pipeline.config import Config
-from xidstream.pipeline.errors import ComponentLost, PoisonedChange, ProtocolViolation, StorageFault
+from xidstream.pipeline.errors import ComponentLost, PoisonedChange, ProtocolViolation
 from xidstream.pipeline.exchange import TransactionEnd
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.protocol.spares import Spares
-from xidstream.pipeline.segments import Layout, Storage, load_prepared
+from xidstream.pipeline.segments import Layout
 from xidstream.pipeline.stages.transaction_buffer import BlockHead, BufferSettings, End
 from xidstream.pipeline.stream import Block as StreamBlock
 from xidstream.pipeline.stream import Prepared, TransactionBlock, UsedRelations
@@ -44,8 +44,8 @@ PREPARE = Prepared(XID, "p", Lsn(0x200), Lsn(0x208), streamed=True, origin=None,
 
 
 class Buffer:
-    def __init__(self, storage: Path, memory_bytes: int = 64 << 20) -> None:
-        settings = BufferSettings(str(storage), Layout(1, "s", "e"), memory_bytes)
+    def __init__(self, storage: Path) -> None:
+        settings = BufferSettings(str(storage), Layout(1, "s", "e"), 64 << 20)
         self.actor = ray.remote(XidBuffer).options(num_cpus=0.01).remote(settings)
         self.n_added = 0
 
@@ -91,45 +91,6 @@ def test_a_transaction_with_a_torn_block_is_neither_committed_nor_prepared(stora
     errors = [buffer.error_of(ref) for ref in [*refs[1:], buffer.end(end)]]
     assert all(isinstance(error, ProtocolViolation) for error in errors), errors
     assert not list(storage.rglob("*.json")), "a torn transaction was made durable"
-    ray.kill(buffer.actor)
-
-
-@pytest.mark.parametrize("memory_bytes", [64 << 20, 1], ids=["in memory", "spilled"])
-def test_a_transaction_that_keeps_poison_gives_its_error_at_its_commit_and_no_row(
-    storage: Path, memory_bytes: int
-) -> None:
-    buffer = Buffer(storage, memory_bytes)
-    for content in (GOOD, POISON, GOOD):
-        ray.get(buffer.add(content))
-    sealed = ray.get(buffer.end("commit"))
-    assert isinstance(sealed.undeliverable.error, PoisonedChange)
-    assert "xid 700" in sealed.undeliverable.error.message and "0/200" in sealed.undeliverable.error.message
-    assert (sealed.memory, sealed.segments, sealed.n_rows, sealed.transactions.num_rows) == ((), (), 0, 0)
-    assert not list(storage.rglob("*.arrow"))
-    ray.kill(buffer.actor)
-
-
-def test_a_prepared_transaction_that_keeps_poison_is_recorded_with_it(storage: Path) -> None:
-    buffer = Buffer(storage)
-    for content in (GOOD, POISON):
-        ray.get(buffer.add(content))
-    record = ray.get(buffer.end("prepare"))
-    assert record.poison is not None
-    (loaded,) = load_prepared(Storage(str(storage)), Layout(1, "s", "f"))
-    assert loaded.poison == record.poison
-    ray.kill(buffer.actor)
-
-
-def test_a_transaction_whose_last_block_came_with_its_commit_and_is_torn_is_not_committed(
-    storage: Path,
-) -> None:
-    buffer = Buffer(storage)
-    buffer.add(GOOD)
-    head = BlockHead(XID, 1, Lsn(0x100), True, (1,))
-    add_and_commit = buffer.actor.add_and_commit.options(num_returns=2)
-    both = add_and_commit.remote([head], {}, [TORN], [End(COMMIT, 2, 1)])
-    errors = [buffer.error_of(ref) for ref in both]
-    assert all(isinstance(error, ProtocolViolation) for error in errors), errors
     ray.kill(buffer.actor)
 
 
@@ -187,25 +148,6 @@ def test_the_last_block_of_a_transaction_goes_with_its_commit_and_gives_its_cred
     assert pool.in_flight_bytes == 0
     for actor in pool._actors.values():
         ray.kill(actor)
-
-
-def test_a_transaction_whose_spill_failed_is_not_committed_without_those_rows(storage: Path) -> None:
-    storage.write_bytes(b"no folder")
-    buffer = Buffer(storage, memory_bytes=1 << 20)
-    big = block(*[insert(["x" * 1000], subxid=700) for _ in range(2000)])
-    refs = [buffer.add(big), buffer.add(GOOD), buffer.end()]
-    errors = [buffer.error_of(ref) for ref in refs]
-    assert all(isinstance(error, StorageFault) for error in errors), errors
-    ray.kill(buffer.actor)
-
-
-def test_another_transaction_of_a_failed_buffer_gets_its_error_too(storage: Path) -> None:
-    buffer = Buffer(storage)
-    buffer.add(TORN)
-    other = buffer.actor.abort.remote(Xid(701), 1)
-    assert isinstance(buffer.error_of(other), ProtocolViolation)
-    assert ray.get(buffer.actor.pid.remote()) > 0, "it is alive, and says so"
-    ray.kill(buffer.actor)
 
 
 def test_a_transaction_whose_buffer_died_while_it_was_to_move_is_not_committed_without_its_first_rows(

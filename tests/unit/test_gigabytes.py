@@ -9,7 +9,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from tests.differential.local_pipeline import Buffer
+from tests.differential.local_stages import LocalBuffers
 from tests.unit.decode.builder import U, update
 from tests.wire import Wire
 from xidstream.pipeline.exchange import Batch, MemoryMessages, Sealed, SlotIdentity, SpilledMessages
@@ -31,7 +30,11 @@ from xidstream.pipeline.spark.naming import Location
 from xidstream.pipeline.spark.parquet_files import WriteSegments, WriteTarget
 from xidstream.pipeline.spark.placement import Conform
 from xidstream.pipeline.spark.released import SegmentRows
-from xidstream.pipeline.stream import Committed, PlainBlock, StreamCutter, TransactionBlock
+from xidstream.pipeline.stages.commit_sequence import Entry
+from xidstream.pipeline.stages.cut_routing import CutRouting
+from xidstream.pipeline.stages.transaction_buffer import BufferSettings
+from xidstream.pipeline.stream import StreamCutter
+from xidstream.pipeline.stream.backlog import Backlog
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -45,12 +48,14 @@ def read_memory(ref: pa.Table) -> Iterator[pa.RecordBatch]:
 
 
 class Chain:
-    """Reader, buffer and sequencer, in one process and with nobody to wait for."""
+    """Reader and buffer, in one process and with nobody to wait for."""
 
     def __init__(self, folder: Path) -> None:
         self.storage = Storage(str(folder / "segments"))
         # More than any test has: what goes to storage goes there because it is large.
-        self.buffer = Buffer(self.storage, Layout(1, "s", "e"), 1 << 40)
+        settings = BufferSettings(self.storage.uri, Layout(1, "s", "e"), 1 << 40)
+        buffers = LocalBuffers(settings, lambda sealed: sealed)
+        self.routing = CutRouting(buffers, self._submit, Backlog(1 << 40))
         self.cutter = StreamCutter(block_bytes=4 << 20, pending_limit_bytes=64 << 20, parallel=False)
         self.sink = DeltaSink(str(folder / "delta"), SlotIdentity(1, "d", "s"))
         self.delta = folder / "delta"
@@ -59,22 +64,16 @@ class Chain:
     def take(self, wire: Wire) -> None:
         messages = wire.take()[::-1]
         while messages:
-            self._hand_over(self.cutter.feed(messages.pop()))
+            self.routing.send(self.cutter.feed(messages.pop()))
 
     def feed(self, data: bytes) -> None:
-        self._hand_over(self.cutter.feed(data))
+        self.routing.send(self.cutter.feed(data))
 
     def flush(self) -> None:
-        self._hand_over(self.cutter.flush())
+        self.routing.send(self.cutter.flush())
 
-    def _hand_over(self, cuts: Any) -> None:
-        for cut in cuts:
-            if isinstance(cut, TransactionBlock):
-                self.buffer.add_block(cut)
-            elif isinstance(cut, Committed):
-                self.sealed.append(self.buffer.commit(cut.end))
-            elif isinstance(cut, PlainBlock):
-                self.sealed.append(self.buffer.decode_plain(cut))
+    def _submit(self, entries: list[Entry]) -> None:
+        self.sealed += [entry.result for entry in entries if entry.result is not None]
 
     def batch(self) -> SparkBatch:
         units = tuple(self.sealed)

@@ -30,12 +30,12 @@ class Sender:
         self.backlog_bytes = 0
         self.end_lsn = INVALID_LSN
 
-    def give(self, cuts: Sequence[Cut]) -> None:
+    def send(self, cuts: Sequence[Cut]) -> None:
         assert self.may_go_on.wait(10)
         self.given += cuts
         self.n_calls += 1
 
-    def take_back(self, done_ticket: int) -> None:
+    def collect(self, done_ticket: int) -> None:
         if self.error is not None:
             raise self.error
         self.done_ticket = done_ticket
@@ -129,10 +129,10 @@ def test_what_failed_is_raised_where_the_stream_is_read_and_nothing_more_is_hand
     error = ComponentLost("a buffer died")
     if when == "giving":
 
-        def give(cuts: Sequence[Cut]) -> None:
+        def send(cuts: Sequence[Cut]) -> None:
             raise error
 
-        running.sender.give = give  # type: ignore[method-assign]
+        running.sender.send = send  # type: ignore[method-assign]
     else:
         running.sender.error = error
     running.sending.give([block()])

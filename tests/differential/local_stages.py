@@ -1,0 +1,243 @@
+"""The stages of production in one process: routing, a buffer and the sequencer, without Ray and without a thread.
+
+``pipeline.stages`` decides everything. What is added here is what Ray adds in production: it carries calls to the
+buffer and results to the sequencer. The sequencer's event loop stands still until a test lets it run, and what the
+sequencer would do in a thread is done at once. So a seed decides the whole order of events.
+
+A buffer does its work when it is called. Its results wait until ``finish`` gives them to the sequencer, in any order,
+as several buffers do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import selectors
+from collections.abc import Callable, Coroutine, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import pyarrow as pa
+
+from xidstream.pipeline.buffer import KnownRelations
+from xidstream.pipeline.config import Config
+from xidstream.pipeline.exchange import Batch, Opened, TransactionEnd
+from xidstream.pipeline.faultpoints import reach
+from xidstream.pipeline.pg import Lsn, Xid
+from xidstream.pipeline.protocol.spares import Spares
+from xidstream.pipeline.segments import Layout
+from xidstream.pipeline.stages.commit_sequence import CommitSequence, SequencerStats
+from xidstream.pipeline.stages.cut_routing import CutRouting
+from xidstream.pipeline.stages.transaction_buffer import (
+    BlockHead,
+    BufferSettings,
+    End,
+    Held,
+    TransactionBuffer,
+)
+from xidstream.pipeline.stream import Cut, PlainBlock, Prepared, TransactionBlock
+from xidstream.pipeline.stream.backlog import Backlog
+
+_Result = TypeVar("_Result")
+
+
+def put_in_process(table: pa.Table | pa.RecordBatch) -> Any:
+    return table
+
+
+class LocalBuffers:
+    """``cut_routing.Buffers`` with one buffer, called directly; ``result`` makes an awaitable of what it returns."""
+
+    def __init__(
+        self, settings: BufferSettings, result: Callable[[Any], Any], spares: Spares | None = None
+    ) -> None:
+        self.buffer = TransactionBuffer(settings, put_in_process)
+        self._result = result
+        self._spares = spares
+        self._told = KnownRelations()
+        self._steps: dict[Xid, int] = {}
+        self._sealed: dict[Xid, Any] = {}
+        self.open: dict[Xid, Held] = {}
+        self.n_spills = 0
+        self.highest_bytes = 0
+
+    def add_block(self, cut: TransactionBlock) -> None:
+        versions = cut.block.relations.versions
+        head = BlockHead(cut.xid, self._step(cut.xid), cut.first_lsn, cut.streamed, tuple(versions))
+        untold = self._told.call(versions, versions)
+        (held,) = self.buffer.add_blocks([head], untold, [self._carried(cut)])
+        before = self.open.get(cut.xid)
+        self.n_spills += held.n_segments - (0 if before is None else before.n_segments)
+        self.open[cut.xid] = held
+        self.highest_bytes = max(self.highest_bytes, sum(h.n_bytes_in_memory for h in self.open.values()))
+
+    def abort_subtransactions(self, xid: Xid, subxids: tuple[Xid, ...]) -> None:
+        self.buffer.abort_subtransactions(xid, self._step(xid), subxids)
+
+    def abort(self, xid: Xid) -> None:
+        self.buffer.abort(xid, self._leave(xid))
+
+    def decode_plain(self, cut: PlainBlock, ticket: int) -> Any:
+        assert cut.block is not None
+        versions = cut.block.relations.versions
+        untold = self._told.call(versions, versions)
+        return self._result(
+            self.buffer.decode_plain(cut.n_transactions, tuple(versions), untold, self._carried(cut))
+        )
+
+    def prepare(self, cut: Prepared, ticket: int) -> Any:
+        return self._result(self.buffer.prepare(cut, self._leave(cut.xid)))
+
+    def commit(self, end: TransactionEnd, ticket: int) -> None:
+        sealed, _ = self.buffer.add_and_commit([], {}, [], [End(end, self._leave(end.xid), 0)])
+        self._sealed[end.xid] = self._result(sealed)
+
+    def send(self) -> None:
+        """Nothing waits here."""
+
+    def sealed(self, xid: Xid) -> Any:
+        return self._sealed.pop(xid)
+
+    def _carried(self, cut: TransactionBlock | PlainBlock) -> Any:
+        """As shared memory does it: the buffer has a copy, and the reader's array may serve again."""
+        assert cut.block is not None
+        payload = cut.block.payload
+        if self._spares is not None:
+            payload = payload.copy()
+            self._spares.give(cut.block.payload)
+        return payload, cut.block.lengths
+
+    def _step(self, xid: Xid) -> int:
+        step = self._steps.get(xid, 0)
+        self._steps[xid] = step + 1
+        return step
+
+    def _leave(self, xid: Xid) -> int:
+        """The number of calls that the transaction had."""
+        self.open.pop(xid, None)
+        return self._steps.pop(xid, 0)
+
+
+class _UntilIdle(selectors.DefaultSelector):
+    """Has its event loop stop where it would wait."""
+
+    loop: asyncio.AbstractEventLoop
+
+    def select(self, timeout: float | None = None) -> Any:
+        if timeout is None or timeout > 0:
+            self.loop.stop()
+        return super().select(0)
+
+
+class _AtOnce(ThreadPoolExecutor):
+    """Runs in the caller's thread what is meant for another one. (asyncio takes no executor of another class.)"""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except BaseException as error:
+            future.set_exception(error)
+        return future
+
+
+class LocalStages:
+    """All between the cutter and a sink. ``write`` is the sink, ``confirm`` hears what the server may be told."""
+
+    def __init__(
+        self,
+        config: Config,
+        opened: Opened,
+        epoch: str,
+        *,
+        buffer_memory_bytes: int,
+        write: Callable[[Batch], None],
+        watermark: Lsn,
+        confirm: Callable[[Lsn], None],
+        spares: Spares | None = None,
+    ) -> None:
+        self._write = write
+        self._confirm = confirm
+        selector = _UntilIdle()
+        self._loop = selector.loop = asyncio.SelectorEventLoop(selector)
+        self._loop.set_default_executor(_AtOnce())
+        self._unfinished: list[tuple[asyncio.Future[Any], Any]] = []
+        layout = Layout(opened.identity.system_identifier, opened.identity.slot, epoch)
+        settings = BufferSettings(config.storage, layout, buffer_memory_bytes, opened.given_up)
+        self.buffers = LocalBuffers(settings, self._later, spares)
+        self._backlog = Backlog(buffer_memory_bytes)
+        self._sequence = CommitSequence(config, epoch, lambda error: error)
+        self._routing = CutRouting(self.buffers, self._submit, self._backlog)
+        try:
+            self._run(self._sequence.open(self._tell_reader, opened, None))
+            self._run(self._sequence.sink_opened(watermark, 0))
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def end_lsn(self) -> Lsn:
+        """Of the last commit that was sent."""
+        return self._routing.end_lsn
+
+    def send(self, cuts: Iterable[Cut]) -> None:
+        """What the reader does: cuts in stream order."""
+        self._routing.send(cuts)
+
+    def finish(self, shuffle: random.Random | None, *, entirely: bool = True) -> None:
+        """Give what buffers returned to the sequencer; with ``shuffle`` in any order, not ``entirely``: some of it."""
+        if shuffle is not None:
+            shuffle.shuffle(self._unfinished)
+        n = (
+            len(self._unfinished)
+            if entirely or shuffle is None
+            else shuffle.randint(0, len(self._unfinished))
+        )
+        finished, self._unfinished = self._unfinished[:n], self._unfinished[n:]
+        for future, result in finished:
+            future.set_result(result)
+        self._run_until_idle()
+
+    def deliver(self) -> None:
+        """What the driver does: pull batches, give them to the sink, report them done. Raises as ``next_batch``."""
+        while (batch := self._run(self._sequence.next_batch(0))) is not None:
+            if any(unit.transactions.num_rows or unit.messages for unit in batch.units):
+                reach("writing_batch")
+                self._write(batch)
+                reach("batch_written")
+            self._run(self._sequence.batch_done(batch.number))
+            reach("batch_reported")
+        self._run_until_idle()
+
+    def stats(self) -> SequencerStats:
+        stats = self._run(self._sequence.stats())
+        assert stats is not None
+        return stats
+
+    def close(self) -> None:
+        """As a crash: what is not done yet is never done."""
+        if self._loop.is_closed():
+            return
+        for task in asyncio.all_tasks(self._loop):
+            task.cancel()
+        self._run_until_idle()
+        self._loop.close()
+
+    def _submit(self, entries: Any) -> None:
+        self._run(self._sequence.submit(entries))
+
+    async def _tell_reader(self, confirmed_lsn: Lsn, done_ticket: int) -> None:
+        self._backlog.done(done_ticket)
+        self._confirm(confirmed_lsn)
+
+    def _later(self, result: Any) -> asyncio.Future[Any]:
+        future: asyncio.Future[Any] = self._loop.create_future()
+        self._unfinished.append((future, result))
+        return future
+
+    def _run(self, work: Coroutine[Any, Any, _Result]) -> _Result:
+        """Raises RuntimeError where ``work`` waits for what only a later call can bring."""
+        return self._loop.run_until_complete(work)
+
+    def _run_until_idle(self) -> None:
+        self._loop.run_forever()

@@ -1,0 +1,172 @@
+"""A buffer as production has it, without Ray: torn blocks, poison, spills that fail, calls that do not come."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from tests.unit.decode.builder import Block, block, insert, relation
+from xidstream.pipeline.errors import ComponentLost, PoisonedChange, ProtocolViolation, StorageFault
+from xidstream.pipeline.exchange import PreparedTransaction, Sealed, TransactionEnd
+from xidstream.pipeline.pg import Lsn, Xid
+from xidstream.pipeline.segments import Layout, Storage, load_prepared
+from xidstream.pipeline.stages.transaction_buffer import BlockHead, BufferSettings, End, TransactionBuffer
+from xidstream.pipeline.stream import Prepared
+
+VERSIONS = {1: relation(("note", "text"))}
+XID = Xid(700)
+GOOD = block(*[insert([str(i)], subxid=700) for i in range(100)])
+POISON = block(insert([b"caf\xe9"], subxid=700))
+TORN = block(insert(["a", "b"], subxid=700))
+"""Two columns, where the table has one."""
+COMMIT = TransactionEnd(XID, Lsn(0x200), Lsn(0x208), 0, streamed=True)
+PREPARE = Prepared(XID, "p", Lsn(0x200), Lsn(0x208), streamed=True, origin=None, has_blocks=True)
+
+
+class Calls:
+    """The reader's calls for one transaction, each with the number of those before it."""
+
+    def __init__(self, storage: Path, memory_bytes: int = 64 << 20) -> None:
+        settings = BufferSettings(str(storage), Layout(1, "s", "e"), memory_bytes)
+        self.buffer = TransactionBuffer(settings, lambda table: table)
+        self.n_steps = 0
+
+    def add(self, content: Block) -> None:
+        head = BlockHead(XID, self.n_steps, Lsn(0x100), True, (1,))
+        self.n_steps += 1
+        self.buffer.add_blocks([head], {} if head.step else VERSIONS, [content])
+
+    def commit(self) -> Sealed:
+        sealed, _ = self.buffer.add_and_commit([], {}, [], [End(COMMIT, self.n_steps, 0)])
+        assert isinstance(sealed, Sealed)
+        return sealed
+
+    def prepare(self) -> PreparedTransaction:
+        return self.buffer.prepare(PREPARE, self.n_steps)
+
+    def end(self, how: str) -> Any:
+        return self.commit() if how == "commit" else self.prepare()
+
+
+def notes_of(sealed: Sealed) -> list[str]:
+    return [note for part in sealed.memory for note in part.ref.column("note").to_pylist()]
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> Path:
+    return tmp_path / "segments"
+
+
+@pytest.mark.parametrize("end", ["commit", "prepare"])
+def test_a_transaction_with_a_torn_block_is_neither_committed_nor_prepared(storage: Path, end: str) -> None:
+    calls = Calls(storage)
+    calls.add(GOOD)
+    with pytest.raises(ProtocolViolation) as first:
+        calls.add(TORN)
+    for call in (lambda: calls.add(GOOD), lambda: calls.end(end)):
+        with pytest.raises(ProtocolViolation) as again:
+            call()
+        assert again.value is first.value, "a buffer that has failed says the same to every call"
+    assert not list(storage.rglob("*.json")), "a torn transaction was made durable"
+
+
+def test_a_transaction_whose_last_block_came_with_its_commit_and_is_torn_is_not_committed(
+    storage: Path,
+) -> None:
+    calls = Calls(storage)
+    calls.add(GOOD)
+    head = BlockHead(XID, 1, Lsn(0x100), True, (1,))
+    with pytest.raises(ProtocolViolation):
+        list(calls.buffer.add_and_commit([head], {}, [TORN], [End(COMMIT, 2, 1)]))
+
+
+def test_another_transaction_of_a_failed_buffer_gets_its_error_too(storage: Path) -> None:
+    calls = Calls(storage)
+    with pytest.raises(ProtocolViolation):
+        calls.add(TORN)
+    with pytest.raises(ProtocolViolation):
+        calls.buffer.abort(Xid(701), 1)
+
+
+@pytest.mark.parametrize("memory_bytes", [64 << 20, 1], ids=["in memory", "spilled"])
+def test_a_transaction_that_keeps_poison_gives_its_error_at_its_commit_and_no_row(
+    storage: Path, memory_bytes: int
+) -> None:
+    calls = Calls(storage, memory_bytes)
+    for content in (GOOD, POISON, GOOD):
+        calls.add(content)
+    sealed = calls.commit()
+    assert sealed.undeliverable is not None and isinstance(sealed.undeliverable.error, PoisonedChange)
+    assert "xid 700" in sealed.undeliverable.error.message and "0/200" in sealed.undeliverable.error.message
+    assert (sealed.memory, sealed.segments, sealed.n_rows, sealed.transactions.num_rows) == ((), (), 0, 0)
+    assert not list(storage.rglob("*.arrow"))
+
+
+def test_a_prepared_transaction_that_keeps_poison_is_recorded_with_it(storage: Path) -> None:
+    calls = Calls(storage)
+    for content in (GOOD, POISON):
+        calls.add(content)
+    record = calls.prepare()
+    assert record.poison is not None
+    (loaded,) = load_prepared(Storage(str(storage)), Layout(1, "s", "f"))
+    assert loaded.poison == record.poison
+
+
+def test_a_transaction_whose_spill_failed_is_not_committed_without_those_rows(storage: Path) -> None:
+    storage.write_bytes(b"no folder")
+    calls = Calls(storage, memory_bytes=1 << 20)
+    big = block(*[insert(["x" * 1000], subxid=700) for _ in range(2000)])
+    for call in (lambda: calls.add(big), lambda: calls.add(GOOD), calls.commit):
+        with pytest.raises(StorageFault):
+            call()
+
+
+@pytest.mark.parametrize("end", ["commit", "prepare"])
+def test_a_transaction_of_which_a_block_did_not_come_is_neither_committed_nor_prepared(
+    storage: Path, end: str
+) -> None:
+    calls = Calls(storage)
+    calls.add(GOOD)
+    calls.n_steps += 1
+    with pytest.raises(ComponentLost, match="of 2 calls for transaction 700 its buffer has seen 1"):
+        calls.end(end)
+
+
+@pytest.mark.parametrize("memory_bytes", [64 << 20, 1], ids=["in memory", "spilled"])
+def test_a_transaction_that_moved_has_the_rows_of_both_buffers_in_order(
+    storage: Path, memory_bytes: int
+) -> None:
+    before, after = Calls(storage, memory_bytes), Calls(storage, memory_bytes)
+    before.add(block(insert(["first"], subxid=700)))
+    after.buffer.adopt(before.buffer.give_up(XID, 1))
+    after.buffer.add_blocks(
+        [BlockHead(XID, 1, Lsn(0x100), True, (1,))], VERSIONS, [block(insert(["second"], subxid=700))]
+    )
+    after.n_steps = 2
+    sealed = after.commit()
+    assert sealed.n_rows == 2 and len(sealed.segments) == (2 if memory_bytes == 1 else 0)
+    if not sealed.segments:
+        assert notes_of(sealed) == ["first", "second"]
+    with pytest.raises(ComponentLost, match="of 1 calls for transaction 700 its buffer has seen 0"):
+        before.buffer.abort(XID, 1)
+
+
+def test_rows_go_where_put_stores_them_without_those_of_a_rolled_back_subtransaction(storage: Path) -> None:
+    settings = BufferSettings(str(storage), Layout(1, "s", "e"), 64 << 20)
+    stored: list[pa.Table] = []
+
+    def put(table: pa.Table) -> int:
+        stored.append(table)
+        return len(stored) - 1
+
+    buffer = TransactionBuffer(settings, put)
+    content = block(insert(["kept"], subxid=700), insert(["gone"], subxid=701))
+    buffer.add_blocks([BlockHead(XID, 0, Lsn(0x100), True, (1,))], VERSIONS, [content])
+    buffer.abort_subtransactions(XID, 1, (Xid(701),))
+    sealed, _ = buffer.add_and_commit([], {}, [], [End(COMMIT, 2, 0)])
+    assert isinstance(sealed, Sealed)
+    assert [part.ref for part in sealed.memory] == [0]
+    assert stored[0].column("note").to_pylist() == ["kept"]
