@@ -1,7 +1,7 @@
 """One transaction whose rows make blocks of its own, as far as they are not cut into blocks yet.
 
-This is the cutter's own data: a streamed transaction, a plain one that outgrew a block, or one between BEGIN PREPARE and
-PREPARE. The messages are in ``MessageBuffer``'s arrays. A compiled loop may append to these, too.
+This is the cutter's own data: a streamed transaction, a plain one that outgrew a block, or one between BEGIN PREPARE
+and PREPARE. The messages are in ``MessageBuffer``'s arrays. A compiled loop may append to these, too.
 """
 
 from __future__ import annotations
