@@ -1,11 +1,11 @@
-"""The hand-over on a thread of its own, so that the thread that reads never waits for Ray.
+"""Sending on a thread of its own, so that the thread that reads never waits for Ray.
 
 A block that goes into shared memory and to its buffer takes some 6 ms, in which a Unix socket, which holds the rows of
 half a millisecond, is full, and the walsender waits. All that calls Ray (``Sender``, ``BufferPool``) belongs to this
 thread from ``start`` to ``close``; the reading thread puts cuts into a queue, in stream order, and reads sums, each
 written by one thread alone. What was raised here comes out of ``check`` there.
 
-Bytes that wait in the queue count as on their way: they hold the reader's credit until their buffer has them.
+Bytes that wait in the queue count as in flight: they hold the reader's credit until their buffer has them.
 
 Rejected: several threads, which would have to be kept in order; to put blocks into shared memory on a thread, and to
 call buffers on the reading one, which would still stop for 2 ms a call.
@@ -34,7 +34,7 @@ _CUT_BYTES = 8 << 10
 where transactions have few rows or none."""
 
 _JOINED_BYTES = 16 << 20
-"""The sequencer hears of a commit when all that was joined with it is handed over, which takes some 2 ms for 4 MiB."""
+"""The sequencer hears of a commit when all that was joined with it is sent, which takes some 2 ms for 4 MiB."""
 
 
 class SendingThread:
@@ -45,8 +45,8 @@ class SendingThread:
         self._pool = pool
         self.done_ticket = -1
         self._queue: queue.SimpleQueue[Sequence[Cut] | None] = queue.SimpleQueue()
-        self.given_bytes = self.handed_bytes = 0
-        """Since the start, each with what a cut counts beside its rows."""
+        self.submitted_bytes = self.sent_bytes = 0
+        """Since the start: by the reading thread, and from here; each with what a cut counts beside its rows."""
         self._next_look_s = 0.0
         self._failure: BaseException | None = None
         self._looked = threading.Event()
@@ -57,25 +57,25 @@ class SendingThread:
 
     def close(self) -> None:
         """What still waits is dropped: nothing of it was confirmed, so it comes again."""
-        self._failure = self._failure or ComponentLost("the hand-over is closed")
+        self._failure = self._failure or ComponentLost("the sending thread is closed")
         self._queue.put(None)
         self._thread.join(_CLOSE_TIMEOUT_S)
 
     # -- the reading thread ----------------------------------------------------------------------------
 
-    def give(self, cuts: Sequence[Cut]) -> None:
-        """Cuts in stream order. Their arrays are not the caller's any more."""
-        self.given_bytes += _bytes_of(cuts)
+    def submit(self, cuts: Sequence[Cut]) -> None:
+        """Queue cuts, in stream order. Their arrays are not the caller's any more."""
+        self.submitted_bytes += _bytes_of(cuts)
         self._queue.put(cuts)
 
     @property
     def queued_bytes(self) -> int:
-        """Given, and not yet handed over."""
-        return self.given_bytes - self.handed_bytes
+        """Submitted, and not yet sent."""
+        return self.submitted_bytes - self.sent_bytes
 
     @property
     def in_flight_bytes(self) -> int:
-        """Given, and not yet decoded."""
+        """Submitted, and not yet decoded."""
         return self.queued_bytes + self._pool.in_flight_bytes
 
     @property
@@ -85,7 +85,7 @@ class SendingThread:
 
     @property
     def end_lsn(self) -> Lsn:
-        """Of the last commit handed over."""
+        """Of the last commit that was sent."""
         return self._sender.end_lsn
 
     def check(self) -> None:
@@ -108,7 +108,7 @@ class SendingThread:
                     return
                 if cuts:
                     self._sender.send(cuts)
-                    self.handed_bytes += _bytes_of(cuts)
+                    self.sent_bytes += _bytes_of(cuts)
                     self._next_look_s = min(self._next_look_s, time.monotonic() + _LOOK_INTERVAL_S)
                 self._look(idle=not cuts)
         except BaseException as error:  # noqa: BLE001
@@ -117,17 +117,17 @@ class SendingThread:
             self._looked.set()
 
     def _next(self) -> Sequence[Cut] | None:
-        """What waits, joined: blocks and commits that are handed over together share calls."""
+        """What waits, joined: blocks and commits that are sent together share calls."""
         cuts: list[Cut] = []
         n_bytes = 0
         with contextlib.suppress(queue.Empty):
             while n_bytes < _JOINED_BYTES:
                 timeout_s = max(0.0, self._next_look_s - time.monotonic())
-                given = self._queue.get_nowait() if cuts else self._queue.get(timeout=timeout_s)
-                if given is None:
+                submitted = self._queue.get_nowait() if cuts else self._queue.get(timeout=timeout_s)
+                if submitted is None:
                     return None
-                cuts += given
-                n_bytes += _bytes_of(given)
+                cuts += submitted
+                n_bytes += _bytes_of(submitted)
         return cuts
 
     def _look(self, *, idle: bool) -> None:

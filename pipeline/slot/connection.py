@@ -277,19 +277,20 @@ class ReplicationConnection:
                     break  # the server waits for our CopyDone; the connection is given up anyway
         return ConnectionLost(f"{self._doing}: the server ended the stream, as it does when it shuts down")
 
-    @property
-    def has_notices(self) -> bool:
-        return bool(self._notices)
+    def check_notices(self) -> None:
+        """Raise SlotLost where a warning came that tells of lost changes; forget the others.
 
-    def take_notices(self) -> list[ServerReport]:
-        """Warnings that came since the last call, oldest first (at most the last 100).
-
-        The caller must act on ``skips_publication``. PostgreSQL 18 goes on without a publication that does not exist
-        at that point of the WAL, and the publication's changes are missing from the stream for good.
+        PostgreSQL 18 only warns, and goes on, without a publication that does not exist at that point of the WAL. The
+        publication's changes are then missing from the stream for good. Call this before what came behind the warning
+        is sent on.
         """
-        notices = list(self._notices)
-        self._notices.clear()
-        return notices
+        while self._notices:
+            notice = self._notices.popleft()
+            if notice.skips_publication:
+                raise SlotLost(
+                    f"{self._doing}: {notice.message}",
+                    remedy="create the publication again; changes made meanwhile are missing: take a new snapshot",
+                )
 
     def stop(self, timeout_s: float) -> bool:
         """End COPY in order and close. Returns True if the server has surely read the last status.

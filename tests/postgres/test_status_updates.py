@@ -29,12 +29,12 @@ class StalledSink:
         self._lock = threading.Lock()
         self._goes_on = False
         self.n_blocks = 0
-        self.given_bytes = self.handed_bytes = self.queued_bytes = 0
+        self.submitted_bytes = self.sent_bytes = self.queued_bytes = 0
         self.in_flight_bytes = self.backlog_bytes = 0
         self.end_lsn = INVALID_LSN
         self._reached = INVALID_LSN
 
-    def give(self, cuts: Sequence[Cut]) -> None:
+    def submit(self, cuts: Sequence[Cut]) -> None:
         with self._lock:
             for cut in cuts:
                 assert isinstance(cut, (PlainBlock, Position)), cut

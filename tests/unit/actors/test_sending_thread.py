@@ -1,4 +1,4 @@
-"""The thread that hands over: in order, with credit, and never silent about what failed."""
+"""The sending thread: in order, with credit, and never silent about what failed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Sender:
     """What ``actors.reader.sender`` does, without Ray."""
 
     def __init__(self) -> None:
-        self.given: list[Cut] = []
+        self.sent: list[Cut] = []
         self.n_calls = 0
         self.may_go_on = threading.Event()
         self.may_go_on.set()
@@ -32,7 +32,7 @@ class Sender:
 
     def send(self, cuts: Sequence[Cut]) -> None:
         assert self.may_go_on.wait(10)
-        self.given += cuts
+        self.sent += cuts
         self.n_calls += 1
 
     def collect(self, done_ticket: int) -> None:
@@ -91,43 +91,43 @@ def failure_of(sending: SendingThread) -> BaseException:
     return caught[0]
 
 
-def test_cuts_come_in_the_order_in_which_they_were_given(running: Running) -> None:
+def test_cuts_come_in_the_order_in_which_they_were_submitted(running: Running) -> None:
     cuts: list[Cut] = [block() if i % 3 else Aborted(Xid(700 + i)) for i in range(200)]
     for i in range(0, 200, 4):
-        running.sending.give(cuts[i : i + 4])
-    wait_until(lambda: len(running.sender.given) == 200)
-    assert all(a is b for a, b in zip(running.sender.given, cuts, strict=True))
+        running.sending.submit(cuts[i : i + 4])
+    wait_until(lambda: len(running.sender.sent) == 200)
+    assert all(a is b for a, b in zip(running.sender.sent, cuts, strict=True))
 
 
-def test_whoever_gives_does_not_wait_for_ray_and_what_waits_counts_as_in_flight(running: Running) -> None:
+def test_whoever_submits_does_not_wait_for_ray_and_what_waits_counts_as_in_flight(running: Running) -> None:
     running.sender.may_go_on.clear()
     running.pool.in_flight_bytes = 1000
     for _ in range(5):
-        running.sending.give([block(), block(50), Aborted(Xid(700))])
+        running.sending.submit([block(), block(50), Aborted(Xid(700))])
     assert running.sending.queued_bytes == 5 * (150 + 3 * _CUT_BYTES), "ends without rows count, too"
     assert running.sending.in_flight_bytes == 1000 + running.sending.queued_bytes
     running.sender.may_go_on.set()
     wait_until(lambda: running.sending.in_flight_bytes == 1000)
 
 
-def test_what_waits_is_handed_over_together_up_to_a_bound(running: Running) -> None:
+def test_what_waits_is_sent_together_up_to_a_bound(running: Running) -> None:
     running.sender.may_go_on.clear()
-    running.sending.give([block()])
+    running.sending.submit([block()])
     wait_until(lambda: running.sending._queue.empty())  # the thread has taken it, and waits
     half_bytes = _JOINED_BYTES // 2
     for n_bytes in (half_bytes, half_bytes, 100, 100):
-        running.sending.give([block(n_bytes)])
+        running.sending.submit([block(n_bytes)])
     running.sender.may_go_on.set()
-    wait_until(lambda: len(running.sender.given) == 5)
+    wait_until(lambda: len(running.sender.sent) == 5)
     assert running.sender.n_calls == 3, "the first, two that reach the bound, two that do not"
 
 
-@pytest.mark.parametrize("when", ["taking back", "giving"])
-def test_what_failed_is_raised_where_the_stream_is_read_and_nothing_more_is_handed_over(
+@pytest.mark.parametrize("when", ["collecting", "sending"])
+def test_what_failed_is_raised_where_the_stream_is_read_and_nothing_more_is_sent(
     running: Running, when: str
 ) -> None:
     error = ComponentLost("a buffer died")
-    if when == "giving":
+    if when == "sending":
 
         def send(cuts: Sequence[Cut]) -> None:
             raise error
@@ -135,12 +135,12 @@ def test_what_failed_is_raised_where_the_stream_is_read_and_nothing_more_is_hand
         running.sender.send = send  # type: ignore[method-assign]
     else:
         running.sender.error = error
-    running.sending.give([block()])
+    running.sending.submit([block()])
     assert failure_of(running.sending) is error
-    running.sender.given.clear()
-    running.sending.give([block()])
+    running.sender.sent.clear()
+    running.sending.submit([block()])
     running.sending._thread.join(5)
-    assert not running.sending._thread.is_alive() and not running.sender.given
+    assert not running.sending._thread.is_alive() and not running.sender.sent
 
 
 def test_what_the_sink_holds_is_told_though_nothing_flows(running: Running) -> None:
@@ -149,17 +149,17 @@ def test_what_the_sink_holds_is_told_though_nothing_flows(running: Running) -> N
     wait_until(lambda: running.pool.n_idle > 1)
 
 
-def test_after_the_end_nothing_is_handed_over(running: Running) -> None:
+def test_after_the_end_nothing_is_sent(running: Running) -> None:
     running.sender.may_go_on.clear()
-    running.sending.give([block()])
+    running.sending.submit([block()])
     wait_until(lambda: running.sending._queue.empty())  # the thread has taken it, and waits
-    running.sending.give([block()])
+    running.sending.submit([block()])
     closing = threading.Thread(target=running.sending.close)
     closing.start()
     wait_until(lambda: running.sending._failure is not None)
     running.sender.may_go_on.set()
     closing.join(10)
-    assert len(running.sender.given) == 1
+    assert len(running.sender.sent) == 1
 
 
 def test_a_pause_ends_with_the_next_look_and_with_a_failure(running: Running) -> None:
