@@ -176,7 +176,7 @@ class StreamCutter:
             return self._enter_stream(xid, first=False, lsn=lsn_of(data))
         if kind == _STOP and len(data) == _STOP_BYTES:
             self._grammar.on_control(_STOP, lsn=lsn_of(data))
-            self._set_current(None)
+            self._current, self._mode = None, OUTSIDE
             return self._streams.stop()
         return self._look(kind, data)
 
@@ -221,27 +221,30 @@ class StreamCutter:
 
     def _enter_stream(self, xid: Xid, *, first: bool, lsn: Lsn) -> Sequence[Cut]:
         self._grammar.on_control(_START, xid, first=first, lsn=lsn)
-        self._set_current(self._streams.start(xid, lsn))
+        self._current, self._mode = self._streams.start(xid, lsn), IN_ROWS
         return NO_CUTS
 
     def _append(self, data: CopyData) -> Sequence[Cut]:
         """To the transaction that is open."""
-        alone = len(data) >= _ALONE_BYTES
-        cuts = self._cut_open() if alone else NO_CUTS
+        if len(data) >= _ALONE_BYTES:
+            return self._append_alone(data)
         target = self._plain if self._current is None else self._current
         target.append(data)
-        if not alone and target.n_bytes < self._block_bytes:
-            return cuts
-        return [*cuts, *(self._cut_plain() if self._current is None else self._cut(self._current))]
+        if target.n_bytes < self._block_bytes:
+            return NO_CUTS
+        return self._cut_plain() if self._current is None else self._cut(self._current)
+
+    def _append_alone(self, data: CopyData) -> Sequence[Cut]:
+        if self._current is None:
+            cuts = [*self.flush(), *self._promote()]
+        else:
+            cuts = list(self._cut(self._current))
+        assert self._current is not None
+        self._current.append(data)
+        return [*cuts, *self._cut(self._current)]
 
     def _cut(self, current: PendingMessages) -> Sequence[Cut]:
         return self._streams.cut(current) if current.streamed else self._maker.cut(current)
-
-    def _cut_open(self) -> Sequence[Cut]:
-        """All of the open transaction, which is promoted where it is a small one."""
-        if self._current is not None:
-            return self._cut(self._current)
-        return [*self.flush(), *self._promote()]
 
     def _cut_plain(self) -> Sequence[Cut]:
         """A block of small transactions is full: it is all theirs, or the last one has outgrown it."""
