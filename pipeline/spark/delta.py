@@ -17,7 +17,7 @@ decides. So ``_messages`` is deduplicated by ``lsn`` without reading it.
 
 The driver writes ``_transactions`` and ``_messages``: both are small most of the time, and a Spark job takes longer
 than they do. Messages may also be many gigabytes. They are read, filtered and written piece by piece
-(``MESSAGE_PIECE_BYTES``) into as many files as they need, and those are one commit.
+(``message_pieces``) into as many files as they need, and those are one commit.
 
 Who may write, and whether what is held can come from this server, is ``pipeline.spark.ownership``'s: a snapshot that
 somebody else has outdated is taken anew, and checked.
@@ -32,7 +32,7 @@ from __future__ import annotations
 
 import itertools
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from functools import reduce
 from typing import TYPE_CHECKING, Final
@@ -58,6 +58,7 @@ from xidstream.pipeline.spark.batch_parts import TableParts
 from xidstream.pipeline.spark.delta_table import MAX_VERSION, NOTHING, DeltaTableWriter, SnapshotOutdated
 from xidstream.pipeline.spark.frames import SparkBatch
 from xidstream.pipeline.spark.kept_writers import KeptWriters
+from xidstream.pipeline.spark.message_pieces import message_pieces, new_messages
 from xidstream.pipeline.spark.naming import Location
 from xidstream.pipeline.spark.ownership import Ownership
 from xidstream.pipeline.spark.parquet_files import (
@@ -77,8 +78,6 @@ if TYPE_CHECKING:
 
 PARALLEL_TABLES: Final = 4
 """Jobs at a time: four tiny ones together take as long as one (measured); more only queue for the cores."""
-MESSAGE_PIECE_BYTES: Final = 8 << 20
-"""Of logical messages that the driver holds at once, beside the row group that is being written; one message more."""
 ATTEMPTS: Final = 3
 """Writes of one table in the face of others' changes to its columns or properties."""
 
@@ -350,44 +349,6 @@ class DeltaSink:
     def _own_files(self, directory: str, schema: pa.Schema, lsn_column: str) -> ParquetFiles:
         job = f"data-{uuid.uuid4().hex}-driver"
         return ParquetFiles(self._root.child(directory), job, schema, lsn_column)
-
-
-def message_pieces(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """``batches`` (MESSAGES_SCHEMA) in the same order, several small ones together."""
-    piece: list[pa.RecordBatch] = []
-    n_bytes = 0
-    for batch in batches:
-        piece.append(batch)
-        n_bytes += batch.nbytes
-        if n_bytes >= MESSAGE_PIECE_BYTES:
-            yield pa.Table.from_batches(piece, MESSAGES_SCHEMA)
-            piece, n_bytes = [], 0
-    if piece:
-        yield pa.Table.from_batches(piece, MESSAGES_SCHEMA)
-
-
-def new_messages(
-    rows: pa.Table, watermarks: dict[str, int], transactional_id: str, other_id: str
-) -> tuple[pa.Table, dict[str, int]]:
-    """``rows`` (MESSAGES_SCHEMA) that are not held yet, and the watermarks that they move.
-
-    Each LSN once, also within ``rows``, which are copied only where some of them go.
-    """
-    position = pc.if_else(rows["transactional"], rows["commit_lsn"], rows["lsn"])
-    floor = pc.if_else(rows["transactional"], watermarks[transactional_id], watermarks[other_id])
-    new, is_new = rows.append_column("position", position), pc.greater(position, floor)
-    if not pc.all(is_new, min_count=0).as_py():
-        new = new.filter(is_new)
-    if len(pc.unique(new["lsn"])) < new.num_rows:
-        seen: set[int] = set()
-        kept = [not (lsn in seen or seen.add(lsn)) for lsn in new["lsn"].to_pylist()]  # type: ignore[func-returns-value]
-        new = new.filter(pa.array(kept))
-    versions = {}
-    for application_id, transactional in ((transactional_id, True), (other_id, False)):
-        highest = pc.max(new["position"].filter(pc.equal(new["transactional"], transactional))).as_py()
-        if highest is not None:
-            versions[application_id] = highest
-    return new.drop_columns(["position"]), versions
 
 
 def _placements(columns: Iterable[Target], parts: TableParts) -> tuple[tuple[Target, ...], list[Placement]]:

@@ -29,7 +29,7 @@ from xidstream.pipeline.exchange import Tenure
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.relations import Column, RelationVersion, ReplicaIdentity
 from xidstream.pipeline.rows import MESSAGES_SCHEMA, TRANSACTIONS_SCHEMA, contract_schema
-from xidstream.pipeline.spark import delta, parquet_files
+from xidstream.pipeline.spark import delta, message_pieces, parquet_files
 from xidstream.pipeline.spark.delta import DeltaSink
 from xidstream.pipeline.spark.naming import encode_table
 
@@ -661,7 +661,7 @@ def test_messages_of_both_kinds_are_kept_once_over_restarts(root: Root, make_bat
 def test_messages_from_everywhere_are_written_in_pieces_and_committed_together(
     root: Root, make_batch: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(delta, "MESSAGE_PIECE_BYTES", 3_000)
+    monkeypatch.setattr(message_pieces, "MESSAGE_PIECE_BYTES", 3_000)
     monkeypatch.setattr(parquet_files, "ROW_GROUP_BYTES", 3_000)
     monkeypatch.setattr(parquet_files, "FILE_BYTES", 3_000)
     content = random.Random(1).randbytes(500)

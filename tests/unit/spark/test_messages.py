@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 from xidstream.pipeline.rows import MESSAGES_SCHEMA
-from xidstream.pipeline.spark.delta import new_messages
+from xidstream.pipeline.spark.message_pieces import new_messages
 
 
 def messages(*rows: tuple[int | None, int]) -> pa.Table:
