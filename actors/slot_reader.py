@@ -112,7 +112,7 @@ class SlotReader:
 
     def pids(self) -> list[int]:
         """The process ids of this actor and of the buffers kept ready."""
-        return [os.getpid(), *self._pool.pids()]
+        return [os.getpid(), *self._pool.fleet.pids()]
 
     def run(self, sequencer: Any) -> None:
         """Read until ``stop``. Raises ConnectionLost, ProtocolViolation, SlotLost and what buffers raise."""
@@ -150,7 +150,7 @@ class SlotReader:
         sending = self._sending
         if sending is None:
             return None
-        held = [(h.xid, h.n_rows, h.n_bytes_in_memory, h.n_segments) for h in list(self._pool.open.values())]
+        held = [(h.xid, h.n_rows, h.n_bytes_in_memory, h.n_segments) for h in self._pool.open_transactions]
         return ReaderStats(
             n_messages=self._cutter.n_messages_cut,
             n_bytes=self._sender.n_bytes,
@@ -160,8 +160,8 @@ class SlotReader:
             in_flight_bytes=sending.in_flight_bytes,
             backlog_bytes=sending.backlog_bytes,
             paused=self._reading.paused,
-            n_buffers=self._pool.n_buffers,
-            n_buffers_asked=self._pool.n_asked,
+            n_buffers=self._pool.fleet.n_buffers,
+            n_buffers_asked=self._pool.fleet.n_asked,
             n_moved=self._pool.n_moved,
             open=tuple(held),
         )
@@ -182,4 +182,4 @@ class SlotReader:
         self._pool = BufferPool(self._config, settings, self._spares, self._share)
         # While the buffers load their kernels, and not when the slot is ours.
         importlib.import_module("xidstream.pipeline.slot.copy_loop")
-        self._pool.await_ready()
+        self._pool.fleet.await_ready()

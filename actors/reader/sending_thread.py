@@ -136,9 +136,9 @@ class SendingThread:
             return
         self._sender.collect(self.done_ticket)
         self._pool.adapt()
-        self._pool.check_alive(now_s)
+        self._pool.fleet.check_alive(now_s)
         if idle:
-            self._pool.give_back_idle(self.done_ticket)
+            self._pool.fleet.stop_idle(self.done_ticket)
         self._next_look_s = now_s + (_LOOK_INTERVAL_S if self._pool.in_flight_bytes else _IDLE_INTERVAL_S)
         self._looked.set()
 

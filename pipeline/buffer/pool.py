@@ -18,12 +18,14 @@ A buffer beyond the floor that has been without a transaction, or asked for in v
 ``idle_after_s`` is given back. Those of the floor stay, because they are the ones near the reader, and small
 transactions go to them first, so that the others can get idle however many small ones come.
 
+What ended is still in its buffer until the sink holds it, and so are blocks of small transactions. The tickets of the
+commit order say until when: the shell gives the ticket of each end and plain block, and later the one that is done.
+
 Numbers stand for buffers; the shell maps them to actors. Those below ``minimum`` are the floor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container
 from dataclasses import dataclass, field
 
 from xidstream.pipeline.errors import UsageError
@@ -45,10 +47,12 @@ class Move:
 
 @dataclass
 class _Buffer:
-    """``open`` in the order of arrival; ``held`` has also those that ended and are not in the sink yet."""
+    """``open`` in the order of arrival; ``held`` has also those that ended and are not in the sink yet;
+    ``plain_ticket``: of the last plain block."""
 
     idle_since_s: float
     placed: bool = False
+    plain_ticket: int = -1
     open: dict[Xid, None] = field(default_factory=dict)
     held: set[Xid] = field(default_factory=set)
 
@@ -60,6 +64,8 @@ class BufferPoolPolicy:
     idle_after_s: float
     _buffers: dict[int, _Buffer] = field(default_factory=dict)
     _owner: dict[Xid, int] = field(default_factory=dict)
+    _ended: dict[Xid, int] = field(default_factory=dict)
+    _done_ticket: int = -1
     _n_open: int = 0
     _next_number: int = 0
     _turn: int = 0
@@ -101,7 +107,7 @@ class BufferPoolPolicy:
         if not candidates:
             raise PoolFull("no buffer was started")
         number = min(candidates)[2]
-        self._give(xid, number)
+        self._place(xid, number)
         self._n_open += 1
         return number
 
@@ -117,33 +123,23 @@ class BufferPoolPolicy:
             xid = next(reversed(crowd))
             del crowd[xid]
             self._buffers[source].held.discard(xid)
-            self._give(xid, target)
+            self._place(xid, target)
             orders.append(Move(xid, source, target))
         return orders
 
     def owner(self, xid: Xid) -> int | None:
         return self._owner.get(xid)
 
-    def end(self, xid: Xid) -> None:
-        """It committed, was prepared or rolled back; its buffer owns its rows until ``release``."""
+    def end(self, xid: Xid, ticket: int) -> None:
+        """It committed or was prepared under ``ticket``, or rolled back (-1). Its buffer may take another, but has its
+        rows until the ticket is ``done``."""
         number = self._owner[xid]
         if xid in self._buffers[number].open:
             del self._buffers[number].open[xid]
             self._n_open -= 1
+        self._ended[xid] = ticket
 
-    def release(self, xid: Xid, now_s: float) -> None:
-        """The transaction has left its buffer."""
-        number = self._owner.get(xid)
-        if number is None:
-            return
-        self.end(xid)
-        del self._owner[xid]
-        buffer = self._buffers[number]
-        buffer.held.discard(xid)
-        if not buffer.held:
-            buffer.idle_since_s = now_s
-
-    def for_plain_block(self) -> int:
+    def for_plain_block(self, ticket: int) -> int:
         """A buffer for a block of small transactions: of the floor if one is free, else the first that is."""
         placed = [n for n, b in self._buffers.items() if b.placed]
         if not placed:
@@ -152,10 +148,22 @@ class BufferPoolPolicy:
         of_floor = [n for n in free if n < self.minimum]
         candidates = of_floor or free[:1] or placed
         self._turn += 1
-        return candidates[self._turn % len(candidates)]
+        number = candidates[self._turn % len(candidates)]
+        self._buffers[number].plain_ticket = ticket
+        return number
 
-    def take_idle(self, now_s: float, busy: Container[int] = ()) -> list[int]:
-        """Numbers of buffers to give back now; they are forgotten here. ``busy`` have rows that no one else has."""
+    def done(self, ticket: int, now_s: float) -> None:
+        """The sink holds everything up to ``ticket``: what ended by then leaves its buffer."""
+        self._done_ticket = ticket
+        for xid in [x for x, ended in self._ended.items() if ended <= ticket]:
+            del self._ended[xid]
+            buffer = self._buffers[self._owner.pop(xid)]
+            buffer.held.discard(xid)
+            if not buffer.held:
+                buffer.idle_since_s = now_s
+
+    def remove_idle(self, now_s: float) -> list[int]:
+        """Numbers of buffers to end now: no rows are there that the sink does not hold. They are forgotten here."""
         wanted = self._wanted(now_s)
         gone = [
             n
@@ -163,8 +171,8 @@ class BufferPoolPolicy:
             if n >= self.minimum
             and n not in wanted
             and not b.held
+            and b.plain_ticket <= self._done_ticket
             and now_s - b.idle_since_s >= self.idle_after_s
-            and n not in busy
         ]
         for number in gone:
             del self._buffers[number]
@@ -178,7 +186,7 @@ class BufferPoolPolicy:
             self._buffers[number].idle_since_s = now_s
         return set(wanted)
 
-    def _give(self, xid: Xid, number: int) -> None:
+    def _place(self, xid: Xid, number: int) -> None:
         self._owner[xid] = number
         self._buffers[number].open[xid] = None
         self._buffers[number].held.add(xid)

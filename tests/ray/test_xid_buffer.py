@@ -69,7 +69,7 @@ class Buffer:
 def pool_of_one(storage: Path) -> BufferPool:
     settings = BufferSettings(str(storage), Layout(1, "s", "e"), 64 << 20)
     pool = BufferPool(Config.of({"buffers_min": 1, "buffers_max": 1}), settings, Spares(1 << 20))
-    pool.await_ready()
+    pool.fleet.await_ready()
     return pool
 
 
@@ -111,14 +111,14 @@ def test_poison_takes_nothing_with_it_of_the_other_transactions_of_its_buffer(st
     sealed = ray.get(pool.sealed(Xid(701)))
     assert isinstance(sealed.undeliverable.error, PoisonedChange) and not sealed.memory
     pool.collect(timeout_s=60)
-    for actor in pool._actors.values():
-        ray.kill(actor)
+    for buffer in pool._buffers.values():
+        buffer.kill()
 
 
 def test_what_was_given_up_is_left_out_though_it_could_be_delivered(storage: Path) -> None:
     settings = BufferSettings(str(storage), Layout(1, "s", "e"), 64 << 20, frozenset({(XID, Lsn(0x200))}))
     pool = BufferPool(Config.of({"buffers_min": 1, "buffers_max": 1}), settings, Spares(1 << 20))
-    pool.await_ready()
+    pool.fleet.await_ready()
     for xid in (700, 701):
         pool.add_block(transaction_block(xid, [f"of {xid}"]))
         pool.commit(TransactionEnd(Xid(xid), Lsn(0x200), Lsn(0x208), 0, streamed=True), xid)
@@ -127,8 +127,8 @@ def test_what_was_given_up_is_left_out_though_it_could_be_delivered(storage: Pat
     assert sealed.left_out == ((700, 0x200),)
     assert (sealed.memory, sealed.undeliverable, sealed.transactions.num_rows) == ((), None, 0)
     assert texts_of(ray.get(pool.sealed(Xid(701)))) == ["of 701"], "another xid"
-    for actor in pool._actors.values():
-        ray.kill(actor)
+    for buffer in pool._buffers.values():
+        buffer.kill()
 
 
 def test_the_last_block_of_a_transaction_goes_with_its_commit_and_gives_its_credit_back(
@@ -146,8 +146,8 @@ def test_the_last_block_of_a_transaction_goes_with_its_commit_and_gives_its_cred
     assert pool.in_flight_bytes == before_bytes + last.block.n_bytes
     pool.collect(timeout_s=60)
     assert pool.in_flight_bytes == 0
-    for actor in pool._actors.values():
-        ray.kill(actor)
+    for buffer in pool._buffers.values():
+        buffer.kill()
 
 
 def test_a_transaction_whose_buffer_died_while_it_was_to_move_is_not_committed_without_its_first_rows(
@@ -156,8 +156,8 @@ def test_a_transaction_whose_buffer_died_while_it_was_to_move_is_not_committed_w
     """Ray fails the call that was to adopt it without telling the new buffer, and goes on with those behind it."""
     settings = BufferSettings(str(storage), Layout(1, "s", "e"), 64 << 20)
     pool = BufferPool(Config.of({"buffers_min": 1, "buffers_max": 2}), settings, Spares(1 << 20))
-    pool.await_ready()
-    (victim,) = pool.pids()
+    pool.fleet.await_ready()
+    (victim,) = pool.fleet.pids()
 
     def give(xid: int) -> None:
         rows = block(*[insert([str(i)], subxid=xid) for i in range(10)])
@@ -169,11 +169,12 @@ def test_a_transaction_whose_buffer_died_while_it_was_to_move_is_not_committed_w
     pool.collect(timeout_s=60)
 
     def the_second_buffer_is_there() -> bool:
-        return pool.n_asked == 1 and ray.wait(list(pool._starting.values()), timeout=0)[0] != []
+        return (
+            pool.fleet.n_asked == 1 and ray.wait([b.ping for b in pool.fleet._starting()], timeout=0)[0] != []
+        )
 
     pool._policy.allow(2)
-    for number in pool._policy.ask(0.0):
-        pool._start(number)
+    pool.fleet.start_wanted()
     wait_until(the_second_buffer_is_there)
     os.kill(victim, signal.SIGKILL)
     pool.adapt()
@@ -186,8 +187,8 @@ def test_a_transaction_whose_buffer_died_while_it_was_to_move_is_not_committed_w
     assert isinstance(unwrap(caught.value, "xid buffer"), ComponentLost), caught.value
     with pytest.raises(ComponentLost):
         wait_until(lambda: pool.collect(timeout_s=1))
-    for actor in pool._actors.values():
-        ray.kill(actor)
+    for buffer in pool._buffers.values():
+        buffer.kill()
 
 
 def transaction_block(xid: int, texts: list[str]) -> TransactionBlock:
@@ -223,8 +224,8 @@ def test_blocks_of_several_transactions_in_one_call_keep_their_rows_apart_and_in
         assert texts_of(sealed[xid]) == texts + ["last"] * (xid == 701)
     pool.collect(timeout_s=60)
     assert pool.in_flight_bytes == 0
-    for actor in pool._actors.values():
-        ray.kill(actor)
+    for buffer in pool._buffers.values():
+        buffer.kill()
 
 
 def test_a_table_that_is_changed_hundreds_of_times_is_decoded_by_the_definition_of_each_row(
@@ -254,8 +255,8 @@ def test_a_table_that_is_changed_hundreds_of_times_is_decoded_by_the_definition_
         table = pa.ipc.open_stream(ray.get(part.ref)).read_all()
         (name,) = [n for n in table.column_names if n.startswith("v")]
         assert set(table.column(name).to_pylist()) == {name[1:]}
-    for actor in pool._actors.values():
-        ray.kill(actor)
+    for buffer in pool._buffers.values():
+        buffer.kill()
 
 
 def test_what_is_put_is_the_bytes_of_one_stream_without_empty_record_batches() -> None:

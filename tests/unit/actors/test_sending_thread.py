@@ -45,12 +45,13 @@ class Pool:
     def __init__(self) -> None:
         self.in_flight_bytes = 0
         self.n_idle = 0
+        self.fleet = self
 
     def adapt(self) -> None: ...
 
     def check_alive(self, now_s: float) -> None: ...
 
-    def give_back_idle(self, done_ticket: int) -> None:
+    def stop_idle(self, done_ticket: int) -> None:
         self.n_idle += 1
 
 

@@ -49,31 +49,31 @@ def test_a_transaction_that_was_over_before_the_pool_looked_asks_for_nothing() -
     for xid in (1, 2, 3):
         pool.assign(Xid(xid), 0)
     for xid in (2, 3):
-        pool.end(Xid(xid))
+        pool.end(Xid(xid), 0)
     assert pool.ask(0) == []
 
 
 def test_a_buffer_that_gets_free_takes_over_from_one_that_is_shared() -> None:
     pool = started(2, 2)
     assert [pool.assign(Xid(x), 0) for x in (1, 2, 3)] == [0, 1, 0]
-    pool.end(Xid(2))
+    pool.end(Xid(2), 0)
     assert pool.moves() == [Move(Xid(3), 0, 1)], "though rows of 2 are not in the sink yet"
-    pool.release(Xid(2), 1)
-    pool.end(Xid(3))
+    pool.done(0, 1)
+    pool.end(Xid(3), 1)
     assert pool.moves() == [], "one alone stays where it is"
-    assert pool.take_idle(100) == []
+    assert pool.remove_idle(100) == []
 
 
 def test_plain_blocks_go_to_the_floor_while_it_is_free_and_never_to_what_is_not_placed() -> None:
     pool = started(3, 5)
     pool.assign(Xid(1), 0)
-    assert {pool.for_plain_block() for _ in range(6)} == {1, 2}
+    assert {pool.for_plain_block(ticket) for ticket in range(6)} == {1, 2}
     for xid in (2, 3, 4, 5):
         pool.assign(Xid(xid), 0)
     assert pool.ask(0) == [3, 4]
-    assert {pool.for_plain_block() for _ in range(6)} == {0, 1, 2}
+    assert {pool.for_plain_block(ticket) for ticket in range(6)} == {0, 1, 2}
     pool.placed(4, 1)
-    assert {pool.for_plain_block() for _ in range(6)} == {4}
+    assert {pool.for_plain_block(ticket) for ticket in range(6)} == {4}
 
 
 def test_what_is_idle_is_given_back_but_for_the_floor_and_what_still_has_rows() -> None:
@@ -84,15 +84,38 @@ def test_what_is_idle_is_given_back_but_for_the_floor_and_what_still_has_rows() 
         pool.placed(number, 1)
     assert len(pool.moves()) == 3
     for xid in range(3):
-        pool.release(Xid(xid), 10)
-    pool.end(Xid(3))
+        pool.end(Xid(xid), xid)
+    pool.done(2, 10)
+    pool.end(Xid(3), 3)
     holder = pool.owner(Xid(3))
-    assert pool.take_idle(39) == []
-    assert pool.take_idle(41, busy={2}) == sorted({1, 2, 3} - {2, holder})
-    pool.release(Xid(3), 42)
-    assert pool.take_idle(71) == [n for n in (2,) if n != holder]
-    assert pool.take_idle(72) == [holder]
+    assert pool.remove_idle(39) == []
+    assert pool.remove_idle(41) == sorted({1, 2, 3} - {holder})
+    pool.done(3, 42)
+    assert pool.remove_idle(71) == []
+    assert pool.remove_idle(72) == [holder]
     assert pool.buffers == (0,)
+
+
+def test_a_buffer_with_a_plain_block_that_is_not_in_the_sink_is_kept() -> None:
+    pool = started(1, 2)
+    pool.assign(Xid(1), 0)
+    pool.assign(Xid(2), 0)
+    assert pool.ask(0) == [1]
+    pool.placed(1, 0)
+    pool.end(Xid(2), 0)
+    assert pool.for_plain_block(1) == 1, "the floor's buffer has a transaction"
+    pool.done(0, 10)
+    assert pool.remove_idle(100) == []
+    pool.done(1, 100)
+    assert pool.remove_idle(100) == [1]
+
+
+def test_a_transaction_that_was_rolled_back_leaves_its_buffer_though_the_sink_holds_nothing() -> None:
+    pool = started(1, 2)
+    pool.assign(Xid(1), 0)
+    pool.end(Xid(1), -1)
+    pool.done(-1, 1)
+    assert pool.owner(Xid(1)) is None
 
 
 def test_a_buffer_asked_for_in_vain_is_wanted_while_transactions_share_and_then_given_back() -> None:
@@ -100,10 +123,11 @@ def test_a_buffer_asked_for_in_vain_is_wanted_while_transactions_share_and_then_
     pool.assign(Xid(1), 0)
     pool.assign(Xid(2), 0)
     assert pool.ask(0) == [1]
-    assert pool.take_idle(1000) == []
-    pool.release(Xid(2), 1000)
-    assert pool.take_idle(1029) == []
-    assert pool.take_idle(1030) == [1]
+    assert pool.remove_idle(1000) == []
+    pool.end(Xid(2), 0)
+    pool.done(0, 1000)
+    assert pool.remove_idle(1029) == []
+    assert pool.remove_idle(1030) == [1]
     pool.placed(1, 1031)  # it came up at the very moment
     assert pool.buffers == (0,)
 
@@ -112,9 +136,9 @@ def test_a_buffer_that_may_never_be_idle_is_still_waited_for() -> None:
     pool = started(1, 2, idle_after_s=0)
     pool.assign(Xid(1), 0)
     pool.assign(Xid(2), 0)
-    assert pool.ask(0) == [1] and pool.take_idle(0) == []
+    assert pool.ask(0) == [1] and pool.remove_idle(0) == []
     pool.placed(1, 1)
-    assert pool.moves() == [Move(Xid(2), 0, 1)] and pool.take_idle(1) == []
+    assert pool.moves() == [Move(Xid(2), 0, 1)] and pool.remove_idle(1) == []
 
 
 def test_pool_that_may_hold_nothing_says_so() -> None:
@@ -139,19 +163,20 @@ def test_whatever_happens_each_open_transaction_is_in_one_placed_buffer(seed: in
         if asked and chance.random() < 0.3:
             pool.placed(asked.pop(chance.randrange(len(asked))), now_s)
         for xid in [x for x in where if chance.random() < (0.1 if step % 200 < 120 else 0.6)]:
-            pool.end(xid)
-            pool.release(xid, now_s)
+            pool.end(xid, step)
             del where[xid]
+        pool.done(step - chance.randrange(3), now_s)
         for move in pool.moves():
             assert where[move.xid] == move.source and move.target not in gone, seed
             where[move.xid] = move.target
-        gone |= set(taken := pool.take_idle(now_s))
-        asked = [n for n in asked if n not in taken]
+        gone |= set(removed := pool.remove_idle(now_s))
+        asked = [n for n in asked if n not in removed]
         assert len(pool.buffers) <= 6 and {0, 1} <= set(pool.buffers), seed
         assert all(pool.owner(x) == n and n not in gone and n not in asked for x, n in where.items()), seed
     for xid in where:
-        pool.release(xid, 1000)
-    pool.take_idle(2000)
+        pool.end(xid, 600)
+    pool.done(600, 1000)
+    pool.remove_idle(2000)
     assert pool.buffers == (0, 1), seed
 
 

@@ -1,0 +1,111 @@
+"""One buffer actor, as its reader sees it: its calls, what it was told, and whether it lives.
+
+``BufferFleet`` has one for each buffer, and ``BufferPool`` calls it. Ray's order of one caller's calls is what keeps a
+transaction's blocks in order, so all calls to an actor are made from here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ray
+
+from xidstream.actors.reader.parcels import Parcel
+from xidstream.actors.runtime.ray_errors import unwrap
+from xidstream.actors.xid_buffer import XidBuffer
+from xidstream.pipeline.buffer import KnownRelations
+from xidstream.pipeline.pg import Xid
+from xidstream.pipeline.stages.transaction_buffer import BufferSettings, Held
+from xidstream.pipeline.stream import Block, PlainBlock, Prepared
+
+_INLINE_BYTES = 64 << 10
+"""Below this what a call carries travels inside the call: the object store would cost more than it saves."""
+
+
+class BufferHandle:
+    """Starting it does not wait. ``is_placed``: its process is up; ``parcel``: what goes with the next ``send``."""
+
+    def __init__(self, settings: BufferSettings, *, cpus: float, resource: str | None) -> None:
+        """``resource``: a custom resource of Ray's of which it asks for one, beside the CPUs."""
+        resources = {resource: 1} if resource else None
+        buffer: Any = ray.remote(XidBuffer).options(num_cpus=cpus, resources=resources, max_restarts=0)
+        self.actor = buffer.remote(settings)
+        self.parcel = Parcel()
+        self.is_placed = False
+        self.ping: Any = self.actor.pid.remote()
+        """The reference to an answer that is on its way, or None. The first one says that the buffer is placed."""
+        self._known = KnownRelations()
+
+    # -- calls -----------------------------------------------------------------------------------------
+
+    def send(self) -> tuple[Parcel, ray.ObjectRef | None, dict[Xid, ray.ObjectRef]]:
+        """The parcel, which is sent; the reference to what its call returns, None where it was empty; and those to the
+        ``Sealed`` of each commit in it."""
+        parcel, self.parcel = self.parcel, Parcel()
+        if not parcel.heads and not parcel.ends:
+            return parcel, None, {}
+        untold = self._known.call(parcel.relation_numbers(), parcel.versions)
+        blocks = _by_store(parcel.blocks, parcel.n_bytes)
+        if not parcel.ends:
+            return parcel, self.actor.add_blocks.remote(parcel.heads, untold, blocks), {}
+        add_and_commit = self.actor.add_and_commit.options(num_returns=len(parcel.ends) + 1)
+        *sealed, held = add_and_commit.remote(parcel.heads, untold, blocks, parcel.ends)
+        return parcel, held, dict(zip((each.end.xid for each in parcel.ends), sealed, strict=True))
+
+    def decode_plain(self, cut: PlainBlock, block: Block) -> ray.ObjectRef:
+        """``block`` is the cut's. Returns the reference to its ``Sealed``."""
+        versions = block.relations.versions
+        result: ray.ObjectRef = self.actor.decode_plain.remote(
+            cut.n_transactions,
+            tuple(versions),
+            self._known.call(versions, versions),
+            _by_store((block.payload, block.lengths), block.n_bytes),
+        )
+        return result
+
+    def abort_subtransactions(self, xid: Xid, step: int, subxids: tuple[Xid, ...]) -> ray.ObjectRef:
+        result: ray.ObjectRef = self.actor.abort_subtransactions.remote(xid, step, subxids)
+        return result
+
+    def abort(self, xid: Xid, step: int) -> ray.ObjectRef:
+        result: ray.ObjectRef = self.actor.abort.remote(xid, step)
+        return result
+
+    def prepare(self, cut: Prepared, step: int) -> ray.ObjectRef:
+        result: ray.ObjectRef = self.actor.prepare.remote(cut, step)
+        return result
+
+    def move_to(self, target: BufferHandle, xid: Xid, step: int) -> ray.ObjectRef:
+        """Give a transaction up, and let ``target`` go on with it."""
+        result: ray.ObjectRef = target.actor.adopt.remote(self.actor.give_up.remote(xid, step))
+        return result
+
+    # -- life ------------------------------------------------------------------------------------------
+
+    def check_alive(self) -> None:
+        """Raise what the last ping brought, if it is there: ComponentLost where the actor died; and send the next."""
+        if self.ping is not None and ray.wait([self.ping], timeout=0)[0]:
+            self.read_answer()
+        if self.ping is None:
+            self.ping = self.actor.pid.remote()
+
+    def read_answer(self) -> None:
+        """Of a ping that was answered."""
+        ping, self.ping = self.ping, None
+        try:
+            ray.get(ping)
+        except Exception as error:
+            raise unwrap(error, "xid buffer") from error
+        self.is_placed = True
+
+    def kill(self) -> None:
+        ray.kill(self.actor)
+
+
+def held_of(result: Any) -> list[Held]:
+    """What a call has told of the transactions that it was about."""
+    return [held for held in (result if isinstance(result, list) else [result]) if isinstance(held, Held)]
+
+
+def _by_store(content: Any, n_bytes: int) -> Any:
+    return ray.put(content) if n_bytes >= _INLINE_BYTES else content
