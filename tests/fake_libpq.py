@@ -62,4 +62,4 @@ def cuts_of(cutter: StreamCutter, messages: Sequence[bytes], block_bytes: int) -
         if outcome is Outcome.DRAINED:
             return
         if outcome is Outcome.MESSAGE:
-            yield cutter.feed(loop.take_message())
+            yield cutter.feed(loop.pop_message())

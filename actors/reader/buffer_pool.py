@@ -94,7 +94,7 @@ class BufferPool:
         block = cut.block
         assert block is not None, "a plain block is sent once"
         result = self._buffers[self._policy.for_plain_block(ticket)].decode_plain(cut, block)
-        self._spares.give(block.payload)
+        self._spares.release(block.payload)
         self._in_flight.add(result, block.n_bytes)
         return result
 
@@ -161,7 +161,7 @@ class BufferPool:
         self._in_flight.add(held, parcel.n_bytes)
         for payload, _ in parcel.blocks:
             # It was copied, into shared memory or into the call.
-            self._spares.give(payload)
+            self._spares.release(payload)
 
     def _end(self, xid: Xid, ticket: int) -> None:
         """The buffer is free for another transaction, but has this one's rows until the sink holds them."""

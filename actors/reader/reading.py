@@ -97,7 +97,7 @@ class Reading:
             if outcome is Outcome.DRAINED:
                 return True, flowing
             if outcome is Outcome.MESSAGE:
-                data = loop.take_message()
+                data = loop.pop_message()
                 if data[0] == _XLOG_DATA:
                     cuts = [*cuts, *cutter.feed(data)]
                 else:

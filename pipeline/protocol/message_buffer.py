@@ -9,7 +9,7 @@ Invariants: the first ``n_messages`` of ``lengths`` sum up to ``n_bytes``, and t
 those messages, each with its 25-byte XLogData header. The ``whole`` part ends behind a COMMIT, or behind a message
 between transactions. An appender that finds no room changes nothing; only ``append`` makes room.
 
-Arrays come from ``Spares``. A caller that has copied the arrays from ``take`` may give them back there.
+Arrays come from ``Spares``. A caller that has copied the arrays from ``detach`` may release them there.
 
 Rejected: a list of bytes that is joined when a block is cut. It would cost a Python object and a second copy for each
 row.
@@ -178,15 +178,15 @@ class MessageBuffer:
         at = self._sums[LAST_COMMIT_AT]
         return bytes(self._payload[at : at + self._sums[LAST_COMMIT_BYTES]])
 
-    def take(self) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
-        """Give all messages away, read-only. The next messages go into other arrays."""
+    def detach(self) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
+        """Detach all messages, read-only. The next messages go into other arrays."""
         payload, lengths = self.payload, self.lengths
         n_bytes, n_messages = self.n_bytes, self.n_messages
         self._start_anew(n_bytes, n_messages)
         return _read_only(payload[:n_bytes]), _read_only(lengths[:n_messages])
 
-    def take_whole(self) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
-        """Give the whole transactions away, as ``take`` does, and keep the beginning of the next one."""
+    def detach_whole(self) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
+        """Detach the whole transactions, as ``detach`` does, and keep the beginning of the next one."""
         payload, lengths, mode = self.payload, self.lengths, self.mode
         n_bytes, n_messages = self.n_bytes, self.n_messages
         whole_bytes, whole_messages = self.whole_bytes, self.whole_messages
@@ -196,7 +196,7 @@ class MessageBuffer:
         self.mode = mode
         return _read_only(payload[:whole_bytes]), _read_only(lengths[:whole_messages])
 
-    def take_from(self, source: MessageBuffer, first: int) -> None:
+    def move_from(self, source: MessageBuffer, first: int) -> None:
         """Move the messages of ``source`` from ``first`` on into this buffer, which is empty. Drop the earlier ones."""
         at = int(source.lengths[:first].sum())
         self._grow(source.n_bytes - at, source.n_messages - first)
@@ -224,9 +224,9 @@ class MessageBuffer:
         """Grow payload and lengths, each by itself, because rows may be short or long."""
         payload, lengths = self.payload, self.lengths
         if n_bytes > len(payload):
-            self._use(self._spares.take(_room(len(payload) or self._next_bytes, n_bytes)), lengths)
+            self._use(self._spares.allocate(_room(len(payload) or self._next_bytes, n_bytes)), lengths)
             self.payload[: self.n_bytes] = payload[: self.n_bytes]
-            self._spares.give(payload)
+            self._spares.release(payload)
         if n_messages > len(lengths):
             self._use(
                 self.payload, np.empty(_room(len(lengths) or self._next_messages, n_messages), np.int32)

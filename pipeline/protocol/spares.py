@@ -10,7 +10,7 @@ however few rows are in it now. So it counts until it is freed for good: arrays 
 given out again stay under ``limit_bytes`` together, and the oldest one that is kept goes first. Beyond the limit
 callers get new arrays, which only take the memory that is touched.
 
-Any thread may call ``take`` and ``give``.
+Any thread may call ``allocate`` and ``release``.
 
 Rejected: one array for all, cut into pieces, because that is an allocator of our own; huge pages for small arrays,
 because a hundred open transactions would take a hundred times 2 MiB.
@@ -44,7 +44,7 @@ class Spares:
         # Reentrant: an array may be freed while this thread holds the lock, and that calls ``_forget``.
         self._lock = threading.RLock()
 
-    def give(self, payload: Payload) -> None:
+    def release(self, payload: Payload) -> None:
         """Keep the array that ``payload`` is a part of. Its owner must never look at it again."""
         array: Any = payload if payload.base is None else payload.base
         if not isinstance(array, np.ndarray) or not _SMALLEST_BYTES <= len(array) <= self._limit_bytes:
@@ -56,7 +56,7 @@ class Spares:
             while self._held_bytes > self._limit_bytes and self._kept:
                 self._held_bytes -= len(self._kept.pop(0))
 
-    def take(self, n_bytes: int) -> Payload:
+    def allocate(self, n_bytes: int) -> Payload:
         """``uint8[n]`` with n >= ``n_bytes`` and any content: the smallest kept array that fits, or a new one."""
         with self._lock:
             fitting = [i for i, a in enumerate(self._kept) if n_bytes <= len(a) <= _LARGEST_RATIO * n_bytes]

@@ -225,7 +225,7 @@ class CopyLoop:
             )
         )
 
-    def take_message(self) -> bytes:
+    def pop_message(self) -> bytes:
         """The message of ``Outcome.MESSAGE``: call it once, before ``gather`` again."""
         address, n_bytes = self._message.tolist()
         if not address:

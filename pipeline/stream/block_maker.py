@@ -39,5 +39,5 @@ class BlockMaker:
             # S carries no LSN where O follows it; the first row does.
             pending.first_lsn = lsn_of(pending.message(0))
         pending.has_blocks = True
-        block = self.block(pending.xid if pending.streamed else None, *pending.take())
+        block = self.block(pending.xid if pending.streamed else None, *pending.detach())
         return (TransactionBlock(pending.xid, block, pending.streamed, pending.first_lsn),)

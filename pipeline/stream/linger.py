@@ -32,25 +32,25 @@ class Linger:
         self._linger_s = linger_s
         self._stream_linger_s = stream_linger_s
         self._whole_since_s: float | None = None
-        self._given_before = 0
+        self._cut_before = 0
         self._open_since_s: float | None = None
 
     def whole_is_due(
-        self, now_s: float, n_bytes: int, *, quiet: bool, given: int = 0, handed: int = 0
+        self, now_s: float, n_bytes: int, *, quiet: bool, cut_bytes: int = 0, sent_bytes: int = 0
     ) -> bool:
         """Whether the caller must now cut the ``n_bytes`` of whole transactions that wait.
 
-        ``quiet``: nothing came for as long as the reader last waited. ``given``: bytes that were cut since the start.
-        ``handed``: how many of those are sent. After True the next transactions begin to wait anew.
+        ``quiet``: nothing came for as long as the reader last waited. ``cut_bytes``: bytes that were cut since the start.
+        ``sent_bytes``: how many of those are sent. After True the next transactions begin to wait anew.
         """
         if not n_bytes:
             self._whole_since_s = None
             return False
         if self._whole_since_s is None:
-            self._whole_since_s, self._given_before = now_s, given
+            self._whole_since_s, self._cut_before = now_s, cut_bytes
         waited_s = now_s - self._whole_since_s
         is_flood = n_bytes >= FLOOD_BYTES and not quiet
-        is_behind = handed < self._given_before
+        is_behind = sent_bytes < self._cut_before
         due = waited_s >= self._linger_s * (FLOOD_LINGERS if is_flood or is_behind else 1)
         if due:
             self._whole_since_s = None

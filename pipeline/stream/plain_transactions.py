@@ -32,11 +32,11 @@ class PlainTransactions(MessageBuffer):
             return NO_CUTS
         last, n_transactions = self.last_commit, self.n_transactions
         if last is None:
-            block = self._maker.block(None, *self.take_whole())
+            block = self._maker.block(None, *self.detach_whole())
             return (PlainBlock(block, INVALID_LSN, INVALID_LSN, INVALID_LSN, 0),)
         begin = _begin(self._first_begin())
         commit = parse_commit(last, lsn=lsn_of(last), offset=HEADER_BYTES)
-        block = self._maker.block(None, *self.take_whole())
+        block = self._maker.block(None, *self.detach_whole())
         return (PlainBlock(block, begin.final_lsn, commit.commit_lsn, commit.end_lsn, n_transactions),)
 
     def open_begin(self) -> Begin:
@@ -60,7 +60,7 @@ class PlainTransactions(MessageBuffer):
             data = self.message(1)
             promoted.origin = parse_origin(data, lsn=lsn_of(data), offset=HEADER_BYTES).name
             n_heads = 2
-        promoted.take_from(self, n_heads)
+        promoted.move_from(self, n_heads)
         return promoted
 
     def _first_begin(self) -> bytes:

@@ -180,7 +180,11 @@ class ReadPolicy:
         actions: list[Action] = []
         whole_bytes = gathered.whole_bytes
         if self._linger.whole_is_due(
-            now_s, whole_bytes, quiet=self._is_quiet, given=gathered.cut_bytes, handed=gathered.sent_bytes
+            now_s,
+            whole_bytes,
+            quiet=self._is_quiet,
+            cut_bytes=gathered.cut_bytes,
+            sent_bytes=gathered.sent_bytes,
         ):
             actions.append(Step.CUT_WHOLE)
             whole_bytes = 0

@@ -276,7 +276,7 @@ class LocalPipeline:
             if outcome is Outcome.DRAINED:
                 return True
             if outcome is Outcome.MESSAGE:
-                self._take(self._loop.take_message())
+                self._take(self._loop.pop_message())
             elif outcome is not Outcome.FULL:
                 failed = outcome is Outcome.FAILED
                 raise self._connection.failure() if failed else self._connection.end_of_stream()

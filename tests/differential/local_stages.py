@@ -104,7 +104,7 @@ class LocalBuffers:
         payload = cut.block.payload
         if self._spares is not None:
             payload = payload.copy()
-            self._spares.give(cut.block.payload)
+            self._spares.release(cut.block.payload)
         return payload, cut.block.lengths
 
     def _step(self, xid: Xid) -> int:

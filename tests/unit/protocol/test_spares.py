@@ -16,22 +16,22 @@ KIB, MIB = 1 << 10, 1 << 20
 def given(spares: Spares, *sizes: int) -> list[np.ndarray]:
     arrays = [np.zeros(size, np.uint8) for size in sizes]
     for array in arrays:
-        spares.give(array[: len(array) // 2])
+        spares.release(array[: len(array) // 2])
     return arrays
 
 
 def test_the_smallest_that_fits_is_taken_whole_and_once() -> None:
     spares = Spares(16 * MIB)
     _, middle, _ = given(spares, 3 * MIB, 2 * MIB, MIB)
-    assert spares.take(3 * MIB // 2) is middle
-    assert spares.take(3 * MIB // 2) is not middle
+    assert spares.allocate(3 * MIB // 2) is middle
+    assert spares.allocate(3 * MIB // 2) is not middle
 
 
 def test_one_more_than_twice_as_large_is_not_given_out() -> None:
     spares = Spares(16 * MIB)
     (large,) = given(spares, 2 * MIB)
-    assert spares.take(MIB - 1) is not large
-    assert spares.take(MIB) is large
+    assert spares.allocate(MIB - 1) is not large
+    assert spares.allocate(MIB) is large
 
 
 @pytest.mark.parametrize(
@@ -40,13 +40,13 @@ def test_one_more_than_twice_as_large_is_not_given_out() -> None:
 def test_what_is_not_worth_keeping_is_not_kept(limit_bytes: int, size: int) -> None:
     spares = Spares(limit_bytes)
     (array,) = given(spares, size)
-    assert spares.take(size) is not array
+    assert spares.allocate(size) is not array
 
 
 def test_over_the_limit_the_oldest_go() -> None:
     spares = Spares(2 * MIB)
     oldest, *others = given(spares, MIB, MIB, MIB)
-    taken = [spares.take(MIB) for _ in range(3)]
+    taken = [spares.allocate(MIB) for _ in range(3)]
     assert all(any(array is other for array in taken) for other in others)
     assert not any(array is oldest for array in taken)
 
@@ -54,16 +54,16 @@ def test_over_the_limit_the_oldest_go() -> None:
 def test_what_serves_again_counts_wherever_it_is_until_it_is_dropped() -> None:
     spares = Spares(2 * MIB)
     given(spares, MIB, MIB)
-    out = [spares.take(MIB), spares.take(MIB)]
+    out = [spares.allocate(MIB), spares.allocate(MIB)]
     (third,) = given(spares, MIB)
-    assert spares.take(MIB) is not third, "two are out: there is no room for a third"
-    spares.give(out.pop())
-    returned = spares.take(MIB)
+    assert spares.allocate(MIB) is not third, "two are out: there is no room for a third"
+    spares.release(out.pop())
+    returned = spares.allocate(MIB)
     (third,) = given(spares, MIB)
-    assert spares.take(MIB) is not third
+    assert spares.allocate(MIB) is not third
     del returned
     (third,) = given(spares, MIB)
-    assert spares.take(MIB) is third, "one was dropped, and counts no more"
+    assert spares.allocate(MIB) is third, "one was dropped, and counts no more"
     assert len(out) == 1
 
 
@@ -77,12 +77,12 @@ def test_what_was_taken_from_a_gathering_is_filled_again_only_after_it_was_given
     spares = Spares(16 * MIB)
     gathered = MessageBuffer(spares)
     gathered.append(b"a" * MIB)
-    first, _ = gathered.take()
+    first, _ = gathered.detach()
     gathered.append(b"b" * MIB)
-    second, _ = gathered.take()
+    second, _ = gathered.detach()
     assert first.tobytes() == b"a" * MIB and second.tobytes() == b"b" * MIB
     address = first.base.ctypes.data  # type: ignore[union-attr]
-    spares.give(first)
+    spares.release(first)
     del first
     gathered.append(b"c" * MIB)
     assert gathered.payload.ctypes.data == address

@@ -37,7 +37,7 @@ def test_rows_are_appended_as_they_came_until_there_are_no_more() -> None:
     server = Server(ROWS, arrivals=[20, 30])
     gathered = in_mode(IN_ROWS)
     assert server.loop.gather(gathered, 1 << 20) is Outcome.DRAINED
-    payload, lengths = gathered.take()
+    payload, lengths = gathered.detach()
     assert bytes(payload) == b"".join(ROWS) and lengths.tolist() == [len(r) for r in ROWS]
     assert server.n_allocated == 0
 
@@ -88,7 +88,7 @@ def test_it_stops_where_the_limit_is_reached() -> None:
 def test_what_needs_a_look_is_given_out_and_nothing_is_appended(mode: int, message: bytes) -> None:
     server, gathered = Server([message, *ROWS]), in_mode(mode)
     assert server.loop.gather(gathered, 1 << 20) is Outcome.MESSAGE
-    assert server.loop.take_message() == message
+    assert server.loop.pop_message() == message
     assert (gathered.n_messages, gathered.n_bytes, gathered.mode, server.n_allocated) == (0, 0, mode, 0)
 
 
@@ -104,9 +104,9 @@ def test_a_row_without_room_is_given_out_and_append_makes_room() -> None:
     huge = framed(insert(["x" * 1_000_000]))[0]
     server, gathered = Server([ROWS[0], huge, *ROWS[1:]]), in_mode(IN_ROWS)
     assert server.loop.gather(gathered, 1 << 20) is Outcome.MESSAGE
-    gathered.append(server.loop.take_message())
+    gathered.append(server.loop.pop_message())
     assert server.loop.gather(gathered, 1 << 20) is Outcome.DRAINED
-    assert bytes(gathered.take()[0]) == ROWS[0] + huge + b"".join(ROWS[1:])
+    assert bytes(gathered.detach()[0]) == ROWS[0] + huge + b"".join(ROWS[1:])
 
 
 def with_room_for(n_bytes: int) -> MessageBuffer:
@@ -129,7 +129,7 @@ def test_a_row_that_lacks_one_byte_of_room_is_given_out() -> None:
     before = gathered.n_bytes
     assert server.loop.gather(gathered, 1 << 20) is Outcome.MESSAGE
     assert (gathered.n_messages, gathered.n_bytes) == (1, before)
-    gathered.append(server.loop.take_message())
+    gathered.append(server.loop.pop_message())
     assert gathered.message(1) == ROWS[0] and gathered.n_bytes < len(gathered.payload)
 
 
@@ -139,9 +139,9 @@ def test_as_many_messages_as_there_are_lengths_have_room_and_no_more() -> None:
     server = Server(ROWS[:1] * (n_fit + 1))
     assert server.loop.gather(gathered, 1 << 20) is Outcome.MESSAGE
     assert gathered.n_messages == n_fit
-    gathered.append(server.loop.take_message())
+    gathered.append(server.loop.pop_message())
     assert gathered.n_messages == n_fit + 1
-    payload, lengths = gathered.take()
+    payload, lengths = gathered.detach()
     assert bytes(payload) == ROWS[0] * (n_fit + 1) and set(lengths.tolist()) == {len(ROWS[0])}
 
 
@@ -155,11 +155,11 @@ def test_small_transactions_pass_and_the_last_may_be_open() -> None:
     assert (gathered.n_transactions, gathered.whole_messages, gathered.n_messages) == (2, 7, 9)
     assert gathered.last_commit == second[-1]
     assert gathered.message(0) == first[0] and gathered.kinds(4) == b"BICB"
-    payload, lengths = gathered.take_whole()
+    payload, lengths = gathered.detach_whole()
     assert bytes(payload) == b"".join([*first, *second]) and len(lengths) == 7
     assert not payload.flags.writeable
     assert (gathered.mode, gathered.n_messages, gathered.n_transactions) == (IN_PLAIN, 2, 0)
-    assert bytes(gathered.take()[0]) == b"".join(third)
+    assert bytes(gathered.detach()[0]) == b"".join(third)
 
 
 @pytest.mark.parametrize(("end", "outcome"), [(-1, Outcome.ENDED), (-2, Outcome.FAILED)])
@@ -180,9 +180,9 @@ def test_a_connection_that_fails_while_it_is_read_is_told() -> None:
 def test_the_room_of_one_huge_row_is_not_kept_for_good() -> None:
     gathered = in_mode(IN_ROWS)
     gathered.append(framed(insert(["x" * 10_000_000]))[0])
-    gathered.take()
+    gathered.detach()
     gathered.append(ROWS[0])
-    gathered.take()
+    gathered.detach()
     assert len(gathered.payload) < 1_000_000
 
 
@@ -195,8 +195,8 @@ def test_messages_are_the_same_whoever_appends_them() -> None:
     server = Server(messages, arrivals=[rng.randrange(1, 200) for _ in range(400)])
     while looped.n_messages < len(messages):
         if server.loop.gather(looped, 1 << 30) is Outcome.MESSAGE:
-            looped.append(server.loop.take_message())
+            looped.append(server.loop.pop_message())
     for message in messages:
         appended.append(message)
-    for one, other in zip(looped.take(), appended.take(), strict=True):
+    for one, other in zip(looped.detach(), appended.detach(), strict=True):
         assert np.array_equal(one, other)

@@ -118,7 +118,7 @@ def test_rows_and_the_ends_of_small_transactions_need_no_look() -> None:
     loop, looked_at = Server(wire.take()).loop, ""
     while loop.gather(cutter.target, 1 << 20) is Outcome.MESSAGE:
         assert not cutter.settle()
-        data = loop.take_message()
+        data = loop.pop_message()
         looked_at += chr(data[HEADER])
         assert not cutter.feed(data)
     cutter.settle()

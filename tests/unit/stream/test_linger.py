@@ -32,19 +32,21 @@ def test_the_end_of_a_burst_waits_no_longer_than_a_single_transaction(linger: Li
     assert linger.whole_is_due(100.011, 2 * FLOOD_BYTES, quiet=True)
 
 
-def test_behind_blocks_that_wait_for_the_hand_over_small_ones_wait_for_company(linger: Linger) -> None:
-    assert not linger.whole_is_due(100.0, 90, quiet=False, given=100, handed=50)
-    assert not linger.whole_is_due(100.05, 180, quiet=True, given=100, handed=99)
-    assert linger.whole_is_due(100.051, 180, quiet=False, given=100, handed=100), "the way is free"
-    assert not linger.whole_is_due(100.06, 90, quiet=False, given=200, handed=100)
-    assert linger.whole_is_due(100.061 + 0.01 * FLOOD_LINGERS, 900, quiet=False, given=200, handed=100)
+def test_behind_blocks_that_wait_to_be_sent_small_ones_wait_for_company(linger: Linger) -> None:
+    assert not linger.whole_is_due(100.0, 90, quiet=False, cut_bytes=100, sent_bytes=50)
+    assert not linger.whole_is_due(100.05, 180, quiet=True, cut_bytes=100, sent_bytes=99)
+    assert linger.whole_is_due(100.051, 180, quiet=False, cut_bytes=100, sent_bytes=100), "the way is free"
+    assert not linger.whole_is_due(100.06, 90, quiet=False, cut_bytes=200, sent_bytes=100)
+    assert linger.whole_is_due(
+        100.061 + 0.01 * FLOOD_LINGERS, 900, quiet=False, cut_bytes=200, sent_bytes=100
+    )
 
 
-def test_what_was_given_later_holds_no_small_transaction_back(linger: Linger) -> None:
+def test_what_was_cut_later_holds_no_small_transaction_back(linger: Linger) -> None:
     """A giant's blocks, one behind the other: the queue is never empty, and yet moves on."""
-    assert not linger.whole_is_due(100.0, 90, quiet=False, given=100, handed=0)
-    assert not linger.whole_is_due(100.009, 90, quiet=False, given=500, handed=100)
-    assert linger.whole_is_due(100.011, 90, quiet=False, given=900, handed=400)
+    assert not linger.whole_is_due(100.0, 90, quiet=False, cut_bytes=100, sent_bytes=0)
+    assert not linger.whole_is_due(100.009, 90, quiet=False, cut_bytes=500, sent_bytes=100)
+    assert linger.whole_is_due(100.011, 90, quiet=False, cut_bytes=900, sent_bytes=400)
 
 
 def test_what_a_full_block_took_along_does_not_age_what_comes_after(linger: Linger) -> None:
@@ -57,7 +59,7 @@ def test_what_a_full_block_took_along_does_not_age_what_comes_after(linger: Ling
 def test_without_a_linger_all_is_cut_at_once() -> None:
     linger = Linger(linger_s=0, stream_linger_s=0)
     assert linger.whole_is_due(100.0, 90, quiet=False)
-    assert linger.whole_is_due(100.1, 90, quiet=False, given=100, handed=0)
+    assert linger.whole_is_due(100.1, 90, quiet=False, cut_bytes=100, sent_bytes=0)
     assert linger.open_is_due(100.0, True)
 
 
