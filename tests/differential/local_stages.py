@@ -1,16 +1,17 @@
-"""The stages of production in one process: routing, a buffer and the sequencer, without Ray and without a thread.
+"""The stages of production in one process: routing, two buffers and the sequencer, without Ray and without a thread.
 
 ``pipeline.stages`` decides everything. What is added here is what Ray adds in production: it carries calls to the
 buffer and results to the sequencer. The sequencer's event loop stands still until a test lets it run, and what the
 sequencer would do in a thread is done at once. So a seed decides the whole order of events.
 
-A buffer does its work when it is called. Its results wait until ``finish`` gives them to the sequencer, in any order,
-as several buffers do.
+A buffer does its work when it is called. Its results wait until ``finish`` gives them to the sequencer, in any order.
+All transactions begin in the first buffer; ``finish`` with a ``shuffle`` also moves some of them to the other one.
 """
 
 from __future__ import annotations
 
 import asyncio
+import pickle
 import random
 import selectors
 from collections.abc import Callable, Coroutine, Iterable
@@ -45,51 +46,70 @@ def put_in_process(table: pa.Table | pa.RecordBatch) -> Any:
     return table
 
 
+class _Buffer(TransactionBuffer):
+    """``known``: which relation versions it was told, as its caller counts it."""
+
+    def __init__(self, settings: BufferSettings) -> None:
+        super().__init__(settings, put_in_process)
+        self.known = KnownRelations()
+
+
 class LocalBuffers:
-    """``cut_routing.Buffers`` with one buffer, called directly; ``result`` makes an awaitable of what it returns."""
+    """``cut_routing.Buffers``, called directly; ``result`` makes an awaitable of what they return."""
 
     def __init__(
         self, settings: BufferSettings, result: Callable[[Any], Any], spares: Spares | None = None
     ) -> None:
-        self.buffer = TransactionBuffer(settings, put_in_process)
+        self._first, self._second = _Buffer(settings), _Buffer(settings)
+        self._moved: set[Xid] = set()
+        """What is in the second one."""
         self._result = result
         self._spares = spares
-        self._told = KnownRelations()
         self._steps: dict[Xid, int] = {}
         self._sealed: dict[Xid, Any] = {}
         self.open: dict[Xid, Held] = {}
         self.n_spills = 0
         self.highest_bytes = 0
 
+    @property
+    def n_open(self) -> int:
+        """How many transactions the buffers themselves still have."""
+        return len(self._first._open) + len(self._second._open)
+
+    def move(self, xid: Xid) -> None:
+        """An open transaction goes to the other buffer, as through Ray's object store."""
+        source = self._of(xid)
+        self._moved ^= {xid}
+        carried = pickle.loads(pickle.dumps(source.give_up(xid, self._steps[xid])))
+        self._note(self._of(xid).adopt(carried))
+
     def add_block(self, cut: TransactionBlock) -> None:
         versions = cut.block.relations.versions
         head = BlockHead(cut.xid, self._step(cut.xid), cut.first_lsn, cut.streamed, tuple(versions))
-        untold = self._told.call(versions, versions)
-        (held,) = self.buffer.add_blocks([head], untold, [self._carried(cut)])
-        before = self.open.get(cut.xid)
-        self.n_spills += held.n_segments - (0 if before is None else before.n_segments)
-        self.open[cut.xid] = held
-        self.highest_bytes = max(self.highest_bytes, sum(h.n_bytes_in_memory for h in self.open.values()))
+        buffer = self._of(cut.xid)
+        untold = buffer.known.call(versions, versions)
+        (held,) = buffer.add_blocks([head], untold, [self._carried(cut)])
+        self._note(held)
 
     def abort_subtransactions(self, xid: Xid, subxids: tuple[Xid, ...]) -> None:
-        self.buffer.abort_subtransactions(xid, self._step(xid), subxids)
+        self._of(xid).abort_subtransactions(xid, self._step(xid), subxids)
 
     def abort(self, xid: Xid) -> None:
-        self.buffer.abort(xid, self._leave(xid))
+        self._of(xid).abort(xid, self._leave(xid))
 
     def decode_plain(self, cut: PlainBlock, ticket: int) -> Any:
         assert cut.block is not None
         versions = cut.block.relations.versions
-        untold = self._told.call(versions, versions)
+        untold = self._first.known.call(versions, versions)
         return self._result(
-            self.buffer.decode_plain(cut.n_transactions, tuple(versions), untold, self._carried(cut))
+            self._first.decode_plain(cut.n_transactions, tuple(versions), untold, self._carried(cut))
         )
 
     def prepare(self, cut: Prepared, ticket: int) -> Any:
-        return self._result(self.buffer.prepare(cut, self._leave(cut.xid)))
+        return self._result(self._of(cut.xid).prepare(cut, self._leave(cut.xid)))
 
     def commit(self, end: TransactionEnd, ticket: int) -> None:
-        sealed, _ = self.buffer.add_and_commit([], {}, [], [End(end, self._leave(end.xid), 0)])
+        sealed, _ = self._of(end.xid).add_and_commit([], {}, [], [End(end, self._leave(end.xid), 0)])
         self._sealed[end.xid] = self._result(sealed)
 
     def send(self) -> None:
@@ -97,6 +117,15 @@ class LocalBuffers:
 
     def sealed(self, xid: Xid) -> Any:
         return self._sealed.pop(xid)
+
+    def _of(self, xid: Xid) -> _Buffer:
+        return self._second if xid in self._moved else self._first
+
+    def _note(self, held: Held) -> None:
+        before = self.open.get(held.xid)
+        self.n_spills += held.n_segments - (0 if before is None else before.n_segments)
+        self.open[held.xid] = held
+        self.highest_bytes = max(self.highest_bytes, sum(h.n_bytes_in_memory for h in self.open.values()))
 
     def _carried(self, cut: TransactionBlock | PlainBlock) -> Any:
         """As shared memory does it: the buffer has a copy, and the reader's array may serve again."""
@@ -115,6 +144,7 @@ class LocalBuffers:
     def _leave(self, xid: Xid) -> int:
         """The number of calls that the transaction had."""
         self.open.pop(xid, None)
+        self._moved.discard(xid)
         return self._steps.pop(xid, 0)
 
 
@@ -188,6 +218,8 @@ class LocalStages:
         """Give what buffers returned to the sequencer; with ``shuffle`` in any order, not ``entirely``: some of it."""
         if shuffle is not None:
             shuffle.shuffle(self._unfinished)
+            if self.buffers.open and shuffle.random() < 0.2:
+                self.buffers.move(shuffle.choice(list(self.buffers.open)))
         n = (
             len(self._unfinished)
             if entirely or shuffle is None

@@ -104,7 +104,7 @@ def test_rollback_of_a_streamed_transaction_releases_nothing_and_deletes_its_spi
     session.execute("ROLLBACK")
     scenario.read()
     assert scenario.left_in_storage() == [] and scenario.transactions == []
-    assert scenario.streamed.pipeline.buffers.buffer._open == {}
+    assert scenario.streamed.pipeline.buffers.n_open == 0
     scenario.run("INSERT INTO t VALUES (1, 'after')")
     scenario.agree()
     assert scenario.ids() == [1]
