@@ -63,12 +63,17 @@ class MessageFile:
 
 @dataclass(frozen=True)
 class MemoryPart:
-    """Rows of one relation version, already released (contract layout), in the object store."""
+    """Rows of one relation version, already released (contract layout), in the object store.
+
+    ``place`` is None where the object is this part alone. Else the object is a pack of many small parts
+    (``pipeline.packs``), and ``place`` counts them from 0.
+    """
 
     relation: RelationVersion
     n_rows: int
     n_bytes: int
     ref: ArrowRef
+    place: int | None = None
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from xidstream.actors.driver.object_store_frames import object_store_frame, read_object
+from xidstream.actors.runtime.object_store import put_arrow
 from xidstream.actors.runtime.ray_errors import unwrap
 from xidstream.pipeline.exchange import Batch, SlotIdentity, Tenure
 from xidstream.pipeline.faultpoints import reach
@@ -141,7 +142,7 @@ class BatchLoop:
         self._count(batch, sink_s)
 
     def _spark_batch(self, batch: Batch) -> SparkBatch:
-        return SparkBatch(batch, self._spark, object_store_frame, self._read_segment, read_object)
+        return SparkBatch(batch, self._spark, object_store_frame, self._read_segment, read_object, put_arrow)
 
     def _call(self, method: str, *arguments: Any) -> Any:
         try:

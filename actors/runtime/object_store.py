@@ -1,7 +1,8 @@
 """Arrow tables into Ray's object store, in the one form that RayDP's executors read.
 
-At a commit a buffer puts here the rows that the transaction still has in memory. The executors' JVMs take an object for
-the bytes of one Arrow IPC stream only if its Python type is ``bytes``. The caller's process owns the objects.
+At a commit a buffer puts here the rows that the transaction still has in memory. The driver puts here what it took out
+of packs (``pipeline.packs``). The executors' JVMs take an object for the bytes of one Arrow IPC stream only if its
+Python type is ``bytes``. The caller's process owns the objects.
 
 Rejected: writing streams into memory that is used again, through a private call of Ray's. It spared a copy of some
 megabytes for each commit, and no gain could be told from the noise of a whole run.

@@ -1,8 +1,9 @@
 """Open transactions in memory: what a buffer holds, what it spills, what it gives when the end comes."""
 
 from xidstream.pipeline.buffer.buffer_shares import BufferQuota
+from xidstream.pipeline.buffer.groups import is_too_large_for_memory
 from xidstream.pipeline.buffer.known_relations import KnownRelations
-from xidstream.pipeline.buffer.memory import BufferMemory, Spill, is_too_large_for_memory
+from xidstream.pipeline.buffer.memory import BufferMemory, Spill
 from xidstream.pipeline.buffer.pool import BufferPoolPolicy, Move, PoolFull
 from xidstream.pipeline.buffer.transaction import OpenTransaction
 

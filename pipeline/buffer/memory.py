@@ -14,18 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final
 
 from xidstream.pipeline.buffer.transaction import OpenTransaction
 from xidstream.pipeline.relations import RelationVersion
-
-_LARGEST_BYTES: Final = 64 << 20
-"""Of one decoded block in memory: the default of ``buffer_memory_bytes``, so that only a larger one is affected."""
-
-
-def is_too_large_for_memory(n_bytes: int) -> bool:
-    """Whether a decoded block of ``n_bytes`` has to go to storage."""
-    return n_bytes > _LARGEST_BYTES
 
 
 @dataclass(frozen=True)
@@ -44,15 +35,12 @@ class BufferMemory:
     def next_spill(self, transactions: Iterable[OpenTransaction]) -> Spill | None:
         """The group to spill now, or None while everything fits. To be asked again after each spill."""
         held = list(transactions)
-        fits = sum(transaction.n_bytes for transaction in held) <= self.limit_bytes
-        if fits and not any(is_too_large_for_memory(transaction.largest_block_bytes) for transaction in held):
-            # This is asked for each block, and must not look at all tables of a transaction that has thousands.
+        too_large = [transaction for transaction in held if transaction.has_too_large_block]
+        if not too_large and sum(transaction.n_bytes for transaction in held) <= self.limit_bytes:
             return None
         largest: tuple[int, Spill] | None = None
-        for transaction in held:
-            for relation, size, largest_block in transaction.spillable():
-                if is_too_large_for_memory(largest_block):
-                    return Spill(transaction, relation)
-                if largest is None or size > largest[0]:
-                    largest = (size, Spill(transaction, relation))
+        for transaction in too_large or held:
+            found = transaction.to_spill()
+            if found is not None and (largest is None or found[0] > largest[0]):
+                largest = (found[0], Spill(transaction, found[1]))
         return None if largest is None else largest[1]

@@ -16,13 +16,14 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from xidstream.pipeline import rows
+from xidstream.pipeline.buffer.groups import GroupKey, Groups
 from xidstream.pipeline.buffer.messages import PART_BYTES, message_parts
 from xidstream.pipeline.errors import IllegalTransition, XidstreamError
 from xidstream.pipeline.exchange import (
@@ -38,34 +39,16 @@ from xidstream.pipeline.exchange import (
     TransactionEnd,
     Undeliverable,
 )
+from xidstream.pipeline.packs import UnitParts
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.poison import NOBODY, BadRows, GivenUp, Poison, first_poison
 from xidstream.pipeline.relations import RelationVersion
 from xidstream.pipeline.rows import DroppedRuns, Stamp
 
-_ARRAY_BYTES = 800
-"""What one array takes beside its values (its objects, and the rounding of its allocations): with a hundred open
-transactions each has many small blocks, and 16 MiB of values in batches of 100 rows took 41 MiB."""
-
 
 class State(enum.Enum):
     OPEN = "open"
     SEALED = "sealed"
-
-
-@dataclass
-class _Group:
-    batches: list[pa.RecordBatch] = field(default_factory=list)
-    n_bytes: int = 0
-    largest_bytes: int = 0
-
-    def add(self, batch: pa.RecordBatch) -> int:
-        """Returns the bytes that it takes."""
-        n_bytes: int = batch.nbytes + _ARRAY_BYTES * batch.num_columns
-        self.batches.append(batch)
-        self.n_bytes += n_bytes
-        self.largest_bytes = max(self.largest_bytes, n_bytes)
-        return n_bytes
 
 
 @dataclass(frozen=True)
@@ -87,16 +70,12 @@ class OpenTransaction:
         self.n_steps = 0
         """Blocks and subtransaction aborts that it took."""
         self.state = State.OPEN
-        self._groups: dict[RelationVersion, _Group] = {}
+        self._groups = Groups()
         self._spilled: list[_Spilled] = []
         self._aborted: set[int] = set()
         self._runs: list[tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64], npt.NDArray[np.int64]]] = []
-        self._messages = _Group()
         self._message_files: list[MessageFile] = []
         self._notes: list[BadRows] = []
-        self._group_bytes = 0
-        self.largest_block_bytes = 0
-        """Of what is in memory: the largest batch of one relation version, or of messages."""
 
     def __repr__(self) -> str:
         return (
@@ -107,7 +86,7 @@ class OpenTransaction:
     @property
     def n_bytes(self) -> int:
         """Decoded bytes in memory, with what Arrow needs beside them."""
-        return self._group_bytes + self._messages.n_bytes
+        return self._groups.n_bytes
 
     def add(
         self,
@@ -119,14 +98,18 @@ class OpenTransaction:
         """Take one decoded block. ``runs`` are subxid, first ordinal and count, in order of ordinals."""
         self._expect_open("a block")
         for relation, batch in tables:
-            added = self._groups.setdefault(relation, _Group()).add(batch)
-            self._group_bytes += added
-            self.largest_block_bytes = max(self.largest_block_bytes, added)
+            self.add_rows(relation, batch)
         if messages is not None and messages.num_rows:
-            self.largest_block_bytes = max(self.largest_block_bytes, self._messages.add(messages))
+            self._groups.add(None, messages)
         self._runs.append(runs)
         self.n_rows += n_rows
         self.n_steps += 1
+
+    def add_rows(self, relation: RelationVersion, batch: pa.RecordBatch) -> None:
+        """Take one table of a block before ``add`` takes the rest of it: a block may have thousands of tables, and
+        some may have to be spilled before the last is decoded."""
+        self._expect_open("a block's rows")
+        self._groups.add(relation, batch)
 
     def note(self, bad: Iterable[BadRows]) -> None:
         """Of the block that was added last: what cannot be delivered, if it is kept."""
@@ -143,21 +126,27 @@ class OpenTransaction:
         self.n_steps += 1
 
     def group_sizes(self) -> dict[RelationVersion, int]:
-        return {relation: group.n_bytes for relation, group in self._groups.items()}
+        return {key: self._groups.size(key) for key in self._groups if key is not None}
 
-    def spillable(self) -> Iterator[tuple[RelationVersion | None, int, int]]:
-        """What can be given away, its bytes, and those of its largest block; None for the messages."""
-        for relation, group in self._groups.items():
-            yield relation, group.n_bytes, group.largest_bytes
-        if self._messages.batches:
-            yield None, self._messages.n_bytes, self._messages.largest_bytes
+    @property
+    def has_too_large_block(self) -> bool:
+        """Whether a block in memory is too large for it: of one relation version, or of messages."""
+        return self._groups.has_too_large
+
+    def to_spill(self) -> tuple[int, GroupKey] | None:
+        """The size and relation version of what is to be spilled next; see ``Groups.to_spill``."""
+        return self._groups.to_spill()
+
+    def spillable(self) -> Iterator[GroupKey]:
+        """What can be given away; None for the messages, which come last."""
+        yield from (key for key in self._groups if key is not None)
+        if None in self._groups:
+            yield None
 
     def take_messages(self) -> list[pa.RecordBatch]:
         """Give away the messages; ``messages_spilled`` must follow with their file."""
         self._expect_open("a spill")
-        taken, self._messages = self._messages.batches, _Group()
-        self._measure_largest_block()
-        return taken
+        return self._groups.take(None).batches if None in self._groups else []
 
     def messages_spilled(self, file: MessageFile) -> None:
         self._message_files.append(file)
@@ -166,14 +155,7 @@ class OpenTransaction:
     def take_group(self, relation: RelationVersion) -> list[pa.RecordBatch]:
         """Give away the rows of one relation version; ``spilled`` must follow with their segment."""
         self._expect_open("a spill")
-        group = self._groups.pop(relation)
-        self._group_bytes -= group.n_bytes
-        self._measure_largest_block()
-        return group.batches
-
-    def _measure_largest_block(self) -> None:
-        groups = (self._messages, *self._groups.values())
-        self.largest_block_bytes = max(group.largest_bytes for group in groups)
+        return self._groups.take(relation).batches
 
     def spilled(self, segment: Segment, batches: Sequence[pa.RecordBatch]) -> None:
         """``batches`` are in ``segment`` now; only the number of rows of each subxid is kept."""
@@ -217,24 +199,7 @@ class OpenTransaction:
             return self._nothing(undeliverable(poison.of(end.xid, end.commit_lsn)))
         dropped = self.dropped()
         stamp = Stamp.of_one(end.commit_lsn, end.commit_timestamp_us, end.xid)
-        memory: list[MemoryPart] = []
-        for relation in list(self._groups):
-            # Batches are given up one by one: the copies that are put must not stand beside all of them.
-            group = self._groups.pop(relation)
-            self._group_bytes -= group.n_bytes
-            batches = group.batches
-            batches.reverse()
-            released, n_bytes = [], 0
-            while batches:
-                released.append(rows.release(batches.pop(), relation, stamp, dropped))
-                # Counted once: to ask a batch for its size costs as much as to release it.
-                n_bytes += released[-1].nbytes
-                if not batches or n_bytes >= PART_BYTES:
-                    table = pa.Table.from_batches(released, schema=rows.contract_schema(relation))
-                    released, n_bytes = [], 0
-                    if table.num_rows:
-                        memory.append(MemoryPart(relation, table.num_rows, table.nbytes, put(table)))
-                    del table
+        memory = self._memory_parts(stamp, dropped, put)
         segments = tuple(
             SegmentPart(s.segment, stamp, dropped, kept) for s, kept in self._kept_of_segments() if kept
         )
@@ -245,7 +210,7 @@ class OpenTransaction:
         tables = sorted({p.relation.name for p in memory} | {p.relation.name for p in segments})
         return Sealed(
             transactions=transaction_row(end, n_rows, tables, with_messages=bool(messages)),
-            memory=tuple(memory),
+            memory=memory,
             segments=segments,
             messages=tuple(messages),
             n_rows=n_rows,
@@ -254,12 +219,33 @@ class OpenTransaction:
             + sum(p.n_bytes for p in messages),
         )
 
+    def _memory_parts(
+        self, stamp: Stamp, dropped: DroppedRuns, put: Callable[[pa.RecordBatch | pa.Table], ArrowRef]
+    ) -> tuple[MemoryPart, ...]:
+        relations = [key for key in self._groups if key is not None]
+        parts = UnitParts(put, len(relations))
+        for relation in relations:
+            # Batches are given up one by one: the copies that are put must not stand beside all of them.
+            batches = self._groups.take(relation).batches
+            batches.reverse()
+            released, n_bytes = [], 0
+            while batches:
+                released.append(rows.release(batches.pop(), relation, stamp, dropped))
+                # Counted once: to ask a batch for its size costs as much as to release it.
+                n_bytes += released[-1].nbytes
+                if not batches or n_bytes >= PART_BYTES:
+                    table = pa.Table.from_batches(released, schema=rows.contract_schema(relation))
+                    released, n_bytes = [], 0
+                    parts.add(relation, table)
+                    del table
+        return parts.finish()
+
     def prepared(
         self, gid: str, prepare_lsn: Lsn, prepare_end_lsn: Lsn, origin: str | None
     ) -> PreparedTransaction:
         """The durable record; all that is ``spillable`` must have been spilled before."""
         self._expect_open("a prepare")
-        if self._groups or self._messages.batches:
+        if len(self._groups):
             raise IllegalTransition(f"{self!r} was to be prepared with rows or messages still in memory")
         kept = self._kept_of_segments()
         record = PreparedTransaction(
@@ -281,9 +267,7 @@ class OpenTransaction:
 
     def _nothing(self, sealed: Sealed) -> Sealed:
         self.state = State.SEALED
-        self._groups.clear()
-        self._group_bytes = 0
-        self._messages = _Group()
+        self._groups = Groups()
         self._runs.clear()
         return sealed
 
@@ -295,7 +279,7 @@ class OpenTransaction:
         self, end: TransactionEnd, put: Callable[[pa.RecordBatch | pa.Table], ArrowRef]
     ) -> list[MessagePart]:
         spilled = [SpilledMessages(file, end.commit_lsn, end.xid) for file in self._message_files]
-        n_bytes, batches = self._messages.n_bytes, self.take_messages()[::-1]
+        n_bytes, batches = self._groups.size(None), self.take_messages()[::-1]
         stamped = (rows.stamp_messages(batches.pop(), end.commit_lsn, end.xid) for _ in range(len(batches)))
         return [*spilled, *message_parts(stamped, n_bytes, put)]
 

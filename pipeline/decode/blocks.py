@@ -11,7 +11,8 @@ the cost. So was one kernel generated for each relation: each new table would wa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -69,6 +70,11 @@ class DecodedPlainBlock:
     undeliverable: Undeliverable | None = None
     left_out: tuple[tuple[Xid, Lsn], ...] = ()
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether all that the block holds can be delivered."""
+        return self.undeliverable is None and not self.left_out
+
 
 def decode_transaction_block(
     payload: npt.NDArray[np.uint8],
@@ -78,8 +84,12 @@ def decode_transaction_block(
     streamed: bool,
     xid: int,
     first_ordinal: int,
+    take: Callable[[DecodedTable], None] | None = None,
 ) -> DecodedBlock:
     """Decode a block that holds only I U D T M of the transaction ``xid``.
+
+    ``take`` gets each table as soon as it is decoded, and ``tables`` of the result is empty then. Decoded, a table of
+    one row takes 10 KB, so a block of thousands of tables must not stand decoded as a whole.
 
     ``payload: uint8[n]``: CopyData messages with their headers; ``lengths: int32[m]`` of each. Rows get
     ordinals from ``first_ordinal``. Raises MalformedMessage, ProtocolViolation, Unsupported (binary values), UsageError
@@ -91,7 +101,7 @@ def decode_transaction_block(
     n = len(owner)
     firsts = np.flatnonzero(np.concatenate((np.ones(min(n, 1), np.bool_), owner[1:] != owner[:-1])))
     run_subxid = owner[firsts]
-    tables = block.tables()
+    tables = block.tables(take)
     messages = None
     if len(block.logical):
         transactional = np.ones(len(block.logical), np.bool_)
@@ -113,11 +123,15 @@ def decode_plain_block(
     lengths: npt.NDArray[np.int32],
     relations: Mapping[int, RelationVersion],
     given_up: GivenUp = NOBODY,
+    take: Callable[[DecodedTable, Stamp], None] | None = None,
 ) -> DecodedPlainBlock:
     """Decode a block of whole plain transactions, B [O] (I U D T M)* C, and of messages between them.
 
     Arguments and errors as ``decode_transaction_block``; ordinals count from 0 in each transaction. Of ``given_up``
     nothing is returned.
+
+    ``take`` gets each table with the stamp of the block, and ``tables`` of the result is empty then. Where not all of
+    the block can be delivered (``is_whole``), ``tables`` has what can be, and what ``take`` got is void.
     """
     block = _Block(payload, lengths, relations)
     block.scan(plain=True, streamed=False, xid=0, first_ordinal=0)
@@ -132,7 +146,15 @@ def decode_plain_block(
     message_owner = logical[transactional, codes.LOGICAL_OWNER]
     # Before the tables: these read the row arrays, which the tables take over.
     transactions = block.transactions_batch(stamp, message_owner)
-    tables = block.tables()
+    skipped = given_up_among(given_up, stamp.xid, stamp.commit_lsn)
+    if take is not None and not skipped.any():
+        block.tables(functools.partial(_take_stamped, take, stamp))
+        if block.notes:
+            # Only now it is known that some rows must be left out. This is rare, so it may cost a second decode.
+            return decode_plain_block(payload, lengths, relations, given_up)
+        tables: tuple[DecodedTable, ...] = ()
+    else:
+        tables = block.tables()
     messages = None
     if len(logical):
         # The owner of a message between transactions is -1 or the transaction before it: masked either way.
@@ -143,7 +165,6 @@ def decode_plain_block(
             pa.array(commit_lsn, mask=~transactional), pa.array(xid, mask=~transactional), transactional
         )
     decoded = DecodedPlainBlock(tables, messages, len(block.rows), transactions, stamp)
-    skipped = given_up_among(given_up, stamp.xid, stamp.commit_lsn)
     if not (block.notes or skipped.any()):
         return decoded
     return deliverable(
@@ -214,20 +235,31 @@ class _Block:
             raise scan_fault(code, error, self._story, self._relations)
         self.rows = rows.pick(slice(code))
 
-    def tables(self) -> tuple[DecodedTable, ...]:
-        """Decode the rows; the row arrays are consumed. What cannot be delivered is added to ``notes``."""
+    def tables(self, take: Callable[[DecodedTable], None] | None = None) -> tuple[DecodedTable, ...]:
+        """Decode the rows; the row arrays are consumed. What cannot be delivered is added to ``notes``.
+
+        ``take`` gets each table, and none is kept here.
+        """
+        if take is None:
+            return tuple(self._each_table())
+        for table in self._each_table():
+            take(table)
+        return ()
+
+    def _each_table(self) -> Iterator[DecodedTable]:
         which = self.rows.relation
         n_rows = np.bincount(which, minlength=len(self._relations))
-        if np.count_nonzero(n_rows) == 1:
-            tables = [self._table(int(which[0]), self.rows)]
+        used = np.flatnonzero(n_rows).tolist()
+        if len(used) == 1:
+            picked: Iterator[RowIndex] = iter([self.rows])
         else:
             order = np.argsort(which, kind="stable")
             ends = np.cumsum(n_rows)
-            tables = [
-                self._table(r, self.rows.pick(order[ends[r] - n_rows[r] : ends[r]]))
-                for r in np.flatnonzero(n_rows).tolist()
-            ]
-        return tuple(table for table in tables if table is not None)
+            picked = (self.rows.pick(order[ends[r] - n_rows[r] : ends[r]]) for r in used)
+        for r, rows in zip(used, picked, strict=True):
+            table = self._table(r, rows)
+            if table is not None:
+                yield table
 
     def _table(self, r: int, rows: RowIndex) -> DecodedTable | None:
         return decode_table(self._payload, self._relations[r], rows, self._story, self.notes)
@@ -287,6 +319,10 @@ class _Block:
         np.cumsum(np.bincount(pairs // max(len(names), 1), minlength=n), out=offsets[1:])
         values = pa.array(names, pa.string()).take(pa.array(pairs % max(len(names), 1)))
         return pa.ListArray.from_arrays(pa.array(offsets), values)
+
+
+def _take_stamped(take: Callable[[DecodedTable, Stamp], None], stamp: Stamp, table: DecodedTable) -> None:
+    take(table, stamp)
 
 
 def warm_up() -> None:

@@ -7,6 +7,9 @@ checking and releasing in the executor. Nothing runs until the caller acts on a 
 of any size is a batch like another. The driver's own rows (transactions, a few messages) go the same way as a
 few bytes inside the function: ``createDataFrame`` would pickle them row by row.
 
+Of a unit with many tables the small parts share objects (``pipeline.packs``). The driver takes out what one table has
+there, over all units of the batch, and stores it anew as one object, when the table's DataFrame is made.
+
 Logical messages that are not few are in the object store or in storage, as rows are, and the driver holds their
 places only. Whoever writes them on the driver (``message_batches``) has one record batch of them at a time.
 
@@ -30,9 +33,11 @@ from xidstream.pipeline.exchange import (
     Batch,
     InlineMessages,
     MemoryMessages,
+    MemoryPart,
     MessagePart,
     SpilledMessages,
 )
+from xidstream.pipeline.packs import Packs
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.rows import CONTRACT_FIELDS, MESSAGES_SCHEMA, TRANSACTIONS_SCHEMA
 from xidstream.pipeline.spark.batch_parts import (
@@ -58,6 +63,10 @@ if TYPE_CHECKING:
 MemoryFrame = Callable[["SparkSession", pa.Schema, Sequence[ArrowRef]], "DataFrame"]
 """``(spark, contract schema, refs) -> DataFrame`` of exactly ``spark_schema(contract schema)``, one partition
 or more, rows of each ref in order. The caller keeps the refs alive while the batch is."""
+
+
+PutMemory = Callable[[pa.Table], ArrowRef]
+"""Stores a table for ``MemoryFrame``; the driver's process owns it."""
 
 
 ReadMemory = Callable[[ArrowRef], Iterator[pa.RecordBatch]]
@@ -91,12 +100,16 @@ class SparkBatch:
         memory_frame: MemoryFrame,
         read_segment: ReadSegment,
         read_memory: ReadMemory,
+        put_memory: PutMemory,
     ) -> None:
         """``read_segment`` must pickle: the executors call it."""
         self.handoff = batch
         self.spark = spark
         self._memory_frame = memory_frame
         self._read_memory = read_memory
+        self._put_memory = put_memory
+        self._packs = Packs(read_memory)
+        self._unpacked: list[ArrowRef] = []
         self.read_segment = read_segment
         self._frames: dict[TableName, DataFrame] = {}
 
@@ -202,13 +215,26 @@ class SparkBatch:
 
     def memory_dataframe(self, version: VersionParts) -> DataFrame:
         """What one layout has in memory, contract layout, in as many partitions as its size asks for."""
-        frame = self._memory_frame(self.spark, version.schema, [part.ref for part in version.memory])
+        parts = [(part.ref, part.n_bytes) for part in version.memory if part.place is None]
+        parts += self._unpack([part for part in version.memory if part.place is not None], version.schema)
+        frame = self._memory_frame(self.spark, version.schema, [ref for ref, _ in parts])
         found, wanted = simple_types(frame.schema), simple_types(spark_schema(version.schema))
         if found != wanted:
             wrong = next(f"{f} where {w}" for f, w in zip_longest(found, wanted) if f != w)
             raise SinkFailed(f"table {version.relation.name}: the DataFrame has {wrong} is due")
-        groups = group_by_bytes([part.n_bytes for part in version.memory], self.parallelism)
-        return frame.coalesce(len(groups)) if len(groups) < len(version.memory) else frame
+        groups = group_by_bytes([n_bytes for _, n_bytes in parts], self.parallelism)
+        return frame.coalesce(len(groups)) if len(groups) < len(parts) else frame
+
+    def _unpack(self, parts: Sequence[MemoryPart], schema: pa.Schema) -> list[tuple[ArrowRef, int]]:
+        """Objects, and their bytes, with the rows that one layout has in packs: few, because each is a partition. They
+        stay as long as this batch, because nothing runs before the DataFrame is used."""
+        objects = []
+        for group in group_by_bytes([part.n_bytes for part in parts], 1):
+            batches = self._packs.rows([parts[i] for i in group])
+            rows = pa.Table.from_batches(batches, schema).combine_chunks()
+            objects.append((self._put_memory(rows), rows.nbytes))
+        self._unpacked += [ref for ref, _ in objects]
+        return objects
 
     def map_memory(self, version: VersionParts, function: Any, schema: StructType | str) -> DataFrame:
         """``mapInArrow`` over ``memory_dataframe``: the record batches have its columns' positions."""

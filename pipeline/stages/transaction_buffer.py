@@ -36,7 +36,6 @@ from xidstream.pipeline.buffer.messages import message_parts
 from xidstream.pipeline.errors import ComponentLost
 from xidstream.pipeline.exchange import (
     ArrowRef,
-    MemoryPart,
     MessagePart,
     PreparedTransaction,
     Sealed,
@@ -44,13 +43,15 @@ from xidstream.pipeline.exchange import (
     TransactionEnd,
 )
 from xidstream.pipeline.faultpoints import reach
+from xidstream.pipeline.packs import UnitParts
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.poison import NOBODY, GivenUp
 from xidstream.pipeline.relations import RelationVersion
-from xidstream.pipeline.rows import DroppedRuns
+from xidstream.pipeline.rows import DroppedRuns, Stamp
 from xidstream.pipeline.segments import Layout, Storage, write_messages, write_prepared, write_segment
 
 if TYPE_CHECKING:
+    from xidstream.pipeline.decode import DecodedTable
     from xidstream.pipeline.stream import Prepared
 
 
@@ -146,24 +147,21 @@ class TransactionBuffer:
         """Whole small transactions, decoded and released at once; nothing of them stays here."""
         self._known.call(numbers, untold)
         reach("decoding_block")
-        decoded = self._decode.decode_plain_block(*block, self._known.relations(numbers), self._given_up)
+        relations = self._known.relations(numbers)
+        parts = UnitParts(self._put, len(relations))
+        decoded = self._decode.decode_plain_block(
+            *block, relations, self._given_up, functools.partial(_release_plain, parts)
+        )
         reach("block_decoded")
-        memory = []
-        by_relation: dict[RelationVersion, list[pa.RecordBatch]] = {}
-        for table in decoded.tables:
-            released = rows.release(table.batch, table.relation, decoded.stamp, DroppedRuns(), plain=True)
-            by_relation.setdefault(table.relation, []).append(released)
-        for relation, batches in by_relation.items():
-            released_table = pa.Table.from_batches(batches)
-            memory.append(
-                MemoryPart(
-                    relation, released_table.num_rows, released_table.nbytes, self._put(released_table)
-                )
-            )
+        if not decoded.is_whole:
+            parts = UnitParts(self._put, len(relations))
+            for table in decoded.tables:
+                _release_plain(parts, table, decoded.stamp)
+        memory = parts.finish()
         messages = self._plain_messages(decoded.messages)
         return Sealed(
             transactions=decoded.transactions,
-            memory=tuple(memory),
+            memory=memory,
             segments=(),
             messages=tuple(messages),
             n_rows=decoded.n_rows,
@@ -230,9 +228,10 @@ class TransactionBuffer:
             streamed=head.streamed,
             xid=head.xid,
             first_ordinal=transaction.n_rows,
+            take=functools.partial(self._add_table, transaction),
         )
         transaction.add(
-            [(t.relation, t.batch) for t in decoded.tables],
+            [],
             decoded.messages,
             (decoded.run_subxid, decoded.run_first, decoded.run_count),
             decoded.n_rows,
@@ -240,6 +239,10 @@ class TransactionBuffer:
         transaction.note(decoded.notes)
         reach("block_decoded")
         return self._hold(transaction)
+
+    def _add_table(self, transaction: OpenTransaction, table: DecodedTable) -> None:
+        transaction.add_rows(table.relation, table.batch)
+        self._spill_what_is_too_much()
 
     @_unless_failed
     def give_up(self, xid: Xid, step: int) -> OpenTransaction:
@@ -255,9 +258,12 @@ class TransactionBuffer:
         return self._hold(transaction)
 
     def _hold(self, transaction: OpenTransaction) -> Held:
+        self._spill_what_is_too_much()
+        return Held(transaction.xid, transaction.n_rows, transaction.n_bytes, transaction.n_segments)
+
+    def _spill_what_is_too_much(self) -> None:
         while (spill := self._memory.next_spill(self._open.values())) is not None:
             self._spill(spill.transaction, spill.relation)
-        return Held(transaction.xid, transaction.n_rows, transaction.n_bytes, transaction.n_segments)
 
     @_unless_failed
     def abort_subtransactions(self, xid: Xid, step: int, subxids: tuple[Xid, ...]) -> None:
@@ -287,7 +293,7 @@ class TransactionBuffer:
         transaction = self._whole(prepared.xid, step)
         if transaction is None:
             transaction = OpenTransaction(prepared.xid, prepared.prepare_lsn, streamed=prepared.streamed)
-        for relation, *_ in list(transaction.spillable()):
+        for relation in list(transaction.spillable()):
             self._spill(transaction, relation)
         record = transaction.prepared(prepared.gid, prepared.prepare_lsn, prepared.end_lsn, prepared.origin)
         reach("writing_prepared")
@@ -324,3 +330,8 @@ class TransactionBuffer:
         transaction = self._whole(xid, step)
         assert transaction is not None, "the pool passes on nothing before the first block"
         return transaction
+
+
+def _release_plain(parts: UnitParts, table: DecodedTable, stamp: Stamp) -> None:
+    released = rows.release(table.batch, table.relation, stamp, DroppedRuns(), plain=True)
+    parts.add(table.relation, pa.Table.from_batches([released]))

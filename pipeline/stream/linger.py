@@ -40,7 +40,7 @@ class Linger:
     ) -> bool:
         """Whether the caller must now cut the ``n_bytes`` of whole transactions that wait.
 
-        ``quiet``: nothing came for as long as the reader last waited. ``cut_bytes``: bytes that were cut from the start on.
+        ``quiet``: nothing came for as long as the reader last waited. ``cut_bytes``: bytes that were cut so far.
         ``sent_bytes``: how many of those are sent. After True the next transactions begin to wait anew.
         """
         if not n_bytes:

@@ -28,6 +28,7 @@ from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import ConnectionLost, SlotInUse
 from xidstream.pipeline.exchange import Batch, InlineMessages, MemoryMessages, Sealed, SegmentPart
 from xidstream.pipeline.faultpoints import reach
+from xidstream.pipeline.packs import part_rows
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
 from xidstream.pipeline.protocol.message_buffer import Outcome
 from xidstream.pipeline.protocol.parser import parse_keepalive
@@ -360,7 +361,7 @@ def content_of(unit: Sealed, storage: Storage) -> tuple[list[Released], list[Mes
         row["n_rows"] = row.pop("rows")
         released.append(Released(**row))
     by_commit = {t.commit_lsn: t for t in released}
-    parts = [(p.relation, p.ref) for p in unit.memory]
+    parts = [(p.relation, part_rows(p, pa.Table.to_batches)) for p in unit.memory]
     parts += [(p.relation, read_segment(p, storage)) for p in unit.segments]
     for relation, table in parts:
         if len(by_commit) == 1:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import threading
 import time
@@ -19,12 +18,14 @@ from tests.postgres_fixtures import *  # noqa: F403
 from tests.postgres_fixtures import Database
 from tests.waiting import wait_until
 from xidstream.actors.driver.batch_loop import LoopProgress
+from xidstream.actors.driver.object_store_frames import read_object
 from xidstream.actors.runtime.ray_cluster import connect_ray
 from xidstream.actors.supervision.supervisor import Supervisor
 from xidstream.pipeline import rows
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import ComponentLost
 from xidstream.pipeline.exchange import Batch, SlotIdentity
+from xidstream.pipeline.packs import part_rows
 from xidstream.pipeline.pg import INVALID_LSN
 from xidstream.pipeline.segments import SegmentReader
 
@@ -130,7 +131,7 @@ class CollectingDriver:
 
     def _take(self, batch: Batch) -> None:
         for memory in batch.memory_parts():
-            self._keep(memory.relation.name, pa.ipc.open_stream(io.BytesIO(ray.get(memory.ref))).read_all())
+            self._keep(memory.relation.name, part_rows(memory, read_object))
         for part in batch.segment_parts():
             for record_batch in self._read_segment(part.segment):
                 released = rows.release(record_batch, part.relation, part.stamp, part.dropped)

@@ -13,7 +13,9 @@ import pytest
 import ray
 
 from tests.ray.conftest import wait_until
-from tests.unit.decode.builder import Block, block, insert, relation
+from tests.unit.decode.builder import Block, begin, block, insert, relation
+from tests.unit.decode.builder import commit as commit_message
+from xidstream.actors.driver.object_store_frames import read_object
 from xidstream.actors.reader.buffer_pool import BufferPool
 from xidstream.actors.runtime.object_store import put_arrow
 from xidstream.actors.runtime.ray_errors import unwrap
@@ -22,6 +24,7 @@ from xidstream.pipeline.buffer.known_relations import REMEMBERED_COLUMNS
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import ComponentLost, PoisonedChange, ProtocolViolation
 from xidstream.pipeline.exchange import TransactionEnd
+from xidstream.pipeline.packs import FEW_TABLES, part_rows
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.protocol.spares import Spares
 from xidstream.pipeline.segments import Layout
@@ -197,7 +200,7 @@ def transaction_block(xid: int, texts: list[str]) -> TransactionBlock:
 
 
 def texts_of(sealed: Any) -> list[str]:
-    tables = [pa.ipc.open_stream(ray.get(part.ref)).read_all() for part in sealed.memory]
+    tables = [part_rows(part, read_object) for part in sealed.memory]
     return [text for table in tables for text in table.column("note").to_pylist()]
 
 
@@ -252,11 +255,37 @@ def test_a_table_that_is_changed_hundreds_of_times_is_decoded_by_the_definition_
     pool.collect(timeout_s=60)
     assert sealed.n_rows == len(changes)
     for part in sealed.memory:
-        table = pa.ipc.open_stream(ray.get(part.ref)).read_all()
+        table = part_rows(part, read_object)
         (name,) = [n for n in table.column_names if n.startswith("v")]
         assert set(table.column(name).to_pylist()) == {name[1:]}
     for buffer in pool._buffers.values():
         buffer.kill()
+
+
+@pytest.mark.parametrize("poisoned", [False, True], ids=["whole", "with poison"])
+def test_rows_of_many_tables_share_an_object_and_those_of_few_do_not(storage: Path, poisoned: bool) -> None:
+    versions = {n: relation(("note", "text"), relid=n, name=f"t{n}") for n in range(1, 101)}
+    buffer = Buffer(storage)
+
+    def sealed_of(n_tables: int) -> Any:
+        messages = []
+        for n in range(1, n_tables + 1):
+            bad = poisoned and n == n_tables
+            row = insert([b"caf\xe9" if bad else f"of {n}"], relid=n)
+            messages += [begin(n, n), row, commit_message(n)]
+        numbers = tuple(range(1, n_tables + 1))
+        return ray.get(buffer.actor.decode_plain.remote(n_tables, numbers, versions, block(*messages)))
+
+    few, many = sealed_of(FEW_TABLES), sealed_of(100)
+    for sealed, n_tables in ((few, FEW_TABLES), (many, 100)):
+        kept = range(1, n_tables + 1 - poisoned)
+        assert [part.relation for part in sealed.memory] == [versions[n] for n in kept]
+        assert texts_of(sealed) == [f"of {n}" for n in kept]
+        assert (sealed.undeliverable is not None) == poisoned
+        assert sealed.n_bytes == sum(part.n_bytes for part in sealed.memory)
+    assert len({part.ref for part in few.memory}) == len(few.memory)
+    assert len({part.ref for part in many.memory}) == 1
+    ray.kill(buffer.actor)
 
 
 def test_what_is_put_is_the_bytes_of_one_stream_without_empty_record_batches() -> None:

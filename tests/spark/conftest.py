@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.spark.support import LocalSegments, batch_of, memory_frame, read_memory
+from tests.spark.support import LocalSegments, batch_of, memory_frame, put_memory, read_memory
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -50,6 +50,8 @@ def make_batch(spark: Any, segments: LocalSegments) -> Any:
     from xidstream.pipeline.spark.frames import SparkBatch
 
     def make(*units: Any, number: int = 0) -> SparkBatch:
-        return SparkBatch(batch_of(units, segments, number), spark, memory_frame, segments, read_memory)
+        return SparkBatch(
+            batch_of(units, segments, number), spark, memory_frame, segments, read_memory, put_memory
+        )
 
     return make

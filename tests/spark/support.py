@@ -140,6 +140,10 @@ def read_memory(ref: bytes) -> Iterator[pa.RecordBatch]:
         yield from reader
 
 
+def put_memory(table: pa.Table) -> bytes:
+    return stream_bytes(table.to_batches(), table.schema)
+
+
 @dataclass
 class Transaction:
     """A transaction to be: ``rows`` are (relation, rows) in order; ``spilled`` puts them into segments.

@@ -300,12 +300,14 @@ def test_files_of_failed_attempts_are_not_committed(root: Root, make_batch: Any,
 def test_a_retried_task_commits_its_second_attempts_files_only(
     root: Root, spark: Any, segments: Any, tmp_path: Path
 ) -> None:
-    from tests.spark.support import memory_frame, read_memory
+    from tests.spark.support import memory_frame, put_memory, read_memory
     from xidstream.pipeline.spark.frames import SparkBatch
 
     transactions = [Transaction(100, [(A, rows(*range(10)))], spilled=True)]
     flaky = FailsOnce(segments, str(tmp_path / "failed"))
-    root.sink().write(SparkBatch(batch_of(transactions, segments), spark, memory_frame, flaky, read_memory))
+    root.sink().write(
+        SparkBatch(batch_of(transactions, segments), spark, memory_frame, flaky, read_memory, put_memory)
+    )
     assert (tmp_path / "failed").exists()
     assert root.rows("public.a") == wanted(transactions, "public.a")
     assert len([c for c in root.commits("public.a") if "add" in c]) == 1

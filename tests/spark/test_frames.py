@@ -25,6 +25,7 @@ from tests.spark.support import (
     memory_frame,
     numeric,
     plain_messages,
+    put_memory,
     read_memory,
     record_batch,
     relation,
@@ -32,6 +33,7 @@ from tests.spark.support import (
 )
 from xidstream.pipeline.errors import SegmentCorrupt, SinkFailed, UsageError
 from xidstream.pipeline.exchange import MemoryPart, Sealed, SegmentPart
+from xidstream.pipeline.packs import FEW_TABLES, UnitParts
 from xidstream.pipeline.relations.relation import CONTRACT_COLUMNS
 from xidstream.pipeline.rows import (
     DELETE,
@@ -118,7 +120,7 @@ def test_rows_of_a_plain_block_find_their_own_transaction(spark: Any, segments: 
         3,
         0,
     )
-    batch = SparkBatch(batch_of([unit], segments), spark, memory_frame, segments, read_memory)
+    batch = SparkBatch(batch_of([unit], segments), spark, memory_frame, segments, read_memory, put_memory)
     frame = batch.dataframe("public.items")
     assert collected(frame, "_commit_lsn", "_seq", "_xid", "id") == [
         (100, 0, 7, 1),
@@ -287,7 +289,7 @@ def test_a_memory_frame_of_another_schema_is_refused(spark: Any, segments: Local
         return frame.select(*reversed(frame.columns))
 
     batch = SparkBatch(
-        batch_of([Transaction(100, [(ITEMS, items(1))])]), spark, reordered, segments, read_memory
+        batch_of([Transaction(100, [(ITEMS, items(1))])]), spark, reordered, segments, read_memory, put_memory
     )
     with pytest.raises(SinkFailed, match=r"public\.items"):
         batch.dataframe("public.items")
@@ -320,7 +322,7 @@ def test_a_segment_with_other_rows_than_recorded_is_corrupt(spark: Any, segments
         1,
         0,
     )
-    batch = SparkBatch(batch_of([unit], segments), spark, memory_frame, segments, read_memory)
+    batch = SparkBatch(batch_of([unit], segments), spark, memory_frame, segments, read_memory, put_memory)
     with pytest.raises(SegmentCorrupt):
         ForeachSink(lambda b: b.dataframe("public.items").collect()).write(batch)
 
@@ -330,8 +332,59 @@ def test_many_small_memory_parts_share_tasks(spark: Any, segments: LocalSegments
     outs = [release(internal(ITEMS, items(i), i), ITEMS, stamp, DroppedRuns()) for i in range(20)]
     memory = tuple(MemoryPart(ITEMS, 1, 1000, stream_bytes([o], o.schema)) for o in outs)
     unit = Sealed(record_batch([], TRANSACTIONS_SCHEMA), memory, (), None, 20, 0)
-    frame = SparkBatch(batch_of([unit], segments), spark, memory_frame, segments, read_memory).dataframe(
-        "public.items"
-    )
+    frame = SparkBatch(
+        batch_of([unit], segments), spark, memory_frame, segments, read_memory, put_memory
+    ).dataframe("public.items")
     assert frame.rdd.getNumPartitions() == 2
     assert collected(frame, "id") == [(i,) for i in range(20)]
+
+
+def test_parts_of_packs_of_several_units_and_layouts_arrive_exactly(
+    spark: Any, segments: LocalSegments
+) -> None:
+    """The driver takes them out: of each layout one object, whatever the number of units."""
+    other = relation("Odd.name.t`x", ("b", TEXT), ("i2", INT2))
+    fillers = [relation(f"public.filler_{n}", ("id", INT8), relid=100 + n) for n in range(FEW_TABLES)]
+    units, wanted = [], []
+    for n, (version, row) in enumerate([(NATIVE, VALUES), (other, {"b": "text", "i2": 7}), (NATIVE, VALUES)]):
+        lsn = 100 + n
+        parts = UnitParts(put_memory, FEW_TABLES + 1)
+        for filler in fillers:
+            parts.add(filler, pa.Table.from_batches([_released(filler, [{"id": lsn}], lsn)]))
+        parts.add(version, pa.Table.from_batches([_released(version, [row, {"_change": TRUNCATE}], lsn)]))
+        memory = parts.finish()
+        assert {part.place for part in memory} == set(range(FEW_TABLES + 1))
+        units.append(Sealed(record_batch([], TRANSACTIONS_SCHEMA), memory, (), (), FEW_TABLES + 2, 0))
+        wanted += [(lsn, 0), (lsn, 1)]
+    objects: list[bytes] = []
+
+    def put(table: pa.Table) -> bytes:
+        objects.append(put_memory(table))
+        return objects[-1]
+
+    batch = SparkBatch(batch_of(units, segments), spark, memory_frame, segments, read_memory, put)
+    frame = batch.dataframe("Odd.name.t`x")
+    assert len(objects) == 2, "one for each layout, where three units have rows"
+    assert collected(frame) == wanted
+    rows = {r["_commit_lsn"]: r.asDict() for r in frame.collect() if r["_seq"] == 0}
+    for name, value in VALUES.items():
+        if name == "tz":
+            assert rows[100][name].timestamp() == value.timestamp()
+        elif not name.startswith("_") and name != "b":
+            assert rows[100][name] == rows[102][name] == value, name
+    # Two layouts have different types for b: each has a column of its own.
+    assert (rows[100]["b"], rows[100]["b__string"], rows[101]["b"], rows[101]["b__string"]) == (
+        True,
+        None,
+        None,
+        "text",
+    )
+    assert (rows[101]["i2"], rows[101]["n"], rows[101]["_text"]) == (7, None, None)
+    assert (rows[102]["_unchanged"], dict(rows[102]["_text"])) == (["s", "j"], {"ts": "infinity", "n": "NaN"})
+    small = batch.dataframe("public.filler_3")
+    assert (len(objects), small.rdd.getNumPartitions()) == (3, 1)
+    assert collected(small, "id") == [(lsn, 0, lsn) for lsn in (100, 101, 102)]
+
+
+def _released(version: Any, rows: list[dict[str, Any]], lsn: int) -> pa.RecordBatch:
+    return release(internal(version, rows), version, Stamp.of_one(lsn, COMMIT_US, 1), DroppedRuns())

@@ -81,7 +81,7 @@ class Chain:
         handed = Batch(
             0, units, lsn, lsn, lsn, 1, sum(u.n_rows for u in units), sum(u.n_bytes for u in units)
         )
-        return SparkBatch(handed, None, None, SegmentReader(self.storage.uri), read_memory)  # type: ignore[arg-type]
+        return SparkBatch(handed, None, None, SegmentReader(self.storage.uri), read_memory, None)  # type: ignore[arg-type]
 
     def write_messages(self) -> pa.Table:
         """What ``_messages`` holds then, with the length of each content and its first byte in place of it."""

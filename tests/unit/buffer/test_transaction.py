@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from xidstream.pipeline import rows
 from xidstream.pipeline.buffer import BufferMemory, OpenTransaction
+from xidstream.pipeline.buffer.groups import Groups
 from xidstream.pipeline.buffer.transaction import transaction_row
 from xidstream.pipeline.errors import IllegalTransition
 from xidstream.pipeline.exchange import (
@@ -22,6 +23,7 @@ from xidstream.pipeline.exchange import (
     SpilledMessages,
     TransactionEnd,
 )
+from xidstream.pipeline.packs import part_rows
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.relations import Column, RelationVersion, ReplicaIdentity
 
@@ -405,3 +407,77 @@ def test_many_small_batches_count_as_the_memory_that_they_take() -> None:
         add(many, [800] * 10)
     columns = len(rows.internal_schema(T))
     assert many.n_bytes - few.n_bytes > 99 * columns * 500
+
+
+def test_rows_of_thousands_of_tables_are_given_away_in_few_objects() -> None:
+    transaction, store = make(), Store()
+    tables = [relation(f"t{n}", n) for n in range(2_000)]
+    for table in tables:
+        add(transaction, [700], table)
+    wide_rows = ["x" * 100_000]
+    version, batch = block(tables[7], [700], transaction.n_rows)
+    batch = batch.set_column(5, batch.schema.field(5), pa.array(wide_rows))
+    transaction.add([(version, batch)], None, runs([700], transaction.n_rows), 1)
+    sealed = transaction.seal(END, store.put)
+    alone = [part for part in sealed.memory if part.place is None]
+    assert [(part.relation, part.n_rows) for part in alone] == [(tables[7], 2)], "what is large has its own"
+    assert len(store) == 2
+    read = [part_rows(part, lambda ref: iter(store[ref].to_batches())) for part in sealed.memory]
+    got = {part.relation: values(table) for part, table in zip(sealed.memory, read, strict=True)}
+    assert got == {
+        table: [(f"v{n}", n), (wide_rows[0], 2_000)] if n == 7 else [(f"v{n}", n)]
+        for n, table in enumerate(tables)
+    }
+    assert sealed.n_rows == 2_001
+    stored = sum(table.nbytes for table in store.values())
+    assert 0.9 * stored < sealed.n_bytes <= stored, "all bytes count, those of the Arrow messages, too"
+
+
+def test_thousands_of_groups_are_spilled_without_a_look_at_all_for_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    transaction = make()
+    tables = [relation(f"t{n}", n) for n in range(2_000)]
+    for table in tables:
+        add(transaction, [700], table)
+    looks, size = [0], Groups.size
+
+    def counting(groups: Groups, key: RelationVersion | None) -> int:
+        looks[0] += 1
+        return size(groups, key)
+
+    monkeypatch.setattr(Groups, "size", counting)
+    memory, spilled = BufferMemory(0), set()
+    while (order := memory.next_spill([transaction])) is not None:
+        assert order.relation is not None
+        transaction.take_group(order.relation)
+        spilled.add(order.relation)
+    assert (spilled, transaction.n_bytes) == (set(tables), 0)
+    assert looks[0] <= 3 * len(tables)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 5), st.sampled_from(["add", "spill", "take"]), st.integers(1, 9)),
+        max_size=200,
+    )
+)
+def test_the_largest_group_is_that_of_a_naive_model(steps: list[tuple[int, str, int]]) -> None:
+    groups, model = Groups(), {}
+    tables = [relation(f"t{n}", n) for n in range(6)]
+    for which, step, n_rows in steps:
+        table = tables[which]
+        if step == "add":
+            before = groups.n_bytes
+            groups.add(table, block(table, [700] * n_rows, 0)[1])
+            model[table] = model.get(table, 0) + groups.n_bytes - before
+        elif step == "take" and table in model:
+            groups.take(table)
+            del model[table]
+        elif step == "spill" and (found := groups.to_spill()) is not None:
+            assert found[0] == model.pop(found[1]) >= max(model.values(), default=0)
+            groups.take(found[1])
+        assert groups.n_bytes == sum(model.values())
+        assert {key: groups.size(key) for key in groups} == model
+        assert (groups.to_spill() is None) == (not model)

@@ -1,0 +1,110 @@
+"""What an open transaction has in memory, by group: the rows of one relation version, or its logical messages.
+
+A transaction may have rows of ten thousand tables. So each question that is asked for a block or for a spill is
+answered without a look at all groups: how much is held, which group is the largest, and whether one has a block that is
+too large for memory. The largest comes from a heap that also has outdated entries; these are left out when they come to
+its top, and all of them when they are more than the others.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+import pyarrow as pa
+
+from xidstream.pipeline.relations import RelationVersion
+
+GroupKey = RelationVersion | None
+"""None: the logical messages."""
+
+_LARGEST_BYTES: Final = 64 << 20
+"""Of one decoded block in memory: the default of ``buffer_memory_bytes``, so that only a larger one is affected."""
+
+_ARRAY_BYTES: Final = 800
+"""What one array takes beside its values (its objects, and the rounding of its allocations): with a hundred open
+transactions each has many small blocks, and 16 MiB of values in batches of 100 rows took 41 MiB."""
+
+_OUTDATED_ENTRIES: Final = 64
+"""So many may be in the heap beside twice the number of groups."""
+
+
+def is_too_large_for_memory(n_bytes: int) -> bool:
+    """Whether a decoded block of ``n_bytes`` has to go to storage."""
+    return n_bytes > _LARGEST_BYTES
+
+
+@dataclass
+class Group:
+    batches: list[pa.RecordBatch] = field(default_factory=list)
+    n_bytes: int = 0
+
+
+class Groups:
+    def __init__(self) -> None:
+        self._groups: dict[GroupKey, Group] = {}
+        self._too_large: dict[GroupKey, None] = {}
+        self._by_size: list[tuple[int, int, GroupKey]] = []
+        self._n_entries = 0
+        self.n_bytes = 0
+        """Of all groups, with what Arrow needs beside the values."""
+
+    def __contains__(self, key: GroupKey) -> bool:
+        return key in self._groups
+
+    def __iter__(self) -> Iterator[GroupKey]:
+        """In the order in which the groups began."""
+        return iter(self._groups)
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def size(self, key: GroupKey) -> int:
+        """Bytes of one group; 0 where there is none."""
+        group = self._groups.get(key)
+        return 0 if group is None else group.n_bytes
+
+    def add(self, key: GroupKey, batch: pa.RecordBatch) -> None:
+        group = self._groups.get(key)
+        if group is None:
+            group = self._groups[key] = Group()
+        n_bytes: int = batch.nbytes + _ARRAY_BYTES * batch.num_columns
+        group.batches.append(batch)
+        group.n_bytes += n_bytes
+        self.n_bytes += n_bytes
+        if is_too_large_for_memory(n_bytes):
+            self._too_large[key] = None
+        self._enter(key, group)
+
+    def take(self, key: GroupKey) -> Group:
+        """Give a group away. Raises KeyError where there is none."""
+        group = self._groups.pop(key)
+        self.n_bytes -= group.n_bytes
+        self._too_large.pop(key, None)
+        return group
+
+    @property
+    def has_too_large(self) -> bool:
+        """Whether a group has a block that is too large for memory."""
+        return bool(self._too_large)
+
+    def to_spill(self) -> tuple[int, GroupKey] | None:
+        """The size and key of the group to spill next: one with a block that is too large for memory, else the
+        largest, of equal ones the first. None where nothing is held."""
+        for key in self._too_large:
+            return self._groups[key].n_bytes, key
+        while self._by_size:
+            size, _, key = self._by_size[0]
+            if self.size(key) == -size:
+                return -size, key
+            heapq.heappop(self._by_size)
+        return None
+
+    def _enter(self, key: GroupKey, group: Group) -> None:
+        self._n_entries += 1
+        heapq.heappush(self._by_size, (-group.n_bytes, self._n_entries, key))
+        if len(self._by_size) > 2 * len(self._groups) + _OUTDATED_ENTRIES:
+            self._by_size = [(-g.n_bytes, i, k) for i, (k, g) in enumerate(self._groups.items())]
+            heapq.heapify(self._by_size)
