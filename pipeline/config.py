@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from xidstream.pipeline.errors import ConfigError
+from xidstream.pipeline.pg_rules import Streaming, check_slot_name, check_stream_options, work_mem
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -31,7 +32,6 @@ else:
     import tomli as tomllib
 
 MIB = 1 << 20
-_SLOT_NAME = re.compile(r"[a-z0-9_]{1,63}")
 _SIZE = re.compile(r"\s*(\d+)\s*([kKMGT]?i?B?)\s*")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
 _SECRET = re.compile(r"(?i)secret|password|token|(access|account)[_.]?key|^sig$")
@@ -208,18 +208,12 @@ class Config:
         self._check_ranges()
 
     def _check_ranges(self) -> None:
-        if self.slot and not _SLOT_NAME.fullmatch(self.slot):
-            raise ConfigError(
-                f"slot {self.slot!r}: a slot's name has 1 to 63 characters, of a-z, 0-9 and _ only"
-            )
-        if self.streaming not in ("off", "on", "parallel"):
+        if self.slot:
+            check_slot_name(self.slot)
+        if self.streaming not in [each.value for each in Streaming]:
             raise ConfigError(f"streaming must be off, on or parallel, got {self.streaming!r}")
-        if self.proto_version is not None and self.proto_version not in (1, 2, 3, 4):
-            raise ConfigError(f"proto_version must be 1 to 4, got {self.proto_version}")
-        if self.logical_decoding_work_mem != "server":
-            size = parse_size(self.logical_decoding_work_mem, "logical_decoding_work_mem")
-            if size < 64 << 10:
-                raise ConfigError("logical_decoding_work_mem: PostgreSQL's minimum is 64kB")
+        check_stream_options(Streaming(self.streaming), self.proto_version, two_phase=self.two_phase)
+        work_mem(self.logical_decoding_work_mem)
         limits: tuple[tuple[str, float, float], ...] = (
             ("block_bytes", 1 << 10, 1 << 30),
             ("linger_ms", 0, 60_000),

@@ -39,8 +39,7 @@ class Quota:
 
 
 def start_quota(maximum: int, floors: int) -> Any:
-    """Raises ConfigError where the floors are beyond the cap."""
-    BufferQuota(maximum, floors)
+    """One for a whole run; it is not waited for."""
     return ray.remote(Quota).options(num_cpus=0, max_restarts=-1, max_task_retries=-1).remote(maximum, floors)
 
 

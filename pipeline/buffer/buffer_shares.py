@@ -10,19 +10,12 @@ others leave idle); fair shares (buffers would have to be taken away from open t
 
 from __future__ import annotations
 
-from xidstream.pipeline.errors import ConfigError
-
 
 class BufferQuota:
     """``maximum``: buffers of all owners. An owner is one life of a slot's reader, with its buffers."""
 
     def __init__(self, maximum: int, floors: int) -> None:
-        """``floors``: the minimums of all slots together. Raises ConfigError where they are beyond ``maximum``."""
-        if floors > maximum:
-            raise ConfigError(
-                f"buffers_max ({maximum}) is below buffers_min of all slots together ({floors})",
-                remedy="raise buffers_max: it is the cap of the whole run",
-            )
+        """``floors``: the minimums of all slots together, not beyond ``maximum`` (``pipeline.config`` sees to it)."""
         self._spare = maximum - floors
         self._extra: dict[str, int] = {}
         self._gone: set[str] = set()

@@ -20,8 +20,8 @@ from typing import Final, NamedTuple
 
 from xidstream.pipeline.errors import UsageError
 from xidstream.pipeline.pg import Lsn, Xid
+from xidstream.pipeline.pg_rules import check_slot_name
 
-_SLOT: Final = re.compile(r"[a-z0-9_]{1,63}")
 _EPOCH: Final = re.compile(r"[A-Za-z0-9-]{1,64}")
 _TRANSACTION: Final = r"(?P<xid>\d{1,10})-(?P<lsn>[0-9A-F]{16})"
 _SEGMENT: Final = re.compile(rf"(?P<epoch>[A-Za-z0-9-]{{1,64}})/{_TRANSACTION}/(?P<number>\d+)\.arrow")
@@ -70,8 +70,7 @@ class Layout:
     def __post_init__(self) -> None:
         if not 0 <= self.system_identifier < 1 << 64:
             raise UsageError(f"a system identifier has 64 bits, got {self.system_identifier}")
-        if not _SLOT.fullmatch(self.slot):
-            raise UsageError(f"not a slot's name: {self.slot!r}")
+        check_slot_name(self.slot)
         if not _EPOCH.fullmatch(self.epoch):
             raise UsageError(f"an epoch has 1 to 64 letters, digits and -, got {self.epoch!r}")
 

@@ -27,9 +27,9 @@ from psycopg.rows import dict_row
 from xidstream.pipeline.errors import ConnectionLost, EnvironmentFault, Unsupported
 from xidstream.pipeline.exchange import PrepareCover
 from xidstream.pipeline.pg import Lsn, Xid
+from xidstream.pipeline.pg_rules import check_slot_name
 from xidstream.pipeline.slot.conninfo import complete
 from xidstream.pipeline.slot.failures import from_connect_error, from_error, from_result
-from xidstream.pipeline.slot.settings import check_slot_name
 from xidstream.pipeline.slot.stream_options import PG10, PG14, PG15, PG17, quote_literal, version_text
 
 PLUGIN: Final = "pgoutput"

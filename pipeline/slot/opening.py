@@ -19,6 +19,7 @@ from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import PreconditionMissing, SlotLost
 from xidstream.pipeline.exchange import Opened, PrepareCover, SlotIdentity
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
+from xidstream.pipeline.pg_rules import Streaming
 from xidstream.pipeline.slot.admin import (
     PLUGIN,
     Blocker,
@@ -28,7 +29,7 @@ from xidstream.pipeline.slot.admin import (
     settled_flush_lsn,
 )
 from xidstream.pipeline.slot.connection import ReplicationConnection
-from xidstream.pipeline.slot.settings import SlotSettings, Streaming
+from xidstream.pipeline.slot.settings import SlotSettings
 from xidstream.pipeline.slot.stream_options import StreamOptions, stream_options
 
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 import psycopg
 
 from xidstream.pipeline.errors import PreconditionMissing, SlotInUse, SlotLost, Unsupported, XidstreamError
+from xidstream.pipeline.pg_rules import Streaming
 from xidstream.pipeline.slot.admin import PLUGIN, SlotState, read_slot, sql_connection
 from xidstream.pipeline.slot.connection import ReplicationConnection
 from xidstream.pipeline.slot.conninfo import display
@@ -23,7 +24,7 @@ from xidstream.pipeline.slot.failures import (
 )
 from xidstream.pipeline.slot.findings import Finding, Status
 from xidstream.pipeline.slot.published import check_publications
-from xidstream.pipeline.slot.settings import SlotSettings, Streaming
+from xidstream.pipeline.slot.settings import SlotSettings
 from xidstream.pipeline.slot.stream_options import PG10, PG13, PG16, stream_options, version_text
 
 __all__ = ["Finding", "Status", "preflight"]

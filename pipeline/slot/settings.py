@@ -1,36 +1,18 @@
 """The settings of the reader of one slot, validated before anything is connected.
 
 ``SlotSettings`` is a value that crosses to the reader's process. Its ``repr`` hides the DSN. The connection and the
-preflight take it as their argument. Rules that depend on the server's version are in ``stream_options``, because the
-version is known only after connecting.
+preflight take it as their argument. ``pg_rules`` says what PostgreSQL allows. Rules that depend on the server's version
+are in ``stream_options``, because the version is known only after connecting.
 """
 
 from __future__ import annotations
 
 import enum
-import re
 from dataclasses import dataclass, field
-from typing import Final
 
 from xidstream.pipeline.errors import ConfigError
+from xidstream.pipeline.pg_rules import Streaming, check_slot_name, check_stream_options, work_mem
 from xidstream.pipeline.slot.conninfo import parse
-
-SLOT_NAME: Final = re.compile(r"[a-z0-9_]{1,63}")
-"""The names that PostgreSQL allows (ReplicationSlotValidateName in slot.c)."""
-
-_MEMORY: Final = re.compile(r"([0-9]{1,10}) ?(kB|MB|GB)")
-_UNITS_KB: Final = {"kB": 1, "MB": 1024, "GB": 1024 * 1024}
-_MIN_WORK_MEM_KB: Final = 64
-_MAX_WORK_MEM_KB: Final = (1 << 31) - 1
-HIGHEST_PROTO_VERSION: Final = 4
-
-
-class Streaming(enum.Enum):
-    """The ``streaming`` option of pgoutput."""
-
-    OFF = "off"  # a transaction is sent after its commit
-    ON = "on"  # a large transaction is sent while it is open
-    PARALLEL = "parallel"  # as on; aborts carry an LSN and a timestamp (protocol 4, PostgreSQL 16)
 
 
 class Origin(enum.Enum):
@@ -80,31 +62,7 @@ class SlotSettings:
                 raise ConfigError(f"not a publication's name (1 to 63 bytes): {name!r}")
         if len(set(self.publications)) != len(self.publications):
             raise ConfigError(f"a publication is named twice: {', '.join(self.publications)}")
-        if self.proto_version is not None and not 1 <= self.proto_version <= HIGHEST_PROTO_VERSION:
-            raise ConfigError(f"proto_version is 1 to {HIGHEST_PROTO_VERSION}, not {self.proto_version}")
-        if self.streaming is Streaming.PARALLEL and self.proto_version not in (None, 4):
-            raise ConfigError(f"streaming=parallel needs protocol 4, not {self.proto_version}")
-        if self.two_phase and self.proto_version is not None and self.proto_version < 3:
-            raise ConfigError(f"two_phase needs protocol 3 or 4, not {self.proto_version}")
+        check_stream_options(self.streaming, self.proto_version, two_phase=self.two_phase)
         if self.query_timeout_s <= 0:
             raise ConfigError(f"query_timeout_s must be more than 0, not {self.query_timeout_s}")
-        object.__setattr__(self, "logical_decoding_work_mem", _work_mem(self.logical_decoding_work_mem))
-
-
-def check_slot_name(name: str) -> None:
-    """Raise ConfigError unless PostgreSQL allows the name."""
-    if SLOT_NAME.fullmatch(name) is None:
-        raise ConfigError(f"not a slot's name: {name!r}", remedy="use 1 to 63 of a-z, 0-9 and _")
-
-
-def _work_mem(text: str | None) -> str | None:
-    if text is None or text == "server":
-        return None
-    match = _MEMORY.fullmatch(text)
-    if match is None:
-        raise ConfigError(
-            f"logical_decoding_work_mem: not a size: {text!r}", remedy="for example 4MB, 64kB or server"
-        )
-    if not _MIN_WORK_MEM_KB <= int(match[1]) * _UNITS_KB[match[2]] <= _MAX_WORK_MEM_KB:
-        raise ConfigError(f"logical_decoding_work_mem is at least 64kB and less than 2048GB, not {text}")
-    return match[1] + match[2]
+        object.__setattr__(self, "logical_decoding_work_mem", work_mem(self.logical_decoding_work_mem))

@@ -2,7 +2,7 @@
 
 Sources: pgoutput.c (parse_output_parameters), the manual's "Streaming Replication Protocol", repl_gram.y.
 Replication commands take no parameters, so quoting is done here. A slot's name has no special characters
-(``settings.SLOT_NAME``). It is quoted all the same, because it may begin with a digit or be a keyword of the command's
+(``pg_rules``). It is quoted all the same, because it may begin with a digit or be a keyword of the command's
 grammar. A publication's name is quoted as an identifier inside a literal. libpq's PQescapeLiteral writes ``E''``; it is
 not used, because the command's scanner knows no backslash escapes.
 
@@ -16,7 +16,8 @@ from typing import Final
 
 from xidstream.pipeline.errors import Unsupported
 from xidstream.pipeline.pg import Lsn
-from xidstream.pipeline.slot.settings import Origin, SlotSettings, Streaming, check_slot_name
+from xidstream.pipeline.pg_rules import Streaming, check_slot_name
+from xidstream.pipeline.slot.settings import Origin, SlotSettings
 
 PG10, PG13, PG14, PG15, PG16, PG17, PG18 = (major * 10_000 for major in (10, 13, 14, 15, 16, 17, 18))
 """Numbers like ``server_version_num``, e.g. 160014 for 16.14."""

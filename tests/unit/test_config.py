@@ -150,3 +150,23 @@ def test_a_buffers_resource_is_a_custom_one() -> None:
     assert Config(buffer_resource="txn_buffer").buffer_resource == "txn_buffer"
     with pytest.raises(ConfigError, match="custom"):
         Config(buffer_resource="CPU")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"slot": "A"},
+        {"streaming": "yes"},
+        {"proto_version": 5},
+        {"proto_version": 3, "streaming": "parallel"},
+        {"proto_version": 2, "two_phase": True},
+        {"logical_decoding_work_mem": "63kB"},
+        {"logical_decoding_work_mem": "4M"},
+        {"logical_decoding_work_mem": "4096GB"},
+    ],
+    ids=str,
+)
+def test_what_no_server_takes_is_refused_when_the_settings_are_read(settings: dict[str, Any]) -> None:
+    """And not later, by the reader, when Ray and Spark have been started."""
+    with pytest.raises(ConfigError):
+        Config.of(settings)

@@ -7,7 +7,6 @@ import random
 import pytest
 
 from xidstream.pipeline.buffer import BufferPoolPolicy, BufferQuota, Move, PoolFull
-from xidstream.pipeline.errors import ConfigError
 from xidstream.pipeline.pg import Xid
 
 
@@ -189,8 +188,6 @@ def test_slots_share_what_the_cap_leaves_above_their_floors_first_come_first_ser
     quota.release("a")
     assert quota.want("b", 1, 16) == 6 - 1
     assert quota.want("c", 1, 1) == 1, "the floor of the slot's next life"
-    with pytest.raises(ConfigError, match="together"):
-        BufferQuota(maximum=2, floors=3)
 
 
 def test_what_a_dead_reader_had_asked_for_on_its_last_breath_is_not_lent_for_ever() -> None:

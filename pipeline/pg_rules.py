@@ -1,0 +1,65 @@
+"""What PostgreSQL allows in the names and values that people give: each rule once, before anything is connected.
+
+``pipeline.config`` checks a run's settings by these rules when they are read, ``pipeline.slot`` what it puts into a
+command, and ``pipeline.segments`` what becomes part of a key. What depends on the server's version is known only
+once connected, and is in ``pipeline.slot.stream_options``.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from typing import Final
+
+from xidstream.pipeline.errors import ConfigError
+
+_SLOT_NAME: Final = re.compile(r"[a-z0-9_]{1,63}")
+"""ReplicationSlotValidateName in slot.c."""
+_MEMORY: Final = re.compile(r"([0-9]{1,10}) ?(kB|MB|GB)")
+_UNITS_KB: Final = {"kB": 1, "MB": 1024, "GB": 1024 * 1024}
+_MIN_WORK_MEM_KB: Final = 64
+_MAX_WORK_MEM_KB: Final = (1 << 31) - 1
+_HIGHEST_PROTO_VERSION: Final = 4
+
+
+class Streaming(enum.Enum):
+    """The ``streaming`` option of pgoutput."""
+
+    OFF = "off"  # a transaction is sent after its commit
+    ON = "on"  # a large transaction is sent while it is open
+    PARALLEL = "parallel"  # as on; aborts carry an LSN and a timestamp (protocol 4, PostgreSQL 16)
+
+
+def check_slot_name(name: str) -> None:
+    """Raise ConfigError unless PostgreSQL allows the name of a slot."""
+    if _SLOT_NAME.fullmatch(name) is None:
+        raise ConfigError(f"not a slot's name: {name!r}", remedy="use 1 to 63 of a-z, 0-9 and _")
+
+
+def check_stream_options(streaming: Streaming, proto_version: int | None, *, two_phase: bool) -> None:
+    """Raise ConfigError for a protocol version that there is not, or that lacks what is asked for. None: any."""
+    if proto_version is None:
+        return
+    if not 1 <= proto_version <= _HIGHEST_PROTO_VERSION:
+        raise ConfigError(f"proto_version is 1 to {_HIGHEST_PROTO_VERSION}, not {proto_version}")
+    if streaming is Streaming.PARALLEL and proto_version < 4:
+        raise ConfigError(f"streaming=parallel needs protocol 4, not {proto_version}")
+    if two_phase and proto_version < 3:
+        raise ConfigError(f"two_phase needs protocol 3 or 4, not {proto_version}")
+
+
+def work_mem(text: str | None) -> str | None:
+    """A value of ``logical_decoding_work_mem`` as SET takes it; None, the server's own, for None and ``server``.
+
+    Raises ConfigError for what is no size with a unit (kB, MB, GB), or out of PostgreSQL's range.
+    """
+    if text is None or text == "server":
+        return None
+    match = _MEMORY.fullmatch(text)
+    if match is None:
+        raise ConfigError(
+            f"logical_decoding_work_mem: not a size: {text!r}", remedy="for example 4MB, 64kB or server"
+        )
+    if not _MIN_WORK_MEM_KB <= int(match[1]) * _UNITS_KB[match[2]] <= _MAX_WORK_MEM_KB:
+        raise ConfigError(f"logical_decoding_work_mem is at least 64kB and less than 2048GB, not {text}")
+    return match[1] + match[2]
