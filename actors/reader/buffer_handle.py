@@ -10,11 +10,11 @@ from typing import Any
 
 import ray
 
-from xidstream.actors.reader.parcels import Parcel
 from xidstream.actors.runtime.ray_errors import unwrap
 from xidstream.actors.xid_buffer import XidBuffer
 from xidstream.pipeline.buffer import KnownRelations
 from xidstream.pipeline.pg import Xid
+from xidstream.pipeline.stages.parcels import Parcel
 from xidstream.pipeline.stages.transaction_buffer import BufferSettings, Held
 from xidstream.pipeline.stream import Block, PlainBlock, Prepared
 

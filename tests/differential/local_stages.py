@@ -29,13 +29,8 @@ from xidstream.pipeline.protocol.spares import Spares
 from xidstream.pipeline.segments import Layout
 from xidstream.pipeline.stages.commit_sequence import CommitSequence, SequencerStats
 from xidstream.pipeline.stages.cut_routing import CutRouting
-from xidstream.pipeline.stages.transaction_buffer import (
-    BlockHead,
-    BufferSettings,
-    End,
-    Held,
-    TransactionBuffer,
-)
+from xidstream.pipeline.stages.parcels import Parcel
+from xidstream.pipeline.stages.transaction_buffer import BufferSettings, Held, RawBlock, TransactionBuffer
 from xidstream.pipeline.stream import Cut, PlainBlock, Prepared, TransactionBlock
 from xidstream.pipeline.stream.backlog import Backlog
 
@@ -47,10 +42,11 @@ def put_in_process(table: pa.Table | pa.RecordBatch) -> Any:
 
 
 class _Buffer(TransactionBuffer):
-    """``known``: which relation versions it was told, as its caller counts it."""
+    """``parcel``: what goes with the next call; ``known``: which relation versions it was told."""
 
     def __init__(self, settings: BufferSettings) -> None:
         super().__init__(settings, put_in_process)
+        self.parcel = Parcel()
         self.known = KnownRelations()
 
 
@@ -79,41 +75,38 @@ class LocalBuffers:
     def move(self, xid: Xid) -> None:
         """An open transaction goes to the other buffer, as through Ray's object store."""
         source = self._of(xid)
+        self._send(source)
         self._moved ^= {xid}
         carried = pickle.loads(pickle.dumps(source.give_up(xid, self._steps[xid])))
         self._note(self._of(xid).adopt(carried))
 
     def add_block(self, cut: TransactionBlock) -> None:
-        versions = cut.block.relations.versions
-        head = BlockHead(cut.xid, self._step(cut.xid), cut.first_lsn, cut.streamed, tuple(versions))
-        buffer = self._of(cut.xid)
-        untold = buffer.known.call(versions, versions)
-        (held,) = buffer.add_blocks([head], untold, [self._carried(cut)])
-        self._note(held)
+        self.open.setdefault(cut.xid, Held(cut.xid, 0, 0, 0))
+        self._of(cut.xid).parcel.add_block(cut, self._step(cut.xid))
 
     def abort_subtransactions(self, xid: Xid, subxids: tuple[Xid, ...]) -> None:
-        self._of(xid).abort_subtransactions(xid, self._step(xid), subxids)
+        self._sent(xid).abort_subtransactions(xid, self._step(xid), subxids)
 
     def abort(self, xid: Xid) -> None:
-        self._of(xid).abort(xid, self._leave(xid))
+        self._sent(xid).abort(xid, self._leave(xid))
 
     def decode_plain(self, cut: PlainBlock, ticket: int) -> Any:
         assert cut.block is not None
         versions = cut.block.relations.versions
         untold = self._first.known.call(versions, versions)
-        return self._result(
-            self._first.decode_plain(cut.n_transactions, tuple(versions), untold, self._carried(cut))
-        )
+        block = self._carried((cut.block.payload, cut.block.lengths))
+        return self._result(self._first.decode_plain(cut.n_transactions, tuple(versions), untold, block))
 
     def prepare(self, cut: Prepared, ticket: int) -> Any:
-        return self._result(self._of(cut.xid).prepare(cut, self._leave(cut.xid)))
+        return self._result(self._sent(cut.xid).prepare(cut, self._leave(cut.xid)))
 
     def commit(self, end: TransactionEnd, ticket: int) -> None:
-        sealed, _ = self._of(end.xid).add_and_commit([], {}, [], [End(end, self._leave(end.xid), 0)])
-        self._sealed[end.xid] = self._result(sealed)
+        buffer = self._of(end.xid)
+        buffer.parcel.add_end(end, self._leave(end.xid))
 
     def send(self) -> None:
-        """Nothing waits here."""
+        self._send(self._first)
+        self._send(self._second)
 
     def sealed(self, xid: Xid) -> Any:
         return self._sealed.pop(xid)
@@ -121,20 +114,38 @@ class LocalBuffers:
     def _of(self, xid: Xid) -> _Buffer:
         return self._second if xid in self._moved else self._first
 
+    def _sent(self, xid: Xid) -> _Buffer:
+        """The transaction's buffer, which has had all that was added for it."""
+        buffer = self._of(xid)
+        self._send(buffer)
+        return buffer
+
+    def _send(self, buffer: _Buffer) -> None:
+        parcel, buffer.parcel = buffer.parcel, Parcel()
+        untold = buffer.known.call(parcel.relation_numbers(), parcel.versions)
+        blocks = [self._carried(block) for block in parcel.blocks]
+        *sealed, helds = buffer.add_and_commit(parcel.heads, untold, blocks, parcel.ends)
+        for end, content in zip(parcel.ends, sealed, strict=True):
+            self._sealed[end.end.xid] = self._result(content)
+        for held in helds:
+            self._note(held)
+
     def _note(self, held: Held) -> None:
         before = self.open.get(held.xid)
-        self.n_spills += held.n_segments - (0 if before is None else before.n_segments)
+        if before is None:
+            return  # it has ended since
+        self.n_spills += held.n_segments - before.n_segments
         self.open[held.xid] = held
         self.highest_bytes = max(self.highest_bytes, sum(h.n_bytes_in_memory for h in self.open.values()))
 
-    def _carried(self, cut: TransactionBlock | PlainBlock) -> Any:
+    def _carried(self, block: RawBlock) -> RawBlock:
         """As shared memory does it: the buffer has a copy, and the reader's array may serve again."""
-        assert cut.block is not None
-        payload = cut.block.payload
-        if self._spares is not None:
-            payload = payload.copy()
-            self._spares.release(cut.block.payload)
-        return payload, cut.block.lengths
+        if self._spares is None:
+            return block
+        payload, lengths = block
+        copied = payload.copy()
+        self._spares.release(payload)
+        return copied, lengths
 
     def _step(self, xid: Xid) -> int:
         step = self._steps.get(xid, 0)

@@ -1,7 +1,7 @@
 """What goes to a buffer in one call: blocks and commits of one or several transactions, in stream order.
 
 Each call costs Ray some milliseconds of CPU, here, there and in the raylet, and with many open transactions blocks are
-cut several at a time. So ``BufferPool`` gathers a parcel for each buffer, and ``BufferHandle`` sends it.
+cut several at a time. So the reader's ``BufferPool`` gathers a parcel for each buffer, and tests do the same.
 """
 
 from __future__ import annotations
