@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,8 @@ from tests.differential.local_pipeline import LocalPipeline, Options, Sink
 from tests.differential.scenario import *  # noqa: F403
 from tests.differential.scenario import EXTREMES, Scenario
 from xidstream.actors.demo.embedded_postgres import EmbeddedPostgres
-from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.pg import Lsn, Xid
+from xidstream.pipeline.segments import Layout, Skip, Storage, read_skips, write_skip
 from xidstream.pipeline.slot.admin import create_slot
 
 pytestmark = pytest.mark.postgres
@@ -300,6 +302,28 @@ def test_fact_26_an_idle_published_table_lets_the_slot_advance_beside_busy_other
     scenario.session("INSERT INTO t VALUES (1)").execute("COMMIT")
     scenario.agree()
     assert scenario.ids() == [1]
+
+
+@EXTREMES
+def test_a_transaction_that_was_given_up_is_left_out_and_written_down_and_the_others_come(
+    scenario: Scenario,
+) -> None:
+    scenario.tables("t")
+    for first in (1, 11, 21):
+        scenario.session(INSERT.format("t", first, first + 2)).execute("COMMIT")
+    target = scenario.flush()
+    twin = scenario.twin.pipeline
+    twin.read_until(target)
+    second = scenario.twin.sink.transactions[1]
+    layout = Layout(twin.layout.system_identifier, scenario.streamed.slot, "by hand")
+    storage = Storage(str(scenario.streamed.folder))
+    now = datetime.datetime.now(datetime.timezone.utc)
+    write_skip(storage, layout, Skip(Xid(second.xid), Lsn(second.commit_lsn), now))
+    scenario.read()
+    assert scenario.ids() == [1, 2, 3, 21, 22, 23]
+    assert scenario.streamed.pipeline.stages.stats().left_out == ((second.xid, second.commit_lsn),)
+    (noted,) = read_skips(storage, layout)
+    assert noted.left_out_at is not None and scenario.left_in_storage() == []
 
 
 @EXTREMES
