@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from xidstream.actors.reader.parcels import Parcel
 from xidstream.actors.reader.sender import Sender
 from xidstream.pipeline.exchange import TransactionEnd
 from xidstream.pipeline.pg import INVALID_LSN, Lsn, Xid
+from xidstream.pipeline.stages.parcels import Parcel
 from xidstream.pipeline.stream import (
     Aborted,
     Block,
@@ -103,7 +103,7 @@ def test_each_end_has_a_ticket_in_stream_order_and_what_its_buffer_gives() -> No
     sender.send(cuts)
     (entries,) = sequencer.submitted
     assert [entry.ticket for entry in entries] == [0, 1, 2, 3, 4]
-    assert [entry.result for entry in entries] == [["plain 0"], ["sealed 700"], [], ["prepared 702"], []]
+    assert [entry.result for entry in entries] == ["plain 0", "sealed 700", None, "prepared 702", None]
     assert pool.calls[-1] == "send" and "commit 703" not in " ".join(pool.calls)
     sender.send([Position(Lsn(0x500))])
     assert sequencer.submitted[1][0].ticket == 5
