@@ -278,11 +278,10 @@ class ReplicationConnection:
         return ConnectionLost(f"{self._doing}: the server ended the stream, as it does when it shuts down")
 
     def check_notices(self) -> None:
-        """Raise SlotLost where a warning came that tells of lost changes; forget the others.
+        """Raise SlotLost where a warning tells of lost changes. Call it before what came behind the warning is used.
 
         PostgreSQL 18 only warns, and goes on, without a publication that does not exist at that point of the WAL. The
-        publication's changes are then missing from the stream for good. Call this before what came behind the warning
-        is sent on.
+        publication's changes are then missing from the stream for good.
         """
         while self._notices:
             notice = self._notices.popleft()
