@@ -96,7 +96,7 @@ def decode_transaction_block(
     (lengths that do not add up to the payload).
     """
     block = _Block(payload, lengths, relations)
-    block.scan(plain=False, streamed=streamed, xid=xid, first_ordinal=first_ordinal)
+    block.scan(scan.TRANSACTION_BLOCK, streamed=streamed, xid=xid, first_ordinal=first_ordinal)
     owner = block.rows.owner
     n = len(owner)
     firsts = np.flatnonzero(np.concatenate((np.ones(min(n, 1), np.bool_), owner[1:] != owner[:-1])))
@@ -134,7 +134,7 @@ def decode_plain_block(
     the block can be delivered (``is_whole``), ``tables`` has what can be, and what ``take`` got is void.
     """
     block = _Block(payload, lengths, relations)
-    block.scan(plain=True, streamed=False, xid=0, first_ordinal=0)
+    block.scan(scan.PLAIN_BLOCK, streamed=False, xid=0, first_ordinal=0)
     begun = block.transactions
     stamp = Stamp(
         commit_lsn=np.ascontiguousarray(begun[:, codes.TX_COMMIT_LSN]),
@@ -201,7 +201,7 @@ class _Block:
         self._story = BlockStory(self._payload, self._lengths)
         self.notes: list[BadRows] = []
 
-    def scan(self, *, plain: bool, streamed: bool, xid: int, first_ordinal: int) -> None:
+    def scan(self, moves: npt.NDArray[np.uint8], *, streamed: bool, xid: int, first_ordinal: int) -> None:
         error = np.zeros(4, np.int64)
         counts = np.zeros(3, np.int64)
         code = scan.measure(self._payload, self._lengths, streamed, counts, error)
@@ -214,7 +214,7 @@ class _Block:
         code = scan.scan(
             self._payload,
             self._lengths,
-            plain,
+            moves,
             streamed,
             xid,
             first_ordinal,
