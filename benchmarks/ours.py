@@ -118,7 +118,7 @@ class _Noting:
     def write(self, batch: SparkBatch) -> None:
         at_s = time.monotonic()
         self._sink.write(batch)
-        handed = batch.handoff
+        handed = batch.content
         arrival = Arrival(
             at_s,
             time.monotonic(),

@@ -3,7 +3,7 @@
 Blocks are decoded while their transaction is open, and what is open may be rolled back, in part or as a whole. So a
 value that cannot be decoded is no error yet. The decoder notes the rows (``BadRows``), the buffer keeps the notes with
 the transaction, and only a commit that keeps one of these rows turns it into an error. That error takes the
-transaction's place in the order of commits (``handoff.Undeliverable``): all that committed before is delivered and
+transaction's place in the order of commits (``exchange.Undeliverable``): all that committed before is delivered and
 confirmed first.
 
 ``GivenUp`` names the transactions that a person has given up with ``xidstream slot skip``. All of their rows are left

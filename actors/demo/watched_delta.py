@@ -54,9 +54,9 @@ class WatchedDelta:
     def write(self, batch: SparkBatch) -> None:
         handler_s = time.monotonic()
         n_rows = sum(batch.dataframe(table).count() for table in batch.tables)
-        if n_rows != batch.handoff.n_rows:
+        if n_rows != batch.content.n_rows:
             raise EnvironmentFault(
-                f"Spark counted {n_rows:,} rows of {batch.handoff.n_rows:,}: please report this"
+                f"Spark counted {n_rows:,} rows of {batch.content.n_rows:,}: please report this"
             )
         counted_s = time.monotonic()
         self.delta.write(batch)

@@ -1,6 +1,6 @@
 """A batch's parts by table and by layout: what a DataFrame or a Delta table is made from.
 
-Pure bookkeeping over ``handoff.Batch``: no rows are touched. A table's parts come under one
+Pure bookkeeping over ``exchange.Batch``: no rows are touched. A table's parts come under one
 ``VersionParts`` for each distinct layout, in the order in which the layouts first appear; two relation
 versions that differ only in relid or replica identity have one layout.
 """

@@ -42,7 +42,7 @@ class ConsoleSink(StatelessSink):
         print(text, file=self._out or sys.stdout, flush=True)
 
     def render(self, batch: SparkBatch) -> str:
-        handed = batch.handoff
+        handed = batch.content
         lines = [f"-- batch {batch.number}: {handed.n_transactions} transactions, {handed.n_rows} rows --"]
         transactions = batch.transaction_rows
         for row in transactions.slice(0, self._n_transactions).to_pylist():

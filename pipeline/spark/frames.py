@@ -103,7 +103,7 @@ class SparkBatch:
         put_memory: PutMemory,
     ) -> None:
         """``read_segment`` must pickle: the executors call it."""
-        self.handoff = batch
+        self.content = batch
         self.spark = spark
         self._memory_frame = memory_frame
         self._read_memory = read_memory
@@ -116,24 +116,24 @@ class SparkBatch:
     def __repr__(self) -> str:
         return (
             f"SparkBatch({self.first_commit_lsn}..{self.last_commit_lsn}, "
-            f"{self.handoff.n_transactions} transactions, {self.handoff.n_rows} rows)"
+            f"{self.content.n_transactions} transactions, {self.content.n_rows} rows)"
         )
 
     @property
     def number(self) -> int:
-        return self.handoff.number
+        return self.content.number
 
     @property
     def first_commit_lsn(self) -> Lsn:
-        return self.handoff.first_commit_lsn
+        return self.content.first_commit_lsn
 
     @property
     def last_commit_lsn(self) -> Lsn:
-        return self.handoff.last_commit_lsn
+        return self.content.last_commit_lsn
 
     @cached_property
     def parts(self) -> dict[TableName, TableParts]:
-        return tables_of(self.handoff)
+        return tables_of(self.content)
 
     @cached_property
     def _named(self) -> dict[str | TableName, list[TableParts]]:
@@ -166,7 +166,7 @@ class SparkBatch:
     @cached_property
     def transaction_rows(self) -> pa.Table:
         """The transactions as the driver holds them, in commit order."""
-        rows = [unit.transactions for unit in self.handoff.units if unit.transactions.num_rows]
+        rows = [unit.transactions for unit in self.content.units if unit.transactions.num_rows]
         return pa.Table.from_batches(rows, TRANSACTIONS_SCHEMA)
 
     def message_batches(self) -> Iterator[pa.RecordBatch]:
@@ -181,7 +181,7 @@ class SparkBatch:
                 yield from released_messages(part, self.read_segment)
 
     def _message_parts(self) -> Iterator[MessagePart]:
-        for unit in self.handoff.units:
+        for unit in self.content.units:
             yield from unit.messages
 
     @cached_property

@@ -270,7 +270,7 @@ def test_messages_by_value_by_reference_and_in_storage_are_one_lazy_frame(
     assert [(r["commit_lsn"], r["lsn"], r["xid"], r["content"]) for r in on_driver] == expected
     (Path(segments.root) / "100" / "messages.arrow").write_bytes(b"damaged")
     again = make_batch()
-    again.handoff = batch.handoff
+    again.content = batch.content
     lazy = again.messages
     with pytest.raises(Exception, match="SegmentCorrupt"):
         lazy.collect()

@@ -146,7 +146,7 @@ def test_an_old_value_of_a_gigabyte_that_fills_the_new_row_too_is_in_both(
 
 def written(chain: Chain, tmp_path: Path) -> list[tuple[int, int, bytes]]:
     """``_seq``, size and first byte of the rows that the sink's task writes of the segments."""
-    ((_, parts),) = tables_of(chain.batch().handoff).items()
+    ((_, parts),) = tables_of(chain.batch().content).items()
     columns, placements = union_layout(parts)
     segments = tuple(part for _, part in parts.segments())
     rows = SegmentRows(
