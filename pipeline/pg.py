@@ -7,7 +7,6 @@ rejected: the reader compares LSNs for every transaction, and every Arrow and nu
 
 from __future__ import annotations
 
-import datetime
 import re
 from typing import Final
 
@@ -15,11 +14,8 @@ from xidstream.pipeline.errors import UsageError
 
 _LSN: Final = re.compile(r"([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8})")
 
-POSTGRES_EPOCH: Final = datetime.datetime(2000, 1, 1, tzinfo=datetime.timezone.utc)
-"""The zero of every TimestampTz on the wire."""
-
 POSTGRES_EPOCH_UNIX_US: Final = 946_684_800_000_000
-"""Microseconds from the Unix epoch to PostgreSQL's, 2000-01-01 00:00:00 UTC."""
+"""Microseconds from the Unix epoch to PostgreSQL's, 2000-01-01 00:00:00 UTC: the zero of each time on the wire."""
 
 
 class Lsn(int):
@@ -73,8 +69,3 @@ class Xid(int):
 
 
 INVALID_LSN: Final = Lsn(0)
-
-
-def timestamp_from_wire(microseconds: int) -> datetime.datetime:
-    """A TimestampTz of the protocol (microseconds since 2000-01-01 UTC) as an aware datetime in UTC."""
-    return POSTGRES_EPOCH + datetime.timedelta(microseconds=microseconds)

@@ -21,12 +21,10 @@ from xidstream.pipeline.decode.blocks import (
     decode_transaction_block,
     warm_up,
 )
-from xidstream.pipeline.decode.table_decoder import DecodedTable
 
 __all__ = [
     "DecodedBlock",
     "DecodedPlainBlock",
-    "DecodedTable",
     "decode_plain_block",
     "decode_transaction_block",
     "warm_up",

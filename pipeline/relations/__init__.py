@@ -2,7 +2,7 @@
 
 from xidstream.pipeline.relations.relation import Column, RelationVersion, ReplicaIdentity, shared_columns
 from xidstream.pipeline.relations.remembered import Remembered
-from xidstream.pipeline.relations.types import Codec, ColumnType, column_type
+from xidstream.pipeline.relations.types import Codec, ColumnType
 
 __all__ = [
     "Codec",
@@ -11,6 +11,5 @@ __all__ = [
     "RelationVersion",
     "Remembered",
     "ReplicaIdentity",
-    "column_type",
     "shared_columns",
 ]

@@ -153,9 +153,6 @@ class DeltaSink:
         writer = self._own_table(naming.TRANSACTIONS, TRANSACTIONS_SCHEMA)
         writer.commit([], {}, marks=self._marks)
 
-    def table_uri(self, schema: str, table: str) -> str:
-        return self._root.child(naming.encode_table(schema, table)).uri
-
     def watermark(self) -> Lsn:
         """The commit LSN of the last transaction that is whole in the sink; ``0/0`` when it holds none.
 
