@@ -51,7 +51,7 @@ from xidstream.pipeline.rows import DroppedRuns, Stamp
 from xidstream.pipeline.segments import Layout, Storage, write_messages, write_prepared, write_segment
 
 if TYPE_CHECKING:
-    from xidstream.pipeline.decode import DecodedTable
+    from xidstream.pipeline.decode.table_decoder import DecodedTable
     from xidstream.pipeline.stream import Prepared
 
 
