@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import random
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -310,8 +310,9 @@ class LocalPipeline:
         if keepalive.reply_requested:
             self._send_status(reply=False)
 
-    def _send(self, cuts: Iterable[Cut]) -> None:
-        self.stages.send(cuts)
+    def _send(self, cuts: Sequence[Cut]) -> None:
+        if cuts:
+            self.stages.send(cuts)
 
     def _confirm(self, lsn: Lsn) -> None:
         if lsn > self.confirmed_lsn:

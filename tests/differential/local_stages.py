@@ -121,7 +121,10 @@ class LocalBuffers:
         return buffer
 
     def _send(self, buffer: _Buffer) -> None:
-        parcel, buffer.parcel = buffer.parcel, Parcel()
+        parcel = buffer.parcel
+        if not parcel.heads and not parcel.ends:
+            return
+        buffer.parcel = Parcel()
         untold = buffer.known.call(parcel.relation_numbers(), parcel.versions)
         blocks = [self._carried(block) for block in parcel.blocks]
         *sealed, helds = buffer.add_and_commit(parcel.heads, untold, blocks, parcel.ends)
