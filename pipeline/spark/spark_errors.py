@@ -23,7 +23,7 @@ _LOST_SIGNS: Final = (
 )
 """Of a stopped session, and of Ray's object store when the process that owned the rows has ended."""
 
-_RAISED: Final = re.compile(r"^pipeline\.errors\.(\w+): (.*)$", re.MULTILINE)
+_RAISED: Final = re.compile(rf"^{re.escape(errors.__name__)}\.(\w+): (.*)$", re.MULTILINE)
 
 
 def raised_in_executor(error: BaseException) -> XidstreamError | None:
