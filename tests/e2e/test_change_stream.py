@@ -335,3 +335,38 @@ def test_delta_holds_exactly_the_committed_rows_after_two_runs(pipeline: Pipelin
         pipeline.config().slot,
     )[0][0]
     assert confirmed >= transactions[-1]["end_lsn"]
+
+
+@NEWEST
+@pytest.mark.parametrize("buffer_memory_bytes", ["64MB", "1MB"], ids=["memory", "spilled too"])
+def test_one_transaction_over_many_tables_arrives_whole_in_each_of_them(
+    pipeline: Pipeline, buffer_memory_bytes: str
+) -> None:
+    """Parts of many tables share an object of the buffer's, and the driver stores those of one table anew."""
+    database, tables = pipeline.database, [f"many_{n}" for n in range(40)]
+    for table in tables:
+        database.execute(
+            f"create table {table} (id int primary key, at timestamptz, plain timestamp, n numeric(8,2), a int[])"
+        )
+    database.execute("create publication p for all tables")
+    settings = {"buffer_memory_bytes": buffer_memory_bytes, "logical_decoding_work_mem": "64kB"}
+    create_slot(pipeline, **settings)
+    one = "insert into {} values ({}, '2024-02-29 00:00:00.000001+00', 'infinity', 1.25, '{{1,null}}')"
+    with database.connect() as session:
+        for n_rows in (1, 60):
+            session.execute(b"begin")
+            for i in range(n_rows):
+                for table in tables:
+                    session.execute(one.format(table, 1_000 * n_rows + i).encode())
+            session.execute(b"commit")
+    pipeline.run_available(**settings)
+    assert [(t["rows"], len(t["tables"])) for t in pipeline.transactions] == [(40, 40), (2_400, 40)]
+    for n, table in enumerate(tables):
+        rows = pipeline.rows(f"public.{table}")
+        assert [(r["id"], r["_seq"]) for r in rows] == [
+            (1_000, n),
+            *((60_000 + i, 40 * i + n) for i in range(60)),
+        ]
+        for row in (rows[0], rows[-1]):
+            assert (row["plain"], dict(row["_text"])) == (None, {"plain": "infinity"})
+            assert (row["n"], row["a"], row["at"].microsecond) == (decimal.Decimal("1.25"), [1, None], 1)
