@@ -120,7 +120,8 @@ def test_a_failing_function_gives_its_place_and_no_value() -> None:
 
 def test_a_corrupt_segment_under_the_users_function_stays_a_corrupt_segment() -> None:
     def function(batch: Any) -> None:
-        raise RuntimeError("Job aborted\n ...\npipeline.errors.SegmentCorrupt: segment k is torn\n\n\tat org")
+        name = f"{SegmentCorrupt.__module__}.SegmentCorrupt"
+        raise RuntimeError(f"Job aborted\n ...\n{name}: segment k is torn\n\n\tat org")
 
     with pytest.raises(SegmentCorrupt, match="segment k"):
         ForeachSink(function).write(BATCH)
