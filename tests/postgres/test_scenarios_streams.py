@@ -315,7 +315,7 @@ def test_a_transaction_that_was_given_up_is_left_out_and_written_down_and_the_ot
     twin = scenario.twin.pipeline
     twin.read_until(target)
     second = scenario.twin.sink.transactions[1]
-    layout = Layout(twin.layout.system_identifier, scenario.streamed.slot, "by hand")
+    layout = Layout(twin.layout.system_identifier, scenario.streamed.slot, "skip")
     storage = Storage(str(scenario.streamed.folder))
     now = datetime.datetime.now(datetime.timezone.utc)
     write_skip(storage, layout, Skip(Xid(second.xid), Lsn(second.commit_lsn), now))
