@@ -365,7 +365,7 @@ def test_parts_of_packs_of_several_units_and_layouts_arrive_exactly(
     batch = SparkBatch(batch_of(units, segments), spark, memory_frame, segments, read_memory, put)
     frame = batch.dataframe("Odd.name.t`x")
     assert len(objects) == 2, "one for each layout, where three units have rows"
-    assert collected(frame) == wanted
+    assert collected(frame, "_commit_lsn", "_seq") == wanted
     rows = {r["_commit_lsn"]: r.asDict() for r in frame.collect() if r["_seq"] == 0}
     for name, value in VALUES.items():
         if name == "tz":
@@ -383,7 +383,7 @@ def test_parts_of_packs_of_several_units_and_layouts_arrive_exactly(
     assert (rows[102]["_unchanged"], dict(rows[102]["_text"])) == (["s", "j"], {"ts": "infinity", "n": "NaN"})
     small = batch.dataframe("public.filler_3")
     assert (len(objects), small.rdd.getNumPartitions()) == (3, 1)
-    assert collected(small, "id") == [(lsn, 0, lsn) for lsn in (100, 101, 102)]
+    assert collected(small, "_commit_lsn", "_seq", "id") == [(lsn, 0, lsn) for lsn in (100, 101, 102)]
 
 
 def _released(version: Any, rows: list[dict[str, Any]], lsn: int) -> pa.RecordBatch:
