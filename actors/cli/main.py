@@ -166,7 +166,7 @@ def drop(config_file: Path | None, **options: Any) -> None:
 @slot.command()
 @setting_options("dsn", "slot", "storage")
 @click.option(
-    "--xid", type=click.IntRange(0), required=True, help="The transaction's id, as the error named it."
+    "--xid", type=click.IntRange(1), required=True, help="The transaction's id, as the error named it."
 )
 @click.option("--commit-lsn", required=True, metavar="X/Y", help="Its commit LSN, as the error named it.")
 @click.option("--reason", default="", help="For whoever reads the record later.")
