@@ -162,7 +162,7 @@ def test_column_that_clashes_with_the_contract_fails_unless_left_out(sound: Data
     sound.execute("CREATE PUBLICATION clashing FOR TABLE clash")
     found = finding(preflight(settings(sound, publications=("clashing",))), "column_names")
     assert found.status is Status.FAILED
-    assert "table public.clash: column '_XID', 'name' equals" in found.statement
+    assert "table public.clash: column '_XID', 'name' has the name" in found.statement
     sound.execute("CREATE PUBLICATION listed FOR TABLE clash (id, name)")
     assert finding(preflight(settings(sound, publications=("listed",))), "column_names").status is Status.OK
 
