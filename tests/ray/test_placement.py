@@ -24,13 +24,22 @@ class Hog:
 
 @pytest.fixture
 def leave(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[float], None]]:
-    """``leave(cpus)``: take all CPUs of the tests' Ray but these, when those of earlier tests have come back."""
+    """``leave(cpus)``: take all CPUs of the tests' Ray but these, when those of the last test have come back.
+
+    Other tests of this process may keep a Spark session, which has its CPUs to the end: the number need not be whole.
+    """
     monkeypatch.setattr(placement, "LOCAL_PATIENCE_S", 5.0)
     hogs: list[Any] = []
 
     def take(cpus: float) -> None:
-        wait_until(lambda: sum(free_cpus().free) == free_cpus().total)
-        hog = ray.remote(Hog).options(num_cpus=free_cpus().total - cpus).remote()
+        seen: list[float] = []
+
+        def is_settled() -> bool:
+            seen.append(sum(free_cpus().free))
+            return len(seen) > 30 and len(set(seen[-30:])) == 1
+
+        wait_until(is_settled)
+        hog = ray.remote(Hog).options(num_cpus=round(seen[-1] - cpus, 4)).remote()
         hogs.append(hog)
         ray.get(hog.is_there.remote())
 
