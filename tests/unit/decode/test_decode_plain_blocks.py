@@ -20,7 +20,8 @@ from tests.unit.decode.builder import (
     update,
 )
 from xidstream.pipeline import rows
-from xidstream.pipeline.decode import DecodedPlainBlock, DecodedTable, decode_plain_block
+from xidstream.pipeline.decode import DecodedPlainBlock, decode_plain_block
+from xidstream.pipeline.decode.table_decoder import DecodedTable
 from xidstream.pipeline.errors import IllegalTransition, MalformedMessage, PoisonedChange, ProtocolViolation
 from xidstream.pipeline.pg import POSTGRES_EPOCH_UNIX_US, Lsn, Xid
 from xidstream.pipeline.poison import NOBODY
