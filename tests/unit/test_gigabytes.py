@@ -19,7 +19,7 @@ from deltalake import DeltaTable
 from tests.differential.local_stages import LocalBuffers
 from tests.unit.decode.builder import U, update
 from tests.wire import Wire
-from xidstream.pipeline.exchange import Batch, MemoryMessages, Sealed, SlotIdentity, SpilledMessages
+from xidstream.pipeline.exchange import Batch, MemoryMessages, Sealed, SlotIdentity, SpilledMessages, Tenure
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.rows import MESSAGES_SCHEMA
 from xidstream.pipeline.segments import Layout, SegmentReader, Storage
@@ -85,6 +85,7 @@ class Chain:
 
     def write_messages(self) -> pa.Table:
         """What ``_messages`` holds then, with the length of each content and its first byte in place of it."""
+        self.sink.claim(Tenure(1, "epoch-1", 1, {}, Lsn(1 << 40)))
         self.sink._write_messages(self.batch())
         table = DeltaTable(str(self.delta / "_messages"))
         found = []
