@@ -166,6 +166,17 @@ def _misplaced(moves, kind):
     return codes.UNKNOWN_TYPE
 
 
+@njit
+def _place(relation, owner, ordinal, cursor, message, n_rows, r, own, first_row_ordinal, first_value, m):
+    """Write where row ``n_rows`` belongs and where its values begin. Returns the number of rows with it."""
+    relation[n_rows] = r
+    owner[n_rows] = own
+    ordinal[n_rows] = first_row_ordinal + n_rows
+    cursor[n_rows] = first_value
+    message[n_rows] = m
+    return n_rows + 1
+
+
 # fmt: off
 @njit
 def _truncate(
@@ -191,12 +202,7 @@ def _truncate(
             return codes.TOO_MANY, n_rows
         change[n_rows] = _TRUNCATE
         form[n_rows] = codes.NO_TUPLE
-        relation[n_rows] = r
-        owner[n_rows] = own
-        ordinal[n_rows] = first_row_ordinal + n_rows
-        cursor[n_rows] = 0
-        message[n_rows] = m
-        n_rows += 1
+        n_rows = _place(relation, owner, ordinal, cursor, message, n_rows, r, own, first_row_ordinal, 0, m)
     return p, n_rows
 
 
@@ -341,12 +347,7 @@ def scan(
                     return codes.TOO_MANY
                 change[n_rows] = _DELETE if kind == 68 else _UPDATE_PREIMAGE
                 form[n_rows] = codes.OLD_KEY if tag == 75 else codes.OLD_FULL
-                relation[n_rows] = r
-                owner[n_rows] = own
-                ordinal[n_rows] = first_row_ordinal + n_rows
-                cursor[n_rows] = p + 2
-                message[n_rows] = m
-                n_rows += 1
+                n_rows = _place(relation, owner, ordinal, cursor, message, n_rows, r, own, first_row_ordinal, p + 2, m)
                 p = _walk(payload, p, end, n_columns[r], error)
                 if p < 0:
                     return p
@@ -366,12 +367,7 @@ def scan(
                     return codes.TOO_MANY
                 change[n_rows] = _INSERT if kind == 73 else _UPDATE_POSTIMAGE
                 form[n_rows] = shape
-                relation[n_rows] = r
-                owner[n_rows] = own
-                ordinal[n_rows] = first_row_ordinal + n_rows
-                cursor[n_rows] = p + 2
-                message[n_rows] = m
-                n_rows += 1
+                n_rows = _place(relation, owner, ordinal, cursor, message, n_rows, r, own, first_row_ordinal, p + 2, m)
                 p = _walk(payload, p, end, n_columns[r], error)
         elif kind == 84:  # T
             p, n_rows = _truncate(
