@@ -62,6 +62,25 @@ def _is_infinity(payload, p, end):
 
 
 @njit
+def _last_of_month(year, month):
+    if month == 4 or month == 6 or month == 9 or month == 11:
+        return 30
+    if month == 2:
+        return 29 if year % 4 == 0 and (year % 100 != 0 or year % 400 == 0) else 28
+    return 31
+
+
+@njit
+def _days(year, month, day):
+    """Days since 1970, by the "days from civil" algorithm: years begin in March, in eras of 400 years."""
+    y = year - 1 if month <= 2 else year
+    era = y // 400
+    of_era = y - era * 400
+    of_year = (153 * (month - 3 if month > 2 else month + 9) + 2) // 5 + day - 1
+    return era * 146_097 + of_era * 365 + of_era // 4 - of_era // 100 + of_year - 719_468
+
+
+@njit
 def _one(payload, p, end, has_time, has_zone):
     """One value as days (or microseconds) since 1970, or _MISFIT, or _BAD."""
     if end - p < 8:
@@ -84,13 +103,7 @@ def _one(payload, p, end, has_time, has_zone):
     month = _two(payload, p + 1)
     day = _two(payload, p + 4)
     p += 6
-    last = 31
-    if month == 4 or month == 6 or month == 9 or month == 11:
-        last = 30
-    elif month == 2:
-        leap = 1 - year if bc else year
-        last = 29 if leap % 4 == 0 and (leap % 100 != 0 or leap % 400 == 0) else 28
-    if month < 1 or month > 12 or day < 1 or day > last:
+    if month < 1 or month > 12 or day < 1 or day > _last_of_month(1 - year if bc else year, month):
         return _BAD
     micros = np.int64(0)
     if has_time:
@@ -134,12 +147,7 @@ def _one(payload, p, end, has_time, has_zone):
         return _BAD
     if bc or year > 9999:
         return _MISFIT
-    # The "days from civil" algorithm: years begin in March, in eras of 400 years.
-    y = year - 1 if month <= 2 else year
-    era = y // 400
-    of_era = y - era * 400
-    of_year = (153 * (month - 3 if month > 2 else month + 9) + 2) // 5 + day - 1
-    days = era * 146_097 + of_era * 365 + of_era // 4 - of_era // 100 + of_year - 719_468
+    days = _days(year, month, day)
     if not has_time:
         return days
     result = days * _DAY_US + micros

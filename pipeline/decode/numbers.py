@@ -68,6 +68,44 @@ def _integers(payload, start, length, limit, out):
     return -1
 
 
+_LIMB = 0xFFFFFFFF
+
+
+@njit
+def _is_special(payload, p, left):
+    """Whether NaN or Infinity begins at p and takes the ``left`` bytes that the value has."""
+    if left == 3:
+        return payload[p] == 78 and payload[p + 1] == 97 and payload[p + 2] == 78
+    return (
+        left == 8
+        and payload[p] == 73
+        and payload[p + 1] == 110
+        and payload[p + 2] == 102
+        and payload[p + 3] == 105
+        and payload[p + 4] == 110
+        and payload[p + 5] == 105
+        and payload[p + 6] == 116
+        and payload[p + 7] == 121
+    )
+
+
+@njit
+def _append(low, l0, l1, l2, l3, digits, digit):
+    """The limbs of a long number with one more digit, its ``digits``-th significant one.
+
+    The first 18 digits are in ``low``. From then on the number is in four limbs of 32 bits, each in an int64. Digits
+    past the 39th are only counted, because no decimal128 holds them.
+    """
+    if digits == 19:
+        l0, l1 = low & _LIMB, low >> 32
+    if digits <= 39:
+        l0 = l0 * 10 + digit
+        l1 = l1 * 10 + (l0 >> 32)
+        l2 = l2 * 10 + (l1 >> 32)
+        l3 = l3 * 10 + (l2 >> 32)
+    return l0 & _LIMB, l1 & _LIMB, l2 & _LIMB, l3
+
+
 @njit(
     types.int64(_U8R, _I32, _I32, types.int64, types.int64, types.int64[::1], types.int64[::1]),
     cache=True,
@@ -78,7 +116,6 @@ def _decimals(payload, start, length, precision, scale, out, counts):
 
     counts[0] receives the number of those. Returns the first bad row, or -1.
     """
-    mask = np.int64(0xFFFFFFFF)
     misfits = 0
     for i in range(len(start)):
         out[2 * i] = 0
@@ -88,38 +125,16 @@ def _decimals(payload, start, length, precision, scale, out, counts):
             continue
         p = np.int64(start[i])
         end = p + size
-        negative = False
-        if size > 0 and payload[p] == 45:
-            negative = True
+        negative = size > 0 and payload[p] == 45
+        if negative:
             p += 1
-        left = end - p
-        if left == 3 and payload[p] == 78 and payload[p + 1] == 97 and payload[p + 2] == 78:  # NaN
+        if _is_special(payload, p, end - p):
             length[i] = TEXT - size
             misfits += 1
             continue
-        if (
-            left == 8
-            and payload[p] == 73  # Infinity
-            and payload[p + 1] == 110
-            and payload[p + 2] == 102
-            and payload[p + 3] == 105
-            and payload[p + 4] == 110
-            and payload[p + 5] == 105
-            and payload[p + 6] == 116
-            and payload[p + 7] == 121
-        ):
-            length[i] = TEXT - size
-            misfits += 1
-            continue
-        # Up to 18 digits fit in one number. A longer value is in four limbs of 32 bits, each in an int64.
-        low = np.int64(0)
-        l0 = np.int64(0)
-        l1 = np.int64(0)
-        l2 = np.int64(0)
-        l3 = np.int64(0)
+        low = l0 = l1 = l2 = l3 = np.int64(0)
         digits = 0  # significant ones
         any_digit = False
-        wide = False
         fraction = np.int64(-1)  # digits after the point; -1 before it
         while p < end:
             byte = payload[p]
@@ -137,20 +152,10 @@ def _decimals(payload, start, length, precision, scale, out, counts):
                 fraction += 1
             if digits > 0 or digit > 0:
                 digits += 1
-            if digits <= 18:
-                low = low * 10 + digit
-            elif digits <= 39:
-                if not wide:
-                    wide = True
-                    l0 = low & mask
-                    l1 = low >> 32
-                l0 = l0 * 10 + digit
-                l1 = l1 * 10 + (l0 >> 32)
-                l2 = l2 * 10 + (l1 >> 32)
-                l3 = l3 * 10 + (l2 >> 32)
-                l0 &= mask
-                l1 &= mask
-                l2 &= mask
+                if digits <= 18:
+                    low = low * 10 + digit
+                else:
+                    l0, l1, l2, l3 = _append(low, l0, l1, l2, l3, digits, digit)
         if not any_digit:
             return i
         missing = scale - max(fraction, 0)
@@ -164,19 +169,9 @@ def _decimals(payload, start, length, precision, scale, out, counts):
                 if digits <= 18:
                     low = low * 10
                 else:
-                    if not wide:
-                        wide = True
-                        l0 = low & mask
-                        l1 = low >> 32
-                    l0 = l0 * 10
-                    l1 = l1 * 10 + (l0 >> 32)
-                    l2 = l2 * 10 + (l1 >> 32)
-                    l3 = l3 * 10 + (l2 >> 32)
-                    l0 &= mask
-                    l1 &= mask
-                    l2 &= mask
+                    l0, l1, l2, l3 = _append(low, l0, l1, l2, l3, digits, 0)
         high = np.int64(0)
-        if wide:
+        if digits > 18:
             low = (l1 << 32) | l0
             high = (l3 << 32) | l2
         if negative:
