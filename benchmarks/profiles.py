@@ -32,7 +32,6 @@ _READER = (
     ("submit (", "calls to the sequencer"),
     ("_actor_method_call (", "calls to buffers and sequencer"),
     ("collect (", "results of calls"),
-    ("take_back (", "results of calls"),
     ("_look (", "the looks between"),
     ("_read (", "the loop around"),
     ("feedback (", "feedback, statistics"),
