@@ -45,14 +45,14 @@ demo: setup ## Show the whole path on this machine: PostgreSQL, Ray, RayDP, a fe
 test: setup ## Run the whole suite
 	@$(PY) -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder $(PYTEST_ARGS)
 
-test-slow: setup ## Run what `make test` leaves out: values and batches of gigabytes, in some 12 GB of memory
+test-slow: setup ## Run what `make test` leaves out: gigabytes (in some 12 GB of memory), and tests of a minute and more
 	@$(PY) -m pytest -m slow $(PYTEST_ARGS)
 
 unit: setup ## Run the tests that need no server, no Ray and no JVM: about a minute
 	@$(PY) -m pytest tests/unit tests/property $(PYTEST_ARGS)
 
 faults: setup ## Run every variant of lost links, slots and storages (`make test` runs one of each): minutes
-	XIDSTREAM_LONG=1 $(PY) -m pytest tests/ray/test_storage_faults.py tests/ray/test_link_and_slot.py \
+	XIDSTREAM_LONG=1 $(PY) -m pytest -m "not cluster" tests/ray/test_storage_faults.py tests/ray/test_link_and_slot.py \
 	    tests/ray/test_poison.py tests/ray/test_secrets.py tests/chaos $(PYTEST_ARGS)
 
 soak: setup ## Run the long differential test: 20 seeds on PostgreSQL 16 and 18, with and without two-phase

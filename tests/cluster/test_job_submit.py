@@ -14,7 +14,7 @@ from tests.cluster.local_ray import LocalRay, path_without_java
 from tests.postgres_fixtures import *  # noqa: F403
 from tests.postgres_fixtures import Database
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
 NEWEST = pytest.mark.parametrize("postgres_server", [18], indirect=True)
 ROOT = Path(__file__).parents[2]
 

@@ -124,6 +124,7 @@ def test_available_now_leaves_exactly_the_committed_rows_and_status_0(
     database.execute("rollback prepared 'pending'")
 
 
+@pytest.mark.slow
 @NEWEST
 @pytest.mark.skipif(
     shutil.which("unshare") is None
@@ -371,6 +372,7 @@ def test_the_example_script_shows_a_publication_with_its_own_raydp_session(
     assert "|      insert|    7|" in done.stdout
 
 
+@pytest.mark.slow
 def test_demo_ends_by_itself_with_its_proof_and_replaces_only_an_earlier_demos_folder(tmp_path: Path) -> None:
     output = tmp_path / "demo"
     output.mkdir()
@@ -386,6 +388,7 @@ def test_demo_ends_by_itself_with_its_proof_and_replaces_only_an_earlier_demos_f
     assert refused.returncode == 2 and (tmp_path / "mine" / "precious").exists()
 
 
+@pytest.mark.slow
 @NEWEST
 def test_a_run_of_several_slots_does_what_can_be_done_and_ends_with_the_worst_status(
     database: Database, tmp_path: Path

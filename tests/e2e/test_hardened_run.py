@@ -26,7 +26,7 @@ from tests.proxies import TlsProxy, make_certificate
 from tests.s3_server import S3Server
 from xidstream.actors.demo.embedded_postgres import EmbeddedPostgres
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 CONFIRMED = "(select confirmed_flush_lsn from pg_replication_slots where slot_name = 'shop')"
 ROW_SECRET = "a-value-of-a-row-4711"

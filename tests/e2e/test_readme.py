@@ -119,6 +119,7 @@ def test_the_readmes_script_runs_as_it_stands_on_two_cpus_and_ends(shop: Any, tm
     assert "free CPUs" not in output and "Traceback" not in output
 
 
+@pytest.mark.slow
 def test_a_session_that_takes_all_cpus_makes_start_fail_with_what_is_free_and_what_is_needed(
     shop: Any, tmp_path: Path
 ) -> None:

@@ -269,7 +269,7 @@ def windows_pipeline(postgres_server: EmbeddedPostgres, tmp_path: Path) -> Itera
             admin.execute(f"drop database {name} with (force)".encode())
 
 
-@pytest.mark.parametrize("postgres_server", [16, 18], indirect=True)
+@pytest.mark.parametrize("postgres_server", [pytest.param(16, marks=pytest.mark.slow), 18], indirect=True)
 @pytest.mark.parametrize("rows", [1, 3000], ids=["small", "streamed"])
 def test_the_run_goes_on_behind_what_the_server_itself_cannot_send(
     windows_pipeline: RayPipeline, rows: int

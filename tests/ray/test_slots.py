@@ -21,6 +21,7 @@ NEWEST = pytest.mark.parametrize("postgres_server", [18], indirect=True)
 FILL = "insert into big select i, repeat('x', 100) from generate_series({}::bigint, {}::bigint) i"
 
 
+@pytest.mark.slow
 @NEWEST
 def test_slots_share_one_cap_on_buffers_and_a_lost_one_leaves_the_other_its_order(
     database: Database, tmp_path: Path
