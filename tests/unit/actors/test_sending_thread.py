@@ -25,12 +25,14 @@ class Sender:
         self.n_calls = 0
         self.may_go_on = threading.Event()
         self.may_go_on.set()
+        self.entered = threading.Event()
         self.error: BaseException | None = None
         self.done_ticket = -2
         self.backlog_bytes = 0
         self.end_lsn = INVALID_LSN
 
     def send(self, cuts: Sequence[Cut]) -> None:
+        self.entered.set()
         assert self.may_go_on.wait(10)
         self.sent += cuts
         self.n_calls += 1
@@ -114,7 +116,7 @@ def test_whoever_submits_does_not_wait_for_ray_and_what_waits_counts_as_in_fligh
 def test_what_waits_is_sent_together_up_to_a_bound(running: Running) -> None:
     running.sender.may_go_on.clear()
     running.sending.submit([block()])
-    wait_until(lambda: running.sending._queue.empty())  # the thread has taken it, and waits
+    assert running.sender.entered.wait(10)  # it has left the queue alone; an empty queue would not tell that
     half_bytes = _JOINED_BYTES // 2
     for n_bytes in (half_bytes, half_bytes, 100, 100):
         running.sending.submit([block(n_bytes)])
@@ -153,7 +155,7 @@ def test_what_the_sink_holds_is_told_though_nothing_flows(running: Running) -> N
 def test_after_the_end_nothing_is_sent(running: Running) -> None:
     running.sender.may_go_on.clear()
     running.sending.submit([block()])
-    wait_until(lambda: running.sending._queue.empty())  # the thread has taken it, and waits
+    assert running.sender.entered.wait(10)  # it has left the queue alone; an empty queue would not tell that
     running.sending.submit([block()])
     closing = threading.Thread(target=running.sending.close)
     closing.start()
