@@ -173,11 +173,11 @@ def release(
         stamped = [pa.array(values[owner]) for values in (stamp.commit_lsn, stamp.xid)]
         timestamp = pa.array(stamp.commit_timestamp_us[owner]).cast(_TIMESTAMP)
     else:
-        stamped = [_constant(int(values[0]), n, pa.int64()) for values in (stamp.commit_lsn, stamp.xid)]
-        timestamp = _constant(int(stamp.commit_timestamp_us[0]), n, _TIMESTAMP)
+        stamped = [constant(int(values[0]), n, pa.int64()) for values in (stamp.commit_lsn, stamp.xid)]
+        timestamp = constant(int(stamp.commit_timestamp_us[0]), n, _TIMESTAMP)
     columns: Sequence[pa.Array] = [
         *batch.columns[N_INTERNAL:],
-        _change_types(batch.column(0)),
+        change_types(batch.column(0)),
         stamped[0],
         timestamp,
         stamped[1],
@@ -192,19 +192,19 @@ def stamp_messages(batch: pa.RecordBatch, commit_lsn: int, xid: int) -> pa.Recor
     """A transaction's logical messages (``MESSAGES_SCHEMA``) with what its commit adds, and the top-level xid. Prefix
     and content are shared with ``batch``."""
     n = batch.num_rows
-    stamped = {0: _constant(commit_lsn, n, pa.int64()), 2: _constant(xid, n, pa.int64())}
+    stamped = {0: constant(commit_lsn, n, pa.int64()), 2: constant(xid, n, pa.int64())}
     columns = [stamped.get(i, column) for i, column in enumerate(batch.columns)]
     return pa.RecordBatch.from_arrays(columns, schema=MESSAGES_SCHEMA)
 
 
-def _change_types(codes: pa.Array) -> pa.Array:
+def change_types(codes: pa.Array) -> pa.Array:
     kinds = codes.to_numpy()
     if len(kinds) and kinds.min() == kinds.max():
-        return _constant(CHANGE_TYPES[kinds[0]], len(kinds), pa.string())
+        return constant(CHANGE_TYPES[kinds[0]], len(kinds), pa.string())
     return pc.take(_CHANGE_TYPE_VALUES, codes)
 
 
-def _constant(value: int | str, n: int, arrow: pa.DataType) -> pa.Array:
+def constant(value: int | str, n: int, arrow: pa.DataType) -> pa.Array:
     """``n`` times ``value``. A transaction's batches share what is made for the first of them: memory that is
     touched for the first time was most of what a release cost."""
     if n > _MOST_FILLED_ROWS:

@@ -1,0 +1,90 @@
+"""Filling a file in at COMMIT: in place, or as the end of a copy that an object store makes on its side.
+
+``fill`` runs in any process, as often as it is called for: after a crash in the middle, or months later for a prepared
+transaction. So each of its writes is of bytes that are either as written or as wanted. There is one more state. A kill
+or a power cut may leave a write that crosses a block of the disk or a page of memory done on one side only. Both
+begin at multiples of ``_BLOCK_BYTES``, so this is told from other content.
+
+Everything is looked at before anything is written: a file that is refused is left as it was.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from pathlib import Path
+from typing import Final
+
+from xidstream.pipeline.errors import SegmentCorrupt, StorageFault
+from xidstream.pipeline.late_binding.row_file import Commit, RowFile, Slot
+
+_BLOCK_BYTES: Final = 512
+
+
+def fill(path: str | Path, file: RowFile, commit: Commit, *, name: str) -> None:
+    """Fill the local file at ``path`` in, and wait until it is on disk. ``name`` is for messages.
+
+    Raises SegmentCorrupt, and changes nothing, if the file is missing, has another length, or holds another commit's
+    constants. Raises StorageFault if the disk fails; then call it again.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError as error:
+        raise SegmentCorrupt(f"segment {name!r} is missing") from error
+    except OSError as error:
+        raise _fault(name, error) from error
+    try:
+        n_bytes = os.fstat(descriptor).st_size
+        if n_bytes != file.n_bytes:
+            raise SegmentCorrupt(f"segment {name!r} has {n_bytes} bytes, {file.n_bytes} were written")
+        due = [slot for slot in file.slots(commit) if _is_due(slot, _read(descriptor, slot), name)]
+        for slot in due:
+            _write(descriptor, slot)
+        os.fdatasync(descriptor)
+    except OSError as error:
+        raise _fault(name, error) from error
+    finally:
+        os.close(descriptor)
+
+
+def bound_tail(tail: bytes, file: RowFile, commit: Commit, *, name: str) -> bytes:
+    """The file from ``file.head_bytes`` on, filled in. ``tail`` are these bytes as stored; what is before them is
+    taken over as it is. Raises SegmentCorrupt if they are not what was written."""
+    if len(tail) != file.n_bytes - file.head_bytes:
+        raise SegmentCorrupt(f"segment {name!r} has not the {file.n_bytes} bytes that were written")
+    content = bytearray(tail)
+    for slot in file.slots(commit):
+        place = slice(slot.offset - file.head_bytes, slot.end - file.head_bytes)
+        _is_due(slot, bytes(content[place]), name)
+        content[place] = slot.written
+    found = f"crc32:{zlib.crc32(content, file.head_crc):08x}"
+    if found != file.checksum:
+        raise SegmentCorrupt(f"segment {name!r} has checksum {found}, written with {file.checksum}")
+    for slot in file.slots(commit):
+        content[slot.offset - file.head_bytes : slot.end - file.head_bytes] = slot.bound
+    return bytes(content)
+
+
+def _is_due(slot: Slot, found: bytes, name: str) -> bool:
+    """Whether the slot is still to be written. Raises SegmentCorrupt if it holds what is neither of the two."""
+    if found == slot.bound:
+        return False
+    edge = -slot.offset % _BLOCK_BYTES
+    torn = (slot.bound[:edge] + slot.written[edge:], slot.written[:edge] + slot.bound[edge:])
+    if found != slot.written and found not in torn:
+        raise SegmentCorrupt(f"segment {name!r} is damaged, or holds the constants of another commit")
+    return True
+
+
+def _read(descriptor: int, slot: Slot) -> bytes:
+    return os.pread(descriptor, len(slot.written), slot.offset)
+
+
+def _write(descriptor: int, slot: Slot) -> None:
+    n_written = 0
+    while n_written < len(slot.bound):
+        n_written += os.pwrite(descriptor, slot.bound[n_written:], slot.offset + n_written)
+
+
+def _fault(name: str, error: OSError) -> StorageFault:
+    return StorageFault(f"cannot fill in segment {name!r}: {error.strerror or type(error).__name__}")

@@ -1,0 +1,116 @@
+"""Reading a file by pyarrow: checked as a whole before the first row, then streamed.
+
+The checksum is of the file as written. A file may have been filled since, wholly or in part, so the placeholders are
+summed in place of what stands in the slots: the sum goes over slices of the file, and nothing is copied. What the
+slots hold does not matter, because no row gets its constants from there.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from xidstream.pipeline import rows
+from xidstream.pipeline.errors import SegmentCorrupt
+from xidstream.pipeline.late_binding.row_file import LATE_COLUMNS, Commit, RowFile, file_schema
+from xidstream.pipeline.late_binding.writing import Write, write_rows
+from xidstream.pipeline.relations import RelationVersion
+
+BATCH_ROWS: Final = 64 << 10
+_BATCH_BYTES: Final = 32 << 20
+_REWRITTEN_GROUP_BYTES: Final = 64 << 20
+"""Of Arrow memory, which is all that rewriting holds."""
+
+
+def verify(data: pa.Buffer, file: RowFile, *, name: str) -> None:
+    """Raises SegmentCorrupt unless ``data`` is the file as written, but for what filling changes."""
+    if data.size != file.n_bytes:
+        raise SegmentCorrupt(f"segment {name!r} has {data.size} bytes, {file.n_bytes} were written")
+    crc = position = 0
+    for slot in file.slots():
+        crc = zlib.crc32(data[position : slot.offset], crc)
+        crc = zlib.crc32(slot.written, crc)
+        position = slot.end
+    found = f"crc32:{zlib.crc32(data[position:], crc):08x}"
+    if found != file.checksum:
+        raise SegmentCorrupt(f"segment {name!r} has checksum {found}, written with {file.checksum}")
+
+
+def read_rows(
+    data: pa.Buffer, relation: RelationVersion, file: RowFile, commit: Commit, *, name: str
+) -> Iterator[pa.RecordBatch]:
+    """All rows in contract layout, with the constants of ``commit``, in record batches of bounded size.
+
+    Raises SegmentCorrupt: before the first batch if the file is not what was written, after the last if rows are
+    missing.
+    """
+    schema = rows.contract_schema(relation)
+    lsn, timestamp = (schema.get_field_index(column) for column in LATE_COLUMNS)
+    for batch in _read(data, relation, file, name):
+        columns = batch.columns[: -len(LATE_COLUMNS)]
+        n = batch.num_rows
+        columns.insert(lsn, rows.constant(commit.commit_lsn, n, pa.int64()))
+        us = rows.constant(commit.commit_timestamp_us, n, pa.int64())
+        columns.insert(timestamp, us.view(schema.field(timestamp).type))
+        yield pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def rewrite_head(
+    data: pa.Buffer, relation: RelationVersion, file: RowFile, end_seq: int, write: Write, *, name: str
+) -> RowFile:
+    """Write the rows whose ``_seq`` is below ``end_seq`` as a file of their own. Raises SegmentCorrupt."""
+    return write_rows(
+        write,
+        relation,
+        _head(_read(data, relation, file, name), end_seq),
+        row_group_bytes=_REWRITTEN_GROUP_BYTES,
+    )
+
+
+def _head(batches: Iterator[pa.RecordBatch], end_seq: int) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        index = batch.schema.get_field_index("_seq")
+        n_kept = int(np.searchsorted(batch.column(index).to_numpy(), end_seq))
+        yield batch.slice(0, n_kept)
+        if n_kept < batch.num_rows:
+            return
+
+
+def _read(data: pa.Buffer, relation: RelationVersion, file: RowFile, name: str) -> Iterator[pa.RecordBatch]:
+    """In ``file_schema``, verified."""
+    verify(data, file, name=name)
+    schema = file_schema(relation)
+    n_read = 0
+    try:
+        parquet = pq.ParquetFile(pa.BufferReader(data))
+        for group in range(parquet.num_row_groups):
+            size = _batch_rows(parquet.metadata.row_group(group))
+            for batch in parquet.iter_batches(size, row_groups=[group], use_threads=False):
+                n_read += batch.num_rows
+                yield _in_layout(batch, schema)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise SegmentCorrupt(f"segment {name!r} is not a Parquet file of {relation.name}") from error
+    if n_read != file.n_rows:
+        raise SegmentCorrupt(f"segment {name!r} has {n_read} rows, {file.n_rows} were written")
+
+
+def _batch_rows(group: pq.RowGroupMetaData) -> int:
+    """So many that a batch is of moderate size, if all rows are about as wide."""
+    width = max(1, group.total_byte_size // max(1, group.num_rows))
+    return int(max(1, min(BATCH_ROWS, _BATCH_BYTES // width)))
+
+
+def _in_layout(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Parquet knows other names than Arrow for what is inside of lists and maps."""
+    if batch.num_columns != len(schema):
+        raise ValueError("another number of columns")
+    columns = [
+        column.cast(field.type) if pa.types.is_nested(field.type) or column.type != field.type else column
+        for column, field in zip(batch.columns, schema, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
