@@ -9,7 +9,9 @@ libpq itself says which options are secret: those whose ``dispchar`` is ``*`` (P
 
 from __future__ import annotations
 
+import difflib
 import os
+import re
 from collections.abc import Iterable
 from typing import Final
 
@@ -31,18 +33,35 @@ _DEFAULTS: Final = {
 _FROM_ENVIRONMENT: Final = {"connect_timeout": "PGCONNECT_TIMEOUT"}
 _SHOWN: Final = ("service", "host", "hostaddr", "port", "dbname", "user")
 _HIDDEN: Final = "***"
+_UNKNOWN_OPTION: Final = re.compile(r"invalid (?:connection option|URI query parameter:?) \"(.*)\"")
+"""How libpq names an option that it does not know."""
 
 
 def parse(dsn: str) -> dict[str, str]:
     """The options that the DSN itself gives. Raises ConfigError without libpq's text, because that quotes the DSN."""
     try:
         return {key: str(value) for key, value in conninfo_to_dict(dsn).items() if value is not None}
-    except psycopg.Error:
+    except psycopg.Error as error:
+        unknown = _UNKNOWN_OPTION.search(str(error))
+        if unknown is not None:
+            raise _unknown_option(unknown[1]) from None
         raise ConfigError(
             "the dsn is not a libpq connection string",
             remedy="write it as 'host=… port=… dbname=… user=…' or as postgresql://user@host:port/dbname, "
             "and percent-encode special characters of a URI",
         ) from None
+
+
+def _unknown_option(name: str) -> ConfigError:
+    """Names the option only if it resembles one of libpq's: else it may be the second word of a password."""
+    known = [option.keyword.decode() for option in pq.Conninfo.parse(b"")]
+    near = difflib.get_close_matches(name, known, n=1)
+    if near:
+        return ConfigError(f"the dsn has an unknown option {name!r}", remedy=f"did you mean {near[0]}?")
+    return ConfigError(
+        "the dsn has an option that libpq does not know",
+        remedy="correct its name, and put a value with spaces between quotes: password='pass word'",
+    )
 
 
 def complete(dsn: str, **options: str) -> str:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from xidstream.pipeline.slot.conninfo import complete, display, scrub
+from xidstream.pipeline.errors import ConfigError
+from xidstream.pipeline.slot.conninfo import complete, display, parse, scrub
 
 _VARIABLES = ("PGHOST", "PGPORT", "PGUSER", "PGDATABASE", "PGPASSWORD", "PGSERVICE", "PGCONNECT_TIMEOUT")
 
@@ -67,3 +68,17 @@ def test_scrub_removes_every_secret_of_dsn_and_environment(monkeypatch: pytest.M
 
 def test_scrub_decodes_what_a_uri_encodes() -> None:
     assert scrub('failed for "p@ss/word"', "postgresql://u:p%40ss%2Fword@h/d") == 'failed for "***"'
+
+
+@pytest.mark.parametrize("dsn", ["hots=db dbname=shop", "postgresql://db/shop?hots=x"])
+def test_a_misspelt_option_is_named_with_the_one_that_was_meant(dsn: str) -> None:
+    with pytest.raises(ConfigError, match="unknown option 'hots'") as caught:
+        parse(dsn)
+    assert caught.value.remedy == "did you mean host?"
+
+
+def test_what_may_be_the_end_of_a_password_is_not_named_as_an_option() -> None:
+    with pytest.raises(ConfigError, match="an option that libpq does not know") as caught:
+        parse("host=db password=correct horse9battery=x")
+    assert "battery" not in caught.value.message + caught.value.remedy
+    assert "'pass word'" in caught.value.remedy

@@ -75,5 +75,4 @@ def test_dsn_that_cannot_be_parsed_is_refused_without_being_quoted(dsn: str) -> 
     with pytest.raises(ConfigError) as caught:
         make(dsn=dsn)
     assert "geheim" not in str(caught.value)
-    assert "hust" not in str(caught.value)
     assert caught.value.__suppress_context__
