@@ -33,6 +33,9 @@ else:
 
 MIB = 1 << 20
 _SIZE = re.compile(r"\s*(\d+)\s*([kKMGT]?i?B?)\s*")
+_JVM_SIZE = re.compile(r"(\d+)([kmgt])b?", re.IGNORECASE)
+_LEAST_EXECUTOR_BYTES = 450 * MIB
+"""Spark refuses an executor with less: one and a half times the memory that it reserves (UnifiedMemoryManager)."""
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
 _SECRET = re.compile(r"(?i)secret|password|token|(access|account)[_.]?key|^sig$")
 """Names of secrets: Spark's own rule (spark.redaction.regex), and the names in Azure's URIs."""
@@ -171,8 +174,8 @@ class Config:
     receive_timeout_ms: int = _setting(
         60_000,
         "how long the server may stay silent, although asked each status_interval_ms, before the connection counts as "
-        "lost (at least two of these intervals); 0: for ever. It is like PostgreSQL's wal_receiver_timeout: nothing "
-        "else notices a link that only one side has lost",
+        "lost; not less than two of these intervals, and 0: for ever. It is like PostgreSQL's wal_receiver_timeout: "
+        "nothing else notices a link that only one side has lost",
     )
 
     # -- Spark
@@ -185,7 +188,9 @@ class Config:
         60.0, "how long an executor beyond spark_executors may have no task before it is given back"
     )
     spark_executor_cores: int = _setting(2, "task slots of an executor")
-    spark_executor_memory: str = _setting("512m", "JVM heap of an executor; rows live outside it")
+    spark_executor_memory: str = _setting(
+        "512m", "JVM heap of an executor, with its unit, and at least 450m; rows live outside it"
+    )
     spark_executor_cpus: float = _setting(0.5, "CPUs that one executor asks Ray for")
     spark_conf: Mapping[str, str] = field(
         default_factory=dict, metadata={"help": "further Spark settings ([spark_conf] in the file)"}
@@ -247,6 +252,21 @@ class Config:
             raise ConfigError(f"buffers_max ({self.buffers_max}) is below buffers_min ({self.buffers_min})")
         if self.reader_memory_bytes < 2 * self.block_bytes:
             raise ConfigError("reader_memory_bytes must hold at least two blocks (block_bytes)")
+        if 0 < self.receive_timeout_ms < 2 * self.status_interval_ms:
+            # The server is asked once in an interval: two of them are the least that tells a slow one from a lost one.
+            raise ConfigError(
+                f"receive_timeout_ms ({self.receive_timeout_ms}) is below two intervals of status_interval_ms "
+                f"({self.status_interval_ms})",
+                remedy=f"raise it to {2 * self.status_interval_ms} or more, or lower status_interval_ms; with 0 the "
+                "server may stay silent for ever",
+            )
+        heap = _JVM_SIZE.fullmatch(str(self.spark_executor_memory))
+        if heap is None or int(heap[1]) * _UNITS[heap[2].upper().replace("K", "k")] < _LEAST_EXECUTOR_BYTES:
+            raise ConfigError(
+                f"spark_executor_memory must be a size of 450m or more with its unit (k, m, g or t), got "
+                f"{self.spark_executor_memory!r}",
+                remedy="write it as Spark does, for example 512m or 2g",
+            )
 
     def refuse_credentials(self) -> None:
         """Raise ConfigError for a secret in a setting that travels to Ray's actors and Spark's executors.

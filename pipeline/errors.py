@@ -170,7 +170,13 @@ POLICY: Final[dict[type[XidstreamError], Policy]] = {
         ExitStatus.TERMINAL,
         "report the server's version and this message; nothing was confirmed past it",
     ),
-    UsageError: Policy(Action.STOP, ExitStatus.USAGE, "see `xidstream --help`"),
+    UsageError: Policy(Action.STOP, ExitStatus.USAGE, "correct what the message names, and start again"),
+    ConfigError: Policy(
+        Action.STOP,
+        ExitStatus.USAGE,
+        "correct this setting: `xidstream run --help-all` and docs/settings.md give the unit, default and meaning of "
+        "each",
+    ),
     Unsupported: Policy(Action.STOP, ExitStatus.PRECONDITION, "see the README's chapter on limits"),
     ColumnNameClash: Policy(
         Action.STOP,

@@ -123,8 +123,7 @@ class ReadPolicy:
         self._ask_interval_s = POSITION_INTERVAL_S if config.available_now else status_interval_s
         self._silence_limit_s: float | None = None
         if config.receive_timeout_ms:
-            # Asked once in an interval: two of them are the least that tells a slow server from a lost one.
-            self._silence_limit_s = max(config.receive_timeout_ms, 2 * config.status_interval_ms) / 1000
+            self._silence_limit_s = config.receive_timeout_ms / 1000
         self._naps_s = SOCKET_NAPS_S if is_local else NAPS_S
         self._nap_s = self._naps_s[0]
         self._is_quiet = False

@@ -170,3 +170,29 @@ def test_what_no_server_takes_is_refused_when_the_settings_are_read(settings: di
     """And not later, by the reader, when Ray and Spark have been started."""
     with pytest.raises(ConfigError):
         Config.of(settings)
+
+
+@pytest.mark.parametrize("memory", ["10", "512", "512mb ", "0.5g", "1 g", "10m", "449m", "lots", "", 10])
+def test_an_executors_memory_without_a_unit_or_too_small_for_spark_is_refused(memory: Any) -> None:
+    with pytest.raises(ConfigError, match="spark_executor_memory must be a size of 450m or more") as caught:
+        Config(spark_executor_memory=memory)
+    assert "512m" in caught.value.remedy
+
+
+@pytest.mark.parametrize("memory", ["450m", "512M", "512mb", "460800k", "2g", "1t"])
+def test_an_executors_memory_is_written_as_spark_writes_it(memory: str) -> None:
+    assert Config(spark_executor_memory=memory).spark_executor_memory == memory
+
+
+def test_a_server_is_given_two_status_intervals_to_answer() -> None:
+    with pytest.raises(ConfigError, match=r"receive_timeout_ms \(100\) is below two intervals") as caught:
+        Config(receive_timeout_ms=100)
+    assert "20000 or more" in caught.value.remedy
+    assert Config(receive_timeout_ms=1000, status_interval_ms=500).receive_timeout_ms == 1000
+    assert Config(receive_timeout_ms=0).receive_timeout_ms == 0
+
+
+def test_the_remedy_of_a_wrong_setting_leads_to_the_list_of_settings() -> None:
+    with pytest.raises(ConfigError, match="linger_ms must be from 0 to 60000, got -1") as caught:
+        Config(linger_ms=-1)
+    assert "xidstream run --help-all" in caught.value.remedy and "docs/settings.md" in caught.value.remedy

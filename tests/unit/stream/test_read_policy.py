@@ -250,13 +250,6 @@ def test_a_server_that_answers_is_never_lost_though_nothing_happens() -> None:
         reader.turn(flowing=True)
 
 
-def test_a_server_has_two_status_intervals_to_answer_however_short_the_timeout_is() -> None:
-    reader = Reader(receive_timeout_ms=1000, status_interval_ms=10_000)
-    with pytest.raises(ConnectionLost, match="20 s"):
-        reader.idle_until(100)
-    assert reader.now_s - 100 == pytest.approx(20, abs=0.1)
-
-
 def test_without_a_timeout_a_silent_server_is_waited_for() -> None:
     reader = Reader(receive_timeout_ms=0)
     reader.idle_until(1000)
