@@ -30,6 +30,7 @@ from xidstream.pipeline.errors import (
 )
 from xidstream.pipeline.exchange import PrepareCover
 from xidstream.pipeline.pg import Lsn, Xid
+from xidstream.pipeline.quantities import counted
 from xidstream.pipeline.segments import (
     Layout,
     Skip,
@@ -47,6 +48,7 @@ from xidstream.pipeline.slot.admin import (
     current_flush_lsn,
     describe_slot,
     drop_slot,
+    existing_slot,
     stream_stats,
 )
 from xidstream.pipeline.slot.connection import ReplicationConnection
@@ -131,32 +133,32 @@ def fail_on_findings(
 
 
 def print_status(config: Config) -> None:
-    state = describe_slot(config.dsn, config.slot)
-    if not state.exists:
-        raise PreconditionMissing(f'slot "{config.slot}" does not exist')
+    """Raises PreconditionMissing where there is no such slot."""
+    state = existing_slot(config.dsn, config.slot)
     flush = current_flush_lsn(config.dsn)
     lines = [
         ("slot", f"{state.name} ({state.plugin}, database {state.database})"),
         ("read by", f"process {state.active_pid}" if state.active else "nobody"),
         (
             "confirmed",
-            f"{state.confirmed_flush}, {flush - (state.confirmed_flush or 0):,} bytes behind the server",
+            f"{state.confirmed_flush}, {counted(flush - (state.confirmed_flush or 0), 'byte')} behind the server",
         ),
         (
             "keeps WAL from",
-            f"{state.restart_lsn}, {flush - (state.restart_lsn or 0):,} bytes ({state.wal_status})",
+            f"{state.restart_lsn}, {counted(flush - (state.restart_lsn or 0), 'byte')} ({state.wal_status})",
         ),
         ("two-phase", "yes" if state.two_phase else "no"),
     ]
     stats = stream_stats(config.dsn, config.slot)
     if stats is not None:
-        lines.append(
-            (
-                "streamed",
-                f"{stats.stream_txns:,} transactions in {stats.stream_count:,} blocks, {stats.stream_bytes:,} bytes",
-            )
+        blocks = counted(stats.stream_count, "block")
+        streamed = (
+            f"{counted(stats.stream_txns, 'transaction')} in {blocks}, {counted(stats.stream_bytes, 'byte')}"
         )
-        lines.append(("all", f"{stats.total_txns:,} transactions, {stats.total_bytes:,} bytes"))
+        lines.append(("streamed", streamed))
+        lines.append(
+            ("all", f"{counted(stats.total_txns, 'transaction')}, {counted(stats.total_bytes, 'byte')}")
+        )
     if config.storage:
         lines.append(("recorded", _recorded(config)))
         lines += [("given up", text) for text in _skips(config)]
@@ -255,7 +257,7 @@ def drop_slot_command(config: Config) -> None:
     removed = remove_slot(*stored)
     where = redacted(config.storage)
     for what, n_objects in removed.items():
-        click.echo(f"removed {what} from {where} ({n_objects} object{'s' if n_objects > 1 else ''})")
+        click.echo(f"removed {what} from {where} ({counted(n_objects, 'object')})")
     if not removed:
         click.echo(f"{where} held nothing of it")
 

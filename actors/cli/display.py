@@ -18,8 +18,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from xidstream.actors.runtime.quantities import human_bytes, human_ms
 from xidstream.actors.supervision.supervisor import Status
+from xidstream.pipeline.quantities import human_bytes, human_ms
 
 _PLAIN_INTERVAL_S = 5.0
 _MOST_TRANSACTIONS = 6

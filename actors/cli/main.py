@@ -118,12 +118,29 @@ def check(config_file: Path | None, **options: Any) -> None:
 @cli.command()
 @setting_options(*_CONNECTION, "storage")
 def status(config_file: Path | None, **options: Any) -> None:
-    """What the slot holds back and what the pipeline has confirmed."""
-    config = build_config(config_file, options)
-    config.require("slot")
+    """What the slot holds back and what the pipeline has confirmed.
+
+    Of a file with several [[slots]] each is shown, or with --slot the one of that name. One that cannot be shown does
+    not hide the others, and the exit status is the worst.
+    """
+    configs = build_configs(config_file, options)
+    for config in configs:
+        config.require("slot")
     from xidstream.actors.cli.checks import print_status
 
-    print_status(config)
+    worst = ExitStatus.DONE
+    for config in configs:
+        if len(configs) > 1:
+            click.echo(f"\nslot {config.slot}")
+        try:
+            print_status(config)
+        except XidstreamError as error:
+            if len(configs) == 1:
+                raise
+            worst = max(worst, error.policy.exit_status)
+            _tell(error.message, error.remedy)
+    if worst:
+        raise SystemExit(worst)
 
 
 @cli.group()

@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from xidstream.actors.demo.live_stream import LiveStream
-from xidstream.actors.runtime.quantities import human_bytes
 from xidstream.pipeline.errors import EnvironmentFault
+from xidstream.pipeline.quantities import human_bytes
 
 SCHEMA: Final = """
 create table orders (

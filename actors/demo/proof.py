@@ -14,9 +14,9 @@ from rich.console import Console
 from rich.table import Table
 
 from xidstream.actors.demo.watched_delta import Arrival
-from xidstream.actors.runtime.quantities import human_bytes, human_ms
 from xidstream.pipeline.errors import EnvironmentFault
 from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.quantities import human_bytes, human_ms
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

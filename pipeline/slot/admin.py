@@ -24,7 +24,7 @@ import psycopg
 from psycopg import pq
 from psycopg.rows import dict_row
 
-from xidstream.pipeline.errors import ConnectionLost, EnvironmentFault, Unsupported
+from xidstream.pipeline.errors import ConnectionLost, EnvironmentFault, PreconditionMissing, Unsupported
 from xidstream.pipeline.exchange import PrepareCover
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.pg_rules import check_slot_name
@@ -152,6 +152,12 @@ def prepare_cover(dsn: str) -> PrepareCover:
     return PrepareCover(since_lsn, frozenset(Xid(xid) for (xid,) in rows))
 
 
+def existing_slot(dsn: str, slot: str) -> SlotState:
+    """``describe_slot`` where the slot must be there. Raises PreconditionMissing if it is not."""
+    with sql_connection(dsn, f'slot "{slot}"') as connection:
+        return require_slot(connection, slot)
+
+
 def read_slot(connection: psycopg.Connection[Any], slot: str) -> SlotState:
     """``describe_slot`` over a connection that is there already."""
     with connection.cursor(row_factory=dict_row) as cursor:
@@ -175,6 +181,19 @@ def read_slot(connection: psycopg.Connection[Any], slot: str) -> SlotState:
         two_phase_at=_lsn(row.get("two_phase_at")),
         failover=row.get("failover"),
         temporary=row["temporary"],
+    )
+
+
+def require_slot(connection: psycopg.Connection[Any], slot: str) -> SlotState:
+    """``read_slot`` of a slot that somebody named as one that is there. Raises PreconditionMissing if it is not."""
+    state = read_slot(connection, slot)
+    if state.exists:
+        return state
+    rows = connection.execute("SELECT slot_name::text FROM pg_replication_slots ORDER BY 1").fetchall()
+    named = ", ".join(name for (name,) in rows)
+    raise PreconditionMissing(
+        f'slot "{slot}" does not exist',
+        remedy=f"check its name and the server: {f'the slots there are {named}' if named else 'there are no slots'}",
     )
 
 
@@ -248,6 +267,7 @@ def drop_slot(dsn: str, slot: str) -> None:
     """Raises SlotInUse while somebody reads it, PreconditionMissing when there is none."""
     check_slot_name(slot)
     with sql_connection(dsn, f'dropping slot "{slot}"') as connection:
+        require_slot(connection, slot)
         connection.execute("SELECT pg_drop_replication_slot(%s)", (slot,))
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TextIO
 import pyarrow.compute as pc
 
 from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.quantities import counted
 from xidstream.pipeline.spark.frames import SparkBatch
 from xidstream.pipeline.spark.spark_errors import fault_of
 from xidstream.pipeline.spark.stateless import StatelessSink
@@ -43,7 +44,8 @@ class ConsoleSink(StatelessSink):
 
     def render(self, batch: SparkBatch) -> str:
         handed = batch.content
-        lines = [f"-- batch {batch.number}: {handed.n_transactions} transactions, {handed.n_rows} rows --"]
+        amount = f"{counted(handed.n_transactions, 'transaction')}, {counted(handed.n_rows, 'row')}"
+        lines = [f"-- batch {batch.number}: {amount} --"]
         transactions = batch.transaction_rows
         for row in transactions.slice(0, self._n_transactions).to_pylist():
             marks = "".join(
@@ -52,13 +54,14 @@ class ConsoleSink(StatelessSink):
             tables = ", ".join(row["tables"] or []) or "no table"
             lines.append(
                 f"  xid {row['xid']} commit {Lsn(row['commit_lsn'])} at {row['commit_timestamp'].isoformat()}"
-                f"{marks}: {row['rows']} rows in {tables}"
+                f"{marks}: {counted(row['rows'], 'row')} in {tables}"
             )
         if transactions.num_rows > self._n_transactions:
-            lines.append(f"  and {transactions.num_rows - self._n_transactions} more transactions")
+            n_more = transactions.num_rows - self._n_transactions
+            lines.append(f"  and {counted(n_more, 'more transaction')}")
         lines += self._shown_messages(batch)
         for name, parts in sorted(batch.parts.items()):
-            lines.append(f"  {parts.label}: {parts.n_rows} rows")
+            lines.append(f"  {parts.label}: {counted(parts.n_rows, 'row')}")
             lines.append(_shown(batch.dataframe(name), self._n_rows))
         return "\n".join(lines)
 
@@ -71,7 +74,7 @@ class ConsoleSink(StatelessSink):
             named = shown.select(["lsn", "transactional", "prefix"]).to_pylist()
             for row, n_bytes in zip(named, sizes, strict=True):
                 kind = "transactional" if row["transactional"] else "non-transactional"
-                yield f"  message {Lsn(row['lsn'])} {kind} {row['prefix']!r}: {n_bytes or 0} bytes"
+                yield f"  message {Lsn(row['lsn'])} {kind} {row['prefix']!r}: {counted(n_bytes or 0, 'byte')}"
             n_left -= shown.num_rows
             if not n_left:
                 return

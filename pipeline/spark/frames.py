@@ -39,6 +39,7 @@ from xidstream.pipeline.exchange import (
 )
 from xidstream.pipeline.packs import Packs
 from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.quantities import counted
 from xidstream.pipeline.rows import CONTRACT_FIELDS, MESSAGES_SCHEMA, TRANSACTIONS_SCHEMA
 from xidstream.pipeline.spark.batch_parts import (
     TableName,
@@ -116,7 +117,7 @@ class SparkBatch:
     def __repr__(self) -> str:
         return (
             f"SparkBatch({self.first_commit_lsn}..{self.last_commit_lsn}, "
-            f"{self.content.n_transactions} transactions, {self.content.n_rows} rows)"
+            f"{counted(self.content.n_transactions, 'transaction')}, {counted(self.content.n_rows, 'row')})"
         )
 
     @property

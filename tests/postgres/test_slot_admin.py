@@ -71,9 +71,13 @@ def test_name_that_is_taken_and_names_that_are_not_legal(database: Database) -> 
 
 def test_dropping_what_is_not_there_or_in_use(database: Database) -> None:
     made = SlotSettings(database.dsn(), f"s_{database.name}", ("pub",))
-    with pytest.raises(PreconditionMissing, match="does not exist"):
+    with pytest.raises(PreconditionMissing, match="does not exist") as missing:
         drop_slot(made.dsn, made.slot)
+    assert "check its name" in missing.value.remedy and "create" not in missing.value.remedy
     create_slot(made.dsn, made.slot)
+    with pytest.raises(PreconditionMissing, match='"nope" does not exist') as missing:
+        drop_slot(made.dsn, "nope")
+    assert made.slot in missing.value.remedy
     with ReplicationConnection(made) as connection:
         connection.start_replication(made.slot, INVALID_LSN, stream_options(made, connection.server_version))
         state = describe_slot(made.dsn, made.slot)

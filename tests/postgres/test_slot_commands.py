@@ -165,3 +165,27 @@ def test_a_transaction_is_given_up_only_where_a_run_may_still_meet_it(
     write_progress(storage, layout, Lsn(0x20))
     assert xidstream("status", *arguments) == 0
     assert "without effect" in capsys.readouterr().out
+
+
+def test_status_shows_each_slot_of_a_file_and_one_that_is_missing_hides_no_other(
+    database: Database, tmp_path: Path, capsys: Printed
+) -> None:
+    assert command(database, "create") == 0
+    capsys.readouterr()
+    file = tmp_path / "two.toml"
+    file.write_text(
+        f'dsn = "{database.dsn()}"\n[[slots]]\nslot = "nope"\n[[slots]]\nslot = "{slot(database)}"\n'
+    )
+    assert xidstream("status", "--config", str(file)) == 3
+    said = capsys.readouterr()
+    assert f"slot {slot(database)}" in said.out and "read by         nobody" in said.out
+    assert 'slot "nope" does not exist' in said.err and slot(database) in said.err
+    assert xidstream("status", "--config", str(file), "--slot", slot(database)) == 0
+
+
+def test_a_slot_that_is_not_there_is_not_told_to_be_created_before_it_is_dropped(
+    database: Database, capsys: Printed
+) -> None:
+    assert command(database, "drop") == 3
+    said = capsys.readouterr().err
+    assert "check its name" in said and "create" not in said

@@ -38,7 +38,8 @@ def test_console_shows_the_first_messages_and_reads_no_others(
     out = io.StringIO()
     ConsoleSink(n_rows=3, out=out).write(batch)
     assert [line for line in out.getvalue().splitlines() if "message " in line] == [
-        f"  message 0/{i} transactional 'p': {i} bytes" for i in (1, 2, 3)
+        f"  message 0/{i} transactional 'p': {size}"
+        for i, size in ((1, "1 byte"), (2, "2 bytes"), (3, "3 bytes"))
     ]
 
 
@@ -47,3 +48,5 @@ def test_a_date_that_python_cannot_hold_is_printed(make_batch: Any) -> None:
     out = io.StringIO()
     ConsoleSink(out=out).write(make_batch(Transaction(0x10, [(days, [{"d": 3_000_000}])])))
     assert "+10183-" in out.getvalue()
+    assert "-- batch 0: 1 transaction, 1 row --" in out.getvalue()
+    assert "public.days: 1 row\n" in out.getvalue() and "1 row in public.days" in out.getvalue()

@@ -1,0 +1,25 @@
+"""Counts, bytes and times as people read them."""
+
+from __future__ import annotations
+
+import pytest
+
+from xidstream.pipeline.quantities import counted, human_bytes, human_ms
+
+
+@pytest.mark.parametrize(
+    ("n", "text"), [(0, "0 rows"), (1, "1 row"), (2, "2 rows"), (1000, "1,000 rows"), (-1, "-1 rows")]
+)
+def test_one_of_something_is_singular(n: int, text: str) -> None:
+    assert counted(n, "row") == text
+
+
+def test_bytes_and_times_have_the_unit_that_keeps_them_short() -> None:
+    assert [human_bytes(n) for n in (0, 1023, 1536, 5 << 20, 3 << 40)] == [
+        "0 B",
+        "1023 B",
+        "1.5 KiB",
+        "5.0 MiB",
+        "3.0 TiB",
+    ]
+    assert [human_ms(n) for n in (None, 999, 27_100)] == ["-", "999 ms", "27.1 s"]
