@@ -16,7 +16,7 @@ from typing import Any
 
 import click
 
-from xidstream.actors.cli.options import build_config, build_configs, setting_options
+from xidstream.actors.cli.options import RunCommand, build_config, build_configs, setting_options
 from xidstream.actors.runtime.signals import StopRequest
 from xidstream.pipeline.errors import ExitStatus, XidstreamError
 from xidstream.pipeline.pg import Lsn, Xid
@@ -59,7 +59,7 @@ def demo(rows: int, output: Path) -> None:
     run_demo(n_rows=rows, output=output)
 
 
-@cli.command()
+@cli.command(cls=RunCommand)
 @setting_options()
 def run(config_file: Path | None, **options: Any) -> None:
     """Stream a slot's transactions into a sink, until interrupted or (--available-now) done.

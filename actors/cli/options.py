@@ -2,6 +2,9 @@
 
 So an option, a key of the TOML file and a setting of ``ChangeStream`` are one thing with one name, one default and one
 sentence of help. An option that was not given stays out, so that the file's value counts.
+
+``SECTIONS`` is the order and the grouping of ``run --help``, and says which settings only ``--help-all`` shows. It is
+not in ``Config``, because only a screen needs it. A test keeps it complete.
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
@@ -17,6 +20,93 @@ from xidstream.pipeline.config import Config, configs_of, load_toml
 from xidstream.pipeline.errors import ConfigError
 
 _STRUCTURED = {"spark_conf"}
+_METAVARS: Final = {
+    "dsn": "DSN",
+    "slot": "NAME",
+    "publication": "NAME[,…]",
+    "storage": "URI",
+    "sink": "SINK",
+    "proto_version": "1-4",
+    "logical_decoding_work_mem": "SIZE",
+    "spark_executor_memory": "SIZE",
+}
+
+SECTIONS: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
+    "Source": (
+        (
+            "dsn",
+            "slot",
+            "publication",
+            "create_slot",
+            "available_now",
+            "two_phase",
+            "streaming",
+            "logical_decoding_work_mem",
+        ),
+        ("proto_version", "status_interval_ms", "receive_timeout_ms"),
+    ),
+    "Sink": (("sink", "storage"), ()),
+    "Latency": (("linger_ms", "batch_rows"), ("stream_linger_ms", "block_bytes")),
+    "Memory": (
+        ("buffer_memory_bytes", "buffers_max", "backlog_bytes", "batch_bytes"),
+        ("reader_memory_bytes", "buffers_min", "buffers_idle_s", "buffer_cpus", "buffer_resource"),
+    ),
+    "Spark": (
+        ("spark_executors", "spark_executors_max", "spark_executor_cores", "spark_executor_memory"),
+        ("spark_executors_idle_s", "spark_executor_cpus"),
+    ),
+}
+"""Title → the settings that ``--help`` shows, and those that only ``--help-all`` adds."""
+
+
+class RunCommand(click.Command):
+    """A command with all settings: ``--help`` shows the most important ones by section, ``--help-all`` all of them."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.params.append(
+            click.Option(
+                ["--help-all"],
+                is_flag=True,
+                is_eager=True,
+                expose_value=False,
+                callback=_show_all,
+                help="Show this message with every setting, and exit.",
+            )
+        )
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        options = {parameter.name: parameter for parameter in self.get_params(ctx)}
+        n_left_out = 0
+        for title, (usual, expert) in SECTIONS.items():
+            shown = usual + expert if ctx.meta.get(_ALL) else usual
+            n_left_out += len(usual) + len(expert) - len(shown)
+            _write(ctx, formatter, title, [options.pop(name) for name in shown])
+        settings = {name for usual, expert in SECTIONS.values() for name in usual + expert}
+        _write(
+            ctx, formatter, "General", [option for name, option in options.items() if name not in settings]
+        )
+        if n_left_out:
+            formatter.write_paragraph()
+            formatter.write_text(f"{n_left_out} more settings: `{ctx.command_path} --help-all`.")
+
+
+_ALL: Final = "xidstream.help_all"
+
+
+def _show_all(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        ctx.meta[_ALL] = True
+        click.echo(ctx.get_help(), color=ctx.color)
+        ctx.exit()
+
+
+def _write(
+    ctx: click.Context, formatter: click.HelpFormatter, title: str, options: list[click.Parameter]
+) -> None:
+    records = [record for option in options if (record := option.get_help_record(ctx)) is not None]
+    with formatter.section(title):
+        formatter.write_dl(records)
 
 
 def setting_options(*names: str) -> Callable[[Any], Any]:
@@ -58,7 +148,7 @@ def _click_type(f: dataclasses.Field[Any]) -> Any:
 def _metavar(f: dataclasses.Field[Any]) -> str | None:
     if f.metadata.get("size"):
         return "SIZE"
-    return {"publication": "NAME[,…]", "storage": "URI", "sink": "SINK", "proto_version": "1-4"}.get(f.name)
+    return _METAVARS.get(f.name)
 
 
 def _shown(f: dataclasses.Field[Any]) -> str:

@@ -55,7 +55,7 @@ def run_demo(*, n_rows: int, output: Path) -> None:
     console.print(f"\nThe demo took {time.monotonic() - started_s:.0f} s.")
     console.print(
         "Next: [bold]xidstream check --dsn … --slot … --publication …[/] tells what your server still lacks;\n"
-        "      [bold]xidstream run --help[/] lists every setting; the README has a PySpark example."
+        "      [bold]xidstream run --help[/] lists the settings; the README has a PySpark example."
     )
 
 

@@ -1,0 +1,48 @@
+"""``run --help`` is short and in sections; ``--help-all`` has every setting, at every width of the terminal."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import pytest
+
+from xidstream.actors.cli.main import main
+from xidstream.actors.cli.options import SECTIONS
+from xidstream.pipeline.config import Config
+
+SETTINGS = {f.name for f in dataclasses.fields(Config)} - {"spark_conf"}
+
+
+def shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], flag: str, width: int) -> str:
+    monkeypatch.setenv("COLUMNS", str(width))
+    with pytest.raises(SystemExit) as ended:
+        main(["run", flag])
+    assert ended.value.code == 0
+    return capsys.readouterr().out
+
+
+def settings_of(text: str) -> list[str]:
+    options = [name.replace("-", "_") for name in re.findall(r"^  --([a-z-]+)", text, re.MULTILINE)]
+    return [name for name in options if name in SETTINGS]
+
+
+def test_every_setting_is_in_one_section() -> None:
+    listed = [name for usual, expert in SECTIONS.values() for name in usual + expert]
+    assert sorted(listed) == sorted(SETTINGS)
+
+
+@pytest.mark.parametrize("width", [80, 100, 140])
+def test_help_all_shows_every_setting_and_help_only_the_usual_ones_in_sections(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], width: int
+) -> None:
+    everything = shown(monkeypatch, capsys, "--help-all", width)
+    usual = shown(monkeypatch, capsys, "--help", width)
+    assert sorted(settings_of(everything)) == sorted(SETTINGS)
+    assert settings_of(usual) == [name for names, _ in SECTIONS.values() for name in names]
+    for text in (everything, usual):
+        titles = re.findall(r"^(\w+):$", text, re.MULTILINE)
+        assert titles == ["Source", "Sink", "Latency", "Memory", "Spark", "General"]
+        assert max(map(len, text.splitlines())) <= max(width, 100), "the examples are the longest lines"
+    assert "12 more settings: `xidstream run --help-all`" in usual
+    assert "more settings" not in everything
