@@ -23,6 +23,36 @@ pytestmark = pytest.mark.e2e
 REPOSITORY = Path(__file__).parents[2]
 TWO_CPUS = {"RAY_OVERRIDE_RESOURCES": '{"CPU": 2}'}
 
+REFUSES = "raise SystemExit('the user\\'s own module was imported')\n"
+"""A module of the user's that nobody asked for."""
+
+USERS_ACTORS = """
+import pyarrow
+
+
+def doubled(batches):
+    for batch in batches:
+        ids = pyarrow.array([value * 2 for value in batch.column(0).to_pylist()], pyarrow.int32())
+        yield pyarrow.RecordBatch.from_arrays([ids], ["id"])
+
+
+def where():
+    return __file__
+"""
+
+USERS_PIPELINE = """
+import ray
+
+import actors
+
+
+def handle(batch):
+    frame = batch.dataframe("public.orders").select("id")
+    ids = sorted(row.id for row in frame.mapInArrow(actors.doubled, "id int").collect())
+    print("in executors", ids, flush=True)
+    print("in a worker", ray.get(ray.remote(num_cpus=0)(actors.where).remote()), flush=True)
+"""
+
 CROWDED = """
 import sys
 import time
@@ -53,14 +83,19 @@ def script_of_readme() -> str:
 
 
 def run_beside(server: Any, script: Path, *arguments: str, timeout_s: float) -> str:
-    """The script in a folder of its own, and libpq told by its variables where the server is."""
+    """The script in a folder of its own."""
+    return run_in(server, script.parent, str(script), *arguments, timeout_s=timeout_s)
+
+
+def run_in(server: Any, folder: Path, *arguments: str, timeout_s: float) -> str:
+    """Python in this folder, and libpq told by its variables where the server is."""
     env = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "PG"))}
     env |= {"PGHOST": str(server.socket_dir), "PGPORT": str(server.port), "PGUSER": "postgres"}
     # Where xidstream is installed no path is needed.
     env |= {**TWO_CPUS, "PYTHONPATH": str(REPOSITORY)}
     process = subprocess.Popen(
-        [sys.executable, str(script), *arguments],
-        cwd=script.parent,
+        [sys.executable, *arguments],
+        cwd=folder,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -111,12 +146,30 @@ def readmes_storage(tmp_path: Path) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("readmes_storage")
-def test_the_readmes_script_runs_as_it_stands_on_two_cpus_and_ends(shop: Any, tmp_path: Path) -> None:
+def test_the_readmes_script_runs_as_it_stands_on_two_cpus_beside_a_users_own_modules_and_ends(
+    shop: Any, tmp_path: Path
+) -> None:
+    for name in ("pipeline.py", "actors.py"):
+        (tmp_path / name).write_text(REFUSES)
     script = tmp_path / "script.py"
     script.write_text(script_of_readme())
     output = run_beside(shop, script, timeout_s=300)
     assert re.search(r"\|\s*insert\|\s*7\|", output), output
     assert "free CPUs" not in output and "Traceback" not in output
+
+
+def test_a_sink_in_a_users_own_pipeline_py_runs_there_in_executors_and_in_ray_workers(
+    shop: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "pipeline.py").write_text(USERS_PIPELINE)
+    (tmp_path / "actors.py").write_text(USERS_ACTORS)
+    output = run_in(
+        shop, tmp_path, "-m", "xidstream", "run", "--available-now",
+        "--dsn", "dbname=shop", "--slot", "shop", "--publication", "shop",
+        "--storage", str(tmp_path / "segments"), "--sink", "foreach:pipeline:handle", timeout_s=300,
+    )  # fmt: skip
+    assert "in executors [2, 4, 6, 8, 10, 12, 14]" in output, output
+    assert f"in a worker {tmp_path / 'actors.py'}" in output, output
 
 
 @pytest.mark.slow
