@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
-import xidstream
 from xidstream.actors.driver.driver_jvm import start_driver_jvm
 from xidstream.actors.runtime.java import ensure_java
 from xidstream.actors.runtime.nodes import require_usable_nodes
@@ -155,6 +154,8 @@ def _python_path() -> str:
 
     Behind what was there: a user's own ``pipeline.py`` must win against the folder of that name in a checkout.
     """
-    home = str(Path(xidstream.__file__).resolve().parent.parent)
+    # Of this module's own path, with the link `xidstream/actors` in it. `xidstream.__file__` is None where the working
+    # directory has a folder `xidstream` and the package is an editable install: then Python takes that folder.
+    home = str(Path(__file__).parents[3])
     inherited = os.environ.get("PYTHONPATH", "")
     return os.pathsep.join([inherited, home]) if inherited else home
