@@ -236,6 +236,7 @@ class DeltaSink:
                 raise SnapshotOutdated(parts.label)
             self._check(writer)
         self._writers[directory] = writer
+        writer.complete()
         known = {column.name for column in writer.columns}
         writer.add_columns([column for column in columns if column.name not in known])
         target = WriteTarget(location, f"data-{uuid.uuid4().hex}", watermark)
@@ -307,6 +308,7 @@ class DeltaSink:
                     f"Delta table {directory} has other columns: it was not written by this sink",
                     remedy="give the sink a root of its own",
                 )
+            writer.complete()
             self._writers[directory] = writer
         return writer
 

@@ -41,6 +41,7 @@ from xidstream.pipeline.errors import SinkFailed, UsageError
 from xidstream.pipeline.spark.naming import Location
 from xidstream.pipeline.spark.parquet_files import WrittenFile
 from xidstream.pipeline.spark.placement import Target
+from xidstream.pipeline.spark.table_metadata import missing_properties, table_properties
 
 SOURCE_KEY: Final = "xidstream.column"
 """Metadata of a Delta column whose name is not its source's: the source column's name."""
@@ -86,7 +87,11 @@ class DeltaTableWriter:
         schema = DeltaSchema([_delta_field(column) for column in columns])
         try:
             DeltaTable.create(
-                location.uri, schema=schema, mode="ignore", storage_options=location.storage_options
+                location.uri,
+                schema=schema,
+                mode="ignore",
+                configuration=table_properties(column.name for column in columns),
+                storage_options=location.storage_options,
             )
         except CommitFailedError:
             pass  # Another process made it first: what it made is what counts.
@@ -130,6 +135,24 @@ class DeltaTableWriter:
         missing = {c.name for c in columns} - {c.name for c in self.columns}
         if missing:
             raise SinkFailed(f"Delta table {self.label} did not take the columns {sorted(missing)}")
+
+    def complete(self) -> None:
+        """Set the properties that the table lacks because an earlier version of this sink made it: a commit of its own.
+
+        Raises SnapshotOutdated where somebody else committed in between: the caller's watermark may be another now.
+        """
+        wanted = table_properties(column.name for column in self.columns)
+        missing = missing_properties(self._table.metadata().configuration, wanted)
+        if not missing:
+            return
+        before = self.version
+        try:
+            self._table.alter.set_table_properties(missing)
+        except CommitFailedError as error:
+            raise SnapshotOutdated(self.label) from error
+        self._refresh()
+        if self.version != before + 1:
+            raise SnapshotOutdated(self.label)
 
     def commit(
         self,

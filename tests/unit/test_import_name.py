@@ -71,7 +71,9 @@ def test_the_old_import_from_a_checkout_gives_the_same_classes() -> None:
     assert ended.returncode == 0, ended.stderr
 
 
-def test_executors_find_the_package_from_a_working_directory_with_a_folder_of_its_name(tmp_path: Path) -> None:
+def test_executors_find_the_package_from_a_working_directory_with_a_folder_of_its_name(
+    tmp_path: Path,
+) -> None:
     """A storage of that name makes such a folder; `xidstream.__file__` is None there with an editable install."""
     (tmp_path / "xidstream").mkdir()
     program = "import xidstream.actors.driver.session as s; print(s._python_path().split(':')[-1])"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable, Field
 from deltalake.schema import PrimitiveType
@@ -284,3 +285,47 @@ def test_watermark_survives_checkpoints(location: Location) -> None:
         commit(writer, location, 20 + 2 * i, f"d{i}")
     assert list(Path(location.uri).glob("_delta_log/*.checkpoint.parquet"))
     assert opened(location).watermark(APP) == 20 + 2 * 104
+
+
+# -- readers ---------------------------------------------------------------------------------------------
+
+
+def found_by_filters(location: Location) -> list[int]:
+    """Rows that a filter on each column finds, through the dataset that pyarrow, pandas and DuckDB read."""
+    dataset = DeltaTable(location.uri).to_pyarrow_dataset()
+    filters = [pc.field("x") == 1, pc.field("x").isin([1, 2]), pc.field("_commit_lsn") <= 19]
+    return [dataset.count_rows(filter=f) for f in filters]
+
+
+def test_a_filter_on_a_column_without_statistics_finds_its_rows(location: Location) -> None:
+    commit(opened(location), location, 20, "a")
+    assert found_by_filters(location) == [1, 2, 1]
+    DeltaTable(location.uri).optimize.compact()
+    assert found_by_filters(location) == [1, 2, 1]
+
+
+def test_a_table_of_an_earlier_version_gets_its_properties_once(location: Location) -> None:
+    DeltaTable.create(location.uri, schema=pa.schema([column.field for column in COLUMNS]))
+    writer = opened(location)
+    commit(writer, location, 20, "a")
+    assert found_by_filters(location) == [0, 0, 1], (
+        "deltalake finds rows without it: the property is not needed"
+    )
+    writer.complete()
+    assert found_by_filters(location) == [1, 2, 1]
+    version = writer.version
+    writer.complete()
+    opened(location).complete()
+    assert writer.version == opened(location).version == version
+    commit(writer, location, 30, "b")
+    assert found_by_filters(location) == [2, 4, 1]
+
+
+def test_a_commit_of_another_while_the_properties_are_set_makes_the_snapshot_outdated(
+    location: Location,
+) -> None:
+    DeltaTable.create(location.uri, schema=pa.schema([column.field for column in COLUMNS]))
+    writer, ghost = opened(location), opened(location)
+    commit(ghost, location, 20, "a")
+    with pytest.raises(SnapshotOutdated):
+        writer.complete()
