@@ -19,12 +19,14 @@ It reads as Structured Streaming does::
 from __future__ import annotations
 
 import dataclasses
+import logging
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xidstream.actors.driver.session import adopt_spark
+from xidstream.actors.preflight import findings_of, require
 from xidstream.actors.runtime.ray_cluster import connect_ray
 from xidstream.actors.runtime.secrets import refuse_travelling
 from xidstream.actors.supervision.drivers import InProcessDriver
@@ -33,13 +35,17 @@ from xidstream.actors.supervision.supervisor import Supervisor
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import UsageError
 from xidstream.pipeline.exchange import SlotIdentity
+from xidstream.pipeline.findings import Finding
 from xidstream.pipeline.spark.delta import DeltaSink
 from xidstream.pipeline.spark.foreach import ForeachSink
 from xidstream.pipeline.spark.frames import SparkBatch
 from xidstream.pipeline.spark.sink import Sink, make_sink
+from xidstream.pipeline.spark.sink_findings import SinkCheck, check_of_delta, check_of_function
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+log = logging.getLogger(__name__)
 
 
 class ChangeStream:
@@ -49,42 +55,50 @@ class ChangeStream:
     """
 
     def __init__(self, config: Config | Mapping[str, Any] | str | Path) -> None:
+        """Raises ConfigError for a setting that is unknown or out of range, and for one that is missing and needed."""
         self._config = Config.load(config)
+        self._config.require("dsn", "slot", "publication", "storage")
         self._make: Callable[[SlotIdentity], Sink] | None = None
+        self._check_sink: SinkCheck | None = None
 
     def foreachBatch(self, function: Callable[[SparkBatch], None]) -> ChangeStream:  # noqa: N802 - Spark's name
         """Call ``function`` with each batch. An exception in it ends the query, with nothing confirmed."""
         if not callable(function):
             raise UsageError("foreachBatch needs a function of one argument, the batch")
-        return self._with(lambda identity: ForeachSink(function))
+        return self._with(lambda identity: ForeachSink(function), check_of_function(function))
 
     def toDelta(self, uri: str, storage_options: Mapping[str, str] | None = None) -> ChangeStream:  # noqa: N802
         """Append to one Delta table per source table below ``uri``."""
+        options = dict(storage_options) if storage_options else None
         return self._with(
-            lambda identity: DeltaSink(
-                uri, identity, storage_options=dict(storage_options) if storage_options else None
-            )
+            lambda identity: DeltaSink(uri, identity, storage_options=options), check_of_delta(uri, options)
         )
 
     def trigger(self, *, availableNow: bool = False) -> ChangeStream:  # noqa: N803 - Spark's name
         """``availableNow``: handle what is committed when the query starts, then end."""
         other = ChangeStream(dataclasses.replace(self._config, available_now=availableNow))
-        other._make = self._make
+        other._make, other._check_sink = self._make, self._check_sink
         return other
+
+    def check(self) -> list[Finding]:
+        """Every precondition of ``start``, as `xidstream check` prints them. Nothing is started."""
+        return findings_of(self._config, self._check_sink)
 
     def start(self, spark: SparkSession) -> StreamingQuery:
         """Begin, on ``spark``, which must be a RayDP session; ``xidstream.spark_session`` makes one that fits.
 
-        Raises ConfigError for a missing setting. On a Ray of this process's own it waits until the session's executors
-        are there, and raises PreconditionMissing within a minute where they leave too few CPUs for the pipeline.
+        Raises what the preflight finds missing (``check``), before anything is started: PreconditionMissing, SlotLost,
+        SinkDiverged and others. A slot that somebody else reads is waited for, 30 s. On a Ray of this process's own
+        it waits until the session's executors are there, and raises PreconditionMissing within a minute where they
+        leave too few CPUs for the pipeline.
         """
-        self._config.require("slot", "publication", "storage")
         make = self._make
         if make is None:
             self._config.require("sink")
             make = self._sink_of_config
-        connect_ray()
         refuse_travelling(self._config)
+        require(self._config, self._check_sink, tell=log.warning)
+        connect_ray()
         adopt_spark(spark)
         await_room(self._config, spark)
         driver = InProcessDriver(spark, self._config.storage, make)
@@ -93,9 +107,9 @@ class ChangeStream:
     def _sink_of_config(self, identity: SlotIdentity) -> Sink:
         return make_sink(self._config.sink, identity)
 
-    def _with(self, make: Callable[[SlotIdentity], Sink]) -> ChangeStream:
+    def _with(self, make: Callable[[SlotIdentity], Sink], check: SinkCheck) -> ChangeStream:
         other = ChangeStream(self._config)
-        other._make = make
+        other._make, other._check_sink = make, check
         return other
 
 

@@ -16,6 +16,7 @@ of the same keys except those of ``RUN_SETTINGS``. A key outside the list is the
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -32,6 +33,8 @@ else:
     import tomli as tomllib
 
 MIB = 1 << 20
+_LIBPQ = frozenset({"PGSERVICE", "PGHOST", "PGHOSTADDR", "PGPORT", "PGDATABASE", "PGUSER"})
+"""Variables that say where the server is."""
 _SIZE = re.compile(r"\s*(\d+)\s*([kKMGT]?i?B?)\s*")
 _JVM_SIZE = re.compile(r"(\d+)([kmgt])b?", re.IGNORECASE)
 _LEAST_EXECUTOR_BYTES = 450 * MIB
@@ -288,13 +291,19 @@ class Config:
                 )
 
     def require(self, *names: str) -> None:
-        """Raise ConfigError naming the first of ``names`` that has no value."""
+        """Raise ConfigError naming the first of ``names`` that has no value.
+
+        A ``dsn`` may also come from libpq's variables, a service file among them.
+        """
         for name in names:
-            if not getattr(self, name):
-                raise ConfigError(
-                    f"{name} is missing",
-                    remedy=f"give --{name.replace('_', '-')}, or {name} in the TOML file",
-                )
+            if getattr(self, name) or (name == "dsn" and _LIBPQ.intersection(os.environ)):
+                continue
+            variables = ", or libpq's variables (PGHOST, PGSERVICE, …)" if name == "dsn" else ""
+            raise ConfigError(
+                f"{name} is missing",
+                remedy=f"give {name} in the settings of ChangeStream or in the TOML file, or "
+                f"--{name.replace('_', '-')} on the command line{variables}",
+            )
 
     @classmethod
     def load(cls, source: Config | Mapping[str, Any] | str | Path) -> Config:

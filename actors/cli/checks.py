@@ -1,34 +1,21 @@
-"""What the commands ``check``, ``status`` and ``slot`` do and print; the findings are ``pipeline.slot``'s.
-
-``run`` uses the same preflight, silently where all is well, so that a missing precondition is told before Ray
-and a JVM are started for nothing.
-"""
+"""What the commands ``check``, ``status`` and ``slot`` do and print; the findings are ``actors.preflight``'s."""
 
 from __future__ import annotations
 
 import datetime
 import getpass
 import sys
-import time
-from collections.abc import Callable
+from collections import Counter
 
 import click
 from rich.console import Console
 from rich.text import Text
 
-from xidstream.actors.runtime.java import ensure_java
+from xidstream.actors.preflight import findings_of
 from xidstream.pipeline.config import Config, redacted
-from xidstream.pipeline.errors import (
-    ConfigError,
-    ConnectionLost,
-    PreconditionMissing,
-    SlotInUse,
-    SlotLost,
-    StorageFault,
-    UsageError,
-    XidstreamError,
-)
+from xidstream.pipeline.errors import PreconditionMissing, UsageError
 from xidstream.pipeline.exchange import PrepareCover
+from xidstream.pipeline.findings import Status
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.quantities import counted
 from xidstream.pipeline.segments import (
@@ -52,36 +39,14 @@ from xidstream.pipeline.slot.admin import (
     stream_stats,
 )
 from xidstream.pipeline.slot.connection import ReplicationConnection
-from xidstream.pipeline.slot.findings import Finding, Status
-from xidstream.pipeline.slot.opening import slot_settings
-from xidstream.pipeline.slot.preflight import preflight
-from xidstream.pipeline.stages.slot_record import check_record, without_publications
+from xidstream.pipeline.stages.slot_record import without_publications
 
 _MARKS = {
     Status.OK: ("ok  ", "green"),
     Status.WARNING: ("warn", "yellow"),
     Status.FAILED: ("FAIL", "bold red"),
+    Status.NOT_CHECKED: ("?   ", "cyan"),
 }
-
-SLOT_IN_USE_WAIT_S = 30.0
-"""A server notices within seconds that a killed reader is gone; what holds a slot for longer is a living one."""
-_SLOT_POLL_S = 0.5
-
-
-def findings_of(config: Config) -> list[Finding]:
-    """The server's side, then ours."""
-    findings = preflight(slot_settings(config), will_create_slot=config.create_slot)
-    try:
-        findings.append(Finding.ok("java", f"Java: {ensure_java()}"))
-    except PreconditionMissing as error:
-        findings.append(Finding.of_error("java", error))
-    try:
-        config.refuse_credentials()
-    except ConfigError as error:
-        findings.append(Finding.failed("secrets", error.message, error.remedy, ConfigError))
-    if config.storage:
-        findings.append(_check_storage(config.storage))
-    return findings + _check_record(config, findings)
 
 
 def print_findings(config: Config) -> bool:
@@ -90,46 +55,18 @@ def print_findings(config: Config) -> bool:
     findings = findings_of(config)
     for finding in findings:
         mark, style = _MARKS[finding.status]
-        console.print(Text.assemble((mark, style), "  ", finding.statement), soft_wrap=True)
+        statement = finding.statement
+        if finding.status is Status.NOT_CHECKED:
+            statement = f"not checked: {statement}"
+        console.print(Text.assemble((mark, style), "  ", statement), soft_wrap=True)
         if finding.remedy and finding.status is not Status.OK:
             console.print(Text(f"      {finding.remedy}", style="dim"), soft_wrap=True)
-    failed = sum(f.status is Status.FAILED for f in findings)
-    warned = sum(f.status is Status.WARNING for f in findings)
-    console.print(f"\n{len(findings) - failed - warned} ok, {warned} to mind, {failed} missing")
-    return not failed
-
-
-def fail_on_findings(
-    config: Config, *, wait_s: float = SLOT_IN_USE_WAIT_S, stopped: Callable[[], bool] = lambda: False
-) -> None:
-    """Raise for the first thing that is missing, after printing the others; warnings go to stderr.
-
-    A slot that is in use, and nothing else amiss, may be that of a run that was killed a moment ago: it is waited
-    for, ``wait_s`` at most, and no longer than until ``stopped``. A lost slot is told before all else: what needs a
-    person's decision is no less lost when the rest is mended.
-    """
-    deadline_s = time.monotonic() + wait_s
-    told = False
-    while True:
-        findings = preflight(slot_settings(config), will_create_slot=config.create_slot)
-        failed = [f for f in findings if f.status is Status.FAILED]
-        if [f.raises for f in failed] != [SlotInUse] or time.monotonic() >= deadline_s:
-            break
-        if stopped():
-            return
-        if not told:
-            click.echo(f"{failed[0].statement}: waiting up to {wait_s:.0f} s for it to end", err=True)
-            told = True
-        time.sleep(_SLOT_POLL_S)
-    failed += [f for f in _check_record(config, findings) if f.status is Status.FAILED]
-    failed.sort(key=lambda f: f.raises is not SlotLost)
-    for finding in findings:
-        if finding.status is Status.WARNING:
-            click.echo(f"note: {finding.statement}", err=True)
-    for finding in failed[1:]:
-        click.echo(f"also missing: {finding.statement}\n  remedy: {finding.remedy}", err=True)
-    if failed:
-        raise failed[0].raises(failed[0].statement, remedy=failed[0].remedy)
+    n = Counter(finding.status for finding in findings)
+    console.print(
+        f"\n{n[Status.OK]} ok, {n[Status.WARNING]} to mind, {n[Status.FAILED]} missing, "
+        f"{n[Status.NOT_CHECKED]} not checked"
+    )
+    return not n[Status.FAILED]
 
 
 def print_status(config: Config) -> None:
@@ -266,33 +203,3 @@ def tell_blockers(blockers: tuple[Blocker, ...]) -> None:
     """The server waits until everything open has ended; say for whom instead of hanging silently."""
     names = "; ".join(map(str, blockers)) or "transactions that cannot be seen"
     print(f"waiting for {names} to end before the slot can be created", file=sys.stderr, flush=True)
-
-
-def _check_record(config: Config, findings: list[Finding]) -> list[Finding]:
-    """Whether what the storage records of the slot fits this server; nothing where either cannot be asked.
-
-    That is told by other findings, or met again by the run, which knows how long to try.
-    """
-    unreachable = any(
-        f.check in ("connection", "replication") and f.status is Status.FAILED for f in findings
-    )
-    if not config.storage or unreachable:
-        return []
-    try:
-        check_record(config)
-    except (ConnectionLost, StorageFault):
-        return []
-    except XidstreamError as error:
-        return [Finding.failed("record", error.message, error.remedy, type(error))]
-    return [Finding.ok("record", "what the storage records of the slot fits this server")]
-
-
-def _check_storage(uri: str) -> Finding:
-    key = ".xidstream-check"
-    try:
-        storage = Storage(uri)
-        storage.write_bytes(key, b"check")
-        storage.delete([key])
-    except XidstreamError as error:
-        return Finding.of_error("storage", error)
-    return Finding.ok("storage", f"storage {redacted(uri)} can be written")

@@ -93,6 +93,7 @@ def run(config_file: Path | None, **options: Any) -> None:
 @setting_options(
     *_CONNECTION,
     "storage",
+    "sink",
     "streaming",
     "proto_version",
     "logical_decoding_work_mem",
@@ -100,7 +101,11 @@ def run(config_file: Path | None, **options: Any) -> None:
     "create_slot",
 )
 def check(config_file: Path | None, **options: Any) -> None:
-    """Preflight: every precondition of `run`, each with its remedy. Status 3 if one is missing."""
+    """Preflight: every precondition of `run`, each with its remedy, and what could not be checked.
+
+    Give it the options of the run, --storage and --sink among them: both are tried with a file that is removed again.
+    `run` and `ChangeStream.start` make the same checks. Status 3 if something is missing.
+    """
     configs = build_configs(config_file, options)
     for config in configs:
         config.require("slot", "publication")

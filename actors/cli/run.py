@@ -13,8 +13,10 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from xidstream.actors.cli.checks import fail_on_findings
+import click
+
 from xidstream.actors.cli.display import Display, summary
+from xidstream.actors.preflight import require
 from xidstream.actors.reader.buffer_quota import start_quota
 from xidstream.actors.runtime.ray_cluster import connect_ray
 from xidstream.actors.runtime.secrets import refuse_travelling, without_secrets
@@ -77,7 +79,11 @@ class _Run:
                     return
 
     def _check_one(self, config: Config) -> None:
-        fail_on_findings(config, stopped=lambda: self._stop.asked)
+        require(
+            config,
+            tell=lambda text: click.echo(f"{config.slot}: {text}" if self._several else text, err=True),
+            stopped=lambda: self._stop.asked,
+        )
 
     def _supervise(self, configs: Sequence[Config]) -> None:
         session = SharedSession({config.slot: without_secrets(config) for config in configs})

@@ -6,17 +6,23 @@ timeline branched off below what was delivered; it is an older timeline, or no d
 
 A timeline that is new but branched off at or above the recorded position is a failover that lost nothing: all that
 was delivered exists there, and the slot was either kept (a failover slot, ``restart``) or its loss is told by the
-first rule. (Positions of slot and record are compared by the sequencer, when the slot is held.)
+first rule.
+
+Positions are compared by the preflight, and by the sequencer when the slot is held: until then another reader may
+still move it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from xidstream.pipeline.errors import SlotLost
 from xidstream.pipeline.pg import Lsn
-from xidstream.pipeline.slot.connection import SystemIdentity
+
+if TYPE_CHECKING:
+    from xidstream.pipeline.slot.connection import SystemIdentity
 
 _NEW_SNAPSHOT = "take a new snapshot of the tables, with a new slot and another --storage"
 
@@ -71,4 +77,21 @@ def check_continuity(
             f"the server's timeline {system.timeline} left timeline {before} at {switch_points[before]}, but "
             f"{recorded.confirmed_lsn} was delivered of that: it was restored, or failed over, to an older state",
             remedy=f"what was delivered may not exist there: {_NEW_SNAPSHOT}",
+        )
+
+
+def check_positions(slot: str, recorded_lsn: Lsn, confirmed_lsn: Lsn, wal_end_lsn: Lsn) -> None:
+    """Raise SlotLost where the slot was confirmed past the record, or the server's WAL ends before it."""
+    if recorded_lsn > wal_end_lsn:
+        raise SlotLost(
+            f"the server's WAL ends at {wal_end_lsn}, but {recorded_lsn} was delivered before: "
+            "it was restored, or failed over, to an older state",
+            remedy=f"what was delivered may not exist there: {_NEW_SNAPSHOT}",
+        )
+    if confirmed_lsn > recorded_lsn:
+        raise SlotLost(
+            f"slot {slot!r} is confirmed up to {confirmed_lsn}, but this pipeline had confirmed only "
+            f"{recorded_lsn}: what lies between went elsewhere, or was skipped",
+            remedy="if that was meant, forget the record with `xidstream slot drop --storage URI` and create the "
+            "slot again; else take a new snapshot",
         )

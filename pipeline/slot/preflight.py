@@ -1,4 +1,6 @@
-"""Every precondition of a run, checked one by one, each with its remedy. Nothing is changed, nothing printed.
+"""The server's part of the preflight: its preconditions, checked one by one. Nothing is changed, nothing printed.
+
+``pipeline.stages.preflight`` calls it, and adds storage, record and sink.
 
 The order is that of dependence: without a connection there is one finding. What can be tried is tried (a
 replication connection is opened, so that pg_hba.conf, the privilege and a free walsender are known together,
@@ -12,6 +14,7 @@ from typing import Any, Final
 import psycopg
 
 from xidstream.pipeline.errors import PreconditionMissing, SlotInUse, SlotLost, Unsupported, XidstreamError
+from xidstream.pipeline.findings import Finding
 from xidstream.pipeline.pg_rules import Streaming
 from xidstream.pipeline.slot.admin import PLUGIN, SlotState, read_slot, sql_connection
 from xidstream.pipeline.slot.connection import ReplicationConnection
@@ -22,17 +25,14 @@ from xidstream.pipeline.slot.failures import (
     REMEDY_PRIVILEGE,
     REMEDY_WAL_LEVEL,
 )
-from xidstream.pipeline.slot.findings import Finding, Status
 from xidstream.pipeline.slot.published import check_publications
 from xidstream.pipeline.slot.settings import SlotSettings
 from xidstream.pipeline.slot.stream_options import PG10, PG13, PG16, stream_options, version_text
 
-__all__ = ["Finding", "Status", "preflight"]
-
 _NEWEST_TESTED_MAJOR: Final = 18
 
 
-def preflight(settings: SlotSettings, *, will_create_slot: bool = False) -> list[Finding]:
+def server_findings(settings: SlotSettings, *, will_create_slot: bool = False) -> list[Finding]:
     """``will_create_slot``: a slot that does not exist is no failure. Raises nothing but ConfigError."""
     findings: list[Finding] = []
     try:

@@ -13,8 +13,9 @@ from typing import Any, Final
 
 import psycopg
 
+from xidstream.pipeline.errors import ColumnNameClash
+from xidstream.pipeline.findings import Finding, enumerate_names
 from xidstream.pipeline.relations.relation import CONTRACT_COLUMNS
-from xidstream.pipeline.slot.findings import Finding, enumerate_names
 from xidstream.pipeline.slot.stream_options import PG15, quote_identifier
 
 _COLUMNS_15: Final = """
@@ -56,6 +57,17 @@ _WITHOUT_IDENTITY: Final = """
             SELECT FROM pg_index AS x WHERE x.indrelid = c.oid AND x.indisreplident))
     ORDER BY 1
 """
+
+
+# The server sends what any of a table's publications publishes. (pubtruncate is there since version 11.)
+_LEFT_OUT: Final = """
+    SELECT t.schemaname || '.' || t.tablename,
+           bool_or(p.pubinsert), bool_or(p.pubupdate), bool_or(p.pubdelete),
+           bool_or(coalesce((to_jsonb(p) ->> 'pubtruncate')::bool, true))
+    FROM pg_publication_tables AS t JOIN pg_publication AS p ON p.pubname = t.pubname
+    WHERE t.pubname = ANY(%s) GROUP BY 1 ORDER BY 1
+"""
+_OPERATIONS: Final = ("insert", "update", "delete", "truncate")
 
 
 @dataclass(frozen=True)
@@ -135,9 +147,27 @@ def check_publications(connection: psycopg.Connection[Any], names: Sequence[str]
         ]
     return [
         Finding.ok("publication", f"{what} publishes {len(tables)} table{'s' * (len(tables) != 1)}"),
+        _check_operations(connection, names),
         _check_identity(connection, names),
         *_check_columns(tables),
     ]
+
+
+def _check_operations(connection: psycopg.Connection[Any], names: Sequence[str]) -> Finding:
+    left_out: dict[str, list[str]] = {}
+    for table, *published in connection.execute(_LEFT_OUT, (list(names),)):
+        missing = [name for name, is_sent in zip(_OPERATIONS, published, strict=True) if not is_sent]
+        if missing:
+            left_out.setdefault(" and ".join(missing), []).append(table)
+    if not left_out:
+        return Finding.ok("operations", "inserts, updates, deletes and truncates are published")
+    told = "; ".join(f"no {missing} of {enumerate_names(tables)}" for missing, tables in left_out.items())
+    return Finding.warning(
+        "operations",
+        f"the publications leave operations out: {told}",
+        "if all changes are wanted: ALTER PUBLICATION … SET (publish = 'insert, update, delete, truncate'); what "
+        "was changed before that is not sent",
+    )
 
 
 def _check_identity(connection: psycopg.Connection[Any], names: Sequence[str]) -> Finding:
@@ -158,6 +188,7 @@ def _check_columns(tables: Sequence[PublishedTable]) -> list[Finding]:
             f"table {table.name}: column {', '.join(map(repr, clashes))} has the name, ignoring case, of "
             "another column or of one of the contract's columns",
             "rename it, or leave it out of the publication with a column list",
+            ColumnNameClash,
         )
         for table in tables
         if (clashes := table.clashes())

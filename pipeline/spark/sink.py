@@ -49,7 +49,7 @@ def make_sink(spec: str, identity: SlotIdentity) -> Sink:
 
     Raises ConfigError for anything else, UsageError where the function cannot be found.
     """
-    kind, argument = _parse(spec)
+    kind, argument = parse_sink_spec(spec)
     if kind == "delta":
         from xidstream.pipeline.spark.delta import DeltaSink
 
@@ -68,7 +68,7 @@ def check_sink_spec(spec: str) -> str:
 
     Returns the setting as any other process understands it: a relative path of Delta tables made absolute.
     """
-    kind, argument = _parse(spec)
+    kind, argument = parse_sink_spec(spec)
     if kind == "delta":
         from xidstream.pipeline.spark.naming import Location
 
@@ -80,7 +80,7 @@ def check_sink_spec(spec: str) -> str:
     return spec
 
 
-def _parse(spec: str) -> tuple[str, str]:
+def parse_sink_spec(spec: str) -> tuple[str, str]:
     kind, colon, argument = spec.partition(":")
     if (kind in ("delta", "foreach") and argument) or (kind == "console" and not colon):
         return kind, argument

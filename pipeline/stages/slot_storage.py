@@ -12,7 +12,6 @@ import threading
 from collections.abc import Sequence
 
 from xidstream.pipeline.buffer.transaction import transaction_row
-from xidstream.pipeline.errors import SlotLost
 from xidstream.pipeline.exchange import Opened, PreparedTransaction, Sealed, Tenure, TransactionEnd
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.segments import (
@@ -30,6 +29,7 @@ from xidstream.pipeline.segments import (
 )
 from xidstream.pipeline.sequencer import PreparedBook
 from xidstream.pipeline.sequencer.prepared import spilled_messages, stamp_segments
+from xidstream.pipeline.slot.continuity import check_positions
 
 
 class SlotStorage:
@@ -124,19 +124,7 @@ class SlotStorage:
         record = read_progress(self._storage, self._layout)
         if record is None:
             return self._taken_over(None, confirmed_lsn)
-        if record.confirmed_lsn > self._opened.target_lsn:
-            raise SlotLost(
-                f"the server's WAL ends at {self._opened.target_lsn}, but {record.confirmed_lsn} was delivered before: "
-                "it was restored, or failed over, to an older state",
-                remedy="what was delivered may not exist there: take a new snapshot, with a new slot and storage",
-            )
-        if confirmed_lsn > record.confirmed_lsn:
-            raise SlotLost(
-                f"slot {slot!r} is confirmed up to {confirmed_lsn}, but this pipeline had confirmed only "
-                f"{record.confirmed_lsn}: what lies between went elsewhere, or was skipped",
-                remedy="if that was meant, forget the record with `xidstream slot drop --storage URI` and create the "
-                "slot again; else take a new snapshot",
-            )
+        check_positions(slot, record.confirmed_lsn, confirmed_lsn, self._opened.target_lsn)
         return self._taken_over(record, record.confirmed_lsn)
 
     def _taken_over(

@@ -9,11 +9,12 @@ import pytest
 
 from tests.postgres_fixtures import Database
 from xidstream.actors.demo.embedded_postgres import EmbeddedPostgres
-from xidstream.pipeline.errors import PreconditionMissing, SlotInUse, SlotLost, Unsupported
+from xidstream.pipeline.errors import ColumnNameClash, PreconditionMissing, SlotInUse, SlotLost, Unsupported
+from xidstream.pipeline.findings import Finding, Status
 from xidstream.pipeline.pg import INVALID_LSN
 from xidstream.pipeline.slot.admin import create_slot, describe_slot
 from xidstream.pipeline.slot.connection import ReplicationConnection
-from xidstream.pipeline.slot.preflight import Finding, Status, preflight
+from xidstream.pipeline.slot.preflight import server_findings
 from xidstream.pipeline.slot.settings import SlotSettings, Streaming
 from xidstream.pipeline.slot.stream_options import stream_options
 
@@ -57,12 +58,12 @@ def sound(database: Database) -> Database:
 
 
 def test_sound_setup_has_nothing_but_ok(sound: Database) -> None:
-    findings = preflight(settings(sound))
+    findings = server_findings(settings(sound))
     assert not_ok(findings) == set(), findings
     assert (
         "64kB"
         in finding(
-            preflight(settings(sound, logical_decoding_work_mem="64kB")), "logical_decoding_work_mem"
+            server_findings(settings(sound, logical_decoding_work_mem="64kB")), "logical_decoding_work_mem"
         ).statement
     )
     assert sound.name in finding(findings, "connection").statement
@@ -74,7 +75,7 @@ def test_sound_setup_has_nothing_but_ok(sound: Database) -> None:
 
 def test_preflight_changes_nothing(sound: Database) -> None:
     before = describe_slot(sound.dsn(), f"s_{sound.name}")
-    preflight(settings(sound, two_phase=True))
+    server_findings(settings(sound, two_phase=True))
     assert describe_slot(sound.dsn(), f"s_{sound.name}") == before
 
 
@@ -92,7 +93,7 @@ def test_server_out_of_reach_is_one_failed_finding(
     sound: Database, change: dict[str, str], statement: str
 ) -> None:
     dsn = psycopg.conninfo.make_conninfo(sound.dsn(password=SECRET), **change)
-    (only,) = preflight(settings(sound, dsn=dsn))
+    (only,) = server_findings(settings(sound, dsn=dsn))
     assert (only.check, only.status, only.raises) == ("connection", Status.FAILED, PreconditionMissing)
     assert only.statement.startswith(statement)
     assert only.remedy
@@ -102,7 +103,7 @@ def test_server_out_of_reach_is_one_failed_finding(
 def test_wrong_password_over_tcp(sound: Database) -> None:
     sound.execute("CREATE ROLE pre LOGIN REPLICATION PASSWORD 'right'")
     try:
-        (only,) = preflight(settings(sound, dsn=sound.dsn(over_tcp=True, user="pre", password=SECRET)))
+        (only,) = server_findings(settings(sound, dsn=sound.dsn(over_tcp=True, user="pre", password=SECRET)))
         assert only.statement.startswith("wrong or missing password")
         assert SECRET not in repr(only)
     finally:
@@ -112,7 +113,9 @@ def test_wrong_password_over_tcp(sound: Database) -> None:
 def test_role_without_replication_is_named_and_the_rest_still_checked(sound: Database) -> None:
     sound.execute(f"CREATE ROLE pre2 LOGIN PASSWORD '{SECRET}'")
     try:
-        findings = preflight(settings(sound, dsn=sound.dsn(over_tcp=True, user="pre2", password=SECRET)))
+        findings = server_findings(
+            settings(sound, dsn=sound.dsn(over_tcp=True, user="pre2", password=SECRET))
+        )
     finally:
         sound.execute("DROP ROLE pre2")
     assert failed(findings) == {"replication"}
@@ -123,7 +126,7 @@ def test_role_without_replication_is_named_and_the_rest_still_checked(sound: Dat
 
 def test_missing_publication_names_the_close_ones(sound: Database) -> None:
     sound.execute('CREATE PUBLICATION "Orders"')
-    findings = preflight(settings(sound, publications=("orders", "pub")))
+    findings = server_findings(settings(sound, publications=("orders", "pub")))
     found = finding(findings, "publication")
     assert found.statement == "there is no publication 'orders'"
     assert found.remedy is not None
@@ -132,7 +135,7 @@ def test_missing_publication_names_the_close_ones(sound: Database) -> None:
 
 def test_publication_without_tables_is_a_warning(sound: Database) -> None:
     sound.execute("CREATE PUBLICATION nothing")
-    found = finding(preflight(settings(sound, publications=("nothing",))), "publication")
+    found = finding(server_findings(settings(sound, publications=("nothing",))), "publication")
     assert (found.status, "publishes no table" in found.statement) == (Status.WARNING, True)
 
 
@@ -146,7 +149,7 @@ def test_tables_without_replica_identity_are_named(sound: Database) -> None:
     sound.execute("CREATE TABLE part_1 PARTITION OF parts FOR VALUES FROM (0) TO (10)")
     sound.execute("CREATE TABLE part_2 PARTITION OF parts (PRIMARY KEY (id)) FOR VALUES FROM (10) TO (20)")
     sound.execute("CREATE PUBLICATION all_of_it FOR ALL TABLES WITH (publish_via_partition_root)")
-    found = finding(preflight(settings(sound, publications=("all_of_it",))), "replica_identity")
+    found = finding(server_findings(settings(sound, publications=("all_of_it",))), "replica_identity")
     assert found.status is Status.WARNING
     assert "no replica identity: public.bare, public.none_one, public.part_1;" in found.statement
 
@@ -154,41 +157,60 @@ def test_tables_without_replica_identity_are_named(sound: Database) -> None:
 def test_insert_only_publication_needs_no_identity(sound: Database) -> None:
     sound.execute("CREATE TABLE bare (id int)")
     sound.execute("CREATE PUBLICATION log FOR TABLE bare WITH (publish = 'insert, truncate')")
-    assert finding(preflight(settings(sound, publications=("log",))), "replica_identity").status is Status.OK
+    assert (
+        finding(server_findings(settings(sound, publications=("log",))), "replica_identity").status
+        is Status.OK
+    )
+
+
+def test_operations_that_a_publication_leaves_out_are_named(sound: Database) -> None:
+    sound.execute("CREATE TABLE log (id int PRIMARY KEY)")
+    sound.execute("CREATE PUBLICATION inserts FOR TABLE log, t WITH (publish = 'insert')")
+    found = finding(server_findings(settings(sound, publications=("inserts",))), "operations")
+    assert found.status is Status.WARNING
+    assert "no update and delete and truncate of public.log, public.t" in found.statement
+    # What another publication of the slot publishes is sent all the same.
+    found = finding(server_findings(settings(sound, publications=("inserts", "pub"))), "operations")
+    assert found.statement.endswith("of public.log")
+    assert finding(server_findings(settings(sound)), "operations").status is Status.OK
 
 
 def test_column_that_clashes_with_the_contract_fails_unless_left_out(sound: Database) -> None:
     sound.execute('CREATE TABLE clash (id int PRIMARY KEY, "_XID" int, "Name" text, name text)')
     sound.execute("CREATE PUBLICATION clashing FOR TABLE clash")
-    found = finding(preflight(settings(sound, publications=("clashing",))), "column_names")
+    found = finding(server_findings(settings(sound, publications=("clashing",))), "column_names")
     assert found.status is Status.FAILED
     assert "table public.clash: column '_XID', 'name' has the name" in found.statement
+    assert found.raises is ColumnNameClash
     sound.execute("CREATE PUBLICATION listed FOR TABLE clash (id, name)")
-    assert finding(preflight(settings(sound, publications=("listed",))), "column_names").status is Status.OK
+    assert (
+        finding(server_findings(settings(sound, publications=("listed",))), "column_names").status
+        is Status.OK
+    )
 
 
 def test_column_lists_that_differ_between_publications_fail(sound: Database) -> None:
     sound.execute("CREATE PUBLICATION narrow FOR TABLE t (id)")
-    found = finding(preflight(settings(sound, publications=("narrow", "pub"))), "column_lists")
+    found = finding(server_findings(settings(sound, publications=("narrow", "pub"))), "column_lists")
     assert found.status is Status.FAILED
 
 
 def test_missing_slot_fails_unless_it_will_be_created(database: Database) -> None:
     database.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION pub FOR TABLE t")
-    assert failed(preflight(settings(database))) == {"slot"}
-    assert failed(preflight(settings(database), will_create_slot=True)) == set()
-    assert "free" in finding(preflight(settings(database)), "max_replication_slots").statement
+    assert failed(server_findings(settings(database))) == {"slot"}
+    assert failed(server_findings(settings(database), will_create_slot=True)) == set()
+    assert "free" in finding(server_findings(settings(database)), "max_replication_slots").statement
 
 
 def test_slot_of_another_database_or_kind(sound: Database) -> None:
     sound.execute("CREATE TABLE other (id int)")
     dsn = psycopg.conninfo.make_conninfo(sound.dsn(), dbname="postgres")
-    found = finding(preflight(settings(sound, dsn=dsn)), "slot")
+    found = finding(server_findings(settings(sound, dsn=dsn)), "slot")
     assert f"belongs to database {sound.name}, the DSN leads to postgres" in found.statement
     name = f"phys_{sound.name}"
     sound.execute("SELECT pg_create_physical_replication_slot(%s)", name)
     try:
-        assert "is physical" in finding(preflight(settings(sound, slot=name)), "slot").statement
+        assert "is physical" in finding(server_findings(settings(sound, slot=name)), "slot").statement
     finally:
         sound.execute("SELECT pg_drop_replication_slot(%s)", name)
 
@@ -197,20 +219,23 @@ def test_slot_in_use_names_the_process(sound: Database) -> None:
     made = settings(sound)
     with ReplicationConnection(made) as connection:
         connection.start_replication(made.slot, INVALID_LSN, stream_options(made, connection.server_version))
-        found = finding(preflight(made), "slot")
+        found = finding(server_findings(made), "slot")
         assert (found.status, found.raises) == (Status.FAILED, SlotInUse)
         assert f"in use by process {connection.pgconn.backend_pid}" in found.statement
 
 
 def test_two_phase_on_a_slot_without_it_is_a_warning(sound: Database) -> None:
-    found = finding(preflight(settings(sound, two_phase=True)), "two_phase")
+    found = finding(server_findings(settings(sound, two_phase=True)), "two_phase")
     assert (found.status, "for good" in found.statement) == (Status.WARNING, True)
 
 
 def test_protocol_without_streaming_is_a_warning(sound: Database) -> None:
-    found = finding(preflight(settings(sound, proto_version=1)), "streaming")
+    found = finding(server_findings(settings(sound, proto_version=1)), "streaming")
     assert (found.status, "after their COMMIT" in found.statement) == (Status.WARNING, True)
-    assert finding(preflight(settings(sound, streaming=Streaming.PARALLEL)), "streaming").status is Status.OK
+    assert (
+        finding(server_findings(settings(sound, streaming=Streaming.PARALLEL)), "streaming").status
+        is Status.OK
+    )
     with pytest.raises(Unsupported):
         stream_options(settings(sound, streaming=Streaming.PARALLEL), 150_000)
 
@@ -220,7 +245,7 @@ def test_sql_ascii_database_is_a_warning(database: Database) -> None:
     database.execute(f"CREATE DATABASE {name} ENCODING 'SQL_ASCII' TEMPLATE template0 LOCALE 'C'")
     try:
         dsn = psycopg.conninfo.make_conninfo(database.dsn(), dbname=name)
-        assert finding(preflight(settings(database, dsn=dsn)), "encoding").status is Status.WARNING
+        assert finding(server_findings(settings(database, dsn=dsn)), "encoding").status is Status.WARNING
     finally:
         database.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
@@ -234,7 +259,7 @@ def test_server_without_anything_that_is_needed(
         settings={"wal_level": "replica", "max_replication_slots": "0", "max_prepared_transactions": "0"},
     )
     made = SlotSettings(server.conninfo(), "s", ("pub",), two_phase=True)
-    findings = preflight(made)
+    findings = server_findings(made)
     assert failed(findings) == {"wal_level", "publication", "slot", "max_replication_slots"}
     assert finding(findings, "wal_level").statement == "wal_level is replica, must be logical"
     assert "max_prepared_transactions is 0" in finding(findings, "two_phase").statement
@@ -244,7 +269,7 @@ def test_no_free_walsender(own_postgres: Callable[..., EmbeddedPostgres]) -> Non
     server = own_postgres(settings={"max_wal_senders": "1"})
     made = SlotSettings(server.conninfo(), "s", ("pub",))
     with ReplicationConnection(made):
-        findings = preflight(made)
+        findings = server_findings(made)
     assert finding(findings, "max_wal_senders").statement == "all 1 walsenders are in use"
     assert finding(findings, "replication").statement.startswith("the server has no free connection")
 
@@ -258,6 +283,6 @@ def test_lost_slot(own_postgres: Callable[..., EmbeddedPostgres], version: int) 
         for _ in range(3):
             admin.execute("SELECT pg_logical_emit_message(false, 'x', repeat('x', 1000000)), pg_switch_wal()")
             admin.execute("CHECKPOINT")
-    found = finding(preflight(made), "slot")
+    found = finding(server_findings(made), "slot")
     assert (found.status, found.raises, "is lost" in found.statement) == (Status.FAILED, SlotLost, True)
     assert "slot drop --storage" in str(found.remedy)

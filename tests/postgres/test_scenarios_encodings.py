@@ -16,8 +16,8 @@ from tests.differential.scenario import Scenario
 from tests.postgres_fixtures import Database, drop_database
 from xidstream.actors.demo.embedded_postgres import EmbeddedPostgres
 from xidstream.pipeline.errors import PoisonedChange
-from xidstream.pipeline.slot.findings import Status
-from xidstream.pipeline.slot.preflight import preflight
+from xidstream.pipeline.findings import Status
+from xidstream.pipeline.slot.preflight import server_findings
 from xidstream.pipeline.slot.settings import SlotSettings
 
 pytestmark = pytest.mark.postgres
@@ -179,6 +179,6 @@ def test_the_checks_before_a_run_name_a_catalog_that_is_not_utf8(
         session.execute(b'CREATE TABLE "t\xe9" (id int PRIMARY KEY)')
         session.execute(b"CREATE PUBLICATION latin FOR ALL TABLES")
     settings = SlotSettings(dsn=scenario.database.dsn(), slot="s", publications=("latin",))
-    failed = [f for f in preflight(settings, will_create_slot=True) if f.status is Status.FAILED]
+    failed = [f for f in server_findings(settings, will_create_slot=True) if f.status is Status.FAILED]
     assert len(failed) == 1 and "not valid UTF-8" in failed[0].statement, failed
     assert "publication" in (failed[0].remedy or "")

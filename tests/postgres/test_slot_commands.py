@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.postgres_fixtures import Database
-from xidstream.actors.cli.checks import fail_on_findings
 from xidstream.actors.cli.main import main
+from xidstream.actors.preflight import require
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
 from xidstream.pipeline.segments import Layout, Storage, read_progress, read_skips, write_progress
@@ -134,9 +134,9 @@ def test_a_run_waits_for_the_slot_of_one_that_is_just_ending(database: Database,
         connection.start_replication(settings.slot, INVALID_LSN, options)
         ending = threading.Timer(1.0, connection.close)
         ending.start()
-        fail_on_findings(config)
+        require(config, tell=print)
         ending.join()
-    assert capsys.readouterr().err.count("waiting") == 1
+    assert capsys.readouterr().out.count("waiting") == 1
 
 
 def skip(database: Database, storage: Storage, xid: str, lsn: str) -> int:

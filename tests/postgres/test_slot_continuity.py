@@ -13,8 +13,9 @@ from psycopg import sql
 from tests.postgres_fixtures import Database
 from tests.proxies import Link
 from xidstream.actors import slot_reader
-from xidstream.actors.cli.checks import create_slot_command, fail_on_findings
+from xidstream.actors.cli.checks import create_slot_command
 from xidstream.actors.demo.embedded_postgres import EmbeddedPostgres
+from xidstream.actors.preflight import require
 from xidstream.actors.slot_reader import SlotReader
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import ConnectionLost, SlotInUse, SlotLost
@@ -52,7 +53,7 @@ def test_a_promoted_server_goes_on_where_it_has_what_was_delivered_and_only_ther
     with pytest.raises(SlotLost, match="timeline 2 left timeline 1 at"):
         check_record(config, remember=True)
     with pytest.raises(SlotLost, match="timeline 2 left timeline 1 at"):
-        fail_on_findings(config, wait_s=0)
+        require(config, tell=print, wait_s=0)
     assert read_timeline(storage, layout) == 1
 
 
@@ -112,7 +113,7 @@ def test_no_slot_is_created_beside_the_record_of_one_that_is_gone(database: Data
         sink="console",
     )
     write_progress(Storage(config.storage), layout_of(database.dsn(), config), Lsn(0x100))
-    for attempt in (lambda: fail_on_findings(config, wait_s=0), SlotReader(config, "e").prepare):
+    for attempt in (lambda: require(config, tell=print, wait_s=0), SlotReader(config, "e").prepare):
         with pytest.raises(SlotLost, match="does not exist any more"):
             attempt()
         assert not describe_slot(config.dsn, "s").exists

@@ -196,3 +196,12 @@ def test_the_remedy_of_a_wrong_setting_leads_to_the_list_of_settings() -> None:
     with pytest.raises(ConfigError, match="linger_ms must be from 0 to 60000, got -1") as caught:
         Config(linger_ms=-1)
     assert "xidstream run --help-all" in caught.value.remedy and "docs/settings.md" in caught.value.remedy
+
+
+def test_a_missing_dsn_is_told_where_no_variable_of_libpq_says_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PGSERVICE", "PGHOST", "PGHOSTADDR", "PGPORT", "PGDATABASE", "PGUSER"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ConfigError, match="dsn is missing"):
+        Config(slot="s").require("dsn", "slot")
+    monkeypatch.setenv("PGSERVICE", "shop")
+    Config(slot="s").require("dsn", "slot")

@@ -15,8 +15,8 @@ from xidstream.pipeline.errors import (
     Unsupported,
     XidstreamError,
 )
+from xidstream.pipeline.findings import Status
 from xidstream.pipeline.slot.failures import ServerReport, from_connect_error, from_error, from_report
-from xidstream.pipeline.slot.findings import Status
 from xidstream.pipeline.slot.preflight import check_output_plugin_libraries
 
 

@@ -1,9 +1,12 @@
-"""The result of checking one precondition. ``preflight`` returns a list of them. This is plain data; others print it.
+"""The result of checking one precondition. ``stages.preflight`` returns a list of them. This is plain data; others
+print it.
 
 A failed finding carries the error class that a run raises if it cannot start because of it. That is
 PreconditionMissing, unless a person needs to know more than that something is missing. It is PreconditionMissing also
 for an error that occurred during a check: a server that is out of reach *before* anything began is not a connection
 that broke.
+
+What could not be checked is a finding, too, with the reason: a list without it would read as if all were well.
 """
 
 from __future__ import annotations
@@ -11,13 +14,14 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from xidstream.pipeline.errors import PreconditionMissing, XidstreamError
+from xidstream.pipeline.errors import ExitStatus, PreconditionMissing, XidstreamError
 
 
 class Status(enum.Enum):
     OK = "ok"
     WARNING = "warning"  # the run works, but something in it will not be as expected
     FAILED = "failed"  # the run cannot start, or would stop
+    NOT_CHECKED = "not checked"  # nobody can know it yet, or something else is missing first
 
 
 @dataclass(frozen=True)
@@ -52,8 +56,19 @@ class Finding:
         return cls(check, Status.FAILED, statement, remedy, raises)
 
     @classmethod
+    def not_checked(cls, check: str, statement: str, remedy: str | None = None) -> Finding:
+        """``statement`` names what is not known, and why."""
+        return cls(check, Status.NOT_CHECKED, statement, remedy)
+
+    @classmethod
     def of_error(cls, check: str, error: XidstreamError) -> Finding:
-        return cls(check, Status.FAILED, error.message, error.remedy)
+        """Keeps the error's class where that says more than that something failed."""
+        failed = error.policy.exit_status is ExitStatus.FAILED
+        return cls.failed(check, error.message, error.remedy, PreconditionMissing if failed else type(error))
+
+    def error(self) -> XidstreamError:
+        """What a run raises because of a failed finding."""
+        return self.raises(self.statement, remedy=self.remedy)
 
 
 def enumerate_names(names: list[str], limit: int = 5) -> str:

@@ -1,0 +1,127 @@
+"""Everything that can be known of a run before Ray and Spark are started: server, storage, record and sink.
+
+``xidstream check`` prints the findings, ``run`` and ``ChangeStream.start`` raise the first that failed. All three ask
+here, so that none passes what another refuses. Nothing is changed but a file that is written to the storage and to the
+sink, and removed again.
+
+Order is that of dependence. What cannot be asked, because something before it failed or was not given, is a finding of
+its own. What only the running parts can tell (CPUs, other nodes, the session) is for the caller to add.
+
+Retries are not made here. At the start a person waits, and what does not answer is told at once; a run that has begun
+has its own patience (``pipeline.restarts``).
+"""
+
+from __future__ import annotations
+
+from xidstream.pipeline.config import Config, redacted
+from xidstream.pipeline.errors import ConfigError, XidstreamError
+from xidstream.pipeline.exchange import SlotIdentity, Tenure
+from xidstream.pipeline.findings import Finding, Status
+from xidstream.pipeline.segments import Layout, Storage, read_progress
+from xidstream.pipeline.slot.admin import describe_slot, settled_flush_lsn, sql_connection
+from xidstream.pipeline.slot.connection import ReplicationConnection, SystemIdentity
+from xidstream.pipeline.slot.continuity import check_positions
+from xidstream.pipeline.slot.opening import slot_settings
+from xidstream.pipeline.slot.preflight import server_findings
+from xidstream.pipeline.slot.published import published_tables
+from xidstream.pipeline.spark.sink_findings import ServerSide, SinkCheck, check_of_spec
+from xidstream.pipeline.stages.slot_record import check_server
+
+_PROBE = ".xidstream-check"
+_UNRANKED = 2**62
+"""A number of a tenure that no run has reached: who wrote to the sink last does not matter here."""
+
+
+def preflight(config: Config, check_sink: SinkCheck | None = None) -> list[Finding]:
+    """``check_sink``: of the sink that the caller will give the run; None: of ``config.sink``.
+
+    Raises nothing but ConfigError, for a DSN that cannot be read.
+    """
+    findings = server_findings(slot_settings(config), will_create_slot=config.create_slot)
+    is_reached = not _failed(findings, "connection", "replication")
+    try:
+        config.refuse_credentials()
+    except ConfigError as error:
+        findings.append(Finding.of_error("secrets", error))
+    findings.append(_check_storage(config))
+    server = None
+    if is_reached:
+        try:
+            with ReplicationConnection(slot_settings(config)) as connection:
+                if findings[-1].status is Status.OK:
+                    findings.append(_check_record(config, connection))
+                server = _server_side(config, connection)
+        except XidstreamError as error:
+            findings.append(Finding.of_error("record", error))
+    if not any(finding.check == "record" for finding in findings):
+        why = "the server was not reached" if not is_reached else "there is no storage to read it from"
+        findings.append(Finding.not_checked("record", f"what the storage records of the slot: {why}"))
+    if _failed(findings, "publication"):
+        findings.append(
+            Finding.not_checked(
+                "publication", "tables, columns and replica identity: a publication is missing"
+            )
+        )
+    return findings + _sink_findings(config, check_sink, server)
+
+
+def _failed(findings: list[Finding], *checks: str) -> bool:
+    return any(finding.check in checks and finding.status is Status.FAILED for finding in findings)
+
+
+def _check_storage(config: Config) -> Finding:
+    if not config.storage:
+        return Finding.not_checked(
+            "storage", "the storage: none is given", "give --storage, as to the run (storage in Python)"
+        )
+    try:
+        storage = Storage(config.storage)
+        storage.write_bytes(_PROBE, b"check")
+        storage.delete([_PROBE])
+    except XidstreamError as error:
+        return Finding.of_error("storage", error)
+    return Finding.ok("storage", f"storage {redacted(config.storage)} can be written")
+
+
+def _check_record(config: Config, connection: ReplicationConnection) -> Finding:
+    """Whether what the storage records of the slot fits this server, by timeline and by position."""
+    system = connection.identify_system()
+    try:
+        check_server(config, connection, remember=False)
+        _check_positions(config, connection, system)
+    except XidstreamError as error:
+        return Finding.of_error("record", error)
+    return Finding.ok("record", "what the storage records of the slot fits this server")
+
+
+def _check_positions(config: Config, connection: ReplicationConnection, system: SystemIdentity) -> None:
+    dsn = connection.same_server_dsn
+    # In this order: a reader that is at work records a position before it confirms it, and WAL only grows.
+    confirmed_lsn = describe_slot(dsn, config.slot).confirmed_flush
+    layout = Layout(int(system.system_identifier), config.slot, "check")
+    record = read_progress(Storage(config.storage), layout)
+    if record is not None and confirmed_lsn is not None:
+        check_positions(config.slot, record.confirmed_lsn, confirmed_lsn, settled_flush_lsn(dsn))
+
+
+def _server_side(config: Config, connection: ReplicationConnection) -> ServerSide:
+    dsn = connection.same_server_dsn
+    with sql_connection(dsn, "the published tables") as sql:
+        tables = [(table.schema, table.table) for table in published_tables(sql, config.publication)]
+    system = connection.identify_system()
+    history = connection.switch_points(system.timeline)
+
+    def tenure() -> Tenure:
+        return Tenure(_UNRANKED, "check", system.timeline, history, settled_flush_lsn(dsn))
+
+    identity = SlotIdentity(int(system.system_identifier), system.dbname, config.slot)
+    return ServerSide(identity, tenure, tables)
+
+
+def _sink_findings(config: Config, check_sink: SinkCheck | None, server: ServerSide | None) -> list[Finding]:
+    if check_sink is None and not config.sink:
+        return [Finding.not_checked("sink", "the sink: none is given", "give --sink, as to the run")]
+    try:
+        return (check_sink or check_of_spec(config.sink))(server)
+    except ConfigError as error:
+        return [Finding.of_error("sink", error)]

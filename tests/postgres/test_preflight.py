@@ -1,0 +1,206 @@
+"""What ``check``, ``run`` and ``ChangeStream.start`` find before anything is started, on a real server."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import write_deltalake
+
+from tests.postgres_fixtures import Database
+from xidstream.actors.preflight import findings_of, require
+from xidstream.pipeline.config import Config
+from xidstream.pipeline.errors import (
+    ExitStatus,
+    PreconditionMissing,
+    SinkDiverged,
+    SlotLost,
+    UsageError,
+    XidstreamError,
+)
+from xidstream.pipeline.exchange import SlotIdentity
+from xidstream.pipeline.findings import Finding, Status
+from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.rows import TRANSACTIONS_SCHEMA
+from xidstream.pipeline.segments import Layout, Storage, write_progress
+from xidstream.pipeline.slot.admin import create_slot, current_flush_lsn, describe_slot
+from xidstream.pipeline.slot.connection import ReplicationConnection
+from xidstream.pipeline.slot.opening import slot_settings
+from xidstream.pipeline.spark import naming
+from xidstream.pipeline.spark.delta_table import DeltaTableWriter
+from xidstream.pipeline.spark.naming import Location
+from xidstream.pipeline.spark.placement import Target
+from xidstream.pipeline.spark.sink_findings import check_of_function
+
+pytestmark = [
+    pytest.mark.postgres,
+    pytest.mark.parametrize("postgres_server", [18], indirect=True),
+]
+
+
+@pytest.fixture
+def config(database: Database, tmp_path: Path) -> Config:
+    """Of a run that lacks nothing."""
+    database.execute("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE PUBLICATION pub FOR TABLE t")
+    slot = f"s_{database.name}"
+    create_slot(database.dsn(), slot)
+    return Config(
+        dsn=database.dsn(),
+        slot=slot,
+        publication=("pub",),
+        storage=str(tmp_path / "storage"),
+        sink=f"delta:{tmp_path / 'delta'}",
+    )
+
+
+def identity_of(config: Config) -> SlotIdentity:
+    with ReplicationConnection(slot_settings(config)) as connection:
+        system = connection.identify_system()
+    return SlotIdentity(int(system.system_identifier), system.dbname, config.slot)
+
+
+def record(config: Config, lsn: Lsn) -> None:
+    layout = Layout(identity_of(config).system_identifier, config.slot, "e")
+    write_progress(Storage(config.storage), layout, lsn)
+
+
+def finding(config: Config, check: str) -> Finding:
+    (found,) = [f for f in findings_of(config) if f.check == check]
+    return found
+
+
+def raised(config: Config) -> XidstreamError:
+    with pytest.raises(XidstreamError) as caught:
+        require(config, tell=print, wait_s=0)
+    return caught.value
+
+
+def transactions_of(config: Config, watermark: int, *, timeline: int = 1) -> None:
+    """A Delta root as a run of this slot has left it."""
+    root = Location.parse(config.sink.partition(":")[2])
+    columns = [Target(f.name, f.type, f.name) for f in TRANSACTIONS_SCHEMA]
+    writer = DeltaTableWriter.open_or_create(root.child(naming.TRANSACTIONS), naming.TRANSACTIONS, columns)
+    application_id = identity_of(config).application_id
+    marks = {f"{application_id}/owner": 3, f"{application_id}/timeline": timeline}
+    writer.commit([], {application_id: watermark}, "commit_lsn", marks=marks)
+
+
+def test_a_sound_setup_is_all_ok_but_for_what_only_the_cluster_knows_and_leaves_nothing_behind(
+    config: Config, tmp_path: Path
+) -> None:
+    findings = findings_of(config)
+    assert [f.check for f in findings if f.status is not Status.OK] == ["cluster"], findings
+    assert {f.check for f in findings} >= {"storage", "record", "sink", "sink_tables", "java"}
+    assert "nothing of this slot" in finding(config, "sink_tables").statement
+    assert not (tmp_path / "delta").exists()
+    assert [path for path in (tmp_path / "storage").rglob("*") if path.is_file()] == []
+    require(config, tell=pytest.fail)
+
+
+def test_a_slot_beyond_its_record_is_told_with_both_positions_before_anything_is_started(
+    config: Config, database: Database
+) -> None:
+    """``check`` passed it, and the run refused it after 77 seconds, with Ray and Spark started."""
+    confirmed = describe_slot(config.dsn, config.slot).confirmed_flush
+    assert confirmed is not None
+    record(config, Lsn(0x100))
+    error = raised(config)
+    assert type(error) is SlotLost
+    assert str(confirmed) in error.message and "0/100" in error.message
+    assert finding(config, "record").status is Status.FAILED
+
+
+def test_a_record_beyond_the_servers_wal_is_told_with_both_positions(config: Config) -> None:
+    delivered = Lsn(current_flush_lsn(config.dsn) + (1 << 30))
+    record(config, delivered)
+    error = raised(config)
+    assert type(error) is SlotLost
+    assert str(delivered) in error.message and "the server's WAL ends at" in error.message
+
+
+def test_a_record_that_the_slot_has_not_reached_fits(config: Config) -> None:
+    record(config, current_flush_lsn(config.dsn))
+    assert finding(config, "record").status is Status.OK
+
+
+def test_a_storage_that_cannot_be_written_is_refused_at_once(config: Config, tmp_path: Path) -> None:
+    """The run tried for 40 seconds, with Ray and Spark started."""
+    (tmp_path / "file").touch()
+    error = raised(dataclasses.replace(config, storage=str(tmp_path / "file" / "segments")))
+    assert type(error) is PreconditionMissing
+    assert "Not a directory" in error.message
+
+
+def test_a_delta_root_that_cannot_be_written_is_refused_at_once(config: Config, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    error = raised(dataclasses.replace(config, sink=f"delta:{tmp_path / 'file' / 'root'}"))
+    assert error.policy.exit_status is ExitStatus.PRECONDITION
+    assert "cannot be written: Not a directory" in error.message
+
+
+def test_a_partitioned_table_in_the_root_is_refused_at_once(config: Config, tmp_path: Path) -> None:
+    rows = pa.table({"id": [1], "day": ["a"]})
+    write_deltalake(str(tmp_path / "delta" / "public.t"), rows, partition_by=["day"])
+    error = raised(config)
+    assert error.policy.exit_status is ExitStatus.PRECONDITION
+    assert "Delta table public.t is partitioned" in error.message
+
+
+def test_a_root_that_is_ahead_of_the_server_is_refused_as_diverged(config: Config) -> None:
+    transactions_of(config, current_flush_lsn(config.dsn) + (1 << 30))
+    error = raised(config)
+    assert type(error) is SinkDiverged
+    assert error.policy.exit_status is ExitStatus.TERMINAL
+
+
+def test_a_root_of_a_timeline_that_the_server_never_had_is_refused_as_diverged(config: Config) -> None:
+    transactions_of(config, 0x100, timeline=7)
+    assert type(raised(config)) is SinkDiverged
+
+
+def test_what_the_root_holds_of_this_slot_is_told(config: Config) -> None:
+    transactions_of(config, 0x100)
+    found = finding(config, "sink_tables")
+    assert found.status is Status.OK
+    assert found.statement.endswith("transactions up to 0/100")
+
+
+@pytest.mark.parametrize(
+    ("sink", "says"),
+    [
+        ("foreach:no_such_module:handle", "no_such_module"),
+        ("foreach:os.path:no_such_name", "no_such_name"),
+        ("foreach:os:sep", "not a function"),
+        ("foreach:shutil:copyfile", "cannot be called with one argument"),
+        ("delta:ftp://somewhere", "unknown scheme"),
+        ("delta", "unknown sink"),
+    ],
+)
+def test_a_sink_that_cannot_be_is_a_usage_error(config: Config, sink: str, says: str) -> None:
+    error = raised(dataclasses.replace(config, sink=sink))
+    assert isinstance(error, UsageError)
+    assert says in error.message
+
+
+def test_the_sink_of_a_script_is_checked_in_place_of_a_setting(config: Config) -> None:
+    def takes_none() -> None: ...
+
+    without = dataclasses.replace(config, sink="")
+    (found,) = [f for f in findings_of(without, check_of_function(takes_none)) if f.check == "sink"]
+    assert found.status is Status.FAILED and "takes_none" in found.statement
+    (found,) = [f for f in findings_of(without, check_of_function(print)) if f.check == "sink"]
+    assert found.status is Status.OK
+
+
+def test_an_object_store_that_does_not_answer_is_told_within_seconds_and_without_its_secrets(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hunter2")
+    error = raised(dataclasses.replace(config, sink="delta:s3://bucket/root"))
+    assert "Delta root s3://bucket/root cannot be written: Connection refused" in error.message
+    assert "hunter2" not in f"{error.message} {error.remedy}"
