@@ -16,6 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from xidstream.pipeline.errors import XidstreamError
+from xidstream.pipeline.late_binding import RowFile
 from xidstream.pipeline.pg import INVALID_LSN, Lsn, Xid
 from xidstream.pipeline.poison import NOBODY, GivenUp, Poison
 from xidstream.pipeline.relations import RelationVersion
@@ -27,10 +28,11 @@ ArrowRef = Any
 
 @dataclass(frozen=True)
 class Segment:
-    """One spilled Arrow IPC file of one relation version, in internal layout.
+    """One spilled file of one relation version.
 
     ``key`` is relative to the storage root; ``checksum`` is over the whole file's ``n_bytes`` (how: see
-    ``pipeline.segments``).
+    ``pipeline.segments``). ``file`` is set where it is Parquet whose commit is bound late; else it is an Arrow IPC
+    file in internal layout.
     """
 
     key: str
@@ -38,6 +40,7 @@ class Segment:
     n_rows: int
     n_bytes: int
     checksum: str
+    file: RowFile | None = None
 
     @property
     def schema(self) -> pa.Schema:

@@ -9,13 +9,15 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from moto.server import DomainDispatcherApplication, create_backend_app
 from pyarrow import fs
 from werkzeug.serving import BaseWSGIServer, make_server
 
+_DENIED = b'<?xml version="1.0"?><Error><Code>AccessDenied</Code><Message>You may not.</Message></Error>'
 _ERROR = b'<?xml version="1.0"?><Error><Code>InternalError</Code><Message>We failed.</Message></Error>'
 
 
@@ -30,6 +32,8 @@ class S3Server:
         self.failing = False
         self.delay_s = 0.0
         self.n_requests = 0
+        self.n_received_bytes = 0
+        self._refused: str | None = None
         self.bucket = f"test-{uuid.uuid4().hex[:12]}"
         self.start()
         self.filesystem = fs.S3FileSystem(
@@ -52,6 +56,15 @@ class S3Server:
             self._server.server_close()
             self._server = None
 
+    @contextmanager
+    def refusing(self, query: str) -> Iterator[None]:
+        """Deny what has ``query`` in its query string."""
+        self._refused = query
+        try:
+            yield
+        finally:
+            self._refused = None
+
     def uri(self, path: str) -> str:
         query = f"endpoint_override=127.0.0.1%3A{self.port}&scheme=http&region=us-east-1"
         return f"s3://{self.bucket}/{path}?{query}"
@@ -71,6 +84,10 @@ class S3Server:
 
     def _answer(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         self.n_requests += 1
+        self.n_received_bytes += int(environ.get("CONTENT_LENGTH") or 0)
+        if self._refused is not None and self._refused in environ.get("QUERY_STRING", ""):
+            start_response("403 Forbidden", [("Content-Type", "application/xml")])
+            return [_DENIED]
         if self.delay_s:
             time.sleep(self.delay_s)
         if self.failing:

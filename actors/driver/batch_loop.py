@@ -142,7 +142,9 @@ class BatchLoop:
         self._count(batch, sink_s)
 
     def _spark_batch(self, batch: Batch) -> SparkBatch:
-        return SparkBatch(batch, self._spark, object_store_frame, self._read_segment, read_object, put_arrow)
+        return SparkBatch(
+            batch, self._spark, object_store_frame, self._read_segment, read_object, put_arrow, self._storage
+        )
 
     def _call(self, method: str, *arguments: Any) -> Any:
         try:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from xidstream.pipeline.errors import SegmentCorrupt, StorageFault
+from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.late_binding.row_file import Commit, RowFile, Slot
 
 _BLOCK_BYTES: Final = 512
@@ -40,6 +41,7 @@ def fill(path: str | Path, file: RowFile, commit: Commit, *, name: str) -> None:
         due = [slot for slot in file.slots(commit) if _is_due(slot, _read(descriptor, slot), name)]
         for slot in due:
             _write(descriptor, slot)
+            reach("segment_filled_in_part")
         os.fdatasync(descriptor)
     except OSError as error:
         raise _fault(name, error) from error

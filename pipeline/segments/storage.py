@@ -129,8 +129,8 @@ class Storage:
             raise StorageFault(f"cannot read {key!r}: there is no such object in the storage")
         return bytes(data)
 
-    def read_buffer(self, key: str) -> pa.Buffer | None:
-        """The whole object, memory-mapped if it is a local file; None if it is missing."""
+    def read_buffer(self, key: str, start: int = 0) -> pa.Buffer | None:
+        """The object from byte ``start`` on, memory-mapped if it is a local file; None if it is missing."""
         path = self._path(key)
         with _failing("read", key):
             try:
@@ -138,11 +138,16 @@ class Storage:
                     if os.stat(path).st_size == 0:
                         return pa.py_buffer(b"")
                     # The buffer keeps the mapping alive, and a deleted file stays readable through it.
-                    return pa.memory_map(path).read_buffer()
+                    return pa.memory_map(path).read_buffer()[start:]
                 with self._filesystem.open_input_file(path) as file:
+                    file.seek(start)
                     return file.read_buffer()
             except FileNotFoundError:
                 return None
+
+    def local_path(self, key: str) -> str | None:
+        """Where the object is on a file system; None in an object store."""
+        return self._path(key) if self._is_local else None
 
     def exists(self, key: str) -> bool:
         with _failing("look up", key):

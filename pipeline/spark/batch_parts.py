@@ -50,6 +50,17 @@ class TableParts:
             for version in self.versions
         )
 
+    def without(self, parts: Sequence[SegmentPart]) -> TableParts:
+        """All but these segments, under the same layouts."""
+        gone = {id(part) for part in parts}
+        return TableParts(
+            self.name,
+            [
+                VersionParts(v.relation, v.schema, v.memory, [p for p in v.segments if id(p) not in gone])
+                for v in self.versions
+            ],
+        )
+
     def segments(self) -> list[tuple[int, SegmentPart]]:
         """All segments with the index of their version, in the order of the batch within each version."""
         return [(i, part) for i, version in enumerate(self.versions) for part in version.segments]

@@ -2,11 +2,12 @@
 
 ``DeltaSink.write`` takes a batch and returns when ``_transactions`` holds it; only then may the caller
 confirm. In between, for each table: its watermark (the commit LSN up to which it holds rows) is read from a
-snapshot, Spark's executors write Parquet files of the rows above it, and the files that the finished job
-reports are committed on that snapshot with the new watermark (``pipeline.spark.delta_table``). A crash
-anywhere leaves each table at a watermark of its own; the replay, however its batches are cut, writes to
-each what it lacks. A reader bounded by the greatest ``commit_lsn`` of ``_transactions`` never sees a torn
-transaction, because that is committed after all the tables.
+snapshot. Segments above it that are Parquet in the table's layout already get a name in the table
+(``pipeline.spark.segment_links``). Spark's executors write Parquet files of all other rows above it; where there
+are none, no job runs. Those names, and the files that the finished job reports, are committed on that snapshot with
+the new watermark (``pipeline.spark.delta_table``). A crash anywhere leaves each table at a watermark of its own;
+the replay, however its batches are cut, writes to each what it lacks. A reader bounded by the greatest
+``commit_lsn`` of ``_transactions`` never sees a torn transaction, because that is committed after all the tables.
 
 Watermarks under the application id of the slot: a source table's and ``_transactions``' are the commit LSN
 of the last transaction they hold; ``_messages`` has two, because its rows come in two orders. Transactional
@@ -43,6 +44,7 @@ import pyarrow.compute as pc
 from xidstream.pipeline.config import redacted
 from xidstream.pipeline.errors import (
     Action,
+    SegmentCorrupt,
     SinkFailed,
     StorageFault,
     Unsupported,
@@ -70,6 +72,7 @@ from xidstream.pipeline.spark.parquet_files import (
     WrittenFile,
 )
 from xidstream.pipeline.spark.placement import Conform, Placement, Target, place
+from xidstream.pipeline.spark.segment_links import SegmentLinks
 from xidstream.pipeline.spark.session import warm_up
 from xidstream.pipeline.spark.spark_errors import fault_of
 
@@ -99,6 +102,7 @@ class DeltaSink:
         self._ownership: Ownership | None = None
         self._writers = KeptWriters()
         self._threads: ThreadPoolExecutor | None = None
+        self._links = SegmentLinks(self._root)
 
     def __repr__(self) -> str:
         return f"DeltaSink({redacted(self._root.uri)})"
@@ -127,6 +131,7 @@ class DeltaSink:
         if self._threads is not None:
             self._threads.shutdown(wait=True)
             self._threads = None
+        self._links.close()
         self._writers.clear()
 
     def last_owner(self) -> int:
@@ -240,13 +245,31 @@ class DeltaSink:
         known = {column.name for column in writer.columns}
         writer.add_columns([column for column in columns if column.name not in known])
         target = WriteTarget(location, f"data-{uuid.uuid4().hex}", watermark)
-        conform = [Conform.of(columns, placement.names) for placement in placements]
-        files = self._run_job(parts, batch, target, conform)
+        files, left = self._link_segments(parts, placements, batch, target)
+        if left.n_rows:
+            conform = [Conform.of(columns, placement.names) for placement in placements]
+            files += self._run_job(left, batch, target, conform)
         if files:
+            files.sort(key=lambda file: (file.min_commit_lsn, file.path))
             last = max(file.max_commit_lsn for file in files)
             reach("committing_table")
             writer.commit(files, {self._application_id: last}, marks=self._marks)
             reach("table_committed")
+
+    def _link_segments(
+        self, parts: TableParts, placements: list[Placement], batch: SparkBatch, target: WriteTarget
+    ) -> tuple[list[WrittenFile], TableParts]:
+        """What needed only a name in the table, and what is left to write."""
+        prepared = batch.transaction_rows.filter(pc.is_valid(batch.transaction_rows["gid"]))
+        lsns = frozenset(prepared["commit_lsn"].to_pylist())
+        try:
+            return self._links.give(parts, placements, target, lsns, batch.storage)
+        except SegmentCorrupt:
+            # Where a later run has the slot, it has cleaned up behind this one.
+            owned = DeltaTableWriter.open(self._root.child(naming.TRANSACTIONS), naming.TRANSACTIONS)
+            if owned is not None:
+                self._check(owned)
+            raise
 
     def _run_job(
         self, parts: TableParts, batch: SparkBatch, target: WriteTarget, conform: list[Conform]
@@ -261,7 +284,7 @@ class DeltaSink:
                 function = WriteRows(target, conform_version)
                 frames.append(batch.map_memory(version, function, REPORT_SCHEMA))
         reports = reduce(lambda left, right: left.unionAll(right), frames).collect()
-        return sorted((WrittenFile(*report) for report in reports), key=lambda f: (f.min_commit_lsn, f.path))
+        return [WrittenFile(*report) for report in reports]
 
     # -- opening tables --------------------------------------------------------------------------------
 

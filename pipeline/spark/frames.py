@@ -61,6 +61,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
+    from xidstream.pipeline.spark.segment_links import SegmentStorage
+
 MemoryFrame = Callable[["SparkSession", pa.Schema, Sequence[ArrowRef]], "DataFrame"]
 """``(spark, contract schema, refs) -> DataFrame`` of exactly ``spark_schema(contract schema)``, one partition
 or more, rows of each ref in order. The caller keeps the refs alive while the batch is."""
@@ -102,8 +104,9 @@ class SparkBatch:
         read_segment: ReadSegment,
         read_memory: ReadMemory,
         put_memory: PutMemory,
+        storage: SegmentStorage | None = None,
     ) -> None:
-        """``read_segment`` must pickle: the executors call it."""
+        """``read_segment`` must pickle: the executors call it. Without ``storage`` segments can only be read."""
         self.content = batch
         self.spark = spark
         self._memory_frame = memory_frame
@@ -112,6 +115,7 @@ class SparkBatch:
         self._packs = Packs(read_memory)
         self._unpacked: list[ArrowRef] = []
         self.read_segment = read_segment
+        self.storage = storage
         self._frames: dict[TableName, DataFrame] = {}
 
     def __repr__(self) -> str:

@@ -132,9 +132,17 @@ class Location:
         """
         if not self.is_local:
             return
-        folders = {self.uri}
+        paths = list(paths)
         for path in paths:
             _fsync(os.path.join(self.uri, path))
+        self.sync_folders(paths)
+
+    def sync_folders(self, paths: Iterable[str]) -> None:
+        """The same for the directory entries alone: of files whose content is on disk already."""
+        if not self.is_local:
+            return
+        folders = {self.uri}
+        for path in paths:
             while path := os.path.dirname(path):
                 folders.add(os.path.join(self.uri, path))
         for folder in folders:

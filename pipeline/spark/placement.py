@@ -102,6 +102,15 @@ class Placement:
     additions: tuple[Target, ...]
     names: tuple[str, ...]
 
+    def is_verbatim(self, incoming: pa.Schema) -> bool:
+        """Whether each column of ``incoming`` goes to the one of its own name and type: a Parquet file in that layout
+        is then a file of the table as it is, because readers find columns by name, and what it lacks is null."""
+        types = {column.name: column.type for column in self.columns}
+        return all(
+            name == field.name and types[name] == field.type
+            for name, field in zip(self.names, incoming, strict=True)
+        )
+
 
 def place(columns: Sequence[Target], incoming: pa.Schema, *, widen: bool = False) -> Placement:
     """Find a target for each column of ``incoming`` (table columns and contract columns).

@@ -1,0 +1,35 @@
+"""Transactions whose rows wait in a storage, as Parquet whose commit is bound late: what the Delta sink links."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from tests.spark.support import COMMIT_US, internal
+from xidstream.pipeline.exchange import Segment, SegmentPart
+from xidstream.pipeline.late_binding import unbound, write_rows
+from xidstream.pipeline.relations import RelationVersion
+from xidstream.pipeline.rows import DroppedRuns, Stamp
+from xidstream.pipeline.segments import Storage
+
+
+def late_segment(
+    storage: Storage,
+    key: str,
+    version: RelationVersion,
+    rows: Sequence[dict[str, Any]] | pa.RecordBatch,
+    *,
+    xid: int = 7,
+    first_seq: int = 0,
+) -> Segment:
+    batch = rows if isinstance(rows, pa.RecordBatch) else internal(version, rows, first_seq)
+    with storage.create(key) as write:
+        file = write_rows(write, version, [unbound(batch, version, xid)])
+    return Segment(key, version, file.n_rows, file.n_bytes, file.checksum, file)
+
+
+def late_part(segment: Segment, commit_lsn: int, *, xid: int = 7) -> SegmentPart:
+    stamp = Stamp.of_one(commit_lsn, COMMIT_US + commit_lsn, xid)
+    return SegmentPart(segment, stamp, DroppedRuns(), segment.n_rows)
