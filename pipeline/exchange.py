@@ -20,7 +20,7 @@ from xidstream.pipeline.late_binding import RowFile
 from xidstream.pipeline.pg import INVALID_LSN, Lsn, Xid
 from xidstream.pipeline.poison import NOBODY, GivenUp, Poison
 from xidstream.pipeline.relations import RelationVersion
-from xidstream.pipeline.rows import MESSAGES_SCHEMA, DroppedRuns, Stamp, internal_schema
+from xidstream.pipeline.rows import MESSAGES_SCHEMA, Stamp, internal_schema
 
 ArrowRef = Any
 """A reference to the bytes of one Arrow IPC stream in contract layout."""
@@ -85,13 +85,14 @@ class SegmentPart:
 
     segment: Segment
     stamp: Stamp
-    dropped: DroppedRuns
-    n_rows: int
-    """Released rows: the segment's less the dropped ones."""
 
     @property
     def relation(self) -> RelationVersion:
         return self.segment.relation
+
+    @property
+    def n_rows(self) -> int:
+        return self.segment.n_rows
 
 
 @dataclass(frozen=True)
@@ -273,10 +274,8 @@ class Tenure:
 
 @dataclass(frozen=True)
 class PreparedTransaction:
-    """The durable record of a transaction between PREPARE and COMMIT or ROLLBACK PREPARED.
-
-    ``dropped`` are its rolled back subtransactions' rows; the stamp is added by COMMIT PREPARED.
-    """
+    """The durable record of a transaction between PREPARE and COMMIT or ROLLBACK PREPARED. The stamp is added by
+    COMMIT PREPARED."""
 
     xid: Xid
     gid: str
@@ -285,9 +284,6 @@ class PreparedTransaction:
     streamed: bool
     origin: str | None
     segments: tuple[Segment, ...]
-    segment_rows: tuple[int, ...]
-    """Released rows of each segment."""
-    dropped: DroppedRuns
     messages: tuple[MessageFile, ...] = ()
     poison: Poison | None = None
     """Why COMMIT PREPARED cannot release it; what is rolled back is nobody's loss."""

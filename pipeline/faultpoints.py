@@ -49,6 +49,8 @@ POINTS: Final = {
     "block_decoded": "buffer: the block is decoded and held; nothing is spilled yet",
     "writing_segment": "buffer: rows are about to be spilled",
     "segment_written": "buffer: the rows are spilled",
+    "shortening_segment": "buffer: rolled-back rows are about to be cut off a segment",
+    "segment_shortened": "buffer: what stays of the segment is written; the whole one is there still",
     "sealing": "buffer: a transaction's commit arrived",
     "sealed": "buffer: the transaction's content is about to go to the sequencer",
     "writing_prepared": "buffer: a PREPARE's rows are in segments; its record is not written yet",

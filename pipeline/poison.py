@@ -16,8 +16,8 @@ transaction again without its rolled-back parts, because the server would have t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -69,15 +69,23 @@ class Poison:
         return cls(Lsn.parse(value["lsn"]), value["what"], _ERRORS[value["error"]])
 
 
-def first_poison(notes: Sequence[BadRows], rolled_back: Set[int]) -> Poison | None:
-    """The first bad row whose owner is not among ``rolled_back``; None where all of them are."""
+def first_poison(notes: Iterable[BadRows]) -> Poison | None:
+    """The first bad row; None where there is none."""
     found: Poison | None = None
-    gone = np.fromiter(rolled_back, np.uint32, len(rolled_back))
     for note in notes:
-        lsns = note.lsn[~np.isin(note.owner, gone)] if len(gone) else note.lsn
-        if len(lsns) and (found is None or lsns.min() < found.lsn):
-            found = Poison(Lsn(int(lsns.min())), note.what, note.error)
+        if found is None or note.lsn.min() < found.lsn:
+            found = Poison(Lsn(int(note.lsn.min())), note.what, note.error)
     return found
+
+
+def kept_notes(notes: Iterable[BadRows], rolled_back: npt.NDArray[np.uint32]) -> list[BadRows]:
+    """What is left of ``notes`` when these owners are gone."""
+    kept = []
+    for note in notes:
+        stays = ~np.isin(note.owner, rolled_back)
+        if stays.any():
+            kept.append(replace(note, owner=note.owner[stays], lsn=note.lsn[stays]))
+    return kept
 
 
 def given_up_among(

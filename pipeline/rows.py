@@ -7,20 +7,19 @@ well have a column called ``ordinal``.
 *Contract* layout: the table's columns, then ``CONTRACT_FIELDS``.
 
 ``release`` is the only way from one to the other. It needs what is known only at the commit (the commit LSN
-and timestamp, which subtransactions were rolled back) and is pure, vectorised and cheap, so it runs wherever
-the rows are: in a buffer for what is still in memory, in Spark's executors for spilled segments. Rewriting
-segments at the commit was rejected: the lag would grow with the transaction.
+and timestamp) and is pure, vectorised and cheap, so it runs wherever the rows are: in a buffer for what is
+still in memory, in Spark's executors for spilled segments. Rewriting segments at the commit was rejected: the
+lag would grow with the transaction.
 
-``_seq`` is dense over the released rows: a row's ordinal among all rows of its transaction, less the rolled
-back rows before it. ``DroppedRuns`` holds the rolled back runs of ordinals, so that a binary search gives
-that number for each row.
+``_seq`` is dense over the rows of a transaction, and known when a row is decoded: what a rollback takes is taken
+before the rows behind it are numbered (``pipeline.buffer.survivors``).
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -38,7 +37,7 @@ INTERNAL_FIELDS = (
     pa.field("change_type", pa.int8(), nullable=False),
     # Transaction block: the subxid (0 when not streamed). Plain block: the row's transaction, as an index.
     pa.field("owner", pa.uint32(), nullable=False),
-    # The row's place among all rows of its transaction, over all tables, from 0, rolled back rows included.
+    # The row's place among all rows of its transaction, over all tables, from 0.
     pa.field("ordinal", pa.int64(), nullable=False),
     pa.field("unchanged", pa.list_(pa.string())),
     pa.field("text", pa.map_(pa.string(), pa.string())),
@@ -114,33 +113,19 @@ class Stamp:
         )
 
 
-def _no_int64() -> npt.NDArray[np.int64]:
-    return np.empty(0, np.int64)
+def first_seq(batch: pa.RecordBatch) -> int:
+    """Of an internal batch with rows."""
+    return int(batch.column(2)[0].as_py())
 
 
-@dataclass(frozen=True)
-class DroppedRuns:
-    """The rolled back rows of one transaction, as runs of ordinals: sorted, apart, not empty.
+def last_seq(batch: pa.RecordBatch) -> int:
+    """Of an internal batch with rows."""
+    return int(batch.column(2)[-1].as_py())
 
-    ``first: int64[k]``, ``count: int64[k]``.
-    """
 
-    first: npt.NDArray[np.int64] = field(default_factory=_no_int64)
-    count: npt.NDArray[np.int64] = field(default_factory=_no_int64)
-
-    @property
-    def n_rows(self) -> int:
-        return int(self.count.sum())
-
-    def split(self, ordinals: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
-        """For each ordinal: whether its row is kept, and how many dropped rows precede it."""
-        if len(self.first) == 0:
-            return np.ones(len(ordinals), np.bool_), np.zeros(len(ordinals), np.int64)
-        run = np.searchsorted(self.first, ordinals, side="right") - 1
-        last = self.first + self.count
-        kept = (run < 0) | (ordinals >= last[run])
-        before = np.concatenate(([0], np.cumsum(self.count)))[run + 1]
-        return kept, before
+def up_to(batch: pa.RecordBatch, n_rows: int) -> pa.RecordBatch:
+    """The rows of an internal batch with numbers below ``n_rows``: a view."""
+    return batch.slice(0, int(np.searchsorted(batch.column(2).to_numpy(), n_rows)))
 
 
 _CHANGE_TYPE_VALUES = pa.array(CHANGE_TYPES, pa.string())
@@ -152,21 +137,14 @@ def release(
     batch: pa.RecordBatch,
     relation: RelationVersion,
     stamp: Stamp,
-    dropped: DroppedRuns,
     *,
     plain: bool = False,
 ) -> pa.RecordBatch:
-    """Turn an internal batch into the contract's layout, without the rolled back rows.
+    """Turn an internal batch into the contract's layout.
 
-    ``plain`` says that ``owner`` indexes ``stamp`` (a plain block, which never has dropped rows). The columns
-    of the table are shared with ``batch``, not copied, where no row is dropped.
+    ``plain`` says that ``owner`` indexes ``stamp`` (a plain block). The columns of the table are shared with ``batch``,
+    not copied.
     """
-    seq = batch.column(2)
-    if len(dropped.first):
-        ordinals = seq.to_numpy(zero_copy_only=True)
-        kept, before = dropped.split(ordinals)
-        seq = pa.array((ordinals - before)[kept])
-        batch = batch.filter(pa.array(kept))
     n = batch.num_rows
     if plain:
         owner = batch.column(1).to_numpy()
@@ -181,7 +159,7 @@ def release(
         stamped[0],
         timestamp,
         stamped[1],
-        seq,
+        batch.column(2),
         batch.column(3),
         batch.column(4),
     ]

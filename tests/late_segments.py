@@ -11,7 +11,7 @@ from tests.spark.support import COMMIT_US, internal
 from xidstream.pipeline.exchange import Segment, SegmentPart
 from xidstream.pipeline.late_binding import unbound, write_rows
 from xidstream.pipeline.relations import RelationVersion
-from xidstream.pipeline.rows import DroppedRuns, Stamp
+from xidstream.pipeline.rows import Stamp
 from xidstream.pipeline.segments import Storage
 
 
@@ -32,4 +32,4 @@ def late_segment(
 
 def late_part(segment: Segment, commit_lsn: int, *, xid: int = 7) -> SegmentPart:
     stamp = Stamp.of_one(commit_lsn, COMMIT_US + commit_lsn, xid)
-    return SegmentPart(segment, stamp, DroppedRuns(), segment.n_rows)
+    return SegmentPart(segment, stamp)

@@ -63,10 +63,6 @@ class BufferHandle:
         )
         return result
 
-    def abort_subtransactions(self, xid: Xid, step: int, subxids: tuple[Xid, ...]) -> ray.ObjectRef:
-        result: ray.ObjectRef = self.actor.abort_subtransactions.remote(xid, step, subxids)
-        return result
-
     def abort(self, xid: Xid, step: int) -> ray.ObjectRef:
         result: ray.ObjectRef = self.actor.abort.remote(xid, step)
         return result

@@ -36,7 +36,7 @@ _PARCEL_BLOCKS = 2
 
 @dataclass
 class _Open:
-    """An open transaction. ``held``: what its buffer last told; ``n_steps``: how many calls or blocks its buffers got,
+    """An open transaction. ``held``: what its buffer last told; ``n_steps``: how many blocks its buffers got,
     which fail where one is missing."""
 
     held: Held
@@ -98,17 +98,13 @@ class BufferPool:
         self._in_flight.add(result, block.n_bytes)
         return result
 
-    def abort_subtransactions(self, xid: Xid, subxids: tuple[Xid, ...]) -> None:
-        step = self._open[xid].next_step()
-        self._in_flight.add(self._of(xid).abort_subtransactions(xid, step, subxids))
-
     def abort(self, xid: Xid) -> None:
         self._in_flight.add(self._of(xid).abort(xid, self._open[xid].n_steps))
         self._end(xid, -1)
 
-    def commit(self, end: TransactionEnd, ticket: int) -> None:
+    def commit(self, end: TransactionEnd, ticket: int, aborted: tuple[Xid, ...] = ()) -> None:
         """On its way after ``send``, behind the blocks: ``sealed`` is what comes of it."""
-        self._owner(end.xid).parcel.add_end(end, self._open[end.xid].n_steps)
+        self._owner(end.xid).parcel.add_end(end, self._open[end.xid].n_steps, aborted)
         self._end(end.xid, ticket)
 
     def sealed(self, xid: Xid) -> ray.ObjectRef:

@@ -15,6 +15,7 @@ from typing import Final
 
 import pyarrow as pa
 
+from xidstream.pipeline import rows
 from xidstream.pipeline.relations import RelationVersion
 
 GroupKey = RelationVersion | None
@@ -38,8 +39,12 @@ def is_too_large_for_memory(n_bytes: int) -> bool:
 
 @dataclass
 class Group:
+    """``sizes``: bytes of each batch; ``end``: the number behind the last row's (of messages: 0)."""
+
     batches: list[pa.RecordBatch] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
     n_bytes: int = 0
+    end: int = 0
 
 
 class Groups:
@@ -72,7 +77,10 @@ class Groups:
             group = self._groups[key] = Group()
         n_bytes: int = batch.nbytes + _ARRAY_BYTES * batch.num_columns
         group.batches.append(batch)
+        group.sizes.append(n_bytes)
         group.n_bytes += n_bytes
+        if key is not None:
+            group.end = rows.last_seq(batch) + 1
         self.n_bytes += n_bytes
         if is_too_large_for_memory(n_bytes):
             self._too_large[key] = None
@@ -84,6 +92,27 @@ class Groups:
         self.n_bytes -= group.n_bytes
         self._too_large.pop(key, None)
         return group
+
+    def truncate(self, n_rows: int) -> None:
+        """Drop the rows of all groups from number ``n_rows`` on.
+
+        A batch that loses some keeps its size here, because it keeps its memory: at most one of each group.
+        """
+        for key in [key for key, group in self._groups.items() if group.end > n_rows]:
+            group = self._groups[key]
+            while group.batches and rows.first_seq(group.batches[-1]) >= n_rows:
+                group.batches.pop()
+                n_bytes = group.sizes.pop()
+                group.n_bytes -= n_bytes
+                self.n_bytes -= n_bytes
+            if not any(map(is_too_large_for_memory, group.sizes)):
+                self._too_large.pop(key, None)
+            if not group.batches:
+                del self._groups[key]
+                continue
+            group.batches[-1] = rows.up_to(group.batches[-1], n_rows)
+            group.end = rows.last_seq(group.batches[-1]) + 1
+            self._enter(key, group)
 
     @property
     def has_too_large(self) -> bool:

@@ -1,13 +1,14 @@
-"""One open transaction: its decoded rows by relation version, its spilled segments, what was rolled back.
+"""One open transaction: its decoded rows by relation version, and its spilled segments, as rollbacks leave them.
 
-A rolled-back subtransaction is a member of a set and nothing else: no row is touched when it aborts. What the
-set means for the rows is worked out once, at the end, from the runs of equal subxid that the decoder
-reports: ``dropped()`` gives the runs of ordinals to leave out.
+A rollback takes all rows from some number on (``survivors``). Batches in memory go, and the last one that stays becomes
+a view. Segments with rows behind the cut alone go as whole files. Of each relation version one segment at most has rows
+on both sides: its cut is noted, and carried out once, when the next segment of that version is written or when the
+transaction ends. A later cut further ahead replaces the note.
 
-States: OPEN takes blocks and aborts; SEALED gave its content away; an illegal call raises IllegalTransition
+States: OPEN takes blocks and rollbacks; SEALED gave its content away; an illegal call raises IllegalTransition
 with the transaction's story and changes nothing. Called by the buffer shell alone, from one thread.
 
-Rejected: filtering aborted rows at the abort (rewrites what may be gigabytes), and one group per subxid
+Rejected: rewriting a segment at each rollback (minutes for a thousand savepoints), and one group per subxid
 (ten thousand savepoints would be ten thousand segments).
 """
 
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,6 +26,7 @@ import pyarrow as pa
 from xidstream.pipeline import rows
 from xidstream.pipeline.buffer.groups import GroupKey, Groups
 from xidstream.pipeline.buffer.messages import PART_BYTES, message_parts
+from xidstream.pipeline.buffer.survivors import Survivors
 from xidstream.pipeline.errors import IllegalTransition, XidstreamError
 from xidstream.pipeline.exchange import (
     ArrowRef,
@@ -41,9 +43,9 @@ from xidstream.pipeline.exchange import (
 )
 from xidstream.pipeline.packs import UnitParts
 from xidstream.pipeline.pg import Lsn, Xid
-from xidstream.pipeline.poison import NOBODY, BadRows, GivenUp, Poison, first_poison
+from xidstream.pipeline.poison import NOBODY, BadRows, GivenUp, Poison, first_poison, kept_notes
 from xidstream.pipeline.relations import RelationVersion
-from xidstream.pipeline.rows import DroppedRuns, Stamp
+from xidstream.pipeline.rows import Stamp
 
 
 class State(enum.Enum):
@@ -53,9 +55,16 @@ class State(enum.Enum):
 
 @dataclass(frozen=True)
 class _Spilled:
+    """``first`` and ``end``: the numbers of its first row, and behind its last one. ``cut``: a rollback took the rows
+    from ``end`` on, and the segment has them still."""
+
     segment: Segment
-    subxids: npt.NDArray[np.uint32]
-    n_rows_by_subxid: npt.NDArray[np.int64]
+    first: int
+    end: int
+    cut: bool = False
+
+    def up_to(self, n_rows: int) -> _Spilled:
+        return self if self.end <= n_rows else dataclasses.replace(self, end=n_rows, cut=True)
 
 
 class OpenTransaction:
@@ -65,23 +74,28 @@ class OpenTransaction:
         self.xid = xid
         self.first_lsn = first_lsn
         self.streamed = streamed
-        self.n_rows = 0
         self.n_segments = 0
+        """That were written so far."""
         self.n_steps = 0
-        """Blocks and subtransaction aborts that it took."""
+        """Blocks that it took."""
         self.state = State.OPEN
+        self._survivors = Survivors()
         self._groups = Groups()
         self._spilled: list[_Spilled] = []
-        self._aborted: set[int] = set()
-        self._runs: list[tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64], npt.NDArray[np.int64]]] = []
+        self._n_cuts = 0
         self._message_files: list[MessageFile] = []
         self._notes: list[BadRows] = []
 
     def __repr__(self) -> str:
         return (
             f"<transaction {int(self.xid)} {self.state.value}: {self.n_rows} rows, {self.n_bytes} bytes in memory, "
-            f"{self.n_segments} segments, {len(self._aborted)} subtransactions rolled back>"
+            f"{self.n_segments} segments>"
         )
+
+    @property
+    def n_rows(self) -> int:
+        """Without those that were rolled back: the next row gets this number."""
+        return self._survivors.n_rows
 
     @property
     def n_bytes(self) -> int:
@@ -92,17 +106,16 @@ class OpenTransaction:
         self,
         tables: Sequence[tuple[RelationVersion, pa.RecordBatch]],
         messages: pa.RecordBatch | None,
-        runs: tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64], npt.NDArray[np.int64]],
+        runs: tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]],
         n_rows: int,
     ) -> None:
-        """Take one decoded block. ``runs`` are subxid, first ordinal and count, in order of ordinals."""
+        """Take one decoded block, numbered from the present ``n_rows``. ``runs`` are subxid and first row of each."""
         self._expect_open("a block")
         for relation, batch in tables:
             self.add_rows(relation, batch)
         if messages is not None and messages.num_rows:
             self._groups.add(None, messages)
-        self._runs.append(runs)
-        self.n_rows += n_rows
+        self._survivors.add(*runs, n_rows)
         self.n_steps += 1
 
     def add_rows(self, relation: RelationVersion, batch: pa.RecordBatch) -> None:
@@ -117,13 +130,47 @@ class OpenTransaction:
 
     def poison(self) -> Poison | None:
         """Why the transaction cannot be delivered as it is now; None where nothing that it keeps is bad."""
-        return first_poison(self._notes, self._aborted)
+        return first_poison(self._notes)
 
-    def abort_subtransactions(self, subxids: Iterable[Xid]) -> None:
-        """Legal for a subxid never seen: its rows may have been filtered out by the publication."""
-        self._expect_open("a subtransaction abort")
-        self._aborted.update(map(int, subxids))
-        self.n_steps += 1
+    def roll_back(self, subxids: Collection[int]) -> list[str]:
+        """Forget the rows of these subtransactions. Returns the keys of segments that have no other rows.
+
+        Legal for a subxid never seen: its rows may have been filtered out by the publication. Raises IllegalTransition
+        where rows that stay come behind the first of these; then nothing has changed.
+        """
+        self._expect_open("a rollback")
+        if not subxids:
+            return []
+        aborted = np.fromiter(subxids, np.uint32, len(subxids))
+        try:
+            n_rows = self._survivors.without(aborted)
+        except IllegalTransition as error:
+            raise IllegalTransition(f"{self!r} was given a rollback out of order: {error.message}") from None
+        self._notes = kept_notes(self._notes, aborted)
+        if n_rows == self.n_rows:
+            return []
+        self._survivors.truncate(n_rows)
+        self._groups.truncate(n_rows)
+        gone = [s.segment.key for s in self._spilled if s.first >= n_rows]
+        self._spilled = [s.up_to(n_rows) for s in self._spilled if s.first < n_rows]
+        self._n_cuts = sum(s.cut for s in self._spilled)
+        return gone
+
+    def cuts(self, relation: RelationVersion | None = None) -> list[tuple[Segment, int]]:
+        """The segments (of ``relation``, or all) that have rolled-back rows still, each with the number of its first
+        one; ``shortened`` must follow for each."""
+        if not self._n_cuts:
+            return []
+        return [(s.segment, s.end) for s in self._spilled if s.cut and relation in (None, s.segment.relation)]
+
+    def shortened(self, segment: Segment, shorter: Segment) -> None:
+        """``shorter`` has the rows of ``segment`` that stay."""
+        self._spilled = [
+            dataclasses.replace(s, segment=shorter, cut=False) if s.segment.key == segment.key else s
+            for s in self._spilled
+        ]
+        self._n_cuts -= 1
+        self.n_segments += 1
 
     def group_sizes(self) -> dict[RelationVersion, int]:
         return {key: self._groups.size(key) for key in self._groups if key is not None}
@@ -158,28 +205,13 @@ class OpenTransaction:
         return self._groups.take(relation).batches
 
     def spilled(self, segment: Segment, batches: Sequence[pa.RecordBatch]) -> None:
-        """``batches`` are in ``segment`` now; only the number of rows of each subxid is kept."""
-        self._spilled.append(_Spilled(segment, *_rows_by_owner(batches)))
+        """``batches`` are in ``segment`` now."""
+        self._spilled.append(_Spilled(segment, rows.first_seq(batches[0]), rows.last_seq(batches[-1]) + 1))
         self.n_segments += 1
 
     def segment_keys(self) -> list[str]:
         """Of all that was spilled, messages too."""
         return [s.segment.key for s in self._spilled] + [file.key for file in self._message_files]
-
-    def dropped(self) -> DroppedRuns:
-        """The ordinals of rolled-back rows, adjacent runs joined."""
-        if not self._aborted or not self._runs:
-            return DroppedRuns()
-        subxid = np.concatenate([r[0] for r in self._runs])
-        first = np.concatenate([r[1] for r in self._runs])
-        count = np.concatenate([r[2] for r in self._runs])
-        gone = np.isin(subxid, np.fromiter(self._aborted, np.uint32, len(self._aborted)))
-        first, count = first[gone], count[gone]
-        if len(first) == 0:
-            return DroppedRuns()
-        starts = np.concatenate(([True], first[1:] != first[:-1] + count[:-1]))
-        group = np.flatnonzero(starts)
-        return DroppedRuns(first[group], np.add.reduceat(count, group))
 
     def seal(
         self,
@@ -187,7 +219,8 @@ class OpenTransaction:
         put: Callable[[pa.RecordBatch | pa.Table], ArrowRef],
         given_up: GivenUp = NOBODY,
     ) -> Sealed:
-        """Give everything to the sequencer. ``put`` stores rows in contract layout and returns their ref.
+        """Give everything to the sequencer, when no cut is open. ``put`` stores rows in contract layout and returns
+        their ref.
 
         Of a transaction that keeps poison, and of one that was given up, there is nothing but that.
         """
@@ -197,15 +230,11 @@ class OpenTransaction:
             return self._nothing(left_out(end))
         if poison is not None:
             return self._nothing(undeliverable(poison.of(end.xid, end.commit_lsn)))
-        dropped = self.dropped()
         stamp = Stamp.of_one(end.commit_lsn, end.commit_timestamp_us, end.xid)
-        memory = self._memory_parts(stamp, dropped, put)
-        segments = tuple(
-            SegmentPart(s.segment, stamp, dropped, kept) for s, kept in self._kept_of_segments() if kept
-        )
+        segments = tuple(SegmentPart(segment, stamp) for segment in self._whole_segments("committed"))
+        memory = self._memory_parts(stamp, put)
         messages = self._message_parts(end, put)
         self.state = State.SEALED
-        self._runs.clear()
         n_rows = sum(p.n_rows for p in memory) + sum(p.n_rows for p in segments)
         tables = sorted({p.relation.name for p in memory} | {p.relation.name for p in segments})
         return Sealed(
@@ -220,7 +249,7 @@ class OpenTransaction:
         )
 
     def _memory_parts(
-        self, stamp: Stamp, dropped: DroppedRuns, put: Callable[[pa.RecordBatch | pa.Table], ArrowRef]
+        self, stamp: Stamp, put: Callable[[pa.RecordBatch | pa.Table], ArrowRef]
     ) -> tuple[MemoryPart, ...]:
         relations = [key for key in self._groups if key is not None]
         parts = UnitParts(put, len(relations))
@@ -230,7 +259,7 @@ class OpenTransaction:
             batches.reverse()
             released, n_bytes = [], 0
             while batches:
-                released.append(rows.release(batches.pop(), relation, stamp, dropped))
+                released.append(rows.release(batches.pop(), relation, stamp))
                 # Counted once: to ask a batch for its size costs as much as to release it.
                 n_bytes += released[-1].nbytes
                 if not batches or n_bytes >= PART_BYTES:
@@ -243,11 +272,10 @@ class OpenTransaction:
     def prepared(
         self, gid: str, prepare_lsn: Lsn, prepare_end_lsn: Lsn, origin: str | None
     ) -> PreparedTransaction:
-        """The durable record; all that is ``spillable`` must have been spilled before."""
+        """The durable record; all that is ``spillable`` must have been spilled before, and no cut may be open."""
         self._expect_open("a prepare")
         if len(self._groups):
             raise IllegalTransition(f"{self!r} was to be prepared with rows or messages still in memory")
-        kept = self._kept_of_segments()
         record = PreparedTransaction(
             xid=self.xid,
             gid=gid,
@@ -255,25 +283,22 @@ class OpenTransaction:
             prepare_end_lsn=prepare_end_lsn,
             streamed=self.streamed,
             origin=origin,
-            segments=tuple(s.segment for s, _ in kept),
-            segment_rows=tuple(n for _, n in kept),
-            dropped=self.dropped(),
+            segments=self._whole_segments("prepared"),
             messages=tuple(self._message_files),
             poison=self.poison(),
         )
         self.state = State.SEALED
-        self._runs.clear()
         return record
 
     def _nothing(self, sealed: Sealed) -> Sealed:
-        self.state = State.SEALED
         self._groups = Groups()
-        self._runs.clear()
+        self.state = State.SEALED
         return sealed
 
-    def _kept_of_segments(self) -> list[tuple[_Spilled, int]]:
-        aborted = np.fromiter(self._aborted, np.uint32, len(self._aborted))
-        return [(s, int(s.n_rows_by_subxid[~np.isin(s.subxids, aborted)].sum())) for s in self._spilled]
+    def _whole_segments(self, what: str) -> tuple[Segment, ...]:
+        if self.cuts():
+            raise IllegalTransition(f"{self!r} was to be {what} with rolled-back rows in its segments")
+        return tuple(s.segment for s in self._spilled)
 
     def _message_parts(
         self, end: TransactionEnd, put: Callable[[pa.RecordBatch | pa.Table], ArrowRef]
@@ -286,18 +311,6 @@ class OpenTransaction:
     def _expect_open(self, what: str) -> None:
         if self.state is not State.OPEN:
             raise IllegalTransition(f"{self!r} was given {what}")
-
-
-def _rows_by_owner(
-    batches: Sequence[pa.RecordBatch],
-) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]:
-    """The different owners, in ascending order, and how many rows each has. Batch by batch: a copy of all their numbers
-    would stand above the buffer's limit, because the rows are still there."""
-    of_batch = [np.unique(batch.column(1).to_numpy(), return_counts=True) for batch in batches]
-    owners, place = np.unique(np.concatenate([owner for owner, _ in of_batch]), return_inverse=True)
-    counts = np.zeros(len(owners), np.int64)
-    np.add.at(counts, place, np.concatenate([n for _, n in of_batch]))
-    return owners, counts
 
 
 def transaction_row(

@@ -11,8 +11,9 @@ the cost. So was one kernel generated for each relation: each new table would wa
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,16 +38,15 @@ class DecodedBlock:
     """A transaction block. ``tables`` are in relid order, only those with rows.
 
     ``messages`` (rows.MESSAGES_SCHEMA, None when none) has ``commit_lsn`` null, to be filled when the
-    transaction is sealed. ``run_subxid: uint32[k]``, ``run_first: int64[k]`` (ordinals), ``run_count:
-    int64[k]`` are the consecutive runs of one subxid over all rows in ordinal order. ``n_rows`` counts
-    preimages and truncates. ``notes`` are of the rows that cannot be delivered, if the transaction keeps them.
+    transaction is sealed. ``run_subxid: uint32[k]`` and ``run_first: int64[k]`` (ordinals) are the consecutive
+    runs of one subxid over all rows in ordinal order. ``n_rows`` counts preimages and truncates. ``notes`` are of
+    the rows that cannot be delivered, if the transaction keeps them. Of rows that were left out there is nothing.
     """
 
     tables: tuple[DecodedTable, ...]
     messages: pa.RecordBatch | None
     run_subxid: npt.NDArray[np.uint32]
     run_first: npt.NDArray[np.int64]
-    run_count: npt.NDArray[np.int64]
     n_rows: int
     notes: tuple[BadRows, ...] = ()
 
@@ -84,9 +84,12 @@ def decode_transaction_block(
     streamed: bool,
     xid: int,
     first_ordinal: int,
+    aborted: Collection[int] = (),
     take: Callable[[DecodedTable], None] | None = None,
 ) -> DecodedBlock:
     """Decode a block that holds only I U D T M of the transaction ``xid``.
+
+    Rows of ``aborted`` subtransactions are checked, left out, and not counted.
 
     ``take`` gets each table as soon as it is decoded, and ``tables`` of the result is empty then. Decoded, a table of
     one row takes 10 KB, so a block of thousands of tables must not stand decoded as a whole.
@@ -97,6 +100,8 @@ def decode_transaction_block(
     """
     block = _Block(payload, lengths, relations)
     block.scan(scan.TRANSACTION_BLOCK, streamed=streamed, xid=xid, first_ordinal=first_ordinal)
+    if aborted:
+        block.leave_out(aborted, first_ordinal)
     owner = block.rows.owner
     n = len(owner)
     firsts = np.flatnonzero(np.concatenate((np.ones(min(n, 1), np.bool_), owner[1:] != owner[:-1])))
@@ -112,7 +117,6 @@ def decode_transaction_block(
         messages=messages,
         run_subxid=run_subxid,
         run_first=firsts + np.int64(first_ordinal),
-        run_count=np.diff(firsts, append=n),
         n_rows=n,
         notes=tuple(block.notes),
     )
@@ -234,6 +238,14 @@ class _Block:
         if code < 0:
             raise scan_fault(code, error, self._story, self._relations)
         self.rows = rows.pick(slice(code))
+
+    def leave_out(self, owners: Collection[int], first_ordinal: int) -> None:
+        """Forget the rows of ``owners``, and number the others without a gap."""
+        gone = np.isin(self.rows.owner, np.fromiter(owners, np.uint32, len(owners)))
+        kept = self.rows.pick(np.flatnonzero(~gone))
+        self.rows = dataclasses.replace(
+            kept, ordinal=np.arange(first_ordinal, first_ordinal + len(kept), dtype=np.int64)
+        )
 
     def tables(self, take: Callable[[DecodedTable], None] | None = None) -> tuple[DecodedTable, ...]:
         """Decode the rows; the row arrays are consumed. What cannot be delivered is added to ``notes``.

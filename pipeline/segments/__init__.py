@@ -35,7 +35,12 @@ from xidstream.pipeline.segments.progress import (
     take_over_progress,
     write_progress,
 )
-from xidstream.pipeline.segments.segment_file import SegmentReader, write_messages, write_segment
+from xidstream.pipeline.segments.segment_file import (
+    SegmentReader,
+    shorten_segment,
+    write_messages,
+    write_segment,
+)
 from xidstream.pipeline.segments.server_record import other_servers, read_timeline, write_timeline
 from xidstream.pipeline.segments.skips import Skip, given_up, note_left_out, read_skips, write_skip
 from xidstream.pipeline.segments.storage import Storage
@@ -59,6 +64,7 @@ __all__ = [
     "read_skips",
     "read_timeline",
     "remove_slot",
+    "shorten_segment",
     "take_over_progress",
     "write_messages",
     "write_prepared",

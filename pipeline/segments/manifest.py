@@ -10,34 +10,35 @@ late and write its own after that, which then names segments that are gone: the 
 record. Overwriting one key was considered and rejected, because then the late one wins.
 
 Relations are written once and referred to by index: a transaction of ten thousand segments has few tables.
-``DroppedRuns`` are base64 of little-endian int64, because a list of numbers would be four times as long.
+Records of an older xidstream are converted when they are loaded (``older_prepared``).
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
 import dataclasses
 from typing import Any, Final
-
-import numpy as np
-import numpy.typing as npt
 
 from xidstream.pipeline.errors import SegmentCorrupt, UsageError
 from xidstream.pipeline.exchange import MessageFile, PreparedTransaction, Segment
 from xidstream.pipeline.pg import INVALID_LSN, Lsn, Xid
 from xidstream.pipeline.poison import Poison
 from xidstream.pipeline.relations import RelationVersion
-from xidstream.pipeline.rows import DroppedRuns
 from xidstream.pipeline.segments.envelope import seal, unseal
 from xidstream.pipeline.segments.keys import Layout, PreparedName
+from xidstream.pipeline.segments.older_prepared import (
+    OLDEST_VERSION,
+    OlderRecord,
+    convert,
+    is_older,
+    messages_of,
+    older_record,
+)
 from xidstream.pipeline.segments.progress import read_progress
 from xidstream.pipeline.segments.storage import Storage
 
 FORMAT: Final = "xidstream.prepared-transaction"
-VERSION: Final = 2
-_OLDEST: Final = 1
-"""Version 1 has no ``poison``, and keeps the messages in one object beside the manifest."""
+VERSION: Final = 3
+"""Version 1 has no ``poison``; for more of the older ones see ``older_prepared``."""
 _REMEDY: Final = (
     "the server does not send a confirmed PREPARE again: restore the object; or roll the prepared "
     "transaction back and remove its objects; or take a new snapshot of its tables"
@@ -61,8 +62,8 @@ def load_prepared(
 
     For the holder of the slot, when an epoch begins: it deletes what nobody will ask for (records that
     ``progress.json`` lists as finished, messages without a manifest, and records that are not complete but
-    whose PREPARE the server sends again). ``sent_again_after`` is the position that the server has confirmed; without
-    it, it is taken to have what is recorded, which may be further.
+    whose PREPARE the server sends again), and converts what an older xidstream wrote. ``sent_again_after`` is the
+    position that the server has confirmed; without it, it is taken to have what is recorded, which may be further.
 
     Raises SegmentCorrupt where no record of a transaction is complete: each is damaged, or names an object that
     is missing or not this slot's. What segments hold is verified when they are read.
@@ -121,9 +122,13 @@ def _newest_complete(
     reasons: list[SegmentCorrupt] = []
     for key in newest_first:
         try:
-            prepared = prepared_from_json(storage.read_bytes(key), key)
+            record = prepared_from_json(storage.read_bytes(key), key)
+            prepared = record.prepared if isinstance(record, OlderRecord) else record
             _check_names(layout, key, prepared)
             _check_objects(storage, key, prepared, names)
+            if isinstance(record, OlderRecord):
+                prepared = convert(storage, layout, record)
+                write_prepared(storage, layout, prepared)
             return prepared
         except SegmentCorrupt as error:
             reasons.append(error)
@@ -168,7 +173,8 @@ def _delete_with_segments(storage: Storage, layout: Layout, names: _Names) -> No
         if not name.is_manifest:
             continue
         try:
-            prepared = prepared_from_json(storage.read_bytes(key), key)
+            record = prepared_from_json(storage.read_bytes(key), key)
+            prepared = record.prepared if isinstance(record, OlderRecord) else record
             _check_names(layout, key, prepared)
         except SegmentCorrupt:
             continue  # it cannot tell its segments, which go with their epoch instead
@@ -187,11 +193,10 @@ def prepared_to_json(prepared: PreparedTransaction) -> bytes:
             "key": s.key,
             "relation": numbers.setdefault(s.relation, len(numbers)),
             "n_rows": int(s.n_rows),
-            "n_released_rows": int(n),
             "n_bytes": int(s.n_bytes),
             "checksum": s.checksum,
         }
-        for s, n in zip(prepared.segments, prepared.segment_rows, strict=True)
+        for s in prepared.segments
     ]
     content = {
         "xid": int(prepared.xid),
@@ -202,7 +207,6 @@ def prepared_to_json(prepared: PreparedTransaction) -> bytes:
         "origin": prepared.origin,
         "relations": [relation.to_json() for relation in numbers],
         "segments": segments,
-        "dropped": dropped_to_json(prepared.dropped),
         "messages": [
             {"key": m.key, "n_rows": int(m.n_rows), "n_bytes": int(m.n_bytes), "checksum": m.checksum}
             for m in prepared.messages
@@ -212,12 +216,12 @@ def prepared_to_json(prepared: PreparedTransaction) -> bytes:
     return seal(FORMAT, VERSION, content)
 
 
-def prepared_from_json(data: bytes, key: str) -> PreparedTransaction:
+def prepared_from_json(data: bytes, key: str) -> PreparedTransaction | OlderRecord:
     """``key`` is for the message only. Raises SegmentCorrupt, Unsupported."""
-    content = unseal(data, FORMAT, VERSION, key, remedy=_REMEDY, oldest=_OLDEST)
+    content = unseal(data, FORMAT, VERSION, key, remedy=_REMEDY, oldest=OLDEST_VERSION)
     try:
         relations = [RelationVersion.from_json(r) for r in content["relations"]]
-        return PreparedTransaction(
+        prepared = PreparedTransaction(
             xid=Xid(content["xid"]),
             gid=content["gid"],
             prepare_lsn=Lsn.parse(content["prepare_lsn"]),
@@ -225,11 +229,10 @@ def prepared_from_json(data: bytes, key: str) -> PreparedTransaction:
             streamed=content["streamed"],
             origin=content["origin"],
             segments=tuple(_segment(s, relations) for s in content["segments"]),
-            segment_rows=tuple(s["n_released_rows"] for s in content["segments"]),
-            dropped=dropped_from_json(content["dropped"]),
             messages=_messages(content),
             poison=None if content.get("poison") is None else Poison.from_json(content["poison"]),
         )
+        return older_record(content, prepared) if is_older(content) else prepared
     except (KeyError, IndexError, TypeError, ValueError, UsageError) as error:
         raise SegmentCorrupt(f"manifest {key!r} lacks a part or has a wrong one", remedy=_REMEDY) from error
 
@@ -249,30 +252,4 @@ def _messages(content: dict[str, Any]) -> tuple[MessageFile, ...]:
         return tuple(
             MessageFile(m["key"], m["n_rows"], m["n_bytes"], m["checksum"]) for m in content["messages"]
         )
-    if content["messages_key"] is None:
-        return ()
-    return (MessageFile(content["messages_key"], content["n_messages"], 0, None),)
-
-
-def dropped_to_json(dropped: DroppedRuns) -> dict[str, Any]:
-    """``first`` and ``count`` as base64 of ``<i8[n_runs]``."""
-    return {"n_runs": len(dropped.first), "first": _packed(dropped.first), "count": _packed(dropped.count)}
-
-
-def dropped_from_json(value: dict[str, Any]) -> DroppedRuns:
-    """Raises ValueError, KeyError or TypeError for what ``dropped_to_json`` never writes."""
-    first, count = _unpacked(value["first"]), _unpacked(value["count"])
-    if not len(first) == len(count) == value["n_runs"]:
-        raise ValueError("the runs of dropped rows are of unequal number")
-    return DroppedRuns(first, count)
-
-
-def _packed(numbers: npt.NDArray[np.int64]) -> str:
-    return base64.b64encode(np.ascontiguousarray(numbers, "<i8").tobytes()).decode("ascii")
-
-
-def _unpacked(text: str) -> npt.NDArray[np.int64]:
-    try:
-        return np.frombuffer(base64.b64decode(text, validate=True), "<i8").astype(np.int64)
-    except binascii.Error as error:
-        raise ValueError("not base64") from error
+    return messages_of(content)

@@ -62,6 +62,16 @@ def write_segment(
     return Segment(key, relation, n_rows, n_bytes, checksum)
 
 
+def shorten_segment(storage: Storage, segment: Segment, end: int, key: str) -> Segment:
+    """Write the rows of ``segment`` with ordinals below ``end``, of which there is one at least, as a segment of its
+    own. Raises StorageFault and SegmentCorrupt; ``segment`` stays as it is."""
+    kept = []
+    for batch in SegmentReader(storage.uri)(segment):
+        if batch.num_rows and rows.first_seq(batch) < end:
+            kept.append(rows.up_to(batch, end))
+    return write_segment(storage, key, segment.relation, kept)
+
+
 def write_messages(storage: Storage, key: str, batches: Sequence[pa.RecordBatch]) -> MessageFile:
     """The same for logical messages, all in ``rows.MESSAGES_SCHEMA``."""
     return MessageFile(key, *_write(storage, key, rows.MESSAGES_SCHEMA, batches, None))

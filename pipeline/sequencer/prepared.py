@@ -109,11 +109,7 @@ class FinishedPrepares:
 def stamp_segments(prepared: PreparedTransaction, end: TransactionEnd) -> tuple[SegmentPart, ...]:
     """The segments of a prepared transaction as parts of the transaction that ``end`` commits."""
     stamp = Stamp.of_one(end.commit_lsn, end.commit_timestamp_us, end.xid)
-    return tuple(
-        SegmentPart(segment, stamp, prepared.dropped, kept)
-        for segment, kept in zip(prepared.segments, prepared.segment_rows, strict=True)
-        if kept
-    )
+    return tuple(SegmentPart(segment, stamp) for segment in prepared.segments)
 
 
 def spilled_messages(prepared: PreparedTransaction, end: TransactionEnd) -> tuple[SpilledMessages, ...]:

@@ -26,27 +26,22 @@ ReadSegment = Callable[[Segment | MessageFile], Iterator[pa.RecordBatch]]
 
 
 def released(part: SegmentPart, read_segment: ReadSegment) -> Iterator[pa.RecordBatch]:
-    """The rows of one spilled segment in contract layout. Raises SegmentCorrupt where they are not the
-    rows that the manifest counts, StorageFault where they cannot be read."""
+    """The rows of one spilled segment in contract layout. Raises SegmentCorrupt where they are not as many as were
+    written, StorageFault where they cannot be read."""
     segment = part.segment
     # A transaction's stamp has one entry; only a plain block's rows index theirs.
     plain = len(part.stamp.commit_lsn) > 1
     expected = internal_schema(segment.relation)
-    n_read = n_released = 0
+    n_read = 0
     with _reading(segment):
         for batch in read_segment(segment):
             if not batch.schema.equals(expected):
                 raise SegmentCorrupt(f"segment {segment.key} has not the columns of {segment.relation.name}")
             n_read += batch.num_rows
-            rows = release(batch, segment.relation, part.stamp, part.dropped, plain=plain)
-            n_released += rows.num_rows
-            if rows.num_rows:
-                yield rows
-    if (n_read, n_released) != (segment.n_rows, part.n_rows):
-        raise SegmentCorrupt(
-            f"segment {segment.key} gave {n_read} rows, {n_released} released, "
-            f"where {segment.n_rows} and {part.n_rows} are recorded"
-        )
+            if batch.num_rows:
+                yield release(batch, segment.relation, part.stamp, plain=plain)
+    if n_read != segment.n_rows:
+        raise SegmentCorrupt(f"segment {segment.key} gave {n_read} rows where {segment.n_rows} are recorded")
 
 
 def released_messages(part: SpilledMessages, read_segment: ReadSegment) -> Iterator[pa.RecordBatch]:

@@ -184,12 +184,8 @@ class _Way(abc.ABC):
 
     @staticmethod
     def takes(part: SegmentPart) -> bool:
-        """Whether this segment is a file of its rows: all are of one transaction, and were kept."""
-        return (
-            part.segment.file is not None
-            and len(part.stamp.commit_lsn) == 1
-            and part.n_rows == part.segment.n_rows
-        )
+        """Whether this segment is a file of its rows: all are of one transaction."""
+        return part.segment.file is not None and len(part.stamp.commit_lsn) == 1
 
     def give(
         self, parts: Sequence[SegmentPart], target: WriteTarget, prepared: Collection[int]

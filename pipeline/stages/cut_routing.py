@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from xidstream.pipeline.exchange import TransactionEnd
 from xidstream.pipeline.faultpoints import reach
@@ -26,11 +26,12 @@ from xidstream.pipeline.stream import (
     Position,
     Prepared,
     RolledBackPrepared,
-    SubtransactionsAborted,
     TransactionBlock,
     Unsendable,
 )
 from xidstream.pipeline.stream.backlog import Backlog
+
+_End = TypeVar("_End", Committed, Prepared)
 
 
 class Buffers(Protocol):
@@ -38,15 +39,13 @@ class Buffers(Protocol):
 
     def add_block(self, cut: TransactionBlock) -> None: ...
 
-    def abort_subtransactions(self, xid: Xid, subxids: tuple[Xid, ...]) -> None: ...
-
     def abort(self, xid: Xid) -> None: ...
 
     def decode_plain(self, cut: PlainBlock, ticket: int) -> Any: ...
 
     def prepare(self, cut: Prepared, ticket: int) -> Any: ...
 
-    def commit(self, end: TransactionEnd, ticket: int) -> None: ...
+    def commit(self, end: TransactionEnd, ticket: int, aborted: tuple[Xid, ...]) -> None: ...
 
     def send(self) -> None:
         """All that ``add_block`` and ``commit`` took since the last call."""
@@ -82,8 +81,6 @@ class CutRouting:
                 reach("giving_block")
                 self._buffers.add_block(cut)
                 reach("block_given")
-            elif isinstance(cut, SubtransactionsAborted):
-                self._buffers.abort_subtransactions(cut.xid, cut.subxids)
             elif isinstance(cut, Aborted):
                 self._backlog.forget(cut.xid)
                 self._buffers.abort(cut.xid)
@@ -110,11 +107,11 @@ class CutRouting:
             self.end_lsn = max(self.end_lsn, cut.end.end_lsn)
             self._backlog.end(ticket, cut.end.xid)
             if cut.has_blocks:
-                self._buffers.commit(cut.end, ticket)
-            return Entry(ticket, cut)
+                self._buffers.commit(cut.end, ticket, cut.aborted)
+            return Entry(ticket, _without_aborted(cut))
         if isinstance(cut, Prepared):
             self._backlog.forget(cut.xid)
-            return Entry(ticket, cut, self._buffers.prepare(cut, ticket))
+            return Entry(ticket, _without_aborted(cut), self._buffers.prepare(cut, ticket))
         assert isinstance(cut, (CommittedPrepared, RolledBackPrepared, Position, Unsendable)), cut
         return Entry(ticket, cut)
 
@@ -123,3 +120,8 @@ class CutRouting:
         if not (isinstance(entry.cut, Committed) and entry.cut.has_blocks):
             return entry
         return dataclasses.replace(entry, result=self._buffers.sealed(entry.cut.end.xid))
+
+
+def _without_aborted(cut: _End) -> _End:
+    """What rolled back is the buffer's to know."""
+    return dataclasses.replace(cut, aborted=()) if cut.aborted else cut

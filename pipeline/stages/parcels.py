@@ -6,10 +6,11 @@ cut several at a time. So the reader's ``BufferPool`` gathers a parcel for each 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from xidstream.pipeline.exchange import TransactionEnd
+from xidstream.pipeline.pg import Xid
 from xidstream.pipeline.relations import RelationVersion
 from xidstream.pipeline.stages.transaction_buffer import BlockHead, End, RawBlock
 from xidstream.pipeline.stream import TransactionBlock
@@ -26,16 +27,17 @@ class Parcel:
     ends: list[End] = field(default_factory=list)
 
     def add_block(self, cut: TransactionBlock, step: int) -> None:
-        """``step``: how many calls or blocks the transaction had before."""
+        """``step``: how many blocks the transaction had before."""
         versions = cut.block.relations.versions
-        self.heads.append(BlockHead(cut.xid, step, cut.first_lsn, cut.streamed, tuple(versions)))
+        aborted = tuple(map(int, cut.aborted))
+        self.heads.append(BlockHead(cut.xid, step, cut.first_lsn, cut.streamed, tuple(versions), aborted))
         self.versions.update(versions)
         self.blocks.append((cut.block.payload, cut.block.lengths))
         self.n_bytes += cut.block.n_bytes
 
-    def add_end(self, end: TransactionEnd, step: int) -> None:
+    def add_end(self, end: TransactionEnd, step: int, aborted: Iterable[Xid] = ()) -> None:
         """Behind the blocks that are in the parcel now; ``step`` as above."""
-        self.ends.append(End(end, step, len(self.heads)))
+        self.ends.append(End(end, step, len(self.heads), tuple(map(int, aborted))))
 
     def relation_numbers(self) -> Iterator[int]:
         """Of each block, in order."""

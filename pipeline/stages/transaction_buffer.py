@@ -15,14 +15,14 @@ Invariants:
   already. So a buffer that has failed once fails everything from then on, with the same error, and never seals what is
   torn. (A change that cannot be decoded is no failure: it is noted, and judged at the commit, ``pipeline.poison``.)
 - No call may be missing. Ray drops one whose argument is lost (what another buffer gave up before it died) without
-  telling this buffer, and goes on with those behind it. So each call says how many came before it for its transaction
-  (``step``).
+  telling this buffer, and goes on with those behind it. So each call says how many blocks of its transaction came
+  before it (``step``).
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -47,8 +47,15 @@ from xidstream.pipeline.packs import UnitParts
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.poison import NOBODY, GivenUp
 from xidstream.pipeline.relations import RelationVersion
-from xidstream.pipeline.rows import DroppedRuns, Stamp
-from xidstream.pipeline.segments import Layout, Storage, write_messages, write_prepared, write_segment
+from xidstream.pipeline.rows import Stamp
+from xidstream.pipeline.segments import (
+    Layout,
+    Storage,
+    shorten_segment,
+    write_messages,
+    write_prepared,
+    write_segment,
+)
 
 if TYPE_CHECKING:
     from xidstream.pipeline.decode.table_decoder import DecodedTable
@@ -76,23 +83,27 @@ class Held:
 
 @dataclass(frozen=True)
 class BlockHead:
-    """Whose rows a block holds, beside its bytes. ``step``: how many calls or blocks its transaction had before;
-    ``relations``: the numbers of the versions that its rows are of, which this call or an earlier one brought."""
+    """Whose rows a block holds, beside its bytes. ``step``: how many blocks its transaction had before; ``relations``:
+    the numbers of the versions that its rows are of, which this call or an earlier one brought; ``aborted``: as in
+    ``TransactionBlock``."""
 
     xid: Xid
     step: int
     first_lsn: Lsn
     streamed: bool
     relations: tuple[int, ...]
+    aborted: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class End:
-    """A commit among blocks: behind the first ``n_blocks`` of its call. ``step`` as in ``BlockHead``."""
+    """A commit among blocks: behind the first ``n_blocks`` of its call. ``step`` as in ``BlockHead``, ``aborted`` as in
+    ``Committed``."""
 
     end: TransactionEnd
     step: int
     n_blocks: int
+    aborted: tuple[int, ...] = ()
 
 
 RawBlock = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]
@@ -203,7 +214,7 @@ class TransactionBuffer:
         held: list[Held] = []
         for each in ends:
             held += self._add_all(heads[len(held) : each.n_blocks], blocks[len(held) : each.n_blocks])
-            yield self._commit(each.end, each.step)
+            yield self._commit(each)
         held += self._add_all(heads[len(held) :], blocks[len(held) :])
         yield held
 
@@ -221,6 +232,7 @@ class TransactionBuffer:
             transaction = self._open[head.xid] = OpenTransaction(
                 head.xid, head.first_lsn, streamed=head.streamed
             )
+        self._roll_back(transaction, head.aborted)
         reach("decoding_block")
         decoded = self._decode.decode_transaction_block(
             *block,
@@ -228,12 +240,13 @@ class TransactionBuffer:
             streamed=head.streamed,
             xid=head.xid,
             first_ordinal=transaction.n_rows,
+            aborted=head.aborted,
             take=functools.partial(self._add_table, transaction),
         )
         transaction.add(
             [],
             decoded.messages,
-            (decoded.run_subxid, decoded.run_first, decoded.run_count),
+            (decoded.run_subxid, decoded.run_first),
             decoded.n_rows,
         )
         transaction.note(decoded.notes)
@@ -266,10 +279,6 @@ class TransactionBuffer:
             self._spill(spill.transaction, spill.relation)
 
     @_unless_failed
-    def abort_subtransactions(self, xid: Xid, step: int, subxids: tuple[Xid, ...]) -> None:
-        self._started(xid, step).abort_subtransactions(subxids)
-
-    @_unless_failed
     def abort(self, xid: Xid, step: int) -> None:
         """Forget it, in memory and in storage."""
         transaction = self._started(xid, step)
@@ -277,9 +286,13 @@ class TransactionBuffer:
         self._storage.delete(transaction.segment_keys())
 
     @_unless_failed
-    def _commit(self, end: TransactionEnd, step: int) -> Sealed:
-        """Metadata alone, but for what is still in memory (bounded by the setting, whatever was written)."""
-        transaction = self._started(end.xid, step)
+    def _commit(self, each: End) -> Sealed:
+        """Metadata alone, but for what is still in memory (bounded by the setting, whatever was written), and for the
+        segments that a rollback has cut since they were written (one at most of each relation version)."""
+        end = each.end
+        transaction = self._started(end.xid, each.step)
+        self._roll_back(transaction, each.aborted)
+        self._shorten(transaction)
         reach("sealing")
         sealed = transaction.seal(end, self._put, self._given_up)
         reach("sealed")
@@ -293,8 +306,10 @@ class TransactionBuffer:
         transaction = self._whole(prepared.xid, step)
         if transaction is None:
             transaction = OpenTransaction(prepared.xid, prepared.prepare_lsn, streamed=prepared.streamed)
+        self._roll_back(transaction, prepared.aborted)
         for relation in list(transaction.spillable()):
             self._spill(transaction, relation)
+        self._shorten(transaction)
         record = transaction.prepared(prepared.gid, prepared.prepare_lsn, prepared.end_lsn, prepared.origin)
         reach("writing_prepared")
         write_prepared(self._storage, self._layout, record)
@@ -304,26 +319,44 @@ class TransactionBuffer:
         return record
 
     def _delete_unnamed(self, transaction: OpenTransaction, given: set[str]) -> None:
-        """Segments of nothing but rolled-back rows are nobody's from here on."""
+        """What cannot be delivered, or was given up, leaves segments that are nobody's from here on."""
         self._storage.delete([key for key in transaction.segment_keys() if key not in given])
 
+    def _roll_back(self, transaction: OpenTransaction, aborted: Collection[int]) -> None:
+        self._storage.delete(transaction.roll_back(aborted))
+
+    def _shorten(self, transaction: OpenTransaction, relation: RelationVersion | None = None) -> None:
+        """Carry out the cuts that were noted, of one relation version or of all."""
+        for segment, end in transaction.cuts(relation):
+            reach("shortening_segment")
+            shorter = shorten_segment(self._storage, segment, end, self._next_key(transaction))
+            reach("segment_shortened")
+            transaction.shortened(segment, shorter)
+            self._storage.delete([segment.key])
+
     def _spill(self, transaction: OpenTransaction, relation: RelationVersion | None) -> None:
-        key = self._layout.segment_key(transaction.xid, transaction.first_lsn, transaction.n_segments)
-        reach("writing_segment")
         if relation is None:
-            transaction.messages_spilled(write_messages(self._storage, key, transaction.take_messages()))
+            reach("writing_segment")
+            file = write_messages(self._storage, self._next_key(transaction), transaction.take_messages())
+            transaction.messages_spilled(file)
             return
+        # Before the next one of this version is written: so there is never more than one to shorten at the end.
+        self._shorten(transaction, relation)
+        reach("writing_segment")
         batches = transaction.take_group(relation)
-        segment = write_segment(self._storage, key, relation, batches)
+        segment = write_segment(self._storage, self._next_key(transaction), relation, batches)
         reach("segment_written")
         transaction.spilled(segment, batches)
 
+    def _next_key(self, transaction: OpenTransaction) -> str:
+        return self._layout.segment_key(transaction.xid, transaction.first_lsn, transaction.n_segments)
+
     def _whole(self, xid: Xid, step: int) -> OpenTransaction | None:
-        """The transaction after its first ``step`` calls; None before the first."""
+        """The transaction after its first ``step`` blocks; None before the first."""
         transaction = self._open.get(xid)
         n_steps = 0 if transaction is None else transaction.n_steps
         if n_steps != step:
-            raise ComponentLost(f"of {step} calls for transaction {int(xid)} its buffer has seen {n_steps}")
+            raise ComponentLost(f"of {step} blocks of transaction {int(xid)} its buffer has seen {n_steps}")
         return transaction
 
     def _started(self, xid: Xid, step: int) -> OpenTransaction:
@@ -333,5 +366,5 @@ class TransactionBuffer:
 
 
 def _release_plain(parts: UnitParts, table: DecodedTable, stamp: Stamp) -> None:
-    released = rows.release(table.batch, table.relation, stamp, DroppedRuns(), plain=True)
+    released = rows.release(table.batch, table.relation, stamp, plain=True)
     parts.add(table.relation, pa.Table.from_batches([released]))

@@ -40,4 +40,5 @@ class BlockMaker:
             pending.first_lsn = lsn_of(pending.message(0))
         pending.has_blocks = True
         block = self.block(pending.xid if pending.streamed else None, *pending.detach())
-        return (TransactionBlock(pending.xid, block, pending.streamed, pending.first_lsn),)
+        aborted = pending.take_aborted()
+        return (TransactionBlock(pending.xid, block, pending.streamed, pending.first_lsn, aborted),)

@@ -64,18 +64,17 @@ class PlainBlock:
 
 @dataclass(frozen=True, slots=True)
 class TransactionBlock:
-    """Rows of one open transaction, streamed or too large for a plain block; ``first_lsn`` names its spill."""
+    """Rows of one open transaction, streamed or too large for a plain block; ``first_lsn`` names its spill.
+
+    ``aborted`` are the subtransactions that were rolled back since the block before, each of them before the last rows
+    of this one. Where among the rows does not matter: a rolled-back subtransaction has no row behind its abort.
+    """
 
     xid: Xid
     block: Block
     streamed: bool
     first_lsn: Lsn
-
-
-@dataclass(frozen=True, slots=True)
-class SubtransactionsAborted:
-    xid: Xid
-    subxids: tuple[Xid, ...]
+    aborted: tuple[Xid, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,14 +86,18 @@ class Aborted:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """``has_blocks`` is False for a stream that held no row at all."""
+    """``has_blocks`` is False for a stream that held no row at all. ``aborted``: the subtransactions that were rolled
+    back behind the last block, or since."""
 
     end: TransactionEnd
     has_blocks: bool
+    aborted: tuple[Xid, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
+    """``has_blocks`` and ``aborted`` as in ``Committed``."""
+
     xid: Xid
     gid: str = field(repr=False)
     prepare_lsn: Lsn
@@ -102,6 +105,7 @@ class Prepared:
     streamed: bool
     origin: str | None
     has_blocks: bool
+    aborted: tuple[Xid, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +143,6 @@ class Position:
 Cut = (
     PlainBlock
     | TransactionBlock
-    | SubtransactionsAborted
     | Aborted
     | Committed
     | Prepared

@@ -2,6 +2,11 @@
 
 Invariants: the bytes gathered stay under ``pending_limit_bytes`` between stream blocks, because the largest
 transactions are cut when they would not; everything gathered of a transaction is cut before its end is.
+
+A rolled-back subtransaction is told in the order of the stream: with the next block that is cut behind it, or with the
+end. It cuts no block itself, because ten thousand savepoints must not make ten thousand blocks. A rollback of several
+subtransactions is told by several messages, and a block may be cut between them, because time is up. It is told whole
+all the same: only where the transaction's next stream block has begun.
 """
 
 from __future__ import annotations
@@ -12,7 +17,7 @@ from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.protocol.messages import StreamAbort, StreamCommit, StreamPrepare
 from xidstream.pipeline.protocol.spares import Spares
 from xidstream.pipeline.stream.block_maker import BlockMaker
-from xidstream.pipeline.stream.cuts import Aborted, Cut, SubtransactionsAborted
+from xidstream.pipeline.stream.cuts import Aborted, Cut
 from xidstream.pipeline.stream.pending import NO_CUTS, PendingMessages
 from xidstream.pipeline.stream.relation_book import RelationBook
 
@@ -47,6 +52,7 @@ class OpenStreams:
         if stream is None:
             stream = self._streams[xid] = PendingMessages(self._spares, xid, lsn, streamed=True)
         self.n_waiting_bytes -= stream.n_bytes
+        stream.resume()
         self._current = stream
         return stream
 
@@ -77,13 +83,13 @@ class OpenStreams:
 
     def commit(self, message: StreamCommit) -> Sequence[Cut]:
         stream = self._streams.pop(message.xid)
-        cuts = self._finish(stream)
+        cuts = self.cut(stream)
         self._book.promote(message.xid)
         return [*cuts, stream.committed(message)]
 
     def prepare(self, message: StreamPrepare) -> Sequence[Cut]:
         stream = self._streams.pop(message.xid)
-        cuts = self._finish(stream)
+        cuts = self.cut(stream)
         self._book.drop(message.xid)
         return [*cuts, stream.prepared(message)]
 
@@ -92,9 +98,7 @@ class OpenStreams:
         if stream is None:
             return NO_CUTS  # legal: all its changes were filtered out, or nothing of it was streamed
         if message.subxid != message.xid:
-            # Not cut here: ten thousand savepoints must not make ten thousand blocks. Its rows carry the
-            # subxid wherever they are, and a subxid is never used again, so the end is early enough.
-            stream.aborted.append(message.subxid)
+            stream.abort(message.subxid)
             return NO_CUTS
         return self.forget(message.xid)
 
@@ -112,10 +116,3 @@ class OpenStreams:
         self.n_waiting_bytes -= stream.n_bytes
         self._book.drop(xid)
         return (Aborted(xid),) if stream.has_blocks else NO_CUTS
-
-    def _finish(self, stream: PendingMessages) -> Sequence[Cut]:
-        """What is left of a stream that is to be kept: its last block, then its rolled-back parts."""
-        cuts = self.cut(stream)
-        if not stream.aborted or not stream.has_blocks:
-            return cuts
-        return [*cuts, SubtransactionsAborted(stream.xid, tuple(stream.aborted))]

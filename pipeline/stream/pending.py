@@ -29,7 +29,16 @@ class PendingMessages(MessageBuffer):
     """``first_lsn`` names the spill. ``commit_lsn`` is that of the commit or PREPARE; it is 0/0 for a streamed
     transaction, because nobody knows it yet."""
 
-    __slots__ = ("aborted", "commit_lsn", "first_lsn", "has_blocks", "origin", "streamed", "xid")
+    __slots__ = (
+        "_aborted",
+        "_newly_aborted",
+        "commit_lsn",
+        "first_lsn",
+        "has_blocks",
+        "origin",
+        "streamed",
+        "xid",
+    )
 
     def __init__(
         self,
@@ -47,7 +56,34 @@ class PendingMessages(MessageBuffer):
         self.streamed = streamed
         self.origin: str | None = None
         self.has_blocks = False
-        self.aborted: list[Xid] = []  # subxids rolled back since the last cut
+        self._aborted: list[Xid] = []
+        self._newly_aborted: list[Xid] = []
+
+    # -- rolled-back subtransactions -------------------------------------------------------------------
+
+    def abort(self, subxid: Xid) -> None:
+        """A subtransaction was rolled back, perhaps as one of several: their rows make a suffix together alone."""
+        self._newly_aborted.append(subxid)
+
+    def resume(self) -> None:
+        """Another stream block begins: the rollback before it is told in full, and goes with the next block."""
+        if self._newly_aborted:
+            self._aborted += self._newly_aborted
+            self._newly_aborted = []
+
+    def take_aborted(self) -> tuple[Xid, ...]:
+        """What was rolled back before the last stream block began, and not taken yet."""
+        if not self._aborted:
+            return ()
+        aborted, self._aborted = tuple(self._aborted), []
+        return aborted
+
+    def _left_to_abort(self) -> tuple[Xid, ...]:
+        """At the end, if any block is there to be told."""
+        self.resume()
+        return self.take_aborted() if self.has_blocks else ()
+
+    # -- ends ------------------------------------------------------------------------------------------
 
     def committed(self, message: Commit | StreamCommit) -> Committed:
         end = TransactionEnd(
@@ -58,7 +94,7 @@ class PendingMessages(MessageBuffer):
             streamed=self.streamed,
             origin=self.origin,
         )
-        return Committed(end, self.has_blocks)
+        return Committed(end, self.has_blocks, self._left_to_abort())
 
     def prepared(self, message: Prepare | StreamPrepare) -> Prepared:
         return Prepared(
@@ -69,4 +105,5 @@ class PendingMessages(MessageBuffer):
             streamed=self.streamed,
             origin=self.origin,
             has_blocks=self.has_blocks,
+            aborted=self._left_to_abort(),
         )

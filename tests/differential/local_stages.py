@@ -84,9 +84,6 @@ class LocalBuffers:
         self.open.setdefault(cut.xid, Held(cut.xid, 0, 0, 0))
         self._of(cut.xid).parcel.add_block(cut, self._step(cut.xid))
 
-    def abort_subtransactions(self, xid: Xid, subxids: tuple[Xid, ...]) -> None:
-        self._sent(xid).abort_subtransactions(xid, self._step(xid), subxids)
-
     def abort(self, xid: Xid) -> None:
         self._sent(xid).abort(xid, self._leave(xid))
 
@@ -100,9 +97,9 @@ class LocalBuffers:
     def prepare(self, cut: Prepared, ticket: int) -> Any:
         return self._result(self._sent(cut.xid).prepare(cut, self._leave(cut.xid)))
 
-    def commit(self, end: TransactionEnd, ticket: int) -> None:
+    def commit(self, end: TransactionEnd, ticket: int, aborted: tuple[Xid, ...]) -> None:
         buffer = self._of(end.xid)
-        buffer.parcel.add_end(end, self._leave(end.xid))
+        buffer.parcel.add_end(end, self._leave(end.xid), aborted)
 
     def send(self) -> None:
         self._send(self._first)

@@ -55,6 +55,9 @@ class Plan:
     rows: list[Row] = field(default_factory=list)
     messages: list[bytes] = field(default_factory=list)
     subxids: list[int] = field(default_factory=list)
+    """Of the open savepoints, from the outermost to the innermost."""
+    released: dict[int, list[int]] = field(default_factory=dict)
+    """What was released into each of them, children before their parents."""
     declared: dict[int, int] = field(default_factory=dict)
     origin: str | None = None
     gid: str | None = None
@@ -122,7 +125,13 @@ class Generator(Wire):
         if not plan.subxids or self.choose.random() < 0.15:
             self.next_xid += 1
             plan.subxids.append(self.next_xid)
-        return self.choose.choice([plan.xid, plan.subxids[-1], self.choose.choice(plan.subxids)])
+        chosen = self.choose.choice([plan.xid, plan.subxids[-1], self.choose.choice(plan.subxids)])
+        # Whoever writes behind the rows of an inner savepoint has released it, and is rolled back with it.
+        while plan.subxids and plan.subxids[-1] != chosen:
+            inner = plan.subxids.pop()
+            outer = plan.subxids[-1] if plan.subxids else plan.xid
+            plan.released.setdefault(outer, []).extend([*plan.released.pop(inner, ()), inner])
+        return chosen
 
     def value(self) -> str | None:
         self.n_values += 1
@@ -239,7 +248,8 @@ class Generator(Wire):
         self.next_xid += 1
         # The last ones, inner before outer; sometimes one that was never on the wire.
         n = self.choose.randrange(0, len(plan.subxids) + 1)
-        gone = plan.subxids[n:][::-1] or [self.next_xid]
+        gone = [s for inner in plan.subxids[n:][::-1] for s in (*plan.released.pop(inner, ()), inner)]
+        gone = gone or [self.next_xid]
         for subxid in gone:
             self.abort(plan.xid, subxid)
         plan.rows = [r for r in plan.rows if r.subxid not in gone]

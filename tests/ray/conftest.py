@@ -134,7 +134,7 @@ class CollectingDriver:
             self._keep(memory.relation.name, part_rows(memory, read_object))
         for part in batch.segment_parts():
             for record_batch in self._read_segment(part.segment):
-                released = rows.release(record_batch, part.relation, part.stamp, part.dropped)
+                released = rows.release(record_batch, part.relation, part.stamp)
                 self._keep(part.relation.name, pa.Table.from_batches([released]))
         for unit in batch.units:
             self.transactions += unit.transactions.to_pylist()

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from xidstream.pipeline.errors import SegmentCorrupt
@@ -34,7 +33,6 @@ from xidstream.pipeline.rows import (
     INSERT,
     MESSAGES_SCHEMA,
     TRANSACTIONS_SCHEMA,
-    DroppedRuns,
     Stamp,
     internal_schema,
     release,
@@ -146,15 +144,11 @@ def put_memory(table: pa.Table) -> bytes:
 
 @dataclass
 class Transaction:
-    """A transaction to be: ``rows`` are (relation, rows) in order; ``spilled`` puts them into segments.
-
-    ``rolled_back`` are ordinals.
-    """
+    """A transaction to be: ``rows`` are (relation, rows) in order; ``spilled`` puts them into segments."""
 
     commit_lsn: int
     rows: Sequence[tuple[RelationVersion, Sequence[dict[str, Any]]]] = ()
     spilled: bool = False
-    rolled_back: tuple[int, ...] = ()
     messages: Sequence[tuple[int, str, bytes]] = ()
     """(lsn, prefix, content)"""
     messages_in: str = "line"
@@ -164,13 +158,12 @@ class Transaction:
     def seal(self, segments: LocalSegments | None) -> Sealed:
         xid = self.xid or self.commit_lsn % 1_000_003
         stamp = Stamp.of_one(self.commit_lsn, COMMIT_US + self.commit_lsn, xid)
-        dropped = _runs(self.rolled_back)
         memory, spilled, tables = [], [], []
         ordinal = n_released = 0
         for number, (version, rows) in enumerate(self.rows):
             batch = internal(version, rows, ordinal)
             ordinal += len(rows)
-            out = release(batch, version, stamp, dropped)
+            out = release(batch, version, stamp)
             n_released += out.num_rows
             if out.num_rows and version.name not in tables:
                 tables.append(version.name)
@@ -178,7 +171,7 @@ class Transaction:
                 assert segments is not None
                 halves = [batch.slice(0, len(rows) // 2), batch.slice(len(rows) // 2)]
                 segment = segments.write(f"{self.commit_lsn}/{number}.arrow", version, halves)
-                spilled.append(SegmentPart(segment, stamp, dropped, out.num_rows))
+                spilled.append(SegmentPart(segment, stamp))
             else:
                 memory.append(MemoryPart(version, out.num_rows, out.nbytes, stream_bytes([out], out.schema)))
         row = {
@@ -240,18 +233,6 @@ def plain_messages(*messages: tuple[int, str, bytes]) -> Sealed:
     return Sealed(record_batch([], TRANSACTIONS_SCHEMA), (), (), inline, 0, 0)
 
 
-def _runs(ordinals: tuple[int, ...]) -> DroppedRuns:
-    first: list[int] = []
-    count: list[int] = []
-    for ordinal in sorted(ordinals):
-        if first and first[-1] + count[-1] == ordinal:
-            count[-1] += 1
-        else:
-            first.append(ordinal)
-            count.append(1)
-    return DroppedRuns(np.array(first, np.int64), np.array(count, np.int64))
-
-
 def batch_of(
     units: Sequence[Transaction | Sealed], segments: LocalSegments | None = None, number: int = 0
 ) -> Batch:
@@ -277,16 +258,14 @@ def expected_rows(
 
     out = []
     for transaction in transactions:
-        ordinal = seq = 0
+        seq = 0
         for version, rows in transaction.rows:
             for row in rows:
-                if ordinal not in transaction.rolled_back:
-                    if version.name == table:
-                        given = {k: v for k, v in row.items() if not k.startswith("_")}
-                        change = CHANGE_TYPES[row.get("_change", INSERT)]
-                        out.append((transaction.commit_lsn, seq, change, given))
-                    seq += 1
-                ordinal += 1
+                if version.name == table:
+                    given = {k: v for k, v in row.items() if not k.startswith("_")}
+                    change = CHANGE_TYPES[row.get("_change", INSERT)]
+                    out.append((transaction.commit_lsn, seq, change, given))
+                seq += 1
     return out
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 from decimal import Decimal
 from pathlib import Path
@@ -42,7 +43,6 @@ from xidstream.pipeline.rows import (
     TRUNCATE,
     UPDATE_POSTIMAGE,
     UPDATE_PREIMAGE,
-    DroppedRuns,
     Stamp,
     contract_schema,
     release,
@@ -65,13 +65,12 @@ def collected(frame: Any, *columns: str) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("spilled", [False, True], ids=["memory", "segments"])
-def test_nested_rollback_leaves_dense_seq_over_all_tables(make_batch: Any, spilled: bool) -> None:
+def test_seq_is_dense_over_all_tables(make_batch: Any, spilled: bool) -> None:
     other = relation("public.other", ("id", INT4), relid=2)
     transaction = Transaction(
         100,
         [(ITEMS, items(1, 2, 3, 4)), (other, [{"id": 9}, {"id": 10}]), (ITEMS, items(5, 6))],
         spilled=spilled,
-        rolled_back=(1, 2, 4, 7),
     )
     batch = make_batch(transaction)
     assert batch.tables == ["public.items", "public.other"]
@@ -80,11 +79,11 @@ def test_nested_rollback_leaves_dense_seq_over_all_tables(make_batch: Any, spill
             (lsn, seq, change, row["id"]) for lsn, seq, change, row in expected_rows([transaction], table)
         ]
         assert collected(batch.dataframe(table), "_commit_lsn", "_seq", "_change_type", "id") == wanted
-    assert collected(batch.dataframe("public.items"), "_seq") == [(0,), (1,), (3,)]
+    assert collected(batch.dataframe("public.items"), "_seq") == [(0,), (1,), (2,), (3,), (6,), (7,)]
 
 
-def test_a_part_wholly_rolled_back_is_no_table(make_batch: Any) -> None:
-    batch = make_batch(Transaction(100, [(ITEMS, items(1))], spilled=True, rolled_back=(0,)))
+def test_a_batch_without_rows_has_no_table(make_batch: Any) -> None:
+    batch = make_batch(Transaction(100))
     assert batch.tables == []
     with pytest.raises(UsageError):
         batch.dataframe("public.items")
@@ -93,7 +92,7 @@ def test_a_part_wholly_rolled_back_is_no_table(make_batch: Any) -> None:
 def test_memory_and_segments_of_several_transactions_are_one_frame(make_batch: Any) -> None:
     transactions = [
         Transaction(100, [(ITEMS, items(1, 2))]),
-        Transaction(110, [(ITEMS, items(3, 4, 5))], spilled=True, rolled_back=(1,)),
+        Transaction(110, [(ITEMS, items(3, 4, 5))], spilled=True),
         Transaction(120, [(ITEMS, items(6))]),
     ]
     batch = make_batch(*transactions)
@@ -115,7 +114,7 @@ def test_rows_of_a_plain_block_find_their_own_transaction(spark: Any, segments: 
     unit = Sealed(
         record_batch([], TRANSACTIONS_SCHEMA),
         (),
-        (SegmentPart(segment, stamp, DroppedRuns(), 3),),
+        (SegmentPart(segment, stamp),),
         None,
         3,
         0,
@@ -317,7 +316,7 @@ def test_a_segment_with_other_rows_than_recorded_is_corrupt(spark: Any, segments
     unit = Sealed(
         record_batch([], TRANSACTIONS_SCHEMA),
         (),
-        (SegmentPart(segment, stamp, DroppedRuns(), 1),),
+        (SegmentPart(dataclasses.replace(segment, n_rows=1), stamp),),
         None,
         1,
         0,
@@ -329,7 +328,7 @@ def test_a_segment_with_other_rows_than_recorded_is_corrupt(spark: Any, segments
 
 def test_many_small_memory_parts_share_tasks(spark: Any, segments: LocalSegments) -> None:
     stamp = Stamp.of_one(100, COMMIT_US, 1)
-    outs = [release(internal(ITEMS, items(i), i), ITEMS, stamp, DroppedRuns()) for i in range(20)]
+    outs = [release(internal(ITEMS, items(i), i), ITEMS, stamp) for i in range(20)]
     memory = tuple(MemoryPart(ITEMS, 1, 1000, stream_bytes([o], o.schema)) for o in outs)
     unit = Sealed(record_batch([], TRANSACTIONS_SCHEMA), memory, (), None, 20, 0)
     frame = SparkBatch(
@@ -387,4 +386,4 @@ def test_parts_of_packs_of_several_units_and_layouts_arrive_exactly(
 
 
 def _released(version: Any, rows: list[dict[str, Any]], lsn: int) -> pa.RecordBatch:
-    return release(internal(version, rows), version, Stamp.of_one(lsn, COMMIT_US, 1), DroppedRuns())
+    return release(internal(version, rows), version, Stamp.of_one(lsn, COMMIT_US, 1))

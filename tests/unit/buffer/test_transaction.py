@@ -52,11 +52,10 @@ def block(table: RelationVersion, owners: list[int], first: int) -> tuple[Relati
     )
 
 
-def runs(owners: list[int], first: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # type: ignore[type-arg]
+def runs(owners: list[int], first: int) -> tuple[np.ndarray, np.ndarray]:  # type: ignore[type-arg]
     subxid = np.array(owners, np.uint32)
-    starts = np.flatnonzero(np.concatenate(([True], subxid[1:] != subxid[:-1])))
-    counts = np.diff(np.concatenate((starts, [len(owners)])))
-    return subxid[starts], (starts + first).astype(np.int64), counts.astype(np.int64)
+    starts = np.flatnonzero(np.concatenate((np.ones(min(len(owners), 1), bool), subxid[1:] != subxid[:-1])))
+    return subxid[starts], (starts + first).astype(np.int64)
 
 
 def add(transaction: OpenTransaction, owners: list[int], table: RelationVersion = T) -> None:
@@ -86,54 +85,13 @@ def values(table: pa.Table) -> list[tuple[str, int]]:
     return list(zip(table.column("a").to_pylist(), table.column("_seq").to_pylist(), strict=True))
 
 
-def test_nested_rollback_to_savepoint_keeps_505_rows() -> None:
-    transaction, store = make(), Store()
-    add(transaction, [700] * 500)
-    add(transaction, [701] * 500)
-    transaction.abort_subtransactions([Xid(701)])
-    add(transaction, [702] * 5)
-    sealed = transaction.seal(END, store.put)
-    assert sealed.n_rows == 505
-    kept = values(store[0])
-    assert [seq for _, seq in kept] == list(range(505))
-    assert kept[500][0] == "v1000"
-
-
-def test_rolled_back_rows_in_segments_are_counted_out_and_described_not_rewritten() -> None:
-    transaction, store = make(), Store()
-    add(transaction, [700, 701, 701, 700])
-    spill(transaction)
-    add(transaction, [702, 700])
-    transaction.abort_subtransactions([Xid(701), Xid(702), Xid(999)])
-    sealed = transaction.seal(END, store.put)
-    (part,) = sealed.segments
-    assert part.n_rows == 2 and part.segment.n_rows == 4
-    assert part.dropped.first.tolist() == [1, 4] and part.dropped.count.tolist() == [2, 1]
-    assert values(store[0]) == [("v5", 2)]
-    assert sealed.n_rows == 3
-    row = sealed.transactions.to_pylist()[0]
-    assert (row["rows"], row["tables"], row["streamed"], row["commit_lsn"]) == (3, ["public.t"], True, 100)
-
-
-def test_transaction_that_rolled_back_everything_leaves_no_row_and_no_transaction() -> None:
-    transaction, store = make(), Store()
-    add(transaction, [701, 701])
-    spill(transaction)
-    transaction.abort_subtransactions([Xid(701)])
-    sealed = transaction.seal(END, store.put)
-    assert sealed.n_rows == 0 and sealed.segments == () and sealed.transactions.num_rows == 0
-    assert transaction.segment_keys() == ["key-0"]
-
-
 def test_messages_get_the_commit_lsn_at_the_end() -> None:
     transaction = make()
     message = pa.RecordBatch.from_pylist(
         [{"lsn": 50, "xid": 700, "transactional": True, "prefix": "p", "content": b"c"}],
         schema=rows.MESSAGES_SCHEMA,
     )
-    transaction.add(
-        [], message, runs([700], 0)[:0] or (np.empty(0, np.uint32), np.empty(0, int), np.empty(0, int)), 0
-    )
+    transaction.add([], message, runs([], 0), 0)
     sealed = transaction.seal(END, Store().put)
     (part,) = sealed.messages
     assert isinstance(part, InlineMessages) and part.rows.to_pylist()[0]["commit_lsn"] == 100
@@ -144,49 +102,11 @@ def test_messages_get_the_commit_lsn_at_the_end() -> None:
 def test_prepared_record_holds_everything_and_refuses_rows_in_memory() -> None:
     transaction = make()
     add(transaction, [700, 701])
-    transaction.abort_subtransactions([Xid(701)])
     with pytest.raises(IllegalTransition):
         transaction.prepared("g", Lsn(10), Lsn(14), None)
     segment = spill(transaction)
     record = transaction.prepared("g", Lsn(10), Lsn(14), "upstream")
-    assert record.segments == (segment,) and record.segment_rows == (1,)
-    assert record.dropped.first.tolist() == [1] and record.origin == "upstream"
-
-
-@settings(max_examples=200, deadline=None)
-@given(
-    st.lists(
-        st.tuples(st.lists(st.integers(700, 706), min_size=1, max_size=12), st.booleans()),
-        min_size=1,
-        max_size=6,
-    ),
-    st.sets(st.integers(700, 706)),
-)
-def test_kept_rows_and_their_numbers_equal_a_naive_model(
-    blocks: list[tuple[list[int], bool]], aborted: set[int]
-) -> None:
-    """Random blocks, spills and aborts; in memory or in segments, each row gets the number a list would give."""
-    transaction, store, segments = make(), Store(), {}
-    model: list[int] = []
-    for owners, then_spill in blocks:
-        add(transaction, owners)
-        model += owners
-        if then_spill:
-            batches = transaction.take_group(T)
-            n = sum(b.num_rows for b in batches)
-            segment = Segment(f"key-{len(segments)}", T, n, n, "0")
-            segments[segment.key] = batches
-            transaction.spilled(segment, batches)
-    transaction.abort_subtransactions(Xid(a) for a in aborted)
-    sealed = transaction.seal(END, store.put)
-    got = [row for table in store.values() for row in values(table)]
-    for part in sealed.segments:
-        released = [rows.release(b, T, part.stamp, part.dropped) for b in segments[part.segment.key]]
-        assert sum(r.num_rows for r in released) == part.n_rows
-        got += [row for r in released for row in values(pa.table(r))]
-    kept = [f"v{i}" for i, owner in enumerate(model) if owner not in aborted]
-    assert sorted(got, key=lambda row: row[1]) == [(v, seq) for seq, v in enumerate(kept)]
-    assert sealed.n_rows == len(kept)
+    assert record.segments == (segment,) and record.origin == "upstream"
 
 
 @pytest.mark.parametrize("how", ["sealed", "prepared"])
@@ -200,7 +120,7 @@ def test_what_gave_its_content_away_takes_and_gives_nothing_more(how: str) -> No
         transaction.prepared("g", Lsn(10), Lsn(14), None)
     illegal = (
         lambda: add(transaction, [700]),
-        lambda: transaction.abort_subtransactions([Xid(701)]),
+        lambda: transaction.roll_back([701]),
         lambda: transaction.take_group(T),
         transaction.take_messages,
         lambda: transaction.seal(END, store.put),
@@ -209,34 +129,6 @@ def test_what_gave_its_content_away_takes_and_gives_nothing_more(how: str) -> No
     for step in illegal:
         with pytest.raises(IllegalTransition, match="transaction 700 sealed"):
             step()
-
-
-def test_subtransactions_rolled_back_at_different_times_are_all_left_out() -> None:
-    transaction, store = make(), Store()
-    add(transaction, [701, 700])
-    transaction.abort_subtransactions([Xid(701)])
-    add(transaction, [702, 700, 703])
-    transaction.abort_subtransactions([Xid(702)])
-    transaction.abort_subtransactions([Xid(703)])
-    assert transaction.seal(END, store.put).n_rows == 2
-    assert values(store[0]) == [("v1", 0), ("v3", 1)]
-
-
-def test_steps_are_blocks_and_rollbacks() -> None:
-    transaction = make()
-    add(transaction, [700] * 10)
-    transaction.abort_subtransactions([Xid(701), Xid(702)])
-    add(transaction, [700])
-    assert transaction.n_steps == 3
-
-
-def test_rolled_back_rows_that_stand_together_are_one_run_over_blocks_and_subtransactions() -> None:
-    transaction = make()
-    add(transaction, [700, 701, 702])
-    add(transaction, [701, 700, 702, 700])
-    transaction.abort_subtransactions([Xid(701), Xid(702)])
-    dropped = transaction.dropped()
-    assert (dropped.first.tolist(), dropped.count.tolist()) == ([1, 5], [3, 1])
 
 
 def wide(transaction: OpenTransaction, owner: int, n_bytes: int) -> None:
@@ -249,25 +141,14 @@ def wide(transaction: OpenTransaction, owner: int, n_bytes: int) -> None:
 
 def test_what_is_large_is_given_away_in_parts_and_each_row_once() -> None:
     transaction, store = make(), Store()
-    for n in range(5):
-        wide(transaction, 701 if n == 1 else 700, (3 << 20) + n)
-    transaction.abort_subtransactions([Xid(701)])
+    for n in range(4):
+        wide(transaction, 700, (3 << 20) + n)
     sealed = transaction.seal(END, store.put)
     assert [part.n_rows for part in sealed.memory] == [3, 1] == [t.num_rows for t in store.values()]
     got = [(len(a), seq) for table in store.values() for a, seq in values(table)]
-    assert got == [((3 << 20) + n, seq) for seq, n in enumerate((0, 2, 3, 4))]
+    assert got == [((3 << 20) + n, n) for n in range(4)]
     assert sealed.n_rows == 4
     assert sealed.n_bytes == sum(part.n_bytes for part in sealed.memory) > 12 << 20
-
-
-def test_a_table_whose_rows_are_all_rolled_back_is_no_table_of_the_transaction() -> None:
-    transaction, store = make(), Store()
-    add(transaction, [701, 701], T)
-    add(transaction, [700], U)
-    transaction.abort_subtransactions([Xid(701)])
-    sealed = transaction.seal(END, store.put)
-    assert [part.relation for part in sealed.memory] == [U] and len(store) == 1
-    assert sealed.transactions.to_pylist()[0]["tables"] == ["public.u"]
 
 
 def test_what_is_in_storage_counts_as_what_is_in_memory_does() -> None:
@@ -342,8 +223,7 @@ def message(transaction: OpenTransaction, *contents: bytes) -> None:
         [pa.array(v, f.type) for v, f in zip([*columns, contents], rows.MESSAGES_SCHEMA, strict=True)],
         schema=rows.MESSAGES_SCHEMA,
     )
-    empty = np.array([], np.int64)
-    transaction.add([], batch, (empty.astype(np.uint32), empty, empty), 0)
+    transaction.add([], batch, runs([], 0), 0)
 
 
 def test_messages_are_spilled_as_a_group_of_their_own_and_rows_stay() -> None:

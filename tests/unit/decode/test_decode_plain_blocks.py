@@ -159,7 +159,7 @@ def test_table_recreated_under_another_relid_is_named_once() -> None:
 
 def test_release_of_a_plain_block_stamps_each_row_with_its_own_transaction() -> None:
     decoded = decode(begin(100, 7), insert(["1"]), commit(100), begin(200, 8), insert(["2"]), commit(200))
-    released = rows.release(decoded.tables[0].batch, A, decoded.stamp, rows.DroppedRuns(), plain=True)
+    released = rows.release(decoded.tables[0].batch, A, decoded.stamp, plain=True)
     assert released.to_pydict()["_commit_lsn"] == [100, 200]
     assert released.to_pydict()["_xid"] == [7, 8]
 

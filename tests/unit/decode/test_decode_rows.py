@@ -36,9 +36,12 @@ def decode(
     relations: tuple[RelationVersion, ...] = (KEYED,),
     streamed: bool = False,
     first: int = 0,
+    aborted: tuple[int, ...] = (),
 ) -> DecodedBlock:
     known = {each.relid: each for each in relations}
-    return decode_transaction_block(*block(*messages), known, streamed=streamed, xid=700, first_ordinal=first)
+    return decode_transaction_block(
+        *block(*messages), known, streamed=streamed, xid=700, first_ordinal=first, aborted=aborted
+    )
 
 
 def only_table(decoded: DecodedBlock) -> list[dict[str, Any]]:
@@ -182,15 +185,44 @@ def test_runs_follow_subxids_over_all_tables_and_both_rows_of_an_update() -> Non
     )
     assert decoded.run_subxid.tolist() == [701, 702, 701]
     assert decoded.run_first.tolist() == [100, 102, 104]
-    assert decoded.run_count.tolist() == [2, 2, 3]
     assert decoded.run_subxid.dtype == np.uint32
-    assert decoded.run_first.dtype == decoded.run_count.dtype == np.int64
+    assert decoded.run_first.dtype == np.int64
     assert decoded.tables[0].batch.to_pydict()["owner"] == [701, 702, 702, 701, 701]
 
 
 def test_unstreamed_block_is_one_run_of_subxid_0() -> None:
     decoded = decode(insert(["1", None, None]), insert(["2", None, None]))
-    assert (decoded.run_subxid.tolist(), decoded.run_count.tolist()) == ([0], [2])
+    assert (decoded.run_subxid.tolist(), decoded.run_first.tolist(), decoded.n_rows) == ([0], [0], 2)
+
+
+def test_rows_of_rolled_back_subtransactions_are_left_out_and_the_others_numbered_without_a_gap() -> None:
+    other = relation(("a", "int4"), relid=9, name="other")
+    decoded = decode(
+        insert(["1", None, None], subxid=700),
+        insert(["2"], subxid=701, relid=9),
+        update(["3", None, None], key=["1", None, None], subxid=702),
+        truncate([5, 9], subxid=703),
+        insert(["4"], subxid=702, relid=9),
+        insert(["5", None, None], subxid=700),
+        relations=(KEYED, other),
+        streamed=True,
+        first=100,
+        aborted=(701, 703, 999),
+    )
+    keyed, others = (table.batch.to_pydict() for table in decoded.tables)
+    assert (keyed["id"], keyed["ordinal"], keyed["owner"]) == (
+        [1, 1, 3, 5],
+        [100, 101, 102, 104],
+        [700, 702, 702, 700],
+    )
+    assert (others["a"], others["ordinal"]) == ([4], [103])
+    assert (decoded.run_subxid.tolist(), decoded.run_first.tolist()) == ([700, 702, 700], [100, 101, 104])
+    assert decoded.n_rows == 5
+
+
+def test_a_block_of_nothing_but_rolled_back_rows_has_no_table_and_none_of_their_bad_values() -> None:
+    decoded = decode(insert([b"\xe9", None, None], subxid=701), streamed=True, first=7, aborted=(701,))
+    assert (decoded.tables, decoded.n_rows, len(decoded.run_subxid), decoded.notes) == ((), 0, 0, ())
 
 
 def test_block_without_rows_has_no_runs_and_no_tables() -> None:
@@ -282,11 +314,10 @@ def test_result_does_not_hold_the_payload() -> None:
 def test_release_takes_what_the_decoder_gives() -> None:
     decoded = decode(insert(["1", "a", "b"], subxid=701), insert(["2", U, "d"], subxid=702), streamed=True)
     stamp = rows.Stamp.of_one(10, 20, 700)
-    dropped = rows.DroppedRuns(decoded.run_first[:1], decoded.run_count[:1])
-    released = rows.release(decoded.tables[0].batch, KEYED, stamp, dropped)
+    released = rows.release(decoded.tables[0].batch, KEYED, stamp)
     released.validate(full=True)
-    (row,) = released.to_pylist()
-    assert (row["id"], row["_seq"], row["_unchanged"], row["_xid"]) == (2, 0, ["doc"], 700)
+    _, row = released.to_pylist()
+    assert (row["id"], row["_seq"], row["_unchanged"], row["_xid"]) == (2, 1, ["doc"], 700)
 
 
 def test_batches_of_one_commit_that_share_their_constants_are_what_they_were_by_themselves() -> None:
@@ -298,7 +329,7 @@ def test_batches_of_one_commit_that_share_their_constants_are_what_they_were_by_
         messages = [insert([str(i), "a", "b"]) for i in range(n)]
         if rng.random() < 0.3:
             messages[rng.randrange(n)] = delete(key=["1", None, None])
-        released = rows.release(decode(*messages).tables[0].batch, KEYED, stamp, rows.DroppedRuns())
+        released = rows.release(decode(*messages).tables[0].batch, KEYED, stamp)
         released.validate(full=True)
         kinds = ["delete" if change[0] == ord("D") else "insert" for change in messages]
         assert released.column("_change_type").to_pylist() == kinds, f"seed {seed}"

@@ -29,7 +29,7 @@ def decode(type_: str, values: list[Value], modifier: int = -1) -> tuple[list[An
     decoded = decode_transaction_block(*block(*messages), {5: table}, streamed=False, xid=1, first_ordinal=0)
     if not values:
         return [], []
-    if (poison := first_poison(decoded.notes, set())) is not None:
+    if (poison := first_poison(decoded.notes)) is not None:
         raise poison.of(Xid(1), Lsn(2))
     batch = decoded.tables[0].batch
     batch.validate(full=True)

@@ -15,7 +15,7 @@ from xidstream.pipeline import rows
 from xidstream.pipeline.late_binding import Commit, RowFile, unbound, write_rows
 from xidstream.pipeline.relations import Column, RelationVersion, ReplicaIdentity
 from xidstream.pipeline.relations.types import _ARRAY_OIDS, _OID_NAMES
-from xidstream.pipeline.rows import DroppedRuns, Stamp
+from xidstream.pipeline.rows import Stamp
 
 NUMERIC, NUMERIC_ARRAY = 1700, 1231
 XID = 700
@@ -124,7 +124,7 @@ def released(
 ) -> pa.Table:
     """What a handler gets of rows that were never written: the oracle."""
     stamp = Stamp.of_one(commit.commit_lsn, commit.commit_timestamp_us, XID)
-    made = [rows.release(batch, table, stamp, DroppedRuns()) for batch in internal_batches]
+    made = [rows.release(batch, table, stamp) for batch in internal_batches]
     return pa.Table.from_batches(made, rows.contract_schema(table))
 
 

@@ -101,8 +101,6 @@ def prepared_of(
         streamed=True,
         origin=None,
         segments=segments,
-        segment_rows=tuple(s.n_rows - 5 for s in segments),
-        dropped=rows.DroppedRuns(np.array([3, 90], np.int64), np.array([4, 1], np.int64)),
         messages=messages,
     )
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import pickle
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,7 +21,6 @@ from xidstream.pipeline.exchange import (
 )
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.relations import Column, RelationVersion, ReplicaIdentity
-from xidstream.pipeline.rows import DroppedRuns
 from xidstream.pipeline.sequencer import CommitOrder, PreparedBook
 from xidstream.pipeline.sequencer.prepared import stamp_segments
 
@@ -396,7 +394,7 @@ def test_any_interleaving_releases_in_order_and_confirms_only_the_done_prefix(da
 
 
 def prepared(xid: int = 700, gid: str = "g") -> PreparedTransaction:
-    return PreparedTransaction(Xid(xid), gid, Lsn(10), Lsn(14), False, None, (), (), DroppedRuns())
+    return PreparedTransaction(Xid(xid), gid, Lsn(10), Lsn(14), False, None, ())
 
 
 def end(commit_lsn: int = 100, xid: int = 700, gid: str = "g") -> TransactionEnd:
@@ -450,16 +448,14 @@ def test_rollback_prepared_of_an_unknown_prepare_is_nothing() -> None:
     assert book.roll_back(Xid(700), "g") is not None and len(book) == 0
 
 
-def test_segments_of_a_prepared_transaction_are_stamped_with_its_commit_and_empty_ones_left_out() -> None:
+def test_segments_of_a_prepared_transaction_are_stamped_with_its_commit() -> None:
     t = RelationVersion(1, "public", "t", ReplicaIdentity.DEFAULT, (Column("a", 25, -1, True),))
-    segments = tuple(Segment(f"key-{n}", t, 10, 1000, "0") for n in range(3))
-    dropped = DroppedRuns(np.array([10], np.int64), np.array([14], np.int64))
-    record = PreparedTransaction(Xid(700), "g", Lsn(10), Lsn(14), True, None, segments, (10, 0, 6), dropped)
-    whole, partly = stamp_segments(record, TransactionEnd(Xid(700), Lsn(100), Lsn(104), 5_000, gid="g"))
-    assert (whole.segment, whole.n_rows) == (segments[0], 10)
-    assert (partly.segment, partly.n_rows) == (segments[2], 6)
-    for part in (whole, partly):
-        assert part.dropped is dropped
+    segments = tuple(Segment(f"key-{n}", t, 10 + n, 1000, "0") for n in range(3))
+    record = PreparedTransaction(Xid(700), "g", Lsn(10), Lsn(14), True, None, segments)
+    parts = stamp_segments(record, TransactionEnd(Xid(700), Lsn(100), Lsn(104), 5_000, gid="g"))
+    assert tuple(part.segment for part in parts) == segments
+    assert [part.n_rows for part in parts] == [10, 11, 12]
+    for part in parts:
         stamp = part.stamp
         assert (stamp.commit_lsn.tolist(), stamp.commit_timestamp_us.tolist()) == ([100], [5_000])
         assert stamp.xid.tolist() == [700]

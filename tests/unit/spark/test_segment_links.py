@@ -140,13 +140,6 @@ def test_a_table_with_more_columns_takes_the_segment(world: World) -> None:
     assert (len(files), left.n_rows) == (1, 0)
 
 
-def test_a_segment_with_rolled_back_rows_is_left_for_spark(world: World) -> None:
-    part = late_part(world.segment(), 0x1000)
-    fewer = SegmentPart(part.segment, part.stamp, part.dropped, part.n_rows - 1)
-    files, left = world.give([fewer])
-    assert (files, left.n_rows) == ([], 9)
-
-
 @pytest.mark.parametrize("refusal", [errno.EXDEV, errno.EPERM, errno.EMLINK], ids=errno.errorcode.get)
 def test_where_the_file_system_gives_no_link_the_file_is_copied(
     world: World, monkeypatch: pytest.MonkeyPatch, refusal: int

@@ -10,7 +10,6 @@ from typing import Any
 
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.exchange import (
-    DroppedRuns,
     Opened,
     PrepareCover,
     PreparedTransaction,
@@ -78,7 +77,7 @@ def test_finished_prepares_belong_to_the_event_loop_while_positions_are_recorded
 ) -> None:
     """The thread that records took them out of a dictionary that the loop was iterating over: RuntimeError."""
     prepared = Prepared(Xid(700), "g", Lsn(10), Lsn(14), False, None, False)
-    record = PreparedTransaction(Xid(700), "g", Lsn(10), Lsn(14), False, None, (), (), DroppedRuns())
+    record = PreparedTransaction(Xid(700), "g", Lsn(10), Lsn(14), False, None, ())
     end = TransactionEnd(Xid(700), Lsn(20), Lsn(24), 0, gid="g")
     opened = Opened(
         SlotIdentity(1, "d", "s"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,6 @@ from xidstream.pipeline.stream import (
     PlainBlock,
     Position,
     Prepared,
-    SubtransactionsAborted,
     TransactionBlock,
     UsedRelations,
 )
@@ -39,9 +39,6 @@ class Calls:
     def add_block(self, cut: TransactionBlock) -> None:
         self.log.append(("add_block", cut.xid))
 
-    def abort_subtransactions(self, xid: Xid, subxids: tuple[Xid, ...]) -> None:
-        self.log.append(("abort_subtransactions", xid, subxids))
-
     def abort(self, xid: Xid) -> None:
         self.log.append(("abort", xid))
 
@@ -54,8 +51,8 @@ class Calls:
         self.log.append(("prepare", ticket))
         return f"prepared {ticket}"
 
-    def commit(self, end: TransactionEnd, ticket: int) -> None:
-        self.log.append(("commit", ticket))
+    def commit(self, end: TransactionEnd, ticket: int, aborted: tuple[Xid, ...]) -> None:
+        self.log.append(("commit", ticket, *aborted))
 
     def send(self) -> None:
         self.log.append(("send",))
@@ -82,8 +79,7 @@ def test_blocks_go_to_buffers_and_ends_to_the_sequencer_with_tickets_in_stream_o
         [
             TransactionBlock(XID, block(), True, Lsn(0x100)),
             PlainBlock(block(), Lsn(0x110), Lsn(0x120), Lsn(0x128), 3),
-            SubtransactionsAborted(XID, (Xid(701),)),
-            committed(),
+            dataclasses.replace(committed(), aborted=(Xid(701),)),
             Position(Lsn(0x300)),
         ]
     )
@@ -91,14 +87,14 @@ def test_blocks_go_to_buffers_and_ends_to_the_sequencer_with_tickets_in_stream_o
     assert calls.log == [
         ("add_block", XID),
         ("decode_plain", 0),
-        ("abort_subtransactions", XID, (Xid(701),)),
-        ("commit", 1),
+        ("commit", 1, 701),
         ("send",),
         ("prepare", 3),
         ("send",),
     ]
     assert [entry.ticket for entry in calls.entries] == [0, 1, 2, 3]
     assert [entry.result for entry in calls.entries] == ["plain 0", "sealed 700", None, "prepared 3"]
+    assert calls.entries[1].cut == committed(), "what was rolled back is the buffer's to know"
     assert calls.routing.end_lsn == 0x208
 
 

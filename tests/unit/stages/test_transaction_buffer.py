@@ -131,7 +131,7 @@ def test_a_transaction_of_which_a_block_did_not_come_is_neither_committed_nor_pr
     calls = Calls(storage)
     calls.add(GOOD)
     calls.n_steps += 1
-    with pytest.raises(ComponentLost, match="of 2 calls for transaction 700 its buffer has seen 1"):
+    with pytest.raises(ComponentLost, match="of 2 blocks of transaction 700 its buffer has seen 1"):
         calls.end(end)
 
 
@@ -150,7 +150,7 @@ def test_a_transaction_that_moved_has_the_rows_of_both_buffers_in_order(
     assert sealed.n_rows == 2 and len(sealed.segments) == (2 if memory_bytes == 1 else 0)
     if not sealed.segments:
         assert notes_of(sealed) == ["first", "second"]
-    with pytest.raises(ComponentLost, match="of 1 calls for transaction 700 its buffer has seen 0"):
+    with pytest.raises(ComponentLost, match="of 1 blocks of transaction 700 its buffer has seen 0"):
         before.buffer.abort(XID, 1)
 
 
@@ -165,8 +165,7 @@ def test_rows_go_where_put_stores_them_without_those_of_a_rolled_back_subtransac
     buffer = TransactionBuffer(settings, put)
     content = block(insert(["kept"], subxid=700), insert(["gone"], subxid=701))
     buffer.add_blocks([BlockHead(XID, 0, Lsn(0x100), True, (1,))], VERSIONS, [content])
-    buffer.abort_subtransactions(XID, 1, (Xid(701),))
-    sealed, _ = buffer.add_and_commit([], {}, [], [End(COMMIT, 2, 0)])
+    sealed, _ = buffer.add_and_commit([], {}, [], [End(COMMIT, 1, 0, (701,))])
     assert isinstance(sealed, Sealed)
     assert [part.ref for part in sealed.memory] == [0]
     assert stored[0].column("note").to_pylist() == ["kept"]

@@ -31,7 +31,6 @@ from xidstream.pipeline.stream import (
     Prepared,
     RolledBackPrepared,
     StreamCutter,
-    SubtransactionsAborted,
     TransactionBlock,
 )
 
@@ -315,22 +314,67 @@ def test_interleaved_streams_keep_their_rows_apart_and_commit_in_order(feed: Fee
     assert cutter.pending_bytes == 0 and cutter.open_transactions == 0
 
 
-def test_subtransaction_aborts_are_told_once_at_the_end_and_cut_no_block(feed: Feed) -> None:
+def test_ten_thousand_rolled_back_savepoints_cut_no_block_and_go_with_the_next_one(feed: Feed) -> None:
     cutter, wire = make_cutter(), Wire()
     wire.start(700, first=True)
     wire.relation()
     wire.insert("a", subxid=700)
     wire.stop()
-    for subxid in range(701, 801):
+    for subxid in range(701, 10_701):
         wire.start(700, first=False)
         wire.insert("b", subxid=subxid)
         wire.stop()
         wire.stream_abort(700, subxid)
     wire.stream_commit(700, 0x5000)
-    block, aborted, end = feed(cutter, wire)
-    assert isinstance(block, TransactionBlock) and kinds(block) == "I" * 101
-    assert isinstance(aborted, SubtransactionsAborted) and aborted.subxids == tuple(range(701, 801))
-    assert isinstance(end, Committed)
+    block, end = feed(cutter, wire)
+    assert isinstance(block, TransactionBlock) and block.block.n_messages == 10_001
+    assert block.aborted == tuple(range(701, 10_700)), "the last one has no row behind it"
+    assert isinstance(end, Committed) and end.aborted == (10_700,)
+
+
+def test_a_rollback_of_several_subtransactions_is_told_whole_though_a_block_is_cut_within_it(
+    feed: Feed,
+) -> None:
+    """The rows of the parent come behind those of its released child: without each other they are no suffix."""
+    cutter, wire = make_cutter(), Wire()
+    wire.start(700, first=True)
+    wire.insert("a", subxid=701)
+    wire.insert("b", subxid=702)
+    wire.insert("c", subxid=701)
+    wire.stop()
+    wire.stream_abort(700, 702)
+    assert feed(cutter, wire) == []
+    (within,) = cutter.flush_open()
+    assert isinstance(within, TransactionBlock) and within.aborted == ()
+    wire.stream_abort(700, 701)
+    wire.start(700, first=False)
+    wire.insert("d", subxid=703)
+    wire.stop()
+    wire.stream_commit(700, 0x5000)
+    behind, end = feed(cutter, wire)
+    assert isinstance(behind, TransactionBlock) and behind.aborted == (702, 701)
+    assert isinstance(end, Committed) and end.aborted == ()
+
+
+def test_what_was_rolled_back_before_the_first_row_goes_with_the_first_block_and_without_rows_nowhere(
+    feed: Feed,
+) -> None:
+    cutter, wire = make_cutter(), Wire()
+    wire.start(700, first=True)
+    wire.stop()
+    wire.stream_abort(700, 701)
+    wire.start(700, first=False)
+    wire.insert("a", subxid=700)
+    wire.stop()
+    wire.start(800, first=True)
+    wire.stop()
+    wire.stream_abort(800, 801)
+    wire.stream_commit(800, 0x5000)
+    wire.stream_commit(700, 0x6000)
+    empty, block, end = feed(cutter, wire)
+    assert isinstance(empty, Committed) and not empty.has_blocks and empty.aborted == ()
+    assert isinstance(block, TransactionBlock) and block.aborted == (701,)
+    assert isinstance(end, Committed) and end.aborted == ()
 
 
 def test_abort_of_a_stream_drops_what_was_gathered_and_tells_only_of_blocks_handed_on(feed: Feed) -> None:
@@ -681,7 +725,7 @@ def test_acknowledged_prepare_that_is_streamed_again_is_dropped_at_its_rollback_
     assert cutter.pending_bytes == 0 and cutter.open_transactions == 0
 
 
-def test_streamed_prepare_tells_of_its_rolled_back_parts_before_it(feed: Feed) -> None:
+def test_streamed_prepare_tells_of_its_rolled_back_parts(feed: Feed) -> None:
     cutter, wire = make_cutter(), Wire()
     wire.start(700, first=True)
     wire.insert("a")
@@ -689,10 +733,9 @@ def test_streamed_prepare_tells_of_its_rolled_back_parts_before_it(feed: Feed) -
     wire.stop()
     wire.stream_abort(700, 701)
     wire.stream_prepare(700, "gid", 0x5000)
-    block, aborted, prepared = feed(cutter, wire)
-    assert isinstance(block, TransactionBlock)
-    assert isinstance(aborted, SubtransactionsAborted) and aborted.subxids == (701,)
-    assert isinstance(prepared, Prepared)
+    block, prepared = feed(cutter, wire)
+    assert isinstance(block, TransactionBlock) and block.aborted == ()
+    assert isinstance(prepared, Prepared) and prepared.aborted == (701,)
 
 
 def test_relations_of_a_prepared_stream_do_not_hold_for_plain_transactions(feed: Feed) -> None:
