@@ -32,7 +32,7 @@ from xidstream.actors.runtime.secrets import refuse_travelling
 from xidstream.actors.supervision.drivers import InProcessDriver
 from xidstream.actors.supervision.placement import await_room
 from xidstream.actors.supervision.supervisor import Supervisor
-from xidstream.pipeline.config import Config
+from xidstream.pipeline.config import Config, redacted
 from xidstream.pipeline.errors import UsageError
 from xidstream.pipeline.exchange import SlotIdentity
 from xidstream.pipeline.findings import Finding
@@ -65,13 +65,15 @@ class ChangeStream:
         """Call ``function`` with each batch. An exception in it ends the query, with nothing confirmed."""
         if not callable(function):
             raise UsageError("foreachBatch needs a function of one argument, the batch")
-        return self._with(lambda identity: ForeachSink(function), check_of_function(function))
+        return self._with("", lambda identity: ForeachSink(function), check_of_function(function))
 
     def toDelta(self, uri: str, storage_options: Mapping[str, str] | None = None) -> ChangeStream:  # noqa: N802
         """Append to one Delta table per source table below ``uri``."""
         options = dict(storage_options) if storage_options else None
         return self._with(
-            lambda identity: DeltaSink(uri, identity, storage_options=options), check_of_delta(uri, options)
+            f"delta:{redacted(uri)}",
+            lambda identity: DeltaSink(uri, identity, storage_options=options),
+            check_of_delta(uri, options),
         )
 
     def trigger(self, *, availableNow: bool = False) -> ChangeStream:  # noqa: N803 - Spark's name
@@ -107,8 +109,9 @@ class ChangeStream:
     def _sink_of_config(self, identity: SlotIdentity) -> Sink:
         return make_sink(self._config.sink, identity)
 
-    def _with(self, make: Callable[[SlotIdentity], Sink], check: SinkCheck) -> ChangeStream:
-        other = ChangeStream(self._config)
+    def _with(self, spec: str, make: Callable[[SlotIdentity], Sink], check: SinkCheck) -> ChangeStream:
+        """``spec`` tells the buffers what kind of sink it is, whatever the settings said."""
+        other = ChangeStream(dataclasses.replace(self._config, sink=spec))
         other._make, other._check_sink = make, check
         return other
 

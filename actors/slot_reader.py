@@ -177,7 +177,11 @@ class SlotReader:
         layout = Layout(identity.system_identifier, identity.slot, self._epoch)
         self._given_up = given_up(Storage(self._config.storage), layout, self._slot.confirmed_flush_lsn)
         settings = BufferSettings(
-            self._config.storage, layout, self._config.buffer_memory_bytes, self._given_up
+            self._config.storage,
+            layout,
+            self._config.buffer_memory_bytes,
+            self._given_up,
+            bind_late=self._config.sink.startswith("delta:"),
         )
         self._pool = BufferPool(self._config, settings, self._spares, self._share)
         # While the buffers load their kernels, and not when the slot is ours.

@@ -209,6 +209,10 @@ class OpenTransaction:
         self._spilled.append(_Spilled(segment, rows.first_seq(batches[0]), rows.last_seq(batches[-1]) + 1))
         self.n_segments += 1
 
+    def segmented(self) -> set[RelationVersion]:
+        """Those that have rows in segments."""
+        return {s.segment.relation for s in self._spilled}
+
     def segment_keys(self) -> list[str]:
         """Of all that was spilled, messages too."""
         return [s.segment.key for s in self._spilled] + [file.key for file in self._message_files]

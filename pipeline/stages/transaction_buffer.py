@@ -31,7 +31,13 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from xidstream.pipeline import rows
-from xidstream.pipeline.buffer import BufferMemory, KnownRelations, OpenTransaction, is_too_large_for_memory
+from xidstream.pipeline.buffer import (
+    BufferMemory,
+    KnownRelations,
+    OpenTransaction,
+    is_too_large_for_memory,
+    last_segments,
+)
 from xidstream.pipeline.buffer.messages import message_parts
 from xidstream.pipeline.errors import ComponentLost
 from xidstream.pipeline.exchange import (
@@ -69,6 +75,8 @@ class BufferSettings:
     memory_bytes: int
     given_up: GivenUp = NOBODY
     """Transactions of which nothing is released."""
+    bind_late: bool = False
+    """Whether the sink takes segments as its own files."""
 
 
 @dataclass(frozen=True)
@@ -137,6 +145,7 @@ class TransactionBuffer:
         self._storage = Storage(settings.storage_uri)
         self._layout = settings.layout
         self._given_up = settings.given_up
+        self._bind_late = settings.bind_late
         self._memory = BufferMemory(settings.memory_bytes)
         self._open: dict[Xid, OpenTransaction] = {}
         self._known = KnownRelations()
@@ -292,8 +301,11 @@ class TransactionBuffer:
         end = each.end
         transaction = self._started(end.xid, each.step)
         self._roll_back(transaction, each.aborted)
-        self._shorten(transaction)
         reach("sealing")
+        if (end.xid, end.commit_lsn) not in self._given_up and transaction.poison() is None:
+            self._shorten(transaction)
+            for relation in last_segments(transaction) if self._bind_late else ():
+                self._spill(transaction, relation)
         sealed = transaction.seal(end, self._put, self._given_up)
         reach("sealed")
         del self._open[end.xid]

@@ -29,8 +29,8 @@ PREPARE = Prepared(XID, "p", Lsn(0x200), Lsn(0x208), streamed=True, origin=None,
 class Calls:
     """The reader's calls for one transaction, each with the number of those before it."""
 
-    def __init__(self, storage: Path, memory_bytes: int = 64 << 20) -> None:
-        settings = BufferSettings(str(storage), Layout(1, "s", "e"), memory_bytes)
+    def __init__(self, storage: Path, memory_bytes: int = 64 << 20, **settings_: Any) -> None:
+        settings = BufferSettings(str(storage), Layout(1, "s", "e"), memory_bytes, **settings_)
         self.buffer = TransactionBuffer(settings, lambda table: table)
         self.n_steps = 0
 
@@ -169,3 +169,71 @@ def test_rows_go_where_put_stores_them_without_those_of_a_rolled_back_subtransac
     assert isinstance(sealed, Sealed)
     assert [part.ref for part in sealed.memory] == [0]
     assert stored[0].column("note").to_pylist() == ["kept"]
+
+
+WIDE = block(*[insert(["x" * 1000], subxid=700) for _ in range(1000)])
+"""About a megabyte."""
+
+
+@pytest.mark.parametrize("bind_late", [True, False])
+def test_a_small_transaction_goes_to_the_sink_from_memory_whatever_the_sink(
+    storage: Path, bind_late: bool
+) -> None:
+    calls = Calls(storage, bind_late=bind_late)
+    for _ in range(3):
+        calls.add(WIDE)
+    sealed = calls.commit()
+    assert (sealed.n_rows, sealed.segments) == (3000, ()) and sealed.memory
+
+
+@pytest.mark.parametrize("bind_late", [True, False])
+def test_the_rest_of_a_spilled_transaction_becomes_a_segment_if_the_sink_takes_segments(
+    storage: Path, bind_late: bool
+) -> None:
+    calls = Calls(storage, memory_bytes=3 << 19, bind_late=bind_late)
+    for content in (WIDE, WIDE, GOOD):
+        calls.add(content)
+    sealed = calls.commit()
+    assert sealed.n_rows == 2100
+    rest = sealed.segments[1:] if bind_late else sealed.memory
+    assert [part.n_rows for part in rest] == [100]
+    assert [part.n_rows for part in sealed.segments[:1]] == [2000]
+    assert not (bind_late and sealed.memory)
+    assert len(list(storage.rglob("*.*"))) == len(sealed.segments)
+
+
+def test_a_large_transaction_in_memory_becomes_a_segment_if_the_sink_takes_segments(storage: Path) -> None:
+    calls = Calls(storage, bind_late=True)
+    for _ in range(9):
+        calls.add(WIDE)
+    sealed = calls.commit()
+    assert [part.n_rows for part in sealed.segments] == [9000] and not sealed.memory
+
+
+def test_of_very_many_tables_only_those_with_much_become_segments_at_the_commit(storage: Path) -> None:
+    """A file for each would take longer than Spark does."""
+    versions = {n: relation(("note", "text"), relid=n, name=f"t{n}") for n in range(1, 102)}
+    buffer = TransactionBuffer(
+        BufferSettings(str(storage), Layout(1, "s", "e"), 3 << 19, bind_late=True), lambda table: table
+    )
+    much = block(*[insert(["x" * 1000], subxid=700, relid=1) for _ in range(2000)])
+    of_each = block(*[insert(["y"], subxid=700, relid=n) for n in range(1, 102)])
+    heads = [
+        BlockHead(XID, 0, Lsn(0x100), True, (1,)),
+        BlockHead(XID, 1, Lsn(0x100), True, tuple(versions)),
+    ]
+    sealed, _ = buffer.add_and_commit(heads, versions, [much, of_each], [End(COMMIT, 2, 2)])
+    assert isinstance(sealed, Sealed)
+    assert [(part.relation.table, part.n_rows) for part in sealed.segments] == [("t1", 2000), ("t1", 1)]
+    assert sorted(part.relation.relid for part in sealed.memory) == list(range(2, 102))
+
+
+@pytest.mark.parametrize("how", ["given up", "undeliverable"])
+def test_what_is_not_delivered_is_not_written_at_its_commit(storage: Path, how: str) -> None:
+    given_up = frozenset({(XID, Lsn(0x200))}) if how == "given up" else frozenset()
+    calls = Calls(storage, bind_late=True, given_up=given_up)
+    for _ in range(9):
+        calls.add(WIDE)
+    calls.add(POISON)
+    calls.commit()
+    assert not storage.exists(), "nothing was ever written"
