@@ -324,13 +324,16 @@ class Config:
             name = key.replace("-", "_")
             if name == "slots":
                 raise ConfigError(
-                    "only `xidstream run` takes a list of slots", remedy="give the settings of one slot"
+                    "only `xidstream run` takes a list of slots",
+                    remedy="give the settings of one slot (in Python one ChangeStream each)",
                 )
             if name not in known:
                 import difflib
 
                 near = difflib.get_close_matches(name, known, n=1)
-                hint = f"did you mean {near[0]}?" if near else "see `xidstream run --help`"
+                hint = (
+                    f"did you mean {near[0]}?" if near else "see docs/settings.md, or `xidstream run --help`"
+                )
                 raise ConfigError(f"unknown setting {key!r}", remedy=hint)
             expected = known[name]
             if isinstance(expected.default, bool) and not isinstance(value, bool):

@@ -7,6 +7,10 @@ more exact remedy than its class has.
 
 Errors cross process borders inside Ray's own exceptions, so each pickles: the state is the three arguments
 of ``XidstreamError`` and nothing else. No message ever holds a row's value, a password or a conninfo string.
+
+In Python nobody looks for an attribute ``remedy``. So the remedy is a note of the exception (PEP 678): tracebacks and
+notebooks show it below the message, and ``str`` stays one sentence. Python 3.10 has no notes; there it is a line of
+``str``. The command line prints ``message`` and ``remedy`` itself.
 """
 
 from __future__ import annotations
@@ -14,6 +18,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 from typing import Final
+
+HAS_NOTES: Final = hasattr(BaseException, "add_note")
 
 
 class Action(enum.Enum):
@@ -44,6 +50,11 @@ class XidstreamError(Exception):
         super().__init__(message)
         self.message = message
         self._remedy = remedy
+        if HAS_NOTES:
+            self.add_note(f"  remedy: {self.remedy}")
+
+    def __str__(self) -> str:
+        return self.message if HAS_NOTES else f"{self.message}\n  remedy: {self.remedy}"
 
     def __reduce__(self) -> tuple[object, ...]:
         return (_rebuild, (type(self), self.message, self._remedy))
@@ -195,7 +206,9 @@ POLICY: Final[dict[type[XidstreamError], Policy]] = {
     EnvironmentFault: Policy(
         Action.RESTART, ExitStatus.FAILED, "start again when the cause is mended; nothing is lost"
     ),
-    PreconditionMissing: Policy(Action.STOP, ExitStatus.PRECONDITION, "see `xidstream check`"),
+    PreconditionMissing: Policy(
+        Action.STOP, ExitStatus.PRECONDITION, "see `xidstream check`, or ChangeStream(…).check() in Python"
+    ),
     ConnectionLost: Policy(Action.RETRY, ExitStatus.FAILED, "check that the server is up and reachable"),
     SlotInUse: Policy(
         Action.RETRY, ExitStatus.FAILED, "end the other reader, or give each run a slot of its own"

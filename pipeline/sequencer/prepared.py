@@ -59,8 +59,8 @@ class PreparedBook:
             raise SlotLost(
                 f"COMMIT PREPARED of transaction {int(end.xid)} at {end.commit_lsn}: the content that its PREPARE "
                 "brought is not in storage, and the sink does not hold it",
-                remedy="give the same --storage as the run that received the PREPARE; or take a new snapshot of its "
-                "tables (one that only locked rows has changed none) and give it up: `xidstream slot skip "
+                remedy="give the same storage (--storage) as the run that received the PREPARE; or take a new snapshot "
+                "of its tables (one that only locked rows has changed none) and give it up: `xidstream slot skip "
                 f"--xid {int(end.xid)} --commit-lsn {end.commit_lsn}`",
             )
         if prepared.gid != end.gid:

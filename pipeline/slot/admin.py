@@ -342,7 +342,7 @@ def _creation_flags(version: int, *, two_phase: bool, failover: bool) -> list[st
     if version < PG10:
         raise Unsupported(f"PostgreSQL {version_text(version)} has no pgoutput")
     if two_phase and version < PG15:
-        raise Unsupported("a two_phase slot needs PostgreSQL 15", remedy="leave --two-phase out")
+        raise Unsupported("a two_phase slot needs PostgreSQL 15", remedy="leave two_phase (--two-phase) out")
     if failover and version < PG17:
         raise Unsupported("a failover slot needs PostgreSQL 17", remedy="leave --failover out")
     flags = ["false"]

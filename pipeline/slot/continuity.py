@@ -24,7 +24,7 @@ from xidstream.pipeline.pg import Lsn
 if TYPE_CHECKING:
     from xidstream.pipeline.slot.connection import SystemIdentity
 
-_NEW_SNAPSHOT = "take a new snapshot of the tables, with a new slot and another --storage"
+_NEW_SNAPSHOT = "take a new snapshot of the tables, with a new slot and another storage (--storage)"
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def check_continuity(
                 f"and nothing of this one ({system.system_identifier})",
                 remedy="if this server took the other's place, what committed between is missing: take a new snapshot; "
                 "in either case drop its slot and create it by `xidstream slot create --storage URI`, which records it "
-                "beside the other's, or give it a --storage of its own",
+                "beside the other's, or give it a storage (--storage) of its own",
             )
         return
     if not slot_exists:

@@ -44,7 +44,8 @@ REMEDY_PRIVILEGE: Final = (
     "ALTER ROLE … REPLICATION (on managed services: grant the provider's replication role)"
 )
 REMEDY_CREATE_SLOT: Final = (
-    "`xidstream slot create`, or `run --create-slot`; a slot has no changes from before its creation"
+    "`xidstream slot create`, or `run --create-slot` (in Python create_slot=True); a slot has no changes from before "
+    "its creation"
 )
 REMEDY_WAL_LEVEL: Final = "ALTER SYSTEM SET wal_level = logical, then restart the server"
 REMEDY_PASSWORD: Final = (

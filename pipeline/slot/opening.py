@@ -29,6 +29,7 @@ from xidstream.pipeline.slot.admin import (
     settled_flush_lsn,
 )
 from xidstream.pipeline.slot.connection import ReplicationConnection
+from xidstream.pipeline.slot.failures import REMEDY_CREATE_SLOT
 from xidstream.pipeline.slot.settings import SlotSettings
 from xidstream.pipeline.slot.stream_options import StreamOptions, stream_options
 
@@ -138,7 +139,7 @@ def _connected(
         if not create:
             raise PreconditionMissing(
                 f'slot "{settings.slot}" does not exist',
-                remedy=f"run with --create-slot, or `xidstream slot create --slot {settings.slot}`",
+                remedy=REMEDY_CREATE_SLOT,
             )
         create_slot(dsn, settings.slot, two_phase=settings.two_phase, on_wait=on_wait)
         state = describe_slot(dsn, settings.slot)

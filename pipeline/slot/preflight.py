@@ -257,7 +257,7 @@ def _check_two_phase(
             Finding.warning(
                 "two_phase",
                 "max_prepared_transactions is 0: nothing can be prepared",
-                "raise it and restart the server, or leave --two-phase out",
+                "raise it and restart the server, or leave two_phase (--two-phase) out",
             )
         )
     if slot.exists and not slot.two_phase:
@@ -265,7 +265,7 @@ def _check_two_phase(
             Finding.warning(
                 "two_phase",
                 f'slot "{slot.name}" was made without two_phase; the run will turn it on for good',
-                "leave --two-phase out if that is not meant",
+                "leave two_phase (--two-phase) out if that is not meant",
             )
         )
     return findings or [Finding.ok("two_phase", "prepared transactions are sent at PREPARE")]

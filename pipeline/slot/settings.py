@@ -56,7 +56,10 @@ class SlotSettings:
         parse(self.dsn)
         check_slot_name(self.slot)
         if not self.publications:
-            raise ConfigError("no publication is given", remedy="name at least one with --publication")
+            raise ConfigError(
+                "no publication is given",
+                remedy="name at least one: publication, or --publication on the command line",
+            )
         for name in self.publications:
             if not name or "\0" in name or len(name.encode()) > 63:
                 raise ConfigError(f"not a publication's name (1 to 63 bytes): {name!r}")

@@ -81,16 +81,18 @@ def stream_options(settings: SlotSettings, server_version: int) -> StreamOptions
             raise Unsupported(
                 f"PostgreSQL {version_text(server_version)} speaks protocol {proto_version} at most, "
                 f"not {settings.proto_version}",
-                remedy=f"leave --proto-version out, or give at most {proto_version}",
+                remedy=f"leave proto_version (--proto-version) out, or give at most {proto_version}",
             )
         proto_version = settings.proto_version
     streaming = settings.streaming
     if proto_version < _MIN_PROTO[streaming]:
         if streaming is Streaming.PARALLEL:
-            raise Unsupported("streaming=parallel needs PostgreSQL 16", remedy="use --streaming on")
+            raise Unsupported(
+                "streaming=parallel needs PostgreSQL 16", remedy="give streaming 'on' (--streaming on)"
+            )
         streaming = Streaming.OFF
     if settings.two_phase and proto_version < 3:
-        raise Unsupported("two_phase needs PostgreSQL 15", remedy="leave --two-phase out")
+        raise Unsupported("two_phase needs PostgreSQL 15", remedy="leave two_phase (--two-phase) out")
     if settings.origin is not Origin.ANY and server_version < PG16:
         raise Unsupported("the origin option needs PostgreSQL 16", remedy="leave it out")
     return StreamOptions(

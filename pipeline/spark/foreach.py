@@ -1,8 +1,9 @@
 """The foreach sink: a user's ``module:function``, called with each batch, as ``foreachBatch`` is.
 
 At least once, in order, never torn. An exception ends the run with nothing of the batch confirmed. Its
-message may quote a row, so ours names the type and the lines of code that it came through, and the exception
-itself is the ``__cause__`` for whoever runs in the same process.
+message may quote a row, and what a run prints often ends in a log that others read and that is kept. So ours names the
+type and the lines of code that it came through. The exception itself is the ``__cause__``: a script shows it whole, and
+the command line shows it where that is asked for, with ``xidstream --debug``.
 
 What is not the function's doing is mended by the supervisor: a segment that cannot be read, a JVM that is gone.
 Py4J tells of the latter with the builtin ConnectionRefusedError, among others, which the function's own clients
@@ -16,12 +17,17 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from xidstream.pipeline.errors import ComponentLost, SinkFailed, StorageFault, UsageError, XidstreamError
 from xidstream.pipeline.spark.frames import SparkBatch
 from xidstream.pipeline.spark.spark_errors import fault_of, raised_in_executor
 from xidstream.pipeline.spark.stateless import StatelessSink
+
+_REMEDY: Final = (
+    "mend the function and start again: the batch was not confirmed. What the exception says is withheld here, because "
+    "it may quote a row; `xidstream --debug run` shows it, and in Python it is the __cause__"
+)
 
 BatchFunction = Callable[[SparkBatch], Any]
 
@@ -79,7 +85,8 @@ class ForeachSink(StatelessSink):
                 raise fault from error
             raise SinkFailed(
                 f"{self._label} raised {type(error).__name__} for the batch "
-                f"{batch.first_commit_lsn}..{batch.last_commit_lsn}, at:\n{_where(error)}"
+                f"{batch.first_commit_lsn}..{batch.last_commit_lsn}, at:\n{_where(error)}",
+                remedy=_REMEDY,
             ) from error
 
 

@@ -72,7 +72,7 @@ def _failed(findings: list[Finding], *checks: str) -> bool:
 def _check_storage(config: Config) -> Finding:
     if not config.storage:
         return Finding.not_checked(
-            "storage", "the storage: none is given", "give --storage, as to the run (storage in Python)"
+            "storage", "the storage: none is given", "give the run's: --storage, or storage in Python"
         )
     try:
         storage = Storage(config.storage)
@@ -120,7 +120,11 @@ def _server_side(config: Config, connection: ReplicationConnection) -> ServerSid
 
 def _sink_findings(config: Config, check_sink: SinkCheck | None, server: ServerSide | None) -> list[Finding]:
     if check_sink is None and not config.sink:
-        return [Finding.not_checked("sink", "the sink: none is given", "give --sink, as to the run")]
+        return [
+            Finding.not_checked(
+                "sink", "the sink: none is given", "give the run's: --sink, or sink in Python"
+            )
+        ]
     try:
         return (check_sink or check_of_spec(config.sink))(server)
     except ConfigError as error:

@@ -389,6 +389,6 @@ def _naming(error: XidstreamError, xid: Xid, lsn: Lsn) -> XidstreamError:
         return type(error)(f"xid {xid}: {error.message} (commit LSN {lsn})", remedy=remedy)
     return type(error)(
         f"xid {xid}: {error.message}" if xid else error.message,
-        remedy="run once with `--streaming off`: it delivers all that commits before, passes over what was rolled "
-        "back, and names the commit LSN that `xidstream slot skip` asks for",
+        remedy="run once with `--streaming off` (in Python streaming='off'): it delivers all that commits before, "
+        "passes over what was rolled back, and names the commit LSN that `xidstream slot skip` asks for",
     )

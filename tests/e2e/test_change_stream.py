@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import decimal
+import traceback
 from typing import Any
 
 import psycopg
@@ -264,8 +265,11 @@ def test_an_exception_in_the_handler_ends_the_query_with_nothing_confirmed(pipel
         raise ValueError("no")
 
     query = ChangeStream(pipeline.config()).foreachBatch(fail).start(pipeline.spark)
-    with pytest.raises(SinkFailed, match="ValueError"):
+    with pytest.raises(SinkFailed, match="ValueError") as caught:
         query.awaitTermination(60)
+    assert isinstance(caught.value.__cause__, ValueError)
+    printed = "".join(traceback.format_exception(caught.value))
+    assert "ValueError: no\n" in printed and 'raise ValueError("no")' in printed and "  remedy: " in printed
     pipeline.run_available()
     assert [r["id"] for r in pipeline.rows("public.t")] == [1]
 
@@ -273,8 +277,8 @@ def test_an_exception_in_the_handler_ends_the_query_with_nothing_confirmed(pipel
 @NEWEST
 def test_a_column_that_clashes_with_the_contract_stops_the_run_naming_it(pipeline: Pipeline) -> None:
     set_up(pipeline.database)
-    pipeline.database.execute('alter table t add column "_SEQ" int')
     create_slot(pipeline)
+    pipeline.database.execute('alter table t add column "_SEQ" int')
     pipeline.database.execute("insert into t values (1, 'x', 1, 1)")
     with pytest.raises(ColumnNameClash, match="_SEQ"):
         pipeline.start()

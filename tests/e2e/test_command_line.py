@@ -290,7 +290,12 @@ def test_foreach_calls_the_users_function_and_its_error_has_status_1(
     assert failed.returncode == 1, failed.stderr
     assert "seen ['public.t'] 100" in failed.stdout
     assert "ValueError" in failed.stderr and "note 1" not in failed.stderr
+    assert "raise ValueError(notes[0])" in failed.stderr and "--debug" in failed.stderr
     assert "Traceback" not in failed.stderr
+    asked = run(
+        "--debug", *options(database, tmp_path, "--available-now", sink="foreach:mine:handle"), env=environ
+    )
+    assert asked.returncode == 1 and "ValueError: note 1" in asked.stderr, asked.stderr
 
 
 @NEWEST

@@ -1,0 +1,63 @@
+"""What a person sees of an error in Python: the remedy, wherever the error comes out."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import sys
+import traceback
+
+import pytest
+
+from xidstream.pipeline import errors
+from xidstream.pipeline.config import Config
+from xidstream.pipeline.errors import POLICY, ConfigError, SlotInUse, XidstreamError
+
+needs_notes = pytest.mark.skipif(sys.version_info < (3, 11), reason="exceptions have no notes there")
+
+
+def shown(error: BaseException) -> list[str]:
+    """The end of a traceback, as the interpreter prints it."""
+    return "".join(traceback.format_exception(error)).splitlines()
+
+
+def test_an_unknown_setting_shows_the_one_that_was_meant_in_the_traceback() -> None:
+    """It was in an attribute alone: ``ConfigError: unknown setting 'slto'``."""
+    with pytest.raises(ConfigError) as caught:
+        Config.of({"slto": "shop"})
+    assert shown(caught.value)[-2:] == [
+        "xidstream.pipeline.errors.ConfigError: unknown setting 'slto'",
+        "  remedy: did you mean slot?",
+    ]
+
+
+@needs_notes
+def test_the_text_stays_one_sentence_where_there_are_notes() -> None:
+    assert str(SlotInUse("slot s is in use")) == "slot s is in use"
+
+
+def test_the_remedy_is_in_the_text_where_there_are_no_notes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python 3.10."""
+    monkeypatch.setattr(errors, "HAS_NOTES", False)
+    error = SlotInUse("slot s is in use", remedy="end the other")
+    assert str(error) == "slot s is in use\n  remedy: end the other"
+    assert shown(error)[-2:] == [
+        "xidstream.pipeline.errors.SlotInUse: slot s is in use",
+        "  remedy: end the other",
+    ]
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
+@needs_notes
+@pytest.mark.parametrize("error", [SlotInUse("in use"), SlotInUse("in use", remedy="end the other")])
+def test_an_error_that_has_crossed_processes_shows_its_remedy_once(error: XidstreamError) -> None:
+    for again in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
+        assert (type(again), again.message, again.remedy) == (SlotInUse, "in use", error.remedy)
+        assert shown(again) == shown(error)
+        assert shown(again)[-1] == f"  remedy: {error.remedy}"
+        assert "".join(shown(again)).count("remedy:") == 1
+
+
+@pytest.mark.parametrize("cls", POLICY)
+def test_every_class_shows_a_remedy(cls: type[XidstreamError]) -> None:
+    assert shown(cls("it failed"))[-1] == f"  remedy: {POLICY[cls].remedy}"
