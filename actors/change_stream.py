@@ -141,6 +141,7 @@ class StreamingQuery:
             "rows": driver.n_rows,
             "lastCommitLsn": str(driver.last_commit_lsn),
             "lagMs": driver.lag_ms,
+            "caughtUp": status.is_caught_up,
             "confirmedLsn": str(sequencer.confirmed_lsn) if sequencer else None,
             "preparedTransactions": sequencer.n_prepared if sequencer else None,
             "receivedBytes": reader.n_bytes if reader else None,

@@ -1,50 +1,133 @@
-"""Shows a run while it works: a live table on a terminal, or else plain lines.
+"""Shows a run while it works: a live picture on a terminal, or else plain lines without control characters.
 
-Both show the same numbers, from ``Supervisor.status``: the delivered rows and transactions, the bytes read, the
-open transactions and what they hold, the bytes that wait for the sink, and the lag of the last commit. An unknown
-number is not shown as zero.
+Both show the same facts, from ``Supervisor.status``. An unknown number is not shown as zero. While a run starts, they
+say what it waits for, and since when. A rate is that of the last ``_RATE_WINDOW_S``.
+
+``caught up`` means that all transactions which the server has sent are delivered and confirmed. The lag is the last
+batch's: once caught up, an old one would be misleading, so it is shown only of a batch that came a moment ago.
+
+A line of the live picture is broken between its parts and never within one, whatever the width.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TextIO
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from xidstream.actors.supervision.supervisor import Status
-from xidstream.pipeline.quantities import human_bytes, human_ms
+from xidstream.pipeline.quantities import counted, human_bytes, human_ms
 
 _PLAIN_INTERVAL_S = 5.0
 _MOST_TRANSACTIONS = 6
+_RATE_WINDOW_S = 10.0
+_FRESH_S = 5.0
+"""For how long after a batch its lag is of interest although nothing waits any more."""
 
 
-def summary(status: Status) -> str:
-    """The status in one line."""
-    parts = [f"{status.driver.n_transactions:,} transactions, {status.driver.n_rows:,} rows delivered"]
-    if status.reader is not None:
-        open_rows = sum(rows for _, rows, _, _ in status.reader.open)
-        parts.append(f"{human_bytes(status.reader.n_bytes)} read")
-        parts.append(f"{len(status.reader.open)} open ({open_rows:,} rows)")
-        if status.reader.n_buffers_asked:
-            parts.append(f"{status.reader.n_buffers} buffers, {status.reader.n_buffers_asked} more requested")
-        if status.reader.paused:
-            parts.append(f"reading paused: {human_bytes(status.reader.backlog_bytes)} wait for the sink")
+class Pace:
+    """Rates, and how old the last batch is, from the statuses that were shown. ``now_s``: a monotonic clock's."""
+
+    def __init__(self) -> None:
+        self._samples: deque[tuple[float, int, int]] = deque()
+        self._n_batches = 0
+        self._batch_s: float | None = None
+        self.is_fresh = False
+        """Whether a batch was delivered a moment ago."""
+        self.rows_per_s: float | None = None
+        """Delivered. None: not known yet."""
+        self.read_bytes_per_s: float | None = None
+
+    def note(self, status: Status, now_s: float) -> None:
+        n_rows, n_bytes = status.driver.n_rows, status.reader.n_bytes if status.reader is not None else 0
+        if self._samples and (n_rows < self._samples[-1][1] or n_bytes < self._samples[-1][2]):
+            self._samples.clear()  # another epoch or driver counts anew
+        if status.driver.n_batches != self._n_batches:
+            self._n_batches, self._batch_s = status.driver.n_batches, now_s
+        self.is_fresh = self._batch_s is not None and now_s - self._batch_s < _FRESH_S
+        self._samples.append((now_s, n_rows, n_bytes))
+        while len(self._samples) > 2 and now_s - self._samples[1][0] >= _RATE_WINDOW_S:
+            self._samples.popleft()
+        first_s, first_rows, first_bytes = self._samples[0]
+        if now_s > first_s:
+            self.rows_per_s = (n_rows - first_rows) / (now_s - first_s)
+            self.read_bytes_per_s = (n_bytes - first_bytes) / (now_s - first_s)
+        else:
+            self.rows_per_s = self.read_bytes_per_s = None
+
+
+def parts(status: Status, pace: Pace | None = None) -> list[str]:
+    """The status as short phrases, the most important ones first. Without ``pace`` it is the end of a run."""
+    driver, reader = status.driver, status.reader
+    found = [_where(status, pace)] if pace is not None else []
+    found.append(
+        f"{counted(driver.n_transactions, 'transaction')}, {counted(driver.n_rows, 'row')} delivered"
+    )
+    if pace is not None and pace.rows_per_s:
+        found.append(f"{pace.rows_per_s:,.0f} rows/s")
+    if reader is not None:
+        rate = f" ({human_bytes(pace.read_bytes_per_s)}/s)" if pace and pace.read_bytes_per_s else ""
+        found.append(f"{human_bytes(reader.n_bytes)} read{rate}")
+        if reader.open:
+            found.append(_open(reader.open))
+        if reader.n_buffers_asked:
+            found.append(f"{counted(reader.n_buffers, 'buffer')}, {reader.n_buffers_asked} more requested")
+        if reader.paused:
+            found.append(f"reading paused: {human_bytes(reader.backlog_bytes)} wait for the sink")
     if status.sequencer is not None:
-        parts.append(f"confirmed {status.sequencer.confirmed_lsn}")
-    if status.driver.lag_ms is not None:
-        parts.append(f"lag {human_ms(status.driver.lag_ms)}")
-    return " · ".join(parts)
+        found.append(f"confirmed {status.sequencer.confirmed_lsn}")
+    return found
 
 
-def picture(status: Status) -> Group:
-    """The live display: the summary, and a line for each open transaction."""
+def summary(status: Status, pace: Pace | None = None) -> str:
+    """``parts`` in one line."""
+    return " · ".join(parts(status, pace))
+
+
+def _where(status: Status, pace: Pace) -> str:
+    where = "caught up" if status.is_caught_up else "catching up"
+    lag_ms = status.driver.lag_ms
+    if lag_ms is None or (status.is_caught_up and not pace.is_fresh):
+        return where
+    return f"{where}, lag {human_ms(lag_ms)}"
+
+
+def _open(transactions: Sequence[tuple[int, int, int, int]]) -> str:
+    xid, n_rows, _, _ = max(transactions, key=lambda t: t[1])
+    if len(transactions) == 1:
+        return f"1 open: xid {int(xid)}, {counted(n_rows, 'row')}"
+    of_all = counted(sum(t[1] for t in transactions), "row")
+    return f"{len(transactions)} open, {of_all}; the largest: xid {int(xid)}, {counted(n_rows, 'row')}"
+
+
+class Phrases:
+    """Phrases in as few lines as the width allows, each whole. A longer one than a line is broken at its words."""
+
+    def __init__(self, phrases: Iterable[str], style: str = "") -> None:
+        self._phrases = tuple(phrases)
+        self._style = style
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        line = ""
+        for phrase in self._phrases:
+            longer = f"{line} · {phrase}" if line else phrase
+            if line and len(longer) > options.max_width:
+                yield Text(line, style=self._style)
+                longer = f"  {phrase}"
+            line = longer
+        yield Text(line, style=self._style)
+
+
+def picture(status: Status, pace: Pace) -> Group:
+    """The live display: the phrases, and a line for each of the largest open transactions."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in ("open transaction", "rows decoded", "in memory", "segments spilled"):
         table.add_column(name, justify="left" if name.startswith("open") else "right")
@@ -54,16 +137,35 @@ def picture(status: Status) -> Group:
         table.add_row(f"xid {int(xid)}", f"{rows:,}", human_bytes(n_bytes), str(segments))
     if len(transactions) > _MOST_TRANSACTIONS:
         table.add_row(f"and {len(transactions) - _MOST_TRANSACTIONS} more", "", "", "")
-    state = Text(summary(status), style="bold")
+    state = Phrases(parts(status, pace), "bold")
     return Group(state, table) if transactions else Group(state)
 
 
-class Display:
-    """A context manager. ``show`` shows the present status; ``line`` prints a line that stays."""
+class _Since:
+    """A text with the seconds of the moment when it is drawn, which the live picture does by itself."""
 
-    def __init__(self, stream: TextIO | None = None) -> None:
+    def __init__(self, text: str, elapsed_s: Callable[[], float]) -> None:
+        self._text = text
+        self._elapsed_s = elapsed_s
+
+    def __rich__(self) -> Text:
+        return Text(f"{self._text} ({self._elapsed_s():.0f} s)", style="bold")
+
+
+class Display:
+    """A context manager. ``show`` shows the present status; ``line`` prints a line that stays.
+
+    ``clock`` is monotonic, in seconds.
+    """
+
+    def __init__(self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._console = Console(file=stream or sys.stderr, highlight=False)
+        self._clock = clock
+        self._began_s = clock()
         self._live: Live | None = None
+        self._paces: dict[str, Pace] = {}
+        self._waiting: dict[str, tuple[str, ...]] = {}
+        self._open_s: dict[str, float] = {}
         self._last: dict[str, str] = {}
         self._next_s: dict[str, float] = {}
 
@@ -84,23 +186,54 @@ class Display:
     def console(self) -> Console:
         return self._console
 
+    @property
+    def elapsed_s(self) -> float:
+        return self._clock() - self._began_s
+
     def show(self, statuses: Mapping[str, Status]) -> None:
         """Show the statuses by slot. The slot's name is shown if there are several."""
+        now_s = self._clock()
         several = len(statuses) > 1
-        if self._live is not None:
-            parts: list[RenderableType] = []
-            for slot, status in statuses.items():
-                parts += [Text(f"slot {slot}", style="bold cyan")] if several else []
-                parts.append(picture(status))
-            self._live.update(Group(*parts))
-            return
-        now_s = time.monotonic()
+        shown: list[RenderableType] = []
         for slot, status in statuses.items():
-            text = f"{slot}: {summary(status)}" if several else summary(status)
-            if now_s >= self._next_s.get(slot, 0.0) and text != self._last.get(slot):
-                self._last[slot] = text
-                self._next_s[slot] = now_s + _PLAIN_INTERVAL_S
-                self._console.print(text, soft_wrap=True)
+            shown += [Text(f"slot {slot}", style="bold cyan")] if several else []
+            if status.opened is None:
+                shown.append(self._starting(slot, status.waiting_for, several=several))
+                continue
+            self._waiting.pop(slot, None)
+            self._open_s[slot] = now_s
+            pace = self._paces.setdefault(slot, Pace())
+            pace.note(status, now_s)
+            if self._live is not None:
+                shown.append(picture(status, pace))
+            else:
+                self._plain(slot, summary(status, pace), several=several, now_s=now_s)
+        if self._live is not None:
+            self._live.update(Group(*shown))
+
+    def starting(self, what: str) -> None:
+        """Say what the run waits for before there is a status."""
+        shown = self._starting("", (what,), several=False)
+        if self._live is not None:
+            self._live.update(shown)
 
     def line(self, text: str, style: str = "") -> None:
-        self._console.print(Text(text, style=style), soft_wrap=True)
+        # A terminal's line is broken between words; a file's reader breaks lines itself.
+        self._console.print(Text(text, style=style), soft_wrap=self._live is None)
+
+    def _starting(self, slot: str, waiting_for: tuple[str, ...], *, several: bool) -> RenderableType:
+        """What is waited for, and since when: the beginning of the run, or the end of the last epoch. Where there is no
+        terminal, a line for each change."""
+        since_s = self._open_s.get(slot, self._began_s)
+        text = f"waiting for {' and '.join(waiting_for)}" if waiting_for else "starting"
+        if self._live is None and waiting_for and self._waiting.get(slot) != waiting_for:
+            self._waiting[slot] = waiting_for
+            self.line(f"{f'{slot}: ' if several else ''}{self._clock() - since_s:.0f} s: {text}")
+        return _Since(text, lambda: self._clock() - since_s)
+
+    def _plain(self, slot: str, text: str, *, several: bool, now_s: float) -> None:
+        text = f"{slot}: {text}" if several else text
+        if now_s >= self._next_s.get(slot, 0.0) and text != self._last.get(slot):
+            self._last[slot] = text
+            self._next_s[slot] = now_s + _PLAIN_INTERVAL_S
+            self.line(text)

@@ -56,9 +56,11 @@ class _Run:
     def run(self) -> list[BaseException]:
         """What the slots failed with, none of it raised here."""
         if not self._stop.asked:
+            self._display.starting("the checks of server and storage")
             self._check()
         ready = [config for config in self._configs if config.slot not in self._failures]
         if ready and not self._stop.asked:
+            self._display.starting("Ray")
             with self._stop.held():
                 connect_ray()
         if self._stop.asked:
@@ -100,11 +102,6 @@ class _Run:
             self._stop.tell(supervisor.stop)
         if armed():
             self._display.line(f"{VARIABLE} is set: parts of this run will fail on purpose", "bold red")
-        names = ", ".join(supervisors)
-        self._display.line(
-            f"reading slot{'s' if self._several else ''} {names}; the Spark session starts first, "
-            "which takes some seconds"
-        )
         threads = [self._start(slot, supervisor.run) for slot, supervisor in supervisors.items()]
         while living := [thread for thread in threads if thread.is_alive()]:
             living[0].join(_REFRESH_S)
@@ -112,7 +109,8 @@ class _Run:
         self._show(supervisors)
         for slot, supervisor in supervisors.items():
             if slot not in self._failures:
-                self._tell(slot, f"done: {summary(supervisor.status())}", "")
+                took = f"in {self._display.elapsed_s:.0f} s"
+                self._tell(slot, f"done: {summary(supervisor.status())} · {took}", "")
 
     def _start(self, slot: str, work: Callable[[], None]) -> threading.Thread:
         """On a thread that does not keep the process from ending at once, when that is asked for."""
@@ -132,9 +130,7 @@ class _Run:
             for line in supervisor.take_output():
                 print(line, flush=True)
         statuses = {slot: supervisor.status() for slot, supervisor in supervisors.items()}
-        reading = {slot: status for slot, status in statuses.items() if status.opened is not None}
-        if reading:
-            self._display.show(reading)
+        self._display.show(statuses)
 
     def _fail(self, slot: str, error: BaseException) -> None:
         self._failures[slot] = error

@@ -31,6 +31,8 @@ from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.stages.commit_sequence import SequencerStats
 
 READER, SEQUENCER, DRIVER = "slot reader", "commit sequencer", "Spark driver"
+_AWAITED = {READER: "the slot reader", SEQUENCER: "the storage", DRIVER: "the Spark session"}
+"""What a person waits for while a part answers."""
 _POLL_S = 0.25
 _STOP_TIMEOUT_S = 15.0
 _ROOT_CAUSE_S = 5.0
@@ -58,6 +60,8 @@ class Epoch:
         self.opened: Opened | None = None
         self.pids: list[int] = []
         """Process ids of the reader and its buffers."""
+        self.waiting_for: tuple[str, ...] = ()
+        """In words, while parts start. Other threads may read it."""
         self._config = config
         self._room = RoomWatch(local=is_ours())
         self._next_room_s = time.monotonic() + _LOOK_FOR_ROOM_S
@@ -142,6 +146,7 @@ class Epoch:
         waiting = list(parts)
         tell_s = time.monotonic() + _TELL_WAITING_AFTER_S
         while waiting:
+            self.waiting_for = tuple(_AWAITED[parts[ref]] for ref in waiting)
             done, waiting = ray.wait(waiting, timeout=_POLL_S)
             for ref in done:
                 get(ref, parts[ref])

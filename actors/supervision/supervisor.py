@@ -57,6 +57,18 @@ class Status:
     reader: ReaderStats | None
     sequencer: SequencerStats | None
     driver: LoopProgress
+    waiting_for: tuple[str, ...] = ()
+    """What an epoch that is not open yet waits for, in words."""
+
+    @property
+    def is_caught_up(self) -> bool:
+        """Whether all transactions that the server has sent are delivered and confirmed, and it has sent all that it
+        had when the slot was opened. What the sink has not taken is behind, and an open transaction is not."""
+        opened, reader, sequencer = self.opened, self.reader, self.sequencer
+        if opened is None or reader is None or sequencer is None:
+            return False
+        nothing_waits = not (sequencer.n_waiting or reader.backlog_bytes or reader.paused)
+        return nothing_waits and sequencer.confirmed_lsn >= opened.target_lsn
 
 
 class Supervisor:
@@ -131,9 +143,10 @@ class Supervisor:
         epoch = self._epoch
         if epoch is None:
             return self._final or Status(self._epoch_name, None, None, None, self._driver_progress())
-        return Status(
-            epoch.name, epoch.opened, epoch.reader_stats(), epoch.sequencer_stats(), self._driver_progress()
-        )
+        progress = self._driver_progress()
+        if epoch.opened is None:
+            return Status(epoch.name, None, None, None, progress, epoch.waiting_for)
+        return Status(epoch.name, epoch.opened, epoch.reader_stats(), epoch.sequencer_stats(), progress)
 
     def take_output(self) -> list[str]:
         """The lines that the sink printed since the last call."""
