@@ -69,8 +69,9 @@ bench: setup ## Measure everything, about 35 minutes on a quiet machine, and ren
 bench-quick: setup ## The same at a small scale, without Debezium; writes only benchmarks/out
 	$(PY) -m benchmarks --quick --no-debezium drain lag latency growth tables profile startup
 
-docs: setup ## Write the table of settings into docs/settings.md
+docs: setup ## Write the settings into docs/settings.md, and the Python reference into docs/python.md
 	$(PY) -m tests.settings_table
+	$(PY) -m tests.python_reference
 
 cluster-test: setup ## Test several nodes, nodes that die, and Ray's autoscaler, on this machine: about ten minutes
 	@$(PY) -m pytest tests/cluster -m cluster $(PYTEST_ARGS)

@@ -60,26 +60,39 @@ class ChangeStream:
         self._config.require("dsn", "slot", "publication", "storage")
         self._make: Callable[[SlotIdentity], Sink] | None = None
         self._check_sink: SinkCheck | None = None
+        self._sink = redacted(self._config.sink)
+
+    def __repr__(self) -> str:
+        trigger = ", availableNow" if self._config.available_now else ""
+        return f"ChangeStream(slot {self._config.slot!r} to {self._sink or 'no sink'}{trigger})"
 
     def foreachBatch(self, function: Callable[[SparkBatch], None]) -> ChangeStream:  # noqa: N802 - Spark's name
         """Call ``function`` with each batch. An exception in it ends the query, with nothing confirmed."""
         if not callable(function):
             raise UsageError("foreachBatch needs a function of one argument, the batch")
-        return self._with("", lambda identity: ForeachSink(function), check_of_function(function))
+        name = getattr(function, "__name__", type(function).__name__)
+        return self._with(
+            f"foreachBatch({name})", lambda identity: ForeachSink(function), check_of_function(function)
+        )
 
     def toDelta(self, uri: str, storage_options: Mapping[str, str] | None = None) -> ChangeStream:  # noqa: N802
-        """Append to one Delta table per source table below ``uri``."""
+        """Append to one Delta table per source table below ``uri``: docs/delta.md.
+
+        ``storage_options`` are deltalake's; the nodes' own credentials are better (docs/security.md).
+        """
         options = dict(storage_options) if storage_options else None
+        spec = f"delta:{redacted(uri)}"
         return self._with(
-            f"delta:{redacted(uri)}",
+            spec,
             lambda identity: DeltaSink(uri, identity, storage_options=options),
             check_of_delta(uri, options),
+            spec,
         )
 
     def trigger(self, *, availableNow: bool = False) -> ChangeStream:  # noqa: N803 - Spark's name
         """``availableNow``: handle what is committed when the query starts, then end."""
         other = ChangeStream(dataclasses.replace(self._config, available_now=availableNow))
-        other._make, other._check_sink = self._make, self._check_sink
+        other._make, other._check_sink, other._sink = self._make, self._check_sink, self._sink
         return other
 
     def check(self) -> list[Finding]:
@@ -104,34 +117,53 @@ class ChangeStream:
         adopt_spark(spark)
         await_room(self._config, spark)
         driver = InProcessDriver(spark, self._config.storage, make)
-        return StreamingQuery(Supervisor(self._config, lambda: driver))
+        return StreamingQuery(Supervisor(self._config, lambda: driver), self._config.slot)
 
     def _sink_of_config(self, identity: SlotIdentity) -> Sink:
         return make_sink(self._config.sink, identity)
 
-    def _with(self, spec: str, make: Callable[[SlotIdentity], Sink], check: SinkCheck) -> ChangeStream:
-        """``spec`` tells the buffers what kind of sink it is, whatever the settings said."""
+    def _with(
+        self, sink: str, make: Callable[[SlotIdentity], Sink], check: SinkCheck, spec: str = ""
+    ) -> ChangeStream:
+        """``sink`` is its name for people. ``spec`` tells the buffers its kind, whatever the settings said."""
         other = ChangeStream(dataclasses.replace(self._config, sink=spec))
-        other._make, other._check_sink = make, check
+        other._make, other._check_sink, other._sink = make, check, sink
         return other
 
 
 class StreamingQuery:
     """A running query; the methods are Spark's."""
 
-    def __init__(self, supervisor: Supervisor) -> None:
+    def __init__(self, supervisor: Supervisor, slot: str = "") -> None:
         self._supervisor = supervisor
+        self._slot = slot
         self._exception: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="xidstream-query", daemon=True)
         self._thread.start()
 
+    def __repr__(self) -> str:
+        state = "active" if self.isActive else "failed" if self._exception is not None else "ended"
+        progress = self._supervisor.status().driver
+        return (
+            f"StreamingQuery(slot {self._slot!r}, {state}, {progress.n_transactions:,} transactions and "
+            f"{progress.n_rows:,} rows up to {progress.last_commit_lsn})"
+        )
+
     @property
     def isActive(self) -> bool:  # noqa: N802 - Spark's name
+        """Whether it still runs."""
         return self._thread.is_alive()
 
     @property
     def lastProgress(self) -> dict[str, Any]:  # noqa: N802
-        """Numbers for people and monitoring; LSNs as PostgreSQL prints them."""
+        """Numbers for people and monitoring. LSNs are text, as PostgreSQL prints them.
+
+        ``epoch``; ``batches``, ``transactions``, ``rows`` that the sink has had since the start; ``lastCommitLsn`` and
+        ``lagMs`` of the last batch; ``confirmedLsn``, up to which the server was told that all is durable;
+        ``preparedTransactions``; ``receivedBytes``; ``openTransactions`` and ``openRows`` that are streamed and not
+        committed yet; ``paused``, whether reading waits for memory; ``waitingForSinkBytes`` and ``inFlightBytes``.
+        What is not known at the moment is None.
+        """
         status = self._supervisor.status()
         driver, sequencer, reader = status.driver, status.sequencer, status.reader
         return {
@@ -167,6 +199,7 @@ class StreamingQuery:
         self._thread.join()
 
     def exception(self) -> BaseException | None:
+        """What ended the query; None while it runs, and after an end without failure."""
         return self._exception
 
     def _run(self) -> None:

@@ -200,9 +200,14 @@ class Config:
     )
 
     def __repr__(self) -> str:
-        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.repr}
-        values["storage"], values["sink"] = redacted(self.storage), redacted(self.sink)
-        values["spark_conf"] = dict.fromkeys(self.spark_conf, "***")
+        """What differs from the defaults, without secrets: no DSN, no credentials in URIs, no values of Spark's."""
+        shown = [f for f in dataclasses.fields(self) if f.repr]
+        values = {f.name: getattr(self, f.name) for f in shown if getattr(self, f.name) != _default_of(f)}
+        for name in ("storage", "sink"):
+            if name in values:
+                values[name] = redacted(values[name])
+        if "spark_conf" in values:
+            values["spark_conf"] = dict.fromkeys(self.spark_conf, "***")
         return f"Config({', '.join(f'{name}={value!r}' for name, value in values.items())})"
 
     def __post_init__(self) -> None:
@@ -342,6 +347,10 @@ class Config:
                 raise ConfigError(f"{name} must be a string, got {type(value).__name__}")
             arguments[name] = value
         return cls(**arguments)
+
+
+def _default_of(f: dataclasses.Field[Any]) -> Any:
+    return f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
 
 
 def configs_of(values: Mapping[str, Any], options: Mapping[str, Any]) -> tuple[Config, ...]:

@@ -19,7 +19,11 @@ POSTGRES_EPOCH_UNIX_US: Final = 946_684_800_000_000
 
 
 class Lsn(int):
-    """A position in the write-ahead log, 0 to 2**64 - 1; prints as ``0/16B3748``."""
+    """A position in the write-ahead log. It is an int, 0 to 2**64 - 1, as in the tables, and prints as ``0/16B3748``.
+
+    ``Lsn(23803720)`` makes it from the number, and ``Lsn.parse("0/16B3748")`` from the text. ``int(lsn)`` and
+    ``str(lsn)`` go back.
+    """
 
     __slots__ = ()
 

@@ -18,14 +18,16 @@ if TYPE_CHECKING:
     from xidstream.actors.driver.session import spark_session
     from xidstream.pipeline.config import Config
     from xidstream.pipeline.pg import Lsn
+    from xidstream.pipeline.spark.frames import SparkBatch
 
-__all__ = ["ChangeStream", "Config", "Lsn", "StreamingQuery", "__version__", "spark_session"]
+__all__ = ["ChangeStream", "Config", "Lsn", "SparkBatch", "StreamingQuery", "__version__", "spark_session"]
 
 _HOMES: Final = {
     "ChangeStream": "xidstream.actors.change_stream",
     "StreamingQuery": "xidstream.actors.change_stream",
     "Config": "xidstream.pipeline.config",
     "Lsn": "xidstream.pipeline.pg",
+    "SparkBatch": "xidstream.pipeline.spark.frames",
     "spark_session": "xidstream.actors.driver.session",
 }
 

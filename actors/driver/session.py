@@ -54,7 +54,8 @@ def spark_session(
     Config, a mapping of its settings, or the path of a TOML file) only the settings that begin with ``spark_`` count.
     RayDP ends the session with the process, or at ``raydp.stop_spark()``.
 
-    Raises what ``connect_ray`` and ``start_spark`` raise.
+    Raises PreconditionMissing where there is no Java, or the executors do not fit, and EnvironmentFault where Ray or
+    Spark does not start.
     """
     joined_before = ray.is_initialized()
     connect_ray()

@@ -89,11 +89,11 @@ def simple_types(schema: StructType) -> list[tuple[str, str]]:
 
 
 class SparkBatch:
-    """Consecutive whole transactions in commit order, never torn; at least once (deduplicate by the LSNs).
+    """What a function of ``foreachBatch`` gets: consecutive whole transactions in commit order, none of them torn.
 
-    ``tables``: the ``schema.table`` names that have rows, sorted. ``dataframe(name)``: that table's rows,
-    columns as the README's chapter on rows says. ``transactions``, ``messages``: DataFrames in
-    ``rows.TRANSACTIONS_SCHEMA`` and ``rows.MESSAGES_SCHEMA``. ``spark``: the session.
+    At least once: after a crash the same transactions come again, perhaps cut into other batches. Deduplicate by the
+    LSNs. Nothing runs before an action on a DataFrame. ``spark`` is the session. The names that docs/python.md does not
+    have are for sinks, and may change.
     """
 
     def __init__(
@@ -126,14 +126,17 @@ class SparkBatch:
 
     @property
     def number(self) -> int:
+        """From 0 in each epoch."""
         return self.content.number
 
     @property
     def first_commit_lsn(self) -> Lsn:
+        """Of the first transaction."""
         return self.content.first_commit_lsn
 
     @property
     def last_commit_lsn(self) -> Lsn:
+        """Of the last one. Keep it with your result: rows at or below it that come again are repeated."""
         return self.content.last_commit_lsn
 
     @cached_property
@@ -151,12 +154,14 @@ class SparkBatch:
 
     @property
     def tables(self) -> list[str]:
+        """The tables that have rows, as ``schema.table``, sorted."""
         return sorted({parts.label for parts in self.parts.values()})
 
     def dataframe(self, table: str | TableName) -> DataFrame:
-        """The rows of ``schema.table``. Raises UsageError where the batch has none.
+        """The rows of ``schema.table``, with the columns that the README's chapter on rows describes.
 
-        A ``(schema, table)`` pair tells names with dots in them apart.
+        A ``(schema, table)`` pair tells names with dots in them apart. Raises UsageError where the batch has no row of
+        that table.
         """
         found = self._named.get(table, [])
         if not found:
@@ -191,11 +196,18 @@ class SparkBatch:
 
     @cached_property
     def transactions(self) -> DataFrame:
+        """One row for each transaction.
+
+        Its columns: xid, commit_lsn, end_lsn, commit_timestamp, gid, origin, streamed, rows, tables.
+        """
         return self._given(self.transaction_rows)
 
     @cached_property
     def messages(self) -> DataFrame:
-        """Lazy, whatever they amount to; in no particular order (``commit_lsn``, ``lsn`` give one)."""
+        """The logical messages: commit_lsn (null outside of transactions), lsn, xid, transactional, prefix, content.
+
+        In no particular order; ``commit_lsn`` and ``lsn`` give one.
+        """
         parts = list(self._message_parts())
         inline = [part.rows for part in parts if isinstance(part, InlineMessages)]
         refs = [part.ref for part in parts if isinstance(part, MemoryMessages)]

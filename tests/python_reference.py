@@ -1,0 +1,93 @@
+"""The reference of the public names in docs/python.md, made from their docstrings: ``make docs`` writes it.
+
+A test compares it. The names are ``xidstream.__all__``, and of a class its public members. Of two classes there are
+fewer: of ``SparkBatch`` those that are for users (the rest is for sinks), and of ``Config`` its constructors
+(docs/settings.md has the settings).
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from pathlib import Path
+from typing import Any, Final
+
+import xidstream
+
+PAGE = Path(__file__).parents[1] / "docs" / "python.md"
+BEGIN, END = "<!-- made by `make docs` -->\n", "<!-- end -->\n"
+CHOSEN: Final = {
+    "Config": ("load", "of"),
+    "SparkBatch": (
+        "tables",
+        "dataframe",
+        "transactions",
+        "messages",
+        "first_commit_lsn",
+        "last_commit_lsn",
+        "number",
+    ),
+}
+ORDER: Final = ("spark_session", "ChangeStream", "StreamingQuery", "SparkBatch", "Lsn", "Config")
+
+
+def reference() -> str:
+    assert set(ORDER) == set(xidstream.__all__) - {"__version__"}
+    return "\n".join(_entry(name, getattr(xidstream, name)) for name in ORDER)
+
+
+def page_with_reference(page: str) -> str:
+    """The page with its reference renewed. ValueError where the marks are missing."""
+    before, rest = page.split(BEGIN)
+    _, after = rest.split(END)
+    return f"{before}{BEGIN}\n{reference()}\n{END}{after}"
+
+
+def members(name: str, cls: type) -> list[str]:
+    """In the order of the source."""
+    return list(CHOSEN.get(name, [n for n in vars(cls) if not n.startswith("_")]))
+
+
+def _entry(name: str, thing: Any) -> str:
+    if not isinstance(thing, type):
+        return f"### {_signature(name, thing)}\n\n{_text(thing)}\n"
+    made = {"Config": "Config", "Lsn": "Lsn(value: int)", "ChangeStream": _bare("ChangeStream", thing)}
+    parts = [f"### `{made.get(name, name)}`\n\n{_text(thing)}\n"]
+    for member in members(name, thing):
+        found = inspect.getattr_static(thing, member)
+        if isinstance(found, (classmethod, staticmethod)):
+            head = _signature(f"{name}.{member}", found.__func__)
+        elif inspect.isfunction(found):
+            head = _signature(f".{member}", found)
+        else:
+            head = f"`.{member}`{_type_of(found)}"
+        parts.append(f"**{head}**  \n{_text(found)}\n")
+    return "\n".join(parts)
+
+
+def _type_of(found: Any) -> str:
+    function = found.fget if isinstance(found, property) else found.func
+    assert isinstance(found, (property, functools.cached_property))
+    return f" : `{inspect.signature(function).return_annotation}`"
+
+
+def _bare(name: str, cls: type) -> str:
+    return _signature(name, cls.__init__).strip("`").removesuffix(" -> None")  # type: ignore[misc]
+
+
+def _signature(name: str, function: Any) -> str:
+    signature = inspect.signature(function)
+    without = [p for p in signature.parameters.values() if p.name not in ("self", "cls")]
+    shown = re.sub(r"(: |-> )'([^']*)'", r"\1\2", str(signature.replace(parameters=without)))
+    return f"`{name}{shown}`"
+
+
+def _text(thing: Any) -> str:
+    text = inspect.getdoc(thing)
+    assert text, f"{thing} is public and has no docstring"
+    return text.replace("``", "`")
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page_with_reference(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
