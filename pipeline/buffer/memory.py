@@ -27,7 +27,7 @@ from xidstream.pipeline.relations import RelationVersion
 _LARGE_BYTES: Final = 8 << 20
 """In memory, for a transaction to become segments at its commit though none of it was spilled: 2 MB of Parquet."""
 _FEW_TABLES: Final = 64
-"""So many at most become segments only to end with their transaction: a file takes 2 ms here, and a link there."""
+"""So many at most become segments only to end with their transaction: a file takes 1 ms here, and a link there."""
 
 
 @dataclass(frozen=True)

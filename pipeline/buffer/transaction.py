@@ -2,8 +2,9 @@
 
 A rollback takes all rows from some number on (``survivors``). Batches in memory go, and the last one that stays becomes
 a view. Segments with rows behind the cut alone go as whole files. Of each relation version one segment at most has rows
-on both sides: its cut is noted, and carried out once, when the next segment of that version is written or when the
-transaction ends. A later cut further ahead replaces the note.
+on both sides: its cut is noted, and a later one further ahead replaces the note. It is carried out when the next
+segment of that version is written, or the transaction ends, so that there is never more than one of a version; or
+before that, when so many rows came since that the cost does not matter (``due_cuts``), so that the end seldom waits.
 
 States: OPEN takes blocks and rollbacks; SEALED gave its content away; an illegal call raises IllegalTransition
 with the transaction's story and changes nothing. Called by the buffer shell alone, from one thread.
@@ -18,6 +19,7 @@ import dataclasses
 import enum
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -46,6 +48,10 @@ from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.poison import NOBODY, BadRows, GivenUp, Poison, first_poison, kept_notes
 from xidstream.pipeline.relations import RelationVersion
 from xidstream.pipeline.rows import Stamp
+
+_ROWS_PER_REWRITTEN_ROW: Final = 1 / 8
+_ROWS_PER_FILE: Final = 1000
+"""New rows that pay for cutting a segment: an eighth of its rows, and what a file by itself takes (2 ms)."""
 
 
 class State(enum.Enum):
@@ -162,6 +168,14 @@ class OpenTransaction:
         if not self._n_cuts:
             return []
         return [(s.segment, s.end) for s in self._spilled if s.cut and relation in (None, s.segment.relation)]
+
+    def due_cuts(self) -> list[tuple[Segment, int]]:
+        """All of ``cuts``, or none: the rows that came since the last of them pay for what it costs."""
+        cuts = self.cuts()
+        if not cuts:
+            return cuts
+        cost = sum(segment.n_rows * _ROWS_PER_REWRITTEN_ROW + _ROWS_PER_FILE for segment, _ in cuts)
+        return cuts if self.n_rows - max(end for _, end in cuts) >= cost else []
 
     def shortened(self, segment: Segment, shorter: Segment) -> None:
         """``shorter`` has the rows of ``segment`` that stay."""

@@ -22,7 +22,7 @@ Invariants:
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -45,6 +45,7 @@ from xidstream.pipeline.exchange import (
     MessagePart,
     PreparedTransaction,
     Sealed,
+    Segment,
     SpilledMessages,
     TransactionEnd,
 )
@@ -260,7 +261,9 @@ class TransactionBuffer:
         )
         transaction.note(decoded.notes)
         reach("block_decoded")
-        return self._hold(transaction)
+        held = self._hold(transaction)
+        self._shorten(transaction, transaction.due_cuts())
+        return held
 
     def _add_table(self, transaction: OpenTransaction, table: DecodedTable) -> None:
         transaction.add_rows(table.relation, table.batch)
@@ -303,7 +306,7 @@ class TransactionBuffer:
         self._roll_back(transaction, each.aborted)
         reach("sealing")
         if (end.xid, end.commit_lsn) not in self._given_up and transaction.poison() is None:
-            self._shorten(transaction)
+            self._shorten(transaction, transaction.cuts())
             for relation in last_segments(transaction) if self._bind_late else ():
                 self._spill(transaction, relation)
         sealed = transaction.seal(end, self._put, self._given_up)
@@ -321,7 +324,7 @@ class TransactionBuffer:
         self._roll_back(transaction, prepared.aborted)
         for relation in list(transaction.spillable()):
             self._spill(transaction, relation)
-        self._shorten(transaction)
+        self._shorten(transaction, transaction.cuts())
         record = transaction.prepared(prepared.gid, prepared.prepare_lsn, prepared.end_lsn, prepared.origin)
         reach("writing_prepared")
         write_prepared(self._storage, self._layout, record)
@@ -337,9 +340,9 @@ class TransactionBuffer:
     def _roll_back(self, transaction: OpenTransaction, aborted: Collection[int]) -> None:
         self._storage.delete(transaction.roll_back(aborted))
 
-    def _shorten(self, transaction: OpenTransaction, relation: RelationVersion | None = None) -> None:
-        """Carry out the cuts that were noted, of one relation version or of all."""
-        for segment, end in transaction.cuts(relation):
+    def _shorten(self, transaction: OpenTransaction, cuts: Iterable[tuple[Segment, int]]) -> None:
+        """Carry out cuts that were noted."""
+        for segment, end in cuts:
             reach("shortening_segment")
             shorter = shorten_segment(self._storage, segment, end, self._next_key(transaction))
             reach("segment_shortened")
@@ -353,7 +356,7 @@ class TransactionBuffer:
             transaction.messages_spilled(file)
             return
         # Before the next one of this version is written: so there is never more than one to shorten at the end.
-        self._shorten(transaction, relation)
+        self._shorten(transaction, transaction.cuts(relation))
         reach("writing_segment")
         batches = transaction.take_group(relation)
         segment = write_segment(self._storage, self._next_key(transaction), relation, batches)

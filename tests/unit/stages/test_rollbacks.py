@@ -18,6 +18,7 @@ import pytest
 
 from tests.wire import Wire
 from xidstream.pipeline import rows
+from xidstream.pipeline.buffer import transaction
 from xidstream.pipeline.errors import IllegalTransition
 from xidstream.pipeline.exchange import PreparedTransaction, Sealed, SegmentPart, TransactionEnd
 from xidstream.pipeline.packs import part_rows
@@ -262,6 +263,23 @@ def test_a_segment_is_rewritten_once_for_many_rollbacks(tmp_path: Path) -> None:
     course.check(sealed)
 
 
+def test_a_segment_that_was_cut_is_rewritten_before_the_commit_when_more_rows_came(tmp_path: Path) -> None:
+    course = Course(tmp_path / "segments", 200_000)
+    course.write(4_000)
+    course.savepoint()
+    course.write(4_000)
+    course.cut()
+    assert course.stored() == ["0"]
+    course.rollback_to(1)
+    course.write(500)
+    course.cut()
+    assert course.stored() == ["0"], "so few do not pay for it"
+    course.write(1_500)
+    course.cut()
+    assert course.stored() == ["1"]
+    course.check(course.commit())
+
+
 def test_what_is_rolled_back_behind_the_last_block_goes_with_the_commit(course: Course) -> None:
     course.write(2)
     course.savepoint()
@@ -374,9 +392,10 @@ def test_a_rollback_that_leaves_rows_behind_its_own_is_refused_and_takes_nothing
 
 @pytest.mark.parametrize("seed", range(60))
 def test_random_savepoints_leave_what_a_list_without_the_rolled_back_rows_has(
-    tmp_path: Path, seed: int
+    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     c = random.Random(seed)
+    monkeypatch.setattr(transaction, "_ROWS_PER_FILE", c.choice((0, 1_000)))
     memory_bytes = c.choice((IN_MEMORY, 40_000, 12_000, AT_ONCE))
     course = Course(tmp_path / "segments", memory_bytes, block_bytes=c.choice((200, 1_000, 1 << 20)))
     for _ in range(c.choice((10, 60, 200))):
