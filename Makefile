@@ -10,6 +10,7 @@ JOBS ?= 2
 
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.xidstream-installed
+DEMO_STAMP := $(VENV)/.xidstream-demo-installed
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
@@ -25,21 +26,31 @@ help: ## Show this list
 setup: $(STAMP) ## Make .venv and install xidstream with everything pinned; quick when nothing changed
 
 # An environment is made anew only if there is none that works: a half-made one has no pip, and one of a removed or
-# wrong Python does not answer. The stamp is written last, so an interrupted install is done again.
-$(STAMP): pyproject.toml constraints.txt
+# wrong Python does not answer. A stamp is written last, so an interrupted install is done again.
+define make-venv
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null || { \
 	    echo "xidstream needs Python 3.10 to 3.13; '$(PYTHON)' is $$($(PYTHON) -V 2>&1 | head -n 1)." >&2; \
-	    echo "Choose another: make setup PYTHON=/path/to/python3.12" >&2; exit 1; }
+	    echo "Choose another: make … PYTHON=/path/to/python3.12" >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
 	    echo "'$(PYTHON)' cannot make virtual environments: it has no ensurepip." >&2; \
-	    echo "On Debian and Ubuntu: apt install python3-venv. Or choose another: make setup PYTHON=…" >&2; exit 1; }
+	    echo "On Debian and Ubuntu: apt install python3-venv. Or choose another: make … PYTHON=…" >&2; exit 1; }
 	@$(PY) -c 'import sys, pip; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null || { \
 	    echo "making $(VENV) with $$($(PYTHON) -V)"; $(PYTHON) -m venv --clear $(VENV); }
 	$(PY) -m pip install --quiet -c constraints.txt --upgrade pip
-	$(PY) -m pip install --quiet -c constraints.txt -e '.[test,dev]'
-	@touch $(STAMP)
+endef
 
-demo: setup ## Show the whole path on this machine: PostgreSQL, Ray, RayDP, a few transactions
+$(STAMP): pyproject.toml constraints.txt
+	$(make-venv)
+	$(PY) -m pip install --quiet -c constraints.txt -e '.[pinned,test,dev]'
+	@touch $(DEMO_STAMP) $(STAMP)
+
+# What a user installs, and neither test nor lint tools.
+$(DEMO_STAMP): pyproject.toml constraints.txt
+	$(make-venv)
+	$(PY) -m pip install --quiet -c constraints.txt -e '.[pinned,demo]'
+	@touch $(DEMO_STAMP)
+
+demo: $(DEMO_STAMP) ## Show the whole path on this machine: PostgreSQL, Ray, RayDP, a few transactions
 	$(PY) -m actors demo
 
 test: setup ## Run the whole suite
@@ -63,7 +74,7 @@ chaos: setup ## Kill by seed at every fault point, 200 times in real actors and 
 	$(PY) -m tests.chaos --seeds 4 --kills 50 --together 4 --driver-share 0.12 --least 3
 
 bench: setup ## Measure everything, about 35 minutes on a quiet machine, and renew docs/performance.md
-	$(PY) -m pip install --quiet -c constraints.txt -e '.[bench]'
+	$(PY) -m pip install --quiet -c constraints.txt -e '.[pinned,bench]'
 	$(PY) -m benchmarks
 
 bench-quick: setup ## The same at a small scale, without Debezium; writes only benchmarks/out

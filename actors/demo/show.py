@@ -30,22 +30,17 @@ _MARKER: Final = ".xidstream-demo"
 
 
 def run_demo(*, n_rows: int, output: Path) -> None:
-    """Raises UsageError for an output folder that is not a demo's, EnvironmentFault when the proof fails."""
+    """Raises PreconditionMissing without the extra ``demo``, UsageError for an output folder that is not a demo's,
+    EnvironmentFault when the proof fails."""
     console = Console(highlight=False)
-    _prepare_output(output)
     started_s = time.monotonic()
-    console.print(
-        Panel(
-            f"A transaction of {n_rows:,} rows goes from PostgreSQL to Spark while it is still open.\n"
-            "Everything here is embedded: PostgreSQL 18, Ray, a JVM, Spark through RayDP.",
-            title="xidstream demo",
-            expand=False,
-        )
-    )
     with tempfile.TemporaryDirectory(prefix="xidstream-demo-") as scratch:
+        # First of all, because it is here that a missing PostgreSQL is told.
+        server = EmbeddedPostgres(Path(scratch) / "postgres", version=18)
+        _prepare_output(output)
+        _introduce(console, n_rows)
         with console.status("starting PostgreSQL, Ray and a RayDP Spark session (about 20 s)"):
             connect_ray()
-            server = EmbeddedPostgres(Path(scratch) / "postgres", version=18)
             server.start()
         try:
             _show(console, server.conninfo(), Path(scratch) / "segments", output, n_rows)
@@ -56,6 +51,17 @@ def run_demo(*, n_rows: int, output: Path) -> None:
     console.print(
         "Next: [bold]xidstream check --dsn … --slot … --publication …[/] tells what your server still lacks;\n"
         "      [bold]xidstream run --help[/] lists the settings; the README has a PySpark example."
+    )
+
+
+def _introduce(console: Console, n_rows: int) -> None:
+    console.print(
+        Panel(
+            f"A transaction of {n_rows:,} rows goes from PostgreSQL to Spark while it is still open.\n"
+            "Everything here is embedded: PostgreSQL 18, Ray, a JVM, Spark through RayDP.",
+            title="xidstream demo",
+            expand=False,
+        )
     )
 
 

@@ -73,7 +73,7 @@ def _nodes_that_deny(question: Callable[[], bool]) -> list[str]:
         except ray.exceptions.RayTaskError as error:
             raise PreconditionMissing(
                 f"the Ray node {asked[ref]} cannot run xidstream: {type(error.cause).__name__}",
-                remedy="install xidstream with its constraints.txt on every node: see docs/cluster.md",
+                remedy="install xidstream[pinned] of this version on every node: see docs/cluster.md",
             ) from error
         except ray.exceptions.RayError:
             continue  # The node left meanwhile.

@@ -32,7 +32,7 @@ def test_a_node_that_is_not_installed_is_named_with_its_remedy(monkeypatch: pyte
         PreconditionMissing, match=r"node [\d.]+ cannot run xidstream: ModuleNotFoundError"
     ) as failed:
         nodes.require_usable_nodes()
-    assert "constraints.txt" in failed.value.remedy
+    assert "xidstream[pinned]" in failed.value.remedy
 
 
 def test_a_node_that_does_not_know_its_own_name_is_named_with_its_remedy(

@@ -92,16 +92,13 @@ def test_java_is_on_path_before_ray_starts(cluster: dict[str, Any], who: str) ->
 @pytest.mark.parametrize("who", ["head", "worker"])
 def test_every_node_installs_the_project_with_its_pins(cluster: dict[str, Any], who: str) -> None:
     (install,) = [c for c in setup_of(cluster, who) if "pip install" in c]
-    assert "-c ~/xidstream/constraints.txt" in install
-    assert install.endswith("-e ~/xidstream")
+    assert install.endswith("-e ~/'xidstream[pinned]'")
     home = "~" if cluster["provider"]["type"] == "local" else f"/home/{cluster['auth']['ssh_user']}"
     for remote, local in cluster["file_mounts"].items():
         if not local.startswith("~"):
             assert (ROOT / local).exists(), local
             assert remote == f"{home}/xidstream/{local}"
-    assert {"actors", "pipeline", "xidstream", "pyproject.toml", "constraints.txt"} <= set(
-        cluster["file_mounts"].values()
-    )
+    assert {"actors", "pipeline", "xidstream", "pyproject.toml"} <= set(cluster["file_mounts"].values())
 
 
 def test_every_command_is_shell(cluster: dict[str, Any]) -> None:

@@ -63,7 +63,7 @@ def pods(name: str) -> list[dict[str, Any]]:
 
 
 def pinned(package: str) -> str:
-    found = re.findall(rf"^{package}==([^;\s]+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    found = re.findall(rf'^    "{package}==([^;"]+)', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
     assert len(found) == 1
     return str(found[0])
 
@@ -135,7 +135,7 @@ def test_every_pod_has_the_image_the_settings_and_the_password_by_reference(name
         assert container["resources"]["limits"] == container["resources"]["requests"]
 
 
-def test_image_manifests_and_constraints_have_one_ray() -> None:
+def test_image_manifests_and_pins_have_one_ray() -> None:
     (base,) = re.findall(r"^FROM (\S+)", (FOLDER / "Dockerfile").read_text(), re.MULTILINE)
     ray, python = re.fullmatch(r"rayproject/ray:([\d.]+)-py3(\d+)", base).groups()  # type: ignore[union-attr]
     assert ray == pinned("ray")
@@ -146,9 +146,9 @@ def test_image_manifests_and_constraints_have_one_ray() -> None:
 def test_the_image_is_made_of_what_the_checkout_has() -> None:
     lines = (FOLDER / "Dockerfile").read_text().replace("\\\n", " ").splitlines()
     copied = [word for line in lines if line.startswith("COPY") for word in line.split()[2:-1]]
-    assert {"actors", "pipeline", "xidstream", "pyproject.toml", "constraints.txt"} <= set(copied)
+    assert {"actors", "pipeline", "xidstream", "pyproject.toml"} <= set(copied)
     assert all((ROOT / name).exists() for name in copied)
-    assert any("pip install" in line and "-c constraints.txt ." in line for line in lines)
+    assert any("pip install" in line and "'.[pinned]'" in line for line in lines)
 
 
 def test_the_entrypoint_and_its_settings_are_what_the_command_line_takes(tmp_path: Path) -> None:
