@@ -155,7 +155,7 @@ def release(
         timestamp = constant(int(stamp.commit_timestamp_us[0]), n, _TIMESTAMP)
     columns: Sequence[pa.Array] = [
         *batch.columns[N_INTERNAL:],
-        change_types(batch.column(0)),
+        _change_types(batch.column(0)),
         stamped[0],
         timestamp,
         stamped[1],
@@ -175,7 +175,7 @@ def stamp_messages(batch: pa.RecordBatch, commit_lsn: int, xid: int) -> pa.Recor
     return pa.RecordBatch.from_arrays(columns, schema=MESSAGES_SCHEMA)
 
 
-def change_types(codes: pa.Array) -> pa.Array:
+def _change_types(codes: pa.Array) -> pa.Array:
     kinds = codes.to_numpy()
     if len(kinds) and kinds.min() == kinds.max():
         return constant(CHANGE_TYPES[kinds[0]], len(kinds), pa.string())

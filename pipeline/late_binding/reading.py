@@ -8,7 +8,7 @@ slots hold does not matter, because no row gets its constants from there.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 import numpy as np
@@ -17,7 +17,15 @@ import pyarrow.parquet as pq
 
 from xidstream.pipeline import rows
 from xidstream.pipeline.errors import SegmentCorrupt
-from xidstream.pipeline.late_binding.row_file import LATE_COLUMNS, Commit, RowFile, file_schema
+from xidstream.pipeline.late_binding.row_file import (
+    CHANGE_TYPE,
+    LATE_COLUMNS,
+    Commit,
+    RowFile,
+    change_type_codes,
+    change_types_of,
+    file_schema,
+)
 from xidstream.pipeline.late_binding.writing import Write, write_rows
 from xidstream.pipeline.relations import RelationVersion
 
@@ -51,8 +59,9 @@ def read_rows(
     """
     schema = rows.contract_schema(relation)
     lsn, timestamp = (schema.get_field_index(column) for column in LATE_COLUMNS)
+    early = [field for field in schema if field.name not in LATE_COLUMNS]
     for batch in _read(data, relation, file, name):
-        columns = batch.columns[: -len(LATE_COLUMNS)]
+        columns = _typed(batch.columns, early)
         n = batch.num_rows
         columns.insert(lsn, rows.constant(commit.commit_lsn, n, pa.int64()))
         us = rows.constant(commit.commit_timestamp_us, n, pa.int64())
@@ -67,32 +76,37 @@ def rewrite_head(
     return write_rows(
         write,
         relation,
-        _head(_read(data, relation, file, name), end_seq),
+        _head(_read(data, relation, file, name), file_schema(relation), end_seq),
         row_group_bytes=_REWRITTEN_GROUP_BYTES,
     )
 
 
-def _head(batches: Iterator[pa.RecordBatch], end_seq: int) -> Iterator[pa.RecordBatch]:
+def _head(batches: Iterator[pa.RecordBatch], schema: pa.Schema, end_seq: int) -> Iterator[pa.RecordBatch]:
+    seq, change_type = schema.get_field_index("_seq"), schema.get_field_index("_change_type")
     for batch in batches:
-        index = batch.schema.get_field_index("_seq")
-        n_kept = int(np.searchsorted(batch.column(index).to_numpy(), end_seq))
-        yield batch.slice(0, n_kept)
+        n_kept = int(np.searchsorted(batch.column(seq).to_numpy(), end_seq))
+        kept = batch.slice(0, n_kept)
+        columns = kept.columns
+        columns[change_type] = change_types_of(change_type_codes(columns[change_type]))
+        yield pa.RecordBatch.from_arrays(_typed(columns, schema), schema=schema)
         if n_kept < batch.num_rows:
             return
 
 
 def _read(data: pa.Buffer, relation: RelationVersion, file: RowFile, name: str) -> Iterator[pa.RecordBatch]:
-    """In ``file_schema``, verified."""
+    """The file's columns as Parquet has them, verified."""
     verify(data, file, name=name)
-    schema = file_schema(relation)
+    types = [CHANGE_TYPE.value_type if t == CHANGE_TYPE else t for t in file_schema(relation).types]
     n_read = 0
     try:
         parquet = pq.ParquetFile(pa.BufferReader(data))
         for group in range(parquet.num_row_groups):
             size = _batch_rows(parquet.metadata.row_group(group))
             for batch in parquet.iter_batches(size, row_groups=[group], use_threads=False):
+                if batch.schema.types != types:
+                    raise ValueError("other columns")
                 n_read += batch.num_rows
-                yield _in_layout(batch, schema)
+                yield batch
     except (pa.ArrowException, OSError, ValueError) as error:
         raise SegmentCorrupt(f"segment {name!r} is not a Parquet file of {relation.name}") from error
     if n_read != file.n_rows:
@@ -105,12 +119,10 @@ def _batch_rows(group: pq.RowGroupMetaData) -> int:
     return int(max(1, min(BATCH_ROWS, _BATCH_BYTES // width)))
 
 
-def _in_layout(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Parquet knows other names than Arrow for what is inside of lists and maps."""
-    if batch.num_columns != len(schema):
-        raise ValueError("another number of columns")
-    columns = [
-        column.cast(field.type) if pa.types.is_nested(field.type) or column.type != field.type else column
-        for column, field in zip(batch.columns, schema, strict=True)
+def _typed(columns: list[pa.Array], fields: Iterable[pa.Field]) -> list[pa.Array]:
+    """As many columns as there are fields, in their types. Parquet knows other names than Arrow for what is inside of
+    lists and maps."""
+    return [
+        column.cast(field.type) if pa.types.is_nested(field.type) else column
+        for column, field in zip(columns, fields, strict=False)
     ]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)

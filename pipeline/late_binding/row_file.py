@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from xidstream.pipeline import rows
 from xidstream.pipeline.relations import RelationVersion
@@ -28,7 +29,14 @@ variable-length integers, which is the most that any takes."""
 CRC_BYTES: Final = 5
 VALUE_BYTES: Final = 8
 
-_EARLY: Final = [f for f in rows.CONTRACT_FIELDS if f.name not in LATE_COLUMNS]
+CHANGE_TYPE: Final = pa.dictionary(pa.int8(), pa.string())
+"""As written, so that no row needs a string of its own. It is read as string."""
+_CHANGE_TYPES: Final = pa.array(rows.CHANGE_TYPES, pa.string())
+_EARLY: Final = [
+    f.with_type(CHANGE_TYPE) if f.name == "_change_type" else f
+    for f in rows.CONTRACT_FIELDS
+    if f.name not in LATE_COLUMNS
+]
 _LATE: Final = [f for f in rows.CONTRACT_FIELDS if f.name in LATE_COLUMNS]
 
 
@@ -128,6 +136,19 @@ def file_schema(relation: RelationVersion) -> pa.Schema:
     return pa.schema([*relation.arrow_fields, *_EARLY, *_LATE])
 
 
+def change_types_of(codes: pa.Array) -> pa.Array:
+    """``codes`` index ``rows.CHANGE_TYPES``. All have one dictionary, because the writer wants that."""
+    return pa.DictionaryArray.from_arrays(codes, _CHANGE_TYPES)
+
+
+def change_type_codes(names: pa.Array) -> pa.Array:
+    """The reverse. Raises ValueError for another name."""
+    codes = pc.index_in(names, _CHANGE_TYPES).cast(pa.int8())
+    if codes.null_count:
+        raise ValueError("not a change type")
+    return codes
+
+
 def unbound(batch: pa.RecordBatch, relation: RelationVersion, xid: int) -> pa.RecordBatch:
     """Rows in internal layout (``rows.internal_schema``), whose ``ordinal`` is their ``_seq``, as ``file_schema`` has
     them. The columns of the table are shared with ``batch``. ``xid`` is the top-level one."""
@@ -135,7 +156,7 @@ def unbound(batch: pa.RecordBatch, relation: RelationVersion, xid: int) -> pa.Re
     change_type, _, seq, unchanged, text = batch.columns[: rows.N_INTERNAL]
     columns = [
         *batch.columns[rows.N_INTERNAL :],
-        rows.change_types(change_type),
+        change_types_of(change_type),
         rows.constant(int(xid), n, pa.int64()),
         seq,
         unchanged,

@@ -183,7 +183,7 @@ def test_a_file_without_rows(path: Path) -> None:
 
 def test_every_column_is_compressed_and_has_statistics_but_the_late_ones(path: Path) -> None:
     table = every_type()
-    write(path, table, batches(table, 40))
+    write(path, table, batches(table, 9))
     metadata = pq.read_metadata(path)
     assert metadata.metadata == {b"org.apache.spark.version": b"3.5.7"}
     group = metadata.row_group(0)
@@ -192,6 +192,9 @@ def test_every_column_is_compressed_and_has_statistics_but_the_late_ones(path: P
     for column in columns[:-2]:
         assert column.compression == "SNAPPY" and column.is_stats_set
         assert column.has_dictionary_page == (column.path_in_schema in ("_change_type", "_xid"))
+    [change_types] = [c.statistics for c in columns if c.path_in_schema == "_change_type"]
+    written = read_natively(path, table).column("_change_type").to_pylist()
+    assert (change_types.min, change_types.max) == (min(written), max(written))
     for column in columns[-2:]:
         assert column.compression == "UNCOMPRESSED" and not column.is_stats_set
         assert column.physical_type == "INT64" and column.has_dictionary_page
