@@ -27,8 +27,9 @@ folders, and rows of several commits cannot share one); a view that joins them i
 IPC, and Spark to write it anew (twice the work, after COMMIT).
 """
 
+from xidstream.pipeline.late_binding.checking import verify, verify_tail
 from xidstream.pipeline.late_binding.filling import bound_tail, fill
-from xidstream.pipeline.late_binding.reading import read_rows, rewrite_head, verify
+from xidstream.pipeline.late_binding.reading import read_rows, rewrite_head
 from xidstream.pipeline.late_binding.row_file import Commit, Place, RowFile, file_schema, unbound
 from xidstream.pipeline.late_binding.writing import write_rows
 
@@ -43,5 +44,6 @@ __all__ = [
     "rewrite_head",
     "unbound",
     "verify",
+    "verify_tail",
     "write_rows",
 ]

@@ -11,12 +11,12 @@ Everything is looked at before anything is written: a file that is refused is le
 from __future__ import annotations
 
 import os
-import zlib
 from pathlib import Path
 from typing import Final
 
 from xidstream.pipeline.errors import SegmentCorrupt, StorageFault
 from xidstream.pipeline.faultpoints import reach
+from xidstream.pipeline.late_binding.checking import verify_tail
 from xidstream.pipeline.late_binding.row_file import Commit, RowFile, Slot
 
 _BLOCK_BYTES: Final = 512
@@ -52,18 +52,12 @@ def fill(path: str | Path, file: RowFile, commit: Commit, *, name: str) -> None:
 def bound_tail(tail: bytes, file: RowFile, commit: Commit, *, name: str) -> bytes:
     """The file from ``file.head_bytes`` on, filled in. ``tail`` are these bytes as stored; what is before them is
     taken over as it is. Raises SegmentCorrupt if they are not what was written."""
-    if len(tail) != file.n_bytes - file.head_bytes:
-        raise SegmentCorrupt(f"segment {name!r} has not the {file.n_bytes} bytes that were written")
+    verify_tail(tail, file, name=name)
     content = bytearray(tail)
     for slot in file.slots(commit):
         place = slice(slot.offset - file.head_bytes, slot.end - file.head_bytes)
         _is_due(slot, bytes(content[place]), name)
-        content[place] = slot.written
-    found = f"crc32:{zlib.crc32(content, file.head_crc):08x}"
-    if found != file.checksum:
-        raise SegmentCorrupt(f"segment {name!r} has checksum {found}, written with {file.checksum}")
-    for slot in file.slots(commit):
-        content[slot.offset - file.head_bytes : slot.end - file.head_bytes] = slot.bound
+        content[place] = slot.bound
     return bytes(content)
 
 

@@ -1,13 +1,10 @@
 """Reading a file by pyarrow: checked as a whole before the first row, then streamed.
 
-The checksum is of the file as written. A file may have been filled since, wholly or in part, so the placeholders are
-summed in place of what stands in the slots: the sum goes over slices of the file, and nothing is copied. What the
-slots hold does not matter, because no row gets its constants from there.
+What the slots hold does not matter (``checking``), because no row gets its constants from there.
 """
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterable, Iterator
 from typing import Final
 
@@ -17,6 +14,7 @@ import pyarrow.parquet as pq
 
 from xidstream.pipeline import rows
 from xidstream.pipeline.errors import SegmentCorrupt
+from xidstream.pipeline.late_binding.checking import verify
 from xidstream.pipeline.late_binding.row_file import (
     CHANGE_TYPE,
     LATE_COLUMNS,
@@ -33,20 +31,6 @@ BATCH_ROWS: Final = 64 << 10
 _BATCH_BYTES: Final = 32 << 20
 _REWRITTEN_GROUP_BYTES: Final = 64 << 20
 """Of Arrow memory, which is all that rewriting holds."""
-
-
-def verify(data: pa.Buffer, file: RowFile, *, name: str) -> None:
-    """Raises SegmentCorrupt unless ``data`` is the file as written, but for what filling changes."""
-    if data.size != file.n_bytes:
-        raise SegmentCorrupt(f"segment {name!r} has {data.size} bytes, {file.n_bytes} were written")
-    crc = position = 0
-    for slot in file.slots():
-        crc = zlib.crc32(data[position : slot.offset], crc)
-        crc = zlib.crc32(slot.written, crc)
-        position = slot.end
-    found = f"crc32:{zlib.crc32(data[position:], crc):08x}"
-    if found != file.checksum:
-        raise SegmentCorrupt(f"segment {name!r} has checksum {found}, written with {file.checksum}")
 
 
 def read_rows(

@@ -60,13 +60,19 @@ def write_rows(
     schema = file_schema(relation)
     sink = _Sink(write)
     written: list[pq.FileMetaData] = []
-    with (
-        pa.PythonFile(sink, mode="w") as file,
-        pq.ParquetWriter(file, schema, metadata_collector=written, **_options(relation)) as writer,
-    ):
-        for table in _row_groups(schema, batches, row_group_bytes):
-            writer.write_table(table, row_group_size=table.num_rows)
-        writer.add_key_value_metadata(_METADATA)
+    try:
+        with (
+            pa.PythonFile(sink, mode="w") as file,
+            pq.ParquetWriter(file, schema, metadata_collector=written, **_options(relation)) as writer,
+        ):
+            for table in _row_groups(schema, batches, row_group_bytes):
+                writer.write_table(table, row_group_size=table.num_rows)
+            writer.add_key_value_metadata(_METADATA)
+    except Exception:
+        if sink.failure is not None:
+            # pyarrow closes a writer that has failed, and what that raises would hide the reason.
+            raise sink.failure from None
+        raise
     return RowFile(
         n_rows=written[0].num_rows,
         n_bytes=sink.n_bytes,
@@ -149,9 +155,18 @@ class _Sink:
         """Of all before the first placeholder's checksum."""
         self.places: dict[int, Place] = {}
         """By the offset behind the placeholder."""
+        self.failure: Exception | None = None
+        """The first of what is written to."""
         self.closed = False
 
     def write(self, data: Any) -> int:
+        try:
+            return self._pass_on(data)
+        except Exception as error:
+            self.failure = self.failure or error
+            raise
+
+    def _pass_on(self, data: Any) -> int:
         n = memoryview(data).nbytes
         if n == VALUE_BYTES:
             self._note(bytes(data))

@@ -27,6 +27,7 @@ from xidstream.pipeline.late_binding import (
     rewrite_head,
     unbound,
     verify,
+    verify_tail,
     write_rows,
 )
 from xidstream.pipeline.late_binding.row_file import LATE_COLUMNS, PLACEHOLDERS, encoded_crc
@@ -321,6 +322,7 @@ def test_the_tail_of_a_copy_is_that_of_the_filled_file(path: Path) -> None:
     head = filled[: file.head_bytes]
     assert head == written[: file.head_bytes]
     for stored in (written, filled):
+        verify_tail(stored[file.head_bytes :], file, name="s")
         assert head + bound_tail(stored[file.head_bytes :], file, COMMIT, name="s") == filled
 
 
@@ -332,6 +334,9 @@ def test_a_damaged_tail_is_refused(path: Path) -> None:
         damaged[position] ^= 0x10
         with pytest.raises(SegmentCorrupt):
             bound_tail(bytes(damaged), file, COMMIT, name="s")
+        if not any(slot.offset <= file.head_bytes + position < slot.end for slot in file.slots()):
+            with pytest.raises(SegmentCorrupt, match="checksum"):
+                verify_tail(bytes(damaged), file, name="s")
     with pytest.raises(SegmentCorrupt):
         bound_tail(tail[1:], file, COMMIT, name="s")
 
