@@ -16,11 +16,11 @@ from typing import Any
 import pyarrow as pa
 
 from xidstream.pipeline.errors import XidstreamError
-from xidstream.pipeline.late_binding import RowFile
+from xidstream.pipeline.late_binding import Commit, RowFile
 from xidstream.pipeline.pg import INVALID_LSN, Lsn, Xid
 from xidstream.pipeline.poison import NOBODY, GivenUp, Poison
 from xidstream.pipeline.relations import RelationVersion
-from xidstream.pipeline.rows import MESSAGES_SCHEMA, Stamp, internal_schema
+from xidstream.pipeline.rows import MESSAGES_SCHEMA
 
 ArrowRef = Any
 """A reference to the bytes of one Arrow IPC stream in contract layout."""
@@ -28,30 +28,30 @@ ArrowRef = Any
 
 @dataclass(frozen=True)
 class Segment:
-    """One spilled file of one relation version.
+    """Spilled rows of one relation version, as one Parquet file whose commit is bound late (``pipeline.late_binding``).
 
-    ``key`` is relative to the storage root; ``checksum`` is over the whole file's ``n_bytes`` (how: see
-    ``pipeline.segments``). ``file`` is set where it is Parquet whose commit is bound late; else it is an Arrow IPC
-    file in internal layout.
+    ``key`` is relative to the storage root.
     """
 
     key: str
     relation: RelationVersion
-    n_rows: int
-    n_bytes: int
-    checksum: str
-    file: RowFile | None = None
+    file: RowFile
 
     @property
-    def schema(self) -> pa.Schema:
-        return internal_schema(self.relation)
+    def n_rows(self) -> int:
+        return self.file.n_rows
+
+    @property
+    def n_bytes(self) -> int:
+        return self.file.n_bytes
 
 
 @dataclass(frozen=True)
 class MessageFile:
-    """One spilled Arrow IPC file of logical messages, in ``rows.MESSAGES_SCHEMA``; otherwise as ``Segment``.
+    """One spilled Arrow IPC file of logical messages, in ``rows.MESSAGES_SCHEMA``.
 
-    ``checksum`` is None, and ``n_bytes`` 0, where an xidstream wrote the file that took neither.
+    ``key`` is relative to the storage root; ``checksum`` is over the whole file's ``n_bytes`` (how: see
+    ``pipeline.segments``). It is None, and ``n_bytes`` 0, where an xidstream wrote the file that took neither.
     """
 
     key: str
@@ -81,10 +81,10 @@ class MemoryPart:
 
 @dataclass(frozen=True)
 class SegmentPart:
-    """Rows of one relation version in storage, to be put through ``rows.release`` by whoever reads them."""
+    """Rows of one relation version in storage, and what whoever reads them adds."""
 
     segment: Segment
-    stamp: Stamp
+    commit: Commit
 
     @property
     def relation(self) -> RelationVersion:

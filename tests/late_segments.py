@@ -9,9 +9,8 @@ import pyarrow as pa
 
 from tests.spark.support import COMMIT_US, internal
 from xidstream.pipeline.exchange import Segment, SegmentPart
-from xidstream.pipeline.late_binding import unbound, write_rows
+from xidstream.pipeline.late_binding import Commit, unbound, write_rows
 from xidstream.pipeline.relations import RelationVersion
-from xidstream.pipeline.rows import Stamp
 from xidstream.pipeline.segments import Storage
 
 
@@ -27,9 +26,8 @@ def late_segment(
     batch = rows if isinstance(rows, pa.RecordBatch) else internal(version, rows, first_seq)
     with storage.create(key) as write:
         file = write_rows(write, version, [unbound(batch, version, xid)])
-    return Segment(key, version, file.n_rows, file.n_bytes, file.checksum, file)
+    return Segment(key, version, file)
 
 
-def late_part(segment: Segment, commit_lsn: int, *, xid: int = 7) -> SegmentPart:
-    stamp = Stamp.of_one(commit_lsn, COMMIT_US + commit_lsn, xid)
-    return SegmentPart(segment, stamp)
+def late_part(segment: Segment, commit_lsn: int) -> SegmentPart:
+    return SegmentPart(segment, Commit(commit_lsn, COMMIT_US + commit_lsn))

@@ -43,6 +43,7 @@ from xidstream.pipeline.exchange import (
     TransactionEnd,
     Undeliverable,
 )
+from xidstream.pipeline.late_binding import Commit
 from xidstream.pipeline.packs import UnitParts
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.poison import NOBODY, BadRows, GivenUp, Poison, first_poison, kept_notes
@@ -248,8 +249,9 @@ class OpenTransaction:
             return self._nothing(left_out(end))
         if poison is not None:
             return self._nothing(undeliverable(poison.of(end.xid, end.commit_lsn)))
+        commit = Commit(end.commit_lsn, end.commit_timestamp_us)
         stamp = Stamp.of_one(end.commit_lsn, end.commit_timestamp_us, end.xid)
-        segments = tuple(SegmentPart(segment, stamp) for segment in self._whole_segments("committed"))
+        segments = tuple(SegmentPart(segment, commit) for segment in self._whole_segments("committed"))
         memory = self._memory_parts(stamp, put)
         messages = self._message_parts(end, put)
         self.state = State.SEALED

@@ -24,7 +24,9 @@ from xidstream.pipeline.pg_rules import check_slot_name
 
 _EPOCH: Final = re.compile(r"[A-Za-z0-9-]{1,64}")
 _TRANSACTION: Final = r"(?P<xid>\d{1,10})-(?P<lsn>[0-9A-F]{16})"
-_SEGMENT: Final = re.compile(rf"(?P<epoch>[A-Za-z0-9-]{{1,64}})/{_TRANSACTION}/(?P<number>\d+)\.arrow")
+_SEGMENT: Final = re.compile(
+    rf"(?P<epoch>[A-Za-z0-9-]{{1,64}})/{_TRANSACTION}/(?P<number>\d+)\.(arrow|parquet)"
+)
 _PREPARED: Final = re.compile(
     rf"{_TRANSACTION}\.(?P<epoch>[A-Za-z0-9-]{{1,64}})\.(?P<kind>json|messages\.arrow)"
 )
@@ -103,10 +105,17 @@ class Layout:
         return f"{self.root}/server.json"
 
     def segment_key(self, xid: Xid, first_lsn: Lsn, number: int) -> str:
-        """``number`` counts the transaction's segments from 0. ``first_lsn`` tells apart uses of one xid."""
+        """``number`` counts what is stored of the transaction, from 0. ``first_lsn`` tells apart uses of one xid."""
+        return f"{self._numbered(xid, first_lsn, number)}.parquet"
+
+    def messages_key(self, xid: Xid, first_lsn: Lsn, number: int) -> str:
+        """The same for a file of logical messages."""
+        return f"{self._numbered(xid, first_lsn, number)}.arrow"
+
+    def _numbered(self, xid: Xid, first_lsn: Lsn, number: int) -> str:
         if number < 0:
             raise UsageError(f"segments are numbered from 0, got {number}")
-        return f"{self.epochs_prefix}/{self.epoch}/{_transaction(xid, first_lsn)}/{number}.arrow"
+        return f"{self.epochs_prefix}/{self.epoch}/{_transaction(xid, first_lsn)}/{number}"
 
     def prepared_key(self, xid: Xid, prepare_end_lsn: Lsn) -> str:
         """The manifest that this epoch writes."""
@@ -123,7 +132,7 @@ class Layout:
     # -- parsing ---------------------------------------------------------------------------------------
 
     def parse_segment_key(self, key: str) -> SegmentName:
-        """Of any epoch of this slot. Raises UsageError on every other key."""
+        """Of rows or of messages, of any epoch of this slot. Raises UsageError on every other key."""
         match = _SEGMENT.fullmatch(_below(key, self.epochs_prefix))
         if match is None:
             raise UsageError(f"not a segment of slot {self.slot!r}: {key!r}")

@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from xidstream.pipeline.errors import SegmentCorrupt, UsageError
 from xidstream.pipeline.exchange import MessageFile, PreparedTransaction, Segment
+from xidstream.pipeline.late_binding import RowFile
 from xidstream.pipeline.pg import INVALID_LSN, Lsn, Xid
 from xidstream.pipeline.poison import Poison
 from xidstream.pipeline.relations import RelationVersion
@@ -123,19 +124,18 @@ def _newest_complete(
     for key in newest_first:
         try:
             record = prepared_from_json(storage.read_bytes(key), key)
-            prepared = record.prepared if isinstance(record, OlderRecord) else record
-            _check_names(layout, key, prepared)
-            _check_objects(storage, key, prepared, names)
+            _check_names(layout, key, record)
+            _check_objects(storage, key, record, names)
             if isinstance(record, OlderRecord):
-                prepared = convert(storage, layout, record)
-                write_prepared(storage, layout, prepared)
-            return prepared
+                record = convert(storage, layout, record)
+                write_prepared(storage, layout, record)
+            return record
         except SegmentCorrupt as error:
             reasons.append(error)
     raise reasons[0]
 
 
-def _check_names(layout: Layout, key: str, prepared: PreparedTransaction) -> None:
+def _check_names(layout: Layout, key: str, prepared: PreparedTransaction | OlderRecord) -> None:
     try:
         name = layout.parse_prepared_key(key)
         if name.transaction != (prepared.xid, prepared.prepare_end_lsn):
@@ -149,7 +149,9 @@ def _check_names(layout: Layout, key: str, prepared: PreparedTransaction) -> Non
         raise SegmentCorrupt(f"manifest {key!r}: {error.message}", remedy=_REMEDY) from error
 
 
-def _check_objects(storage: Storage, key: str, prepared: PreparedTransaction, names: _Names) -> None:
+def _check_objects(
+    storage: Storage, key: str, prepared: PreparedTransaction | OlderRecord, names: _Names
+) -> None:
     """One listing for each folder: a transaction of ten thousand segments has one."""
     present = set(names)
     for folder in {named.rpartition("/")[0] for named in prepared.stored_keys()}:
@@ -174,11 +176,10 @@ def _delete_with_segments(storage: Storage, layout: Layout, names: _Names) -> No
             continue
         try:
             record = prepared_from_json(storage.read_bytes(key), key)
-            prepared = record.prepared if isinstance(record, OlderRecord) else record
-            _check_names(layout, key, prepared)
+            _check_names(layout, key, record)
         except SegmentCorrupt:
             continue  # it cannot tell its segments, which go with their epoch instead
-        segments.update(prepared.stored_keys())
+        segments.update(record.stored_keys())
     _delete_in_order(storage, names)
     storage.delete(segments)
 
@@ -192,9 +193,7 @@ def prepared_to_json(prepared: PreparedTransaction) -> bytes:
         {
             "key": s.key,
             "relation": numbers.setdefault(s.relation, len(numbers)),
-            "n_rows": int(s.n_rows),
-            "n_bytes": int(s.n_bytes),
-            "checksum": s.checksum,
+            "file": s.file.to_json(),
         }
         for s in prepared.segments
     ]
@@ -228,23 +227,17 @@ def prepared_from_json(data: bytes, key: str) -> PreparedTransaction | OlderReco
             prepare_end_lsn=Lsn.parse(content["prepare_end_lsn"]),
             streamed=content["streamed"],
             origin=content["origin"],
-            segments=tuple(_segment(s, relations) for s in content["segments"]),
+            segments=() if is_older(content) else tuple(_segment(s, relations) for s in content["segments"]),
             messages=_messages(content),
             poison=None if content.get("poison") is None else Poison.from_json(content["poison"]),
         )
-        return older_record(content, prepared) if is_older(content) else prepared
+        return older_record(content, prepared, relations) if is_older(content) else prepared
     except (KeyError, IndexError, TypeError, ValueError, UsageError) as error:
         raise SegmentCorrupt(f"manifest {key!r} lacks a part or has a wrong one", remedy=_REMEDY) from error
 
 
 def _segment(value: dict[str, Any], relations: list[RelationVersion]) -> Segment:
-    return Segment(
-        key=value["key"],
-        relation=relations[value["relation"]],
-        n_rows=value["n_rows"],
-        n_bytes=value["n_bytes"],
-        checksum=value["checksum"],
-    )
+    return Segment(value["key"], relations[value["relation"]], RowFile.from_json(value["file"]))
 
 
 def _messages(content: dict[str, Any]) -> tuple[MessageFile, ...]:

@@ -1,10 +1,11 @@
 """Prepared transactions that an older xidstream wrote, as what this one writes: the only place that knows their form.
 
-Versions 1 and 2 of the manifest name segments that still hold the rows of rolled-back subtransactions, and list these
-rows beside them, as runs of ordinals. Version 1 also keeps the logical messages beside the manifest, in an object
-without a checksum. A transaction may be prepared under one xidstream and committed, next month, under the next one. So
-whoever takes the slot over converts such a record: it writes the rows that stay, numbered without a gap, as segments of
-its own epoch, and the manifest of its epoch over them. The old objects go as those of other dead epochs do.
+Versions 1 and 2 of the manifest name segments that are Arrow IPC files in internal layout. These still hold the rows of
+rolled-back subtransactions, which are listed beside them, as runs of ordinals. Version 1 also keeps the logical
+messages beside the manifest, in an object without a checksum. A transaction may be prepared under one xidstream and
+committed, next month, under the next one. So whoever takes the slot over converts such a record: it writes the rows
+that stay, numbered without a gap, as segments of its own epoch, and the manifest of its epoch over them. The old
+objects go as those of other dead epochs do.
 
 ``convert`` reads each segment once, one after the other. If it is interrupted, what it wrote belongs to a dead epoch,
 and the next run begins again.
@@ -15,7 +16,7 @@ from __future__ import annotations
 import base64
 import binascii
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -25,25 +26,55 @@ import pyarrow as pa
 
 from xidstream.pipeline.errors import SegmentCorrupt
 from xidstream.pipeline.exchange import MessageFile, PreparedTransaction, Segment
+from xidstream.pipeline.pg import Lsn, Xid
+from xidstream.pipeline.relations import RelationVersion
+from xidstream.pipeline.rows import internal_schema
 from xidstream.pipeline.segments.keys import Layout
-from xidstream.pipeline.segments.segment_file import SegmentReader, write_messages, write_segment
+from xidstream.pipeline.segments.segment_file import read_arrow_file, write_messages, write_segment
 from xidstream.pipeline.segments.storage import Storage
 
 OLDEST_VERSION: Final = 1
 
 
 @dataclass(frozen=True)
-class OlderRecord:
-    """``prepared`` as it was written: its segments still have the rows of ``first`` and ``count``.
+class OlderSegment:
+    """An Arrow IPC file. ``n_staying``: the rows that stay of it."""
 
-    ``first: int64[k]``, ``count: int64[k]``: runs of ordinals, sorted and apart. ``n_staying``: the rows that stay of
-    each segment.
+    key: str
+    relation: RelationVersion
+    n_rows: int
+    n_bytes: int
+    checksum: str
+    n_staying: int
+
+    @property
+    def schema(self) -> pa.Schema:
+        return internal_schema(self.relation)
+
+
+@dataclass(frozen=True)
+class OlderRecord:
+    """``prepared`` as it was written, without its segments: these still have the rows of ``first`` and ``count``.
+
+    ``first: int64[k]``, ``count: int64[k]``: runs of ordinals, sorted and apart.
     """
 
     prepared: PreparedTransaction
+    segments: tuple[OlderSegment, ...]
     first: npt.NDArray[np.int64]
     count: npt.NDArray[np.int64]
-    n_staying: tuple[int, ...]
+
+    @property
+    def xid(self) -> Xid:
+        return self.prepared.xid
+
+    @property
+    def prepare_end_lsn(self) -> Lsn:
+        return self.prepared.prepare_end_lsn
+
+    def stored_keys(self) -> list[str]:
+        """As ``PreparedTransaction.stored_keys``."""
+        return [segment.key for segment in self.segments] + self.prepared.stored_keys()
 
 
 def is_older(content: dict[str, Any]) -> bool:
@@ -58,38 +89,57 @@ def messages_of(content: dict[str, Any]) -> tuple[MessageFile, ...]:
     return (MessageFile(content["messages_key"], content["n_messages"], 0, None),)
 
 
-def older_record(content: dict[str, Any], prepared: PreparedTransaction) -> OlderRecord:
-    """``prepared`` is what all versions say. Raises KeyError, TypeError or ValueError for what none says."""
+def older_record(
+    content: dict[str, Any], prepared: PreparedTransaction, relations: Sequence[RelationVersion]
+) -> OlderRecord:
+    """``prepared`` is what all versions say, without segments. Raises KeyError, IndexError, TypeError or ValueError
+    for what none says."""
     dropped = content["dropped"]
     first, count = _numbers(dropped["first"]), _numbers(dropped["count"])
     if not len(first) == len(count) == dropped["n_runs"]:
         raise ValueError("the runs of dropped rows are of unequal number")
-    return OlderRecord(prepared, first, count, tuple(s["n_released_rows"] for s in content["segments"]))
+    segments = [
+        OlderSegment(
+            key=s["key"],
+            relation=relations[s["relation"]],
+            n_rows=s["n_rows"],
+            n_bytes=s["n_bytes"],
+            checksum=s["checksum"],
+            n_staying=s["n_released_rows"],
+        )
+        for s in content["segments"]
+    ]
+    return OlderRecord(prepared, tuple(segments), first, count)
 
 
 def convert(storage: Storage, layout: Layout, older: OlderRecord) -> PreparedTransaction:
     """Write what stays as objects of ``layout.epoch``; the manifest is the caller's to write. Raises StorageFault and
     SegmentCorrupt."""
     prepared = older.prepared
-    read = SegmentReader(storage.uri)
     segments: list[Segment] = []
     messages: list[MessageFile] = []
 
-    def next_key() -> str:
+    def next_key(make: Callable[[Xid, Lsn, int], str]) -> str:
         # No block of the transaction begins where its PREPARE ends: nothing else has keys of this LSN.
         number = len(segments) + len(messages)
-        return layout.segment_key(prepared.xid, prepared.prepare_end_lsn, number)
+        return make(prepared.xid, prepared.prepare_end_lsn, number)
 
-    for segment, n_staying in zip(prepared.segments, older.n_staying, strict=True):
-        batches = [batch for batch in _staying(older, read(segment)) if batch.num_rows]
-        if sum(batch.num_rows for batch in batches) != n_staying:
+    for older_segment in older.segments:
+        found = _staying(older, read_arrow_file(storage, older_segment))
+        batches = [batch for batch in found if batch.num_rows]
+        if sum(batch.num_rows for batch in batches) != older_segment.n_staying:
             raise SegmentCorrupt(
-                f"segment {segment.key!r} has not the {n_staying} rows that its manifest counts"
+                f"segment {older_segment.key!r} has not the {older_segment.n_staying} rows that its manifest counts"
             )
         if batches:
-            segments.append(write_segment(storage, next_key(), segment.relation, batches))
+            relation = older_segment.relation
+            segments.append(
+                write_segment(storage, next_key(layout.segment_key), relation, prepared.xid, batches)
+            )
     for file in prepared.messages:
-        messages.append(write_messages(storage, next_key(), list(read(file))))
+        messages.append(
+            write_messages(storage, next_key(layout.messages_key), list(read_arrow_file(storage, file)))
+        )
     return dataclasses.replace(prepared, segments=tuple(segments), messages=tuple(messages))
 
 

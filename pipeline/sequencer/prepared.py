@@ -21,8 +21,8 @@ from xidstream.pipeline.exchange import (
     SpilledMessages,
     TransactionEnd,
 )
+from xidstream.pipeline.late_binding import Commit
 from xidstream.pipeline.pg import Lsn, Xid
-from xidstream.pipeline.rows import Stamp
 
 
 class PreparedBook:
@@ -108,8 +108,8 @@ class FinishedPrepares:
 
 def stamp_segments(prepared: PreparedTransaction, end: TransactionEnd) -> tuple[SegmentPart, ...]:
     """The segments of a prepared transaction as parts of the transaction that ``end`` commits."""
-    stamp = Stamp.of_one(end.commit_lsn, end.commit_timestamp_us, end.xid)
-    return tuple(SegmentPart(segment, stamp) for segment in prepared.segments)
+    commit = Commit(end.commit_lsn, end.commit_timestamp_us)
+    return tuple(SegmentPart(segment, commit) for segment in prepared.segments)
 
 
 def spilled_messages(prepared: PreparedTransaction, end: TransactionEnd) -> tuple[SpilledMessages, ...]:

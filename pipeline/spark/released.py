@@ -1,11 +1,11 @@
-"""What Spark's executors run to read a batch: spilled segments put through ``rows.release``, messages, or given bytes.
+"""What Spark's executors run to read a batch by pyarrow: spilled segments, messages, or given bytes.
 
 Each class here is a function for ``DataFrame.mapInArrow`` over ``spark.range``: the rows that come in are
 numbers of groups, one per partition, and what the function needs travels in its pickled fields. So it
 imports pyarrow alone, and a field holds the parts of one table, not of the batch.
 
 Everything is streamed record batch by record batch: a task holds one at a time, however large the segment.
-Length and checksum are ``read_segment``'s to verify; the row counts are verified here.
+What a file holds is ``read_segment``'s to verify.
 """
 
 from __future__ import annotations
@@ -18,30 +18,19 @@ import pyarrow as pa
 
 from xidstream.pipeline.errors import SegmentCorrupt, StorageFault
 from xidstream.pipeline.exchange import MessageFile, Segment, SegmentPart, SpilledMessages
-from xidstream.pipeline.rows import internal_schema, release, stamp_messages
+from xidstream.pipeline.rows import stamp_messages
 from xidstream.pipeline.spark.placement import Conform
 
-ReadSegment = Callable[[Segment | MessageFile], Iterator[pa.RecordBatch]]
-"""Picklable; yields record batches in the file's ``schema``, raises SegmentCorrupt and StorageFault."""
+ReadSegment = Callable[[SegmentPart | MessageFile], Iterator[pa.RecordBatch]]
+"""Picklable; yields rows in contract layout, or logical messages as they were written. Verifies length, checksum and
+number of rows; raises SegmentCorrupt and StorageFault."""
 
 
 def released(part: SegmentPart, read_segment: ReadSegment) -> Iterator[pa.RecordBatch]:
-    """The rows of one spilled segment in contract layout. Raises SegmentCorrupt where they are not as many as were
-    written, StorageFault where they cannot be read."""
-    segment = part.segment
-    # A transaction's stamp has one entry; only a plain block's rows index theirs.
-    plain = len(part.stamp.commit_lsn) > 1
-    expected = internal_schema(segment.relation)
-    n_read = 0
-    with _reading(segment):
-        for batch in read_segment(segment):
-            if not batch.schema.equals(expected):
-                raise SegmentCorrupt(f"segment {segment.key} has not the columns of {segment.relation.name}")
-            n_read += batch.num_rows
-            if batch.num_rows:
-                yield release(batch, segment.relation, part.stamp, plain=plain)
-    if n_read != segment.n_rows:
-        raise SegmentCorrupt(f"segment {segment.key} gave {n_read} rows where {segment.n_rows} are recorded")
+    """The rows of one spilled segment in contract layout. Raises SegmentCorrupt where they are not what was written,
+    StorageFault where they cannot be read."""
+    with _reading(part.segment):
+        yield from read_segment(part)
 
 
 def released_messages(part: SpilledMessages, read_segment: ReadSegment) -> Iterator[pa.RecordBatch]:
@@ -69,7 +58,7 @@ def _reading(file: Segment | MessageFile) -> Iterator[None]:
             f"segment {file.key} cannot be read: {error.strerror or type(error).__name__}"
         ) from error
     except pa.ArrowInvalid as error:
-        raise SegmentCorrupt(f"segment {file.key} is not an Arrow IPC file of ours") from error
+        raise SegmentCorrupt(f"segment {file.key} is not a file of ours") from error
 
 
 @dataclass(frozen=True)

@@ -144,9 +144,8 @@ class SegmentLinks:
             for version, placement in zip(parts.versions, placements, strict=True)
             if placement.is_verbatim(version.schema)
             for part in version.segments
-            if way.takes(part)
         ]
-        new = [part for part in fitting if part.stamp.commit_lsn[0] > target.watermark]
+        new = [part for part in fitting if part.commit.commit_lsn > target.watermark]
         try:
             given = way.give(new, target, prepared)
         except s3_copies.CopyRefused as refused:
@@ -182,11 +181,6 @@ class _Way(abc.ABC):
         self._storage = storage
         self._threads = ThreadPoolExecutor(LINK_THREADS, thread_name_prefix="segment-links")
 
-    @staticmethod
-    def takes(part: SegmentPart) -> bool:
-        """Whether this segment is a file of its rows: all are of one transaction."""
-        return part.segment.file is not None and len(part.stamp.commit_lsn) == 1
-
     def give(
         self, parts: Sequence[SegmentPart], target: WriteTarget, prepared: Collection[int]
     ) -> list[WrittenFile]:
@@ -197,7 +191,7 @@ class _Way(abc.ABC):
                 f"{target.job}-segments/part-{i:05d}.parquet", part.segment.n_bytes, part.n_rows, lsn, lsn
             )
             for i, part in enumerate(parts)
-            for lsn in [int(part.stamp.commit_lsn[0])]
+            for lsn in [part.commit.commit_lsn]
         ]
         futures = [
             self._threads.submit(
@@ -224,11 +218,9 @@ class _Way(abc.ABC):
 
     def _give_one(self, part: SegmentPart, table: Location, path: str, is_prepared: bool) -> None:
         key, file = part.segment.key, part.segment.file
-        assert file is not None
         if is_prepared:
             late_binding.verify(self._read(key), file, name=key)
-        commit = Commit(int(part.stamp.commit_lsn[0]), int(part.stamp.commit_timestamp_us[0]))
-        self._bind(key, file, commit, table, path)
+        self._bind(key, file, part.commit, table, path)
         reach("segment_linked")
 
     def _read(self, key: str, start: int = 0) -> pa.Buffer:

@@ -197,7 +197,7 @@ class TransactionBuffer:
         if not is_too_large_for_memory(messages.nbytes):
             return message_parts([messages], messages.nbytes, self._put)
         # A message between transactions that is larger than a block. Its LSN is its own, and 0 is no transaction's xid.
-        key = self._layout.segment_key(Xid(0), Lsn(messages.column("lsn")[0].as_py()), 0)
+        key = self._layout.messages_key(Xid(0), Lsn(messages.column("lsn")[0].as_py()), 0)
         reach("writing_segment")
         return [SpilledMessages(write_messages(self._storage, key, [messages]))]
 
@@ -352,14 +352,16 @@ class TransactionBuffer:
     def _spill(self, transaction: OpenTransaction, relation: RelationVersion | None) -> None:
         if relation is None:
             reach("writing_segment")
-            file = write_messages(self._storage, self._next_key(transaction), transaction.take_messages())
+            key = self._layout.messages_key(transaction.xid, transaction.first_lsn, transaction.n_segments)
+            file = write_messages(self._storage, key, transaction.take_messages())
             transaction.messages_spilled(file)
             return
         # Before the next one of this version is written: so there is never more than one to shorten at the end.
         self._shorten(transaction, transaction.cuts(relation))
         reach("writing_segment")
         batches = transaction.take_group(relation)
-        segment = write_segment(self._storage, self._next_key(transaction), relation, batches)
+        key = self._next_key(transaction)
+        segment = write_segment(self._storage, key, relation, transaction.xid, batches)
         reach("segment_written")
         transaction.spilled(segment, batches)
 

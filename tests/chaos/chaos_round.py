@@ -157,7 +157,7 @@ class Round:
             model.apply(twin.transactions)
             if found := final_difference(model, connection):
                 result.problems.append(f"the twin differs from the source tables: {found}")
-            if left := [str(p) for p in self._storage.rglob("*.arrow")]:
+            if left := [str(p) for p in self._storage.rglob("epochs/*/*/*")]:
                 result.problems.append(f"segments are left behind: {left[:3]}")
 
     # -- the run and its kills -------------------------------------------------------------------------

@@ -137,7 +137,7 @@ def set_up(database: Database) -> None:
 def segments(endpoint: str) -> list[str]:
     client = fs.S3FileSystem(endpoint_override=endpoint, scheme="http", region="us-east-1")
     found = client.get_file_info(fs.FileSelector(BUCKET, recursive=True))
-    return [file.path for file in found if file.path.endswith(".arrow")]
+    return [file.path for file in found if file.path.endswith(".parquet")]
 
 
 @NEWEST

@@ -395,9 +395,7 @@ def read_messages(unit: Sealed, storage: Storage) -> pa.Table:
 
 
 def read_segment(part: SegmentPart, storage: Storage) -> pa.Table:
-    batches = [
-        rows.release(batch, part.relation, part.stamp) for batch in SegmentReader(storage.uri)(part.segment)
-    ]
+    batches = SegmentReader(storage.uri)(part)
     table = pa.Table.from_batches(batches, schema=rows.contract_schema(part.relation))
     assert table.num_rows == part.n_rows, (part.segment.key, table.num_rows, part.n_rows)
     return table

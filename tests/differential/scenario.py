@@ -223,7 +223,7 @@ class Scenario:
         self.open()
 
     def left_in_storage(self) -> list[str]:
-        return [str(p) for p in (self._folder / "s").rglob("*.arrow")]
+        return [str(p) for p in (self._folder / "s").rglob("epochs/*/*/*")]
 
     def close(self) -> None:
         for side in self._sides:

@@ -106,7 +106,7 @@ class Pipeline:
         return sorted(rows, key=lambda r: (r["_commit_lsn"], r["_seq"]))
 
     def segments(self) -> list[Path]:
-        return list(self.storage.rglob("*.arrow"))
+        return list(self.storage.rglob("*.parquet"))
 
 
 def to_arrow(frame: Any) -> pa.Table:

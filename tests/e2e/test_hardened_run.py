@@ -113,7 +113,7 @@ def test_a_hardened_run_tells_no_secret_anywhere_and_ends_with_status_4_on_poiso
         wait_until(lambda: is_read(owner) or process.poll() is not None)
         owner.execute("begin")
         owner.execute(f"insert into t select i, '{ROW_SECRET}' from generate_series(1, 40000) i".encode())
-        wait_until(lambda: s3.keys("segments", ".arrow") or process.poll() is not None)
+        wait_until(lambda: s3.keys("segments", ".parquet") or process.poll() is not None)
         owner.execute("commit")
         wait_until(
             lambda: len(delta_rows(s3, "public.t", s3_settings)) == 40_000 or process.poll() is not None

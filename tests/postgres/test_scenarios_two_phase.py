@@ -390,4 +390,4 @@ def test_023_streamed_prepare_then_server_and_pipeline_crash_then_commit_prepare
         pipeline.read_until(target)
     assert [(t.gid, t.n_rows) for t in sink.transactions] == [("g", 800), (None, 1)]
     assert [r["id"] for r in sink.rows()] == [*range(1, 801), 5000]
-    assert manifests(tmp_path) == [] and list(tmp_path.rglob("*.arrow")) == []
+    assert manifests(tmp_path) == [] and list(tmp_path.rglob("epochs/*/*/*")) == []

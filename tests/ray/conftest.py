@@ -21,7 +21,6 @@ from xidstream.actors.driver.batch_loop import LoopProgress
 from xidstream.actors.driver.object_store_frames import read_object
 from xidstream.actors.runtime.ray_cluster import connect_ray
 from xidstream.actors.supervision.supervisor import Supervisor
-from xidstream.pipeline import rows
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import ComponentLost
 from xidstream.pipeline.exchange import Batch, SlotIdentity
@@ -133,9 +132,8 @@ class CollectingDriver:
         for memory in batch.memory_parts():
             self._keep(memory.relation.name, part_rows(memory, read_object))
         for part in batch.segment_parts():
-            for record_batch in self._read_segment(part.segment):
-                released = rows.release(record_batch, part.relation, part.stamp)
-                self._keep(part.relation.name, pa.Table.from_batches([released]))
+            for record_batch in self._read_segment(part):
+                self._keep(part.relation.name, pa.Table.from_batches([record_batch]))
         for unit in batch.units:
             self.transactions += unit.transactions.to_pylist()
 
@@ -221,7 +219,7 @@ class RayPipeline:
 
     def segments(self) -> list[Path]:
         assert isinstance(self.storage, Path), "only of a folder"
-        return list(self.storage.rglob("*.arrow"))
+        return list(self.storage.rglob("*.parquet"))
 
     def open_rows(self) -> int:
         assert self.supervisor is not None

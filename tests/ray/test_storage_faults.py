@@ -99,8 +99,8 @@ def test_an_s3_server_that_fails_in_the_middle_and_heals(
         else:
             s3.failing = False
 
-    fails_then_heals(pipeline, lambda: bool(s3.keys(below, ".arrow")), fail, heal, "cannot ")
-    wait_until(lambda: not s3.keys(below, ".arrow"))
+    fails_then_heals(pipeline, lambda: bool(s3.keys(below, ".parquet")), fail, heal, "cannot ")
+    wait_until(lambda: not s3.keys(below, ".parquet"))
 
 
 @pytest.fixture
@@ -128,12 +128,12 @@ def test_a_disk_that_is_full_in_the_middle_and_gets_room(pipeline: RayPipeline, 
 
     fails_then_heals(
         pipeline,
-        lambda: bool(list(small_disk.rglob("*.arrow"))),
+        lambda: bool(list(small_disk.rglob("*.parquet"))),
         lambda: None,
         make_room,
         "No space left on device",
     )
-    wait_until(lambda: not list(small_disk.rglob("*.arrow")))
+    wait_until(lambda: not list(small_disk.rglob("*.parquet")))
     assert not list(small_disk.rglob("*.tmp"))
     pipeline.stop()
 

@@ -1,19 +1,16 @@
 """Batches as the sequencer hands them over, made by hand: relations, parts in memory, parts in local files.
 
-``LocalSegments`` and ``memory_frame`` stand in for ``pipeline.segments`` and for RayDP's object-store path.
+``memory_frame`` stands in for RayDP's object-store path.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from xidstream.pipeline.errors import SegmentCorrupt
 from xidstream.pipeline.exchange import (
     Batch,
     InlineMessages,
@@ -27,6 +24,7 @@ from xidstream.pipeline.exchange import (
     SlotIdentity,
     SpilledMessages,
 )
+from xidstream.pipeline.late_binding import Commit
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.relations import Column, RelationVersion, ReplicaIdentity
 from xidstream.pipeline.rows import (
@@ -37,6 +35,7 @@ from xidstream.pipeline.rows import (
     internal_schema,
     release,
 )
+from xidstream.pipeline.segments import SegmentReader, Storage, write_messages, write_segment
 
 IDENTITY = SlotIdentity(7_000_000_000_000_000_001, "shop", "orders")
 COMMIT_US = 1_700_000_000_000_000
@@ -86,32 +85,24 @@ def stream_bytes(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> bytes:
 
 @dataclass(frozen=True)
 class LocalSegments:
-    """``read_segment`` over a local directory."""
+    """A storage in a local directory, and ``read_segment`` over it."""
 
     root: str
 
-    def __call__(self, segment: Segment | MessageFile) -> Iterator[pa.RecordBatch]:
-        data = (Path(self.root) / segment.key).read_bytes()
-        if len(data) != segment.n_bytes or hashlib.sha256(data).hexdigest() != segment.checksum:
-            raise SegmentCorrupt(f"segment {segment.key} is not what was written")
-        with pa.ipc.open_file(pa.BufferReader(data)) as reader:
-            for i in range(reader.num_record_batches):
-                yield reader.get_batch(i)
+    @property
+    def storage(self) -> Storage:
+        return Storage(self.root)
 
-    def write(self, key: str, version: RelationVersion, batches: Sequence[pa.RecordBatch]) -> Segment:
-        return Segment(key, version, *self._write(key, internal_schema(version), batches))
+    def __call__(self, stored: SegmentPart | MessageFile) -> Iterator[pa.RecordBatch]:
+        return SegmentReader(self.root)(stored)
+
+    def write(
+        self, key: str, version: RelationVersion, batches: Sequence[pa.RecordBatch], xid: int = 7
+    ) -> Segment:
+        return write_segment(self.storage, key, version, xid, batches)
 
     def write_messages(self, key: str, batches: Sequence[pa.RecordBatch]) -> MessageFile:
-        return MessageFile(key, *self._write(key, MESSAGES_SCHEMA, batches))
-
-    def _write(self, key: str, schema: pa.Schema, batches: Sequence[pa.RecordBatch]) -> tuple[int, int, str]:
-        path = Path(self.root) / key
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with pa.ipc.new_file(str(path), schema) as writer:
-            for batch in batches:
-                writer.write_batch(batch)
-        data = path.read_bytes()
-        return sum(b.num_rows for b in batches), len(data), hashlib.sha256(data).hexdigest()
+        return write_messages(self.storage, key, batches)
 
 
 @dataclass(frozen=True)
@@ -170,8 +161,8 @@ class Transaction:
             if self.spilled:
                 assert segments is not None
                 halves = [batch.slice(0, len(rows) // 2), batch.slice(len(rows) // 2)]
-                segment = segments.write(f"{self.commit_lsn}/{number}.arrow", version, halves)
-                spilled.append(SegmentPart(segment, stamp))
+                segment = segments.write(f"{self.commit_lsn}/{number}.parquet", version, halves, xid)
+                spilled.append(SegmentPart(segment, Commit(self.commit_lsn, COMMIT_US + self.commit_lsn)))
             else:
                 memory.append(MemoryPart(version, out.num_rows, out.nbytes, stream_bytes([out], out.schema)))
         row = {

@@ -279,7 +279,7 @@ def test_a_batch_without_content_commits_nothing(root: Root, make_batch: Any) ->
 def test_files_of_failed_attempts_are_not_committed(root: Root, make_batch: Any, segments: Any) -> None:
     transactions = [Transaction(100, [(A, rows(*range(50)))], spilled=True)]
     batch = make_batch(*transactions)
-    path = Path(segments.root) / "100" / "0.arrow"
+    path = Path(segments.root) / "100" / "0.parquet"
     good = path.read_bytes()
     path.write_bytes(good[:-1])
     with pytest.raises(SegmentCorrupt):

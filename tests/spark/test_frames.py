@@ -34,6 +34,7 @@ from tests.spark.support import (
 )
 from xidstream.pipeline.errors import SegmentCorrupt, SinkFailed, UsageError
 from xidstream.pipeline.exchange import MemoryPart, Sealed, SegmentPart
+from xidstream.pipeline.late_binding import Commit
 from xidstream.pipeline.packs import FEW_TABLES, UnitParts
 from xidstream.pipeline.relations.relation import CONTRACT_COLUMNS
 from xidstream.pipeline.rows import (
@@ -100,32 +101,6 @@ def test_memory_and_segments_of_several_transactions_are_one_frame(make_batch: A
     wanted = [(lsn, s, c, r["id"], r["name"]) for lsn, s, c, r in expected_rows(transactions, "public.items")]
     assert rows == wanted
     assert (batch.first_commit_lsn, batch.last_commit_lsn) == (100, 120)
-
-
-def test_rows_of_a_plain_block_find_their_own_transaction(spark: Any, segments: LocalSegments) -> None:
-    rows = [
-        {"id": i, "name": "n", "_owner": owner, "_ordinal": o}
-        for i, owner, o in [(1, 0, 0), (2, 1, 0), (3, 1, 1)]
-    ]
-    import numpy as np
-
-    stamp = Stamp(np.array([100, 110]), np.array([COMMIT_US, COMMIT_US + 1]), np.array([7, 8]))
-    segment = segments.write("plain.arrow", ITEMS, [internal(ITEMS, rows)])
-    unit = Sealed(
-        record_batch([], TRANSACTIONS_SCHEMA),
-        (),
-        (SegmentPart(segment, stamp),),
-        None,
-        3,
-        0,
-    )
-    batch = SparkBatch(batch_of([unit], segments), spark, memory_frame, segments, read_memory, put_memory)
-    frame = batch.dataframe("public.items")
-    assert collected(frame, "_commit_lsn", "_seq", "_xid", "id") == [
-        (100, 0, 7, 1),
-        (110, 0, 8, 2),
-        (110, 1, 8, 3),
-    ]
 
 
 NATIVE = relation(
@@ -299,28 +274,22 @@ def test_a_damaged_segment_stops_the_users_function_as_corrupt(
     make_batch: Any, segments: LocalSegments, damage: str
 ) -> None:
     batch = make_batch(Transaction(100, [(ITEMS, items(1, 2, 3))], spilled=True))
-    path = Path(segments.root) / "100" / "0.arrow"
+    path = Path(segments.root) / "100" / "0.parquet"
     data = bytearray(path.read_bytes())
     if damage == "truncated":
         del data[-1]
     else:
         data[len(data) // 2] ^= 1
     path.write_bytes(data)
-    with pytest.raises(SegmentCorrupt, match=r"100/0\.arrow"):
+    with pytest.raises(SegmentCorrupt, match=r"100/0\.parquet"):
         ForeachSink(lambda b: b.dataframe("public.items").count()).write(batch)
 
 
 def test_a_segment_with_other_rows_than_recorded_is_corrupt(spark: Any, segments: LocalSegments) -> None:
-    stamp = Stamp.of_one(100, COMMIT_US, 1)
-    segment = segments.write("s.arrow", ITEMS, [internal(ITEMS, items(1, 2))])
-    unit = Sealed(
-        record_batch([], TRANSACTIONS_SCHEMA),
-        (),
-        (SegmentPart(dataclasses.replace(segment, n_rows=1), stamp),),
-        None,
-        1,
-        0,
-    )
+    segment = segments.write("s.parquet", ITEMS, [internal(ITEMS, items(1, 2))])
+    wrong = dataclasses.replace(segment, file=dataclasses.replace(segment.file, n_rows=1))
+    part = SegmentPart(wrong, Commit(100, COMMIT_US))
+    unit = Sealed(record_batch([], TRANSACTIONS_SCHEMA), (), (part,), (), 1, 0)
     batch = SparkBatch(batch_of([unit], segments), spark, memory_frame, segments, read_memory, put_memory)
     with pytest.raises(SegmentCorrupt):
         ForeachSink(lambda b: b.dataframe("public.items").collect()).write(batch)

@@ -23,6 +23,7 @@ from xidstream.pipeline.exchange import (
     SpilledMessages,
     TransactionEnd,
 )
+from xidstream.pipeline.late_binding import RowFile
 from xidstream.pipeline.packs import part_rows
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.relations import Column, RelationVersion, ReplicaIdentity
@@ -66,7 +67,7 @@ def add(transaction: OpenTransaction, owners: list[int], table: RelationVersion 
 def spill(transaction: OpenTransaction, table: RelationVersion = T) -> Segment:
     batches = transaction.take_group(table)
     n = sum(b.num_rows for b in batches)
-    segment = Segment(f"key-{transaction.n_segments}", table, n, 100 * n, "0")
+    segment = Segment(f"key-{transaction.n_segments}", table, RowFile(n, 100 * n, "0", 0, ()))
     transaction.spilled(segment, batches)
     return segment
 

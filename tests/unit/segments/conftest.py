@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +16,11 @@ import pytest
 
 from tests.s3_server import S3Server
 from xidstream.pipeline import rows
-from xidstream.pipeline.exchange import MessageFile, PreparedTransaction, Segment
+from xidstream.pipeline.exchange import MessageFile, PreparedTransaction, Segment, SegmentPart
+from xidstream.pipeline.late_binding import Commit
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.relations import Column, RelationVersion, ReplicaIdentity
-from xidstream.pipeline.segments import Layout, Storage, write_segment
+from xidstream.pipeline.segments import Layout, SegmentReader, Storage, write_segment
 
 
 @pytest.fixture(scope="session")
@@ -79,7 +80,7 @@ def prepare(
         xid: int = 700, *, gid: str = "gid", end: int = 0x5000, in_layout: Layout = layout
     ) -> PreparedTransaction:
         key = in_layout.segment_key(Xid(xid), Lsn(0x1000), 0)
-        segment = write_segment(storage, key, relation, batches)
+        segment = write_segment(storage, key, relation, 700, batches)
         return prepared_of((segment,), xid=xid, gid=gid, end=end)
 
     return make
@@ -103,6 +104,23 @@ def prepared_of(
         segments=segments,
         messages=messages,
     )
+
+
+XID = 700
+COMMIT = Commit(0x9000, 1_700_000_000_000_000)
+
+
+def read(storage: Storage, segment: Segment) -> pa.Table:
+    """Its rows, committed by ``COMMIT``."""
+    found = SegmentReader(storage.uri)(SegmentPart(segment, COMMIT))
+    return pa.Table.from_batches(found, rows.contract_schema(segment.relation))
+
+
+def released(relation: RelationVersion, batches: Sequence[pa.RecordBatch]) -> pa.Table:
+    """What ``read`` must give of them."""
+    stamp = rows.Stamp.of_one(COMMIT.commit_lsn, COMMIT.commit_timestamp_us, XID)
+    made = [rows.release(batch, relation, stamp) for batch in batches]
+    return pa.Table.from_batches(made, rows.contract_schema(relation))
 
 
 def make_batch(relation: RelationVersion, first: int, n: int) -> pa.RecordBatch:

@@ -71,7 +71,7 @@ def test_an_empty_storage_has_nothing_to_clean(storage, layout) -> None:
 def test_half_written_files_of_a_killed_buffer_go_with_its_epoch(local, layout, tmp_path: Path) -> None:
     folder = tmp_path / "local" / layout.epochs_prefix / "old" / "1-0000000000001000"
     folder.mkdir(parents=True)
-    (folder / ".0.arrow.0123456789abcdef.tmp").write_bytes(b"half")
+    (folder / ".0.parquet.0123456789abcdef.tmp").write_bytes(b"half")
     assert clean_dead_epochs(local, layout, set()) == 0
     assert files_below(tmp_path / "local") == set()
 

@@ -17,7 +17,7 @@ LAYOUT = Layout(7423, "orders", "e-1")
 def test_keys_are_those_of_the_contract() -> None:
     assert (
         LAYOUT.segment_key(Xid(700), Lsn(0x16B3748), 12)
-        == "7423/orders/epochs/e-1/700-00000000016B3748/12.arrow"
+        == "7423/orders/epochs/e-1/700-00000000016B3748/12.parquet"
     )
     assert LAYOUT.prepared_key(Xid(700), Lsn(1)) == "7423/orders/prepared/700-0000000000000001.e-1.json"
     assert (

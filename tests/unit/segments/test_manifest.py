@@ -12,10 +12,11 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from tests.unit.segments.conftest import files_below, prepared_of
+from tests.unit.segments.conftest import files_below, prepared_of, read, released
 from xidstream.pipeline import rows
 from xidstream.pipeline.errors import SegmentCorrupt, StorageFault, Unsupported
 from xidstream.pipeline.exchange import MessageFile, PreparedTransaction, Segment
+from xidstream.pipeline.late_binding import Place, RowFile
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.segments import (
     Layout,
@@ -76,12 +77,12 @@ def test_a_record_without_one_of_its_files_of_messages_is_not_whole(storage, lay
         load_prepared(storage, layout)
 
 
-def test_what_was_prepared_is_loaded_with_its_rows(storage, layout, prepare, batches) -> None:
+def test_what_was_prepared_is_loaded_with_its_rows(storage, layout, prepare, relation, batches) -> None:
     prepared = prepare()
     write_prepared(storage, layout, prepared)
     (loaded,) = load_prepared(storage, layout)
     assert loaded == prepared
-    assert list(SegmentReader(storage.uri)(loaded.segments[0])) == batches
+    assert read(storage, loaded.segments[0]) == released(relation, batches)
 
 
 def test_prepared_transactions_are_loaded_in_the_order_of_their_prepares(storage, layout, prepare) -> None:
@@ -133,7 +134,7 @@ def test_a_late_buffer_of_an_ended_epoch_does_not_replace_the_new_epochs_record(
     remove(storage, late)
     (loaded,) = load_prepared(storage, next_epoch(layout, 3))
     assert loaded == now
-    assert list(SegmentReader(storage.uri)(loaded.segments[0]))
+    assert read(storage, loaded.segments[0]).num_rows
 
 
 def test_the_next_older_complete_record_is_taken_where_the_newest_is_not_whole(
@@ -222,7 +223,7 @@ def test_a_crash_between_any_two_deletes_leaves_a_whole_record_or_none(
         epoch = next_epoch(layout, day)
         key = epoch.prepared_messages_key(Xid(700), Lsn(0x5000))
         local.write_bytes(key, b"messages")
-        segment = write_segment(local, epoch.segment_key(Xid(700), Lsn(0x1000), 0), relation, batches)
+        segment = write_segment(local, epoch.segment_key(Xid(700), Lsn(0x1000), 0), relation, 700, batches)
         records.append(prepared_of((segment,), messages=beside(key)))
         write_prepared(local, epoch, records[-1])
     remove(local, records[0])
@@ -352,7 +353,7 @@ def test_an_empty_prepare_has_a_record(storage, layout) -> None:
 def test_all_that_a_manifest_names_is_flushed_before_the_manifest_appears(
     local: Storage, layout, relation, batches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    segment = write_segment(local, layout.segment_key(Xid(700), Lsn(1), 0), relation, batches)
+    segment = write_segment(local, layout.segment_key(Xid(700), Lsn(1), 0), relation, 700, batches)
     messages_key = layout.prepared_messages_key(Xid(700), Lsn(0x5000))
     local.write_bytes(messages_key, b"messages")
     prepared = prepared_of((segment,), messages=beside(messages_key))
@@ -371,7 +372,7 @@ def test_all_that_a_manifest_names_is_flushed_before_the_manifest_appears(
     monkeypatch.setattr(os, "replace", spy_replace)
     write_prepared(local, layout, prepared)
     appeared = log.index(f"-> {os.path.basename(layout.prepared_key(Xid(700), Lsn(0x5000)))}")
-    assert "0.arrow" in log[:appeared]
+    assert "0.parquet" in log[:appeared]
     assert os.path.basename(messages_key) in log[:appeared]
     assert any(name.endswith(".tmp") for name in log[:appeared])
     assert "prepared" in log[appeared:]
@@ -380,7 +381,7 @@ def test_all_that_a_manifest_names_is_flushed_before_the_manifest_appears(
 def test_a_manifest_is_not_written_where_a_segment_is_missing(
     local: Storage, layout, relation, batches
 ) -> None:
-    segment = write_segment(local, layout.segment_key(Xid(700), Lsn(1), 0), relation, batches)
+    segment = write_segment(local, layout.segment_key(Xid(700), Lsn(1), 0), relation, 700, batches)
     local.delete([segment.key])
     with pytest.raises(StorageFault, match=segment.key):
         write_prepared(local, layout, prepared_of((segment,)))
@@ -507,7 +508,12 @@ def test_a_manifest_under_another_transactions_key_is_refused(storage, layout, p
 def test_each_segment_keeps_its_own_table_and_the_record_all_its_numbers(relation) -> None:
     other = dataclasses.replace(relation, relid=16_401, table="other")
     tables = (relation, other, relation)
-    segments = tuple(Segment(f"key-{n}", t, 10 + n, 1000 + n, f"crc32:{n}") for n, t in enumerate(tables))
+    segments = tuple(
+        Segment(
+            f"key-{n}", t, RowFile(10 + n, 1000 + n, f"crc32:{n}", n, ((Place(n, 9), Place(20, 30)),) * n)
+        )
+        for n, t in enumerate(tables)
+    )
     prepared = dataclasses.replace(
         prepared_of(segments),
         messages=(MessageFile("k", 6, 99, "0"),),

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from xidstream.pipeline import rows
 from xidstream.pipeline.errors import SegmentCorrupt
 from xidstream.pipeline.exchange import PreparedTransaction, TransactionEnd
 from xidstream.pipeline.pg import Lsn, Xid
@@ -44,8 +43,7 @@ def left(tmp_path: Path) -> Storage:
 def released(storage: Storage, prepared: PreparedTransaction) -> list[tuple[int, str, str]]:
     found = []
     for part in stamp_segments(prepared, END):
-        for batch in SegmentReader(storage.uri)(part.segment):
-            out = rows.release(batch, part.relation, part.stamp)
+        for out in SegmentReader(storage.uri)(part):
             numbers, values = out.column("_seq").to_pylist(), out.column("a").to_pylist()
             found += [(seq, part.relation.table, a) for seq, a in zip(numbers, values, strict=True)]
     return sorted(found)

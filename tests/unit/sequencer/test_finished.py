@@ -6,6 +6,7 @@ import pyarrow as pa
 
 from xidstream.pipeline import rows
 from xidstream.pipeline.exchange import PreparedTransaction, Sealed, Segment
+from xidstream.pipeline.late_binding import RowFile
 from xidstream.pipeline.pg import INVALID_LSN, Lsn, Xid
 from xidstream.pipeline.relations.relation import Column, RelationVersion, ReplicaIdentity
 from xidstream.pipeline.sequencer import Delivered, FinishedPrepares
@@ -14,7 +15,7 @@ T = RelationVersion(1, "public", "t", ReplicaIdentity.DEFAULT, (Column("a", 25, 
 
 
 def prepared(*keys: str) -> PreparedTransaction:
-    segments = tuple(Segment(key, T, 1, 10, "0") for key in keys)
+    segments = tuple(Segment(key, T, RowFile(1, 10, "0", 0, ())) for key in keys)
     return PreparedTransaction(Xid(700), "g", Lsn(10), Lsn(14), True, None, segments)
 
 

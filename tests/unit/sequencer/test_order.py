@@ -19,6 +19,7 @@ from xidstream.pipeline.exchange import (
     TransactionEnd,
     Undeliverable,
 )
+from xidstream.pipeline.late_binding import Commit, RowFile
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.relations import Column, RelationVersion, ReplicaIdentity
 from xidstream.pipeline.sequencer import CommitOrder, PreparedBook
@@ -450,12 +451,9 @@ def test_rollback_prepared_of_an_unknown_prepare_is_nothing() -> None:
 
 def test_segments_of_a_prepared_transaction_are_stamped_with_its_commit() -> None:
     t = RelationVersion(1, "public", "t", ReplicaIdentity.DEFAULT, (Column("a", 25, -1, True),))
-    segments = tuple(Segment(f"key-{n}", t, 10 + n, 1000, "0") for n in range(3))
+    segments = tuple(Segment(f"key-{n}", t, RowFile(10 + n, 1000, "0", 0, ())) for n in range(3))
     record = PreparedTransaction(Xid(700), "g", Lsn(10), Lsn(14), True, None, segments)
     parts = stamp_segments(record, TransactionEnd(Xid(700), Lsn(100), Lsn(104), 5_000, gid="g"))
     assert tuple(part.segment for part in parts) == segments
     assert [part.n_rows for part in parts] == [10, 11, 12]
-    for part in parts:
-        stamp = part.stamp
-        assert (stamp.commit_lsn.tolist(), stamp.commit_timestamp_us.tolist()) == ([100], [5_000])
-        assert stamp.xid.tolist() == [700]
+    assert {part.commit for part in parts} == {Commit(100, 5_000)}

@@ -17,7 +17,6 @@ import pyarrow as pa
 import pytest
 
 from tests.wire import Wire
-from xidstream.pipeline import rows
 from xidstream.pipeline.buffer import transaction
 from xidstream.pipeline.errors import IllegalTransition
 from xidstream.pipeline.exchange import PreparedTransaction, Sealed, SegmentPart, TransactionEnd
@@ -154,16 +153,16 @@ class Course:
 
     def stored(self) -> list[str]:
         """The numbers of the segments in storage, in order."""
-        return sorted((path.stem for path in self.folder.rglob("*.arrow")), key=int)
+        return sorted((path.stem for path in self.folder.rglob("epochs/*/*/*")), key=int)
 
     def released(self, segments: Sequence[SegmentPart]) -> list[Row]:
         found: list[Row] = []
         read = SegmentReader(self.storage.uri)
         for part in segments:
-            batches = list(read(part.segment))
+            batches = list(read(part))
             assert sum(batch.num_rows for batch in batches) == part.n_rows > 0
             for batch in batches:
-                found += rows_of(part.relation.table, rows.release(batch, part.relation, part.stamp))
+                found += rows_of(part.relation.table, batch)
         return found
 
     def check(self, sealed: Sealed) -> None:
@@ -177,7 +176,7 @@ class Course:
         tables = sorted({f"public.{table}" for _, table, _ in self.expected})
         kept = sealed.transactions.to_pylist()
         assert [(row["rows"], row["tables"]) for row in kept] == ([(len(found), tables)] if found else [])
-        named = sorted((key.rpartition("/")[2][:-6] for key in sealed.stored_keys()), key=int)
+        named = sorted((key.rpartition("/")[2].partition(".")[0] for key in sealed.stored_keys()), key=int)
         assert self.stored() == named, "no segment is left behind"
 
 

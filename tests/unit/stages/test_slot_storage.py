@@ -115,7 +115,7 @@ def test_a_superseded_run_cannot_record_past_a_prepare_whose_segments_its_succes
     columns = (Column("id", 23, -1, True), Column("ordinal", 25, -1, False), Column("n", 1700, -1, False))
     relation = RelationVersion(16_400, "public", "t", ReplicaIdentity.DEFAULT, columns)
     key = layout("a").segment_key(Xid(700), Lsn(0x150), 0)
-    segment = write_segment(storage, key, relation, [make_batch(relation, 0, 10)])
+    segment = write_segment(storage, key, relation, 700, [make_batch(relation, 0, 10)])
     run(tmp_path, "b")
     assert not storage.exists(segment.key)
     prepared = prepared_of((segment,), end=0x180)

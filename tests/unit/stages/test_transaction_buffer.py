@@ -102,7 +102,7 @@ def test_a_transaction_that_keeps_poison_gives_its_error_at_its_commit_and_no_ro
     assert sealed.undeliverable is not None and isinstance(sealed.undeliverable.error, PoisonedChange)
     assert "xid 700" in sealed.undeliverable.error.message and "0/200" in sealed.undeliverable.error.message
     assert (sealed.memory, sealed.segments, sealed.n_rows, sealed.transactions.num_rows) == ((), (), 0, 0)
-    assert not list(storage.rglob("*.arrow"))
+    assert not list(storage.rglob("*.parquet"))
 
 
 def test_a_prepared_transaction_that_keeps_poison_is_recorded_with_it(storage: Path) -> None:
