@@ -71,7 +71,7 @@ soak: setup ## Run the long differential test: 20 seeds on PostgreSQL 16 and 18,
 
 chaos: setup ## Kill by seed at every fault point, 200 times in real actors and 400 in one process; an unkilled twin judges
 	$(PY) -m tests.chaos --local --seeds 8 --kills 50
-	$(PY) -m tests.chaos --seeds 4 --kills 50 --together 4 --driver-share 0.12 --least 3
+	$(PY) -m tests.chaos --seeds 4 --kills 50 --together 4 --driver-share 0.18 --least 3
 
 bench: setup ## Measure everything, about 35 minutes on a quiet machine, and renew docs/performance.md
 	$(PY) -m pip install --quiet -c constraints.txt -e '.[pinned,bench]'
