@@ -209,6 +209,8 @@ class LocalPipeline:
                 write=lambda batch: sink.write(batch, self.storage),
                 watermark=Lsn(sink.watermark),
                 confirm=self._confirm,
+                # In some lives the sink is one that takes segments.
+                bind_late=order is not None and order.random() < 0.5,
             )
         except BaseException:
             self.slot.connection.close()

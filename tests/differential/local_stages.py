@@ -196,6 +196,7 @@ class LocalStages:
         watermark: Lsn,
         confirm: Callable[[Lsn], None],
         spares: Spares | None = None,
+        bind_late: bool = False,
     ) -> None:
         self._write = write
         self._confirm = confirm
@@ -204,7 +205,9 @@ class LocalStages:
         self._loop.set_default_executor(_AtOnce())
         self._unfinished: list[tuple[asyncio.Future[Any], Any]] = []
         layout = Layout(opened.identity.system_identifier, opened.identity.slot, epoch)
-        settings = BufferSettings(config.storage, layout, buffer_memory_bytes, opened.given_up)
+        settings = BufferSettings(
+            config.storage, layout, buffer_memory_bytes, opened.given_up, bind_late=bind_late
+        )
         self.buffers = LocalBuffers(settings, self._later, spares)
         self._backlog = Backlog(buffer_memory_bytes)
         self._sequence = CommitSequence(config, epoch, lambda error: error)

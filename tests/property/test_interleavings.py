@@ -414,6 +414,7 @@ def run(choose: random.Random, folder: Path, n_steps: int) -> None:
         watermark=Lsn(0),
         confirm=sink.note_confirmed,
         spares=spares,
+        bind_late=choose.random() < 0.5,
     )
     cutter = StreamCutter(
         block_bytes=options.block_bytes,
