@@ -29,8 +29,10 @@ from tests.spark.support import (
     relation,
 )
 from tests.spark.test_delta_sink import tenure_of
+from xidstream.pipeline import faultpoints
 from xidstream.pipeline.errors import SegmentCorrupt, StorageFault, Superseded
 from xidstream.pipeline.exchange import Sealed, SegmentPart
+from xidstream.pipeline.faultpoints import FaultPlan
 from xidstream.pipeline.relations import RelationVersion
 from xidstream.pipeline.rows import TRANSACTIONS_SCHEMA
 from xidstream.pipeline.segments import SegmentReader, Storage
@@ -238,6 +240,29 @@ def test_a_damaged_segment_of_a_prepared_transaction_is_not_named(world: World, 
     with pytest.raises(SegmentCorrupt, match="checksum"):
         sink.write(batch)
     assert world.transactions() == []
+
+
+@pytest.mark.parametrize("passage", [1, 2])
+@pytest.mark.parametrize(
+    "point",
+    ["segment_filled_in_part", "segment_filled", "segment_linked", "committing_table", "table_committed"],
+)
+def test_a_fault_at_each_point_leaves_what_the_next_run_completes(
+    world: World, no_job: None, monkeypatch: pytest.MonkeyPatch, point: str, passage: int
+) -> None:
+    """A disk that is full, or a store that fails, between any two steps of the sink."""
+    unit = world.segments(100, [(A, some(1, 2)), (B, some(3)), (A, some(4))])
+    plan = FaultPlan(f"{point}:error=StorageFault@{passage}", None)
+    sink = world.sink()
+    with monkeypatch.context() as patch:
+        patch.setattr(faultpoints, "_plan", plan)
+        with pytest.raises(StorageFault, match=point):
+            sink.write(world.batch(unit))
+    assert world.transactions() == []
+    world.sink().write(world.batch(unit))
+    assert world.rows("public.a") == [(100, 0, 1), (100, 1, 2), (100, 3, 4)]
+    assert world.rows("public.b") == [(100, 2, 3)]
+    assert world.transactions() == [100]
 
 
 def test_vacuum_takes_the_names_that_no_log_has_and_leaves_the_others(
