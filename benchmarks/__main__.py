@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks import results
 
-CASES = ("drain", "lag", "latency", "growth", "tables", "profile", "startup")
+CASES = ("drain", "lag", "delta", "latency", "growth", "tables", "profile", "startup")
 
 
 def cases(
@@ -29,6 +29,12 @@ def cases(
         sizes = (10_000, 100_000) if quick else (10_000, 100_000, 1_000_000, 10_000_000)
         sizes = tuple(size for size in sizes if size <= largest)
         return lag.run(sizes, repeats, off_up_to=1_000_000)
+
+    def delta() -> Any:
+        from benchmarks import delta_lag
+
+        sizes = (10_000, 100_000) if quick else (10_000, 100_000, 1_000_000, 10_000_000)
+        return delta_lag.run(tuple(size for size in sizes if size <= largest), repeats)
 
     def latency() -> Any:
         from benchmarks import latency
@@ -61,6 +67,7 @@ def cases(
     return {
         "drain": drain,
         "lag": lag,
+        "delta": delta,
         "latency": latency,
         "growth": growth,
         "tables": tables,

@@ -18,7 +18,7 @@ from benchmarks.results import median
 from benchmarks.source import Source, server
 
 CHUNK_ROWS = 50_000
-_AHEAD_ROWS = 200_000
+AHEAD_ROWS = 200_000
 """How many rows the writer may be ahead of the decoded ones."""
 
 
@@ -74,10 +74,10 @@ def _one(source: Source, running: ours.Stream, size: int, *, streamed: bool) -> 
             chunk = min(CHUNK_ROWS, size - written)
             source.insert(chunk, writer)
             written += chunk
-            while streamed and running.received_rows < written - _AHEAD_ROWS:
+            while streamed and running.received_rows < written - AHEAD_ROWS:
                 time.sleep(0.01)
         if streamed and size >= CHUNK_ROWS:
-            _settle(running)
+            settle(running)
         writer.execute(b"commit")
         committed_s = time.monotonic()
     running.wait(lambda: running.n_rows - before >= size)
@@ -85,7 +85,7 @@ def _one(source: Source, running: ours.Stream, size: int, *, streamed: bool) -> 
     return last.at_s - committed_s, last.done_s - committed_s
 
 
-def _settle(running: ours.Stream) -> None:
+def settle(running: ours.Stream) -> None:
     """Wait until no more rows arrive: a writer at the walsender's pace leaves no rows to decode before COMMIT."""
     seen, since_s = -1, time.monotonic()
     while time.monotonic() - since_s < 0.5:

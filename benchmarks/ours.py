@@ -150,6 +150,7 @@ def stream(
                 "slot": slot,
                 "publication": PUBLICATION,
                 "storage": f"{folder}/segments",
+                "sink": f"delta:{folder}/delta" if delta else "",
                 **settings,
             }
         )
