@@ -69,6 +69,7 @@ POINTS: Final = {
     "segment_filled_in_part": "driver: a part of its commit's constants is in a segment",
     "segment_filled": "driver: a segment has its commit's constants; the table has no name for it",
     "segment_linked": "driver: the table has a name for a segment; the table is not committed",
+    "memory_written": "driver: rows that were in memory are in files of one table; the table is not committed",
     "committing_table": "driver: the files of one table are written; the table is not committed",
     "table_committed": "driver: one table is committed",
     "committing_transactions": "driver: all tables are committed; _transactions is not",

@@ -7,7 +7,7 @@ versions that differ only in relid or replica identity have one layout.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -50,16 +50,23 @@ class TableParts:
             for version in self.versions
         )
 
-    def without(self, parts: Sequence[SegmentPart]) -> TableParts:
-        """All but these segments, under the same layouts."""
+    @property
+    def memory_bytes(self) -> int:
+        return sum(part.n_bytes for version in self.versions for part in version.memory)
+
+    def without(self, parts: Collection[MemoryPart | SegmentPart]) -> TableParts:
+        """All but these, under the same layouts."""
         gone = {id(part) for part in parts}
-        return TableParts(
-            self.name,
-            [
-                VersionParts(v.relation, v.schema, v.memory, [p for p in v.segments if id(p) not in gone])
-                for v in self.versions
-            ],
-        )
+        versions = [
+            VersionParts(
+                version.relation,
+                version.schema,
+                [part for part in version.memory if id(part) not in gone],
+                [part for part in version.segments if id(part) not in gone],
+            )
+            for version in self.versions
+        ]
+        return TableParts(self.name, versions)
 
     def segments(self) -> list[tuple[int, SegmentPart]]:
         """All segments with the index of their version, in the order of the batch within each version."""

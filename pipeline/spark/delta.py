@@ -3,11 +3,11 @@
 ``DeltaSink.write`` takes a batch and returns when ``_transactions`` holds it; only then may the caller
 confirm. In between, for each table: its watermark (the commit LSN up to which it holds rows) is read from a
 snapshot. Segments above it that are Parquet in the table's layout already get a name in the table
-(``pipeline.spark.segment_links``). Spark's executors write Parquet files of all other rows above it; where there
-are none, no job runs. Those names, and the files that the finished job reports, are committed on that snapshot with
-the new watermark (``pipeline.spark.delta_table``). A crash anywhere leaves each table at a watermark of its own;
-the replay, however its batches are cut, writes to each what it lacks. A reader bounded by the greatest
-``commit_lsn`` of ``_transactions`` never sees a torn transaction, because that is committed after all the tables.
+(``pipeline.spark.segment_links``). All other rows above it are written to Parquet files, by the driver or by Spark's
+executors (``pipeline.spark.written_rows``). These names and files are committed on that snapshot with the new
+watermark (``pipeline.spark.delta_table``). A crash anywhere leaves each table at a watermark of its own; the replay,
+however its batches are cut, writes to each what it lacks. A reader bounded by the greatest ``commit_lsn`` of
+``_transactions`` never sees a torn transaction, because that is committed after all the tables.
 
 Watermarks under the application id of the slot: a source table's and ``_transactions``' are the commit LSN
 of the last transaction they hold; ``_messages`` has two, because its rows come in two orders. Transactional
@@ -16,9 +16,8 @@ decides. Non-transactional ones come when they are decoded, in the order of thei
 skips those below the start of the replay: their greatest ``lsn``, under ``<application id>/messages``,
 decides. So ``_messages`` is deduplicated by ``lsn`` without reading it.
 
-The driver writes ``_transactions`` and ``_messages``: both are small most of the time, and a Spark job takes longer
-than they do. Messages may also be many gigabytes. They are read, filtered and written piece by piece
-(``message_pieces``) into as many files as they need, and those are one commit.
+The driver writes ``_transactions`` and ``_messages``, too. Messages may be many gigabytes. They are read, filtered and
+written piece by piece (``message_pieces``) into as many files as they need, and those are one commit.
 
 Who may write, and whether what is held can come from this server, is ``pipeline.spark.ownership``'s: a snapshot that
 somebody else has outdated is taken anew, and checked.
@@ -35,7 +34,6 @@ import itertools
 import uuid
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from functools import reduce
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
@@ -64,10 +62,7 @@ from xidstream.pipeline.spark.message_pieces import message_pieces, new_messages
 from xidstream.pipeline.spark.naming import Location
 from xidstream.pipeline.spark.ownership import Ownership
 from xidstream.pipeline.spark.parquet_files import (
-    REPORT_SCHEMA,
     ParquetFiles,
-    WriteRows,
-    WriteSegments,
     WriteTarget,
     WrittenFile,
 )
@@ -75,6 +70,7 @@ from xidstream.pipeline.spark.placement import Conform, Placement, Target, place
 from xidstream.pipeline.spark.segment_links import SegmentLinks
 from xidstream.pipeline.spark.session import warm_up
 from xidstream.pipeline.spark.spark_errors import fault_of
+from xidstream.pipeline.spark.written_rows import write_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -246,9 +242,8 @@ class DeltaSink:
         writer.add_columns([column for column in columns if column.name not in known])
         target = WriteTarget(location, f"data-{uuid.uuid4().hex}", watermark)
         files, left = self._link_segments(parts, placements, batch, target)
-        if left.n_rows:
-            conform = [Conform.of(columns, placement.names) for placement in placements]
-            files += self._run_job(left, batch, target, conform)
+        conform = [Conform.of(columns, placement.names) for placement in placements]
+        files += write_rows(left, batch, target, conform)
         if files:
             files.sort(key=lambda file: (file.min_commit_lsn, file.path))
             last = max(file.max_commit_lsn for file in files)
@@ -270,21 +265,6 @@ class DeltaSink:
             if owned is not None:
                 self._check(owned)
             raise
-
-    def _run_job(
-        self, parts: TableParts, batch: SparkBatch, target: WriteTarget, conform: list[Conform]
-    ) -> list[WrittenFile]:
-        """The files that the finished Spark job reports; what other attempts wrote is not among them."""
-        frames = []
-        if parts.segments():
-            rows = batch.segment_rows(parts, conform)
-            frames.append(batch.map_groups(WriteSegments(target, rows), len(rows.groups), REPORT_SCHEMA))
-        for version, conform_version in zip(parts.versions, conform, strict=True):
-            if version.memory:
-                function = WriteRows(target, conform_version)
-                frames.append(batch.map_memory(version, function, REPORT_SCHEMA))
-        reports = reduce(lambda left, right: left.unionAll(right), frames).collect()
-        return [WrittenFile(*report) for report in reports]
 
     # -- opening tables --------------------------------------------------------------------------------
 

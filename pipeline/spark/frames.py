@@ -242,6 +242,14 @@ class SparkBatch:
         groups = group_by_bytes([n_bytes for _, n_bytes in parts], self.parallelism)
         return frame.coalesce(len(groups)) if len(groups) < len(parts) else frame
 
+    def memory_batches(self, version: VersionParts) -> Iterator[pa.RecordBatch]:
+        """The same rows in this process, without Spark, part by part."""
+        for part in version.memory:
+            if part.place is None:
+                yield from self._read_memory(part.ref)
+            else:
+                yield from self._packs.rows([part])
+
     def _unpack(self, parts: Sequence[MemoryPart], schema: pa.Schema) -> list[tuple[ArrowRef, int]]:
         """Objects, and their bytes, with the rows that one layout has in packs: few, because each is a partition. They
         stay as long as this batch, because nothing runs before the DataFrame is used."""

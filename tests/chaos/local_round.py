@@ -40,7 +40,17 @@ from xidstream.pipeline.faultpoints import POINTS, reach
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.slot.admin import create_slot
 
-ELSEWHERE = frozenset({"parquet_written", "committing_table", "table_committed"})
+ELSEWHERE = frozenset(
+    {
+        "parquet_written",
+        "segment_filled_in_part",
+        "segment_filled",
+        "segment_linked",
+        "memory_written",
+        "committing_table",
+        "table_committed",
+    }
+)
 _RECOVERY_TIMEOUT_S = 60.0
 _KILLED = 9
 

@@ -29,7 +29,7 @@ from xidstream.pipeline.exchange import Tenure
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.relations import Column, RelationVersion, ReplicaIdentity
 from xidstream.pipeline.rows import MESSAGES_SCHEMA, TRANSACTIONS_SCHEMA, contract_schema
-from xidstream.pipeline.spark import delta, message_pieces, parquet_files
+from xidstream.pipeline.spark import delta, message_pieces, parquet_files, written_rows
 from xidstream.pipeline.spark.delta import DeltaSink
 from xidstream.pipeline.spark.naming import encode_table
 
@@ -107,6 +107,13 @@ def wanted(transactions: list[Transaction], table: str) -> list[tuple[int, int, 
     )
 
 
+@pytest.fixture(params=["driver", "spark"])
+def memory_writer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who writes the rows that are in memory."""
+    if request.param == "spark":
+        monkeypatch.setattr(written_rows, "DRIVER_BYTES", -1)
+
+
 def crowd() -> list[Transaction]:
     """Five transactions over two tables, in memory and spilled."""
     return [
@@ -124,7 +131,7 @@ def check_crowd(root: Root, transactions: list[Transaction]) -> None:
     assert root.transactions() == [t.commit_lsn for t in transactions]
 
 
-def test_batches_arrive_whole(root: Root, make_batch: Any) -> None:
+def test_batches_arrive_whole(root: Root, make_batch: Any, memory_writer: None) -> None:
     transactions = crowd()
     sink = root.sink()
     sink.write(make_batch(*transactions[:3]))
@@ -139,7 +146,9 @@ def test_batches_arrive_whole(root: Root, make_batch: Any) -> None:
 
 
 @pytest.mark.parametrize("spilled", [False, True], ids=["memory", "segments"])
-def test_every_native_type_round_trips_through_delta(root: Root, make_batch: Any, spilled: bool) -> None:
+def test_every_native_type_round_trips_through_delta(
+    root: Root, make_batch: Any, spilled: bool, memory_writer: None
+) -> None:
     root.sink().write(make_batch(Transaction(100, [(NATIVE, [VALUES])], spilled=spilled)))
     directory = "Odd.name~2Et~60x"
     table = DeltaTable(str(root.path / directory))
@@ -359,17 +368,16 @@ def test_a_ghost_that_commits_a_table_during_the_rightful_runs_job_does_not_stop
     ghost = root.sink()
     ghost.table_watermark("public", "a")
     rightful = root.sink()
-    real = DeltaSink._run_job
+    real = delta.write_rows
 
-    def slow(self: DeltaSink, *args: Any) -> Any:
-        files = real(self, *args)
-        if self is rightful:
-            monkeypatch.setattr(DeltaSink, "_run_job", real)
-            with pytest.raises(Superseded):
-                ghost.write(make_batch(*transactions[:1]))
+    def slow(*args: Any) -> Any:
+        files = real(*args)
+        monkeypatch.setattr(delta, "write_rows", real)
+        with pytest.raises(Superseded):
+            ghost.write(make_batch(*transactions[:1]))
         return files
 
-    monkeypatch.setattr(DeltaSink, "_run_job", slow)
+    monkeypatch.setattr(delta, "write_rows", slow)
     rightful.write(make_batch(*transactions))
     assert root.version("public.a") == 3, "the ghost committed, too"
     assert [r[0] for r in root.rows("public.a")] == [90, 100, 110]
@@ -596,7 +604,9 @@ def test_1600_columns_go_through_spark_whole(root: Root, make_batch: Any) -> Non
 
 
 @pytest.mark.parametrize("spilled", [False, True], ids=["memory", "segments"])
-def test_added_dropped_and_changed_columns(root: Root, make_batch: Any, spilled: bool) -> None:
+def test_added_dropped_and_changed_columns(
+    root: Root, make_batch: Any, spilled: bool, memory_writer: None
+) -> None:
     v1 = relation("public.t", ("id", INT8), ("price", INT4), ("gone", TEXT))
     v2 = relation("public.t", ("id", INT4), ("price", TEXT), ("New", TEXT))
     v3 = relation("public.t", ("ID", INT8), ("price", INT4), ("new", TEXT))

@@ -36,7 +36,7 @@ from xidstream.pipeline.faultpoints import FaultPlan
 from xidstream.pipeline.relations import RelationVersion
 from xidstream.pipeline.rows import TRANSACTIONS_SCHEMA
 from xidstream.pipeline.segments import SegmentReader, Storage
-from xidstream.pipeline.spark import delta
+from xidstream.pipeline.spark import delta, written_rows
 from xidstream.pipeline.spark.delta import DeltaSink
 
 pytestmark = pytest.mark.spark
@@ -136,7 +136,7 @@ def no_job(monkeypatch: pytest.MonkeyPatch) -> None:
     def run(*args: Any) -> None:
         raise AssertionError("a Spark job was run")
 
-    monkeypatch.setattr(DeltaSink, "_run_job", run)
+    monkeypatch.setattr(written_rows, "_run_job", run)
 
 
 def test_a_transaction_in_segments_is_committed_without_a_spark_job(world: World, no_job: None) -> None:
@@ -148,7 +148,7 @@ def test_a_transaction_in_segments_is_committed_without_a_spark_job(world: World
     assert (len(world.linked("public.a")), len(world.linked("public.b"))) == (2, 1)
 
 
-def test_segments_and_memory_of_one_batch_are_one_commit_of_each_table(world: World) -> None:
+def test_segments_and_memory_of_one_batch_are_one_commit_of_each_table(world: World, no_job: None) -> None:
     sink = world.sink()
     units = [
         Transaction(90, [(A, some(1))]),

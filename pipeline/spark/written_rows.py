@@ -1,0 +1,71 @@
+"""Rows that are in no file of the table yet, written to Parquet files: by the driver if they are few, else by Spark.
+
+What is in memory of one table of a batch is a batch's size at most, unless a transaction was not streamed. So much the
+driver writes before a Spark job has its first row: 10,000 rows in 5 ms, where a job takes 0.1 s, and takes them through
+the JVM. More of it, and segments that do not fit the table, are Spark's: it has more cores than the driver, and a
+segment may be on another machine's disk cache.
+
+Called by the Delta sink, on the driver; safe for several tables at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from typing import Final
+
+from xidstream.pipeline.faultpoints import reach
+from xidstream.pipeline.spark.batch_parts import TableParts
+from xidstream.pipeline.spark.frames import SparkBatch
+from xidstream.pipeline.spark.parquet_files import (
+    REPORT_SCHEMA,
+    WriteRows,
+    WriteSegments,
+    WriteTarget,
+    WrittenFile,
+)
+from xidstream.pipeline.spark.placement import Conform
+
+DRIVER_BYTES: Final = 64 << 20
+"""Of Arrow memory, of one table: a batch's own size, and a row group's."""
+
+
+def write_rows(
+    parts: TableParts, batch: SparkBatch, target: WriteTarget, conform: Sequence[Conform]
+) -> list[WrittenFile]:
+    """The files with all rows of ``parts`` above the watermark; ``conform[i]`` is for the i-th layout."""
+    files = []
+    if parts.memory_bytes <= DRIVER_BYTES:
+        files = _write_memory(parts, batch, target, conform)
+        parts = parts.without([part for version in parts.versions for part in version.memory])
+    if parts.n_rows:
+        files += _run_job(parts, batch, target, conform)
+    return files
+
+
+def _write_memory(
+    parts: TableParts, batch: SparkBatch, target: WriteTarget, conform: Sequence[Conform]
+) -> list[WrittenFile]:
+    files = target.files(conform[0].schema)
+    for version, conform_version in zip(parts.versions, conform, strict=True):
+        for rows in batch.memory_batches(version):
+            files.write(conform_version(target.above(rows)))
+    written = files.close()
+    reach("memory_written")
+    return written
+
+
+def _run_job(
+    parts: TableParts, batch: SparkBatch, target: WriteTarget, conform: Sequence[Conform]
+) -> list[WrittenFile]:
+    """The files that the finished Spark job reports; what other attempts wrote is not among them."""
+    frames = []
+    if parts.segments():
+        rows = batch.segment_rows(parts, conform)
+        frames.append(batch.map_groups(WriteSegments(target, rows), len(rows.groups), REPORT_SCHEMA))
+    for version, conform_version in zip(parts.versions, conform, strict=True):
+        if version.memory:
+            function = WriteRows(target, conform_version)
+            frames.append(batch.map_memory(version, function, REPORT_SCHEMA))
+    reports = reduce(lambda left, right: left.unionAll(right), frames).collect()
+    return [WrittenFile(*report) for report in reports]
