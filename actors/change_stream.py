@@ -85,7 +85,7 @@ class ChangeStream:
         return self._with(
             spec,
             lambda identity: DeltaSink(uri, identity, storage_options=options),
-            check_of_delta(uri, options),
+            check_of_delta(uri, self._config.storage, options),
             spec,
         )
 

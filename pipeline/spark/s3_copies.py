@@ -152,19 +152,18 @@ def _options(root: Location) -> dict[str, str]:
 
 def _endpoint(options: dict[str, str]) -> str | None:
     """Where deltalake finds the store; None for Amazon's own."""
-    for name in ("endpoint_url", "endpoint"):
-        if name in options:
-            return options[name]
-    for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"):
-        if os.environ.get(name):
-            return os.environ[name]
-    return None
+    return options.get("endpoint_url") or options.get("endpoint") or _of_environment()
 
 
 def _storage_endpoint(storage_uri: str) -> str | None:
     query = parse_qs(urlsplit(storage_uri).query)
     host = query.get("endpoint_override", [None])[0]
-    return None if host is None else f"{query.get('scheme', ['https'])[0]}://{host}"
+    return _of_environment() if host is None else f"{query.get('scheme', ['https'])[0]}://{host}"
+
+
+def _of_environment() -> str | None:
+    names = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+    return next((os.environ[name] for name in names if os.environ.get(name)), None)
 
 
 def _host(endpoint: str | None) -> str | None:

@@ -14,9 +14,10 @@ whenever it is repeated, and it refuses a file that was filled with other values
 changes. A crash leaves segments that are filled, which are read as before, and names that no log has, which vacuum
 removes.
 
-Of each segment the length and the footer are verified. Of a prepared transaction, which may have waited for a month,
-it is the checksum over the whole file: the slot cannot send that transaction again, but nobody should read it wrong.
-A sum over all other segments would take as long as the transaction is large.
+Of each segment the length and the end are verified, where the footer and the constants are. Of a prepared
+transaction, which may have waited for a month, it is the checksum over the whole file: the slot cannot send that
+transaction again, but nobody should read it wrong. A sum over all other segments would take as long as the
+transaction is large.
 
 A segment that is missing raises SegmentCorrupt, as when Spark reads it. The sink asks then whether a later run, which
 cleans up behind this one, has taken the slot over.
@@ -39,9 +40,9 @@ import warnings
 from collections.abc import Collection, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import Final, Protocol
+from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from xidstream.pipeline import late_binding
 from xidstream.pipeline.errors import SegmentCorrupt, StorageFault
@@ -87,7 +88,7 @@ class SegmentStorage(Protocol):
 
 
 def how_segments_reach(root: Location, storage_uri: str) -> Reach:
-    """Tries a link where both are local, and asks no store. ``storage_uri`` as ``Storage.uri`` has it."""
+    """Tries a link where both are local, and asks no store. ``storage_uri`` is the setting."""
     if not root.is_local:
         return Reach.SERVER_SIDE_COPY if s3_copies.can_copy(storage_uri, root) else Reach.SPARK
     storage = _local_path(storage_uri)
@@ -238,8 +239,9 @@ class _LocalLinks(_Way):
     def _bind(self, key: str, file: RowFile, commit: Commit, table: Location, path: str) -> None:
         source = self._storage.local_path(key)
         assert source is not None
+        # Without its end nobody could ever read the file again, and the table with it.
+        late_binding.verify_tail(self._read(key, file.head_bytes), file, name=key)
         late_binding.fill(source, file, commit, name=key)
-        _check_footer(key, source, file)
         reach("segment_filled")
         target = os.path.join(table.uri, path)
         try:
@@ -263,16 +265,6 @@ class _ServerSideCopies(_Way):
         tail = late_binding.bound_tail(bytes(stored), file, commit, name=key)
         reach("segment_filled")
         self._copies.copy(key, file.head_bytes, tail, table.child(path))
-
-
-def _check_footer(key: str, path: str, file: RowFile) -> None:
-    """Without it nobody could ever read the file again, and the table with it."""
-    try:
-        n_rows = pq.read_metadata(path).num_rows
-    except (pa.ArrowException, OSError) as error:
-        raise SegmentCorrupt(f"segment {key!r} has no footer of a Parquet file") from error
-    if n_rows != file.n_rows:
-        raise SegmentCorrupt(f"segment {key!r} has {n_rows} rows, {file.n_rows} were written")
 
 
 def _unnamed(path: str, error: OSError) -> StorageFault:
@@ -318,9 +310,10 @@ def _copied_by_kernel(source: int, target: int) -> bool:
 
 
 def _local_path(storage_uri: str) -> str | None:
-    if storage_uri.startswith("/"):
-        return storage_uri
-    return Location.parse(storage_uri).uri if storage_uri.lower().startswith("file:") else None
+    scheme, colon, _ = storage_uri.partition(":")
+    if not colon or "/" in scheme:
+        return os.path.abspath(storage_uri)
+    return unquote(urlsplit(storage_uri).path) if scheme.lower() == "file" else None
 
 
 def _existing(folder: str) -> str:

@@ -32,6 +32,7 @@ from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.spark import naming
 from xidstream.pipeline.spark.foreach import resolve
 from xidstream.pipeline.spark.naming import Location
+from xidstream.pipeline.spark.segment_links import how_segments_reach
 from xidstream.pipeline.spark.sink import parse_sink_spec
 
 MOST_TABLES: Final = 100
@@ -59,11 +60,14 @@ SinkCheck = Callable[["ServerSide | None"], "list[Finding]"]
 """Given the server's side, or None where the server was not reached. Raises nothing."""
 
 
-def check_of_spec(spec: str) -> SinkCheck:
-    """The check of ``delta:URI``, ``console`` or ``foreach:module:function``. Raises ConfigError for anything else."""
+def check_of_spec(spec: str, storage_uri: str) -> SinkCheck:
+    """The check of ``delta:URI``, ``console`` or ``foreach:module:function``. Raises ConfigError for anything else.
+
+    ``storage_uri``: the setting; empty where it is not given.
+    """
     kind, argument = parse_sink_spec(spec)
     if kind == "delta":
-        return check_of_delta(argument)
+        return check_of_delta(argument, storage_uri)
     if kind == "console":
         return lambda server: [Finding.ok("sink", "sink console prints the rows")]
     return lambda server: [_check_named_function(argument)]
@@ -76,8 +80,10 @@ def check_of_function(function: Callable[..., Any]) -> SinkCheck:
     ]
 
 
-def check_of_delta(root_uri: str, storage_options: Mapping[str, str] | None = None) -> SinkCheck:
-    return lambda server: _check_delta(root_uri, storage_options, server)
+def check_of_delta(
+    root_uri: str, storage_uri: str, storage_options: Mapping[str, str] | None = None
+) -> SinkCheck:
+    return lambda server: _check_delta(root_uri, storage_uri, storage_options, server)
 
 
 # -- a function ----------------------------------------------------------------------------------------
@@ -106,7 +112,7 @@ def _check_arguments(function: Callable[..., Any], label: str) -> Finding:
 
 
 def _check_delta(
-    root_uri: str, storage_options: Mapping[str, str] | None, server: ServerSide | None
+    root_uri: str, storage_uri: str, storage_options: Mapping[str, str] | None, server: ServerSide | None
 ) -> list[Finding]:
     try:
         root = Location.parse(root_uri, dict(storage_options) if storage_options else None)
@@ -127,6 +133,9 @@ def _check_delta(
             )
         ]
     findings = [Finding.ok("sink", f"Delta root {shown} can be written")]
+    if storage_uri:
+        way = how_segments_reach(root, storage_uri).value
+        findings.append(Finding.ok("sink_files", f"large transactions reach the Delta tables by {way}"))
     try:
         return findings + _check_tables(root, server)
     except XidstreamError as error:

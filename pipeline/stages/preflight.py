@@ -126,6 +126,6 @@ def _sink_findings(config: Config, check_sink: SinkCheck | None, server: ServerS
             )
         ]
     try:
-        return (check_sink or check_of_spec(config.sink))(server)
+        return (check_sink or check_of_spec(config.sink, config.storage))(server)
     except ConfigError as error:
         return [Finding.of_error("sink", error)]

@@ -29,6 +29,7 @@ from xidstream.pipeline.spark.naming import Location
 from xidstream.pipeline.spark.parquet_files import WriteTarget, WrittenFile
 from xidstream.pipeline.spark.placement import Target, place
 from xidstream.pipeline.spark.segment_links import Reach, SegmentLinks, how_segments_reach
+from xidstream.pipeline.spark.sink_findings import check_of_spec
 
 A = relation("public.a", ("id", INT8), ("name", TEXT))
 APP = "1/db/slot"
@@ -329,3 +330,28 @@ def test_two_stores_have_no_way_but_spark(tmp_path: Path) -> None:
     assert how_segments_reach(other, "s3://bucket/y") is Reach.SPARK
     same = "s3://bucket/y?endpoint_override=other%3A9000&scheme=http"
     assert how_segments_reach(other, same) is Reach.SERVER_SIDE_COPY
+
+
+def test_the_check_says_how_large_transactions_reach_the_tables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def told(sink: str, storage: str) -> list[str]:
+        return [f.statement for f in check_of_spec(sink, storage)(None) if f.check == "sink_files"]
+
+    assert told(f"delta:{tmp_path}/delta", "storage") == [
+        "large transactions reach the Delta tables by hard links"
+    ]
+    assert told("delta:tables", "gs://bucket/x") == [
+        "large transactions reach the Delta tables by files that Spark writes"
+    ]
+    assert told("delta:tables", "") == []
+
+
+def test_both_ways_to_a_store_of_ones_own_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9000")
+    root = Location.parse("s3://bucket/x")
+    assert how_segments_reach(root, "s3://bucket/y") is Reach.SERVER_SIDE_COPY
+    assert how_segments_reach(root, Storage("s3://bucket/y").uri) is Reach.SERVER_SIDE_COPY
+    assert how_segments_reach(root, "s3://b/y?endpoint_override=127.0.0.1%3A9001") is Reach.SPARK
