@@ -40,7 +40,9 @@ BASE_CONF = {
     "spark.ray.raydp_spark_master.actor.resource.CPU": "0.1",
     "spark.ui.showConsoleProgress": "false",
     # The second compiler tier costs seconds of start-up and gains nothing for jobs this short.
-    "spark.driver.extraJavaOptions": f"-XX:TieredStopAtLevel=1 -Dlog4j2.configurationFile=file:{_LOG4J}",
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+    # RayDP makes an option of the driver's JVM of it, behind all others: one among them would have no effect.
+    "spark.log4j.config.file.name": f"file:{_LOG4J}",
     "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1",
 }
 

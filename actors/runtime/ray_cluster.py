@@ -21,6 +21,14 @@ LOCAL_OBJECT_STORE_BYTES = 1 << 30
 """Enough for the reader's blocks, a backlog and the batch in hand. Ray's default takes 30 % of the machine's memory."""
 
 
+_TOKEN_ENABLED = "Token authentication is enabled for this Ray cluster"
+
+
+def _without_noise(record: logging.LogRecord) -> bool:
+    """Ray warns that it asks for a token, as it does by default. That it asks for none is still worth a warning."""
+    return not record.getMessage().startswith(_TOKEN_ENABLED)
+
+
 def connect_ray(*, namespace: str = "xidstream") -> None:
     """Join the cluster that RAY_ADDRESS or the job names, or else start one on this machine.
 
@@ -33,6 +41,7 @@ def connect_ray(*, namespace: str = "xidstream") -> None:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     local = is_local()
     if local:
+        logging.getLogger("ray._private.authentication.authentication_token_setup").addFilter(_without_noise)
         # On one machine all of Spark stays on the loopback address, even if the host's name is unknown. Its JVMs are
         # children of the raylet and inherit the variable.
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")

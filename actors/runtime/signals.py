@@ -75,6 +75,7 @@ class StopRequest:
             return
         self.asked = True
         with suppress(OSError):  # a terminal that is gone
-            os.write(_STDERR, _TOLD)
+            # On a terminal the line has the live picture and ^C already.
+            os.write(_STDERR, b"\n" + _TOLD if os.isatty(_STDERR) else _TOLD)
         for stop in self._stops:
             stop()
