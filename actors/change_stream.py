@@ -159,7 +159,8 @@ class StreamingQuery:
         """Numbers for people and monitoring. LSNs are text, as PostgreSQL prints them.
 
         ``epoch``; ``batches``, ``transactions``, ``rows`` that the sink has had since the start; ``lastCommitLsn`` and
-        ``lagMs`` of the last batch; ``confirmedLsn``, up to which the server was told that all is durable;
+        ``lagMs`` of the last batch; ``caughtUp``, whether all transactions that the server has sent are delivered and
+        confirmed; ``confirmedLsn``, up to which the server was told that all is durable;
         ``preparedTransactions``; ``receivedBytes``; ``openTransactions`` and ``openRows`` that are streamed and not
         committed yet; ``paused``, whether reading waits for memory; ``waitingForSinkBytes`` and ``inFlightBytes``.
         What is not known at the moment is None.

@@ -9,6 +9,7 @@ from collections import Counter
 
 import click
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from xidstream.actors.preflight import findings_of
@@ -58,15 +59,25 @@ def print_findings(config: Config) -> bool:
         statement = finding.statement
         if finding.status is Status.NOT_CHECKED:
             statement = f"not checked: {statement}"
-        console.print(Text.assemble((mark, style), "  ", statement), soft_wrap=True)
+        _print_beside(console, Text(mark, style=style), Text(statement))
         if finding.remedy and finding.status is not Status.OK:
-            console.print(Text(f"      {finding.remedy}", style="dim"), soft_wrap=True)
+            _print_beside(console, Text("    "), Text(finding.remedy, style="dim"))
     n = Counter(finding.status for finding in findings)
     console.print(
         f"\n{n[Status.OK]} ok, {n[Status.WARNING]} to mind, {n[Status.FAILED]} missing, "
         f"{n[Status.NOT_CHECKED]} not checked"
     )
     return not n[Status.FAILED]
+
+
+def _print_beside(console: Console, mark: Text, text: Text) -> None:
+    """On a terminal the text is wrapped beside its mark. In a file it stays one line, which can be searched."""
+    if not console.is_terminal:
+        console.print(Text.assemble(mark, "  ", text), soft_wrap=True)
+        return
+    grid = Table.grid(padding=(0, 2))
+    grid.add_row(mark, text)
+    console.print(grid)
 
 
 def print_status(config: Config) -> None:

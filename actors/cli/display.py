@@ -23,6 +23,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from xidstream.actors.runtime.elapsed import Elapsed
 from xidstream.actors.supervision.supervisor import Status
 from xidstream.pipeline.quantities import counted, human_bytes, human_ms
 
@@ -31,6 +32,8 @@ _MOST_TRANSACTIONS = 6
 _RATE_WINDOW_S = 10.0
 _FRESH_S = 5.0
 """For how long after a batch its lag is of interest although nothing waits any more."""
+_SHORT_LAG_MS = 5_000.0
+"""Where changes come all the time something always waits: with a lag below this the run keeps up with them."""
 
 
 class Pace:
@@ -71,7 +74,7 @@ def parts(status: Status, pace: Pace | None = None) -> list[str]:
     found.append(
         f"{counted(driver.n_transactions, 'transaction')}, {counted(driver.n_rows, 'row')} delivered"
     )
-    if pace is not None and pace.rows_per_s:
+    if pace is not None and pace.rows_per_s and pace.rows_per_s >= 1:
         found.append(f"{pace.rows_per_s:,.0f} rows/s")
     if reader is not None:
         rate = f" ({human_bytes(pace.read_bytes_per_s)}/s)" if pace and pace.read_bytes_per_s else ""
@@ -93,10 +96,13 @@ def summary(status: Status, pace: Pace | None = None) -> str:
 
 
 def _where(status: Status, pace: Pace) -> str:
-    where = "caught up" if status.is_caught_up else "catching up"
     lag_ms = status.driver.lag_ms
     if lag_ms is None or (status.is_caught_up and not pace.is_fresh):
-        return where
+        return "caught up" if status.is_caught_up else "catching up"
+    if status.is_caught_up:
+        where = "caught up"
+    else:
+        where = "keeping up" if pace.is_fresh and lag_ms < _SHORT_LAG_MS else "catching up"
     return f"{where}, lag {human_ms(lag_ms)}"
 
 
@@ -139,17 +145,6 @@ def picture(status: Status, pace: Pace) -> Group:
         table.add_row(f"and {len(transactions) - _MOST_TRANSACTIONS} more", "", "", "")
     state = Phrases(parts(status, pace), "bold")
     return Group(state, table) if transactions else Group(state)
-
-
-class _Since:
-    """A text with the seconds of the moment when it is drawn, which the live picture does by itself."""
-
-    def __init__(self, text: str, elapsed_s: Callable[[], float]) -> None:
-        self._text = text
-        self._elapsed_s = elapsed_s
-
-    def __rich__(self) -> Text:
-        return Text(f"{self._text} ({self._elapsed_s():.0f} s)", style="bold")
 
 
 class Display:
@@ -200,7 +195,8 @@ class Display:
             if status.opened is None:
                 shown.append(self._starting(slot, status.waiting_for, several=several))
                 continue
-            self._waiting.pop(slot, None)
+            if self._live is None and self._waiting.pop(slot, None) is not None:
+                self.line(f"{now_s - self._open_s.get(slot, self._began_s):.0f} s: reading slot {slot}")
             self._open_s[slot] = now_s
             pace = self._paces.setdefault(slot, Pace())
             pace.note(status, now_s)
@@ -229,7 +225,7 @@ class Display:
         if self._live is None and waiting_for and self._waiting.get(slot) != waiting_for:
             self._waiting[slot] = waiting_for
             self.line(f"{f'{slot}: ' if several else ''}{self._clock() - since_s:.0f} s: {text}")
-        return _Since(text, lambda: self._clock() - since_s)
+        return Elapsed(text, since_s, self._clock)
 
     def _plain(self, slot: str, text: str, *, several: bool, now_s: float) -> None:
         text = f"{slot}: {text}" if several else text

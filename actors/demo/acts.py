@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import textwrap
 import time
 from typing import Any, Final
 
@@ -17,7 +18,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from xidstream.actors.demo.live_stream import LiveStream
 from xidstream.pipeline.errors import EnvironmentFault
-from xidstream.pipeline.quantities import human_bytes
+from xidstream.pipeline.quantities import counted, human_bytes
 
 SCHEMA: Final = """
 create table orders (
@@ -79,9 +80,11 @@ def _write_large(console: Console, large: Connection, stream: LiveStream, n_rows
     n_decoded = stream.n_open_rows()
     n_segments = sum(n for *_, n in stream.open_transactions())
     n_bytes = sum(n for _, _, n, _ in stream.open_transactions())
-    console.print(
-        f"   {n_decoded:,} of {n_rows:,} rows are decoded: {n_segments} segments are in storage, "
-        f"{human_bytes(n_bytes)} in memory. Spark sees none of them: it has had {len(stream.arrivals)} batches so far."
+    _say(
+        console,
+        f"{n_decoded:,} of {n_rows:,} rows are decoded: {human_bytes(n_bytes)} in memory, and "
+        f"{counted(n_segments, 'segment')} in storage. Spark sees none of them: it has had "
+        f"{len(stream.arrivals)} batches so far.",
     )
     if n_decoded == 0:
         raise EnvironmentFault("no row of the open transaction arrived before its COMMIT")
@@ -94,7 +97,7 @@ def _commit_small(console: Console, small: Connection, stream: LiveStream) -> No
     for n in range(1, _SMALL_TRANSACTIONS + 1):
         small.execute(b"insert into payments values (%s, %s, 9.99)", (n, n))
     stream.wait_until(lambda: stream.n_rows_delivered >= _SMALL_TRANSACTIONS)
-    console.print(f"   all {_SMALL_TRANSACTIONS} are in Spark and in Delta, and the large one is still open.")
+    _say(console, f"all {_SMALL_TRANSACTIONS} are in Spark and in Delta, and the large one is still open.")
 
 
 def _roll_back_savepoint(console: Console, large: Connection, stream: LiveStream, n_rows: int) -> None:
@@ -104,7 +107,13 @@ def _roll_back_savepoint(console: Console, large: Connection, stream: LiveStream
     large.execute(_ROWS.encode(), (n_rows + 1, n_rows + n_undone))
     large.execute(b"rollback to savepoint mistake")
     large.execute(_ROWS.encode(), (2 * n_rows + 1, 2 * n_rows + _ROWS_AFTER_ROLLBACK))
-    console.print(
-        f"   it wrote {n_undone:,} rows and rolled them back, then it wrote {_ROWS_AFTER_ROLLBACK} more."
+    _say(
+        console,
+        f"it wrote {n_undone:,} rows and rolled them back, then it wrote {_ROWS_AFTER_ROLLBACK} more.",
     )
     stream.wait_until_steady(lambda n: None)
+
+
+def _say(console: Console, text: str) -> None:
+    """Indented, also where the terminal is too narrow for one line."""
+    console.print(textwrap.fill(text, console.width, initial_indent="   ", subsequent_indent="   "))

@@ -47,15 +47,8 @@ def show_lag(console: Console, last: Arrival, committed_s: float) -> None:
 def _show_commit_order(console: Console, spark: SparkSession, output: Path) -> bool:
     """Whether the last transaction was streamed and is the largest."""
     transactions = _frame(spark, output, "_transactions").orderBy("commit_lsn").collect()
-    table = Table(
-        "place",
-        "xid",
-        "commit LSN",
-        "rows",
-        "streamed",
-        title="\nCommit order, as Spark reads it",
-        title_justify="left",
-    )
+    console.print("\nCommit order, as Spark reads it:")
+    table = Table("place", "xid", "commit LSN", "rows", "streamed")
     for place, row in enumerate(transactions):
         if place < _SHOWN_AT_EACH_END or place >= len(transactions) - _SHOWN_AT_EACH_END:
             lsn = str(Lsn(row.commit_lsn))
@@ -69,15 +62,8 @@ def _show_commit_order(console: Console, spark: SparkSession, output: Path) -> b
 
 def _compare_with_source(console: Console, spark: SparkSession, conninfo: str, output: Path) -> bool:
     """Whether each table has as many rows in Delta as in PostgreSQL, all distinct, with the same sum of ids."""
-    proof = Table(
-        "table",
-        "rows in PostgreSQL",
-        "rows in Delta",
-        "sum of ids",
-        "equal",
-        title="\nSource and Delta",
-        title_justify="left",
-    )
+    console.print("\nSource and Delta:")
+    proof = Table("table", "rows in PostgreSQL", "rows in Delta", "sum of ids", "equal")
     equal = True
     with psycopg.connect(conninfo) as source:
         for name in _TABLES:

@@ -22,6 +22,7 @@ from xidstream.actors.demo.embedded_postgres import EmbeddedPostgres
 from xidstream.actors.demo.live_stream import LiveStream
 from xidstream.actors.demo.proof import prove, show_lag
 from xidstream.actors.driver.session import start_spark, stop_spark
+from xidstream.actors.runtime.elapsed import Elapsed
 from xidstream.actors.runtime.ray_cluster import connect_ray
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import UsageError
@@ -39,17 +40,18 @@ def run_demo(*, n_rows: int, output: Path) -> None:
         server = EmbeddedPostgres(Path(scratch) / "postgres", version=18)
         _prepare_output(output)
         _introduce(console, n_rows)
-        with console.status("starting PostgreSQL, Ray and a RayDP Spark session (about 20 s)"):
+        with console.status(Elapsed("waiting for PostgreSQL and Ray", started_s)):
             connect_ray()
             server.start()
         try:
-            _show(console, server.conninfo(), Path(scratch) / "segments", output, n_rows)
+            _show(console, server.conninfo(), Path(scratch) / "segments", output, n_rows, started_s)
         finally:
             server.stop()
             stop_spark()
     console.print(f"\nThe demo took {time.monotonic() - started_s:.0f} s.")
     console.print(
-        "Next: [bold]xidstream check --dsn … --slot … --publication …[/] tells what your server still lacks;\n"
+        "Next: [bold]xidstream check --dsn … --slot … --publication …[/]\n"
+        "      tells what your server still lacks.\n"
         "      [bold]xidstream run --help[/] lists the settings; the README has a PySpark example."
     )
 
@@ -57,15 +59,18 @@ def run_demo(*, n_rows: int, output: Path) -> None:
 def _introduce(console: Console, n_rows: int) -> None:
     console.print(
         Panel(
-            f"A transaction of {n_rows:,} rows goes from PostgreSQL to Spark while it is still open.\n"
-            "Everything here is embedded: PostgreSQL 18, Ray, a JVM, Spark through RayDP.",
+            f"A transaction of {n_rows:,} rows goes from PostgreSQL to Spark\n"
+            "while it is still open. Everything here is embedded: PostgreSQL 18,\n"
+            "Ray, a JVM, and Spark through RayDP. It takes about a minute.",
             title="xidstream demo",
             expand=False,
         )
     )
 
 
-def _show(console: Console, conninfo: str, storage: Path, output: Path, n_rows: int) -> None:
+def _show(
+    console: Console, conninfo: str, storage: Path, output: Path, n_rows: int, started_s: float
+) -> None:
     with psycopg.connect(conninfo, autocommit=True) as admin:
         admin.execute(SCHEMA.encode())
     config = Config(
@@ -79,7 +84,7 @@ def _show(console: Console, conninfo: str, storage: Path, output: Path, n_rows: 
         buffer_memory_bytes=16 << 20,
         batch_rows=10_000_000,
     )
-    with console.status("starting a RayDP Spark session"):
+    with console.status(Elapsed("waiting for the Spark session", started_s)):
         spark = start_spark(config, "xidstream-demo")
     with LiveStream(config, spark, str(output), lambda text: console.print(text, style="yellow")) as stream:
         committed_s = perform(console, conninfo, stream, n_rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -52,6 +53,18 @@ def test_every_package_of_a_run_has_one_pin_for_each_python_that_its_range_allow
             if wanted.marker is None or wanted.marker.evaluate(here):
                 exact = versions[wanted.name]
                 assert exact is not None and exact[1] in wanted.specifier, text
+
+
+def test_make_demo_installs_neither_test_nor_lint_tools(tmp_path: Path) -> None:
+    told = subprocess.run(
+        ["make", "--dry-run", "demo", f"VENV={tmp_path}"],
+        cwd=Path(__file__).parents[3],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    (installed,) = re.findall(r"-e '\.\[([\w,]+)\]'", told)
+    assert sorted(installed.split(",")) == ["demo", "pinned"]
 
 
 def test_no_pin_is_written_twice() -> None:

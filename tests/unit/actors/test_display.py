@@ -123,6 +123,13 @@ def test_an_open_transaction_is_not_behind() -> None:
     assert status(open_transactions=OPEN).is_caught_up
 
 
+def test_a_short_lag_where_changes_come_all_the_time_is_keeping_up() -> None:
+    following = [status(n_waiting=1, n_batches=n, lag_ms=783.0) for n in (1, 2, 3)]
+    assert summary(following[-1], noted(*following)).startswith("keeping up, lag 783 ms · ")
+    stuck = [*following, *[following[-1]] * 6]
+    assert summary(stuck[-1], noted(*stuck)).startswith("catching up, lag 783 ms · ")
+
+
 def test_rates_are_those_of_the_last_seconds_and_begin_anew_with_another_epoch() -> None:
     statuses = [status(n_rows=n) for n in (0, 1000, 3000)]
     assert "1,500 rows/s" in summary(statuses[-1], noted(*statuses))
@@ -169,12 +176,13 @@ def test_a_file_gets_lines_without_control_characters_one_for_each_change() -> N
             clock.now_s += 0.25
         display.line("a notice")
     lines = out.getvalue().splitlines()
-    assert lines[:3] == [
+    assert lines[:4] == [
         "0 s: waiting for Ray",
         "4 s: waiting for the slot reader and the Spark session",
         "24 s: waiting for the Spark session",
+        "34 s: reading slot s",
     ]
-    assert [line.partition(" · ")[0] for line in lines[3:]] == [
+    assert [line.partition(" · ")[0] for line in lines[4:]] == [
         "caught up, lag 27.1 s",
         "caught up",
         "a notice",
