@@ -36,8 +36,11 @@ class VersionParts:
 
 @dataclass
 class TableParts:
+    """``newest`` is the last relation version among the parts; equal layouts may differ in types and keys."""
+
     name: TableName
     versions: list[VersionParts] = field(default_factory=list)
+    newest: RelationVersion | None = None
 
     @property
     def label(self) -> str:
@@ -85,6 +88,7 @@ def tables_of(batch: Batch) -> dict[TableName, TableParts]:
         if found is None:
             found = versions[key] = VersionParts(relation, contract_schema(relation))
             tables.setdefault(name, TableParts(name)).versions.append(found)
+        tables[name].newest = relation
         return found
 
     for unit in batch.units:

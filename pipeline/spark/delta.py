@@ -70,6 +70,7 @@ from xidstream.pipeline.spark.placement import Conform, Placement, Target, place
 from xidstream.pipeline.spark.segment_links import SegmentLinks
 from xidstream.pipeline.spark.session import warm_up
 from xidstream.pipeline.spark.spark_errors import fault_of
+from xidstream.pipeline.spark.table_metadata import OF_OWN_TABLES, metadata_of_source
 from xidstream.pipeline.spark.written_rows import write_rows
 
 if TYPE_CHECKING:
@@ -231,13 +232,15 @@ class DeltaSink:
                 self._writers[directory] = writer
             return
         columns, placements = _placements(() if writer is None else writer.columns, parts)
+        assert parts.newest is not None
+        about = metadata_of_source(parts.newest)
         if writer is None:
-            writer = DeltaTableWriter.open_or_create(location, parts.label, columns)
+            writer = DeltaTableWriter.open_or_create(location, parts.label, columns, about)
             if writer.columns != columns or writer.watermark(self._application_id) != watermark:
                 raise SnapshotOutdated(parts.label)
             self._check(writer)
         self._writers[directory] = writer
-        writer.complete()
+        writer.describe(about)
         known = {column.name for column in writer.columns}
         writer.add_columns([column for column in columns if column.name not in known])
         target = WriteTarget(location, f"data-{uuid.uuid4().hex}", watermark)
@@ -304,14 +307,15 @@ class DeltaSink:
         writer = self._writers.get(directory)
         if writer is None:
             columns = [Target(f.name, f.type, f.name) for f in schema]
-            writer = DeltaTableWriter.open_or_create(self._root.child(directory), directory, columns)
+            about = OF_OWN_TABLES[directory]
+            writer = DeltaTableWriter.open_or_create(self._root.child(directory), directory, columns, about)
             self._check(writer)
             if writer.columns != tuple(columns):
                 raise SinkFailed(
                     f"Delta table {directory} has other columns: it was not written by this sink",
                     remedy="give the sink a root of its own",
                 )
-            writer.complete()
+            writer.describe(about)
             self._writers[directory] = writer
         return writer
 

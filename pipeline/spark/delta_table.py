@@ -41,7 +41,7 @@ from xidstream.pipeline.errors import SinkFailed, UsageError
 from xidstream.pipeline.spark.naming import Location
 from xidstream.pipeline.spark.parquet_files import WrittenFile
 from xidstream.pipeline.spark.placement import Target
-from xidstream.pipeline.spark.table_metadata import missing_properties, table_properties
+from xidstream.pipeline.spark.table_metadata import COMMENT, NOTHING_KNOWN, TableMetadata
 
 SOURCE_KEY: Final = "xidstream.column"
 """Metadata of a Delta column whose name is not its source's: the source column's name."""
@@ -60,6 +60,7 @@ class DeltaTableWriter:
     def __init__(self, table: DeltaTable, location: Location, label: str) -> None:
         self._table = table
         self._location = location
+        self._described: TableMetadata | None = None
         self.label = label
         if table.metadata().partition_columns:
             raise SinkFailed(
@@ -79,18 +80,22 @@ class DeltaTableWriter:
         return cls(table, location, label)
 
     @classmethod
-    def open_or_create(cls, location: Location, label: str, columns: Sequence[Target]) -> DeltaTableWriter:
+    def open_or_create(
+        cls, location: Location, label: str, columns: Sequence[Target], about: TableMetadata = NOTHING_KNOWN
+    ) -> DeltaTableWriter:
         """The table, made with ``columns`` where there is none; safe against a crash and against a race."""
         found = cls.open(location, label)
         if found is not None:
             return found
-        schema = DeltaSchema([_delta_field(column) for column in columns])
+        schema = DeltaSchema([_delta_field(column, about.comments.get(column.name)) for column in columns])
         try:
             DeltaTable.create(
                 location.uri,
                 schema=schema,
                 mode="ignore",
-                configuration=table_properties(column.name for column in columns),
+                description=about.description or None,
+                configuration=about.properties,
+                raise_if_key_not_exists=False,
                 storage_options=location.storage_options,
             )
         except CommitFailedError:
@@ -136,23 +141,26 @@ class DeltaTableWriter:
         if missing:
             raise SinkFailed(f"Delta table {self.label} did not take the columns {sorted(missing)}")
 
-    def complete(self) -> None:
-        """Set the properties that the table lacks because an earlier version of this sink made it: a commit of its own.
+    def describe(self, about: TableMetadata) -> None:
+        """Set the properties that the table lacks, or has otherwise, in a commit of its own.
+
+        That is after an ALTER, and for a table that an earlier version of this sink made.
 
         Raises SnapshotOutdated where somebody else committed in between: the caller's watermark may be another now.
         """
-        wanted = table_properties(column.name for column in self.columns)
-        missing = missing_properties(self._table.metadata().configuration, wanted)
-        if not missing:
+        if about is self._described:
             return
-        before = self.version
-        try:
-            self._table.alter.set_table_properties(missing)
-        except CommitFailedError as error:
-            raise SnapshotOutdated(self.label) from error
-        self._refresh()
-        if self.version != before + 1:
-            raise SnapshotOutdated(self.label)
+        missing = about.missing(self._table.metadata().configuration)
+        if missing:
+            before = self.version
+            try:
+                self._table.alter.set_table_properties(missing, raise_if_not_exists=False)
+            except CommitFailedError as error:
+                raise SnapshotOutdated(self.label) from error
+            self._refresh()
+            if self.version != before + 1:
+                raise SnapshotOutdated(self.label)
+        self._described = about
 
     def commit(
         self,
@@ -239,11 +247,12 @@ def _moves_a_watermark(commit: str) -> bool:
         return any(line.startswith(b'{"txn"') for line in file)
 
 
-def _delta_field(column: Target) -> Field:
+def _delta_field(column: Target, comment: str | None = None) -> Field:
     field = DeltaSchema.from_arrow(pa.schema([column.field])).fields[0]
-    if column.source == column.name:
-        return field
-    return Field(field.name, field.type, nullable=True, metadata={SOURCE_KEY: column.source})
+    metadata = {} if column.source == column.name else {SOURCE_KEY: column.source}
+    if comment is not None:
+        metadata[COMMENT] = comment
+    return Field(field.name, field.type, nullable=True, metadata=metadata) if metadata else field
 
 
 def _add_action(file: WrittenFile, lsn_column: str, now_ms: int) -> AddAction:

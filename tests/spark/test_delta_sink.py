@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import random
@@ -652,6 +653,33 @@ def test_the_table_is_widened_before_the_rows_that_need_it(
 
 
 # -- messages ----------------------------------------------------------------------------------------------
+
+
+def test_a_table_tells_its_source_and_follows_an_alter_that_leaves_its_columns(
+    root: Root, make_batch: Any
+) -> None:
+    """An ALTER of the key, or of a type within its Arrow type, gives no new column: one commit more, once."""
+    key = Column("id", INT8, -1, is_key=True)
+    before = dataclasses.replace(A, columns=(key, Column("name", TEXT, -1, is_key=False)))
+    after = dataclasses.replace(
+        before,
+        replica_identity=ReplicaIdentity.FULL,
+        columns=(key, Column("name", 1043, 24, is_key=True)),
+    )
+    sink = root.sink()
+    versions = []
+    for lsn, layout in ((100, before), (110, before), (120, after), (130, after)):
+        sink.write(make_batch(Transaction(lsn, [(layout, rows(lsn))])))
+        versions.append(root.version("public.a"))
+    assert versions == [1, 2, 4, 5], "a table is made, and rows committed; an ALTER is one commit more"
+    properties = DeltaTable(str(root.path / "public.a")).metadata().configuration
+    assert {k.removeprefix("xidstream."): v for k, v in properties.items() if k.startswith("xidstream.")} == {
+        "source": "public.a",
+        "key": '["id", "name"]',
+        "replica_identity": "full",
+        "types": '{"id": "bigint", "name": "character varying(20)"}',
+    }
+    assert [r["id"] for r in sorted(root.read("public.a"), key=lambda r: r["id"])] == [100, 110, 120, 130]
 
 
 def test_messages_of_both_kinds_are_kept_once_over_restarts(root: Root, make_batch: Any) -> None:

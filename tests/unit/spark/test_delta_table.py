@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -15,13 +16,18 @@ from deltalake.schema import PrimitiveType
 
 from tests.s3_server import S3Server
 from xidstream.pipeline.errors import SinkFailed, UsageError
+from xidstream.pipeline.relations import Column, RelationVersion, ReplicaIdentity
 from xidstream.pipeline.spark.delta_table import DeltaTableWriter, SnapshotOutdated
 from xidstream.pipeline.spark.naming import Location
 from xidstream.pipeline.spark.parquet_files import ParquetFiles, WrittenFile
 from xidstream.pipeline.spark.placement import Target
+from xidstream.pipeline.spark.table_metadata import metadata_of_source
 
 APP = "1/db/slot"
 COLUMNS = [Target("x", pa.int64(), "x"), Target("_commit_lsn", pa.int64(), "_commit_lsn")]
+X = Column("x", 20, -1, is_key=True)
+RELATION = RelationVersion(1, "public", "a b", ReplicaIdentity.DEFAULT, (X,))
+ABOUT = metadata_of_source(RELATION)
 
 
 @pytest.fixture
@@ -30,7 +36,7 @@ def location(tmp_path: Path) -> Location:
 
 
 def opened(location: Location) -> DeltaTableWriter:
-    return DeltaTableWriter.open_or_create(location, "public.a b", COLUMNS)
+    return DeltaTableWriter.open_or_create(location, "public.a b", COLUMNS, ABOUT)
 
 
 def written(location: Location, lsn: int, directory: str) -> list[WrittenFile]:
@@ -311,11 +317,11 @@ def test_a_table_of_an_earlier_version_gets_its_properties_once(location: Locati
     assert found_by_filters(location) == [0, 0, 1], (
         "deltalake finds rows without it: the property is not needed"
     )
-    writer.complete()
+    writer.describe(ABOUT)
     assert found_by_filters(location) == [1, 2, 1]
     version = writer.version
-    writer.complete()
-    opened(location).complete()
+    writer.describe(ABOUT)
+    opened(location).describe(ABOUT)
     assert writer.version == opened(location).version == version
     commit(writer, location, 30, "b")
     assert found_by_filters(location) == [2, 4, 1]
@@ -328,4 +334,66 @@ def test_a_commit_of_another_while_the_properties_are_set_makes_the_snapshot_out
     writer, ghost = opened(location), opened(location)
     commit(ghost, location, 20, "a")
     with pytest.raises(SnapshotOutdated):
-        writer.complete()
+        writer.describe(ABOUT)
+
+
+# -- what a table says of itself -------------------------------------------------------------------------
+
+
+def said(location: Location) -> dict[str, str | None]:
+    configuration = DeltaTable(location.uri).metadata().configuration
+    return {
+        key.removeprefix("xidstream."): configuration[key] for key in configuration if key.startswith("x")
+    }
+
+
+def test_a_table_is_made_with_its_source_key_identity_types_description_and_comments_in_one_commit(
+    location: Location,
+) -> None:
+    opened(location)
+    table = DeltaTable(location.uri)
+    assert table.version() == 0
+    assert said(location) == {
+        "source": "public.a b",
+        "key": '["x"]',
+        "replica_identity": "default",
+        "types": '{"x": "bigint"}',
+    }
+    assert "public.a b" in (table.metadata().description or "")
+    x, lsn = table.schema().fields
+    assert x.metadata == {} and "identifies" in lsn.metadata["comment"]
+
+
+def test_an_alter_changes_the_properties_in_one_commit_and_a_batch_of_the_same_layout_in_none(
+    location: Location,
+) -> None:
+    writer = opened(location)
+    commit(writer, location, 20, "a")
+    full = dataclasses.replace(RELATION, replica_identity=ReplicaIdentity.FULL)
+    wider = dataclasses.replace(full, columns=(X, Column("price", 1700, (10 << 16 | 2) + 4, is_key=True)))
+    for relation in (wider, wider, wider):
+        writer.describe(metadata_of_source(relation))
+    assert writer.version == 2
+    assert said(location)["types"] == '{"x": "bigint", "price": "numeric(10,2)"}'
+    assert said(location)["key"] == '["x", "price"]' and said(location)["replica_identity"] == "full"
+    commit(writer, location, 30, "b")
+    again = opened(location)
+    again.describe(metadata_of_source(wider))
+    assert again.version == writer.version == 3
+    assert again.watermark(APP) == 30
+
+
+def test_what_a_user_says_of_the_table_stays(location: Location) -> None:
+    opened(location)
+    theirs = DeltaTable(location.uri)
+    theirs.alter.set_table_description("mine")
+    theirs.alter.set_table_properties({"delta.appendOnly": "true"})
+    writer = opened(location)
+    commit(writer, location, 20, "a")
+    writer.describe(
+        metadata_of_source(dataclasses.replace(RELATION, replica_identity=ReplicaIdentity.NOTHING))
+    )
+    commit(writer, location, 30, "b")
+    metadata = DeltaTable(location.uri).metadata()
+    assert metadata.description == "mine" and metadata.configuration["delta.appendOnly"] == "true"
+    assert said(location)["replica_identity"] == "nothing"
