@@ -3,10 +3,10 @@
 Called by the buffer (in a buffer actor's process) and by nobody else. A pure function of its arguments. What
 is returned owns its memory: nothing refers to ``payload``, which may then be released from the object store.
 
-Kernels release the GIL, so the actor's other thread answers while a block is decoded.
+Kernels release the GIL, so the actor's other thread can answer while a block is decoded.
 
-A loop over messages that builds Python objects was rejected: the design's speed table puts it at twenty times
-the cost. So was one kernel generated for each relation: each new table would wait for a compilation.
+Rejected: a loop over messages that builds Python objects, because it costs about twenty times as much; and a kernel
+generated for each relation, because each new table would wait for a compilation.
 """
 
 from __future__ import annotations
@@ -35,12 +35,13 @@ from xidstream.pipeline.rows import MESSAGES_SCHEMA, TRANSACTIONS_SCHEMA, Stamp
 
 @dataclass(frozen=True)
 class DecodedBlock:
-    """A transaction block. ``tables`` are in relid order, only those with rows.
+    """A transaction block. ``tables`` are those with rows, in the order of their relids.
 
-    ``messages`` (rows.MESSAGES_SCHEMA, None when none) has ``commit_lsn`` null, to be filled when the
-    transaction is sealed. ``run_subxid: uint32[k]`` and ``run_first: int64[k]`` (ordinals) are the consecutive
-    runs of one subxid over all rows in ordinal order. ``n_rows`` counts preimages and truncates. ``notes`` are of
-    the rows that cannot be delivered, if the transaction keeps them. Of rows that were left out there is nothing.
+    ``messages`` has rows.MESSAGES_SCHEMA, and is None if there are none. Its ``commit_lsn`` is null, and is filled
+    when the transaction is sealed. The rows, in the order of their ordinals, form runs that have one subxid each:
+    ``run_subxid: uint32[k]`` and ``run_first: int64[k]`` (the first ordinal). ``n_rows`` counts preimages and truncates
+    as well. ``notes`` name the rows that cannot be delivered, in case the transaction keeps them. There is nothing of
+    rows that were left out.
     """
 
     tables: tuple[DecodedTable, ...]
@@ -53,13 +54,14 @@ class DecodedBlock:
 
 @dataclass(frozen=True)
 class DecodedPlainBlock:
-    """A plain block. ``owner`` in the tables indexes ``stamp``, which has every transaction of the block.
+    """A plain block. ``stamp`` has every transaction of the block; ``owner`` in the tables is an index into it.
 
-    ``transactions`` (rows.TRANSACTIONS_SCHEMA) leaves out those with neither rows nor messages. ``messages``
-    has ``commit_lsn`` and ``xid`` of transactional ones, null for the others.
+    ``transactions`` (rows.TRANSACTIONS_SCHEMA) has those with rows or messages. In ``messages``, ``commit_lsn`` and
+    ``xid`` are null for messages that are not transactional.
 
-    ``undeliverable`` is the first of its transactions that cannot be delivered: nothing of that one, nor of what
-    follows it, is in the rest. ``left_out`` are the transactions that were given up, of which there is nothing either.
+    ``undeliverable`` is the first of its transactions that cannot be delivered. The other fields then have nothing of
+    that transaction, and nothing of what follows it. ``left_out`` are the transactions that were given up. The other
+    fields have nothing of these either.
     """
 
     tables: tuple[DecodedTable, ...]
@@ -91,10 +93,10 @@ def decode_transaction_block(
 
     Rows of ``aborted`` subtransactions are checked, left out, and not counted.
 
-    ``take`` gets each table as soon as it is decoded, and ``tables`` of the result is empty then. Decoded, a table of
-    one row takes 10 KB, so a block of thousands of tables must not stand decoded as a whole.
+    If ``take`` is given, it gets each table as soon as that is decoded, and ``tables`` of the result is empty. A
+    decoded table of one row takes 10 KB, so a block of thousands of tables must not be in memory decoded as a whole.
 
-    ``payload: uint8[n]``: CopyData messages with their headers; ``lengths: int32[m]`` of each. Rows get
+    ``payload: uint8[n]`` has CopyData messages with their headers, ``lengths: int32[m]`` the length of each. Rows get
     ordinals from ``first_ordinal``. Raises MalformedMessage, ProtocolViolation, Unsupported (binary values), UsageError
     (lengths that do not add up to the payload).
     """
@@ -131,11 +133,12 @@ def decode_plain_block(
 ) -> DecodedPlainBlock:
     """Decode a block of whole plain transactions, B [O] (I U D T M)* C, and of messages between them.
 
-    Arguments and errors as ``decode_transaction_block``; ordinals count from 0 in each transaction. Of ``given_up``
-    nothing is returned.
+    Arguments and errors are those of ``decode_transaction_block``. Ordinals count from 0 in each transaction. Nothing
+    is returned of the transactions in ``given_up``.
 
-    ``take`` gets each table with the stamp of the block, and ``tables`` of the result is empty then. Where not all of
-    the block can be delivered (``is_whole``), ``tables`` has what can be, and what ``take`` got is void.
+    If ``take`` is given, it gets each table with the stamp of the block, and ``tables`` of the result is empty. There
+    is one exception: if not all of the block can be delivered (``is_whole``), ``tables`` has what can be, and the
+    caller must forget what ``take`` got.
     """
     block = _Block(payload, lengths, relations)
     block.scan(scan.PLAIN_BLOCK, streamed=False, xid=0, first_ordinal=0)
@@ -148,20 +151,20 @@ def decode_plain_block(
     logical = block.logical
     transactional = logical[:, codes.LOGICAL_TRANSACTIONAL] == 1
     message_owner = logical[transactional, codes.LOGICAL_OWNER]
-    # Before the tables: these read the row arrays, which the tables take over.
+    # This reads the row arrays, so it comes before the tables, which consume them.
     transactions = block.transactions_batch(stamp, message_owner)
     skipped = given_up_among(given_up, stamp.xid, stamp.commit_lsn)
     if take is not None and not skipped.any():
         block.tables(functools.partial(_take_stamped, take, stamp))
         if block.notes:
-            # Only now it is known that some rows must be left out. This is rare, so it may cost a second decode.
+            # Some rows must be left out, which is known only now. It is rare, so it may cost a second decoding.
             return decode_plain_block(payload, lengths, relations, given_up)
         tables: tuple[DecodedTable, ...] = ()
     else:
         tables = block.tables()
     messages = None
     if len(logical):
-        # The owner of a message between transactions is -1 or the transaction before it: masked either way.
+        # A message between transactions has the owner -1, or the transaction before it. The mask covers both.
         commit_lsn, xid = np.zeros(len(logical), np.int64), np.zeros(len(logical), np.int64)
         commit_lsn[transactional] = stamp.commit_lsn[message_owner]
         xid[transactional] = stamp.xid[message_owner]
@@ -182,7 +185,7 @@ def decode_plain_block(
 
 
 class _Block:
-    """One block on its way: the checked arguments, then what ``scan`` found."""
+    """One block while it is decoded: the checked arguments, and then what ``scan`` found."""
 
     rows: RowIndex
     transactions: npt.NDArray[np.int64]  # [n, 6], see scan
@@ -248,9 +251,9 @@ class _Block:
         )
 
     def tables(self, take: Callable[[DecodedTable], None] | None = None) -> tuple[DecodedTable, ...]:
-        """Decode the rows; the row arrays are consumed. What cannot be delivered is added to ``notes``.
+        """Decode the rows. This consumes the row arrays, and adds to ``notes`` what cannot be delivered.
 
-        ``take`` gets each table, and none is kept here.
+        If ``take`` is given, it gets each table, and no table is kept here.
         """
         if take is None:
             return tuple(self._each_table())
@@ -325,7 +328,7 @@ class _Block:
         place = {name: i for i, name in enumerate(names)}
         rank = np.array([place[relation.name] for relation in self._relations], np.int64)
         pairs = self.rows.owner * np.int64(max(len(names), 1)) + rank[self.rows.relation]
-        # Rows of one table mostly stand together: most repetitions go before the sort.
+        # Rows of one table mostly stand together, so this removes most repetitions before the sort.
         pairs = np.unique(pairs[np.flatnonzero(np.diff(pairs, prepend=-1))])
         offsets = np.zeros(n + 1, np.int32)
         np.cumsum(np.bincount(pairs // max(len(names), 1), minlength=n), out=offsets[1:])
@@ -340,8 +343,8 @@ def _take_stamped(take: Callable[[DecodedTable, Stamp], None], stamp: Stamp, tab
 def warm_up() -> None:
     """Run every kernel once, so that the first block pays for no loading or compilation.
 
-    Kernels have explicit signatures: they are compiled, or loaded from numba's cache on disk, when this
-    package is imported. What remains for a first call is small; this makes it.
+    Kernels have explicit signatures, so the import of this package compiles them, or loads them from numba's cache on
+    disk. Little is left for a first call to do, and this function makes that call.
     """
     nothing = np.empty(0, np.uint8)
     decode_plain_block(nothing, np.empty(0, np.int32), {})

@@ -10,17 +10,17 @@ order of commit.
     hold:      WAITING -> DONE
     position:  DONE
 
-A unit with a transaction that cannot be delivered becomes STUCK in place of DONE, when what comes before that
-transaction is done. Nothing behind it is ever released, and ``undeliverable`` is its error as soon as it is the head:
-all that was committed before it is done by then.
+If a unit has a transaction that cannot be delivered, it becomes STUCK instead of DONE, as soon as the transactions
+before that one are done. Nothing behind it is ever released. When it is the head of the queue, all that committed
+before it is done, and ``undeliverable`` is its error.
 
 ``confirmed_lsn`` is the greatest position of the contiguous DONE prefix. It never goes back and never passes
 an entry that is not done, in whatever order the sink reports. An illegal step raises IllegalTransition, with
 the entry's story, and changes nothing.
 
-Called by the sequencer shell, from one thread. Tickets number the entries from 0, given by the reader in the
-order of the stream; a gap is a lost message and raises. Rejected: ordering by commit LSN in a heap, which
-would hide a lost or repeated entry that the ticket shows.
+``stages.commit_sequence`` calls this from one thread. The reader numbers the entries with *tickets*, from 0, in the
+order of the stream. A gap in them is a lost message, and raises an error. Rejected: a heap ordered by commit LSN,
+because it would hide a lost or repeated entry.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class _Entry:
 
 
 class CommitOrder:
-    """``batch_rows`` and ``batch_bytes`` bound a batch; one unit larger than they is a batch of its own."""
+    """``batch_rows`` and ``batch_bytes`` bound a batch. A unit that is larger is a batch of its own."""
 
     def __init__(self, *, batch_rows: int, batch_bytes: int) -> None:
         self._batch_rows = batch_rows
@@ -101,7 +101,7 @@ class CommitOrder:
     def add_unit(
         self, ticket: int, first_commit_lsn: Lsn, last_commit_lsn: Lsn, end_lsn: Lsn, n_transactions: int
     ) -> None:
-        """A unit takes its place. LSNs of 0: it holds no transaction (messages alone) and confirms nothing."""
+        """A unit takes its place. If its LSNs are 0, it holds messages and no transaction, and confirms nothing."""
         self._check_ticket(ticket)
         if first_commit_lsn:
             if not self._last_commit_lsn < first_commit_lsn <= last_commit_lsn:
@@ -132,7 +132,7 @@ class CommitOrder:
         halt = content.undeliverable
         if halt is None:
             return
-        # From here on the entry is about those of its transactions that come before the bad one.
+        # From here on the entry stands for the transactions before the one that cannot be delivered.
         entry.last_commit_lsn, entry.end_lsn = halt.last_commit_lsn, halt.end_lsn
         entry.n_transactions = halt.n_transactions
         if not halt.n_transactions and not content.messages:
@@ -149,7 +149,7 @@ class CommitOrder:
     # -- to and from the sink --------------------------------------------------------------------------
 
     def next_batch(self) -> Batch | None:
-        """The next consecutive units that are ready, in commit order; None where the head is not."""
+        """The next units that are ready, consecutive and in commit order; None if the next one is not ready."""
         entries: list[_Entry] = []
         n_rows = n_bytes = 0
         for entry in self._releasable():
@@ -174,7 +174,7 @@ class CommitOrder:
         return self._batch(number, entries, n_rows, n_bytes)
 
     def batch_done(self, number: int) -> list[Sealed]:
-        """The sink holds the batch. Returns its content, whose segments may go now."""
+        """The sink holds the batch. Returns its content: its segments are not needed any more."""
         if number not in self._taken:
             raise IllegalTransition(f"batch {number} was reported done; taken are {sorted(self._taken)}")
         entries = self._taken.pop(number)

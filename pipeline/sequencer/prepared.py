@@ -1,12 +1,13 @@
 """Transactions between PREPARE and COMMIT or ROLLBACK PREPARED.
 
-A gid is unique only while it is prepared, is reused, and may be any string of up to 199 bytes; an xid is
-unique as long as its transaction is open. So a record is found by xid, and the gid must agree.
+A gid may be any string of up to 199 bytes. It is unique only while it is prepared, and may be used again afterwards. An
+xid is unique as long as its transaction is open. So a record is found by its xid, and the gid must agree.
 
-COMMIT PREPARED for a prepare that is not here is legal in two cases: the sink already holds that commit (a
-restart repeats it), or the prepare left nothing to decode (it only locked rows), for which PostgreSQL 16 and 17 send
-no PREPARE. The second is believed only where the storage covers it (``PrepareCover``); else its content is lost,
-which is terminal. ROLLBACK PREPARED for one that is not here is always legal: the server may never have sent it.
+A COMMIT PREPARED may come without a record here in two cases. Either the sink already holds that commit, and the
+server repeats it after a restart. Or the transaction only locked rows: PostgreSQL 16 and 17 send no PREPARE for it.
+The second case is believed only if this storage would have had the content, had there been any (``PrepareCover``).
+Otherwise the content is lost, which is terminal. A ROLLBACK PREPARED may always come without a record, because the
+server need not have sent the PREPARE.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from xidstream.pipeline.pg import Lsn, Xid
 
 
 class PreparedBook:
-    """``durable``: what an earlier run left in storage. ``cover``: None where it vouches for no PREPARE."""
+    """``durable`` is what an earlier run left in storage. ``cover`` is None if the storage vouches for no PREPARE."""
 
     def __init__(
         self, durable: Iterable[PreparedTransaction] = (), cover: PrepareCover | None = None
@@ -38,7 +39,7 @@ class PreparedBook:
         return len(self._by_xid)
 
     def add(self, prepared: PreparedTransaction) -> PreparedTransaction | None:
-        """Take a record; returns the one it replaces (the server repeats what was not confirmed)."""
+        """Take a record. Returns the one that it replaces, if the server repeats a PREPARE that was not confirmed."""
         replaced = self._by_xid.get(prepared.xid)
         self._by_xid[prepared.xid] = prepared
         return replaced
@@ -46,8 +47,9 @@ class PreparedBook:
     def commit(
         self, end: TransactionEnd, sink_watermark: Lsn, *, is_given_up: bool = False
     ) -> PreparedTransaction | None:
-        """The record that COMMIT PREPARED names; None where the sink already holds it, it was empty, or it is missing
-        and was given up. Raises SlotLost where it is missing, ProtocolViolation."""
+        """The record that COMMIT PREPARED names. None if the sink already holds it, if it was empty, or if it is
+        missing and was given up. Raises SlotLost if it is missing, and ProtocolViolation if the gid is another.
+        """
         prepared = self._by_xid.get(end.xid)
         if prepared is None:
             if is_given_up:
@@ -78,12 +80,14 @@ class PreparedBook:
 
 
 class FinishedPrepares:
-    """Prepared transactions whose outcome has come, by its ticket: kept until that outcome is confirmed.
+    """Prepared transactions that have ended, by the ticket of their end. They are kept until that end is confirmed.
 
-    The server repeats a COMMIT PREPARED that was not confirmed, and its content must then be there still. What was
-    rolled back goes at the same time: a late manifest of a dead epoch must not come back to life.
+    The server repeats a COMMIT PREPARED that was not confirmed, and the content must still be there then. The content
+    of a ROLLBACK PREPARED is removed at the same time, and not earlier: a late manifest of a dead epoch must not come
+    back to life.
 
-    One thread's: whoever writes down what is ``due`` on another is given it, and ``forget`` follows on the first.
+    For one thread. It gives what is ``due`` to the thread that removes it from storage, and calls ``forget``
+    afterwards.
     """
 
     def __init__(self) -> None:
@@ -93,12 +97,12 @@ class FinishedPrepares:
         self._by_ticket[ticket] = prepared
 
     def without_kept(self, keys: Iterable[str]) -> list[str]:
-        """Of segments that the sink holds by now, those that nothing keeps."""
+        """Those of the keys that nothing here keeps; the sink holds all of these segments by now."""
         kept = {key for prepared in self._by_ticket.values() for key in prepared.stored_keys()}
         return [key for key in keys if key not in kept]
 
     def due(self, done_ticket: int) -> dict[int, PreparedTransaction]:
-        """What may go when all up to this ticket is confirmed; it stays here until ``forget``."""
+        """What may be removed once all up to this ticket is confirmed. It stays here until ``forget``."""
         return {ticket: p for ticket, p in self._by_ticket.items() if ticket <= done_ticket}
 
     def forget(self, tickets: Iterable[int]) -> None:
@@ -113,5 +117,5 @@ def stamp_segments(prepared: PreparedTransaction, end: TransactionEnd) -> tuple[
 
 
 def spilled_messages(prepared: PreparedTransaction, end: TransactionEnd) -> tuple[SpilledMessages, ...]:
-    """The same of its logical messages."""
+    """The logical messages of a prepared transaction, as parts of the transaction that ``end`` commits."""
     return tuple(SpilledMessages(file, end.commit_lsn, end.xid) for file in prepared.messages)
