@@ -24,8 +24,8 @@ from typing import Final
 from xidstream.pipeline.buffer.transaction import OpenTransaction
 from xidstream.pipeline.relations import RelationVersion
 
-_LARGE_BYTES: Final = 8 << 20
-"""In memory, for a transaction to become segments at its commit though none of it was spilled: 2 MB of Parquet."""
+_LARGE_BYTES: Final = 4 << 20
+"""In memory, for a transaction to become segments at its commit though none of it was spilled: 1 MB of Parquet."""
 _FEW_TABLES: Final = 64
 """So many at most become segments only to end with their transaction: a file takes 1 ms here, and a link there."""
 

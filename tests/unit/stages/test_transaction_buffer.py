@@ -204,10 +204,10 @@ def test_the_rest_of_a_spilled_transaction_becomes_a_segment_if_the_sink_takes_s
 
 def test_a_large_transaction_in_memory_becomes_a_segment_if_the_sink_takes_segments(storage: Path) -> None:
     calls = Calls(storage, bind_late=True)
-    for _ in range(9):
+    for _ in range(5):
         calls.add(WIDE)
     sealed = calls.commit()
-    assert [part.n_rows for part in sealed.segments] == [9000] and not sealed.memory
+    assert [part.n_rows for part in sealed.segments] == [5000] and not sealed.memory
 
 
 def test_of_very_many_tables_only_those_with_much_become_segments_at_the_commit(storage: Path) -> None:
@@ -232,7 +232,7 @@ def test_of_very_many_tables_only_those_with_much_become_segments_at_the_commit(
 def test_what_is_not_delivered_is_not_written_at_its_commit(storage: Path, how: str) -> None:
     given_up = frozenset({(XID, Lsn(0x200))}) if how == "given up" else frozenset()
     calls = Calls(storage, bind_late=True, given_up=given_up)
-    for _ in range(9):
+    for _ in range(5):
         calls.add(WIDE)
     calls.add(POISON)
     calls.commit()
