@@ -228,6 +228,16 @@ def test_of_very_many_tables_only_those_with_much_become_segments_at_the_commit(
     assert sorted(part.relation.relid for part in sealed.memory) == list(range(2, 102))
 
 
+def test_a_transaction_whose_last_segment_cannot_be_written_is_not_committed(storage: Path) -> None:
+    storage.write_bytes(b"no folder")
+    calls = Calls(storage, bind_late=True)
+    for _ in range(5):
+        calls.add(WIDE)
+    for _ in range(2):
+        with pytest.raises(StorageFault):
+            calls.commit()
+
+
 @pytest.mark.parametrize("how", ["given up", "undeliverable"])
 def test_what_is_not_delivered_is_not_written_at_its_commit(storage: Path, how: str) -> None:
     given_up = frozenset({(XID, Lsn(0x200))}) if how == "given up" else frozenset()
