@@ -1,8 +1,8 @@
 """Writing one file, front to back, to anything that takes bytes: an object store needs no more.
 
 Row groups are as large as memory allows, because each costs every reader something. What is in memory already is one
-row group, whatever its size, unless a page could become too large: Parquet's pages have 2 GiB at most, and the writer
-looks at a page's size once in a thousand rows. What is read from elsewhere is written in row groups of less.
+row group, unless a page could become too large: Parquet's pages have 2 GiB at most. What is read from elsewhere is
+written in row groups of less.
 
 Snappy is the cheapest that halves the bytes (zstd costs half as much again, dictionaries for all columns twice as
 much). Statistics stay on for all but the two late columns, because filters skip whole files by them. Every leaf is
@@ -12,6 +12,7 @@ named to the compression, because pyarrow leaves an unnamed one uncompressed wit
 from __future__ import annotations
 
 import functools
+import itertools
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
@@ -34,6 +35,9 @@ from xidstream.pipeline.relations import RelationVersion
 
 ROW_GROUP_BYTES: Final = 512 << 20
 """Of Arrow memory. Below Parquet's 2 GiB even if one column holds nearly all of it."""
+
+_PAGE_BYTES: Final = 1 << 20
+_MOST_ROWS_BETWEEN_LOOKS: Final = 1024
 
 _METADATA: Final = {"org.apache.spark.version": "3.5.7"}
 """Spark rebases old dates of files without this key, or refuses them. The dates here are proleptic Gregorian, as
@@ -61,11 +65,14 @@ def write_rows(
     sink = _Sink(write)
     written: list[pq.FileMetaData] = []
     try:
+        tables = _row_groups(schema, batches, row_group_bytes)
+        first = next(tables, None)
+        options = {**_options(relation), "write_batch_size": _rows_between_looks(first)}
         with (
             pa.PythonFile(sink, mode="w") as file,
-            pq.ParquetWriter(file, schema, metadata_collector=written, **_options(relation)) as writer,
+            pq.ParquetWriter(file, schema, metadata_collector=written, **options) as writer,
         ):
-            for table in _row_groups(schema, batches, row_group_bytes):
+            for table in itertools.chain([] if first is None else [first], tables):
                 writer.write_table(table, row_group_size=table.num_rows)
             writer.add_key_value_metadata(_METADATA)
     except Exception:
@@ -103,6 +110,15 @@ def _row_groups(
             pending, pending_bytes = [], 0
     if pending:
         yield pa.Table.from_batches(pending, schema)
+
+
+def _rows_between_looks(table: pa.Table | None) -> int:
+    """After how many rows the writer asks whether a page is full: after fewer if they are wide, because it holds a page
+    and its compressed copy. (64 rows of a megabyte took 207 MB with 1,024.)"""
+    if table is None:
+        return _MOST_ROWS_BETWEEN_LOOKS
+    width = max(1, table.nbytes // table.num_rows)
+    return int(max(1, min(_MOST_ROWS_BETWEEN_LOOKS, _PAGE_BYTES // width)))
 
 
 def _halved(table: pa.Table, most_bytes: int) -> Iterator[pa.Table]:

@@ -211,6 +211,18 @@ def test_one_wide_row_after_the_other_has_a_row_group_of_its_own(path: Path) -> 
     assert len(file.places) == 8
 
 
+def test_wide_rows_do_not_fill_a_page_of_many_megabytes() -> None:
+    # The writer holds a page and its compressed copy.
+    table = relation(("a", 25))
+    [batch] = batches(table, 48)
+    wide = pa.array([f"{i % 10}" * 500_000 for i in range(48)])
+    made = unbound(batch.set_column(5, batch.schema.field(5), wide), table, XID)
+    sizes: list[int] = []
+    write_rows(lambda data: sizes.append(memoryview(data).nbytes), table, [made])
+    pages = [n for n in sizes if n > 20_000]
+    assert len(pages) >= 12, "a page for a few rows, not one for all 24 MB"
+
+
 def test_the_record_travels_by_pickle_and_json(path: Path) -> None:
     file = write(path, SIMPLE, batches(SIMPLE, 8), row_group_bytes=200)
     assert pickle.loads(pickle.dumps(file)) == file
