@@ -39,7 +39,7 @@ class ConsoleSink(StatelessSink):
         try:
             text = self.render(batch)
         except Exception as error:
-            raise fault_of(error, "printing a batch") from error
+            raise batch.segment_fault(error) or fault_of(error, "printing a batch") from error
         print(text, file=self._out or sys.stdout, flush=True)
 
     def render(self, batch: SparkBatch) -> str:

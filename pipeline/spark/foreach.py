@@ -80,7 +80,7 @@ class ForeachSink(StatelessSink):
             self._function(batch)
         except (Exception, SystemExit) as error:
             # SystemExit, too: it would end the process, and look like a crash that a restart mends.
-            fault = _not_its_own(error, f"calling {self._label}")
+            fault = _not_its_own(error, batch, f"calling {self._label}")
             if fault is not None:
                 raise fault from error
             raise SinkFailed(
@@ -90,7 +90,7 @@ class ForeachSink(StatelessSink):
             ) from error
 
 
-def _not_its_own(error: BaseException, doing: str) -> XidstreamError | None:
+def _not_its_own(error: BaseException, batch: SparkBatch, doing: str) -> XidstreamError | None:
     """The fault of session or storage that made the function fail, also where it raised something else of it."""
     seen: set[int] = set()
     cause: BaseException | None = error
@@ -100,6 +100,9 @@ def _not_its_own(error: BaseException, doing: str) -> XidstreamError | None:
         if isinstance(ours, (ComponentLost, StorageFault)):
             return ours
         if isinstance(cause, Exception) and _came_through_spark(cause):
+            segment = batch.segment_fault(cause)
+            if segment is not None:
+                return segment
             fault = fault_of(cause, doing)
             if isinstance(fault, ComponentLost):
                 return fault

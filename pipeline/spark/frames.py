@@ -1,11 +1,12 @@
 """A batch as a user's function sees it: one lazy DataFrame per table, in the contract's layout.
 
 ``SparkBatch`` turns parts into DataFrames: what is in memory through ``memory_frame`` (in production RayDP's
-object-store path, given by ``actors``; that path never compares schemas, so the result's is asserted here),
-what is spilled through ``mapInArrow`` over ``spark.range``, one task for each group of segments, reading,
-checking and releasing in the executor. Nothing runs until the caller acts on a DataFrame, so a transaction
-of any size is a batch like another. The driver's own rows (transactions, a few messages) go the same way as a
-few bytes inside the function: ``createDataFrame`` would pickle them row by row.
+object-store path, given by ``actors``; that path never compares schemas, so the result's is asserted here). What is
+spilled goes by Spark's own Parquet reader where the storage is a folder (``native_segments``). From an object store,
+for which Spark has no client here, it goes through ``mapInArrow`` over ``spark.range``, one task for each group of
+segments, which reads and checks them by pyarrow in the executor. Nothing runs until the caller acts on a DataFrame, so
+a transaction of any size is a batch like another. The driver's own rows (transactions, a few messages) go the same way
+as a few bytes inside the function: ``createDataFrame`` would pickle them row by row.
 
 Of a unit with many tables the small parts share objects (``pipeline.packs``). The driver takes out what one table has
 there, over all units of the batch, and stores it anew as one object, when the table's DataFrame is made.
@@ -27,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from xidstream.pipeline.errors import SinkFailed, UsageError
+from xidstream.pipeline.errors import SinkFailed, StorageFault, UsageError
 from xidstream.pipeline.exchange import (
     ArrowRef,
     Batch,
@@ -48,6 +49,7 @@ from xidstream.pipeline.spark.batch_parts import (
     group_by_bytes,
     tables_of,
 )
+from xidstream.pipeline.spark.native_segments import damage, native_frames, readable_natively
 from xidstream.pipeline.spark.placement import Conform, Placement, Target, place
 from xidstream.pipeline.spark.released import (
     GivenRows,
@@ -56,6 +58,7 @@ from xidstream.pipeline.spark.released import (
     SegmentRows,
     released_messages,
 )
+from xidstream.pipeline.spark.spark_schemas import conformed, simple_types, spark_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -74,18 +77,6 @@ PutMemory = Callable[[pa.Table], ArrowRef]
 
 ReadMemory = Callable[[ArrowRef], Iterator[pa.RecordBatch]]
 """The record batches that a reference names, read in the driver's own process."""
-
-
-def spark_schema(schema: pa.Schema) -> StructType:
-    """Spark's types for the contract's: a timestamp without zone is TimestampNTZ."""
-    from pyspark.sql.pandas.types import from_arrow_schema
-
-    return from_arrow_schema(schema, prefer_timestamp_ntz=True)
-
-
-def simple_types(schema: StructType) -> list[tuple[str, str]]:
-    """Names and types, in order, without nullability (which an Arrow path cannot keep inside a map)."""
-    return [(field.name, field.dataType.simpleString()) for field in schema.fields]
 
 
 class SparkBatch:
@@ -293,13 +284,21 @@ class SparkBatch:
         columns, placements = union_layout(parts)
         schema = spark_schema(pa.schema([c.field for c in columns]))
         frames = []
-        if parts.segments():
-            rows = self.segment_rows(parts, [Conform.of(columns, p.names) for p in placements])
+        native = readable_natively(parts, self.storage)
+        others = parts.without(native)
+        if others.segments():
+            rows = self.segment_rows(others, [Conform.of(columns, p.names) for p in placements])
             frames.append(self.map_groups(rows, len(rows.groups), schema))
         for version, placement in zip(parts.versions, placements, strict=True):
+            found = native_frames(self.spark, version, self.storage) if native and self.storage else []
             if version.memory:
-                frames.append(_conformed(self.memory_dataframe(version), columns, placement, schema))
+                found.append(self.memory_dataframe(version))
+            frames += [conformed(frame, columns, placement, schema) for frame in found]
         return reduce(lambda left, right: left.unionAll(right), frames)
+
+    def segment_fault(self, error: BaseException) -> StorageFault | None:
+        """What is wrong with a segment of this batch, if that is why Spark raised ``error``."""
+        return damage(error, list(self.content.segment_parts()))
 
 
 def union_layout(parts: TableParts) -> tuple[tuple[Target, ...], list[Placement]]:
@@ -314,24 +313,3 @@ def union_layout(parts: TableParts) -> tuple[tuple[Target, ...], list[Placement]
     return columns + contract.columns, [
         Placement(columns + contract.columns, p.additions, p.names + contract.names) for p in placements
     ]
-
-
-def _conformed(
-    frame: DataFrame, columns: Sequence[Target], placement: Placement, schema: StructType
-) -> DataFrame:
-    if simple_types(frame.schema) == simple_types(schema):
-        return frame
-    from pyspark.sql import functions
-
-    index = {name: i for i, name in enumerate(placement.names)}
-    selected = []
-    for column, field in zip(columns, schema.fields, strict=True):
-        source = index.get(column.name)
-        value = functions.lit(None) if source is None else functions.col(quoted(frame.columns[source]))
-        selected.append(value.cast(field.dataType).alias(column.name))
-    return frame.select(*selected)
-
-
-def quoted(name: str) -> str:
-    """A column's name as Spark reads it verbatim: dots and backticks included."""
-    return "`" + name.replace("`", "``") + "`"

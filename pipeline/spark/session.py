@@ -23,6 +23,8 @@ SPARK_CONF: Final[dict[str, str]] = {
     # The plans here have no shuffle: adaptive execution costs planning time and decides nothing.
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.shuffle.partitions": "2",
+    # Above so many paths the driver looks files up in a job, which takes a second; a large transaction has hundreds.
+    "spark.sql.sources.parallelPartitionDiscovery.threshold": "100000",
     # Timestamps are instants; a session zone changes how they print, and costs a conversion.
     "spark.sql.session.timeZone": "UTC",
     # Commit timestamps and columns are proleptic Gregorian: never shift them.

@@ -51,7 +51,13 @@ def make_batch(spark: Any, segments: LocalSegments) -> Any:
 
     def make(*units: Any, number: int = 0) -> SparkBatch:
         return SparkBatch(
-            batch_of(units, segments, number), spark, memory_frame, segments, read_memory, put_memory
+            batch_of(units, segments, number),
+            spark,
+            memory_frame,
+            segments,
+            read_memory,
+            put_memory,
+            segments.storage,
         )
 
     return make

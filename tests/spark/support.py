@@ -118,7 +118,7 @@ class _Streams:
 
 def memory_frame(spark: Any, schema: pa.Schema, refs: Sequence[bytes]) -> Any:
     """Stands in for RayDP: the refs are the bytes themselves."""
-    from xidstream.pipeline.spark.frames import spark_schema
+    from xidstream.pipeline.spark.spark_schemas import spark_schema
 
     return spark.range(0, len(refs), 1, len(refs)).mapInArrow(_Streams(tuple(refs)), spark_schema(schema))
 

@@ -164,7 +164,7 @@ def test_every_native_type_round_trips_through_delta(
 
 
 def test_spark_reads_the_files_as_delta_declares_them(root: Root, make_batch: Any, spark: Any) -> None:
-    from xidstream.pipeline.spark.frames import simple_types, spark_schema
+    from xidstream.pipeline.spark.spark_schemas import simple_types, spark_schema
 
     batch = make_batch(Transaction(100, [(NATIVE, [VALUES])], spilled=True))
     root.sink().write(batch)

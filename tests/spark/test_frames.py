@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.spark.support import (
@@ -49,7 +50,8 @@ from xidstream.pipeline.rows import (
     release,
 )
 from xidstream.pipeline.spark.foreach import ForeachSink
-from xidstream.pipeline.spark.frames import SparkBatch, simple_types, spark_schema
+from xidstream.pipeline.spark.frames import SparkBatch
+from xidstream.pipeline.spark.spark_schemas import simple_types, spark_schema
 
 pytestmark = pytest.mark.spark
 
@@ -279,10 +281,11 @@ def test_a_damaged_segment_stops_the_users_function_as_corrupt(
     if damage == "truncated":
         del data[-1]
     else:
-        data[len(data) // 2] ^= 1
+        column = pq.read_metadata(path).row_group(0).column(0)
+        data[column.data_page_offset + column.total_compressed_size - 1] ^= 1
     path.write_bytes(data)
     with pytest.raises(SegmentCorrupt, match=r"100/0\.parquet"):
-        ForeachSink(lambda b: b.dataframe("public.items").count()).write(batch)
+        ForeachSink(lambda b: b.dataframe("public.items").collect()).write(batch)
 
 
 def test_a_segment_with_other_rows_than_recorded_is_corrupt(spark: Any, segments: LocalSegments) -> None:

@@ -12,7 +12,7 @@ import pytest
 from tests.unit.late_binding.files import COMMIT, batches, every_type, relation, released, write
 from xidstream.pipeline.late_binding import Commit, fill
 from xidstream.pipeline.late_binding.row_file import encoded_crc
-from xidstream.pipeline.spark.frames import spark_schema
+from xidstream.pipeline.spark.spark_schemas import spark_schema
 
 pytestmark = pytest.mark.spark
 

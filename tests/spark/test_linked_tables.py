@@ -328,7 +328,7 @@ def by_duckdb(world: World, version: int | None, most: int | None) -> Any:
 
 
 def by_spark(world: World, version: int | None, most: int | None) -> Any:
-    from xidstream.pipeline.spark.frames import spark_schema
+    from xidstream.pipeline.spark.spark_schemas import spark_schema
 
     table = DeltaTable(str(world.root / "public.t"), version=version)
     schema = spark_schema(pa.schema(table.schema().to_arrow()))

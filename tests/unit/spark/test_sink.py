@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 import socket
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,16 +17,20 @@ from xidstream.pipeline.errors import (
     StorageFault,
     UsageError,
 )
-from xidstream.pipeline.exchange import SlotIdentity
+from xidstream.pipeline.exchange import Batch, SlotIdentity
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.spark.console import ConsoleSink
 from xidstream.pipeline.spark.delta import DeltaSink
 from xidstream.pipeline.spark.foreach import ForeachSink, resolve
+from xidstream.pipeline.spark.frames import SparkBatch
 from xidstream.pipeline.spark.sink import check_sink_spec, make_sink
 from xidstream.pipeline.spark.spark_errors import fault_of
 
 IDENTITY = SlotIdentity(1, "db", "slot")
-BATCH: Any = SimpleNamespace(first_commit_lsn=Lsn(16), last_commit_lsn=Lsn(32))
+NOTHING: Any = None
+BATCH = SparkBatch(
+    Batch(0, (), Lsn(16), Lsn(32), Lsn(32), 0, 0, 0), NOTHING, NOTHING, NOTHING, NOTHING, NOTHING
+)
 
 
 def secret_function(batch: Any) -> None:
