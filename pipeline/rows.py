@@ -6,10 +6,9 @@ well have a column called ``ordinal``.
 
 *Contract* layout: the table's columns, then ``CONTRACT_FIELDS``.
 
-``release`` is the only way from one to the other. It needs what is known only at the commit (the commit LSN
-and timestamp) and is pure, vectorised and cheap, so it runs wherever the rows are: in a buffer for what is
-still in memory, in Spark's executors for spilled segments. Rewriting segments at the commit was rejected: the
-lag would grow with the transaction.
+``release`` takes what is in a buffer's memory from one to the other, at the commit. It needs what is known only
+then (the commit LSN and timestamp), and is pure, vectorised and cheap. What is spilled before is in contract layout
+at once, but for these two (``pipeline.late_binding``).
 
 ``_seq`` is dense over the rows of a transaction, and known when a row is decoded: what a rollback takes is taken
 before the rows behind it are numbered (``pipeline.buffer.survivors``).

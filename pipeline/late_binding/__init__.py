@@ -31,15 +31,17 @@ from xidstream.pipeline.late_binding.checking import verify, verify_tail
 from xidstream.pipeline.late_binding.filling import bound_tail, fill
 from xidstream.pipeline.late_binding.reading import read_rows, rewrite_head
 from xidstream.pipeline.late_binding.row_file import Commit, Place, RowFile, file_schema, unbound
-from xidstream.pipeline.late_binding.writing import write_rows
+from xidstream.pipeline.late_binding.writing import SPARK_METADATA, halved, write_rows
 
 __all__ = [
+    "SPARK_METADATA",
     "Commit",
     "Place",
     "RowFile",
     "bound_tail",
     "file_schema",
     "fill",
+    "halved",
     "read_rows",
     "rewrite_head",
     "unbound",

@@ -39,7 +39,7 @@ ROW_GROUP_BYTES: Final = 512 << 20
 _PAGE_BYTES: Final = 1 << 20
 _MOST_ROWS_BETWEEN_LOOKS: Final = 1024
 
-_METADATA: Final = {"org.apache.spark.version": "3.5.7"}
+SPARK_METADATA: Final = {"org.apache.spark.version": "3.5.7"}
 """Spark rebases old dates of files without this key, or refuses them. The dates here are proleptic Gregorian, as
 Spark 3 writes them."""
 _DICTIONARY_HEADER: Final = bytes.fromhex("15041510151015")
@@ -74,7 +74,7 @@ def write_rows(
         ):
             for table in itertools.chain([] if first is None else [first], tables):
                 writer.write_table(table, row_group_size=table.num_rows)
-            writer.add_key_value_metadata(_METADATA)
+            writer.add_key_value_metadata(SPARK_METADATA)
     except Exception:
         if sink.failure is not None:
             # pyarrow closes a writer that has failed, and what that raises would hide the reason.
@@ -106,7 +106,7 @@ def _row_groups(
         pending.append(batch)
         pending_bytes += n_bytes
         if pending_bytes > row_group_bytes:
-            yield from _halved(pa.Table.from_batches(pending, schema), row_group_bytes)
+            yield from halved(pa.Table.from_batches(pending, schema), row_group_bytes)
             pending, pending_bytes = [], 0
     if pending:
         yield pa.Table.from_batches(pending, schema)
@@ -121,14 +121,14 @@ def _rows_between_looks(table: pa.Table | None) -> int:
     return int(max(1, min(_MOST_ROWS_BETWEEN_LOOKS, _PAGE_BYTES // width)))
 
 
-def _halved(table: pa.Table, most_bytes: int) -> Iterator[pa.Table]:
+def halved(table: pa.Table, most_bytes: int) -> Iterator[pa.Table]:
     """``table`` in pieces of at most so many bytes, or of one row: two values of a gigabyte are too much for a page."""
     if table.num_rows == 1 or table.nbytes <= most_bytes:
         yield table
         return
     middle = table.num_rows // 2
-    yield from _halved(table.slice(0, middle), most_bytes)
-    yield from _halved(table.slice(middle), most_bytes)
+    yield from halved(table.slice(0, middle), most_bytes)
+    yield from halved(table.slice(middle), most_bytes)
 
 
 @functools.lru_cache(maxsize=64)

@@ -258,10 +258,8 @@ class DeltaSink:
         self, parts: TableParts, placements: list[Placement], batch: SparkBatch, target: WriteTarget
     ) -> tuple[list[WrittenFile], TableParts]:
         """What needed only a name in the table, and what is left to write."""
-        prepared = batch.transaction_rows.filter(pc.is_valid(batch.transaction_rows["gid"]))
-        lsns = frozenset(prepared["commit_lsn"].to_pylist())
         try:
-            return self._links.give(parts, placements, target, lsns, batch.storage)
+            return self._links.give(parts, placements, target, batch.prepared_lsns, batch.storage)
         except SegmentCorrupt:
             # Where a later run has the slot, it has cleaned up behind this one.
             owned = DeltaTableWriter.open(self._root.child(naming.TRANSACTIONS), naming.TRANSACTIONS)

@@ -27,6 +27,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from xidstream.pipeline.errors import SinkFailed, StorageFault, UsageError
 from xidstream.pipeline.exchange import (
@@ -170,6 +171,12 @@ class SparkBatch:
         rows = [unit.transactions for unit in self.content.units if unit.transactions.num_rows]
         return pa.Table.from_batches(rows, TRANSACTIONS_SCHEMA)
 
+    @cached_property
+    def prepared_lsns(self) -> frozenset[int]:
+        """The commit LSNs of transactions that were prepared: their segments may have waited for long."""
+        prepared = self.transaction_rows.filter(pc.is_valid(self.transaction_rows["gid"]))
+        return frozenset(prepared["commit_lsn"].to_pylist())
+
     def message_batches(self) -> Iterator[pa.RecordBatch]:
         """The logical messages in stream order, in ``rows.MESSAGES_SCHEMA``, each record batch read when it is asked
         for: the driver need not hold them together. Raises ComponentLost, StorageFault, SegmentCorrupt."""
@@ -290,11 +297,15 @@ class SparkBatch:
             rows = self.segment_rows(others, [Conform.of(columns, p.names) for p in placements])
             frames.append(self.map_groups(rows, len(rows.groups), schema))
         for version, placement in zip(parts.versions, placements, strict=True):
-            found = native_frames(self.spark, version, self.storage) if native and self.storage else []
+            found = self._native(version) if native else []
             if version.memory:
                 found.append(self.memory_dataframe(version))
             frames += [conformed(frame, columns, placement, schema) for frame in found]
         return reduce(lambda left, right: left.unionAll(right), frames)
+
+    def _native(self, version: VersionParts) -> list[DataFrame]:
+        assert self.storage is not None, "nothing is readable natively without it"
+        return native_frames(self.spark, version, self.storage, self.prepared_lsns)
 
     def segment_fault(self, error: BaseException) -> StorageFault | None:
         """What is wrong with a segment of this batch, if that is why Spark raised ``error``."""

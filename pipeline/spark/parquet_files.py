@@ -27,6 +27,7 @@ import pyarrow.parquet as pq
 
 from xidstream.pipeline.errors import StorageFault
 from xidstream.pipeline.faultpoints import reach
+from xidstream.pipeline.late_binding import SPARK_METADATA, halved
 from xidstream.pipeline.spark.naming import Location
 from xidstream.pipeline.spark.placement import Conform
 from xidstream.pipeline.spark.released import SegmentRows, released
@@ -40,11 +41,6 @@ _PAGE_BYTES: Final = 1 << 30
 
 _REPEATING: Final = ("_change_type", "_commit_lsn", "_commit_timestamp", "_xid")
 """Written with a dictionary, which pays for what repeats by its nature and costs much for what does not."""
-
-_SPARK_VERSION_KEY: Final = "org.apache.spark.version"
-# Spark rebases old dates of files without this key (or refuses them); the dates here are proleptic
-# Gregorian, as Spark 3 writes them.
-_METADATA: Final = {_SPARK_VERSION_KEY: "3.5.7"}
 
 REPORT_SCHEMA: Final = "path string, size long, n_rows long, min_commit_lsn long, max_commit_lsn long"
 _REPORT_ARROW: Final = pa.schema(
@@ -123,7 +119,7 @@ class ParquetFiles:
                     use_dictionary=self._dictionary,
                     store_schema=False,
                 )
-            for piece in _halved(table):
+            for piece in halved(table, _PAGE_BYTES):
                 self._writer.write_table(piece, row_group_size=max(ROW_GROUP_ROWS, piece.num_rows))
             assert self._sink is not None
             written = self._sink.tell()
@@ -144,7 +140,7 @@ class ParquetFiles:
         if self._writer is None or self._sink is None:
             return
         try:
-            self._writer.add_key_value_metadata(_METADATA)
+            self._writer.add_key_value_metadata(SPARK_METADATA)
             self._writer.close()
             size = self._sink.tell()
             self._sink.close()
@@ -156,16 +152,6 @@ class ParquetFiles:
         )
         self._writer = self._sink = None
         self._begin_counts()
-
-
-def _halved(table: pa.Table) -> Iterator[pa.Table]:
-    """``table`` in pieces below ``_PAGE_BYTES``, or of one row: two values of a gigabyte are too much for one page."""
-    if table.num_rows == 1 or table.nbytes < _PAGE_BYTES:
-        yield table
-        return
-    middle = table.num_rows // 2
-    yield from _halved(table.slice(0, middle))
-    yield from _halved(table.slice(middle))
 
 
 def _storage_fault(path: str, error: OSError) -> StorageFault:

@@ -145,6 +145,7 @@ class Transaction:
     messages_in: str = "line"
     """``line``, ``memory`` or ``storage``."""
     xid: int = field(default=0)
+    gid: str | None = None
 
     def seal(self, segments: LocalSegments | None) -> Sealed:
         xid = self.xid or self.commit_lsn % 1_000_003
@@ -170,7 +171,7 @@ class Transaction:
             "commit_lsn": self.commit_lsn,
             "end_lsn": self.commit_lsn + 8,
             "commit_timestamp": COMMIT_US + self.commit_lsn,
-            "gid": None,
+            "gid": self.gid,
             "origin": None,
             "streamed": self.spilled,
             "rows": n_released,
