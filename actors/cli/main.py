@@ -31,13 +31,13 @@ _CONNECTION = ("dsn", "slot", "publication")
 def cli(context: click.Context, debug: bool) -> None:
     """PostgreSQL transactions in Spark the moment they commit, however big they are.
 
-    Start with `xidstream demo`, which needs nothing but what pip installed. Then `xidstream check` tells what your
-    server still lacks, and `xidstream run` does the work.
+    Start with `xidstream demo`, which needs nothing but what `pip install 'xidstream[demo]'` adds. Then `xidstream
+    check` tells what your server still lacks, and `xidstream run` does the work.
     """
     context.obj = debug
 
 
-@cli.command()
+@cli.command(short_help="Show the whole path on embedded servers.")
 @click.option(
     "--rows",
     type=click.IntRange(1_000),
@@ -59,7 +59,7 @@ def demo(rows: int, output: Path) -> None:
     run_demo(n_rows=rows, output=output)
 
 
-@cli.command(cls=RunCommand)
+@cli.command(cls=RunCommand, short_help="Stream a slot's transactions into a sink.")
 @setting_options()
 def run(config_file: Path | None, **options: Any) -> None:
     """Stream a slot's transactions into a sink, until interrupted or (--available-now) done.
@@ -89,7 +89,7 @@ def run(config_file: Path | None, **options: Any) -> None:
         stop.deafen()
 
 
-@cli.command()
+@cli.command(short_help="Tell what a run would lack, each with its remedy.")
 @setting_options(
     *_CONNECTION,
     "storage",
@@ -148,7 +148,7 @@ def status(config_file: Path | None, **options: Any) -> None:
         raise SystemExit(worst)
 
 
-@cli.group()
+@cli.group(short_help="Create or drop a slot, or give up a transaction.")
 def slot() -> None:
     """Create or drop a replication slot, or give up one of its transactions."""
 
@@ -169,7 +169,7 @@ def create(config_file: Path | None, failover: bool, **options: Any) -> None:
     create_slot_command(config, failover=failover)
 
 
-@slot.command()
+@slot.command(short_help="Drop the slot, and with it what was not read yet.")
 @setting_options("dsn", "slot", "storage")
 def drop(config_file: Path | None, **options: Any) -> None:
     """Drop the slot; changes that were not read from it are gone for this pipeline.
@@ -185,7 +185,7 @@ def drop(config_file: Path | None, **options: Any) -> None:
     drop_slot_command(config)
 
 
-@slot.command()
+@slot.command(short_help="Give up one transaction that cannot be delivered.")
 @setting_options("dsn", "slot", "storage")
 @click.option(
     "--xid", type=click.IntRange(1), required=True, help="The transaction's id, as the error named it."

@@ -46,3 +46,14 @@ def test_help_all_shows_every_setting_and_help_only_the_usual_ones_in_sections(
         assert max(map(len, text.splitlines())) <= max(width, 100), "the examples are the longest lines"
     assert "12 more settings: `xidstream run --help-all`" in usual
     assert "more settings" not in everything
+
+
+def test_no_commands_help_is_cut_off_at_80_columns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    for command in ([], ["slot"]):
+        with pytest.raises(SystemExit):
+            main([*command, "--help"])
+        shown = capsys.readouterr().out
+        assert "Commands:" in shown and "..." not in shown.partition("Commands:")[2], shown
