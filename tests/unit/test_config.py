@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from xidstream.pipeline.config import Config, configs_of, holds_credentials, redacted
+from xidstream.pipeline.config import Config, configs_of, holds_credentials, load_toml, redacted
 from xidstream.pipeline.errors import ConfigError
 
 SECRET = "hunter2"
@@ -205,3 +206,15 @@ def test_a_missing_dsn_is_told_where_no_variable_of_libpq_says_it(monkeypatch: p
         Config(slot="s").require("dsn", "slot")
     monkeypatch.setenv("PGSERVICE", "shop")
     Config(slot="s").require("dsn", "slot")
+
+
+def test_a_file_that_cannot_be_read_and_one_that_is_no_toml_have_remedies_of_their_own(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(ConfigError, match="cannot read") as missing:
+        load_toml(tmp_path / "absent.toml")
+    assert "path" in missing.value.remedy
+    (tmp_path / "broken.toml").write_text("slot = s")
+    with pytest.raises(ConfigError, match="not valid TOML") as broken:
+        load_toml(tmp_path / "broken.toml")
+    assert "correct the file" in broken.value.remedy
