@@ -188,7 +188,7 @@ POLICY: Final[dict[type[XidstreamError], Policy]] = {
         "correct this setting: `xidstream run --help-all` and docs/settings.md give the unit, default and meaning of "
         "each",
     ),
-    Unsupported: Policy(Action.STOP, ExitStatus.PRECONDITION, "see the README's chapter on limits"),
+    Unsupported: Policy(Action.STOP, ExitStatus.PRECONDITION, "see docs/limits.md"),
     ColumnNameClash: Policy(
         Action.STOP,
         ExitStatus.PRECONDITION,

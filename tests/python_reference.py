@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import xidstream
+from xidstream import errors
+from xidstream.pipeline.errors import POLICY, XidstreamError
 
 PAGE = Path(__file__).parents[1] / "docs" / "python.md"
 BEGIN, END = "<!-- made by `make docs` -->\n", "<!-- end -->\n"
@@ -33,8 +35,8 @@ ORDER: Final = ("spark_session", "ChangeStream", "StreamingQuery", "SparkBatch",
 
 
 def reference() -> str:
-    assert set(ORDER) == set(xidstream.__all__) - {"__version__"}
-    return "\n".join(_entry(name, getattr(xidstream, name)) for name in ORDER)
+    assert set(ORDER) == set(xidstream.__all__) - {"__version__", "errors"}
+    return "\n".join(_entry(name, getattr(xidstream, name)) for name in ORDER) + f"\n{_errors()}"
 
 
 def page_with_reference(page: str) -> str:
@@ -64,6 +66,18 @@ def _entry(name: str, thing: Any) -> str:
             head = f"`.{member}`{_type_of(found)}"
         parts.append(f"**{head}**  \n{_text(found)}\n")
     return "\n".join(parts)
+
+
+def _errors() -> str:
+    """A base class stands before its subclasses, as in the module."""
+    classes = [c for c in vars(errors).values() if isinstance(c, type) and issubclass(c, XidstreamError)]
+    lines = ["### `errors`\n", "| class | is a | | exit status |", "| --- | --- | --- | --- |"]
+    for cls in classes:
+        base = "" if cls is XidstreamError else f"`{cls.__base__.__name__}`"  # type: ignore[union-attr]
+        text = _text(cls).split("\n\n")[0].replace("\n", " ")
+        policy = next(POLICY[c] for c in cls.__mro__ if c in POLICY)
+        lines.append(f"| `{cls.__name__}` | {base} | {text} | {int(policy.exit_status)} |")
+    return "\n".join(lines) + "\n"
 
 
 def _type_of(found: Any) -> str:

@@ -16,11 +16,21 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from xidstream.actors.change_stream import ChangeStream, StreamingQuery
     from xidstream.actors.driver.session import spark_session
+    from xidstream.pipeline import errors
     from xidstream.pipeline.config import Config
     from xidstream.pipeline.pg import Lsn
     from xidstream.pipeline.spark.frames import SparkBatch
 
-__all__ = ["ChangeStream", "Config", "Lsn", "SparkBatch", "StreamingQuery", "__version__", "spark_session"]
+__all__ = [
+    "ChangeStream",
+    "Config",
+    "Lsn",
+    "SparkBatch",
+    "StreamingQuery",
+    "__version__",
+    "errors",
+    "spark_session",
+]
 
 _HOMES: Final = {
     "ChangeStream": "xidstream.actors.change_stream",
@@ -35,6 +45,8 @@ _HOMES: Final = {
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         return metadata.version("xidstream")
+    if name == "errors":
+        return import_module("xidstream.pipeline.errors")
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

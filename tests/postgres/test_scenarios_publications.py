@@ -58,7 +58,7 @@ def test_a_transaction_of_messages_alone_is_released(scenario: Scenario) -> None
 
 
 def test_fact_10_a_streamed_message_of_a_rolled_back_subtransaction_stays(scenario: Scenario) -> None:
-    """It cannot be told apart on the wire; without streaming the server drops it (stated in the README)."""
+    """It cannot be told apart on the wire; without streaming the server drops it (docs/limits.md says so)."""
     scenario.tables("t")
     session = scenario.session(
         "INSERT INTO t VALUES (1, 'x')",
