@@ -26,7 +26,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
@@ -127,15 +127,12 @@ class DeltaTableWriter:
     def add_columns(self, columns: Sequence[Target]) -> None:
         """Widen the table, in a commit of its own, before any file with the new columns is committed.
 
-        Idempotent. An append with a schema wider than the table's would succeed and lose the column.
+        Idempotent. An append with a schema wider than the table's would succeed and lose the column. Raises as
+        ``_alter``.
         """
         if not columns:
             return
-        try:
-            self._table.alter.add_columns([_delta_field(column) for column in columns])
-        except CommitFailedError as error:
-            raise SnapshotOutdated(self.label) from error
-        self._refresh()
+        self._alter(lambda table: table.alter.add_columns([_delta_field(column) for column in columns]))
         self._read_columns()
         missing = {c.name for c in columns} - {c.name for c in self.columns}
         if missing:
@@ -144,23 +141,29 @@ class DeltaTableWriter:
     def describe(self, about: TableMetadata) -> None:
         """Set the properties that the table lacks, or has otherwise, in a commit of its own.
 
-        That is after an ALTER, and for a table that an earlier version of this sink made.
-
-        Raises SnapshotOutdated where somebody else committed in between: the caller's watermark may be another now.
+        That is after an ALTER, and for a table that an earlier version of this sink made. Raises as ``_alter``.
         """
         if about is self._described:
             return
         missing = about.missing(self._table.metadata().configuration)
         if missing:
-            before = self.version
-            try:
-                self._table.alter.set_table_properties(missing, raise_if_not_exists=False)
-            except CommitFailedError as error:
-                raise SnapshotOutdated(self.label) from error
-            self._refresh()
-            if self.version != before + 1:
-                raise SnapshotOutdated(self.label)
+            self._alter(lambda table: table.alter.set_table_properties(missing, raise_if_not_exists=False))
         self._described = about
+
+    def _alter(self, change: Callable[[DeltaTable], None]) -> None:
+        """Commit a change of the metadata, and go on from the snapshot with it.
+
+        Raises SnapshotOutdated if somebody else committed in between, even rows alone, which deltalake lets pass. The
+        caller has read the watermark that chooses its rows, and the one of the new snapshot may be another.
+        """
+        before = self.version
+        try:
+            change(self._table)
+        except CommitFailedError as error:
+            raise SnapshotOutdated(self.label) from error
+        self._refresh()
+        if self.version > before + 1:
+            raise SnapshotOutdated(self.label)
 
     def commit(
         self,

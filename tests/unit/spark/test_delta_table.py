@@ -397,3 +397,12 @@ def test_what_a_user_says_of_the_table_stays(location: Location) -> None:
     metadata = DeltaTable(location.uri).metadata()
     assert metadata.description == "mine" and metadata.configuration["delta.appendOnly"] == "true"
     assert said(location)["replica_identity"] == "nothing"
+
+
+def test_rows_of_a_ghost_that_came_before_a_new_column_are_not_written_twice(location: Location) -> None:
+    """The watermark that chose the rows is of the snapshot before the column: it must not be passed over."""
+    writer, ghost = opened(location), opened(location)
+    commit(ghost, location, 20, "a")
+    with pytest.raises(SnapshotOutdated):
+        writer.add_columns([Target("y", pa.string(), "y")])
+    assert opened(location).watermark(APP) == 20
