@@ -118,7 +118,8 @@ def _frame(spark: SparkSession, schema: pa.Schema, commit: Commit, paths: list[s
     from pyspark.sql import functions
 
     constants = {
-        "_commit_lsn": functions.lit(commit.commit_lsn).cast("long"),
+        # An int and no more: py4j writes an Lsn as it prints.
+        "_commit_lsn": functions.lit(int(commit.commit_lsn)).cast("long"),
         "_commit_timestamp": functions.timestamp_micros(
             functions.lit(commit.commit_timestamp_us).cast("long")
         ),

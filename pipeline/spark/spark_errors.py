@@ -41,11 +41,12 @@ def raised_in_executor(error: BaseException) -> XidstreamError | None:
 def _is_session_lost(error: BaseException) -> bool:
     """The JVM, or what its objects were kept by, is gone; the sink and the data are not at fault.
 
-    Py4JJavaError is an exception inside a living JVM: only its text tells that rows of a dead process were wanted.
+    Py4JJavaError is an exception inside a living JVM: only its text tells that rows of a dead process were wanted. A
+    Py4JError with a trace is a call that a living JVM could not read.
     """
     name = type(error).__name__
     if (
-        name == "Py4JError"
+        (name == "Py4JError" and "Trace:" not in str(error))
         or name.startswith("Py4JNetwork")
         or isinstance(error, (ConnectionError, EOFError))
     ):

@@ -28,6 +28,7 @@ from tests.unit.late_binding.files import NAMES, batches, every_type
 from xidstream.pipeline.errors import ComponentLost, SegmentCorrupt, SinkFailed, StorageFault
 from xidstream.pipeline.exchange import Sealed, SegmentPart
 from xidstream.pipeline.late_binding import Commit, fill
+from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.relations import RelationVersion
 from xidstream.pipeline.rows import TRANSACTIONS_SCHEMA, contract_schema
 from xidstream.pipeline.spark.foreach import ForeachSink
@@ -38,7 +39,7 @@ from xidstream.pipeline.spark.spark_schemas import simple_types, spark_schema
 pytestmark = pytest.mark.spark
 
 ITEMS = relation("public.items", ("id", INT8), ("name", TEXT))
-COMMIT = Commit(100, COMMIT_US)
+COMMIT = Commit(Lsn(100), COMMIT_US)
 
 
 def items(*ids: int) -> list[dict[str, Any]]:
