@@ -9,14 +9,17 @@ from pathlib import Path
 
 import pytest
 
+from tests.ray import test_pipeline
 from tests.ray.conftest import LONG, CollectingDriver, RayPipeline, wait_until
-from tests.ray.test_pipeline import FILL, NEWEST, set_up
+from tests.ray.test_pipeline import NEWEST, set_up
 from tests.s3_server import S3Server
 from xidstream.pipeline.errors import StorageFault
 from xidstream.pipeline.restarts import GIVE_UP_AFTER_S
 
 pytestmark = pytest.mark.ray
 
+FILL = test_pipeline.FILL.replace("'order number ' || i", "md5(i::text) || md5((-i)::text)")
+"""Segments are compressed: notes that are alike would not fill a small disk."""
 SPILLING = {"buffer_memory_bytes": "1MB", "block_bytes": 256 << 10, "buffers_max": 1}
 
 
