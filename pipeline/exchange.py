@@ -160,7 +160,7 @@ class Sealed:
     messages: tuple[MessagePart, ...]
     n_rows: int
     n_bytes: int
-    """Arrow bytes of rows and messages, in memory and in storage."""
+    """Of rows and messages: as Arrow in memory, and as files in storage, where rows are compressed."""
     undeliverable: Undeliverable | None = None
     """Set where the content ends before the unit does."""
     left_out: tuple[tuple[Xid, Lsn], ...] = ()

@@ -118,7 +118,7 @@ def test_rows_of_a_gigabyte_reach_parquet_as_they_are(chain: Chain, tmp_path: Pa
     wire.commit(0x900000)
     chain.take(wire)
     (sealed,) = chain.sealed
-    assert sealed.n_rows == 3 and sealed.n_bytes > 2 * LARGEST
+    assert sealed.n_rows == 3
     assert sum(part.n_rows for part in sealed.segments) == 2, "a gigabyte is not put into the object store"
     assert sum(part.n_rows for part in sealed.memory) == 1
     assert written(chain, tmp_path) == [(0, LARGEST, b"a"), (1, LARGEST, b"b")]
