@@ -92,7 +92,7 @@ def test_java_is_on_path_before_ray_starts(cluster: dict[str, Any], who: str) ->
 @pytest.mark.parametrize("who", ["head", "worker"])
 def test_every_node_installs_the_project_with_its_pins(cluster: dict[str, Any], who: str) -> None:
     (install,) = [c for c in setup_of(cluster, who) if "pip install" in c]
-    assert install.endswith("-e ~/'xidstream[pinned]'")
+    assert re.search(r"-e ~/'xidstream\[pinned(,s3)?\]'$", install)
     home = "~" if cluster["provider"]["type"] == "local" else f"/home/{cluster['auth']['ssh_user']}"
     for remote, local in cluster["file_mounts"].items():
         if not local.startswith("~"):

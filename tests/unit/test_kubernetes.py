@@ -148,7 +148,7 @@ def test_the_image_is_made_of_what_the_checkout_has() -> None:
     copied = [word for line in lines if line.startswith("COPY") for word in line.split()[2:-1]]
     assert {"actors", "pipeline", "xidstream", "pyproject.toml"} <= set(copied)
     assert all((ROOT / name).exists() for name in copied)
-    assert any("pip install" in line and "'.[pinned]'" in line for line in lines)
+    assert any("pip install" in line and "'.[pinned,s3]'" in line for line in lines)
 
 
 def test_the_entrypoint_and_its_settings_are_what_the_command_line_takes(tmp_path: Path) -> None:
