@@ -181,6 +181,7 @@ class _Way(abc.ABC):
     def __init__(self, storage: SegmentStorage) -> None:
         self._storage = storage
         self._threads = ThreadPoolExecutor(LINK_THREADS, thread_name_prefix="segment-links")
+        self._verifying = threading.Lock()
 
     def give(
         self, parts: Sequence[SegmentPart], target: WriteTarget, prepared: Collection[int]
@@ -220,7 +221,8 @@ class _Way(abc.ABC):
     def _give_one(self, part: SegmentPart, table: Location, path: str, is_prepared: bool) -> None:
         key, file = part.segment.key, part.segment.file
         if is_prepared:
-            late_binding.verify(self._read(key), file, name=key)
+            with self._verifying:  # a segment of an object store is in memory meanwhile
+                late_binding.verify(self._read(key), file, name=key)
         self._bind(key, file, part.commit, table, path)
         reach("segment_linked")
 
