@@ -41,6 +41,7 @@ def write() -> None:
         "small": _small(measured.get("drain")),
         "cost": _cost(measured.get("drain")),
         "lag": _lag(measured.get("lag")),
+        "delta": _delta(measured.get("delta")),
         "latency": _latency(measured.get("latency")),
         "streams": _growth(measured.get("growth"), "streams", "open streams"),
         "sizes": _growth(measured.get("growth"), "sizes", "rows"),
@@ -145,6 +146,29 @@ def _lag(lag: Any) -> list[str]:
             )
         )
     head = ("rows", "handler", "Spark count", "Delta", "off: handler", "off: count", "off: Delta")
+    return _table(head, rows)
+
+
+def _delta(delta: Any) -> list[str]:
+    if not delta:
+        return []
+    rows = [
+        (
+            f"{int(size):,}",
+            f"{case['lag_s']['median']:.2f}",
+            f"{delta['savepoints'][size]['lag_s']['median']:.2f}",
+            f"{case['spark_cpu_s_per_million_rows']['median']:.2f}",
+            f"{case['stored_bytes_per_row']['median']:.0f}",
+        )
+        for size, case in delta["plain"].items()
+    ]
+    head = (
+        "rows",
+        "lag, s",
+        "with 1,000 savepoints rolled back",
+        "Spark, CPU s per million rows",
+        "stored, B a row",
+    )
     return _table(head, rows)
 
 

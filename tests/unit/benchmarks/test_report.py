@@ -68,3 +68,15 @@ def test_the_case_of_many_tables_has_a_line_for_each_of_its_drains() -> None:
     assert len(lines) == 2 + 3
     assert lines[-1] == "| 100,000 tables made, filled with one row, and dropped | 5.2 | 9.0 | 1.5 | 20.0 |"
     assert report._tables(None) == []
+
+
+def test_the_lag_to_delta_stands_beside_its_cost() -> None:
+    def case(lag_s: float) -> dict[str, dict[str, float]]:
+        return {
+            "lag_s": {"median": lag_s},
+            "spark_cpu_s_per_million_rows": {"median": 0.04},
+            "stored_bytes_per_row": {"median": 27.5},
+        }
+
+    lines = report._delta({"plain": {"10000": case(0.1)}, "savepoints": {"10000": case(0.15)}})
+    assert lines[-1] == "| 10,000 | 0.10 | 0.15 | 0.04 | 28 |"
