@@ -1,9 +1,9 @@
 """Rows that are in no file of the table yet, written to Parquet files: by the driver if they are few, else by Spark.
 
 What is in memory of one table of a batch is a batch's size at most, unless a transaction was not streamed. So much the
-driver writes before a Spark job has its first row: 10,000 rows in 5 ms, where a job takes 0.1 s, and takes them through
-the JVM. More of it, and segments that do not fit the table, are Spark's: it has more cores than the driver, and a
-segment may be on another machine's disk cache.
+driver writes sooner than Spark: 100 rows in 13 ms, 10,000 in 30, 100,000 in 71 (seven columns, flushed; measured at a
+load of 11 on two cores), where a job on a quiet machine takes 100 ms for 100 rows, and has rows go through the JVM. More
+of it, and segments that do not fit the table, are Spark's, which has more cores than the driver.
 
 Called by the Delta sink, on the driver; safe for several tables at a time.
 """
