@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -14,6 +17,18 @@ from xidstream.actors.driver.driver_jvm import start_driver_jvm
 from xidstream.actors.driver.session import BASE_CONF
 
 EXECUTORS = (3, 2, "600m")
+
+SPEAKING_JVM = """
+import sys
+from pyspark import SparkConf, SparkContext
+
+conf = SparkConf(loadDefaults=False).setMaster("local[1]").setAppName("speaking").set("spark.ui.enabled", "false")
+conf.set("spark.driver.extraJavaOptions", f"-Dlog4j2.configurationFile={sys.argv[1]}")
+with SparkContext(conf=conf) as context:
+    logger = context._jvm.org.apache.log4j.LogManager.getLogger("of.a.Library")
+    logger.warn("a warning")
+    logger.error("an error")
+"""
 
 
 @ray.remote(num_cpus=0)
@@ -61,3 +76,13 @@ def test_with_a_raydp_that_makes_its_settings_elsewhere_no_jvm_is_started_early(
     monkeypatch.delattr(SparkCluster, "_prepare_spark_configs")
     start_driver_jvm(BASE_CONF, *EXECUTORS)
     assert not started
+
+
+def test_the_jvm_of_a_script_tells_errors_and_nothing_else() -> None:
+    made = driver_jvm._raydp_settings(BASE_CONF, *EXECUTORS)
+    # The last one counts, and RayDP's comes behind all others.
+    named = re.findall(r"-Dlog4j2\.configurationFile=(\S+)", made["spark.driver.extraJavaOptions"])[-1]
+    spoken = subprocess.run(
+        [sys.executable, "-c", SPEAKING_JVM, named], capture_output=True, text=True, check=True
+    ).stderr
+    assert re.fullmatch(r"[\d:]+ ERROR Library: an error\n", spoken), spoken
