@@ -10,6 +10,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
@@ -86,7 +87,10 @@ def _show(
     )
     with console.status(Elapsed("waiting for the Spark session", started_s)):
         spark = start_spark(config, "xidstream-demo")
-    with LiveStream(config, spark, str(output), lambda text: console.print(text, style="yellow")) as stream:
+    with ExitStack() as stack:
+        with console.status(Elapsed("waiting for the slot", started_s)):
+            live = LiveStream(config, spark, str(output), lambda text: console.print(text, style="yellow"))
+            stream = stack.enter_context(live)
         committed_s = perform(console, conninfo, stream, n_rows)
         show_lag(console, stream.arrivals[-1], committed_s)
         prove(console, spark, conninfo, output)
