@@ -117,8 +117,10 @@ class MemoryMessages:
 
 @dataclass(frozen=True)
 class SpilledMessages:
-    """Logical messages in storage. Whoever reads them puts them through ``rows.stamp_messages`` with ``commit_lsn`` and
-    ``xid``, unless these are None: the file says all of messages that are no transaction's."""
+    """Logical messages in storage. Their reader calls ``rows.stamp_messages`` with ``commit_lsn`` and ``xid``.
+
+    These are None for messages outside of transactions: the file has all of them.
+    """
 
     file: MessageFile
     commit_lsn: Lsn | None = None
@@ -134,10 +136,10 @@ MessagePart = InlineMessages | MemoryMessages | SpilledMessages
 
 @dataclass(frozen=True)
 class Undeliverable:
-    """The place of a release unit behind which nothing may be released: its next transaction cannot be delivered.
+    """A place in a release unit: the transaction behind it cannot be delivered, and nothing from there on is released.
 
-    ``error`` names that transaction. ``last_commit_lsn`` and ``end_lsn`` are of the transaction before it in the unit,
-    0/0 where it is the first; ``n_transactions`` come before it.
+    ``error`` names that transaction. ``n_transactions`` of the unit come before it. ``last_commit_lsn`` and ``end_lsn``
+    are of the last of these, and 0/0 if there is none.
     """
 
     error: XidstreamError
@@ -167,7 +169,7 @@ class Sealed:
     """Those of the unit's transactions that were given up (``pipeline.poison``): nothing of them is here."""
 
     def stored_keys(self) -> list[str]:
-        """Of all that is in storage."""
+        """The keys of all its parts that are in storage."""
         messages = [part.file.key for part in self.messages if isinstance(part, SpilledMessages)]
         return [part.segment.key for part in self.segments] + messages
 
@@ -213,12 +215,13 @@ class SlotIdentity:
 
 @dataclass(frozen=True)
 class PrepareCover:
-    """Which PREPAREs this storage would hold, had they brought anything.
+    """For which transactions this storage must have the PREPARE, if the PREPARE had any content.
 
-    PostgreSQL 16 and 17 send COMMIT PREPARED alone for a transaction that only locked rows. Such a one is told from
-    one whose content was given to another consumer, before this storage was first used, by what stood then:
-    ``earlier`` are the transactions that were prepared, ``since_lsn`` is the end of the WAL. The default covers
-    all, as for a slot that had no two-phase then: nobody was ever sent a PREPARE.
+    PostgreSQL 16 and 17 send COMMIT PREPARED alone for a transaction that only locked rows. It comes alone, too, if the
+    PREPARE went to another consumer before this storage was first used. To tell the two cases apart, the state at that
+    first use is kept: ``earlier`` are the transactions that were prepared then, and ``since_lsn`` was the end of the
+    WAL. The default covers all transactions. It is right for a slot that had no two-phase then, because no PREPARE was
+    sent to anybody.
     """
 
     since_lsn: Lsn = INVALID_LSN
@@ -230,10 +233,10 @@ class PrepareCover:
 
 @dataclass(frozen=True)
 class Opened:
-    """What the reader found when it opened the slot. ``target_lsn``: the end of the WAL then.
+    """What the reader found when it opened the slot. ``target_lsn`` was the end of the WAL.
 
-    ``cover`` is what a storage that is new now would cover. ``history``: where each timeline before ``timeline``
-    ended on the way to it.
+    ``cover`` is for a storage that is used for the first time now. ``history`` says where each earlier timeline ended
+    on the way to ``timeline``.
     """
 
     identity: SlotIdentity
@@ -252,11 +255,11 @@ class Opened:
 
 @dataclass(frozen=True)
 class Tenure:
-    """One epoch's hold on a slot. ``number`` rises with each: the slot has one reader at a time, and who got it last
-    is the rightful one. What writes under a lower number is late, and yields.
+    """One epoch's hold on a slot. Each one has a higher ``number`` than those before.
 
-    ``timeline``, ``history`` and ``wal_end`` tell what the server had when the slot was opened, and so what those
-    before can have read from it.
+    A slot has one reader at a time, and the epoch that got it last is the rightful one. A writer with a lower number is
+    late, and gives way. ``timeline``, ``history`` and ``wal_end`` say what the server had when the slot was opened.
+    Nobody before can have read more from it.
     """
 
     number: int
@@ -266,7 +269,10 @@ class Tenure:
     wal_end: Lsn
 
     def reachable(self, timeline: int) -> Lsn | None:
-        """Up to where the server shares ``timeline`` (0: it was not written down); None: it does not come from it."""
+        """Up to which LSN ``timeline`` is part of the server's history. None if it is no part of it.
+
+        0 stands for a timeline that was not recorded; it counts as the present one.
+        """
         if timeline in (0, self.timeline):
             return self.wal_end
         return self.history.get(timeline)
@@ -286,10 +292,10 @@ class PreparedTransaction:
     segments: tuple[Segment, ...]
     messages: tuple[MessageFile, ...] = ()
     poison: Poison | None = None
-    """Why COMMIT PREPARED cannot release it; what is rolled back is nobody's loss."""
+    """Why COMMIT PREPARED cannot release it. It does not matter to a ROLLBACK PREPARED."""
 
     def stored_keys(self) -> list[str]:
-        """Of all that it keeps in storage, its record left out."""
+        """The keys of all that it keeps in storage, except its record."""
         return [s.key for s in self.segments] + [m.key for m in self.messages]
 
 

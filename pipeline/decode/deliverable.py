@@ -1,10 +1,10 @@
-"""What of a plain block can be delivered: everything before its first poison, less what was given up.
+"""The part of a plain block that can be delivered: all before its first bad transaction, except what was given up.
 
 A plain block holds many transactions, all of them committed. One that cannot be delivered must not hold back those
 before it, and nothing behind it may be released. So the block is cut off there, and the error takes its place in the
 order of commits (``exchange.Undeliverable``).
 
-Called by ``blocks`` for the rare block that has something bad in it, or a transaction that was given up.
+``blocks`` calls this for the rare block that has a bad value, or a transaction that was given up.
 """
 
 from __future__ import annotations

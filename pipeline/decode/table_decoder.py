@@ -3,9 +3,9 @@
 The column loop: step the cursor, decode by the column's codec, collect the exceptions. All columns share two
 scratch arrays of 4 bytes a row, so the peak is the block, the finished columns, and one column's work.
 
-A value that cannot be decoded becomes null, and a note says whose row it is (``pipeline.poison``). It is looked for
-only when a codec has refused the column, in pieces: a codec tells the first bad row that it meets, and to decode the
-whole column again for each would take hours where all rows are bad.
+A value that cannot be decoded becomes null, and a note says which transaction's row it is (``pipeline.poison``). Bad
+rows are looked for only after a codec has refused the column, and piece by piece. A codec reports only the first bad
+row. If all rows are bad, it would take hours to decode the whole column again for each.
 """
 
 from __future__ import annotations
