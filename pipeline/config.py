@@ -169,7 +169,9 @@ class Config:
     batch_rows: int = _setting(
         1_000_000, "rows after which a batch is full; one transaction with more is a batch of its own"
     )
-    batch_bytes: int = _setting(64 * MIB, "bytes of rows after which a batch is full: Arrow in memory, Parquet in storage", size=True)
+    batch_bytes: int = _setting(
+        64 * MIB, "bytes of rows after which a batch is full: Arrow in memory, Parquet in storage", size=True
+    )
     status_interval_ms: int = _setting(
         10_000,
         "how often the reader reports to the server when nothing happens; a sixth of wal_sender_timeout's default",
