@@ -2,8 +2,8 @@
 
 What is in memory of one table of a batch is a batch's size at most, unless a transaction was not streamed. So much the
 driver writes sooner than Spark: 100 rows in 13 ms, 10,000 in 30, 100,000 in 71 (seven columns, flushed; measured at a
-load of 11 on two cores). A job on a quiet machine takes 100 ms for 100 rows, and the rows go through the JVM. More of it,
-and segments that do not fit the table, are Spark's, which has more cores than the driver.
+load of 11 on two cores). A job on a quiet machine takes 100 ms for 100 rows, and the rows go through the JVM. More
+of it, and segments that do not fit the table, are Spark's, which has more cores than the driver.
 
 Called by the Delta sink, on the driver; safe for several tables at a time.
 """
