@@ -28,14 +28,15 @@ IPC, and Spark to write it anew (twice the work, after COMMIT).
 """
 
 from xidstream.pipeline.late_binding.checking import verify, verify_tail
-from xidstream.pipeline.late_binding.filling import bound_tail, fill
+from xidstream.pipeline.late_binding.filling import FillRefused, bound_tail, fill
 from xidstream.pipeline.late_binding.reading import read_rows, rewrite_head
 from xidstream.pipeline.late_binding.row_file import Commit, Place, RowFile, file_schema, unbound
-from xidstream.pipeline.late_binding.writing import SPARK_METADATA, halved, write_rows
+from xidstream.pipeline.late_binding.writing import SPARK_METADATA, halved, statistics_leaves, write_rows
 
 __all__ = [
     "SPARK_METADATA",
     "Commit",
+    "FillRefused",
     "Place",
     "RowFile",
     "bound_tail",
@@ -44,6 +45,7 @@ __all__ = [
     "halved",
     "read_rows",
     "rewrite_head",
+    "statistics_leaves",
     "unbound",
     "verify",
     "verify_tail",

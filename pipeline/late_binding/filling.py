@@ -10,6 +10,7 @@ Everything is looked at before anything is written: a file that is refused is le
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 from typing import Final
@@ -20,26 +21,36 @@ from xidstream.pipeline.late_binding.checking import verify_tail
 from xidstream.pipeline.late_binding.row_file import Commit, RowFile, Slot
 
 _BLOCK_BYTES: Final = 512
+_NOT_OURS_TO_CHANGE: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTSUP})
+
+
+class FillRefused(Exception):
+    """The file belongs to somebody else, or to a read-only file system; ``str`` says so. It may be read."""
 
 
 def fill(path: str | Path, file: RowFile, commit: Commit, *, name: str) -> None:
     """Fill the local file at ``path`` in, and wait until it is on disk. ``name`` is for messages.
 
     Raises SegmentCorrupt, and changes nothing, if the file is missing, has another length, or holds another commit's
-    constants. Raises StorageFault if the disk fails; then call it again.
+    constants; FillRefused if it may be read but not changed. Raises StorageFault if the disk fails; then call it again.
     """
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError as error:
         raise SegmentCorrupt(f"segment {name!r} is missing") from error
     except OSError as error:
+        if error.errno in _NOT_OURS_TO_CHANGE:
+            raise FillRefused(f"segment {name!r} cannot be changed in place: {error.strerror}") from error
         raise _fault(name, error) from error
     try:
         n_bytes = os.fstat(descriptor).st_size
         if n_bytes != file.n_bytes:
             raise SegmentCorrupt(f"segment {name!r} has {n_bytes} bytes, {file.n_bytes} were written")
-        due = [slot for slot in file.slots(commit) if _is_due(slot, _read(descriptor, slot), name)]
-        for slot in due:
+        slots = list(file.slots(commit))
+        for slot in slots:
+            _check(slot, _read(descriptor, slot), name)
+        # Also what reads as filled in: the kernel may have failed to write it, and told that once, to a call before.
+        for slot in slots:
             _write(descriptor, slot)
             reach("segment_filled_in_part")
         os.fdatasync(descriptor)
@@ -56,20 +67,17 @@ def bound_tail(tail: bytes, file: RowFile, commit: Commit, *, name: str) -> byte
     content = bytearray(tail)
     for slot in file.slots(commit):
         place = slice(slot.offset - file.head_bytes, slot.end - file.head_bytes)
-        _is_due(slot, bytes(content[place]), name)
+        _check(slot, bytes(content[place]), name)
         content[place] = slot.bound
     return bytes(content)
 
 
-def _is_due(slot: Slot, found: bytes, name: str) -> bool:
-    """Whether the slot is still to be written. Raises SegmentCorrupt if it holds what is neither of the two."""
-    if found == slot.bound:
-        return False
+def _check(slot: Slot, found: bytes, name: str) -> None:
+    """Raises SegmentCorrupt if the slot holds neither what was written, nor what is wanted, nor some of each."""
     edge = -slot.offset % _BLOCK_BYTES
     torn = (slot.bound[:edge] + slot.written[edge:], slot.written[:edge] + slot.bound[edge:])
-    if found != slot.written and found not in torn:
+    if found not in (slot.bound, slot.written, *torn):
         raise SegmentCorrupt(f"segment {name!r} is damaged, or holds the constants of another commit")
-    return True
 
 
 def _read(descriptor: int, slot: Slot) -> bytes:

@@ -137,10 +137,27 @@ def _options(relation: RelationVersion) -> dict[str, Any]:
     return {
         "compression": {leaf: "none" if leaf in LATE_COLUMNS else "snappy" for leaf in leaves},
         "use_dictionary": list(DICTIONARY_COLUMNS),
-        "write_statistics": [leaf for leaf in leaves if leaf not in LATE_COLUMNS],
+        "write_statistics": [
+            leaf for leaf in statistics_leaves(file_schema(relation)) if leaf not in LATE_COLUMNS
+        ],
         "write_page_checksum": True,
         "store_schema": False,
     }
+
+
+def statistics_leaves(schema: pa.Schema) -> list[str]:
+    """The columns of Parquet whose statistics every reader may trust: all but floats.
+
+    Arrow leaves NaN out of minimum and maximum, as Parquet asks. Spark takes NaN for the greatest number, as PostgreSQL
+    does, and would skip a row group whose maximum is less than what a filter asks for, with its NaN.
+    """
+    return [
+        leaf for field in schema if not _holds_floats(field.type) for leaf in _leaves(field.name, field.type)
+    ]
+
+
+def _holds_floats(arrow: pa.DataType) -> bool:
+    return _holds_floats(arrow.value_type) if pa.types.is_list(arrow) else bool(pa.types.is_floating(arrow))
 
 
 def _leaves(path: str, arrow: pa.DataType) -> Iterator[str]:

@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 
 from xidstream.pipeline.errors import StorageFault
 from xidstream.pipeline.faultpoints import reach
-from xidstream.pipeline.late_binding import SPARK_METADATA, halved
+from xidstream.pipeline.late_binding import SPARK_METADATA, halved, statistics_leaves
 from xidstream.pipeline.spark.naming import Location
 from xidstream.pipeline.spark.placement import Conform
 from xidstream.pipeline.spark.released import SegmentRows, released
@@ -117,6 +117,7 @@ class ParquetFiles:
                     self._schema,
                     compression="snappy",
                     use_dictionary=self._dictionary,
+                    write_statistics=statistics_leaves(self._schema),
                     store_schema=False,
                 )
             for piece in halved(table, _PAGE_BYTES):

@@ -19,7 +19,7 @@ import itertools
 import os
 from collections.abc import Iterator
 from typing import Any, Final
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 from xidstream.pipeline.errors import SegmentCorrupt, StorageFault
 from xidstream.pipeline.spark.naming import Location
@@ -56,8 +56,9 @@ class S3Copies:
         options = _options(root)
         query = parse_qs(urlsplit(storage_uri).query)
         endpoint = _storage_endpoint(storage_uri)
-        self._bucket = urlsplit(storage_uri).netloc
-        self._prefix = urlsplit(storage_uri).path.strip("/")
+        # As pyarrow reads it: keys may stand before the bucket, and the prefix is percent-encoded.
+        self._bucket = urlsplit(storage_uri).netloc.rpartition("@")[2]
+        self._prefix = unquote(urlsplit(storage_uri).path).strip("/")
         self._client: Any = boto3.session.Session().client(
             "s3",
             endpoint_url=endpoint,

@@ -149,9 +149,11 @@ class SegmentLinks:
         new = [part for part in fitting if part.commit.commit_lsn > target.watermark]
         try:
             given = way.give(new, target, prepared)
-        except s3_copies.CopyRefused as refused:
+        except (s3_copies.CopyRefused, late_binding.FillRefused) as refused:
             warnings.warn(
-                f"the store refuses copies ({refused}): Spark writes the files", RuntimeWarning, stacklevel=2
+                f"segments cannot become files of the tables ({refused}): Spark writes the files",
+                RuntimeWarning,
+                stacklevel=2,
             )
             self._is_refused = True
             return [], parts
@@ -304,6 +306,8 @@ def _copied_by_kernel(source: int, target: int) -> bool:
             if place or error.errno not in _NO_COPY:
                 raise
             return False
+        if not n and not place:
+            return False  # so some file systems say that they cannot
         if not n:
             raise OSError(errno.EIO, "the file became shorter while it was copied")
         n_left -= n

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import math
+import os
 import pickle
 import zlib
 from pathlib import Path
@@ -19,6 +21,7 @@ from xidstream.pipeline import rows
 from xidstream.pipeline.errors import SegmentCorrupt, StorageFault, UsageError
 from xidstream.pipeline.late_binding import (
     Commit,
+    FillRefused,
     RowFile,
     bound_tail,
     file_schema,
@@ -182,7 +185,7 @@ def test_a_file_without_rows(path: Path) -> None:
 # -- the form of the file ------------------------------------------------------------------------------------
 
 
-def test_every_column_is_compressed_and_has_statistics_but_the_late_ones(path: Path) -> None:
+def test_every_column_is_compressed_and_has_statistics_but_floats_and_the_late_ones(path: Path) -> None:
     table = every_type()
     write(path, table, batches(table, 9))
     metadata = pq.read_metadata(path)
@@ -191,7 +194,10 @@ def test_every_column_is_compressed_and_has_statistics_but_the_late_ones(path: P
     columns = [group.column(i) for i in range(group.num_columns)]
     assert tuple(c.path_in_schema for c in columns[-2:]) == LATE_COLUMNS
     for column in columns[:-2]:
-        assert column.compression == "SNAPPY" and column.is_stats_set
+        assert column.compression == "SNAPPY"
+        assert column.is_stats_set == (column.physical_type not in ("FLOAT", "DOUBLE")), (
+            "of NaN they say nothing"
+        )
         assert column.has_dictionary_page == (column.path_in_schema in ("_change_type", "_xid"))
     [change_types] = [c.statistics for c in columns if c.path_in_schema == "_change_type"]
     written = read_natively(path, table).column("_change_type").to_pylist()
@@ -262,6 +268,41 @@ def test_filling_again_changes_nothing(path: Path) -> None:
     filled = path.read_bytes()
     fill(path, file, COMMIT, name="s")
     assert path.read_bytes() == filled
+
+
+def test_filling_after_a_failed_flush_writes_all_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel tells of a page that it could not write once, and takes it for written from then on."""
+    file = write(path, SIMPLE, batches(SIMPLE, 100))
+    flush, write_at, written = os.fdatasync, os.pwrite, []
+
+    def fail(descriptor: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    def noted(descriptor: int, data: bytes, offset: int) -> int:
+        written.append(offset)
+        return write_at(descriptor, data, offset)
+
+    monkeypatch.setattr(os, "fdatasync", fail)
+    with pytest.raises(StorageFault):
+        fill(path, file, COMMIT, name="s")
+    monkeypatch.setattr(os, "fdatasync", flush)
+    monkeypatch.setattr(os, "pwrite", noted)
+    fill(path, file, COMMIT, name="s")
+    assert written == [slot.offset for slot in file.slots()]
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS])
+def test_a_file_that_may_not_be_changed_is_refused_and_not_a_fault(
+    path: Path, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write(path, SIMPLE, batches(SIMPLE, 100))
+
+    def refuse(*arguments: Any) -> int:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(FillRefused, match="cannot be changed in place"):
+        fill(path, file, COMMIT, name="s")
 
 
 def test_a_file_that_is_filled_in_part_is_completed(path: Path) -> None:

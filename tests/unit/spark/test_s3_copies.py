@@ -14,7 +14,7 @@ from tests.s3_server import S3Server
 from tests.unit.spark.test_segment_links import A, World, check, key
 from xidstream.pipeline.errors import SegmentCorrupt, StorageFault
 from xidstream.pipeline.spark import s3_copies
-from xidstream.pipeline.spark.s3_copies import SMALLEST_PART_BYTES, _ranges
+from xidstream.pipeline.spark.s3_copies import SMALLEST_PART_BYTES, S3Copies, _ranges
 from xidstream.pipeline.spark.segment_links import Reach, how_segments_reach
 
 
@@ -78,6 +78,20 @@ def test_a_copy_leaves_the_segment_as_it_was(world: World) -> None:
     files, _ = world.give([late_part(segment, 0x1000)])
     world.commit(files)
     check(world.read(), 0x1000, 9_000)
+
+
+def test_a_storage_whose_prefix_needs_percent_signs_is_found(server: S3Server, world: World) -> None:
+    encoded = World(
+        server.uri(f"{uuid.uuid4().hex}/a%20store"), world.root.uri, dict(world.root.storage_options or {})
+    )
+    files, left = encoded.give([late_part(large(encoded), 0x1000), late_part(encoded.segment(1), 0x2000)])
+    encoded.links.close()
+    assert (len(files), left.n_rows) == (2, 0)
+
+
+def test_keys_in_the_storages_uri_are_no_part_of_the_bucket(server: S3Server, world: World) -> None:
+    copies = S3Copies(server.uri("p").replace("s3://", "s3://KEY:SECRET@"), world.root)
+    assert copies._bucket == server.bucket
 
 
 @pytest.mark.parametrize("when", ["before", "between"])
