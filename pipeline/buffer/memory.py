@@ -9,10 +9,10 @@ A block that is too large for memory (``is_too_large_for_memory``) is spilled wh
 ``block_bytes`` is as large, it holds a value of tens of megabytes, or of a gigabyte. From memory such a value would
 take its size in the object store, and several times its size in an executor's JVM; a segment is read without the JVM.
 
-At a commit what is in memory goes to the sink from there, unless the sink takes segments as its own files (Delta). To
-such a sink a large transaction goes as segments alone: to write the rest here takes less time than a Spark job takes
-to start, and a tenth of its CPU. Small transactions do not, because a file for each would be too many: the sink writes
-several of them together.
+At a commit what is in memory goes to the sink from there, unless the sink takes segments as its own files (Delta). Such
+a sink gets segments of a large transaction, where they are files worth having: then its rows are written once, here,
+while the sequencer and the driver have nothing to do with them. What is small goes from memory, because the driver
+writes it together with what other transactions have of the table.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from xidstream.pipeline.relations import RelationVersion
 
 _LARGE_BYTES: Final = 4 << 20
 """In memory, for a transaction to become segments at its commit though none of it was spilled: 1 MB of Parquet."""
-_FEW_TABLES: Final = 64
-"""So many at most become segments only to end with their transaction: a file takes 1 ms here, and a link there."""
+_FILE_BYTES: Final = 256 << 10
+"""Of one relation version, for a file of its own at the commit. A file takes 2 ms here, whatever is in it, so those of
+thousands of tables would take seconds."""
 
 
 @dataclass(frozen=True)
@@ -59,12 +60,6 @@ class BufferMemory:
 
 def last_segments(transaction: OpenTransaction) -> list[RelationVersion]:
     """What a sink that takes segments as its own files is to get as such, of what is in memory at the commit."""
-    if not transaction.segmented() and transaction.n_bytes < _LARGE_BYTES:
+    if not transaction.has_segments and transaction.n_bytes < _LARGE_BYTES:
         return []
-    sizes = transaction.group_sizes()
-    if len(sizes) <= _FEW_TABLES:
-        return list(sizes)
-    segmented = transaction.segmented()
-    return [
-        relation for relation, n_bytes in sizes.items() if relation in segmented or n_bytes >= _LARGE_BYTES
-    ]
+    return [relation for relation, n_bytes in transaction.group_sizes().items() if n_bytes >= _FILE_BYTES]

@@ -224,9 +224,10 @@ class OpenTransaction:
         self._spilled.append(_Spilled(segment, rows.first_seq(batches[0]), rows.last_seq(batches[-1]) + 1))
         self.n_segments += 1
 
-    def segmented(self) -> set[RelationVersion]:
-        """Those that have rows in segments."""
-        return {s.segment.relation for s in self._spilled}
+    @property
+    def has_segments(self) -> bool:
+        """Of rows that were not rolled back."""
+        return bool(self._spilled)
 
     def segment_keys(self) -> list[str]:
         """Of all that was spilled, messages too."""
