@@ -139,7 +139,10 @@ def _check_replication(connection: psycopg.Connection[Any], settings: SlotSettin
             if replication.server_version >= PG13:
                 work_mem = replication.show("logical_decoding_work_mem")
                 findings.append(
-                    Finding.ok("logical_decoding_work_mem", f"{work_mem} in the reader's session")
+                    Finding.ok(
+                        "logical_decoding_work_mem",
+                        f"logical_decoding_work_mem is {work_mem} in the reader's session",
+                    )
                 )
     except XidstreamError as error:
         if privileged or not isinstance(error, PreconditionMissing):

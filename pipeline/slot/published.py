@@ -158,7 +158,7 @@ def _check_operations(connection: psycopg.Connection[Any], names: Sequence[str])
     for table, *published in connection.execute(_LEFT_OUT, (list(names),)):
         missing = [name for name, is_sent in zip(_OPERATIONS, published, strict=True) if not is_sent]
         if missing:
-            left_out.setdefault(" and ".join(missing), []).append(table)
+            left_out.setdefault(", ".join(missing), []).append(table)
     if not left_out:
         return Finding.ok("operations", "inserts, updates, deletes and truncates are published")
     told = "; ".join(f"no {missing} of {enumerate_names(tables)}" for missing, tables in left_out.items())

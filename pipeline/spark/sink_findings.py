@@ -133,10 +133,10 @@ def _check_delta(
             )
         ]
     findings = [Finding.ok("sink", f"Delta root {shown} can be written")]
-    if storage_uri:
-        way = how_segments_reach(root, storage_uri).value
-        findings.append(Finding.ok("sink_files", f"large transactions reach the Delta tables by {way}"))
     try:
+        if storage_uri:
+            way = how_segments_reach(root, storage_uri).value
+            findings.append(Finding.ok("sink_files", f"large transactions reach the Delta tables by {way}"))
         return findings + _check_tables(root, server)
     except XidstreamError as error:
         return [*findings, Finding.of_error("sink_tables", error)]

@@ -298,6 +298,16 @@ def test_a_missing_slot_is_told_with_the_remedy(pipeline: Pipeline) -> None:
 
 
 @NEWEST
+def test_a_misspelt_publication_is_named_at_the_start_with_the_one_that_was_meant(pipeline: Pipeline) -> None:
+    """It was a SlotLost, with the first change, and told to take a new snapshot."""
+    set_up(pipeline.database)
+    pipeline.database.execute("create publication orders for table t")
+    with pytest.raises(PreconditionMissing, match="there is no publication 'ordes'") as caught:
+        pipeline.start(publication="ordes")
+    assert "did you mean orders?" in caught.value.remedy
+
+
+@NEWEST
 def test_delta_holds_exactly_the_committed_rows_after_two_runs(pipeline: Pipeline) -> None:
     from deltalake import DeltaTable
 
