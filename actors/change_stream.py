@@ -1,4 +1,4 @@
-"""The Python interface: a slot as a streaming query in a PySpark script with its own RayDP session.
+"""The Python interface: a slot as a streaming query in a PySpark script with its own session.
 
 It reads as Structured Streaming does::
 
@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from xidstream.actors.driver.session import adopt_spark
+from xidstream.actors.driver.users_session import adopt_spark, try_executors
 from xidstream.actors.preflight import findings_of, require
 from xidstream.actors.runtime.ray_cluster import connect_ray
 from xidstream.actors.runtime.secrets import refuse_travelling
@@ -33,7 +33,7 @@ from xidstream.actors.supervision.drivers import InProcessDriver
 from xidstream.actors.supervision.placement import await_room
 from xidstream.actors.supervision.supervisor import Supervisor
 from xidstream.pipeline.config import Config, redacted
-from xidstream.pipeline.errors import UsageError
+from xidstream.pipeline.errors import ConfigError, UsageError
 from xidstream.pipeline.exchange import SlotIdentity
 from xidstream.pipeline.findings import Finding
 from xidstream.pipeline.spark.delta import DeltaSink
@@ -100,7 +100,10 @@ class ChangeStream:
         return findings_of(self._config, self._check_sink)
 
     def start(self, spark: SparkSession) -> StreamingQuery:
-        """Begin, on ``spark``, which must be a RayDP session; ``xidstream.spark_session`` makes one that fits.
+        """Begin, on ``spark``: any session with a SparkContext; ``xidstream.spark_session`` makes one that fits.
+
+        A RayDP session reads rows in memory from Ray's object store. Any other gets them through the storage, which its
+        executors must reach; they must have xidstream, too. A small job finds both out.
 
         Raises what the preflight finds missing (``check``), before anything is started: PreconditionMissing, SlotLost,
         SinkDiverged and others. A slot that somebody else reads is waited for, 30 s. On a Ray of this process's own
@@ -109,12 +112,17 @@ class ChangeStream:
         """
         make = self._make
         if make is None:
-            self._config.require("sink")
+            if not self._config.sink:
+                raise ConfigError(
+                    "the stream has no sink",
+                    remedy="call .foreachBatch(function) or .toDelta(uri) before start, or give the setting sink",
+                )
             make = self._sink_of_config
+        adopt_spark(spark)
         refuse_travelling(self._config)
         require(self._config, self._check_sink, tell=log.warning)
+        try_executors(spark, self._config.storage)
         connect_ray()
-        adopt_spark(spark)
         await_room(self._config, spark)
         driver = InProcessDriver(spark, self._config.storage, make)
         return StreamingQuery(Supervisor(self._config, lambda: driver), self._config.slot)

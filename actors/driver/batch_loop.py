@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
-from xidstream.actors.driver.object_store_frames import object_store_frame, read_object
-from xidstream.actors.runtime.object_store import put_arrow
+from xidstream.actors.driver.object_store_frames import ObjectStoreFrames
+from xidstream.actors.driver.stored_frames import StoredFrames
+from xidstream.actors.driver.users_session import is_raydp
 from xidstream.actors.runtime.ray_errors import unwrap
 from xidstream.pipeline.exchange import Batch, SlotIdentity, Tenure
 from xidstream.pipeline.faultpoints import reach
@@ -72,6 +73,7 @@ class BatchLoop:
         self._storage = Storage(storage_uri)
         self._identity = identity
         self._read_segment = SegmentReader(storage_uri)
+        self._frames: ObjectStoreFrames | StoredFrames = ObjectStoreFrames()
         self._stop = threading.Event()
         self._writing_since_s: float | None = None
         self._idle_since_s: float | None = None
@@ -89,6 +91,8 @@ class BatchLoop:
             self.progress = dataclasses.replace(self.progress, sink_lsn=watermark)
             tenure: Tenure = self._call("sink_opened", watermark, self._sink.last_owner())
             self._sink.claim(tenure)
+            if not is_raydp(self._spark):
+                self._frames = StoredFrames(self._storage, self._layout(tenure))
             while not self._stop.is_set():
                 batch = self._call("next_batch", _PULL_WAIT_S)
                 if self._stop.is_set():
@@ -122,13 +126,11 @@ class BatchLoop:
         return not known or any(stage.numActiveTasks for stage in known)
 
     def _take(self, batch: Batch, tenure: Tenure) -> None:
-        identity = self._identity
-        layout = Layout(identity.system_identifier, identity.slot, tenure.epoch)
         self._writing_since_s = time.monotonic()
         try:
             # A batch without content only moves the position: its transactions changed no published table.
             if _has_content(batch):
-                check_owner(self._storage, layout, tenure.number)
+                check_owner(self._storage, self._layout(tenure), tenure.number)
                 reach("writing_batch")
                 self._sink.write(self._spark_batch(batch))
                 reach("batch_written")
@@ -140,11 +142,16 @@ class BatchLoop:
         self._call("batch_done", batch.number)
         reach("batch_reported")
         self._count(batch, sink_s)
+        self._frames.forget()
 
     def _spark_batch(self, batch: Batch) -> SparkBatch:
+        frames = self._frames
         return SparkBatch(
-            batch, self._spark, object_store_frame, self._read_segment, read_object, put_arrow, self._storage
+            batch, self._spark, frames.frame, self._read_segment, frames.read, frames.put, self._storage
         )
+
+    def _layout(self, tenure: Tenure) -> Layout:
+        return Layout(self._identity.system_identifier, self._identity.slot, tenure.epoch)
 
     def _call(self, method: str, *arguments: Any) -> Any:
         try:

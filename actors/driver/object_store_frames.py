@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import ray
 
+from xidstream.actors.runtime.object_store import put_arrow
 from xidstream.actors.runtime.ray_errors import unwrap
 
 if TYPE_CHECKING:
@@ -49,3 +50,14 @@ def object_store_frame(spark: SparkSession, schema: pa.Schema, refs: Sequence[ra
     )
     reader = jvm.org.apache.spark.sql.raydp.ObjectStoreReader
     return DataFrame(reader.RayDatasetToDataFrame(spark._jsparkSession, rdd, spark_schema.json()), spark)
+
+
+class ObjectStoreFrames:
+    """What ``SparkBatch`` asks for, of a RayDP session. Ray frees the objects when nobody names them any more."""
+
+    frame = staticmethod(object_store_frame)
+    read = staticmethod(read_object)
+    put = staticmethod(put_arrow)
+
+    def forget(self) -> None:
+        """Nothing was stored."""

@@ -118,15 +118,6 @@ def _dynamic_allocation(config: Config) -> dict[str, str]:
     }
 
 
-def adopt_spark(spark: SparkSession) -> None:
-    """Make a session that the user started fit to run our functions in its executors' Python.
-
-    Without PYSPARK_PYTHON the executors take ``python3`` from the raylet's PATH, which has none of our packages.
-    """
-    if "PYSPARK_PYTHON" not in os.environ:
-        spark.sparkContext.pythonExec = sys.executable
-
-
 def stop_spark() -> None:
     import raydp
 

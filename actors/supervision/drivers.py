@@ -17,6 +17,7 @@ import ray
 from xidstream.actors.driver.batch_loop import BatchLoop, LoopProgress
 from xidstream.actors.driver.spark_master import SparkMaster
 from xidstream.actors.driver.trouble import trouble_of
+from xidstream.actors.driver.users_session import is_raydp
 from xidstream.pipeline.errors import SinkFailed
 from xidstream.pipeline.exchange import SlotIdentity
 from xidstream.pipeline.spark.sink import Sink
@@ -72,6 +73,8 @@ class InProcessDriver:
         self._loop: BatchLoop | None = None
         self._future: Future[None] | None = None
         self._master = SparkMaster(str(spark.sparkContext.appName))
+        # Another cluster manager may let a job wait for executors as long as it likes, and tells when they are lost.
+        self._can_stall = is_raydp(spark)
 
     def start(self) -> ray.ObjectRef | None:
         return None
@@ -96,7 +99,7 @@ class InProcessDriver:
     def result(self, timeout_s: float) -> bool:
         assert self._future is not None and self._loop is not None
         if not concurrent.futures.wait([self._future], timeout_s).done:
-            if (trouble := trouble_of(self._master, self._loop)) is not None:
+            if self._can_stall and (trouble := trouble_of(self._master, self._loop)) is not None:
                 raise SinkFailed(
                     trouble, remedy="end the script: its Spark session cannot be repaired from inside"
                 )

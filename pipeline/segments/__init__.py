@@ -28,6 +28,7 @@ and to lose).
 """
 
 from xidstream.pipeline.segments.cleanup import clean_dead_epochs, holds_slot, remove_slot
+from xidstream.pipeline.segments.handed_rows import HandedRows, RowsReader, write_rows
 from xidstream.pipeline.segments.keys import Layout, SegmentName
 from xidstream.pipeline.segments.manifest import delete_prepared, load_prepared, write_prepared
 from xidstream.pipeline.segments.progress import (
@@ -48,8 +49,10 @@ from xidstream.pipeline.segments.skips import Skip, given_up, note_left_out, rea
 from xidstream.pipeline.segments.storage import Storage
 
 __all__ = [
+    "HandedRows",
     "Layout",
     "ProgressRecord",
+    "RowsReader",
     "SegmentName",
     "SegmentReader",
     "Skip",
@@ -71,6 +74,7 @@ __all__ = [
     "write_messages",
     "write_prepared",
     "write_progress",
+    "write_rows",
     "write_segment",
     "write_skip",
     "write_timeline",

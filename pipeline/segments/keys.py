@@ -117,6 +117,10 @@ class Layout:
             raise UsageError(f"segments are numbered from 0, got {number}")
         return f"{self.epochs_prefix}/{self.epoch}/{_transaction(xid, first_lsn)}/{number}"
 
+    def handed_rows_key(self, number: int) -> str:
+        """Rows of a batch that go to Spark through the storage; ``number`` counts the epoch's from 0."""
+        return f"{self.epochs_prefix}/{self.epoch}/batches/{number}.arrow"
+
     def prepared_key(self, xid: Xid, prepare_end_lsn: Lsn) -> str:
         """The manifest that this epoch writes."""
         return f"{self.prepared_prefix}/{_transaction(xid, prepare_end_lsn)}.{self.epoch}.json"

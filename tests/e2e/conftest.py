@@ -23,10 +23,12 @@ from xidstream.pipeline.config import Config
 @pytest.fixture(scope="session")
 def spark() -> Iterator[Any]:
     from xidstream.actors.driver.session import start_spark, stop_spark
+    from xidstream.actors.driver.users_session import is_raydp
     from xidstream.actors.runtime.ray_cluster import connect_ray
 
     connect_ray()
     session = start_spark(Config(), "xidstream-tests")
+    assert is_raydp(session), "this process has a session already, which would be tested in place of RayDP's"
     yield session
     stop_spark()
 

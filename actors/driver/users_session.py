@@ -1,0 +1,103 @@
+"""A Spark session that the user made: which kind it is, and whether our functions run in it.
+
+RayDP's session reads rows from Ray's object store. Any other (a local one, YARN, Kubernetes, Databricks, EMR) gets them
+through the storage (``stored_frames``). So its executors must have this package and reach the storage, which a tiny job
+finds out before anything is read: without it the first batch would end in an error of a Python worker.
+
+A session without a SparkContext (Spark Connect) is refused: the loop asks the context for running tasks and cancels
+jobs by their group, and Connect has neither.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from typing import TYPE_CHECKING, Any
+
+from xidstream.pipeline.config import redacted
+from xidstream.pipeline.errors import PreconditionMissing, Unsupported, UsageError
+from xidstream.pipeline.segments import RowsReader, Storage, write_rows
+from xidstream.pipeline.spark.session import warm_up
+from xidstream.pipeline.spark.spark_errors import raised_in_executor
+from xidstream.pipeline.spark.stored_rows import ReadProbe
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_PROBE = ".xidstream-check"
+
+
+def is_raydp(spark: SparkSession) -> bool:
+    """Whether its executors are Ray actors, whose JVMs can read Ray's objects."""
+    return str(spark.sparkContext.master).startswith("ray")
+
+
+def adopt_spark(spark: SparkSession) -> None:
+    """Make a session that the user started fit to run our functions in its executors' Python.
+
+    Raises UsageError for what is no session, or one that has ended; Unsupported for one without a SparkContext.
+    """
+    context = _context(spark)
+    is_here = is_raydp(spark) or str(context.master).startswith("local")
+    if is_here and "PYSPARK_PYTHON" not in os.environ:
+        # Else the executors take `python3` from the PATH, which may have none of our packages. On other machines this
+        # interpreter's path means nothing: there the session's own setting counts.
+        context.pythonExec = sys.executable
+
+
+def _context(spark: SparkSession) -> Any:
+    try:
+        context = spark.sparkContext
+    except AttributeError:
+        raise UsageError(
+            f"start() needs a SparkSession, not a {type(spark).__name__}",
+            remedy="give it a running session; xidstream.spark_session() makes one",
+        ) from None
+    except Exception as error:
+        raise Unsupported(
+            f"this session has no SparkContext ({type(error).__name__}): sessions of Spark Connect are not supported",
+            remedy="start from a classic session: a driver program, or a cluster for one user",
+        ) from error
+    if context._jsc is None or context._jsc.sc().isStopped():
+        raise UsageError(
+            "the Spark session has ended", remedy="make a new one; xidstream.spark_session() does"
+        )
+    return context
+
+
+def try_executors(spark: SparkSession, storage_uri: str) -> None:
+    """Run a tiny job, where the session is not RayDP's: seconds, which the first batch need not take then.
+
+    Raises PreconditionMissing where executors lack this package or do not reach the storage; StorageFault.
+    """
+    if is_raydp(spark):
+        return
+    storage = Storage(storage_uri)
+    key = f"{_PROBE}-{secrets.token_hex(4)}"
+    probe = write_rows(storage, key, [])
+    n = max(1, int(spark.sparkContext.defaultParallelism))
+    function = ReadProbe(RowsReader(storage.uri), probe)
+    try:
+        warm_up(spark)
+        spark.range(0, n, 1, n).mapInArrow(function, "id long").collect()
+    except Exception as error:
+        raise _missing(error, storage_uri) from error
+    finally:
+        storage.delete([key])
+
+
+def _missing(error: Exception, storage_uri: str) -> Exception:
+    ours = raised_in_executor(error)
+    if ours is not None:
+        return PreconditionMissing(
+            f"Spark's executors do not reach the storage {redacted(storage_uri)}: {ours.message}",
+            remedy="give a storage that every executor reads: an object store, or a folder that all machines share",
+        )
+    if "ModuleNotFoundError" in str(error) or "No module named" in str(error):
+        return PreconditionMissing(
+            "Spark's executors cannot import xidstream",
+            remedy="install xidstream for the Python of every executor (PYSPARK_PYTHON names it), in the driver's "
+            "version",
+        )
+    return error
