@@ -10,7 +10,8 @@ care of the DSN's password. libpq resolves passfiles, service files and ``PG*`` 
 
 Nested sections were considered and rejected: every option of the command line is a key of the file, and people should
 not have to learn two spellings. The only list is ``[[slots]]``, for several slots in one run. Each entry may have any
-of the same keys except those of ``RUN_SETTINGS``. A key outside the list is the default of every slot.
+of the same keys except those of the whole run (``pipeline.slot_list``). A key outside the list is the default of every
+slot.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import dataclasses
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,11 +44,6 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
 _SECRET = re.compile(r"(?i)secret|password|token|(access|account)[_.]?key|^sig$")
 """Names of secrets: Spark's own rule (spark.redaction.regex), and the names in Azure's URIs."""
 _UNITS = {"": 1, "B": 1, "k": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-
-
-RUN_SETTINGS = frozenset({"buffers_max", "spark_conf"})
-"""Settings of the whole run, because it has one Spark session and one cap on buffers. All settings whose names begin
-with ``spark_`` belong to them, too."""
 
 
 def parse_size(text: str | int, name: str) -> int:
@@ -355,55 +351,6 @@ class Config:
 
 def _default_of(f: dataclasses.Field[Any]) -> Any:
     return f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
-
-
-def configs_of(values: Mapping[str, Any], options: Mapping[str, Any]) -> tuple[Config, ...]:
-    """One Config for each entry of ``values["slots"]``, or a single one where there is no such list.
-
-    ``values`` come from a file. ``options`` come from the command line and win over the file; ``slot`` among them
-    chooses the entry of that name. Raises ConfigError as ``Config.of`` does, and for slots that cannot be in one run.
-    """
-    common = {key.replace("-", "_"): value for key, value in values.items() if key != "slots"}
-    if "slots" not in values:
-        return (Config.of({**common, **options}),)
-    entries = values["slots"]
-    if not isinstance(entries, list) or not entries or not all(isinstance(e, dict) for e in entries):
-        raise ConfigError("slots must be a list of tables: [[slots]] in the file")
-    if "slot" in common:
-        raise ConfigError("slot is given beside [[slots]]", remedy="move it into a [[slots]] of its own")
-    configs = []
-    for entry in entries:
-        own = {key.replace("-", "_"): value for key, value in entry.items()}
-        of_run = sorted(k for k in own if k in RUN_SETTINGS or k.startswith("spark_"))
-        if of_run:
-            raise ConfigError(f"{of_run[0]} is for the whole run", remedy="move it out of [[slots]]")
-        configs.append(Config.of({**common, **own, **{k: v for k, v in options.items() if k != "slot"}}))
-    chosen = options.get("slot")
-    if chosen is not None:
-        configs = [config for config in configs if config.slot == chosen]
-        if not configs:
-            raise ConfigError(f"no [[slots]] of the file is named {chosen!r}")
-    _refuse_clashes(configs)
-    return tuple(configs)
-
-
-def _refuse_clashes(configs: Sequence[Config]) -> None:
-    for config in configs:
-        config.require("slot")
-    if len({config.slot for config in configs}) < len(configs):
-        raise ConfigError("two of [[slots]] have the same slot", remedy="give each a name of its own")
-    floors = sum(config.buffers_min for config in configs)
-    if floors > configs[0].buffers_max:
-        raise ConfigError(
-            f"buffers_max ({configs[0].buffers_max}) is below buffers_min of all slots together ({floors})",
-            remedy="raise buffers_max: it is the cap of the whole run",
-        )
-    roots = [config.sink.rstrip("/") for config in configs if config.sink.startswith("delta:")]
-    if len(set(roots)) < len(roots):
-        raise ConfigError(
-            "two of [[slots]] have the same sink",
-            remedy="give each a Delta root of its own: a _transactions table holds the commits of one server",
-        )
 
 
 def load_toml(path: Path) -> dict[str, Any]:

@@ -16,8 +16,9 @@ from typing import Any, Final
 
 import click
 
-from xidstream.pipeline.config import Config, configs_of, load_toml
+from xidstream.pipeline.config import Config, load_toml
 from xidstream.pipeline.errors import ConfigError
+from xidstream.pipeline.slot_list import configs_of
 
 _STRUCTURED = {"spark_conf"}
 _METAVARS: Final = {

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from xidstream.pipeline.config import Config, configs_of, holds_credentials, load_toml, redacted
+from xidstream.pipeline.config import Config, holds_credentials, load_toml, redacted
 from xidstream.pipeline.errors import ConfigError
+from xidstream.pipeline.slot_list import configs_of
 
 SECRET = "hunter2"
 
