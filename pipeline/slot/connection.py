@@ -156,8 +156,7 @@ class ReplicationConnection:
         """Where each earlier timeline ended on the way to ``timeline`` (TIMELINE_HISTORY); empty for the first."""
         if timeline <= 1:
             return {}
-        lines = self._ask(f"TIMELINE_HISTORY {timeline}")[1].splitlines()
-        # Each line has the timeline, the LSN, and a reason in words. Comments begin with '#'.
+        lines = self._ask(f"TIMELINE_HISTORY {timeline}")[1].splitlines()  # timeline, LSN, a reason in words
         parts = [line.split("\t") for line in lines if line.strip() and not line.startswith("#")]
         return {int(part[0]): Lsn.parse(part[1]) for part in parts}
 

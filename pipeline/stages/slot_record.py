@@ -24,12 +24,6 @@ from xidstream.pipeline.slot.opening import slot_settings
 from xidstream.pipeline.slot.settings import SlotSettings
 
 
-def check_record(config: Config, *, remember: bool = False) -> None:
-    """``check_server`` over a connection of its own."""
-    with ReplicationConnection(without_publications(config)) as connection:
-        check_server(config, connection, remember=remember)
-
-
 def check_server(config: Config, connection: ReplicationConnection, *, remember: bool) -> None:
     """Raise SlotLost where the connection's server cannot go on from the record; ``remember`` writes its timeline down.
 

@@ -25,11 +25,16 @@ from xidstream.pipeline.slot.admin import create_slot, current_flush_lsn, descri
 from xidstream.pipeline.slot.connection import ReplicationConnection
 from xidstream.pipeline.slot.opening import open_slot, slot_settings
 from xidstream.pipeline.slot.stream_options import stream_options
-from xidstream.pipeline.stages.slot_record import check_record
+from xidstream.pipeline.stages.slot_record import check_server, without_publications
 from xidstream.pipeline.stages.slot_storage import SlotStorage
 
 pytestmark = pytest.mark.postgres
 NEWEST = pytest.mark.parametrize("postgres_server", [18], indirect=True)
+
+
+def check_record(config: Config, *, remember: bool = False) -> None:
+    with ReplicationConnection(without_publications(config)) as connection:
+        check_server(config, connection, remember=remember)
 
 
 def test_a_promoted_server_goes_on_where_it_has_what_was_delivered_and_only_there(
