@@ -20,7 +20,7 @@ from py4j.protocol import Py4JError
 from xidstream.actors.driver.batch_loop import BatchLoop, LoopProgress
 from xidstream.actors.driver.printed_lines import PrintedLines
 from xidstream.actors.driver.spark_master import SparkMaster
-from xidstream.actors.driver.trouble import trouble_of
+from xidstream.actors.driver.trouble import session_trouble, trouble_of
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.exchange import SlotIdentity
 from xidstream.pipeline.spark.sink import make_sink
@@ -74,8 +74,8 @@ class SparkDriver:
         return not self._master.is_lost() and not self._spark.sparkContext._jsc.sc().isStopped()
 
     def trouble(self, slot: str) -> str | None:
-        """Why the batch in hand will never end, where that is known."""
-        return trouble_of(self._master, self._loops.get(slot))
+        """Why the session runs no more job, or the batch in hand will never end, where that is known."""
+        return session_trouble(self._spark) or trouble_of(self._master, self._loops.get(slot))
 
     def progress(self, slot: str) -> LoopProgress:
         return self._loops[slot].progress if slot in self._loops else LoopProgress()

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from tests.spark.support import INT8, TEXT, Transaction, batch_of, relation
-from xidstream.actors.driver import stored_frames
+from xidstream.actors.driver import stored_frames, users_session
 from xidstream.actors.driver.stored_frames import FEW_BYTES, StoredFrames
 from xidstream.actors.driver.users_session import try_executors
 from xidstream.pipeline.errors import PreconditionMissing
@@ -68,10 +68,10 @@ def test_a_table_of_the_drivers_own_is_read_back_as_it_was(spark: Any, frames: S
 def test_a_storage_that_executors_do_not_reach_is_told_before_anything_is_read(
     spark: Any, storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # The suite may have left this process a RayDP session, which is not asked.
+    monkeypatch.setattr(users_session, "is_raydp", lambda session: False)
     try_executors(spark, storage.uri)
     assert storage.list_folders() == [] and not list(Path(storage.uri).glob(".xidstream*"))
-    from xidstream.actors.driver import users_session
-
     monkeypatch.setattr(users_session, "RowsReader", lambda uri: stored_frames.RowsReader("/nowhere"))
     with pytest.raises(PreconditionMissing, match="executors do not reach the storage"):
         try_executors(spark, storage.uri)
