@@ -64,7 +64,8 @@ from xidstream.actors.runtime.ray_cluster import connect_ray
 
 connect_ray()
 spark = raydp.init_spark("crowded", num_executors=1, executor_cores=2, executor_memory="512m")
-stream = ChangeStream({"dsn": "dbname=shop", "slot": "crowded", "create_slot": True, "publication": "shop", "storage": sys.argv[1]})
+settings = {"dsn": "dbname=shop", "slot": "crowded", "publication": "shop", "create_slot": True}
+stream = ChangeStream({**settings, "storage": sys.argv[1]})
 began_s = time.monotonic()
 try:
     stream.foreachBatch(print).trigger(availableNow=True).start(spark)
