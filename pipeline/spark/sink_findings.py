@@ -24,6 +24,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
 
+import pyarrow as pa
+
 from xidstream.pipeline.config import redacted
 from xidstream.pipeline.errors import ConfigError, UsageError, XidstreamError
 from xidstream.pipeline.exchange import SlotIdentity, Tenure
@@ -157,11 +159,13 @@ def _probe(root: Location) -> None:
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(b"check")
         return
+    import pyarrow.parquet as pq
     from deltalake.fs import DeltaStorageHandler
 
     handler = DeltaStorageHandler(root.uri, root.storage_options)
+    # Parquet, as the sink writes: what `write` of such a stream passes on, deltalake does not take.
     with handler.open_output_stream(_PROBE) as stream:
-        stream.write(b"check")
+        pq.write_table(pa.table({"check": [True]}), stream)
     handler.delete_file(_PROBE)
 
 
