@@ -1,0 +1,98 @@
+"""A published table as a snapshot reads it, and the ranges of pages that its readers share.
+
+Tables are cut by pages (ctid), not by keys: every table has pages, ranges of them are even, and a range is found
+without an index (a TID range scan, PostgreSQL 14). The size of a table is asked of the file system, never counted. A
+range has about ``RANGE_BYTES`` of the table with its TOAST, so that a reader that is lost costs seconds. The last range
+has no end, because a table may have grown between the question and the snapshot. Pages behind that hold nothing that
+the snapshot sees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from xidstream.pipeline.relations import RelationVersion
+
+RANGE_BYTES: Final = 64 << 20
+MOST_RANGES: Final = 1 << 20
+"""Of one table. Larger ones get larger ranges: a plan is a message to a reader for each of them."""
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A table with rows of its own: the published table, or a partition of it. ``n_bytes`` includes TOAST."""
+
+    relid: int
+    schema: str
+    table: str
+    n_pages: int
+    n_bytes: int
+
+
+@dataclass(frozen=True)
+class PublishedSource:
+    """A published table, as the catalog has it now.
+
+    ``relation``: what the stream's R message will say of it. ``published_as``: names the catalog rows that publish it,
+    and changes with their definition (a column list, a row filter, DROP and ADD). ``row_filter``: an SQL expression of
+    its columns, None for all rows. ``leaves``: ordered by relid. ``left_out``: the operations that are not published.
+    """
+
+    relation: RelationVersion
+    published_as: str
+    row_filter: str | None
+    leaves: tuple[Leaf, ...]
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """``schema.table``."""
+        return self.relation.name
+
+    @property
+    def n_bytes(self) -> int:
+        return sum(leaf.n_bytes for leaf in self.leaves)
+
+
+@dataclass(frozen=True)
+class CtidRange:
+    """Pages ``first_page`` to before ``end_page`` (None: to the table's end) of one leaf. ``number`` is unique in the
+    snapshot of the table, and counts from 0."""
+
+    leaf: Leaf
+    number: int
+    first_page: int
+    end_page: int | None
+
+    @property
+    def n_bytes(self) -> int:
+        """About how much there is to read."""
+        end = self.leaf.n_pages if self.end_page is None else self.end_page
+        return self.leaf.n_bytes * max(end - self.first_page, 0) // max(self.leaf.n_pages, 1)
+
+
+def plan_ranges(
+    leaves: Sequence[Leaf], *, by_range: bool, range_bytes: int = RANGE_BYTES
+) -> tuple[CtidRange, ...]:
+    """All pages of ``leaves``, each in one range. ``by_range`` is false for a server that cannot scan ranges of ctid:
+    then each leaf is one range."""
+    total = sum(leaf.n_bytes for leaf in leaves)
+    range_bytes = max(range_bytes, -(-total // MOST_RANGES))
+    ranges: list[CtidRange] = []
+    for leaf in leaves:
+        n_ranges = min(-(-leaf.n_bytes // range_bytes), leaf.n_pages) if by_range else 1
+        starts = [leaf.n_pages * i // max(n_ranges, 1) for i in range(max(n_ranges, 1))]
+        for start, end in zip(starts, [*starts[1:], None], strict=True):
+            ranges.append(CtidRange(leaf, len(ranges), start, end))
+    return tuple(ranges)
+
+
+@dataclass(frozen=True)
+class RangeTask:
+    """What a reader needs to read one range. ``snapshot_name`` is that of pg_export_snapshot."""
+
+    source: PublishedSource
+    snapshot_name: str
+    range: CtidRange
