@@ -36,6 +36,7 @@ from xidstream.pipeline.config import Config, redacted
 from xidstream.pipeline.errors import ConfigError, UsageError
 from xidstream.pipeline.exchange import SlotIdentity
 from xidstream.pipeline.findings import Finding
+from xidstream.pipeline.snapshot.progress import SnapshotProgress
 from xidstream.pipeline.spark.delta import DeltaSink
 from xidstream.pipeline.spark.foreach import ForeachSink
 from xidstream.pipeline.spark.frames import SparkBatch
@@ -168,14 +169,16 @@ class StreamingQuery:
 
         ``epoch``; ``batches``, ``transactions``, ``rows`` that the sink has had since the start; ``lastCommitLsn`` and
         ``lagMs`` of the last batch; ``caughtUp``, whether all transactions that the server has sent are delivered and
-        confirmed; ``confirmedLsn``, up to which the server was told that all is durable;
-        ``preparedTransactions``; ``receivedBytes``; ``openTransactions`` and ``openRows`` that are streamed and not
-        committed yet; ``paused``, whether reading waits for memory; ``waitingForSinkBytes`` and ``inFlightBytes``.
-        What is not known at the moment is None.
+        confirmed; ``confirmedLsn``, up to which the server was told that all is durable; ``preparedTransactions``;
+        ``receivedBytes``; ``openTransactions`` and ``openRows`` that are streamed and not committed yet; ``paused``,
+        whether reading waits for memory; ``waitingForSinkBytes`` and ``inFlightBytes``. ``snapshots``: ``tables`` in
+        hand or waiting, each with ``table``, ``state``, ``ranges``, ``rangesRead``, ``rows``, ``bytes`` and
+        ``bytesRead``; ``finished``, ``rows`` and ``bytesRead`` of this query. What is not known at the moment is None.
         """
         status = self._supervisor.status()
         driver, sequencer, reader = status.driver, status.sequencer, status.reader
         return {
+            "snapshots": None if status.snapshots is None else _snapshots_json(status.snapshots),
             "epoch": status.epoch,
             "batches": driver.n_batches,
             "transactions": driver.n_transactions,
@@ -216,3 +219,24 @@ class StreamingQuery:
             self._supervisor.run()
         except BaseException as error:  # noqa: BLE001 - raised again where it is awaited
             self._exception = error
+
+
+def _snapshots_json(progress: SnapshotProgress) -> dict[str, Any]:
+    return {
+        "finished": progress.n_finished,
+        "rows": progress.n_rows,
+        "bytes": progress.n_bytes,
+        "bytesRead": progress.n_bytes_read,
+        "tables": [
+            {
+                "table": table.table,
+                "state": table.state,
+                "ranges": table.n_ranges,
+                "rangesRead": table.n_ranges_read,
+                "rows": table.n_rows,
+                "bytes": table.n_bytes,
+                "bytesRead": table.n_bytes_read,
+            }
+            for table in progress.tables
+        ],
+    }

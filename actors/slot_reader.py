@@ -14,6 +14,8 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
+from xidstream.pipeline.slot.snapshot_sources import survey
+
 from xidstream.actors.reader.buffer_pool import BufferPool
 from xidstream.actors.reader.buffer_quota import QuotaShare
 from xidstream.actors.reader.reading import Reading
@@ -27,9 +29,12 @@ from xidstream.pipeline.exchange import Opened
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.protocol.spares import Spares
 from xidstream.pipeline.segments import Layout, Storage, given_up
-from xidstream.pipeline.slot.admin import Blocker, advance_slot
+from xidstream.pipeline.slot.admin import Blocker, advance_slot, sql_connection
+from xidstream.pipeline.slot.connection import ReplicationConnection
 from xidstream.pipeline.slot.opening import connect_slot, slot_settings
+from xidstream.pipeline.snapshot.tables import PublishedSource
 from xidstream.pipeline.stages.slot_record import check_server
+from xidstream.pipeline.stages.snapshot_decision import decide_snapshots
 from xidstream.pipeline.stages.transaction_buffer import BufferSettings
 from xidstream.pipeline.stream import StreamCutter
 from xidstream.pipeline.stream.backlog import Backlog
@@ -77,11 +82,20 @@ class SlotReader:
             slot_settings(config),
             create=config.create_slot,
             on_wait=self._tell_blockers,
-            # Before a slot is created: beside the record of one that was lost, that would look like a new beginning.
-            check=lambda connection: check_server(config, connection, remember=True),
+            check=self._check_before_slot,
         )
         self._waiting_for = None
         self._start_buffers()
+
+    def _check_before_slot(self, connection: ReplicationConnection) -> None:
+        # Beside the record of a slot that was lost, a new one would look like a new beginning.
+        check_server(self._config, connection, remember=True)
+        self._decision = decide_snapshots(self._config, connection)
+
+    def survey(self) -> tuple[PublishedSource, ...]:
+        """What the publications publish now."""
+        with sql_connection(self._slot.connection.same_server_dsn, "the published tables") as connection:
+            return survey(connection, self._config.publication)
 
     def waiting_for(self) -> str | None:
         """What ``prepare`` waits for, for people; None when it is nothing in particular."""
@@ -108,7 +122,7 @@ class SlotReader:
                 config.status_interval_ms / 1000, self._slot.wal_sender_timeout_s / 3 or float("inf")
             ),
         )
-        return dataclasses.replace(opened, given_up=self._given_up)
+        return dataclasses.replace(opened, given_up=self._given_up, snapshots=self._decision)
 
     def pids(self) -> list[int]:
         """The process ids of this actor and of the buffers kept ready."""

@@ -22,6 +22,7 @@ from xidstream.actors.driver.printed_lines import PrintedLines
 from xidstream.actors.driver.spark_master import SparkMaster
 from xidstream.actors.driver.trouble import session_trouble, trouble_of
 from xidstream.pipeline.config import Config
+from xidstream.pipeline.errors import ComponentLost
 from xidstream.pipeline.exchange import SlotIdentity
 from xidstream.pipeline.spark.sink import make_sink
 
@@ -79,6 +80,12 @@ class SparkDriver:
 
     def progress(self, slot: str) -> LoopProgress:
         return self._loops[slot].progress if slot in self._loops else LoopProgress()
+
+    def call_snapshot_log(self, slot: str, method: str, *arguments: Any) -> Any:
+        """A method of the ``SnapshotLog`` of the slot's sink."""
+        if slot not in self._loops:
+            raise ComponentLost("there is no batch loop that has the sink")
+        return self._loops[slot].call_snapshot_log(method, *arguments)
 
     def take_output(self) -> list[str]:
         """Of all slots."""

@@ -17,6 +17,7 @@ slot.
 from __future__ import annotations
 
 import dataclasses
+import enum
 import os
 import re
 import sys
@@ -91,8 +92,21 @@ def holds_credentials(uri: str) -> bool:
     return ":" in user or any(_SECRET.search(part.partition("=")[0]) for part in query.split("&"))
 
 
+def holds_secret_option(options: Mapping[str, str]) -> bool:
+    """Whether the name of an option, such as deltalake's storage options have, is that of a secret."""
+    return any(_SECRET.search(key) for key in options)
+
+
 def _setting(default: Any, text: str, **kwargs: Any) -> Any:
     return field(default=default, metadata={"help": text, **kwargs})
+
+
+class SnapshotMode(enum.Enum):
+    """The setting ``snapshot``. ``ONLY`` is INITIAL in a run that ends when all tables are taken."""
+
+    INITIAL = "initial"
+    NEVER = "never"
+    ONLY = "only"
 
 
 @dataclass(frozen=True)
@@ -124,6 +138,22 @@ class Config:
     )
     create_slot: bool = _setting(False, "create the slot if it is missing")
     two_phase: bool = _setting(False, "decode two-phase commit (sets the slot's flag for good)")
+    snapshot: str = _setting(
+        "",
+        "read the rows that published tables have before the stream: initial (and go on), only (and end), or never; "
+        "default: initial if the run creates the slot and the sink is Delta, else never. What was decided for a slot "
+        "is kept until this is given again",
+    )
+    snapshot_connections: int = _setting(
+        4,
+        "how many connections read snapshots at a time, beside as many that hold them, where the server has room; "
+        "each reader is a process",
+    )
+    snapshot_bytes_per_s: int = _setting(
+        0,
+        "the most bytes per second that all readers of snapshots together take from the server; 0: no limit",
+        size=True,
+    )
     available_now: bool = _setting(False, "handle all transactions committed before the start, then end")
 
     # -- memory and batching
@@ -223,6 +253,8 @@ class Config:
             check_slot_name(self.slot)
         if self.streaming not in [each.value for each in Streaming]:
             raise ConfigError(f"streaming must be off, on or parallel, got {self.streaming!r}")
+        if self.snapshot and self.snapshot not in [each.value for each in SnapshotMode]:
+            raise ConfigError(f"snapshot must be initial, only or never, got {self.snapshot!r}")
         check_stream_options(Streaming(self.streaming), self.proto_version, two_phase=self.two_phase)
         work_mem(self.logical_decoding_work_mem)
         limits: tuple[tuple[str, float, float], ...] = (
@@ -238,6 +270,8 @@ class Config:
             ("buffers_idle_s", 0, 86_400),
             ("batch_rows", 1, 1 << 40),
             ("batch_bytes", 1, 1 << 40),
+            ("snapshot_connections", 1, 64),
+            ("snapshot_bytes_per_s", 0, 1 << 40),
             ("status_interval_ms", 100, 600_000),
             ("receive_timeout_ms", 0, 86_400_000),
             ("spark_executors", 1, 10_000),

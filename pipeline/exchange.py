@@ -21,6 +21,7 @@ from xidstream.pipeline.pg import INVALID_LSN, Lsn, Xid
 from xidstream.pipeline.poison import NOBODY, GivenUp, Poison
 from xidstream.pipeline.relations import RelationVersion
 from xidstream.pipeline.rows import MESSAGES_SCHEMA
+from xidstream.pipeline.snapshot.decision import Decision
 
 ArrowRef = Any
 """A reference to the bytes of one Arrow IPC stream in contract layout."""
@@ -251,6 +252,7 @@ class Opened:
     history: Mapping[int, Lsn]
     given_up: GivenUp = NOBODY
     """Transactions that a person gave up, and that the slot may still send."""
+    snapshots: Decision = Decision(takes_snapshots=False)  # noqa: RUF009 - frozen
 
 
 @dataclass(frozen=True)

@@ -72,6 +72,9 @@ POINTS: Final = {
     "memory_written": "driver: rows that were in memory are in files of one table; the table is not committed",
     "committing_table": "driver: the files of one table are written; the table is not committed",
     "table_committed": "driver: one table is committed",
+    "committing_snapshot": "driver: a table's snapshot is in files; the table is not committed",
+    "snapshot_committed": "driver: the table has its snapshot's rows; _snapshots has no line for them",
+    "snapshot_told": "driver: _snapshots has the line",
     "committing_transactions": "driver: all tables are committed; _transactions is not",
     "transactions_committed": "driver: _transactions is committed",
 }

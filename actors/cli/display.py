@@ -26,6 +26,7 @@ from rich.text import Text
 from xidstream.actors.runtime.elapsed import Elapsed
 from xidstream.actors.supervision.supervisor import Status
 from xidstream.pipeline.quantities import counted, human_bytes, human_ms
+from xidstream.pipeline.snapshot.progress import SnapshotProgress
 
 _PLAIN_INTERVAL_S = 5.0
 _MOST_TRANSACTIONS = 6
@@ -85,6 +86,8 @@ def parts(status: Status, pace: Pace | None = None) -> list[str]:
             found.append(f"{counted(reader.n_buffers, 'buffer')}, {reader.n_buffers_asked} more requested")
         if reader.paused:
             found.append(f"reading paused: {human_bytes(reader.backlog_bytes)} wait for the sink")
+    if status.snapshots is not None and (status.snapshots.tables or status.snapshots.n_finished):
+        found.append(_snapshots(status.snapshots))
     if status.sequencer is not None:
         found.append(f"confirmed {status.sequencer.confirmed_lsn}")
     return found
@@ -112,6 +115,16 @@ def _open(transactions: Sequence[tuple[int, int, int, int]]) -> str:
         return f"1 open: xid {int(xid)}, {counted(n_rows, 'row')}"
     of_all = counted(sum(t[1] for t in transactions), "row")
     return f"{len(transactions)} open, {of_all}; the largest: xid {int(xid)}, {counted(n_rows, 'row')}"
+
+
+def _snapshots(progress: SnapshotProgress) -> str:
+    done = f"{counted(progress.n_finished, 'snapshot')} taken"
+    if not progress.tables:
+        return f"{done}, {counted(progress.n_rows, 'row')}"
+    read = f"{human_bytes(progress.n_bytes_read)} of {human_bytes(progress.n_bytes)} read"
+    return (
+        f"{done}, {counted(len(progress.tables), 'table')} to go: {read}, {counted(progress.n_rows, 'row')}"
+    )
 
 
 class Phrases:

@@ -206,6 +206,64 @@ def skip(config_file: Path | None, xid: int, commit_lsn: str, reason: str, **opt
     skip_command(config, Xid(xid), Lsn.parse(commit_lsn), reason)
 
 
+@cli.group(short_help="Ask for the rows that tables had before the stream.")
+def snapshot() -> None:
+    """Ask for snapshots of tables, do without them, or show what there is.
+
+    A run with `snapshot = initial` takes all published tables by itself. These commands are for a table that is to be
+    taken again, or alone, or not. They need the server and the storage; the run takes the snapshot.
+    """
+
+
+_TABLES = click.option(
+    "--table",
+    "tables",
+    multiple=True,
+    required=True,
+    metavar="SCHEMA.TABLE",
+    help="Repeat it for several tables.",
+)
+
+
+@snapshot.command("request")
+@setting_options(*_CONNECTION, "storage")
+@_TABLES
+def snapshot_request(config_file: Path | None, tables: tuple[str, ...], **options: Any) -> None:
+    """Ask for a new snapshot of a table: its next generation.
+
+    The run of the slot takes it within seconds, or when it starts. The rows of the last generation stay in the table;
+    whoever folds the log goes on from the new one.
+    """
+    config = build_config(config_file, options)
+    config.require("slot", "publication", "storage")
+    from xidstream.actors.cli.snapshots import request_command
+
+    request_command(config, tables)
+
+
+@snapshot.command("cancel")
+@setting_options(*_CONNECTION, "storage")
+@_TABLES
+def snapshot_cancel(config_file: Path | None, tables: tuple[str, ...], **options: Any) -> None:
+    """Give up the snapshot of a table that is asked for, waits or is being taken."""
+    config = build_config(config_file, options)
+    config.require("slot", "publication", "storage")
+    from xidstream.actors.cli.snapshots import cancel_command
+
+    cancel_command(config, tables)
+
+
+@snapshot.command("status")
+@setting_options(*_CONNECTION, "storage")
+def snapshot_status(config_file: Path | None, **options: Any) -> None:
+    """The published tables, their sizes, and what the storage knows of their snapshots."""
+    config = build_config(config_file, options)
+    config.require("slot", "publication", "storage")
+    from xidstream.actors.cli.snapshots import status_command
+
+    status_command(config)
+
+
 def main(arguments: list[str] | None = None) -> None:
     """The entry point: runs a command and turns its end into an exit status."""
     debug = "--debug" in (arguments if arguments is not None else sys.argv[1:])

@@ -27,6 +27,7 @@ _METAVARS: Final = {
     "publication": "NAME[,…]",
     "storage": "URI",
     "sink": "SINK",
+    "snapshot": "initial|only|never",
     "proto_version": "1-4",
     "logical_decoding_work_mem": "SIZE",
     "spark_executor_memory": "SIZE",
@@ -47,6 +48,7 @@ SECTIONS: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
         ("proto_version", "status_interval_ms", "receive_timeout_ms"),
     ),
     "Sink": (("sink", "storage"), ()),
+    "Snapshots": (("snapshot", "snapshot_connections"), ("snapshot_bytes_per_s",)),
     "Latency": (("linger_ms", "batch_rows"), ("stream_linger_ms", "block_bytes")),
     "Memory": (
         ("buffer_memory_bytes", "buffers_max", "backlog_bytes", "batch_bytes"),

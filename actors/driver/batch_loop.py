@@ -25,6 +25,7 @@ from xidstream.actors.driver.object_store_frames import ObjectStoreFrames
 from xidstream.actors.driver.stored_frames import StoredFrames
 from xidstream.actors.driver.users_session import is_raydp
 from xidstream.actors.runtime.ray_errors import unwrap
+from xidstream.pipeline.errors import ComponentLost
 from xidstream.pipeline.exchange import Batch, SlotIdentity, Tenure
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
@@ -78,6 +79,7 @@ class BatchLoop:
         self._writing_since_s: float | None = None
         self._idle_since_s: float | None = None
         self.progress = before
+        self._is_claimed = False
 
     def stop(self) -> None:
         """End ``run`` when the batch in hand is written. That batch is not reported any more."""
@@ -91,6 +93,7 @@ class BatchLoop:
             self.progress = dataclasses.replace(self.progress, sink_lsn=watermark)
             tenure: Tenure = self._call("sink_opened", watermark, self._sink.last_owner())
             self._sink.claim(tenure)
+            self._is_claimed = True
             if not is_raydp(self._spark):
                 self._frames = StoredFrames(self._storage, self._layout(tenure))
             while not self._stop.is_set():
@@ -103,7 +106,14 @@ class BatchLoop:
                     continue
                 self._take(batch, tenure)
         finally:
+            self._is_claimed = False
             self._sink.close()
+
+    def call_snapshot_log(self, method: str, *arguments: Any) -> Any:
+        """On any thread. Raises ComponentLost before the sink is this loop's, and after the loop's end."""
+        if not self._is_claimed or self._stop.is_set():
+            raise ComponentLost("there is no batch loop that has the sink")
+        return getattr(self._sink.snapshot_log(), method)(*arguments)
 
     def is_stalled(self) -> bool:
         """Whether the batch in hand has waited for ``STALLED_AFTER_S`` with a job and no running task.

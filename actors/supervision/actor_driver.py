@@ -95,6 +95,9 @@ class ActorDriver:
         except Exception:  # noqa: BLE001 - any error means that it is not alive
             return False
 
+    def call_snapshot_log(self, method: str, *arguments: Any) -> Any:
+        return self._get(self._actor.call_snapshot_log.remote(self._slot, method, *arguments), None)
+
     def progress(self) -> LoopProgress:
         progress: LoopProgress = self._get(self._actor.progress.remote(self._slot), _ANSWER_S)
         return progress

@@ -18,7 +18,7 @@ from xidstream.actors.driver.batch_loop import BatchLoop, LoopProgress
 from xidstream.actors.driver.spark_master import SparkMaster
 from xidstream.actors.driver.trouble import trouble_of
 from xidstream.actors.driver.users_session import is_raydp
-from xidstream.pipeline.errors import SinkFailed
+from xidstream.pipeline.errors import ComponentLost, SinkFailed
 from xidstream.pipeline.exchange import SlotIdentity
 from xidstream.pipeline.spark.sink import Sink
 
@@ -52,6 +52,10 @@ class Driver(Protocol):
 
     def is_alive(self) -> bool:
         """Whether the session can still work, or is still starting."""
+        ...
+
+    def call_snapshot_log(self, method: str, *arguments: Any) -> Any:
+        """A method of the sink's ``SnapshotLog``. Raises ComponentLost while no loop has the sink."""
         ...
 
     def progress(self) -> LoopProgress: ...
@@ -118,6 +122,11 @@ class InProcessDriver:
             return not self._spark.sparkContext._jsc.sc().isStopped()
         except Exception:  # noqa: BLE001 - Py4J raises some error if the JVM is gone
             return False
+
+    def call_snapshot_log(self, method: str, *arguments: Any) -> Any:
+        if self._loop is None:
+            raise ComponentLost("there is no batch loop that has the sink")
+        return self._loop.call_snapshot_log(method, *arguments)
 
     def progress(self) -> LoopProgress:
         return self._loop.progress if self._loop is not None else LoopProgress()

@@ -28,6 +28,7 @@ from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import ComponentLost
 from xidstream.pipeline.exchange import Opened
 from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.snapshot.tables import PublishedSource
 from xidstream.pipeline.stages.commit_sequence import SequencerStats
 
 READER, SEQUENCER, DRIVER = "slot reader", "commit sequencer", "Spark driver"
@@ -108,6 +109,14 @@ class Epoch:
         and the reader knows the cause."""
         if ray.wait([self._reading], timeout=_ROOT_CAUSE_S)[0]:
             get(self._reading, READER)
+
+    def aim(self, target: Lsn) -> None:
+        get(self.sequencer.aim.remote(target), SEQUENCER)
+
+    def survey(self) -> tuple[PublishedSource, ...]:
+        """The published tables, as the catalog has them now."""
+        sources: tuple[PublishedSource, ...] = get(self._reader.survey.remote(), READER)
+        return sources
 
     def stop_batches(self) -> None:
         get(self.sequencer.stop.remote(), SEQUENCER)

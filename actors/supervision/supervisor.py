@@ -27,6 +27,7 @@ from xidstream.actors.runtime.secrets import ReaderSecrets, without_secrets
 from xidstream.actors.slot_reader import ReaderStats
 from xidstream.actors.supervision.drivers import Driver
 from xidstream.actors.supervision.epoch import Epoch, StopRequested
+from xidstream.actors.supervision.slot_snapshots import SlotSnapshots
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import (
     Action,
@@ -39,6 +40,7 @@ from xidstream.pipeline.errors import (
 from xidstream.pipeline.exchange import Opened
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.restarts import Restarts
+from xidstream.pipeline.snapshot.progress import SnapshotProgress
 from xidstream.pipeline.stages.commit_sequence import SequencerStats
 
 log = logging.getLogger(__name__)
@@ -57,6 +59,7 @@ class Status:
     reader: ReaderStats | None
     sequencer: SequencerStats | None
     driver: LoopProgress
+    snapshots: SnapshotProgress | None = None
     waiting_for: tuple[str, ...] = ()
     """What an epoch that is not open yet waits for, in words."""
 
@@ -99,6 +102,7 @@ class Supervisor:
         self._reading_since_s: float | None = None
         self._last_output: list[str] = []
         self._final: Status | None = None
+        self._snapshots = SlotSnapshots(config, notify)
 
     @property
     def pids(self) -> list[int]:
@@ -131,6 +135,7 @@ class Supervisor:
                     self._notify(f"{error.message}; starting again in {pause_s:.1f} s")
                 self._stop.wait(pause_s)
         finally:
+            self._snapshots.stop()
             driver = self._driver
             if driver is not None:
                 self._last_output = self.take_output()
@@ -143,10 +148,11 @@ class Supervisor:
         epoch = self._epoch
         if epoch is None:
             return self._final or Status(self._epoch_name, None, None, None, self._driver_progress())
-        progress = self._driver_progress()
+        progress, snapshots = self._driver_progress(), self._snapshots.progress()
         if epoch.opened is None:
-            return Status(epoch.name, None, None, None, progress, epoch.waiting_for)
-        return Status(epoch.name, epoch.opened, epoch.reader_stats(), epoch.sequencer_stats(), progress)
+            return Status(epoch.name, None, None, None, progress, snapshots, epoch.waiting_for)
+        parts = epoch.reader_stats(), epoch.sequencer_stats()
+        return Status(epoch.name, epoch.opened, *parts, progress, snapshots)
 
     def take_output(self) -> list[str]:
         """The lines that the sink printed since the last call."""
@@ -174,12 +180,14 @@ class Supervisor:
             self._restarts.reached("slot", opened.confirmed_flush_lsn)
             if self._config.available_now and self._target is None:
                 self._target = opened.target_lsn
-            epoch.run(self._target)
+            epoch.run(None if self._snapshots.holds_target(opened) else self._target)
             n_batches = self._driver_progress().n_batches
             driver.begin(epoch.sequencer, opened.identity)
+            self._snapshots.begin(epoch, opened, driver)
             self._reading_since_s = time.monotonic()
             self._watch(epoch, driver, n_batches)
         finally:
+            self._snapshots.end_epoch()
             epoch.end()
             self._epoch = None
 
@@ -193,6 +201,8 @@ class Supervisor:
                 give_up_s = time.monotonic() + _LAST_BATCH_TIMEOUT_S
                 epoch.stop_batches()
             epoch.check_reading()
+            if self._snapshots.check(self._target):
+                self._stop.set()
             try:
                 if driver.result(_POLL_S):
                     break

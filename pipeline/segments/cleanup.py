@@ -51,7 +51,12 @@ def remove_slot(storage: Storage, layout: Layout) -> dict[str, int]:
     The record is deleted last. So after a failure ``holds_slot`` is still true, and the next call does the rest.
     """
     removed = {}
-    for folder in (layout.prepared_prefix, layout.epochs_prefix, layout.skipped_prefix):
+    for folder in (
+        layout.prepared_prefix,
+        layout.epochs_prefix,
+        layout.skipped_prefix,
+        layout.snapshots_prefix,
+    ):
         if n_objects := len(storage.list_keys(folder)):
             removed[folder] = n_objects
         storage.delete_folder(folder)

@@ -30,6 +30,7 @@ _SEGMENT: Final = re.compile(
 _PREPARED: Final = re.compile(
     rf"{_TRANSACTION}\.(?P<epoch>[A-Za-z0-9-]{{1,64}})\.(?P<kind>json|messages\.arrow)"
 )
+_SNAPSHOT: Final = re.compile(r"(?P<relid>\d{1,10})\.(?P<kind>taken-\d+|request|cancelled)\.json")
 _TRANSACTION_FOLDER: Final = re.compile(rf"\d+/[a-z0-9_]+/epochs/[A-Za-z0-9-]+/{_TRANSACTION}")
 
 
@@ -94,6 +95,10 @@ class Layout:
     def skipped_prefix(self) -> str:
         return f"{self.root}/skipped"
 
+    @property
+    def snapshots_prefix(self) -> str:
+        return f"{self.root}/snapshots"
+
     # -- objects ---------------------------------------------------------------------------------------
 
     @property
@@ -103,6 +108,14 @@ class Layout:
     @property
     def server_key(self) -> str:
         return f"{self.root}/server.json"
+
+    @property
+    def snapshot_decision_key(self) -> str:
+        return f"{self.snapshots_prefix}/decision.json"
+
+    def snapshot_key(self, relid: int, kind: str) -> str:
+        """Of one table: ``taken-`` and the generation's number, ``request`` or ``cancelled``."""
+        return f"{self.snapshots_prefix}/{relid}.{kind}.json"
 
     def segment_key(self, xid: Xid, first_lsn: Lsn, number: int) -> str:
         """``number`` counts what is stored of the transaction, from 0. ``first_lsn`` tells apart uses of one xid."""
@@ -134,6 +147,11 @@ class Layout:
         return f"{self.prepared_prefix}/{_transaction(xid, prepare_end_lsn)}.{self.epoch}.messages.arrow"
 
     # -- parsing ---------------------------------------------------------------------------------------
+
+    def parse_snapshot_key(self, key: str) -> tuple[int, str] | None:
+        """Relid and kind; None for the decision."""
+        match = _SNAPSHOT.fullmatch(_below(key, self.snapshots_prefix))
+        return None if match is None else (int(match["relid"]), match["kind"])
 
     def parse_segment_key(self, key: str) -> SegmentName:
         """Of rows or of messages, of any epoch of this slot. Raises UsageError on every other key."""

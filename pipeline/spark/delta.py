@@ -69,6 +69,7 @@ from xidstream.pipeline.spark.parquet_files import (
 from xidstream.pipeline.spark.placement import Conform, Placement, Target, place
 from xidstream.pipeline.spark.segment_links import SegmentLinks
 from xidstream.pipeline.spark.session import warm_up
+from xidstream.pipeline.spark.snapshot_log import SnapshotLog
 from xidstream.pipeline.spark.spark_errors import fault_of
 from xidstream.pipeline.spark.table_metadata import OF_OWN_TABLES, metadata_of_source
 from xidstream.pipeline.spark.written_rows import write_rows
@@ -154,6 +155,12 @@ class DeltaSink:
     def _claim_transactions(self) -> None:
         writer = self._own_table(naming.TRANSACTIONS, TRANSACTIONS_SCHEMA)
         writer.commit([], {}, marks=self._marks)
+
+    def snapshot_log(self) -> SnapshotLog:
+        """Where the snapshots of tables are committed, as the tenure that claimed this sink."""
+        if self._ownership is None:
+            raise UsageError("the Delta sink is not claimed")
+        return SnapshotLog(self._root, self._application_id, self._ownership)
 
     def watermark(self) -> Lsn:
         """The commit LSN of the last transaction that is whole in the sink; ``0/0`` when it holds none.

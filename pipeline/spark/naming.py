@@ -27,6 +27,7 @@ from xidstream.pipeline.errors import ConfigError
 
 TRANSACTIONS: Final = "_transactions"
 MESSAGES: Final = "_messages"
+SNAPSHOTS: Final = "_snapshots"
 
 MAX_DIRECTORY: Final = 255
 """Bytes of one part of a path, on every local file system in use."""

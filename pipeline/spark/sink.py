@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from xidstream.pipeline.spark.frames import SparkBatch
+    from xidstream.pipeline.spark.snapshot_log import SnapshotLog
 
 
 class Sink(Protocol):
@@ -39,6 +40,9 @@ class Sink(Protocol):
 
     def write(self, batch: SparkBatch) -> None:
         """Raises an XidstreamError; then nothing of the batch may be confirmed."""
+
+    def snapshot_log(self) -> SnapshotLog:
+        """Where tables' snapshots are committed. Raises Unsupported where the sink takes none."""
 
     def close(self) -> None:
         """Once, after the last batch or a failure. Never raises for a session that is gone."""

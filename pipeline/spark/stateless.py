@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from xidstream.pipeline.errors import Unsupported
 from xidstream.pipeline.exchange import Tenure
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
 from xidstream.pipeline.spark.session import warm_up
@@ -11,6 +12,8 @@ from xidstream.pipeline.spark.spark_errors import fault_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from xidstream.pipeline.spark.snapshot_log import SnapshotLog
 
 
 class StatelessSink:
@@ -29,6 +32,9 @@ class StatelessSink:
 
     def claim(self, tenure: Tenure) -> None:
         """Nothing is held that could be anybody's."""
+
+    def snapshot_log(self) -> SnapshotLog:
+        raise Unsupported("this sink takes no snapshots of tables")
 
     def close(self) -> None:
         """Nothing is held."""

@@ -42,7 +42,7 @@ COMMENT: Final = "comment"
 
 CONTRACT_COMMENTS: Final[Mapping[str, str]] = MappingProxyType(
     {
-        "_change_type": "insert, update_preimage, update_postimage, delete or truncate",
+        "_change_type": "insert, update_preimage, update_postimage, delete, truncate or snapshot",
         "_commit_lsn": "LSN of the transaction's commit; with _seq it orders and identifies every row",
         "_commit_timestamp": "when the transaction committed, by the server's clock",
         "_xid": "the top-level transaction's id",
@@ -99,6 +99,12 @@ OF_OWN_TABLES: Final[Mapping[str, TableMetadata]] = MappingProxyType(
         naming.MESSAGES: TableMetadata(
             "One row for each logical message (pg_logical_emit_message), each LSN once.",
             {STATISTICS: "lsn"},
+            {},
+        ),
+        naming.SNAPSHOTS: TableMetadata(
+            "One row for each generation of a table, whose rows with _change_type 'snapshot' and _commit_lsn = place "
+            "stand for all before the stream, and one more when it has ended.",
+            {STATISTICS: "place"},
             {},
         ),
     }

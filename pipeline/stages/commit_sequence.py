@@ -270,6 +270,11 @@ class CommitSequence:
         keys = [key for content in contents for key in content.stored_keys()]
         await asyncio.to_thread(self._storage.delete, self._finished.without_kept(keys))
 
+    async def aim(self, target: Lsn) -> None:
+        """Be finished when everything up to ``target`` is confirmed."""
+        self._target = target
+        await self._notify()
+
     async def stop(self) -> None:
         """No further batch is given out."""
         self._stopping = True

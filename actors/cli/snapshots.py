@@ -1,0 +1,105 @@
+"""What the command ``snapshot`` does: ask for a table's snapshot, do without it, and show what there is.
+
+A request is a record in the storage. The run of the slot, now or later, finds it and takes the snapshot. So the
+commands need server and storage, and no Ray.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+
+import click
+from rich.console import Console
+from rich.table import Table
+from xidstream.pipeline.slot.snapshot_sources import survey
+
+from xidstream.pipeline.config import Config
+from xidstream.pipeline.errors import ConfigError, UsageError
+from xidstream.pipeline.findings import enumerate_names
+from xidstream.pipeline.quantities import counted, human_bytes
+from xidstream.pipeline.segments import Layout, Storage
+from xidstream.pipeline.segments.snapshot_record import (
+    cancel,
+    read_decision,
+    read_taken,
+    read_wishes,
+    request,
+)
+from xidstream.pipeline.slot.admin import sql_connection
+from xidstream.pipeline.slot.connection import ReplicationConnection
+from xidstream.pipeline.snapshot.tables import PublishedSource
+from xidstream.pipeline.stages.slot_record import without_publications
+
+
+def request_command(config: Config, tables: Sequence[str]) -> None:
+    """Raises UsageError for a table that is not published, with nothing recorded."""
+    stored, sources = _asked(config)
+    for source in _named(sources, tables):
+        request(*stored, source.relation.relid, source.name)
+        click.echo(
+            f"table {source.name} ({human_bytes(source.n_bytes)}): a snapshot is asked for; the run of slot "
+            f"{config.slot} takes it, now or when it starts"
+        )
+
+
+def cancel_command(config: Config, tables: Sequence[str]) -> None:
+    """Raises UsageError for a table that is not published, with nothing recorded."""
+    stored, sources = _asked(config)
+    for source in _named(sources, tables):
+        cancel(*stored, source.relation.relid, source.name)
+        click.echo(
+            f"table {source.name}: no snapshot is taken until one is asked for; a finished one stays as it is"
+        )
+
+
+def status_command(config: Config) -> None:
+    stored, sources = _asked(config)
+    decision, wishes = read_decision(*stored), read_wishes(*stored)
+    taken = {each.generation.relid: each.generation for each in read_taken(*stored)}
+    if decision is None:
+        click.echo("nothing is decided yet: the first run decides (setting snapshot)")
+    else:
+        what = "all published tables" if decision.takes_snapshots else "those that were asked for"
+        click.echo(f"snapshots are taken of {what}")
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in ("table", "size", "generation", "valid from", "state"):
+        table.add_column(name, justify="right" if name == "size" else "left", no_wrap=True)
+    for source in sources:
+        relid = source.relation.relid
+        generation = taken.get(relid)
+        state = "begun or finished" if generation is not None else "none"
+        if relid in wishes.requests:
+            state = "asked for"
+        elif relid in wishes.cancelled:
+            state = "cancelled"
+        number, valid_from = (
+            ("", "") if generation is None else (str(generation.number), str(generation.bounds.valid_from))
+        )
+        table.add_row(source.name, human_bytes(source.n_bytes), number, valid_from, state)
+    Console(highlight=False).print(table)
+    click.echo(
+        f"{counted(len(sources), 'table')} published; which rows are complete, the sink's _snapshots says"
+    )
+
+
+def _asked(config: Config) -> tuple[tuple[Storage, Layout], tuple[PublishedSource, ...]]:
+    """Storage and layout of the slot, and the published tables."""
+    with ReplicationConnection(without_publications(config)) as connection:
+        system = connection.identify_system()
+        with sql_connection(connection.same_server_dsn, "the published tables") as sql:
+            sources = survey(sql, config.publication)
+    layout = Layout(int(system.system_identifier), config.slot, "command")
+    return (Storage(config.storage), layout), sources
+
+
+def _named(sources: Iterable[PublishedSource], tables: Sequence[str]) -> list[PublishedSource]:
+    by_name = {source.name: source for source in sources}
+    missing = [table for table in tables if table not in by_name]
+    if not tables:
+        raise ConfigError("no table is named", remedy="give --table schema.table")
+    if missing:
+        near = [name for table in missing for name in difflib.get_close_matches(table, by_name, n=3)]
+        hint = f"did you mean {enumerate_names(near)}?" if near else "give it as schema.table, not quoted"
+        raise UsageError(f"not published: {enumerate_names(missing)}", remedy=hint)
+    return [by_name[table] for table in tables]

@@ -1,0 +1,97 @@
+"""The actors that a run's snapshots need: one holder and some readers, started when there is something to take.
+
+A handle gives every caller the same living actor, and starts another in place of one that was lost. Each start lays the
+password down once more (``runtime.secrets``). Used from several threads.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from typing import Any
+
+import ray
+
+from xidstream.actors.runtime.ray_errors import unwrap
+from xidstream.actors.runtime.secrets import ReaderSecrets, without_secrets
+from xidstream.actors.snapshot_holder import SnapshotHolder
+from xidstream.actors.snapshot_reader import SnapshotReader
+from xidstream.pipeline.config import Config
+from xidstream.pipeline.errors import ComponentLost
+
+HOLDER, READER = "snapshot holder", "snapshot reader"
+HOLDER_CPUS = 0.05
+
+
+class SnapshotActors:
+    """``config`` has its secrets. ``close`` ends all actors."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._lock = threading.Lock()
+        self._holder: Any = None
+        self._secrets: list[ReaderSecrets] = []
+        self._n_readers = 0
+        self._idle: queue.LifoQueue[Any] = queue.LifoQueue()
+        self._all: list[Any] = []
+
+    def hold(self, method: str, *arguments: Any) -> Any:
+        """Call the holder. Raises ComponentLost where it died: its tables are lost, and the next call starts
+        another."""
+        with self._lock:
+            if self._holder is None:
+                self._holder = self._start(SnapshotHolder, HOLDER_CPUS, self._config.snapshot_connections + 4)
+            holder = self._holder
+        try:
+            return ray.get(getattr(holder, method).remote(*arguments))
+        except Exception as error:
+            fault = unwrap(error, HOLDER)
+            if isinstance(fault, ComponentLost):
+                with self._lock:
+                    if self._holder is holder:
+                        self._holder = None
+            raise fault from error
+
+    def start_readers(self, n: int) -> None:
+        """Have ``n`` in all."""
+        while self._n_readers < n:
+            self._n_readers += 1
+            self._idle.put(None)
+
+    def read(self, *arguments: Any) -> Any:
+        """Have an idle reader read. Raises ComponentLost where it died: the next call starts another in its place."""
+        reader = self._idle.get()
+        try:
+            if reader is None:
+                rate = self._config.snapshot_bytes_per_s // max(self._n_readers, 1)
+                reader = self._start(SnapshotReader, self._config.buffer_cpus, 2, rate)
+            return ray.get(reader.read.remote(*arguments))
+        except Exception as error:
+            fault = unwrap(error, READER)
+            if isinstance(fault, ComponentLost):
+                reader = None
+            raise fault from error
+        finally:
+            self._idle.put(reader)
+
+    def close(self) -> None:
+        with self._lock:
+            for actor in self._all:
+                ray.kill(actor)
+            for secrets in self._secrets:
+                secrets.remove()
+            self._all, self._secrets, self._holder = [], [], None
+            while not self._idle.empty():
+                self._idle.get_nowait()
+            self._n_readers = 0
+
+    def _start(self, kind: type, n_cpus: float, n_threads: int, *arguments: Any) -> Any:
+        secrets = ReaderSecrets(self._config)
+        actor = (
+            ray.remote(kind)
+            .options(num_cpus=n_cpus, max_concurrency=n_threads)
+            .remote(without_secrets(self._config), secrets.lay_down(), *arguments)
+        )
+        self._secrets.append(secrets)
+        self._all.append(actor)
+        return actor

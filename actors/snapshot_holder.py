@@ -1,0 +1,39 @@
+"""The snapshot holder actor: keeps the lock and the snapshot of each table that is being read, and does nothing else.
+
+Its sessions are what a snapshot lives by. So it has a process of its own: a reader, the Spark driver or the slot reader
+may die, and the tables in hand lose a range at most. ``pipeline.slot.table_holder`` takes the snapshots.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from xidstream.pipeline.slot.table_holder import Held, TableHolder
+
+from xidstream.actors.runtime.secrets import take_up
+from xidstream.pipeline.config import Config
+from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.snapshot.tables import PublishedSource
+
+
+class SnapshotHolder:
+    """Calls come on several threads, for different tables."""
+
+    def __init__(self, config: Config, secrets_path: str | None) -> None:
+        config = take_up(config, secrets_path)
+        self._holder = TableHolder(config.dsn, config.publication)
+
+    def hold(self, source: PublishedSource, wait_for_writers: bool) -> Held:
+        return self._holder.hold(source, wait_for_writers=wait_for_writers)
+
+    def release(self, relid: int) -> None:
+        self._holder.release(relid)
+
+    def await_flushed(self, lsn: Lsn) -> None:
+        self._holder.await_flushed(lsn)
+
+    def room_for(self, wanted: int) -> int:
+        return self._holder.room_for(wanted)
+
+    def waiting_for(self) -> Any:
+        return self._holder.waiting_for()

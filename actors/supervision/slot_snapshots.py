@@ -1,0 +1,89 @@
+"""What a slot's snapshots mean for its run: when they begin, what they may end, and when a run has nothing more to do.
+
+They begin with the first epoch that has the slot, and go on over the epochs behind it. A run with ``snapshot = "only"``
+ends when all tables are taken. One with ``available_now`` ends when it has also delivered what was committed up to
+their snapshots, because only from there on the tables' state is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from xidstream.actors.snapshot.taking import SnapshotTaking
+from xidstream.actors.supervision.drivers import Driver
+from xidstream.actors.supervision.epoch import Epoch
+from xidstream.pipeline.config import Config, SnapshotMode
+from xidstream.pipeline.errors import ComponentLost
+from xidstream.pipeline.exchange import Opened
+from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.segments import Layout, Storage
+from xidstream.pipeline.snapshot.progress import SnapshotProgress
+from xidstream.pipeline.snapshot.tables import PublishedSource
+from xidstream.pipeline.stages.snapshot_book import SnapshotBook
+
+
+class SlotSnapshots:
+    """One run's. ``config`` has its secrets; ``notify`` tells people."""
+
+    def __init__(self, config: Config, notify: Callable[[str], None]) -> None:
+        self._config = config
+        self._notify = notify
+        self._epoch: Epoch | None = None
+        self._driver: Driver | None = None
+        self._taking: SnapshotTaking | None = None
+        self._is_aimed = False
+
+    def begin(self, epoch: Epoch, opened: Opened, driver: Driver) -> None:
+        """An epoch has the slot, and its batch loop was started."""
+        self._epoch, self._driver = epoch, driver
+        self._is_aimed = False
+        if self._taking is None and self._config.sink.startswith("delta:"):
+            identity = opened.identity
+            layout = Layout(identity.system_identifier, identity.slot, epoch.name)
+            book = SnapshotBook(Storage(self._config.storage), layout, opened.snapshots)
+            self._taking = SnapshotTaking(self._config, book, self._survey, self._call_sink, self._notify)
+
+    def end_epoch(self) -> None:
+        self._epoch = self._driver = None
+
+    def holds_target(self, opened: Opened) -> bool:
+        """Whether the epoch's target is not known before the tables are taken."""
+        return opened.snapshots.takes_snapshots and not (
+            self._taking is not None and self._taking.is_complete
+        )
+
+    def check(self, target: Lsn | None) -> bool:
+        """Whether the run has done what it was started for. Raises what ended the snapshots.
+
+        ``target``: where a run with ``available_now`` ends at the earliest.
+        """
+        taking = self._taking
+        if taking is None:
+            return False
+        if taking.failure is not None:
+            raise taking.failure
+        if not taking.is_complete:
+            return False
+        if target is not None and not self._is_aimed and self._epoch is not None:
+            self._is_aimed = True
+            self._epoch.aim(max(target, taking.valid_from))
+        return self._config.snapshot == SnapshotMode.ONLY.value
+
+    def progress(self) -> SnapshotProgress | None:
+        return None if self._taking is None else self._taking.progress()
+
+    def stop(self) -> None:
+        if self._taking is not None:
+            self._taking.stop()
+            self._taking = None
+
+    def _survey(self) -> tuple[PublishedSource, ...] | None:
+        epoch = self._epoch
+        return None if epoch is None else epoch.survey()
+
+    def _call_sink(self, method: str, *arguments: Any) -> Any:
+        driver = self._driver
+        if driver is None:
+            raise ComponentLost("the stream is starting again")
+        return driver.call_snapshot_log(method, *arguments)

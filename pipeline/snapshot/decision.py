@@ -1,0 +1,42 @@
+"""Whether a slot's tables are read as they were before the stream: asked for, or decided once and kept.
+
+Where a run creates the slot and its sink is a Delta root, the rows before are part of what a user expects there: so
+snapshots are the default. A slot that was there before has had a reader, who has the rows or did not want them. What
+was decided is recorded before the slot is created, because afterwards nobody could tell the two cases apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from xidstream.pipeline.config import SnapshotMode
+from xidstream.pipeline.errors import Unsupported
+
+
+@dataclass(frozen=True)
+class Decision:
+    """``takes_snapshots``: of all published tables. ``published``: relid → what published the table before the slot was
+    created (``PublishedSource.published_as``); empty where the slot was there already."""
+
+    takes_snapshots: bool
+    published: Mapping[int, str] = field(default_factory=dict)
+
+
+def takes_snapshots(
+    asked: SnapshotMode | None, recorded: Decision | None, *, creates_slot: bool, sink_is_delta: bool
+) -> bool:
+    """``asked``: None where the setting is not given. Raises Unsupported for a sink that cannot take snapshots."""
+    if asked is None:
+        if recorded is not None:
+            return recorded.takes_snapshots and sink_is_delta
+        return creates_slot and sink_is_delta
+    if asked is SnapshotMode.NEVER:
+        return False
+    if not sink_is_delta:
+        raise Unsupported(
+            "snapshots of tables go to a Delta sink only: a function gets each change once, and has no place for rows "
+            "that may come before or behind changes of the same rows",
+            remedy="give --sink delta:URI, or --snapshot never",
+        )
+    return True

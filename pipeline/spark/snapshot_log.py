@@ -1,0 +1,232 @@
+"""The Delta sink's side of snapshots: a table's rows in one commit, and the line about them in ``_snapshots``.
+
+Readers write a snapshot's Parquet files straight into the directory of the Delta table. Nobody names them before the
+table's snapshot is complete. Then one commit names them all, under an application id of their own (``<application
+id>/snapshot``, whose version is the generation's number): the slot's own watermark is above their place by then, and
+its rule would drop them. The line in ``_snapshots`` comes behind it, under an application id of the table's
+(``<application id>/snapshot/<directory>``). So each of the two commits is made once, however often it is asked for. A
+fold takes no notice of rows that no line names.
+
+A crash between the two commits leaves rows without a line. The storage has the generation's bounds then
+(``pipeline.segments.snapshot_record``), and ``commit`` is asked for again, with no files to name.
+
+Each call opens the tables anew, because the sink commits to the same ones on another thread. Whoever of the two comes
+second finds the snapshot of the log outdated, and takes a new one (``delta_table``). The number of the run's hold on
+the slot goes with every commit, so a run that was taken over completes nothing (``ownership``).
+
+Rejected: the sink's own thread and its open tables. A batch that Spark writes for minutes would hold up every table.
+
+Runs in the driver's process; from any thread.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+import pyarrow as pa
+
+from xidstream.pipeline.config import holds_secret_option
+from xidstream.pipeline.errors import StorageFault, Unsupported
+from xidstream.pipeline.faultpoints import reach
+from xidstream.pipeline.relations import RelationVersion
+from xidstream.pipeline.rows import contract_schema
+from xidstream.pipeline.snapshot.generation import Generation, GenerationState
+from xidstream.pipeline.spark import naming
+from xidstream.pipeline.spark.delta_table import MAX_VERSION, DeltaTableWriter, SnapshotOutdated
+from xidstream.pipeline.spark.naming import Location
+from xidstream.pipeline.spark.ownership import Ownership
+from xidstream.pipeline.spark.parquet_files import ParquetFiles, WrittenFile
+from xidstream.pipeline.spark.placement import Conform, Target, place
+from xidstream.pipeline.spark.spark_errors import fault_of
+from xidstream.pipeline.spark.table_metadata import OF_OWN_TABLES, metadata_of_source
+
+ATTEMPTS: Final = 8
+"""Of one commit beside the sink's own: each failure means that the sink's got through."""
+
+SNAPSHOTS_SCHEMA: Final = pa.schema(
+    [
+        pa.field("table", pa.string()),
+        pa.field("relid", pa.int64()),
+        pa.field("generation", pa.int64()),
+        pa.field("place", pa.int64()),
+        pa.field("valid_from", pa.int64()),
+        pa.field("xmin", pa.int64()),
+        pa.field("xmax", pa.int64()),
+        pa.field("xip", pa.list_(pa.int64())),
+        pa.field("key", pa.list_(pa.string())),
+        pa.field("state", pa.string()),
+        pa.field("reason", pa.string()),
+    ]
+)
+"""One row for each generation that finished, and one more when it has ended. The last row of a generation counts."""
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class SnapshotTarget:
+    """Where readers write one table's files, and in which columns. ``directory``: below ``table``, of this attempt's
+    alone."""
+
+    table: Location
+    directory: str
+    conform: Conform
+
+
+@dataclass(frozen=True)
+class GenerationLine:
+    """``table``: ``schema.table``. ``is_ours``: whether a run of this slot has told it, and none told later of its
+    table."""
+
+    table: str
+    relid: int
+    number: int
+    state: GenerationState
+    is_ours: bool
+
+
+class SnapshotLog:
+    """Raises Superseded, SinkDiverged, StorageFault and SinkFailed from every method."""
+
+    def __init__(self, root: Location, application_id: str, ownership: Ownership) -> None:
+        self._root = root
+        self._application_id = application_id
+        self._ownership = ownership
+
+    def lines(self) -> list[GenerationLine]:
+        """The last state of each generation, by table and number; of all slots that write below this root."""
+
+        def read() -> list[GenerationLine]:
+            columns = ["table", "relid", "generation", "state"]
+            writer = self._snapshots()
+            rows = writer.read(columns, "place", 0, MAX_VERSION).to_pylist()
+            found: dict[tuple[str, int], GenerationLine] = {}
+            # Of the two rows of a generation that has ended, that one counts, wherever it stands.
+            for row in sorted(rows, key=lambda row: bool(row["state"] == GenerationState.ENDED.value)):
+                ours = writer.watermark(self._line_id(row["table"])) // 2 == row["generation"]
+                line = GenerationLine(
+                    row["table"], row["relid"], row["generation"], GenerationState(row["state"]), ours
+                )
+                found[line.table, line.number] = line
+            return sorted(found.values(), key=lambda line: (line.table, line.number))
+
+        return self._guarded(naming.SNAPSHOTS, read)
+
+    def target(self, relation: RelationVersion) -> SnapshotTarget:
+        """Make the table, or widen it, for what the snapshot has."""
+        if holds_secret_option(self._root.storage_options or {}):
+            raise Unsupported(
+                "snapshots are read by Ray's actors, to which no credentials are sent: storage_options hold some",
+                remedy="give each node its own credentials (docs/security.md), and leave them out of storage_options",
+            )
+        directory = naming.encode_table(relation.schema, relation.table)
+        about = metadata_of_source(relation)
+
+        def prepare() -> SnapshotTarget:
+            location = self._root.child(directory)
+            found = DeltaTableWriter.open(location, relation.name)
+            placement = place(() if found is None else found.columns, contract_schema(relation))
+            writer = found or DeltaTableWriter.open_or_create(
+                location, relation.name, placement.columns, about
+            )
+            self._ownership.check(writer)
+            known = {column.name for column in writer.columns}
+            writer.add_columns([column for column in placement.columns if column.name not in known])
+            if found is None:
+                writer.describe(about)
+            conform = Conform.of(placement.columns, placement.names)
+            return SnapshotTarget(location, f"snapshot-{uuid.uuid4().hex}", conform)
+
+        return self._guarded(relation.name, prepare)
+
+    def commit(self, generation: Generation, files: Sequence[WrittenFile] | None) -> bool:
+        """Name the files, unless this generation's were named before, and add its line.
+
+        With None nothing is named: returns False where the generation's files were not named before.
+        """
+        directory = naming.encode_table(generation.schema, generation.table)
+        rows_id = f"{self._application_id}/snapshot"
+
+        def commit_rows() -> bool:
+            writer = DeltaTableWriter.open(self._root.child(directory), generation.name)
+            held = 0 if writer is None else writer.watermark(rows_id)
+            if held >= generation.number:
+                return held == generation.number
+            if writer is None or files is None:
+                return False
+            self._ownership.check(writer)
+            reach("committing_snapshot")
+            writer.commit(files, {rows_id: generation.number}, marks=self._ownership.marks)
+            reach("snapshot_committed")
+            return True
+
+        if not self._guarded(generation.name, commit_rows):
+            return False
+        self._add_line(generation.name, 2 * generation.number, lambda writer: _row_of(generation))
+        return True
+
+    def end(self, line: GenerationLine, reason: str) -> None:
+        """Add the line that says why the generation has ended, once."""
+
+        def ended(writer: DeltaTableWriter) -> dict[str, Any]:
+            rows = writer.read(SNAPSHOTS_SCHEMA.names, "place", 0, MAX_VERSION).to_pylist()
+            (row,) = (r for r in rows if (r["table"], r["generation"]) == (line.table, line.number))
+            return {**row, "state": GenerationState.ENDED.value, "reason": reason}
+
+        self._add_line(line.table, 2 * line.number + 1, ended)
+
+    def _add_line(self, table: str, version: int, make: Callable[[DeltaTableWriter], dict[str, Any]]) -> None:
+        def add() -> None:
+            writer = self._snapshots()
+            line_id = self._line_id(table)
+            if writer.watermark(line_id) >= version:
+                return
+            row = make(writer)
+            job = f"data-{uuid.uuid4().hex}-driver"
+            files = ParquetFiles(self._root.child(naming.SNAPSHOTS), job, SNAPSHOTS_SCHEMA, "place")
+            files.write(pa.RecordBatch.from_pylist([row], schema=SNAPSHOTS_SCHEMA))
+            writer.commit(files.close(), {line_id: version}, "place", marks=self._ownership.marks)
+            reach("snapshot_told")
+
+        self._guarded(naming.SNAPSHOTS, add)
+
+    def _line_id(self, table: str) -> str:
+        return f"{self._application_id}/snapshot/{naming.encode(table)}"
+
+    def _snapshots(self) -> DeltaTableWriter:
+        columns = [Target(f.name, f.type, f.name) for f in SNAPSHOTS_SCHEMA]
+        about = OF_OWN_TABLES[naming.SNAPSHOTS]
+        location = self._root.child(naming.SNAPSHOTS)
+        writer = DeltaTableWriter.open_or_create(location, naming.SNAPSHOTS, columns, about)
+        self._ownership.check(writer)
+        return writer
+
+    def _guarded(self, label: str, act: Callable[[], _T]) -> _T:
+        for _ in range(ATTEMPTS):
+            try:
+                return act()
+            except SnapshotOutdated:
+                continue
+            except Exception as error:
+                raise fault_of(error, f"the snapshot in Delta table {label}") from error
+        raise StorageFault(f"Delta table {label} was changed by others during {ATTEMPTS} attempts to commit")
+
+
+def _row_of(generation: Generation) -> dict[str, Any]:
+    bounds = generation.bounds
+    return {
+        "table": generation.name,
+        "relid": generation.relid,
+        "generation": generation.number,
+        "place": int(bounds.place),
+        "valid_from": int(bounds.valid_from),
+        "xmin": bounds.xmin,
+        "xmax": bounds.xmax,
+        "xip": list(bounds.xip),
+        "key": None if generation.key is None else list(generation.key),
+        "state": GenerationState.FINISHED.value,
+        "reason": None,
+    }

@@ -1,0 +1,136 @@
+"""Which tables need a snapshot now, and what the storage is told about each: the decisions beside ``Course``.
+
+Three things say what there is: the server's catalog (a survey), the sink's ``_snapshots``, and the storage's record. A
+table needs a snapshot if one is wanted of every published table and its name has no generation that stands, or if a
+person asked for one. A generation stands as long as the catalog's definition of the table is one under which the stream
+continues it (``pipeline.snapshot.generations``).
+
+The storage is written before the sink, and read when a run begins. A generation that the storage knows, and of which
+the sink has no line, may have its rows in the table or not: the sink finds out (``SnapshotLog.commit`` without files).
+
+One instance for a run, used by one thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from xidstream.pipeline.snapshot.generations import reason_it_ended, signature_of
+
+from xidstream.pipeline.segments import Layout, Storage
+from xidstream.pipeline.segments.snapshot_record import (
+    Taken,
+    forget_request,
+    forget_taken,
+    read_taken,
+    read_wishes,
+    write_taken,
+)
+from xidstream.pipeline.snapshot.bounds import SnapshotBounds
+from xidstream.pipeline.snapshot.course import Wanted
+from xidstream.pipeline.snapshot.decision import Decision
+from xidstream.pipeline.snapshot.generation import Generation, GenerationState, key_of
+from xidstream.pipeline.snapshot.tables import PublishedSource
+from xidstream.pipeline.spark.snapshot_log import GenerationLine
+
+
+@dataclass(frozen=True)
+class Needs:
+    """``wanted``: tables to take. ``ended``: generations to end, with their reasons. ``unwanted``: relids of tables
+    that nobody wants any more, should they be in hand."""
+
+    wanted: tuple[Wanted, ...]
+    ended: tuple[tuple[GenerationLine, str], ...]
+    unwanted: tuple[int, ...]
+
+
+class SnapshotBook:
+    """Raises StorageFault and SegmentCorrupt from its methods."""
+
+    def __init__(self, storage: Storage, layout: Layout, decision: Decision) -> None:
+        self._storage = storage
+        self._layout = layout
+        self._decision = decision
+        self._taken = {_name(taken.generation): taken for taken in read_taken(storage, layout)}
+
+    def unfinished(self, lines: Iterable[GenerationLine]) -> list[Generation]:
+        """What an earlier run has begun to commit, and perhaps did not end."""
+        told = {(line.relid, line.number) for line in lines if line.is_ours}
+        return [taken.generation for name, taken in self._taken.items() if name not in told]
+
+    def give_up(self, generation: Generation) -> None:
+        """The sink does not have the rows of this generation."""
+        del self._taken[_name(generation)]
+        forget_taken(self._storage, self._layout, [generation])
+
+    def needs(self, sources: Sequence[PublishedSource], lines: Sequence[GenerationLine]) -> Needs:
+        """Of the tables that are published now."""
+        wishes = read_wishes(self._storage, self._layout)
+        published = {source.relation.relid: source for source in sources}
+        standing = {
+            line.relid: line for line in lines if line.is_ours and line.state is GenerationState.FINISHED
+        }
+        ended = []
+        for relid, line in list(standing.items()):
+            taken = self._taken.get((relid, line.number))
+            reason = _reason(taken, published.get(relid))
+            if reason is not None:
+                del standing[relid]
+                ended.append((line, reason))
+        wanted, unwanted = [], list(wishes.cancelled)
+        for relid, source in published.items():
+            asked = relid in wishes.requests
+            missing = self._decision.takes_snapshots and relid not in standing
+            if asked or (missing and relid not in wishes.cancelled):
+                was_published = self._decision.published.get(relid) == source.published_as
+                wanted.append(Wanted(source, wait_for_writers=not was_published))
+        return Needs(tuple(wanted), tuple(ended), tuple(unwanted))
+
+    def begin(
+        self, source: PublishedSource, bounds: SnapshotBounds, lines: Iterable[GenerationLine]
+    ) -> Generation:
+        """Record what is about to be committed. Returns the table's new generation."""
+        relation = source.relation
+        numbers = [line.number for line in lines if line.table == relation.name]
+        numbers += [
+            taken.generation.number
+            for taken in self._taken.values()
+            if taken.generation.name == relation.name
+        ]
+        generation = Generation(
+            relation.schema,
+            relation.table,
+            relation.relid,
+            max(numbers, default=0) + 1,
+            bounds,
+            key_of(relation),
+        )
+        taken = Taken(generation, signature_of(source))
+        write_taken(self._storage, self._layout, taken)
+        self._taken[_name(generation)] = taken
+        return generation
+
+    def finish(self, generation: Generation) -> None:
+        """The sink has it. Whoever asked for it has it, and the table's earlier ones are of no use."""
+        forget_request(self._storage, self._layout, generation.relid)
+        earlier = [
+            taken.generation
+            for (relid, number), taken in self._taken.items()
+            if relid == generation.relid and number < generation.number
+        ]
+        for each in earlier:
+            del self._taken[_name(each)]
+        forget_taken(self._storage, self._layout, earlier)
+
+
+def _name(generation: Generation) -> tuple[int, int]:
+    return generation.relid, generation.number
+
+
+def _reason(taken: Taken | None, source: PublishedSource | None) -> str | None:
+    if taken is None:
+        return "the storage has no record of it: the slot was made again"
+    if source is None:
+        return "the table is not published any more"
+    return reason_it_ended(taken.signature, source)

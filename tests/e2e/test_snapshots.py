@@ -1,0 +1,215 @@
+"""Tables that had rows before their stream: the log folds to what the source held, at any commit since."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import Counter
+from typing import Any
+
+import psycopg
+import pytest
+from deltalake import DeltaTable
+from psycopg import sql
+
+from tests.e2e.conftest import Pipeline
+from tests.fold import Log, Row
+from tests.postgres_fixtures import Database
+from xidstream import ChangeStream
+from xidstream.pipeline.pg import Lsn
+
+pytestmark = pytest.mark.e2e
+
+TABLES = {
+    "accounts": "id, balance, note",
+    "history": "id, delta, at",
+    "documents": "id, title, body",
+    "Orders": 'id, "Day", total',
+    "empty": "id",
+}
+SCHEMA = """
+    create table accounts (id bigint primary key, balance numeric(12,2), note text);
+    create table history (id int, delta int, at timestamptz);
+    alter table history replica identity full;
+    create table documents (id int primary key, title text, body text);
+    alter table documents alter body set storage external;
+    create table "Orders" (id int, "Day" date, total float8, primary key (id, "Day")) partition by range ("Day");
+    create table orders_old partition of "Orders" for values from ('2020-01-01') to ('2025-01-01');
+    create table orders_new (total float8, "Day" date not null, id int not null);
+    alter table "Orders" attach partition orders_new for values from ('2025-01-01') to ('2030-01-01');
+    create table empty (id int primary key);
+    insert into accounts select i, i * 1.25, repeat('n', i % 50) from generate_series(1, 24000) i;
+    insert into history select i % 100, i, now() from generate_series(1, 5000) i;
+    insert into documents select i, 'title ' || i, repeat(md5(i::text), 400) from generate_series(1, 60) i;
+    insert into "Orders" select i, date '2020-01-01' + i, i / 3.0 from generate_series(1, 3000) i;
+"""
+
+
+class Writers:
+    """Threads that change the tables in short transactions, with savepoints and rollbacks; they can be held still."""
+
+    def __init__(self, database: Database, seed: int) -> None:
+        self._database = database
+        self._stop = threading.Event()
+        self._still = threading.Lock()
+        self._failures: list[BaseException] = []
+        self._threads = [
+            threading.Thread(target=self._run, args=(random.Random(seed * 10 + i), i)) for i in range(2)
+        ]
+        self._locks = [threading.Lock() for _ in self._threads]
+        for thread in self._threads:
+            thread.start()
+
+    def states(self) -> tuple[Lsn, dict[str, Counter[Row]]]:
+        """An LSN behind every commit, and what the tables hold then."""
+        for lock in self._locks:
+            lock.acquire()
+        try:
+            (lsn,) = self._database.execute("select pg_current_wal_insert_lsn()::text")[0]
+            return Lsn.parse(lsn), contents(self._database)
+        finally:
+            for lock in self._locks:
+                lock.release()
+
+    def stop(self) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+        assert not self._failures, self._failures
+
+    def _run(self, dice: random.Random, number: int) -> None:
+        try:
+            with self._database.connect() as session:
+                while not self._stop.is_set():
+                    with self._locks[number]:
+                        self._transaction(session, dice, number)
+                    time.sleep(0.002)
+        except BaseException as error:
+            self._failures.append(error)
+
+    def _transaction(self, session: psycopg.Connection[Any], dice: random.Random, number: int) -> None:
+        session.execute(b"begin")
+        for _ in range(dice.randint(1, 4)):
+            inside = dice.random() < 0.3
+            if inside:
+                session.execute(b"savepoint a")
+            statement = dice.choice(STATEMENTS)
+            values = {
+                # Writers have rows of their own: they never wait for each other.
+                "mine": 2 * dice.randint(1, 9_999) + number,
+                "new": 1_000_000 + 2 * dice.randint(0, 4_000_000) + number,
+                "doc": 2 * dice.randint(1, 29) + number,
+                "n": dice.randint(0, 10**6),
+            }
+            session.execute(sql.SQL(statement).format(**{k: sql.Literal(v) for k, v in values.items()}))
+            if inside and dice.random() < 0.5:
+                session.execute(b"rollback to savepoint a")
+        session.execute(b"rollback" if dice.random() < 0.1 else b"commit")
+
+
+STATEMENTS = (
+    "update accounts set balance = balance + 1 where id = {mine}",
+    "update accounts set id = {new} where id = {mine} and not exists (select from accounts where id = {new})",
+    "insert into accounts values ({new}, {n}, 'new') on conflict (id) do update set note = 'again'",
+    "delete from accounts where id = {mine}",
+    "insert into history values ({mine}, {n}, now())",
+    "delete from history where ctid = (select min(ctid) from history where id % 2 = {mine} % 2)",
+    "update documents set title = title || '.' where id = {doc}",
+    "update documents set body = repeat('b', 3000 + {n} % 100) where id = {doc}",
+    'update "Orders" set total = {n} where id = {mine}',
+    """update "Orders" set "Day" = "Day" + 1500 where id = {mine} and "Day" < '2025-01-01'""",
+    """insert into "Orders" values ({new}, '2026-01-01', 1.5) on conflict do nothing""",
+)
+
+
+def contents(database: Database) -> dict[str, Counter[Row]]:
+    return {
+        table: Counter(database.execute(f'select {columns} from "{table}"'))
+        for table, columns in TABLES.items()
+    }
+
+
+def settings(**more: Any) -> dict[str, Any]:
+    return {"snapshot": "initial", "snapshot_connections": 2, **more}
+
+
+def start(pipeline: Pipeline, **more: Any) -> Any:
+    pipeline.query = (
+        ChangeStream(pipeline.config(**settings(**more))).toDelta(str(pipeline.delta)).start(pipeline.spark)
+    )
+    return pipeline.query
+
+
+def wait_until_taken(pipeline: Pipeline, n_tables: int) -> None:
+    def taken() -> bool:
+        lines = generations(pipeline)
+        return len({line["table"] for line in lines if line["state"] == "finished"}) >= n_tables
+
+    pipeline.wait_until(taken)
+
+
+def generations(pipeline: Pipeline) -> list[dict[str, Any]]:
+    folder = pipeline.delta / "_snapshots"
+    if not (folder / "_delta_log").exists():
+        return []
+    found: list[dict[str, Any]] = DeltaTable(str(folder)).to_pyarrow_table().to_pylist()
+    return found
+
+
+def wait_until_delivered(pipeline: Pipeline, lsn: Lsn) -> None:
+    def delivered() -> bool:
+        confirmed = pipeline.query.lastProgress["confirmedLsn"]
+        return confirmed is not None and Lsn.parse(confirmed) >= lsn
+
+    pipeline.wait_until(delivered)
+
+
+def assert_folds(pipeline: Pipeline, states: list[tuple[Lsn, dict[str, Counter[Row]]]]) -> int:
+    """At each of the states that all generations are valid for; returns how many those were."""
+    logs = {table: Log(pipeline.delta, "public", table) for table in TABLES}
+    n_compared = 0
+    for lsn, tables in states:
+        if lsn < max(log.bounds.valid_from for log in logs.values()):
+            continue
+        n_compared += 1
+        for table, rows in tables.items():
+            found = logs[table].at(lsn)
+            assert found == rows, (table, str(lsn), list(found - rows)[:3], list(rows - found)[:3])
+    return n_compared
+
+
+@pytest.mark.parametrize("seed", [1])
+def test_rows_from_before_and_changes_meanwhile_fold_to_the_source_at_every_state(
+    pipeline: Pipeline, seed: int
+) -> None:
+    database = pipeline.database
+    database.execute(SCHEMA)
+    database.execute("create publication p for all tables with (publish_via_partition_root = true)")
+    writers = Writers(database, seed)
+    try:
+        start(pipeline, publication="p")
+        pipeline.wait_until_reading()
+        with database.connect() as giant:
+            giant.execute(b"begin")
+            giant.execute(b"update accounts set note = 'giant' where id between 20001 and 24000")
+            giant.execute(
+                b"insert into accounts select i, 0, 'giant' from generate_series(10000001, 10030000) i"
+            )
+            states = [writers.states()]
+            wait_until_taken(pipeline, len(TABLES))
+            states += [writers.states() for _ in range(4)]
+            giant.execute(b"commit")
+        for _ in range(6):
+            time.sleep(0.3)
+            states.append(writers.states())
+    finally:
+        writers.stop()
+    states.append(writers.states())
+    database.execute("create table more (id int)")  # so that WAL goes on behind the last commit
+    wait_until_delivered(pipeline, states[-1][0])
+    pipeline.query.stop()
+    assert pipeline.query.exception() is None
+    assert assert_folds(pipeline, states) >= 10
+    log = Log(pipeline.delta, "public", "accounts")
+    assert log.n_snapshot_rows > 15_000, "the rows from before came by the snapshot"

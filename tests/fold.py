@@ -1,0 +1,103 @@
+"""Folds a Delta change log to a table's rows at an LSN, in plain Python: what a reader of snapshots and changes must
+get.
+
+It follows the contract alone: the rows of the generation, then every change whose transaction the snapshot does not
+contain, in the order of (_commit_lsn, _seq). Values that the server did not send are the row's own former ones.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from deltalake import DeltaTable
+
+from xidstream.pipeline.pg import Lsn, Xid
+from xidstream.pipeline.snapshot.bounds import SnapshotBounds
+from xidstream.pipeline.spark.naming import encode_table
+
+Row = tuple[Any, ...]
+
+
+class Log:
+    """One table's log, read once. ``generation``: its row of ``_snapshots``; ``key``: None for a table without one."""
+
+    def __init__(self, root: Path, schema: str, table: str) -> None:
+        lines = [
+            line
+            for line in DeltaTable(str(root / "_snapshots")).to_pyarrow_table().to_pylist()
+            if line["table"] == f"{schema}.{table}"
+        ]
+        ended = {line["generation"] for line in lines if line["state"] == "ended"}
+        standing = [line for line in lines if line["generation"] not in ended]
+        (self.generation,) = [max(standing, key=lambda line: int(line["generation"]))]
+        g = self.generation
+        self.bounds = SnapshotBounds(
+            Lsn(g["place"]), Lsn(g["valid_from"]), g["xmin"], g["xmax"], tuple(g["xip"]), 0
+        )
+        self.key: list[str] | None = g["key"]
+        log = DeltaTable(str(root / encode_table(schema, table))).to_pyarrow_table()
+        self.columns = [name for name in log.column_names if not name.startswith("_")]
+        self._log = sorted(log.to_pylist(), key=lambda row: (row["_commit_lsn"], row["_seq"]))
+        self.n_snapshot_rows = sum(self._is_of_generation(row) for row in self._log)
+
+    def _is_of_generation(self, row: dict[str, Any]) -> bool:
+        return row["_change_type"] == "snapshot" and row["_commit_lsn"] == self.bounds.place
+
+    def _changes(self, upto: int) -> Iterator[dict[str, Any]]:
+        for row in self._log:
+            if row["_change_type"] == "snapshot" or row["_commit_lsn"] > upto:
+                continue
+            if not self.bounds.contains(Xid(row["_xid"]), Lsn(row["_commit_lsn"])):
+                yield row
+
+    def at(self, upto: int) -> Counter[Row]:
+        """The table's rows when exactly the transactions with a commit LSN up to ``upto`` were committed."""
+        before = [row for row in self._log if self._is_of_generation(row)]
+        return self._keyed(before, upto) if self.key else self._keyless(before, upto)
+
+    def _values(self, row: dict[str, Any]) -> Row:
+        return tuple(row[column] for column in self.columns)
+
+    def _keyed(self, before: list[dict[str, Any]], upto: int) -> Counter[Row]:
+        assert self.key is not None
+        state: dict[Row, dict[str, Any]] = {}
+        old: dict[str, Any] | None = None
+        for row in before:
+            key = tuple(row[column] for column in self.key)
+            assert key not in state, f"{key} is twice in the snapshot"
+            state[key] = row
+        for row in self._changes(upto):
+            kind = row["_change_type"]
+            key = tuple(row[column] for column in self.key)
+            if kind == "truncate":
+                state.clear()
+            elif kind == "delete":
+                assert state.pop(key, None) is not None, f"{key} is deleted and was not there"
+            elif kind == "update_preimage":
+                old = state.pop(key)
+            else:
+                if kind == "update_postimage":
+                    # Where the key stays, the server sends no old tuple.
+                    former = old if old is not None else state.pop(key)
+                    for column in row["_unchanged"] or ():
+                        row = {**row, column: former[column]}
+                    old = None
+                assert key not in state, f"{key} is inserted and was there"
+                state[key] = row
+        return Counter(map(self._values, state.values()))
+
+    def _keyless(self, before: list[dict[str, Any]], upto: int) -> Counter[Row]:
+        state = Counter(map(self._values, before))
+        for row in self._changes(upto):
+            kind, values = row["_change_type"], self._values(row)
+            if kind == "truncate":
+                state.clear()
+            elif kind in ("delete", "update_preimage"):
+                assert state[values] > 0, "a row is taken away that is not there"
+                state[values] -= 1
+            else:
+                state[values] += 1
+        return +state

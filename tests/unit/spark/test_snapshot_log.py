@@ -1,0 +1,175 @@
+"""Snapshots in Delta tables: named once, told once, by the run that has the slot, beside a sink that writes."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from xidstream.pipeline.errors import Superseded, Unsupported
+from xidstream.pipeline.exchange import Tenure
+from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.relations import RelationVersion
+from xidstream.pipeline.relations.relation import Column, ReplicaIdentity
+from xidstream.pipeline.rows import contract_schema
+from xidstream.pipeline.snapshot.bounds import SnapshotBounds
+from xidstream.pipeline.snapshot.generation import Generation, GenerationState
+from xidstream.pipeline.spark.naming import Location
+from xidstream.pipeline.spark.ownership import Ownership
+from xidstream.pipeline.spark.parquet_files import ParquetFiles, WrittenFile
+from xidstream.pipeline.spark.snapshot_log import GenerationLine, SnapshotLog
+
+BOUNDS = SnapshotBounds(Lsn(99), Lsn(120), 700, 710, (705,), 1_700_000_000_000_000)
+RELATION = RelationVersion(
+    16384,
+    "public",
+    "a.b",
+    ReplicaIdentity.DEFAULT,
+    (Column("id", 20, -1, True), Column("name", 25, -1, False)),
+)
+GENERATION = Generation("public", "a.b", 16384, 1, BOUNDS, ("id",))
+
+
+def log_of(root: Path, tenure: int = 1, slot: str = "orders", **options: Any) -> SnapshotLog:
+    location = Location.parse(str(root), options or None)
+    application_id = f"7/shop/{slot}"
+    owner = Ownership(
+        application_id, f"{application_id}/messages", str(root), Tenure(tenure, "epoch", 1, {}, Lsn(10**9))
+    )
+    return SnapshotLog(location, application_id, owner)
+
+
+def written(log: SnapshotLog, ids: range, relation: RelationVersion = RELATION) -> list[WrittenFile]:
+    target = log.target(relation)
+    files = ParquetFiles(target.table, target.directory, target.conform.schema, "_commit_lsn")
+    rows = [{"id": i, "_change_type": "snapshot", "_commit_lsn": int(BOUNDS.place), "_seq": i} for i in ids]
+    files.write(target.conform(pa.RecordBatch.from_pylist(rows, schema=contract_schema(relation))))
+    return files.close()
+
+
+def ids(root: Path) -> list[int]:
+    table = DeltaTable(str(root / "public.a~2Eb")).to_pyarrow_table()
+    return sorted(table["id"].to_pylist())
+
+
+def test_a_generation_is_named_and_told_once_however_often_it_is_asked_for(tmp_path: Path) -> None:
+    log = log_of(tmp_path)
+    files = written(log, range(5))
+    for _ in range(2):
+        assert log.commit(GENERATION, files)
+    assert log_of(tmp_path).commit(GENERATION, None)
+    assert ids(tmp_path) == [0, 1, 2, 3, 4]
+    assert log.lines() == [GenerationLine("public.a.b", 16384, 1, GenerationState.FINISHED, True)]
+    (row,) = DeltaTable(str(tmp_path / "_snapshots")).to_pyarrow_table().to_pylist()
+    assert row == {
+        "table": "public.a.b",
+        "relid": 16384,
+        "generation": 1,
+        "place": 99,
+        "valid_from": 120,
+        "xmin": 700,
+        "xmax": 710,
+        "xip": [705],
+        "key": ["id"],
+        "state": "finished",
+        "reason": None,
+    }
+
+
+def test_rows_that_a_crash_left_without_a_line_get_it_and_others_do_not(tmp_path: Path) -> None:
+    log = log_of(tmp_path)
+    assert not log.commit(GENERATION, None), "there is not even a table"
+    files = written(log, range(5))
+    assert not log.commit(GENERATION, None), "no commit names the files"
+    assert log.lines() == []
+    # The crash: the table's commit went through, the line's did not.
+    crashed = log_of(tmp_path)
+    crashed._add_line = lambda *arguments: None  # type: ignore[method-assign]
+    assert crashed.commit(GENERATION, files)
+    assert log.lines() == [] and ids(tmp_path) == [0, 1, 2, 3, 4]
+    assert log.commit(GENERATION, None)
+    assert [line.number for line in log.lines()] == [1] and ids(tmp_path) == [0, 1, 2, 3, 4]
+
+
+def test_an_empty_table_has_a_generation_too(tmp_path: Path) -> None:
+    log = log_of(tmp_path)
+    assert written(log, range(0)) == []
+    assert log.commit(GENERATION, [])
+    assert [line.state for line in log.lines()] == [GenerationState.FINISHED] and ids(tmp_path) == []
+
+
+def test_an_ended_generation_is_told_with_its_reason_and_followed_by_the_next(tmp_path: Path) -> None:
+    log = log_of(tmp_path)
+    log.commit(GENERATION, written(log, range(2)))
+    (line,) = log.lines()
+    for _ in range(2):
+        log.end(line, "the table was rewritten")
+    assert log.lines() == [dataclasses.replace(line, state=GenerationState.ENDED)]
+    rows = DeltaTable(str(tmp_path / "_snapshots")).to_pyarrow_table().to_pylist()
+    assert sorted((r["state"], r["reason"]) for r in rows) == [
+        ("ended", "the table was rewritten"),
+        ("finished", None),
+    ]
+    log.commit(dataclasses.replace(GENERATION, number=2), written(log, range(2, 4)))
+    assert [(each.number, each.state.value, each.is_ours) for each in log.lines()] == [
+        (1, "ended", False),
+        (2, "finished", True),
+    ]
+
+
+def test_another_slots_generation_of_the_same_table_is_not_ours(tmp_path: Path) -> None:
+    theirs = log_of(tmp_path, slot="other")
+    theirs.commit(GENERATION, written(theirs, range(2)))
+    assert [line.is_ours for line in log_of(tmp_path).lines()] == [False]
+
+
+def test_a_run_that_was_taken_over_completes_no_snapshot(tmp_path: Path) -> None:
+    before, after = log_of(tmp_path, tenure=1), log_of(tmp_path, tenure=2)
+    files = written(before, range(5))
+    after.commit(dataclasses.replace(GENERATION, number=1), written(after, range(10, 12)))
+    with pytest.raises(Superseded):
+        before.commit(dataclasses.replace(GENERATION, number=2), files)
+    assert ids(tmp_path) == [10, 11]
+
+
+def test_a_wider_table_takes_the_snapshot_and_a_wider_snapshot_widens_the_table(tmp_path: Path) -> None:
+    log = log_of(tmp_path)
+    log.commit(GENERATION, written(log, range(2)))
+    wider = dataclasses.replace(RELATION, columns=(*RELATION.columns, Column("more", 23, -1, False)))
+    log.commit(dataclasses.replace(GENERATION, number=2), written(log, range(2, 4), wider))
+    narrower = dataclasses.replace(RELATION, columns=RELATION.columns[:1])
+    log.commit(dataclasses.replace(GENERATION, number=3), written(log, range(4, 6), narrower))
+    table = DeltaTable(str(tmp_path / "public.a~2Eb")).to_pyarrow_table()
+    assert table.column_names[-1] == "more" and ids(tmp_path) == list(range(6))
+
+
+def test_commits_of_several_tables_beside_each_other_all_get_through(tmp_path: Path) -> None:
+    failures: list[BaseException] = []
+
+    def commit(number: int) -> None:
+        try:
+            log = log_of(tmp_path)
+            relation = dataclasses.replace(RELATION, relid=number, table=f"t{number}")
+            files = written(log, range(3), relation)
+            log.commit(Generation("public", f"t{number}", number, 1, BOUNDS, ("id",)), files)
+        except BaseException as error:
+            failures.append(error)
+
+    log_of(tmp_path).lines()
+    threads = [threading.Thread(target=commit, args=(number,)) for number in range(1, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures, failures
+    assert [line.table for line in log_of(tmp_path).lines()] == [f"public.t{i}" for i in range(1, 5)]
+
+
+def test_credentials_in_storage_options_are_not_sent_to_readers(tmp_path: Path) -> None:
+    with pytest.raises(Unsupported, match="credentials"):
+        log_of(tmp_path, AWS_SECRET_ACCESS_KEY="x").target(RELATION)
