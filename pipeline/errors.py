@@ -143,6 +143,10 @@ class SlotLost(EnvironmentFault):
     """The slot can no longer give what was not yet delivered."""
 
 
+class SnapshotLost(EnvironmentFault):
+    """The snapshot that a table is read under is gone: the session that held it, or the server, has ended."""
+
+
 class StorageFault(EnvironmentFault):
     """The object storage failed; the message names the object."""
 
@@ -225,6 +229,11 @@ POLICY: Final[dict[type[XidstreamError], Policy]] = {
         "changes are missing: drop the slot together with what the storage records of it (`xidstream slot drop "
         "--storage URI`), create it again, and take a new snapshot of the tables; give a Delta sink another root where "
         "the server was restored or failed over to an older state",
+    ),
+    SnapshotLost: Policy(
+        Action.RESTART,
+        ExitStatus.FAILED,
+        "the table is read again under a new snapshot; finished ones are not",
     ),
     StorageFault: Policy(
         Action.RETRY, ExitStatus.FAILED, "check space, permissions and reachability of the storage"

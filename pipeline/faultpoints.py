@@ -62,6 +62,8 @@ POINTS: Final = {
     "recorded": "sequencer: the position is durable; nobody was told yet",
     "confirming": "sequencer: the reader is about to be told",
     "confirmed": "sequencer: the reader was told",
+    "snapshot_range_reading": "snapshot reader: a range is about to be read",
+    "snapshot_range_written": "snapshot reader: a range's files are durable; nobody was told yet",
     "writing_batch": "driver: a batch is about to go to the sink",
     "batch_written": "driver: the sink holds the batch; the sequencer does not know yet",
     "batch_reported": "driver: the sequencer knows",

@@ -31,6 +31,8 @@ from xidstream.pipeline.relations.relation import CONTRACT_COLUMNS
 CHANGE_TYPES = ("insert", "update_preimage", "update_postimage", "delete", "truncate")
 """``change_type: int8`` of the internal layout indexes this tuple."""
 INSERT, UPDATE_PREIMAGE, UPDATE_POSTIMAGE, DELETE, TRUNCATE = range(5)
+SNAPSHOT = "snapshot"
+"""The ``_change_type`` of a row that a table had before its changes. It never is in the internal layout."""
 
 INTERNAL_FIELDS = (
     pa.field("change_type", pa.int8(), nullable=False),
@@ -163,6 +165,35 @@ def release(
         batch.column(4),
     ]
     return pa.RecordBatch.from_arrays(list(columns), schema=contract_schema(relation))
+
+
+def snapshot_rows(
+    relation: RelationVersion,
+    columns: Sequence[pa.Array],
+    text: pa.Array,
+    *,
+    place: int,
+    taken_at_us: int,
+    first_seq: int,
+) -> pa.RecordBatch:
+    """Rows of a table's snapshot in the contract's layout. ``columns`` and ``text`` are shared, not copied.
+
+    ``place`` and ``taken_at_us`` stand where a change has its commit's LSN and timestamp.
+    """
+    n = len(text)
+    return pa.RecordBatch.from_arrays(
+        [
+            *columns,
+            constant(SNAPSHOT, n, pa.string()),
+            constant(place, n, pa.int64()),
+            constant(taken_at_us, n, _TIMESTAMP),
+            pa.nulls(n, pa.int64()),
+            pa.array(np.arange(first_seq, first_seq + n, dtype=np.int64)),
+            pa.nulls(n, CONTRACT_FIELDS[5].type),
+            text,
+        ],
+        schema=contract_schema(relation),
+    )
 
 
 def stamp_messages(batch: pa.RecordBatch, commit_lsn: int, xid: int) -> pa.RecordBatch:

@@ -1,4 +1,4 @@
-"""A libpq of the tests' own: PQgetCopyData, PQconsumeInput and PQfreemem as callbacks, for the compiled loop.
+"""A libpq of the tests' own: PQgetCopyData, PQconsumeInput and PQfreemem as callbacks, for the compiled loops.
 
 A stream can thereby be taken through the loop without a server, and ``cuts_of`` is the slot reader's own use of it.
 """
@@ -9,7 +9,7 @@ import ctypes
 from collections.abc import Iterator, Sequence
 
 from xidstream.pipeline.protocol.message_buffer import Outcome
-from xidstream.pipeline.slot.copy_loop import CopyLoop
+from xidstream.pipeline.slot.copy_loop import CopyLoop, RowLoop
 from xidstream.pipeline.stream import Cut, StreamCutter
 
 _libc = ctypes.CDLL(None)
@@ -30,10 +30,12 @@ class Server:
         consume = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(self._consume)
         free = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self._free)
         self.loop = CopyLoop(1, get, consume, free)
+        self.rows = RowLoop(1, get, consume, free)
 
     def _get(self, connection: int, cell: int, is_async: int) -> int:
-        assert connection == 1 and is_async == 1
+        assert connection == 1
         if not self._here:
+            assert is_async or not self._waiting, "a loop that waits would wait for ever"
             return self._end if not self._waiting else 0
         self._here -= 1
         data = self._waiting.pop(0)

@@ -2,7 +2,8 @@
 
 ::
 
-    blocks    the two entry points
+    blocks    the two entry points for the stream
+    copy_text the one for COPY's text, of a snapshot's rows
     table_decoder  the column loop of one relation version
     numbers | datetimes | binary | arrays | sparse     codecs, and the two columns of exceptions
     columns   from row cursors to places of values; gathering; UTF-8
@@ -21,10 +22,13 @@ from xidstream.pipeline.decode.blocks import (
     decode_transaction_block,
     warm_up,
 )
+from xidstream.pipeline.decode.copy_text import CopiedColumns, decode_copied
 
 __all__ = [
+    "CopiedColumns",
     "DecodedBlock",
     "DecodedPlainBlock",
+    "decode_copied",
     "decode_plain_block",
     "decode_transaction_block",
     "warm_up",

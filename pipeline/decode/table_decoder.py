@@ -10,6 +10,7 @@ row. If all rows are bad, it would take hours to decode the whole column again f
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -119,27 +120,12 @@ def decode_table(
         what = f"table {relation.name}: {relation.clash}"
         notes.append(_note(what, ColumnNameClash, rows, story, np.arange(len(rows))))
         return None
-    n = len(rows)
     cursor = Cursor(payload, rows.cursor, rows.form)
-    sparse = Sparse(n)
-    columns = []
-    for column in relation.columns:
-        values, unchanged = cursor.next_column(column.is_key)
-        decoded = None
-        while decoded is None:
-            try:
-                decoded = _decode_column(column.type, values)
-            except BadValue as bad:
-                bad_rows = _all_bad_rows(column.type, values, bad)
-                what = f"{relation.name} column {column.name!r} has a value that is {bad.reason}"
-                notes.append(_note(what, PoisonedChange, rows, story, bad_rows))
-                values = values.without(bad_rows)
-        array, as_text, texts = decoded
-        columns.append(array)
-        if unchanged is not None:
-            sparse.add_unchanged(column.name, unchanged)
-        if texts is not None:
-            sparse.add_text(column.name, as_text, texts)
+
+    def note(what: str, bad_rows: npt.NDArray[np.int64]) -> None:
+        notes.append(_note(what, PoisonedChange, rows, story, bad_rows))
+
+    columns, sparse = decode_columns(relation, len(rows), cursor.next_column, note)
     internal = [
         pa.array(rows.change),
         pa.array(rows.owner),
@@ -150,6 +136,37 @@ def decode_table(
     return DecodedTable(
         relation, pa.RecordBatch.from_arrays([*internal, *columns], schema=internal_schema(relation))
     )
+
+
+def decode_columns(
+    relation: RelationVersion,
+    n_rows: int,
+    next_column: Callable[[bool], tuple[Values, npt.NDArray[np.int64] | None]],
+    refuse: Callable[[str, npt.NDArray[np.int64]], None],
+) -> tuple[list[pa.Array], Sparse]:
+    """The table's columns and their exceptions. ``next_column`` is as ``Cursor`` has it, called in wire order.
+
+    ``refuse`` gets what is wrong with a column, and the rows (ascending) that it is wrong with. They are null then.
+    """
+    sparse = Sparse(n_rows)
+    columns = []
+    for column in relation.columns:
+        values, unchanged = next_column(column.is_key)
+        decoded = None
+        while decoded is None:
+            try:
+                decoded = _decode_column(column.type, values)
+            except BadValue as bad:
+                bad_rows = _all_bad_rows(column.type, values, bad)
+                refuse(f"{relation.name} column {column.name!r} has a value that is {bad.reason}", bad_rows)
+                values = values.without(bad_rows)
+        array, as_text, texts = decoded
+        columns.append(array)
+        if unchanged is not None:
+            sparse.add_unchanged(column.name, unchanged)
+        if texts is not None:
+            sparse.add_text(column.name, as_text, texts)
+    return columns, sparse
 
 
 _ALWAYS_NATIVE = frozenset({Codec.TEXT, Codec.INTEGER, Codec.BOOL, Codec.FLOAT, Codec.BYTEA})

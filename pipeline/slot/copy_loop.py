@@ -1,6 +1,6 @@
 # Kernels are typed by their numba signatures.
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,call-arg,var-annotated,unreachable"
-"""The compiled loop between libpq and the array that a block is made of.
+"""The compiled loops between libpq and the array that a block is made of: over a stream, and over the rows of a COPY.
 
 A row passes from libpq's buffer into ``MessageBuffer.payload`` without becoming a Python object: ``PQgetCopyData``, one
 look at its type byte, one copy, ``PQfreemem``. psycopg does all the rest through the same libpq on the same connection,
@@ -11,6 +11,10 @@ which there is no room. In Python the same took 1.5 microseconds a row. Here it 
 libpq's functions are found through psycopg's own extension, which is linked with the copy of libpq that it uses. A
 second copy, found by name, would not know the connection's struct.
 
+``RowLoop`` does the same for ``COPY … TO STDOUT``, where each CopyData message is one row and none needs a look. It
+waits inside libpq until there is a row: a reader of a snapshot has nothing else to do, and whoever wants it to stop
+cancels the server's command from another thread.
+
 Rejected: reading the socket behind libpq's back, which saves one more copy and does not work with TLS; ctypes, which
 costs more for each call than it saves.
 """
@@ -19,9 +23,10 @@ from __future__ import annotations
 
 import ctypes
 import importlib
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 from llvmlite import ir
 from numba import njit, types
 from numba.core import cgutils
@@ -56,15 +61,15 @@ _SMALL_BYTES: Final = 256
 
 
 @intrinsic
-def _get_copy_data(typing_context, function, connection, cell):
-    """``int PQgetCopyData(PGconn *, char **buffer, int async)``, without waiting; addresses are intp."""
+def _get_copy_data(typing_context, function, connection, cell, is_async):
+    """``int PQgetCopyData(PGconn *, char **buffer, int async)``; addresses are intp. 1 does not wait, 0 does."""
 
     def generate(context, builder, signature, arguments):
         kind = ir.FunctionType(_INT, [_WORD, _WORD, _INT])
         call = builder.inttoptr(arguments[0], kind.as_pointer())
-        return builder.call(call, [arguments[1], arguments[2], ir.Constant(_INT, 1)])
+        return builder.call(call, arguments[1:])
 
-    return types.int32(types.intp, types.intp, types.intp), generate
+    return types.int32(types.intp, types.intp, types.intp, types.int32), generate
 
 
 @intrinsic
@@ -130,7 +135,7 @@ def _gather(functions, connection, payload, lengths, sums, transitions, limit_by
     outcome = 0
     asked = False
     while True:
-        n = _get_copy_data(functions[0], connection, message.ctypes.data)
+        n = _get_copy_data(functions[0], connection, message.ctypes.data, np.int32(1))
         if n == 0:
             if asked:
                 break
@@ -172,6 +177,47 @@ def _gather(functions, connection, payload, lengths, sums, transitions, limit_by
     return outcome
 
 
+@njit(
+    types.int64(
+        types.int64[::1],
+        types.int64,
+        types.uint8[::1],
+        types.int32[::1],
+        types.int64[::1],
+        types.int64,
+    ),
+    cache=True,
+    nogil=True,
+)
+def _gather_rows(functions, connection, payload, lengths, sums, limit_bytes):
+    """Append rows until one of the outcomes. ``sums``: bytes, rows, and address and length of the row that waits for
+    room (0: none does)."""
+    n_bytes, n_rows = sums[0], sums[1]
+    outcome = 0
+    while outcome == 0:
+        n = sums[3]
+        if sums[2] == 0:
+            n = np.int64(_get_copy_data(functions[0], connection, sums.ctypes.data + 16, np.int32(0)))
+            if n < 0:
+                sums[2] = 0
+                outcome = 3 if n == -1 else 4
+                break
+        if n_bytes + n > len(payload) or n_rows == len(lengths):
+            sums[3] = n
+            outcome = 2
+            break
+        _copy(payload.ctypes.data + n_bytes, sums[2], n)
+        _free(functions[2], sums[2])
+        sums[2] = 0
+        lengths[n_rows] = n
+        n_bytes += n
+        n_rows += 1
+        if n_bytes >= limit_bytes:
+            outcome = 1
+    sums[0], sums[1] = n_bytes, n_rows
+    return outcome
+
+
 def _library() -> ctypes.CDLL:
     """The libpq that psycopg calls. An extension's handle finds the library that it is linked with, under any name."""
     if pq.__impl__ == "python":
@@ -181,8 +227,11 @@ def _library() -> ctypes.CDLL:
     return ctypes.CDLL(extension.__file__)
 
 
-class CopyLoop:
-    """The loop over one connection in COPY BOTH. The connection must outlive it. One thread at a time may use it."""
+_LoopT = TypeVar("_LoopT", bound="_Loop")
+
+
+class _Loop:
+    """A loop over one connection, which must outlive it. One thread at a time may use it."""
 
     def __init__(self, connection: int, get_copy_data: Any, consume_input: Any, freemem: Any) -> None:
         """``connection`` is the address of libpq's struct; the functions are ctypes functions. ``of`` finds them."""
@@ -191,12 +240,10 @@ class CopyLoop:
         self._functions = np.array(addresses, np.int64)
         self._kept = functions  # an address keeps nothing alive
         self._connection = connection
-        self._message = np.zeros(2, np.int64)
-        self._small = np.zeros(_SMALL_BYTES, np.uint8)
         self._freemem = freemem
 
     @classmethod
-    def of(cls, pgconn: pq.abc.PGconn) -> CopyLoop:
+    def of(cls: type[_LoopT], pgconn: pq.abc.PGconn) -> _LoopT:
         """Raises EnvironmentFault where psycopg's libpq cannot be found."""
         try:
             library = _library()
@@ -208,6 +255,15 @@ class CopyLoop:
             ) from error
         connection = pgconn.pgconn_ptr  # type: ignore[attr-defined]  # not in psycopg's protocol, in all its classes
         return cls(connection, *functions)
+
+
+class CopyLoop(_Loop):
+    """The loop over a stream: a connection in COPY BOTH."""
+
+    def __init__(self, connection: int, get_copy_data: Any, consume_input: Any, freemem: Any) -> None:
+        super().__init__(connection, get_copy_data, consume_input, freemem)
+        self._message = np.zeros(2, np.int64)
+        self._small = np.zeros(_SMALL_BYTES, np.uint8)
 
     def gather(self, into: MessageBuffer, limit_bytes: int) -> Outcome:
         """Append messages to ``into`` until one of the outcomes; Python's other threads run meanwhile."""
@@ -233,4 +289,45 @@ class CopyLoop:
         try:
             return ctypes.string_at(address, n_bytes)
         finally:
+            self._freemem(ctypes.c_void_p(address))
+
+
+class RowLoop(_Loop):
+    """The loop over the rows of one COPY OUT at a time.
+
+    ``payload: uint8[]`` and ``lengths: int32[]`` are filled from their beginning. ``n_bytes`` and ``n_rows`` say how
+    far. A row for which there is no room waits inside the loop, and is not lost: it comes first next time.
+    """
+
+    def __init__(self, connection: int, get_copy_data: Any, consume_input: Any, freemem: Any) -> None:
+        super().__init__(connection, get_copy_data, consume_input, freemem)
+        self._sums = np.zeros(4, np.int64)
+
+    @property
+    def n_bytes(self) -> int:
+        return int(self._sums[0])
+
+    @property
+    def n_rows(self) -> int:
+        return int(self._sums[1])
+
+    @property
+    def waiting_bytes(self) -> int:
+        """The length of the row that waits for room. 0: none does."""
+        return int(self._sums[3]) if self._sums[2] else 0
+
+    def gather(
+        self, payload: npt.NDArray[np.uint8], lengths: npt.NDArray[np.int32], limit_bytes: int
+    ) -> Outcome:
+        """Fill the arrays with rows, and wait for rows meanwhile; Python's other threads run. Never ``DRAINED``;
+        ``MESSAGE`` where the next row has no room."""
+        self._sums[:2] = 0
+        return Outcome(
+            _gather_rows(self._functions, self._connection, payload, lengths, self._sums, limit_bytes)
+        )
+
+    def drop_waiting(self) -> None:
+        """Free the row that waits, when nobody will ask for it."""
+        if address := int(self._sums[2]):
+            self._sums[2] = 0
             self._freemem(ctypes.c_void_p(address))

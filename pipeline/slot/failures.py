@@ -93,6 +93,12 @@ class ServerReport:
         )
 
     @property
+    def is_too_large(self) -> bool:
+        """Whether a value has more bytes than the server can send."""
+        limit = {"54000": _STRING_LIMIT, "XX000": _ALLOCATION_LIMIT}.get(self.sqlstate)
+        return limit is not None and bool(re.search(limit, f"{self.source_function} {self.message}"))
+
+    @property
     def skips_publication(self) -> bool:
         """Whether the server skips a missing publication: PostgreSQL 18 does so with this warning, and no error."""
         return self.sqlstate == "55000" and self.source_function == "LoadPublications"
@@ -110,7 +116,10 @@ class _Rule:
     """What is said of a PoisonedChange in place of the server's text."""
 
 
-_TOO_LARGE: Final = "more bytes than the server can send in one message: 1 GB, and twice the bytes of a bytea"
+TOO_LARGE: Final = "more bytes than the server can send in one message: 1 GB, and twice the bytes of a bytea"
+
+_STRING_LIMIT: Final = "enlargeStringInfo|string buffer exceeds|out of memory"
+_ALLOCATION_LIMIT: Final = "invalid memory alloc request size"
 
 _RULES: Final = (
     _Rule("55006", SlotInUse),
@@ -150,8 +159,8 @@ _RULES: Final = (
     _Rule("0A000", Unsupported),
     _Rule("08...|57P..|57014|25P..", ConnectionLost),
     _Rule("42...|22023", PreconditionMissing),
-    _Rule("54000", PoisonedChange, None, "enlargeStringInfo|string buffer exceeds|out of memory", _TOO_LARGE),
-    _Rule("XX000", PoisonedChange, None, "invalid memory alloc request size", _TOO_LARGE),
+    _Rule("54000", PoisonedChange, None, _STRING_LIMIT, TOO_LARGE),
+    _Rule("XX000", PoisonedChange, None, _ALLOCATION_LIMIT, TOO_LARGE),
     _Rule(
         "22...",
         PoisonedChange,

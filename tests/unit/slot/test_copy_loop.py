@@ -1,10 +1,11 @@
-"""The compiled loop, over a libpq of the test's own: PQgetCopyData, PQconsumeInput and PQfreemem as callbacks."""
+"""The compiled loops, over a libpq of the test's own: PQgetCopyData, PQconsumeInput and PQfreemem as callbacks."""
 
 from __future__ import annotations
 
 import random
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from tests.fake_libpq import Server
@@ -200,3 +201,59 @@ def test_messages_are_the_same_whoever_appends_them() -> None:
         appended.append(message)
     for one, other in zip(looped.detach(), appended.detach(), strict=True):
         assert np.array_equal(one, other)
+
+
+COPIED = [b"%d\tsome text\n" % i for i in range(50)]
+
+
+def room(n_bytes: int, n_rows: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
+    return np.zeros(n_bytes, np.uint8), np.zeros(n_rows, np.int32)
+
+
+def test_rows_of_a_copy_are_gathered_to_its_end() -> None:
+    loop, (payload, lengths) = (server := Server(COPIED, end=-1)).rows, room(1 << 20, 100)
+    assert loop.gather(payload, lengths, 1 << 20) is Outcome.ENDED
+    assert loop.n_rows == 50 and bytes(payload[: loop.n_bytes]) == b"".join(COPIED)
+    assert lengths[:50].tolist() == [len(row) for row in COPIED]
+    assert server.n_allocated == 0
+
+
+@pytest.mark.parametrize(("n_bytes", "n_rows", "limit"), [(40, 100, 1000), (1000, 3, 1000), (1000, 100, 31)])
+def test_every_row_comes_once_however_little_room_there_is(n_bytes: int, n_rows: int, limit: int) -> None:
+    loop, (payload, lengths) = (server := Server(COPIED, end=-1)).rows, room(n_bytes, n_rows)
+    got: list[bytes] = []
+    outcome = Outcome.FULL
+    while outcome is not Outcome.ENDED:
+        outcome = loop.gather(payload, lengths, limit)
+        ends = np.cumsum(lengths[: loop.n_rows])
+        got += [bytes(payload[end - n : end]) for end, n in zip(ends, lengths, strict=False)]
+        assert loop.n_rows or outcome is Outcome.ENDED
+    assert got == COPIED and server.n_allocated == 0
+
+
+def test_a_row_without_room_waits_and_says_how_much_it_needs() -> None:
+    server = Server([COPIED[0], b"x" * 500 + b"\n", COPIED[1]], end=-1)
+    loop, (payload, lengths) = server.rows, room(100, 10)
+    assert loop.gather(payload, lengths, 100) is Outcome.MESSAGE
+    assert (loop.n_rows, loop.waiting_bytes) == (1, 501)
+    assert loop.gather(payload, lengths, 100) is Outcome.MESSAGE and loop.n_rows == 0
+    payload, lengths = room(501, 10)
+    assert loop.gather(payload, lengths, 100) is Outcome.FULL
+    assert (loop.n_rows, loop.n_bytes, loop.waiting_bytes) == (1, 501, 0)
+    assert loop.gather(payload, lengths, 100) is Outcome.ENDED and loop.n_rows == 1
+    assert server.n_allocated == 0
+
+
+def test_a_row_that_waits_is_freed_when_nobody_asks_for_it() -> None:
+    server = Server([b"x" * 500])
+    server.rows.gather(*room(100, 10), 100)
+    assert server.n_allocated == 1
+    server.rows.drop_waiting()
+    server.rows.drop_waiting()
+    assert (server.n_allocated, server.rows.waiting_bytes) == (0, 0)
+
+
+def test_a_copy_that_fails_keeps_the_rows_before_it() -> None:
+    loop, (payload, lengths) = Server(COPIED, end=-2).rows, room(1 << 20, 100)
+    assert loop.gather(payload, lengths, 1 << 20) is Outcome.FAILED
+    assert loop.n_rows == 50

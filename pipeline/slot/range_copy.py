@@ -1,0 +1,278 @@
+"""The connection of a snapshot's reader: ranges of a table as rows of ``COPY … TO STDOUT``, under an exported snapshot.
+
+A plain connection with the walsender's session settings, so that a type's output function gives the same text as in
+the stream. COPY's text format calls that very function. A cast to text does not: it drops the padding of char(5), and
+gives an inet its /32. The alternatives were measured (docs/performance/snapshot.md): ``COPY … (FORMAT binary)`` of
+``format('%s', c)`` calls the output function as well, and takes the server longer for each value than COPY's escapes
+do. ``FORMAT binary`` of the columns themselves needs a decoder of its own for each type, domain and composite, and
+saves the server little.
+
+Invariants:
+
+- All ranges that are read between ``begin`` and ``close`` see one snapshot. ``begin`` imports it once for all of them.
+- No setting of the role, the database or the server ends a read: all time limits are off, and row security is an error
+  and not a filter.
+- The number of rows that COPY reports at its end is the number that was given out.
+- No error has a row's value. A server's text is shown only where it cannot quote one: not for data exceptions, nor for
+  what functions of users raise.
+
+One thread reads, and waits inside libpq. Only ``cancel`` may come from another one. A dead server is found by TCP
+keepalives (``conninfo.complete`` turns them on).
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import psycopg
+from psycopg import pq
+
+from xidstream.pipeline.errors import (
+    ComponentLost,
+    ConnectionLost,
+    PoisonedChange,
+    PreconditionMissing,
+    ProtocolViolation,
+    SnapshotLost,
+    XidstreamError,
+)
+from xidstream.pipeline.protocol.message_buffer import Outcome
+from xidstream.pipeline.slot.connection import SESSION_SETTINGS
+from xidstream.pipeline.slot.conninfo import complete
+from xidstream.pipeline.slot.copy_loop import RowLoop
+from xidstream.pipeline.slot.failures import (
+    TOO_LARGE,
+    ServerReport,
+    from_connect_error,
+    from_error,
+    from_report,
+)
+from xidstream.pipeline.slot.stream_options import PG14, PG17, quote_identifier, quote_literal
+from xidstream.pipeline.snapshot.tables import RangeTask
+
+BLOCK_BYTES: Final = 4 << 20
+"""Of COPY's text. A block with its columns fits in a processor's cache; the next sizes up were no faster."""
+BLOCK_ROWS: Final = 64 << 10
+_SLACK_BYTES: Final = 256 << 10
+"""Behind ``BLOCK_BYTES``, so that an ordinary last row has room."""
+_CANCEL_TIMEOUT_S: Final = 10.0
+
+_READER_SETTINGS: Final = {
+    "row_security": "off",
+    "statement_timeout": "0",
+    "lock_timeout": "0",
+    "idle_in_transaction_session_timeout": "0",
+    # The ranges are the parallelism. Compiling an expression costs more than a range of 64 MB gains.
+    "max_parallel_workers_per_gather": "0",
+    "jit": "off",
+}
+
+_WITHHELD: Final = re.compile(r"2[0-9].*|3[89].*|44.*|[PH].*")
+"""SQLSTATEs of errors whose text can quote a row's value: data exceptions, functions and triggers of users."""
+REMEDY_SELECT: Final = (
+    "GRANT SELECT on the table (and USAGE on its schema) to the role; "
+    "where it has row security, ALTER ROLE … BYPASSRLS"
+)
+REMEDY_ROW: Final = (
+    "mend the row, or leave its column out of the publication, and take the table's snapshot again"
+)
+
+
+class CopiedRows(NamedTuple):
+    """Rows of COPY's text format. ``payload: uint8[n]``, each row with its newline; ``lengths: int32[n_rows]``.
+
+    Both are views of the connection's own arrays: writable, and gone with the next block."""
+
+    payload: npt.NDArray[np.uint8]
+    lengths: npt.NDArray[np.int32]
+
+
+def copy_statement(task: RangeTask) -> str:
+    """The COPY of one range. The columns are those of the relation, by name: a partition may have them in another
+    order."""
+    relation, pages = task.source.relation, task.range
+    columns = ", ".join(quote_identifier(column.name) for column in relation.columns)
+    conditions = []
+    if pages.first_page > 0:
+        conditions.append(f"ctid >= '({pages.first_page},0)'::pg_catalog.tid")
+    if pages.end_page is not None:
+        conditions.append(f"ctid < '({pages.end_page},0)'::pg_catalog.tid")
+    if task.source.row_filter is not None:
+        conditions.append(f"({task.source.row_filter})")
+    where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+    leaf = f"{quote_identifier(pages.leaf.schema)}.{quote_identifier(pages.leaf.table)}"
+    return f"COPY (SELECT {columns} FROM ONLY {leaf}{where}) TO STDOUT"
+
+
+def told(task: RangeTask) -> str:
+    """A range for people, in messages."""
+    pages = task.range
+    end = "the end" if pages.end_page is None else f"page {pages.end_page}"
+    leaf = f"{pages.leaf.schema}.{pages.leaf.table}"
+    return f"the snapshot of {leaf} from page {pages.first_page} to {end}"
+
+
+class RangeCopy:
+    """A connection to the DSN's server. Raises ConnectionLost or PreconditionMissing, without a secret."""
+
+    def __init__(self, dsn: str) -> None:
+        try:
+            self._connection = psycopg.connect(complete(dsn), autocommit=True)
+        except psycopg.Error as error:
+            raise from_connect_error(error, dsn) from None
+        self._pgconn = self._connection.pgconn
+        self._loop = RowLoop.of(self._pgconn)
+        self._payload = np.empty(0, np.uint8)
+        self._lengths = np.empty(0, np.int32)
+        self._cancelled = threading.Event()
+        self._closing = threading.Lock()
+        try:
+            self._configure()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def backend_pid(self) -> int:
+        """The server's process, for who measures it."""
+        return self._pgconn.backend_pid
+
+    def begin(self, snapshot_name: str) -> None:
+        """Begin the transaction in which all ranges are read. Raises SnapshotLost where nobody holds the snapshot."""
+        self._run("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY", "a snapshot's reader")
+        doing = f"snapshot {snapshot_name}"
+        result = self._execute(f"SET TRANSACTION SNAPSHOT {quote_literal(snapshot_name)}", doing)
+        if result.status != pq.ExecStatus.COMMAND_OK:
+            report = ServerReport.of(result)
+            if report.sqlstate in ("22023", "42704", "55000"):
+                raise SnapshotLost(f"{doing}: {report.message} (SQLSTATE {report.sqlstate})")
+            raise from_report(report, doing)
+
+    def blocks(self, task: RangeTask) -> Iterator[CopiedRows]:
+        """The rows of one range. Whoever leaves the iterator before its end closes the connection.
+
+        Raises PoisonedChange for what the server cannot send, PreconditionMissing (a privilege), ConnectionLost, and
+        ComponentLost after ``cancel``."""
+        doing = told(task)
+        result = self._execute(copy_statement(task), doing, until=pq.ExecStatus.COPY_OUT)
+        if result.status != pq.ExecStatus.COPY_OUT:
+            raise self._failure(ServerReport.of(result), doing)
+        n_rows = 0
+        outcome = Outcome.FULL
+        while outcome is not Outcome.ENDED:
+            self._make_room(self._loop.waiting_bytes)
+            outcome = self._loop.gather(self._payload, self._lengths, BLOCK_BYTES)
+            if self._cancelled.is_set():
+                raise self._cancellation(doing)
+            if outcome is Outcome.FAILED:
+                raise self._broken(doing)
+            if self._loop.n_rows:
+                n_rows += self._loop.n_rows
+                yield CopiedRows(self._payload[: self._loop.n_bytes], self._lengths[: self._loop.n_rows])
+        self._end(n_rows, doing)
+
+    def cancel(self) -> None:
+        """End what is read now, from another thread. Nothing more is read over this connection."""
+        self._cancelled.set()
+        # A connection that cannot be reached has ended what it read, too. One that is closed does nothing here.
+        with self._closing, suppress(psycopg.Error):
+            self._connection.cancel_safe(timeout=_CANCEL_TIMEOUT_S)
+
+    def close(self) -> None:
+        with self._closing:  # libpq's struct must not go while ``cancel`` looks at it
+            self._loop.drop_waiting()
+            self._connection.close()
+
+    # -- inside ------------------------------------------------------------------------------------------
+
+    def _configure(self) -> None:
+        settings = {**SESSION_SETTINGS, **_READER_SETTINGS}
+        if self._pgconn.parameter_status(b"server_encoding") == b"SQL_ASCII":
+            settings["client_encoding"] = (
+                "SQL_ASCII"  # as the walsender's session: the decoder checks the text
+            )
+        if self._pgconn.server_version >= PG14:
+            settings["idle_session_timeout"] = "0"
+        if self._pgconn.server_version >= PG17:
+            settings["transaction_timeout"] = "0"
+        command = "; ".join(f"SET {name} = {quote_literal(value)}" for name, value in settings.items())
+        self._run(command, "session settings")
+
+    def _make_room(self, waiting_bytes: int) -> None:
+        """Room for a block. A giant row gets an array of its own size, which goes with the block."""
+        needed = max(BLOCK_BYTES + _SLACK_BYTES, waiting_bytes)
+        if len(self._payload) != needed:
+            self._payload = np.empty(0, np.uint8)  # before the next one is made
+            self._payload = np.empty(needed, np.uint8)
+        if not len(self._lengths):
+            self._lengths = np.empty(BLOCK_ROWS, np.int32)
+
+    def _run(self, command: str, doing: str) -> None:
+        result = self._execute(command, doing)
+        if result.status != pq.ExecStatus.COMMAND_OK:
+            raise from_report(ServerReport.of(result), doing)
+
+    def _execute(self, command: str, doing: str, *, until: pq.ExecStatus | None = None) -> pq.abc.PGresult:
+        """The last result of a command, or the first with the status ``until``."""
+        last: pq.abc.PGresult | None = None
+        try:
+            self._pgconn.send_query(command.encode())
+            while (result := self._pgconn.get_result()) is not None:
+                last = result
+                if result.status == until:
+                    break
+        except psycopg.Error as error:
+            raise from_error(error, doing) from None
+        if last is None:
+            raise ConnectionLost(f"{doing}: the server gave no answer")
+        return last
+
+    def _end(self, n_rows: int, doing: str) -> None:
+        """Read COPY's own result. Raises where it is an error, or where it counts other rows than came."""
+        result: pq.abc.PGresult | None = None
+        try:
+            while (one := self._pgconn.get_result()) is not None:
+                result = one if result is None or result.status == pq.ExecStatus.COMMAND_OK else result
+        except psycopg.Error as error:
+            raise from_error(error, doing) from None
+        if result is None:
+            raise ConnectionLost(f"{doing}: the server did not say how COPY ended")
+        if result.status != pq.ExecStatus.COMMAND_OK:
+            raise self._failure(ServerReport.of(result), doing)
+        if result.command_tuples != n_rows:
+            raise ProtocolViolation(
+                f"{doing}: the server counts {result.command_tuples} rows, and sent {n_rows}"
+            )
+
+    def _broken(self, doing: str) -> XidstreamError:
+        return from_error(psycopg.OperationalError(self._pgconn.get_error_message()), doing)
+
+    def _cancellation(self, doing: str) -> XidstreamError:
+        return ComponentLost(f"{doing}: the read was cancelled")
+
+    def _failure(self, report: ServerReport, doing: str) -> XidstreamError:
+        if self._cancelled.is_set():
+            return self._cancellation(doing)
+        state = report.sqlstate
+        if report.is_too_large:
+            return PoisonedChange(f"{doing}: a row has {TOO_LARGE}", remedy=REMEDY_ROW)
+        if state in ("22021", "22P05"):
+            return PoisonedChange(
+                f"{doing}: a row has a value that the server cannot send as UTF8 (SQLSTATE {state})",
+                remedy=REMEDY_ROW,
+            )
+        if _WITHHELD.fullmatch(state):
+            return PoisonedChange(
+                f"{doing}: the server cannot give a value, or the publication's row filter fails (SQLSTATE {state}; "
+                "its text is withheld)",
+                remedy=REMEDY_ROW,
+            )
+        if state == "42501":
+            return PreconditionMissing(f"{doing}: {report.message} (SQLSTATE {state})", remedy=REMEDY_SELECT)
+        return from_report(report, doing)

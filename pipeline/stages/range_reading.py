@@ -1,0 +1,177 @@
+"""One range of a table's snapshot, from the server straight into Parquet files of the Delta table's layout.
+
+No hop lies between: libpq's rows, columns, the contract's layout, the table's columns, a Parquet file. One block of
+rows is in memory at a time, and a row group of the file. So memory depends on the largest value, not on the table.
+
+A reader belongs to one snapshot: its connection imports it once and keeps that transaction for all ranges. Its end ends
+that transaction, which else would hold back vacuum. ``cancel`` is for good. What fails leaves a connection that is
+closed, and the next ``read`` makes another one.
+
+Each attempt writes into a directory of its own, so that no commit ever names what a lost or repeated attempt wrote: it
+names what ``read`` returned. Vacuum removes the rest, as what Spark's lost tasks leave (``spark.parquet_files``).
+
+Rejected: Spark tasks that do this, because they would need the DSN's secret in the executors, psycopg and numba there,
+and a job that cannot lose one range alone; a thread for reading beside one for writing, because several readers keep
+the cores busy anyway.
+
+Called by the snapshot's actors, one reader in each. ``read`` blocks. ``cancel`` and ``progress`` may come from another
+thread meanwhile.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from xidstream.pipeline.decode import decode_copied
+from xidstream.pipeline.errors import ComponentLost, Unsupported
+from xidstream.pipeline.faultpoints import reach
+from xidstream.pipeline.rows import snapshot_rows
+from xidstream.pipeline.slot.range_copy import RangeCopy, told
+from xidstream.pipeline.snapshot.bounds import SnapshotBounds
+from xidstream.pipeline.snapshot.tables import RangeTask
+from xidstream.pipeline.spark.naming import Location
+from xidstream.pipeline.spark.parquet_files import ParquetFiles, WrittenFile
+from xidstream.pipeline.spark.placement import Conform
+
+SEQ_BITS = 32
+"""``_seq`` is the range's number, and behind it so many bits for the row in the range."""
+_LSN_COLUMN = "_commit_lsn"
+
+
+@dataclass(frozen=True)
+class RangeTarget:
+    """Where the rows of a range go: the Delta table, and the job, a part of every directory's name in it."""
+
+    table: Location
+    job: str
+
+
+@dataclass(frozen=True)
+class RangeProgress:
+    """What was read of the range in hand. ``n_bytes``: of COPY's text."""
+
+    n_rows: int = 0
+    n_bytes: int = 0
+
+
+class Pace:
+    """A limit of bytes a second; 0 is none. ``spent`` says how long to wait after so many bytes more.
+
+    It looks at the range so far, so that a wait that took too long is made up for. Time without bytes is not saved up
+    for longer than ``_MOST_SAVED_S``: else a limit would not hold after a slow stretch.
+    """
+
+    _MOST_SAVED_S = 1.0
+
+    def __init__(self, bytes_per_s: int, now_s: float) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._due_s = now_s
+
+    def spent(self, n_bytes: int, now_s: float) -> float:
+        """Seconds to wait."""
+        if self._bytes_per_s <= 0:
+            return 0.0
+        self._due_s = max(self._due_s, now_s - self._MOST_SAVED_S) + n_bytes / self._bytes_per_s
+        return max(0.0, self._due_s - now_s)
+
+
+class RangeReader:
+    """Reads ranges of one snapshot. ``rate_bytes_per_s``: of COPY's text, 0 for no limit."""
+
+    def __init__(self, dsn: str, *, rate_bytes_per_s: int = 0) -> None:
+        self._dsn = dsn
+        self._rate_bytes_per_s = rate_bytes_per_s
+        self._lock = threading.Lock()
+        self._cancelled = threading.Event()
+        self._connection: RangeCopy | None = None
+        self._snapshot_name = ""
+        self._progress = RangeProgress()
+
+    def __repr__(self) -> str:
+        return f"RangeReader({self._snapshot_name or 'not connected'})"
+
+    @property
+    def progress(self) -> RangeProgress:
+        return self._progress
+
+    def read(
+        self, task: RangeTask, bounds: SnapshotBounds, target: RangeTarget, conform: Conform
+    ) -> list[WrittenFile]:
+        """The finished, durable files with all rows of a range; none where it has no rows.
+
+        Raises SnapshotLost, ConnectionLost, PoisonedChange (a value that cannot be delivered; it names table and
+        column), ColumnNameClash, PreconditionMissing (a privilege), StorageFault, and ComponentLost after ``cancel``.
+        """
+        self._progress = RangeProgress()
+        directory = f"{target.job}-{task.range.number}-{secrets.token_hex(8)}"
+        files = ParquetFiles(target.table, directory, conform.schema, _LSN_COLUMN)
+        reach("snapshot_range_reading")
+        try:
+            self._copy(task, bounds, files, conform)
+        except BaseException:
+            self.close()
+            raise
+        written = files.close()
+        reach("snapshot_range_written")
+        return written
+
+    def cancel(self) -> None:
+        """End the read in hand, and let no other one begin. For another thread."""
+        self._cancelled.set()
+        with self._lock:
+            connection = self._connection
+        if connection is not None:
+            connection.cancel()
+
+    def close(self) -> None:
+        """End the snapshot's transaction and the connection."""
+        with self._lock:
+            connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def _connected(self, snapshot_name: str) -> RangeCopy:
+        if self._connection is not None and self._snapshot_name == snapshot_name:
+            return self._connection
+        self.close()
+        connection = RangeCopy(self._dsn)
+        with self._lock:
+            self._connection, self._snapshot_name = connection, snapshot_name
+        connection.begin(snapshot_name)
+        return connection
+
+    def _copy(self, task: RangeTask, bounds: SnapshotBounds, files: ParquetFiles, conform: Conform) -> None:
+        relation, where = task.source.relation, told(task)
+        self._stop_if_cancelled(where)
+        connection = self._connected(task.snapshot_name)
+        pace = Pace(self._rate_bytes_per_s, time.monotonic())
+        first_seq = task.range.number << SEQ_BITS
+        n_rows = n_bytes = 0
+        self._stop_if_cancelled(where)
+        for rows in connection.blocks(task):
+            read_bytes = len(rows.payload)
+            n_rows, n_bytes = n_rows + len(rows.lengths), n_bytes + read_bytes
+            if n_rows >= 1 << SEQ_BITS:
+                raise Unsupported(f"{where} has more than {1 << SEQ_BITS} rows")
+            decoded = decode_copied(rows.payload, rows.lengths, relation, where)
+            batch: pa.RecordBatch = snapshot_rows(
+                relation,
+                decoded.columns,
+                decoded.text,
+                place=bounds.place,
+                taken_at_us=bounds.taken_at_us,
+                first_seq=first_seq + n_rows - len(rows.lengths),
+            )
+            files.write(conform(batch))
+            self._progress = RangeProgress(n_rows, n_bytes)
+            self._cancelled.wait(pace.spent(read_bytes, time.monotonic()))
+            self._stop_if_cancelled(where)
+
+    def _stop_if_cancelled(self, where: str) -> None:
+        if self._cancelled.is_set():
+            raise ComponentLost(f"{where}: the read was cancelled")
