@@ -39,9 +39,9 @@ from xidstream.pipeline.findings import Finding
 from xidstream.pipeline.snapshot.progress import SnapshotProgress
 from xidstream.pipeline.spark.delta import DeltaSink
 from xidstream.pipeline.spark.foreach import ForeachSink
-from xidstream.pipeline.spark.frames import SparkBatch
 from xidstream.pipeline.spark.sink import Sink, make_sink
 from xidstream.pipeline.spark.sink_findings import SinkCheck, check_of_delta, check_of_function
+from xidstream.pipeline.spark.spark_batch import SparkBatch
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -1,9 +1,6 @@
-"""The snapshot reader actor: reads one range of a table after another into Parquet files. See
-``stages.range_reading``."""
+"""The snapshot reader actor: reads one range of a table after another into Parquet files (``stages.range_reading``)."""
 
 from __future__ import annotations
-
-from xidstream.pipeline.stages.range_reading import RangeReader
 
 from xidstream.actors.runtime.allocator import return_freed_memory
 from xidstream.actors.runtime.secrets import take_up
@@ -12,18 +9,19 @@ from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 from xidstream.pipeline.snapshot.tables import RangeTask
 from xidstream.pipeline.spark.parquet_files import WrittenFile
 from xidstream.pipeline.spark.snapshot_log import SnapshotTarget
+from xidstream.pipeline.stages.range_reading import RangeReader, RangeTarget
 
 
 class SnapshotReader:
-    """``read`` on one thread, ``progress`` on another."""
+    """One range at a time."""
 
     def __init__(self, config: Config, secrets_path: str | None, bytes_per_s: int) -> None:
         return_freed_memory()
-        self._reader = RangeReader(take_up(config, secrets_path).dsn, bytes_per_s=bytes_per_s)
+        self._reader = RangeReader(take_up(config, secrets_path).dsn, rate_bytes_per_s=bytes_per_s)
 
     def read(
         self, task: RangeTask, bounds: SnapshotBounds, target: SnapshotTarget
     ) -> tuple[tuple[WrittenFile, ...], int]:
         """The files, and how many rows are in them."""
-        files = self._reader.read(task, bounds, target)
+        files = self._reader.read(task, bounds, RangeTarget(target.table, target.directory), target.conform)
         return tuple(files), sum(file.n_rows for file in files)

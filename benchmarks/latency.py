@@ -15,7 +15,7 @@ import psycopg
 from benchmarks import ours
 from benchmarks.results import median, percentile
 from benchmarks.source import Source, server
-from xidstream.pipeline.spark.frames import SparkBatch
+from xidstream.pipeline.spark.spark_batch import SparkBatch
 
 _WARM_S = 3.0
 _WRITERS = 4

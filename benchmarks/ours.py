@@ -25,8 +25,9 @@ from xidstream.pipeline.config import Config
 from xidstream.pipeline.exchange import SlotIdentity
 from xidstream.pipeline.spark.delta import DeltaSink
 from xidstream.pipeline.spark.foreach import ForeachSink
-from xidstream.pipeline.spark.frames import SparkBatch
+from xidstream.pipeline.spark.frames import SinkBatch
 from xidstream.pipeline.spark.sink import Sink
+from xidstream.pipeline.spark.spark_batch import SparkBatch
 
 _TIMEOUT_S = 600
 
@@ -115,7 +116,7 @@ class _Noting:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._sink, name)
 
-    def write(self, batch: SparkBatch) -> None:
+    def write(self, batch: SinkBatch) -> None:
         at_s = time.monotonic()
         self._sink.write(batch)
         handed = batch.content

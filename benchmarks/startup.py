@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks.results import median
 from benchmarks.source import PUBLICATION, Source, server
-from xidstream.pipeline.spark.frames import SparkBatch
+from xidstream.pipeline.spark.spark_batch import SparkBatch
 
 _MARK = "XIDSTREAM_BENCH_MARK"
 _WARM_UP = """

@@ -1,8 +1,7 @@
 """The reference of the public names in docs/python.md, made from their docstrings: ``make docs`` writes it.
 
-A test compares it. The names are ``xidstream.__all__``, and of a class its public members. Of two classes there are
-fewer: of ``SparkBatch`` those that are for users (the rest is for sinks), and of ``Config`` its constructors
-(docs/settings.md has the settings).
+A test compares it. The names are ``xidstream.__all__``, and of a class its public members; of ``Config`` only its
+constructors, because docs/settings.md has the settings.
 """
 
 from __future__ import annotations
@@ -19,18 +18,7 @@ from xidstream.pipeline.errors import POLICY, XidstreamError
 
 PAGE = Path(__file__).parents[1] / "docs" / "python.md"
 BEGIN, END = "<!-- made by `make docs` -->\n", "<!-- end -->\n"
-CHOSEN: Final = {
-    "Config": ("load", "of"),
-    "SparkBatch": (
-        "tables",
-        "dataframe",
-        "transactions",
-        "messages",
-        "first_commit_lsn",
-        "last_commit_lsn",
-        "number",
-    ),
-}
+CHOSEN: Final = {"Config": ("load", "of")}
 ORDER: Final = ("spark_session", "ChangeStream", "StreamingQuery", "SparkBatch", "Lsn", "Config")
 
 

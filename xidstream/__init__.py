@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from xidstream.pipeline import errors
     from xidstream.pipeline.config import Config
     from xidstream.pipeline.pg import Lsn
-    from xidstream.pipeline.spark.frames import SparkBatch
+    from xidstream.pipeline.spark.spark_batch import SparkBatch
 
 __all__ = [
     "ChangeStream",
@@ -37,7 +37,7 @@ _HOMES: Final = {
     "StreamingQuery": "xidstream.actors.change_stream",
     "Config": "xidstream.pipeline.config",
     "Lsn": "xidstream.pipeline.pg",
-    "SparkBatch": "xidstream.pipeline.spark.frames",
+    "SparkBatch": "xidstream.pipeline.spark.spark_batch",
     "spark_session": "xidstream.actors.driver.session",
 }
 

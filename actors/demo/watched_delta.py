@@ -13,7 +13,7 @@ from xidstream.pipeline.errors import EnvironmentFault
 from xidstream.pipeline.exchange import Tenure
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.spark.delta import DeltaSink
-from xidstream.pipeline.spark.frames import SparkBatch
+from xidstream.pipeline.spark.frames import SinkBatch
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -51,7 +51,7 @@ class WatchedDelta:
     def claim(self, tenure: Tenure) -> None:
         self.delta.claim(tenure)
 
-    def write(self, batch: SparkBatch) -> None:
+    def write(self, batch: SinkBatch) -> None:
         handler_s = time.monotonic()
         n_rows = sum(batch.dataframe(table).count() for table in batch.tables)
         if n_rows != batch.content.n_rows:

@@ -30,7 +30,7 @@ from xidstream.pipeline.exchange import Batch, SlotIdentity, Tenure
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
 from xidstream.pipeline.segments import Layout, SegmentReader, Storage, check_owner
-from xidstream.pipeline.spark.frames import SparkBatch
+from xidstream.pipeline.spark.frames import SinkBatch
 from xidstream.pipeline.spark.sink import Sink
 
 if TYPE_CHECKING:
@@ -154,9 +154,9 @@ class BatchLoop:
         self._count(batch, sink_s)
         self._frames.forget()
 
-    def _spark_batch(self, batch: Batch) -> SparkBatch:
+    def _spark_batch(self, batch: Batch) -> SinkBatch:
         frames = self._frames
-        return SparkBatch(
+        return SinkBatch(
             batch, self._spark, frames.frame, self._read_segment, frames.read, frames.put, self._storage
         )
 

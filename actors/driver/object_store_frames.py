@@ -53,7 +53,7 @@ def object_store_frame(spark: SparkSession, schema: pa.Schema, refs: Sequence[ra
 
 
 class ObjectStoreFrames:
-    """What ``SparkBatch`` asks for, of a RayDP session. Ray frees the objects when nobody names them any more."""
+    """What ``SinkBatch`` asks for, of a RayDP session. Ray frees the objects when nobody names them any more."""
 
     frame = staticmethod(object_store_frame)
     read = staticmethod(read_object)

@@ -43,7 +43,7 @@ FEW_BYTES: Final = 256 << 10
 
 
 class StoredFrames:
-    """What ``SparkBatch`` asks for, of one epoch. Threads of one batch may call it at the same time."""
+    """What ``SinkBatch`` asks for, of one epoch. Threads of one batch may call it at the same time."""
 
     def __init__(self, storage: Storage, layout: Layout) -> None:
         self._storage = storage

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.quantities import counted
-from xidstream.pipeline.spark.frames import SparkBatch
+from xidstream.pipeline.spark.frames import SinkBatch
 from xidstream.pipeline.spark.spark_errors import fault_of
 from xidstream.pipeline.spark.stateless import StatelessSink
 
@@ -35,14 +35,14 @@ class ConsoleSink(StatelessSink):
         self._n_transactions = n_transactions
         self._out = out
 
-    def write(self, batch: SparkBatch) -> None:
+    def write(self, batch: SinkBatch) -> None:
         try:
             text = self.render(batch)
         except Exception as error:
             raise batch.segment_fault(error) or fault_of(error, "printing a batch") from error
         print(text, file=self._out or sys.stdout, flush=True)
 
-    def render(self, batch: SparkBatch) -> str:
+    def render(self, batch: SinkBatch) -> str:
         handed = batch.content
         amount = f"{counted(handed.n_transactions, 'transaction')}, {counted(handed.n_rows, 'row')}"
         lines = [f"-- batch {batch.number}: {amount} --"]
@@ -65,7 +65,7 @@ class ConsoleSink(StatelessSink):
             lines.append(_shown(batch.dataframe(name), self._n_rows))
         return "\n".join(lines)
 
-    def _shown_messages(self, batch: SparkBatch) -> Iterator[str]:
+    def _shown_messages(self, batch: SinkBatch) -> Iterator[str]:
         """The first ones; what comes after them is not read."""
         n_left = self._n_rows
         for messages in batch.message_batches():

@@ -56,7 +56,7 @@ from xidstream.pipeline.rows import MESSAGES_SCHEMA, TRANSACTIONS_SCHEMA
 from xidstream.pipeline.spark import naming
 from xidstream.pipeline.spark.batch_parts import TableParts
 from xidstream.pipeline.spark.delta_table import MAX_VERSION, NOTHING, DeltaTableWriter, SnapshotOutdated
-from xidstream.pipeline.spark.frames import SparkBatch
+from xidstream.pipeline.spark.frames import SinkBatch
 from xidstream.pipeline.spark.kept_writers import KeptWriters
 from xidstream.pipeline.spark.message_pieces import message_pieces, new_messages
 from xidstream.pipeline.spark.naming import Location
@@ -180,7 +180,7 @@ class DeltaSink:
 
     # -- one batch -------------------------------------------------------------------------------------
 
-    def write(self, batch: SparkBatch) -> None:
+    def write(self, batch: SinkBatch) -> None:
         """Return when the sink holds the batch whole. At least once in, exactly once kept."""
         if self._threads is None or self._ownership is None:
             raise UsageError("the Delta sink is not open, or not claimed")
@@ -192,7 +192,7 @@ class DeltaSink:
         self._guarded(naming.MESSAGES, lambda: self._write_messages(batch))
         self._guarded(naming.TRANSACTIONS, lambda: self._write_transactions(batch.transaction_rows))
 
-    def _write_tables(self, tables: list[TableParts], batch: SparkBatch) -> None:
+    def _write_tables(self, tables: list[TableParts], batch: SinkBatch) -> None:
         if len(tables) == 1:
             self._write_table(tables[0], batch)
             return
@@ -208,7 +208,7 @@ class DeltaSink:
         if failures:
             raise min(failures, key=_severity)
 
-    def _write_table(self, parts: TableParts, batch: SparkBatch) -> None:
+    def _write_table(self, parts: TableParts, batch: SinkBatch) -> None:
         directory = naming.encode_table(*parts.name)
         self._guarded(directory, lambda: self._write_rows(directory, parts, batch))
 
@@ -228,7 +228,7 @@ class DeltaSink:
             f"Delta table {directory} was changed by others during {ATTEMPTS} attempts to write"
         )
 
-    def _write_rows(self, directory: str, parts: TableParts, batch: SparkBatch) -> None:
+    def _write_rows(self, directory: str, parts: TableParts, batch: SinkBatch) -> None:
         location = self._root.child(directory)
         writer = self._writer(directory, parts.label)
         watermark = NOTHING if writer is None else writer.watermark(self._application_id)
@@ -262,7 +262,7 @@ class DeltaSink:
             reach("table_committed")
 
     def _link_segments(
-        self, parts: TableParts, placements: list[Placement], batch: SparkBatch, target: WriteTarget
+        self, parts: TableParts, placements: list[Placement], batch: SinkBatch, target: WriteTarget
     ) -> tuple[list[WrittenFile], TableParts]:
         """What needed only a name in the table, and what is left to write."""
         try:
@@ -294,12 +294,12 @@ class DeltaSink:
         assert self._ownership is not None
         return self._ownership.marks
 
-    def _check_repeated(self, batch: SparkBatch) -> None:
+    def _check_repeated(self, batch: SinkBatch) -> None:
         assert self._ownership is not None
         writer = self._own_table(naming.TRANSACTIONS, TRANSACTIONS_SCHEMA)
         self._ownership.check_repeated(writer, batch.transaction_rows)
 
-    def _check_repeated_rows(self, writer: DeltaTableWriter, batch: SparkBatch) -> None:
+    def _check_repeated_rows(self, writer: DeltaTableWriter, batch: SinkBatch) -> None:
         """Of a table that a crash left ahead of ``_transactions``."""
         assert self._ownership is not None
         rows = batch.transaction_rows
@@ -337,7 +337,7 @@ class DeltaSink:
             writer.commit(written, versions, "commit_lsn", marks=self._marks)
             reach("transactions_committed")
 
-    def _write_messages(self, batch: SparkBatch) -> None:
+    def _write_messages(self, batch: SinkBatch) -> None:
         pieces = message_pieces(batch.message_batches())
         first = next(pieces, None)
         if first is None:

@@ -20,7 +20,8 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from xidstream.pipeline.errors import ComponentLost, SinkFailed, StorageFault, UsageError, XidstreamError
-from xidstream.pipeline.spark.frames import SparkBatch
+from xidstream.pipeline.spark.frames import SinkBatch
+from xidstream.pipeline.spark.spark_batch import SparkBatch
 from xidstream.pipeline.spark.spark_errors import fault_of, raised_in_executor
 from xidstream.pipeline.spark.stateless import StatelessSink
 
@@ -75,9 +76,9 @@ class ForeachSink(StatelessSink):
     def __repr__(self) -> str:
         return f"ForeachSink({self._label})"
 
-    def write(self, batch: SparkBatch) -> None:
+    def write(self, batch: SinkBatch) -> None:
         try:
-            self._function(batch)
+            self._function(SparkBatch(batch))
         except (Exception, SystemExit) as error:
             # SystemExit, too: it would end the process, and look like a crash that a restart mends.
             fault = _not_its_own(error, batch, f"calling {self._label}")
@@ -90,7 +91,7 @@ class ForeachSink(StatelessSink):
             ) from error
 
 
-def _not_its_own(error: BaseException, batch: SparkBatch, doing: str) -> XidstreamError | None:
+def _not_its_own(error: BaseException, batch: SinkBatch, doing: str) -> XidstreamError | None:
     """The fault of session or storage that made the function fail, also where it raised something else of it."""
     seen: set[int] = set()
     cause: BaseException | None = error

@@ -1,6 +1,8 @@
-"""A batch as a user's function sees it: one lazy DataFrame per table, in the contract's layout.
+"""A batch as a sink sees it: one lazy DataFrame per table, in the contract's layout, and the parts that these are of.
 
-``SparkBatch`` turns parts into DataFrames: what is in memory through ``memory_frame`` (in production RayDP's
+A user's function gets less of it (``spark_batch``).
+
+``SinkBatch`` turns parts into DataFrames: what is in memory through ``memory_frame`` (in production RayDP's
 object-store path, given by ``actors``; that path never compares schemas, so the result's is asserted here). What is
 spilled goes by Spark's own Parquet reader where the storage is a folder (``native_segments``). From an object store,
 for which Spark has no client here, it goes through ``mapInArrow`` over ``spark.range``, one task for each group of
@@ -41,7 +43,6 @@ from xidstream.pipeline.exchange import (
 )
 from xidstream.pipeline.packs import Packs
 from xidstream.pipeline.pg import Lsn
-from xidstream.pipeline.quantities import counted
 from xidstream.pipeline.rows import CONTRACT_FIELDS, MESSAGES_SCHEMA, TRANSACTIONS_SCHEMA
 from xidstream.pipeline.spark.batch_parts import (
     TableName,
@@ -80,13 +81,8 @@ ReadMemory = Callable[[ArrowRef], Iterator[pa.RecordBatch]]
 """The record batches that a reference names, read in the driver's own process."""
 
 
-class SparkBatch:
-    """What a function of ``foreachBatch`` gets: consecutive whole transactions in commit order, none of them torn.
-
-    At least once: after a crash the same transactions come again, perhaps cut into other batches. Deduplicate by the
-    LSNs. Nothing runs before an action on a DataFrame. ``spark`` is the session. The names that docs/python.md does not
-    have are for sinks, and may change.
-    """
+class SinkBatch:
+    """What a sink's ``write`` gets. Members that ``SparkBatch`` has, too, are described there."""
 
     def __init__(
         self,
@@ -110,25 +106,16 @@ class SparkBatch:
         self.storage = storage
         self._frames: dict[TableName, DataFrame] = {}
 
-    def __repr__(self) -> str:
-        return (
-            f"SparkBatch({self.first_commit_lsn}..{self.last_commit_lsn}, "
-            f"{counted(self.content.n_transactions, 'transaction')}, {counted(self.content.n_rows, 'row')})"
-        )
-
     @property
     def number(self) -> int:
-        """From 0 in each epoch."""
         return self.content.number
 
     @property
     def first_commit_lsn(self) -> Lsn:
-        """Of the first transaction."""
         return self.content.first_commit_lsn
 
     @property
     def last_commit_lsn(self) -> Lsn:
-        """Of the last one. Keep it with your result: rows at or below it that come again are repeated."""
         return self.content.last_commit_lsn
 
     @cached_property
@@ -146,15 +133,9 @@ class SparkBatch:
 
     @property
     def tables(self) -> list[str]:
-        """The tables that have rows, as ``schema.table``, sorted."""
         return sorted({parts.label for parts in self.parts.values()})
 
     def dataframe(self, table: str | TableName) -> DataFrame:
-        """The rows of ``schema.table``, with the columns that the README's chapter on rows describes.
-
-        A ``(schema, table)`` pair tells names with dots in them apart. Raises UsageError where the batch has no row of
-        that table.
-        """
         found = self._named.get(table, [])
         if not found:
             raise UsageError(f"the batch has no rows of {table!r}: see batch.tables")
@@ -194,18 +175,10 @@ class SparkBatch:
 
     @cached_property
     def transactions(self) -> DataFrame:
-        """One row for each transaction.
-
-        Its columns: xid, commit_lsn, end_lsn, commit_timestamp, gid, origin, streamed, rows, tables.
-        """
         return self._given(self.transaction_rows)
 
     @cached_property
     def messages(self) -> DataFrame:
-        """The logical messages: commit_lsn (null outside of transactions), lsn, xid, transactional, prefix, content.
-
-        In no particular order; ``commit_lsn`` and ``lsn`` give one.
-        """
         parts = list(self._message_parts())
         inline = [part.rows for part in parts if isinstance(part, InlineMessages)]
         refs = [part.ref for part in parts if isinstance(part, MemoryMessages)]

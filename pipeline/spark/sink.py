@@ -16,7 +16,7 @@ from xidstream.pipeline.pg import Lsn
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from xidstream.pipeline.spark.frames import SparkBatch
+    from xidstream.pipeline.spark.frames import SinkBatch
     from xidstream.pipeline.spark.snapshot_log import SnapshotLog
 
 
@@ -38,7 +38,7 @@ class Sink(Protocol):
 
         Raises Superseded where it is a later one's, SinkDiverged where it holds what this server never had."""
 
-    def write(self, batch: SparkBatch) -> None:
+    def write(self, batch: SinkBatch) -> None:
         """Raises an XidstreamError; then nothing of the batch may be confirmed."""
 
     def snapshot_log(self) -> SnapshotLog:

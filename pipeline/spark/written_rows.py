@@ -16,7 +16,7 @@ from typing import Final
 
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.spark.batch_parts import TableParts
-from xidstream.pipeline.spark.frames import SparkBatch
+from xidstream.pipeline.spark.frames import SinkBatch
 from xidstream.pipeline.spark.parquet_files import (
     REPORT_SCHEMA,
     WriteRows,
@@ -31,7 +31,7 @@ DRIVER_BYTES: Final = 64 << 20
 
 
 def write_rows(
-    parts: TableParts, batch: SparkBatch, target: WriteTarget, conform: Sequence[Conform]
+    parts: TableParts, batch: SinkBatch, target: WriteTarget, conform: Sequence[Conform]
 ) -> list[WrittenFile]:
     """The files with all rows of ``parts`` above the watermark; ``conform[i]`` is for the i-th layout."""
     files = []
@@ -44,7 +44,7 @@ def write_rows(
 
 
 def _write_memory(
-    parts: TableParts, batch: SparkBatch, target: WriteTarget, conform: Sequence[Conform]
+    parts: TableParts, batch: SinkBatch, target: WriteTarget, conform: Sequence[Conform]
 ) -> list[WrittenFile]:
     files = target.files(conform[0].schema)
     for version, conform_version in zip(parts.versions, conform, strict=True):
@@ -56,7 +56,7 @@ def _write_memory(
 
 
 def _run_job(
-    parts: TableParts, batch: SparkBatch, target: WriteTarget, conform: Sequence[Conform]
+    parts: TableParts, batch: SinkBatch, target: WriteTarget, conform: Sequence[Conform]
 ) -> list[WrittenFile]:
     """The files that the finished Spark job reports; what other attempts wrote is not among them."""
     frames = []

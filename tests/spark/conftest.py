@@ -46,11 +46,11 @@ def segments(tmp_path: Path) -> LocalSegments:
 
 @pytest.fixture
 def make_batch(spark: Any, segments: LocalSegments) -> Any:
-    """Units to a SparkBatch."""
-    from xidstream.pipeline.spark.frames import SparkBatch
+    """Units to a SinkBatch."""
+    from xidstream.pipeline.spark.frames import SinkBatch
 
-    def make(*units: Any, number: int = 0) -> SparkBatch:
-        return SparkBatch(
+    def make(*units: Any, number: int = 0) -> SinkBatch:
+        return SinkBatch(
             batch_of(units, segments, number),
             spark,
             memory_frame,

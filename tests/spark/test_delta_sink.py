@@ -314,12 +314,12 @@ def test_a_retried_task_commits_its_second_attempts_files_only(
     root: Root, spark: Any, segments: Any, tmp_path: Path
 ) -> None:
     from tests.spark.support import memory_frame, put_memory, read_memory
-    from xidstream.pipeline.spark.frames import SparkBatch
+    from xidstream.pipeline.spark.frames import SinkBatch
 
     transactions = [Transaction(100, [(A, rows(*range(10)))], spilled=True)]
     flaky = FailsOnce(segments, str(tmp_path / "failed"))
     root.sink().write(
-        SparkBatch(batch_of(transactions, segments), spark, memory_frame, flaky, read_memory, put_memory)
+        SinkBatch(batch_of(transactions, segments), spark, memory_frame, flaky, read_memory, put_memory)
     )
     assert (tmp_path / "failed").exists()
     assert root.rows("public.a") == wanted(transactions, "public.a")

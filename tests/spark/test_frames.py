@@ -50,7 +50,7 @@ from xidstream.pipeline.rows import (
     release,
 )
 from xidstream.pipeline.spark.foreach import ForeachSink
-from xidstream.pipeline.spark.frames import SparkBatch
+from xidstream.pipeline.spark.frames import SinkBatch
 from xidstream.pipeline.spark.spark_schemas import simple_types, spark_schema
 
 pytestmark = pytest.mark.spark
@@ -264,7 +264,7 @@ def test_a_memory_frame_of_another_schema_is_refused(spark: Any, segments: Local
         frame = memory_frame(session, schema, refs)
         return frame.select(*reversed(frame.columns))
 
-    batch = SparkBatch(
+    batch = SinkBatch(
         batch_of([Transaction(100, [(ITEMS, items(1))])]), spark, reordered, segments, read_memory, put_memory
     )
     with pytest.raises(SinkFailed, match=r"public\.items"):
@@ -293,7 +293,7 @@ def test_a_segment_with_other_rows_than_recorded_is_corrupt(spark: Any, segments
     wrong = dataclasses.replace(segment, file=dataclasses.replace(segment.file, n_rows=1))
     part = SegmentPart(wrong, Commit(100, COMMIT_US))
     unit = Sealed(record_batch([], TRANSACTIONS_SCHEMA), (), (part,), (), 1, 0)
-    batch = SparkBatch(batch_of([unit], segments), spark, memory_frame, segments, read_memory, put_memory)
+    batch = SinkBatch(batch_of([unit], segments), spark, memory_frame, segments, read_memory, put_memory)
     with pytest.raises(SegmentCorrupt):
         ForeachSink(lambda b: b.dataframe("public.items").collect()).write(batch)
 
@@ -303,7 +303,7 @@ def test_many_small_memory_parts_share_tasks(spark: Any, segments: LocalSegments
     outs = [release(internal(ITEMS, items(i), i), ITEMS, stamp) for i in range(20)]
     memory = tuple(MemoryPart(ITEMS, 1, 1000, stream_bytes([o], o.schema)) for o in outs)
     unit = Sealed(record_batch([], TRANSACTIONS_SCHEMA), memory, (), None, 20, 0)
-    frame = SparkBatch(
+    frame = SinkBatch(
         batch_of([unit], segments), spark, memory_frame, segments, read_memory, put_memory
     ).dataframe("public.items")
     assert frame.rdd.getNumPartitions() == 2
@@ -333,7 +333,7 @@ def test_parts_of_packs_of_several_units_and_layouts_arrive_exactly(
         objects.append(put_memory(table))
         return objects[-1]
 
-    batch = SparkBatch(batch_of(units, segments), spark, memory_frame, segments, read_memory, put)
+    batch = SinkBatch(batch_of(units, segments), spark, memory_frame, segments, read_memory, put)
     frame = batch.dataframe("Odd.name.t`x")
     assert len(objects) == 2, "one for each layout, where three units have rows"
     assert collected(frame, "_commit_lsn", "_seq") == wanted

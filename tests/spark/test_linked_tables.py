@@ -97,10 +97,10 @@ class World:
         return Sealed(record_batch([row], TRANSACTIONS_SCHEMA), (), tuple(parts), (), seq, 0)
 
     def batch(self, *units: Transaction | Sealed) -> Any:
-        from xidstream.pipeline.spark.frames import SparkBatch
+        from xidstream.pipeline.spark.frames import SinkBatch
 
         reader = SegmentReader(self.storage.uri)
-        return SparkBatch(
+        return SinkBatch(
             batch_of(units), self._spark, memory_frame, reader, read_memory, put_memory, self.storage
         )
 

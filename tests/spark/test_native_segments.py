@@ -35,7 +35,7 @@ from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.relations import RelationVersion
 from xidstream.pipeline.rows import TRANSACTIONS_SCHEMA, contract_schema
 from xidstream.pipeline.spark.foreach import ForeachSink
-from xidstream.pipeline.spark.frames import SparkBatch
+from xidstream.pipeline.spark.frames import SinkBatch
 from xidstream.pipeline.spark.native_segments import MOST_FRAMES
 from xidstream.pipeline.spark.spark_schemas import simple_types, spark_schema
 
@@ -53,12 +53,12 @@ def part_of(segments: LocalSegments, table: RelationVersion, *sizes: int) -> Seg
     return SegmentPart(segments.write("100/0.parquet", table, batches(table, *sizes)), COMMIT)
 
 
-def batch_with(spark: Any, segments: LocalSegments, *parts: SegmentPart, native: bool = True) -> SparkBatch:
+def batch_with(spark: Any, segments: LocalSegments, *parts: SegmentPart, native: bool = True) -> SinkBatch:
     n_rows = sum(part.n_rows for part in parts)
     unit = Sealed(record_batch([], TRANSACTIONS_SCHEMA), (), parts, (), n_rows, 0)
     storage = segments.storage if native else None
     batch = batch_of([unit], segments)
-    return SparkBatch(batch, spark, memory_frame, segments, read_memory, put_memory, storage)
+    return SinkBatch(batch, spark, memory_frame, segments, read_memory, put_memory, storage)
 
 
 def is_native(frame: Any) -> bool:
@@ -160,7 +160,7 @@ def test_many_small_transactions_are_read_by_pyarrow(make_batch: Any) -> None:
 # -- damage ------------------------------------------------------------------------------------------------
 
 
-def act(batch: SparkBatch, what: str = "collect") -> None:
+def act(batch: SinkBatch, what: str = "collect") -> None:
     ForeachSink(lambda b: getattr(b.dataframe("public.items"), what)()).write(batch)
 
 

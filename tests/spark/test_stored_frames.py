@@ -14,7 +14,7 @@ from xidstream.actors.driver.stored_frames import FEW_BYTES, StoredFrames
 from xidstream.actors.driver.users_session import try_executors
 from xidstream.pipeline.errors import PreconditionMissing
 from xidstream.pipeline.segments import Layout, SegmentReader, Storage
-from xidstream.pipeline.spark.frames import SparkBatch, simple_types, spark_schema
+from xidstream.pipeline.spark.frames import SinkBatch, simple_types, spark_schema
 
 pytestmark = pytest.mark.spark
 
@@ -44,7 +44,7 @@ def test_rows_of_several_objects_arrive_in_order_and_leave_nothing_behind(
     units = [transaction(100 + n, 150, text) for n in range(4)]
     size = sum(part.n_bytes for unit in units for part in unit.seal(None).memory)
     assert (size > FEW_BYTES) == bool(n_objects)
-    batch = SparkBatch(
+    batch = SinkBatch(
         batch_of(units), spark, frames.frame, SegmentReader(storage.uri), frames.read, frames.put
     )
     frame = batch.dataframe("public.wide")

@@ -25,7 +25,7 @@ from xidstream.pipeline.rows import MESSAGES_SCHEMA
 from xidstream.pipeline.segments import Layout, SegmentReader, Storage
 from xidstream.pipeline.spark.batch_parts import tables_of
 from xidstream.pipeline.spark.delta import DeltaSink
-from xidstream.pipeline.spark.frames import SparkBatch, union_layout
+from xidstream.pipeline.spark.frames import SinkBatch, union_layout
 from xidstream.pipeline.spark.naming import Location
 from xidstream.pipeline.spark.parquet_files import WriteSegments, WriteTarget
 from xidstream.pipeline.spark.placement import Conform
@@ -75,13 +75,13 @@ class Chain:
     def _submit(self, entries: list[Entry]) -> None:
         self.sealed += [entry.result for entry in entries if entry.result is not None]
 
-    def batch(self) -> SparkBatch:
+    def batch(self) -> SinkBatch:
         units = tuple(self.sealed)
         lsn = Lsn(0x900000)
         handed = Batch(
             0, units, lsn, lsn, lsn, 1, sum(u.n_rows for u in units), sum(u.n_bytes for u in units)
         )
-        return SparkBatch(handed, None, None, SegmentReader(self.storage.uri), read_memory, None)  # type: ignore[arg-type]
+        return SinkBatch(handed, None, None, SegmentReader(self.storage.uri), read_memory, None)  # type: ignore[arg-type]
 
     def write_messages(self) -> pa.Table:
         """What ``_messages`` holds then, with the length of each content and its first byte in place of it."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import xidstream
 from xidstream.pipeline.errors import (
     Action,
     ComponentLost,
@@ -22,13 +23,13 @@ from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.spark.console import ConsoleSink
 from xidstream.pipeline.spark.delta import DeltaSink
 from xidstream.pipeline.spark.foreach import ForeachSink, resolve
-from xidstream.pipeline.spark.frames import SparkBatch
+from xidstream.pipeline.spark.frames import SinkBatch
 from xidstream.pipeline.spark.sink import check_sink_spec, make_sink
 from xidstream.pipeline.spark.spark_errors import fault_of
 
 IDENTITY = SlotIdentity(1, "db", "slot")
 NOTHING: Any = None
-BATCH = SparkBatch(
+BATCH = SinkBatch(
     Batch(0, (), Lsn(16), Lsn(32), Lsn(32), 0, 0, 0), NOTHING, NOTHING, NOTHING, NOTHING, NOTHING
 )
 
@@ -107,6 +108,19 @@ def test_a_module_of_the_working_directory_is_found(tmp_path: Any, monkeypatch: 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", ["/nowhere"])
     assert resolve("handlers_of_mine:H.take").__name__ == "take"
+
+
+def test_a_users_function_gets_what_the_page_promises_and_nothing_beside_it() -> None:
+    seen: list[Any] = []
+    ForeachSink(seen.append).write(BATCH)
+    (batch,) = seen
+    assert type(batch) is xidstream.SparkBatch
+    assert {name for name in dir(batch) if not name.startswith("_")} == {
+        *("tables", "dataframe", "transactions", "messages"),
+        *("first_commit_lsn", "last_commit_lsn", "number", "spark"),
+    }
+    assert (batch.tables, batch.first_commit_lsn, batch.last_commit_lsn, batch.number) == ([], 16, 32, 0)
+    assert repr(batch) == "SparkBatch(0/10..0/20, 0 transactions, 0 rows)"
 
 
 def test_a_failing_function_gives_its_place_and_no_value() -> None:

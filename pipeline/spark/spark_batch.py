@@ -1,0 +1,87 @@
+"""What a user's function gets: a batch with what docs/python.md promises, and nothing beside it.
+
+``SinkBatch`` (``pipeline.spark.frames``) does the work, and has more, for sinks: parts, segments, references.
+``ForeachSink`` makes a ``SparkBatch`` of it for each call of the function. Rejected: one class for both with the rest
+marked as private, because the Delta sink, the console and the benchmarks are other modules than the one that would have
+the private names.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.quantities import counted
+from xidstream.pipeline.spark.batch_parts import TableName
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from xidstream.pipeline.spark.frames import SinkBatch
+
+
+class SparkBatch:
+    """What a function of ``foreachBatch`` gets: consecutive whole transactions in commit order, none of them torn.
+
+    At least once: after a crash the same transactions come again, perhaps cut into other batches. Deduplicate by the
+    LSNs. Nothing runs before an action on a DataFrame.
+    """
+
+    def __init__(self, batch: SinkBatch) -> None:
+        self._batch = batch
+
+    def __repr__(self) -> str:
+        n_transactions, n_rows = self._batch.content.n_transactions, self._batch.content.n_rows
+        return (
+            f"SparkBatch({self.first_commit_lsn}..{self.last_commit_lsn}, "
+            f"{counted(n_transactions, 'transaction')}, {counted(n_rows, 'row')})"
+        )
+
+    @property
+    def tables(self) -> list[str]:
+        """The tables that have rows, as ``schema.table``, sorted."""
+        return self._batch.tables
+
+    def dataframe(self, table: str | TableName) -> DataFrame:
+        """The rows of ``schema.table``, with the columns that the README's chapter on rows describes.
+
+        A ``(schema, table)`` pair tells names with dots in them apart. Raises UsageError where the batch has no row of
+        that table.
+        """
+        return self._batch.dataframe(table)
+
+    @property
+    def transactions(self) -> DataFrame:
+        """One row for each transaction.
+
+        Its columns: xid, commit_lsn, end_lsn, commit_timestamp, gid, origin, streamed, rows, tables.
+        """
+        return self._batch.transactions
+
+    @property
+    def messages(self) -> DataFrame:
+        """The logical messages: commit_lsn (null outside of transactions), lsn, xid, transactional, prefix, content.
+
+        In no particular order; ``commit_lsn`` and ``lsn`` give one.
+        """
+        return self._batch.messages
+
+    @property
+    def first_commit_lsn(self) -> Lsn:
+        """Of the first transaction."""
+        return self._batch.first_commit_lsn
+
+    @property
+    def last_commit_lsn(self) -> Lsn:
+        """Of the last one. Keep it with your result: rows at or below it that come again are repeated."""
+        return self._batch.last_commit_lsn
+
+    @property
+    def number(self) -> int:
+        """From 0 in each epoch."""
+        return self._batch.number
+
+    @property
+    def spark(self) -> SparkSession:
+        """The session."""
+        return self._batch.spark
