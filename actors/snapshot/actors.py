@@ -21,6 +21,8 @@ from xidstream.pipeline.errors import ComponentLost
 
 HOLDER, READER = "snapshot holder", "snapshot reader"
 HOLDER_CPUS = 0.05
+_IDLE_S = 30.0
+"""Nobody asks for more ranges at a time than there are readers, so only the end of all readers makes one wait."""
 
 
 class SnapshotActors:
@@ -60,7 +62,10 @@ class SnapshotActors:
 
     def read(self, *arguments: Any) -> Any:
         """Have an idle reader read. Raises ComponentLost where it died: the next call starts another in its place."""
-        reader = self._idle.get()
+        try:
+            reader = self._idle.get(timeout=_IDLE_S)
+        except queue.Empty:
+            raise ComponentLost("the snapshot readers were ended") from None
         try:
             if reader is None:
                 rate = self._config.snapshot_bytes_per_s // max(self._n_readers, 1)

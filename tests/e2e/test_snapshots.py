@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from collections import Counter
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -16,7 +17,11 @@ from psycopg import sql
 from tests.e2e.conftest import Pipeline
 from tests.fold import Log, Row
 from tests.postgres_fixtures import Database
+from tests.processes import living_below
 from xidstream import ChangeStream
+from xidstream.actors.cli.snapshots import request_command
+from xidstream.actors.snapshot import taking
+from xidstream.pipeline.errors import Unsupported
 from xidstream.pipeline.pg import Lsn
 
 pytestmark = pytest.mark.e2e
@@ -62,12 +67,12 @@ class Writers:
             thread.start()
 
     def states(self) -> tuple[Lsn, dict[str, Counter[Row]]]:
-        """An LSN behind every commit, and what the tables hold then."""
+        """The last LSN at which a transaction that is committed now can have its commit, and what the tables hold."""
         for lock in self._locks:
             lock.acquire()
         try:
             (lsn,) = self._database.execute("select pg_current_wal_insert_lsn()::text")[0]
-            return Lsn.parse(lsn), contents(self._database)
+            return Lsn.parse(lsn).before, contents(self._database)
         finally:
             for lock in self._locks:
                 lock.release()
@@ -213,3 +218,187 @@ def test_rows_from_before_and_changes_meanwhile_fold_to_the_source_at_every_stat
     assert assert_folds(pipeline, states) >= 10
     log = Log(pipeline.delta, "public", "accounts")
     assert log.n_snapshot_rows > 15_000, "the rows from before came by the snapshot"
+
+
+# -- losses ------------------------------------------------------------------------------------------------
+
+
+def kill(actor: str) -> None:
+    """SIGKILL the processes of a kind of Ray actor."""
+    processes = [each.process for each in living_below() if each.name.startswith(f"ray::{actor}")]
+    assert processes, f"there is no {actor}"
+    for process in processes:
+        process.kill()
+
+
+@pytest.mark.parametrize("postgres_server", [18], indirect=True)
+def test_a_killed_reader_costs_ranges_a_killed_holder_its_table_and_a_killed_slot_reader_nothing(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(taking, "plan_ranges", partial(taking.plan_ranges, range_bytes=256 << 10))
+    database = pipeline.database
+    database.execute("create table t (id int primary key, body text)")
+    database.execute("insert into t select i, repeat('x', 100) from generate_series(1, 60000) i")
+    database.execute("create publication p for table t")
+    start(pipeline, snapshot_bytes_per_s=1 << 20, snapshot_connections=1)
+
+    def read() -> tuple[int, int]:
+        snapshots = pipeline.query.lastProgress["snapshots"]
+        tables = snapshots["tables"] if snapshots else []
+        return (tables[0]["rangesRead"], tables[0]["ranges"]) if tables else (0, 0)
+
+    pipeline.wait_until(lambda: read()[0] >= 3)
+    n_read, n_ranges = read()
+    assert n_ranges > 20
+    kill("SnapshotReader")
+    kill("SlotReader")
+    database.execute("update t set body = 'new' where id % 1000 = 7")
+    pipeline.wait_until(lambda: read()[0] > n_read + 1)
+    assert n_read < read()[0] < n_ranges, "what was read before stays, and there is more to read"
+    kill("SnapshotHolder")
+    # The name that it exported is gone, and the readers' next range finds it out.
+    pipeline.wait_until(lambda: read()[0] < n_read)
+    wait_until_taken(pipeline, 1)
+    (line,) = generations(pipeline)
+    assert line["state"] == "finished"
+    database.execute("delete from t where id = 1000")
+    (lsn,) = database.execute("select pg_current_wal_insert_lsn()::text")[0]
+    database.execute("create table more ()")
+    wait_until_delivered(pipeline, Lsn.parse(lsn))
+    pipeline.query.stop()
+    assert pipeline.query.exception() is None
+    assert Log(pipeline.delta, "public", "t").at(Lsn.parse(lsn)) == Counter(
+        database.execute("select * from t")
+    )
+
+
+# -- later ---------------------------------------------------------------------------------------------------
+
+
+def until(lsn_of: Database) -> Lsn:
+    (lsn,) = lsn_of.execute("select pg_current_wal_insert_lsn()::text")[0]
+    lsn_of.execute("select pg_logical_emit_message(true, 'test', 'behind')")
+    return Lsn.parse(lsn)
+
+
+def test_a_table_that_is_added_changed_or_asked_for_is_taken_while_the_run_goes_on(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(taking, "_LOOK_S", 0.5)
+    database = pipeline.database
+    for statement in (
+        "create table a (id int primary key, n int)",
+        "create table b (id int primary key, n int)",
+        "insert into a select i, i from generate_series(1, 500) i",
+        "insert into b select i, i from generate_series(1, 500) i",
+        "create publication p for table a",
+    ):
+        database.execute(statement)
+    start(pipeline)
+    wait_until_taken(pipeline, 1)
+
+    def states() -> list[tuple[str, int, str]]:
+        return sorted((line["table"], line["generation"], line["state"]) for line in generations(pipeline))
+
+    assert states() == [("public.a", 1, "finished")]
+    # Z wrote to the table before it was published: without a wait for it the first row would be lost.
+    with database.connect() as z:
+        z.execute(b"begin")
+        z.execute(b"insert into b values (1001, 0)")
+        database.execute("alter publication p add table b")
+        time.sleep(2)
+        z.execute(b"insert into b values (1002, 0)")
+        assert states() == [("public.a", 1, "finished")], "it waits for Z"
+        z.execute(b"commit")
+    pipeline.wait_until(lambda: ("public.b", 1, "finished") in states())
+    database.execute("update b set n = -n where id % 7 = 0")
+
+    request_command(pipeline.config(), ["public.a"])
+    pipeline.wait_until(lambda: ("public.a", 2, "finished") in states())
+    database.execute("alter table a alter n type text using 'n' || n")
+    database.execute("insert into a values (2000, 'new')")
+    pipeline.wait_until(lambda: ("public.a", 3, "finished") in states())
+    assert ("public.a", 2, "ended") in states()
+    lsn = until(database)
+    wait_until_delivered(pipeline, lsn)
+    pipeline.query.stop()
+    assert pipeline.query.exception() is None
+    assert Log(pipeline.delta, "public", "b").at(lsn.before) == Counter(database.execute("select * from b"))
+    log = Log(pipeline.delta, "public", "a")
+    rows = Counter(dict.fromkeys(database.execute("select * from a"), 1))
+    assert (
+        Counter({(row[0], row[log.columns.index("n__string")]): n for row, n in log.at(lsn.before).items()})
+        == rows
+    )
+
+
+@pytest.mark.parametrize("postgres_server", [16], indirect=True)
+def test_a_run_with_only_ends_when_all_tables_are_taken_and_the_next_one_goes_on_from_there(
+    pipeline: Pipeline,
+) -> None:
+    database = pipeline.database
+    for statement in (
+        "create table a (id int primary key, n int)",
+        "insert into a select i, i from generate_series(1, 500) i",
+        "create publication p for table a",
+    ):
+        database.execute(statement)
+    start(pipeline, snapshot="only")
+    assert pipeline.query.awaitTermination(120)
+    (line,) = generations(pipeline)
+    database.execute("update a set n = 0 where id <= 100")
+    for _ in range(2):
+        query = (
+            ChangeStream(pipeline.config())
+            .toDelta(str(pipeline.delta))
+            .trigger(availableNow=True)
+            .start(pipeline.spark)
+        )
+        assert query.awaitTermination(120), query.lastProgress
+        assert generations(pipeline) == [line], (
+            "the decision was kept, and a finished table is not read again"
+        )
+    log = Log(pipeline.delta, "public", "a")
+    assert log.n_snapshot_rows == 500
+    assert log.at(until(database)) == Counter(database.execute("select * from a"))
+
+
+@pytest.mark.parametrize("postgres_server", [18], indirect=True)
+def test_a_slot_that_was_there_before_takes_no_snapshot_unless_it_is_asked_for(pipeline: Pipeline) -> None:
+    database = pipeline.database
+    for statement in (
+        "create table a (id int primary key)",
+        "insert into a values (1)",
+        "create publication p for table a",
+    ):
+        database.execute(statement)
+    slot = pipeline.config().slot
+    database.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", slot)
+    database.execute("insert into a values (2)")
+
+    def run(**more: Any) -> None:
+        query = (
+            ChangeStream(pipeline.config(**more))
+            .toDelta(str(pipeline.delta))
+            .trigger(availableNow=True)
+            .start(pipeline.spark)
+        )
+        assert query.awaitTermination(120), query.lastProgress
+
+    run()
+    assert generations(pipeline) == []
+    run(snapshot="initial")
+    log = Log(pipeline.delta, "public", "a")
+    assert log.n_snapshot_rows == 2
+    assert log.at(until(database)) == Counter([(1,), (2,)]), "the row that came both ways counts once"
+
+
+def test_snapshots_into_a_function_are_refused_before_anything_is_created(pipeline: Pipeline) -> None:
+    pipeline.database.execute("create table a (id int primary key)")
+    pipeline.database.execute("create publication p for table a")
+    query = pipeline.start(snapshot="initial")
+    with pytest.raises(Unsupported, match="to a Delta sink only"):
+        query.awaitTermination(120)
+    assert pipeline.database.execute(
+        "select count(*) from pg_replication_slots where database = current_database()"
+    ) == [(0,)]
