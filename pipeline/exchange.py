@@ -192,10 +192,6 @@ class Batch:
     n_rows: int
     n_bytes: int
 
-    def memory_parts(self) -> Iterator[MemoryPart]:
-        for unit in self.units:
-            yield from unit.memory
-
     def segment_parts(self) -> Iterator[SegmentPart]:
         for unit in self.units:
             yield from unit.segments

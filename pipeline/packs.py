@@ -92,26 +92,11 @@ class Packs:
     def rows(self, parts: Iterable[MemoryPart]) -> Iterator[pa.RecordBatch]:
         """Of each part, which is in a pack, its rows in contract layout. Raises what ``read`` raises."""
         for part in parts:
-            yield _rows_at(self._pack(part.ref), part)
+            message = self._pack(part.ref)[part.place]
+            yield pa.ipc.read_record_batch(message.as_buffer(), contract_schema(part.relation))
 
     def _pack(self, ref: ArrowRef) -> pa.ChunkedArray:
         with self._lock:
             if ref not in self._messages:
-                self._messages[ref] = _messages_of(self._read(ref))
+                self._messages[ref] = pa.Table.from_batches(self._read(ref), PACK_SCHEMA).column(0)
             return self._messages[ref]
-
-
-def part_rows(part: MemoryPart, read: Callable[[ArrowRef], Iterator[pa.RecordBatch]]) -> pa.Table:
-    """The rows of one part, wherever they are; for whoever reads few parts."""
-    batches: Iterable[pa.RecordBatch] = read(part.ref)
-    if part.place is not None:
-        batches = [_rows_at(_messages_of(batches), part)]
-    return pa.Table.from_batches(batches, contract_schema(part.relation))
-
-
-def _messages_of(pack: Iterable[pa.RecordBatch]) -> pa.ChunkedArray:
-    return pa.Table.from_batches(pack, PACK_SCHEMA).column(0)
-
-
-def _rows_at(messages: pa.ChunkedArray, part: MemoryPart) -> pa.RecordBatch:
-    return pa.ipc.read_record_batch(messages[part.place].as_buffer(), contract_schema(part.relation))

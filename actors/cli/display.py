@@ -191,10 +191,6 @@ class Display:
             self._live = None
 
     @property
-    def console(self) -> Console:
-        return self._console
-
-    @property
     def elapsed_s(self) -> float:
         return self._clock() - self._began_s
 

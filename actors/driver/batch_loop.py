@@ -50,8 +50,6 @@ class LoopProgress:
     n_rows: int = 0
     n_transactions: int = 0
     last_commit_lsn: Lsn = INVALID_LSN
-    last_batch_rows: int = 0
-    last_sink_ms: float = 0.0
     lag_ms: float | None = None
     sink_lsn: Lsn = INVALID_LSN
 
@@ -144,14 +142,13 @@ class BatchLoop:
                 reach("writing_batch")
                 self._sink.write(self._spark_batch(batch))
                 reach("batch_written")
-            sink_s = time.monotonic() - self._writing_since_s
         finally:
             self._writing_since_s = None
         if self._stop.is_set():
             return
         self._call("batch_done", batch.number)
         reach("batch_reported")
-        self._count(batch, sink_s)
+        self._count(batch)
         self._frames.forget()
 
     def _spark_batch(self, batch: Batch) -> SinkBatch:
@@ -169,7 +166,7 @@ class BatchLoop:
         except Exception as error:
             raise unwrap(error, "commit sequencer") from error
 
-    def _count(self, batch: Batch, sink_s: float) -> None:
+    def _count(self, batch: Batch) -> None:
         before = self.progress
         lag_ms = before.lag_ms
         committed_us = _last_commit_us(batch)
@@ -180,8 +177,6 @@ class BatchLoop:
             n_rows=before.n_rows + batch.n_rows,
             n_transactions=before.n_transactions + sum(u.transactions.num_rows for u in batch.units),
             last_commit_lsn=batch.last_commit_lsn or before.last_commit_lsn,
-            last_batch_rows=batch.n_rows,
-            last_sink_ms=sink_s * 1000,
             lag_ms=lag_ms,
             sink_lsn=before.sink_lsn,
         )

@@ -16,7 +16,7 @@ from xidstream.pipeline.buffer import KnownRelations
 from xidstream.pipeline.pg import Xid
 from xidstream.pipeline.stages.parcels import Parcel
 from xidstream.pipeline.stages.transaction_buffer import BufferSettings, Held
-from xidstream.pipeline.stream import Block, PlainBlock, Prepared
+from xidstream.pipeline.stream import Block, Prepared
 
 _INLINE_BYTES = 64 << 10
 """Below this what a call carries travels inside the call: the object store would cost more than it saves."""
@@ -52,11 +52,10 @@ class BufferHandle:
         *sealed, held = add_and_commit.remote(parcel.heads, untold, blocks, parcel.ends)
         return parcel, held, dict(zip((each.end.xid for each in parcel.ends), sealed, strict=True))
 
-    def decode_plain(self, cut: PlainBlock, block: Block) -> ray.ObjectRef:
-        """``block`` is the cut's. Returns the reference to its ``Sealed``."""
+    def decode_plain(self, block: Block) -> ray.ObjectRef:
+        """``block`` is of whole small transactions. Returns the reference to its ``Sealed``."""
         versions = block.relations.versions
         result: ray.ObjectRef = self.actor.decode_plain.remote(
-            cut.n_transactions,
             tuple(versions),
             self._known.call(versions, versions),
             _by_store((block.payload, block.lengths), block.n_bytes),

@@ -13,7 +13,6 @@ What a buffer raised comes out of ``collect``, ``adapt`` and ``BufferFleet.check
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 
 import ray
@@ -77,7 +76,7 @@ class BufferPool:
 
     def add_block(self, cut: TransactionBlock) -> None:
         """On its way after ``send``, with others for the same buffer."""
-        buffer = self._buffers[self._policy.assign(cut.xid, time.monotonic())]
+        buffer = self._buffers[self._policy.assign(cut.xid)]
         transaction = self._open.get(cut.xid)
         if transaction is None:
             transaction = self._open[cut.xid] = _Open(Held(cut.xid, 0, 0, 0))
@@ -93,7 +92,7 @@ class BufferPool:
     def decode_plain(self, cut: PlainBlock, ticket: int) -> ray.ObjectRef:
         block = cut.block
         assert block is not None, "a plain block is sent once"
-        result = self._buffers[self._policy.for_plain_block(ticket)].decode_plain(cut, block)
+        result = self._buffers[self._policy.for_plain_block(ticket)].decode_plain(block)
         self._spares.release(block.payload)
         self._in_flight.add(result, block.n_bytes)
         return result
@@ -113,7 +112,7 @@ class BufferPool:
 
     def prepare(self, cut: Prepared, ticket: int) -> ray.ObjectRef:
         """Also for a transaction without a row: its record must be durable all the same."""
-        self._policy.assign(cut.xid, time.monotonic())
+        self._policy.assign(cut.xid)
         transaction = self._open.get(cut.xid)
         result = self._of(cut.xid).prepare(cut, 0 if transaction is None else transaction.n_steps)
         self._end(cut.xid, ticket)

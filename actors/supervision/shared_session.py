@@ -76,8 +76,3 @@ class SharedSession:
                     pass  # it is ended because it is broken, or it is ended by force right below
             ray.kill(actor)
             self._actor, self._users = None, set()
-
-
-def own_driver(config: Config) -> ActorDriver:
-    """A handle on a session that nobody shares."""
-    return SharedSession({config.slot: config}).driver(config.slot)

@@ -71,11 +71,6 @@ class BufferPoolPolicy:
     _turn: int = 0
 
     @property
-    def buffers(self) -> tuple[int, ...]:
-        """Placed and asked for."""
-        return tuple(self._buffers)
-
-    @property
     def n_placed(self) -> int:
         return sum(b.placed for b in self._buffers.values())
 
@@ -99,7 +94,7 @@ class BufferPoolPolicy:
         if buffer is not None:
             buffer.placed, buffer.idle_since_s = True, now_s
 
-    def assign(self, xid: Xid, now_s: float) -> int:
+    def assign(self, xid: Xid) -> int:
         """The buffer of a transaction, a new one's too: always one that is placed. Raises PoolFull if none is."""
         if xid in self._owner:
             return self._owner[xid]

@@ -43,7 +43,7 @@ class SlotState:
     """One slot, as pg_replication_slots had it. Where ``exists`` is False the rest is None.
 
     ``wal_status``: reserved, extended, unreserved or lost (13+). ``invalidation_reason``: 17+.
-    ``two_phase``: 14+; ``two_phase_at``: 18+. ``failover``: 17+.
+    ``two_phase``: 14+.
     """
 
     name: str
@@ -55,12 +55,8 @@ class SlotState:
     confirmed_flush: Lsn | None = None
     restart_lsn: Lsn | None = None
     wal_status: str | None = None
-    safe_wal_size_bytes: int | None = None
     invalidation_reason: str | None = None
     two_phase: bool | None = None
-    two_phase_at: Lsn | None = None
-    failover: bool | None = None
-    temporary: bool | None = None
 
     @property
     def is_lost(self) -> bool:
@@ -69,17 +65,13 @@ class SlotState:
 
 @dataclass(frozen=True)
 class StreamStats:
-    """One row of pg_stat_replication_slots (14+): what decoding has cost the server since ``stats_reset``."""
+    """Of one row of pg_stat_replication_slots (14+): what the server has decoded since its statistics were reset."""
 
-    spill_txns: int
-    spill_count: int
-    spill_bytes: int
     stream_txns: int
     stream_count: int
     stream_bytes: int
     total_txns: int
     total_bytes: int
-    stats_reset: datetime.datetime | None
 
 
 @dataclass(frozen=True)
@@ -175,12 +167,8 @@ def read_slot(connection: psycopg.Connection[Any], slot: str) -> SlotState:
         confirmed_flush=_lsn(row["confirmed_flush_lsn"]),
         restart_lsn=_lsn(row["restart_lsn"]),
         wal_status=row.get("wal_status"),
-        safe_wal_size_bytes=row.get("safe_wal_size"),
         invalidation_reason=row.get("invalidation_reason"),
         two_phase=row.get("two_phase"),
-        two_phase_at=_lsn(row.get("two_phase_at")),
-        failover=row.get("failover"),
-        temporary=row["temporary"],
     )
 
 
@@ -330,8 +318,8 @@ def stream_stats(dsn: str, slot: str) -> StreamStats | None:
         if connection.info.server_version < PG14:
             return None
         row = connection.execute(
-            "SELECT spill_txns, spill_count, spill_bytes, stream_txns, stream_count, stream_bytes,"
-            " total_txns, total_bytes, stats_reset FROM pg_stat_replication_slots WHERE slot_name = %s",
+            "SELECT stream_txns, stream_count, stream_bytes, total_txns, total_bytes"
+            " FROM pg_stat_replication_slots WHERE slot_name = %s",
             (slot,),
         ).fetchone()
     return None if row is None else StreamStats(*row)

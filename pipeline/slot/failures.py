@@ -60,7 +60,6 @@ class ServerReport:
 
     sqlstate: str
     message: str
-    severity: str
     source_function: str
     change_lsn: str | None = None
     """The LSN of the change that was being decoded. Nothing else is taken from the context."""
@@ -74,7 +73,6 @@ class ServerReport:
             sqlstate=field(pq.DiagnosticField.SQLSTATE),
             message=field(pq.DiagnosticField.MESSAGE_PRIMARY)
             or result.error_message.decode(errors="replace"),
-            severity=field(pq.DiagnosticField.SEVERITY_NONLOCALIZED) or field(pq.DiagnosticField.SEVERITY),
             source_function=field(pq.DiagnosticField.SOURCE_FUNCTION),
             change_lsn=found[1]
             if (found := _CHANGE_LSN.search(field(pq.DiagnosticField.CONTEXT))) is not None

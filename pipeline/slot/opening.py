@@ -93,17 +93,6 @@ def slot_settings(config: Config) -> SlotSettings:
     )
 
 
-def open_slot(settings: SlotSettings, *, create: bool) -> OpenSlot:
-    """Both steps at once, for a caller that has nothing to prepare between them."""
-    slot = connect_slot(settings, create=create)
-    try:
-        slot.start()
-    except BaseException:
-        slot.connection.close()
-        raise
-    return slot
-
-
 def connect_slot(
     settings: SlotSettings,
     *,

@@ -7,19 +7,11 @@ are in ``stream_options``, because the version is known only after connecting.
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass, field
 
 from xidstream.pipeline.errors import ConfigError
 from xidstream.pipeline.pg_rules import Streaming, check_slot_name, check_stream_options, work_mem
 from xidstream.pipeline.slot.conninfo import parse
-
-
-class Origin(enum.Enum):
-    """The ``origin`` option of pgoutput (PostgreSQL 16)."""
-
-    ANY = "any"
-    NONE = "none"  # only changes that were made at this server, none that were replicated to it
 
 
 @dataclass(frozen=True)
@@ -35,7 +27,6 @@ class SlotSettings:
         None or ``server`` leaves the server's. Default 4MB: any size drains equally fast, and at most this
         much is left to send after a COMMIT.
     two_phase: ask for prepared transactions at PREPARE (PostgreSQL 15). It marks the slot for good.
-    origin: default ANY, which is PostgreSQL's default.
     query_timeout_s: how long an answer to a replication command may take. Default 60: a server answers these at
         once, and only a server that is gone needs longer. (Creating a slot is not bound by it.)
 
@@ -49,7 +40,6 @@ class SlotSettings:
     proto_version: int | None = None
     logical_decoding_work_mem: str | None = "4MB"
     two_phase: bool = False
-    origin: Origin = Origin.ANY
     query_timeout_s: float = 60.0
 
     def __post_init__(self) -> None:

@@ -17,7 +17,7 @@ from typing import Final
 from xidstream.pipeline.errors import Unsupported
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.pg_rules import Streaming, check_slot_name
-from xidstream.pipeline.slot.settings import Origin, SlotSettings
+from xidstream.pipeline.slot.settings import SlotSettings
 
 PG10, PG13, PG14, PG15, PG16, PG17, PG18 = (major * 10_000 for major in (10, 13, 14, 15, 16, 17, 18))
 """Numbers like ``server_version_num``, e.g. 160014 for 16.14."""
@@ -52,7 +52,6 @@ class StreamOptions:
     publications: tuple[str, ...]
     messages: bool
     two_phase: bool
-    origin: Origin
 
     def text(self) -> str:
         """The options in parentheses, quoted, as START_REPLICATION has them."""
@@ -64,8 +63,6 @@ class StreamOptions:
             options.append(("messages", "true"))
         if self.two_phase:
             options.append(("two_phase", "on"))
-        if self.origin is not Origin.ANY:
-            options.append(("origin", self.origin.value))
         return "(" + ", ".join(f"{name} {quote_literal(value)}" for name, value in options) + ")"
 
 
@@ -93,15 +90,12 @@ def stream_options(settings: SlotSettings, server_version: int) -> StreamOptions
         streaming = Streaming.OFF
     if settings.two_phase and proto_version < 3:
         raise Unsupported("two_phase needs PostgreSQL 15", remedy="leave two_phase (--two-phase) out")
-    if settings.origin is not Origin.ANY and server_version < PG16:
-        raise Unsupported("the origin option needs PostgreSQL 16", remedy="leave it out")
     return StreamOptions(
         proto_version=proto_version,
         streaming=streaming,
         publications=settings.publications,
         messages=server_version >= PG14,
         two_phase=settings.two_phase,
-        origin=settings.origin,
     )
 
 

@@ -173,11 +173,6 @@ class DeltaSink:
             raise fault_of(error, f"opening Delta table {naming.TRANSACTIONS}") from error
         return Lsn(writer.watermark(self._application_id))
 
-    def table_watermark(self, schema: str, table: str) -> Lsn:
-        """The same of one source table, which may be ahead after a crash."""
-        writer = self._writer(naming.encode_table(schema, table), f"{schema}.{table}")
-        return Lsn(NOTHING if writer is None else writer.watermark(self._application_id))
-
     # -- one batch -------------------------------------------------------------------------------------
 
     def write(self, batch: SinkBatch) -> None:

@@ -2,8 +2,7 @@
 
 ``SinkBatch`` (``pipeline.spark.frames``) does the work, and has more, for sinks: parts, segments, references.
 ``ForeachSink`` makes a ``SparkBatch`` of it for each call of the function. Rejected: one class for both with the rest
-marked as private, because the Delta sink, the console and the benchmarks are other modules than the one that would have
-the private names.
+marked as private, because the sinks are other modules than the one that would have the private names.
 """
 
 from __future__ import annotations

@@ -160,7 +160,6 @@ class TransactionBuffer:
     @_unless_failed
     def decode_plain(
         self,
-        n_transactions: int,
         numbers: tuple[int, ...],
         untold: Mapping[int, RelationVersion],
         block: RawBlock,

@@ -64,10 +64,9 @@ def main() -> int:
             # Before Ray starts: its workers, RayDP's JVMs and their Python inherit them.
             os.environ[VARIABLE], os.environ[TOKENS_VARIABLE] = f"@{plan.file}", str(plan.tokens)
             from xidstream.actors.runtime.ray_cluster import connect_ray
-            from xidstream.actors.supervision.shared_session import own_driver
+            from xidstream.actors.supervision.shared_session import SharedSession
 
-            make_driver = own_driver
-
+            make_driver = lambda config: SharedSession({config.slot: config}).driver(config.slot)
             connect_ray()
             # `timeout` ends this by SIGTERM: the server and Ray must go, too. (Ray has set a handler of its own.)
             signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))

@@ -23,18 +23,19 @@ from typing import Any
 import pyarrow as pa
 
 from tests.differential.local_stages import LocalBuffers, LocalStages
+from tests.memory_parts import part_rows
+from tests.open_slot import open_slot
 from xidstream.pipeline import rows
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import ConnectionLost, SlotInUse
 from xidstream.pipeline.exchange import Batch, InlineMessages, MemoryMessages, Sealed, SegmentPart
 from xidstream.pipeline.faultpoints import reach
-from xidstream.pipeline.packs import part_rows
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
 from xidstream.pipeline.protocol.message_buffer import Outcome
 from xidstream.pipeline.protocol.parser import parse_keepalive
 from xidstream.pipeline.relations import RelationVersion
 from xidstream.pipeline.segments import Layout, SegmentReader, Storage, given_up
-from xidstream.pipeline.slot.opening import OpenSlot, open_slot
+from xidstream.pipeline.slot.opening import OpenSlot
 from xidstream.pipeline.slot.settings import SlotSettings, Streaming
 from xidstream.pipeline.spark.released import released_messages
 from xidstream.pipeline.stream import Cut, StreamCutter

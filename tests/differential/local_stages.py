@@ -92,7 +92,7 @@ class LocalBuffers:
         versions = cut.block.relations.versions
         untold = self._first.known.call(versions, versions)
         block = self._carried((cut.block.payload, cut.block.lengths))
-        return self._result(self._first.decode_plain(cut.n_transactions, tuple(versions), untold, block))
+        return self._result(self._first.decode_plain(tuple(versions), untold, block))
 
     def prepare(self, cut: Prepared, ticket: int) -> Any:
         return self._result(self._sent(cut.xid).prepare(cut, self._leave(cut.xid)))

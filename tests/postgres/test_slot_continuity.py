@@ -10,6 +10,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from tests.open_slot import open_slot
 from tests.postgres_fixtures import Database
 from tests.proxies import Link
 from xidstream.actors import slot_reader
@@ -23,7 +24,7 @@ from xidstream.pipeline.pg import INVALID_LSN, Lsn
 from xidstream.pipeline.segments import Layout, Storage, read_timeline, write_progress
 from xidstream.pipeline.slot.admin import create_slot, current_flush_lsn, describe_slot
 from xidstream.pipeline.slot.connection import ReplicationConnection
-from xidstream.pipeline.slot.opening import open_slot, slot_settings
+from xidstream.pipeline.slot.opening import slot_settings
 from xidstream.pipeline.slot.stream_options import stream_options
 from xidstream.pipeline.stages.slot_record import check_server, without_publications
 from xidstream.pipeline.stages.slot_storage import SlotStorage

@@ -10,12 +10,13 @@ import psycopg
 import pytest
 
 from tests.feedback_spy import FeedbackSpy, Held
+from tests.open_slot import open_slot
 from tests.waiting import wait_until
 from xidstream.actors.demo.embedded_postgres import EmbeddedPostgres
 from xidstream.actors.reader.reading import Reading
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
-from xidstream.pipeline.slot.opening import open_slot, slot_settings
+from xidstream.pipeline.slot.opening import slot_settings
 from xidstream.pipeline.stream import Cut, PlainBlock, Position, StreamCutter
 
 pytestmark = pytest.mark.postgres

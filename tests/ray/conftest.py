@@ -12,11 +12,13 @@ from typing import Any
 import psutil
 import pyarrow as pa
 import pytest
-import ray
 
+import ray
+from tests.memory_parts import part_rows
 from tests.postgres_fixtures import *  # noqa: F403
 from tests.postgres_fixtures import Database
 from tests.waiting import wait_until
+from xidstream.actors.cli.checks import create_slot_command
 from xidstream.actors.driver.batch_loop import LoopProgress
 from xidstream.actors.driver.object_store_frames import read_object
 from xidstream.actors.runtime.ray_cluster import connect_ray
@@ -24,7 +26,6 @@ from xidstream.actors.supervision.supervisor import Supervisor
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import ComponentLost
 from xidstream.pipeline.exchange import Batch, SlotIdentity
-from xidstream.pipeline.packs import part_rows
 from xidstream.pipeline.pg import INVALID_LSN
 from xidstream.pipeline.segments import SegmentReader
 
@@ -129,7 +130,7 @@ class CollectingDriver:
             self._error = unwrap(error, "commit sequencer")
 
     def _take(self, batch: Batch) -> None:
-        for memory in batch.memory_parts():
+        for memory in (part for unit in batch.units for part in unit.memory):
             self._keep(memory.relation.name, part_rows(memory, read_object))
         for part in batch.segment_parts():
             for record_batch in self._read_segment(part):
@@ -176,6 +177,11 @@ class RayPipeline:
             **settings,
         }
         return Config.of(values)
+
+    def create_slot(self, **settings: Any) -> None:
+        """As ``xidstream slot create`` does: what commits from here on is read. A run that only makes the slot would
+        start three processes."""
+        create_slot_command(self.config(**settings), failover=False)
 
     def start(self, **settings: Any) -> Supervisor:
         """Returns when the parts are there."""

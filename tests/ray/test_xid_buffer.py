@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 import ray
 
+from tests.memory_parts import part_rows
 from tests.ray.conftest import wait_until
 from tests.unit.decode.builder import Block, begin, block, insert, relation
 from tests.unit.decode.builder import commit as commit_message
@@ -24,7 +25,7 @@ from xidstream.pipeline.buffer.known_relations import REMEMBERED_COLUMNS
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import ComponentLost, PoisonedChange, ProtocolViolation
 from xidstream.pipeline.exchange import TransactionEnd
-from xidstream.pipeline.packs import FEW_TABLES, part_rows
+from xidstream.pipeline.packs import FEW_TABLES
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.protocol.spares import Spares
 from xidstream.pipeline.segments import Layout
@@ -274,7 +275,7 @@ def test_rows_of_many_tables_share_an_object_and_those_of_few_do_not(storage: Pa
             row = insert([b"caf\xe9" if bad else f"of {n}"], relid=n)
             messages += [begin(n, n), row, commit_message(n)]
         numbers = tuple(range(1, n_tables + 1))
-        return ray.get(buffer.actor.decode_plain.remote(n_tables, numbers, versions, block(*messages)))
+        return ray.get(buffer.actor.decode_plain.remote(numbers, versions, block(*messages)))
 
     few, many = sealed_of(FEW_TABLES), sealed_of(100)
     for sealed, n_tables in ((few, FEW_TABLES), (many, 100)):

@@ -8,8 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pyarrow as pa
 import pytest
 
+from tests.memory_parts import part_rows
 from xidstream.pipeline import packs
-from xidstream.pipeline.packs import FEW_TABLES, PACK_BYTES, SMALL_BYTES, Packs, UnitParts, part_rows
+from xidstream.pipeline.packs import FEW_TABLES, PACK_BYTES, SMALL_BYTES, Packs, UnitParts
 from xidstream.pipeline.relations import Column, RelationVersion, ReplicaIdentity
 from xidstream.pipeline.rows import contract_schema
 

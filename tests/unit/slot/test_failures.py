@@ -51,17 +51,17 @@ from xidstream.pipeline.slot.preflight import check_output_plugin_libraries
 def test_report_of_the_server_becomes_the_class_that_says_what_to_do(
     sqlstate: str, message: str, function: str, expected: type[XidstreamError]
 ) -> None:
-    error = from_report(ServerReport(sqlstate, message, "ERROR", function), "START_REPLICATION")
+    error = from_report(ServerReport(sqlstate, message, function), "START_REPLICATION")
     assert type(error) is expected
     assert str(error) == f"START_REPLICATION: {message} (SQLSTATE {sqlstate})"
 
 
 def test_value_that_cannot_be_converted_is_poison_and_not_repeated() -> None:
     text = "character with byte sequence 0xe2 0x82 in encoding … has no equivalent"
-    error = from_report(ServerReport("22P05", text, "ERROR", ""), "reading")
+    error = from_report(ServerReport("22P05", text, ""), "reading")
     assert type(error) is PoisonedChange
     assert "0xe2" not in str(error)
-    report = ServerReport("22P05", text, "ERROR", "", change_lsn="0/1A2B3C")
+    report = ServerReport("22P05", text, "", change_lsn="0/1A2B3C")
     assert "LSN 0/1A2B3C" in str(from_report(report, "reading"))
 
 
@@ -76,16 +76,16 @@ def test_value_that_cannot_be_converted_is_poison_and_not_repeated() -> None:
 def test_row_that_is_too_large_to_be_sent_is_poison_and_not_tried_for_ever(
     sqlstate: str, message: str, function: str
 ) -> None:
-    error = from_report(ServerReport(sqlstate, message, "ERROR", function, change_lsn="0/1A2B3C"), "reading")
+    error = from_report(ServerReport(sqlstate, message, function, change_lsn="0/1A2B3C"), "reading")
     assert type(error) is PoisonedChange
     assert "LSN 0/1A2B3C" in str(error) and "1 GB" in str(error)
-    lack = from_report(ServerReport("53200", "out of memory", "ERROR", "AllocSetAlloc"), "reading")
+    lack = from_report(ServerReport("53200", "out of memory", "AllocSetAlloc"), "reading")
     assert type(lack) is EnvironmentFault, "of memory, which may be there the next time"
 
 
 def test_remedies_differ_by_what_is_missing() -> None:
     def remedy(sqlstate: str, message: str) -> str:
-        return from_report(ServerReport(sqlstate, message, "ERROR", ""), "x").remedy
+        return from_report(ServerReport(sqlstate, message, ""), "x").remedy
 
     assert "slot create" in remedy("42704", 'replication slot "s" does not exist')
     assert "name" in remedy("42704", 'publication "p" does not exist')
@@ -97,7 +97,7 @@ def test_remedies_differ_by_what_is_missing() -> None:
 
 
 def test_long_and_multi_line_text_is_one_bounded_line() -> None:
-    error = from_report(ServerReport("XX000", "a\n\tb " + "c" * 10_000, "ERROR", ""), "x")
+    error = from_report(ServerReport("XX000", "a\n\tb " + "c" * 10_000, ""), "x")
     assert "\n" not in str(error)
     assert len(str(error)) < 600
     assert str(error).startswith("x: a b ")
@@ -158,8 +158,8 @@ def test_connection_error_never_shows_the_password() -> None:
 
 
 def test_skipped_publication_is_recognised_in_any_language() -> None:
-    assert ServerReport("55000", "überspringe Publikation", "WARNING", "LoadPublications").skips_publication
-    assert not ServerReport("55000", "skipped", "WARNING", "SomethingElse").skips_publication
+    assert ServerReport("55000", "überspringe Publikation", "LoadPublications").skips_publication
+    assert not ServerReport("55000", "skipped", "SomethingElse").skips_publication
 
 
 @pytest.mark.parametrize(

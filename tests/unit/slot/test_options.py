@@ -8,7 +8,7 @@ import pytest
 
 from xidstream.pipeline.errors import ConfigError, Unsupported
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
-from xidstream.pipeline.slot.settings import Origin, SlotSettings, Streaming
+from xidstream.pipeline.slot.settings import SlotSettings, Streaming
 from xidstream.pipeline.slot.stream_options import (
     server_proto_version,
     start_replication_command,
@@ -41,13 +41,12 @@ def test_command_with_everything() -> None:
         publications=('a"b', "it's", "a\\b"),
         streaming=Streaming.PARALLEL,
         two_phase=True,
-        origin=Origin.NONE,
     )
     assert start_replication_command("1st", Lsn.parse("1/A2"), stream_options(made, 180_004)) == (
         'START_REPLICATION SLOT "1st" LOGICAL 1/A2 ('
         "proto_version '4', "
         """publication_names '"a""b","it''s","a\\b"', """
-        "streaming 'parallel', messages 'true', two_phase 'on', origin 'none')"
+        "streaming 'parallel', messages 'true', two_phase 'on')"
     )
 
 
@@ -74,7 +73,6 @@ def test_default_streaming_falls_back_where_there_is_none() -> None:
     [
         ({"streaming": Streaming.PARALLEL}, 150_000),
         ({"two_phase": True}, 140_000),
-        ({"origin": Origin.NONE}, 150_000),
         ({"proto_version": 4}, 150_000),
     ],
 )

@@ -16,11 +16,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from tests.memory_parts import part_rows
 from tests.wire import Wire
 from xidstream.pipeline.buffer import transaction
 from xidstream.pipeline.errors import IllegalTransition
 from xidstream.pipeline.exchange import PreparedTransaction, Sealed, SegmentPart, TransactionEnd
-from xidstream.pipeline.packs import part_rows
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.segments import Layout, SegmentReader, Storage
 from xidstream.pipeline.sequencer.prepared import stamp_segments
