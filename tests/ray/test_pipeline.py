@@ -210,7 +210,7 @@ def test_buffers_that_no_node_has_room_for_hold_up_nobody_and_are_not_asked_for_
 @NEWEST
 def test_leftovers_of_a_dead_run_are_cleaned_and_those_of_other_slots_are_not(pipeline: RayPipeline) -> None:
     set_up(pipeline.database)
-    pipeline.run_available()
+    pipeline.create_slot()
     (slot_folder,) = pipeline.storage.glob("*/s_*")
     ours = slot_folder / "epochs" / "20200101T000000-dead" / "700-0000000000000001" / "0.arrow"
     theirs = (
@@ -231,7 +231,7 @@ def test_leftovers_of_a_dead_run_are_cleaned_and_those_of_other_slots_are_not(pi
 @NEWEST
 def test_a_slot_that_was_moved_behind_our_back_is_terminal(pipeline: RayPipeline) -> None:
     set_up(pipeline.database)
-    pipeline.run_available()
+    pipeline.create_slot()
     pipeline.database.execute("insert into small values (1)")
     pipeline.database.execute(
         "select pg_replication_slot_advance(%s, pg_current_wal_flush_lsn())", pipeline.slot
@@ -254,12 +254,13 @@ def test_what_was_confirmed_is_not_delivered_again(pipeline: RayPipeline) -> Non
 
 @NEWEST
 def test_storage_that_cannot_be_written_ends_clearly_with_nothing_confirmed(
-    pipeline: RayPipeline, tmp_path: Path
+    pipeline: RayPipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from xidstream.pipeline.errors import StorageFault
 
+    monkeypatch.setattr("xidstream.pipeline.restarts.GIVE_UP_BEFORE_ANY_WORKED_S", 3.0)
     set_up(pipeline.database)
-    pipeline.run_available()
+    pipeline.create_slot()
     confirmed = pipeline.confirmed()
     blocker = tmp_path / "file"
     blocker.write_bytes(b"")
@@ -318,7 +319,7 @@ def test_a_server_older_than_what_it_delivered_is_terminal(pipeline: RayPipeline
     from xidstream.pipeline.segments import Layout, Storage, write_progress
 
     set_up(pipeline.database)
-    pipeline.run_available()
+    pipeline.create_slot()
     (folder,) = pipeline.storage.glob("*/s_*")
     layout = Layout(int(folder.parent.name), pipeline.slot, "20200101T000000-other")
     write_progress(Storage(str(pipeline.storage)), layout, Lsn(0xFFFF_FFFF_0000), owner=2)

@@ -89,7 +89,7 @@ def set_up(pipeline: RayPipeline, **settings: object) -> None:
     database = pipeline.database
     database.execute("create table small (id int primary key, note text)")
     database.execute("create publication p for table small")
-    pipeline.run_available(**settings)
+    pipeline.create_slot(**settings)
 
 
 def transaction(pipeline: RayPipeline, *statements: str) -> int:

@@ -10,6 +10,7 @@ import pytest
 
 from tests.postgres_fixtures import Database
 from tests.ray.conftest import RayPipeline, wait_until
+from tests.ray.test_pipeline import NEWEST
 from xidstream.actors.demo.embedded_postgres import EmbeddedPostgres
 
 pytestmark = pytest.mark.ray
@@ -55,37 +56,39 @@ def test_a_server_that_stops_at_once_costs_a_new_epoch_and_no_row_when_it_is_bac
         wait_until(lambda: crashing.confirmed() > confirmed and not crashing.segments())
 
 
+@NEWEST
 def test_a_driver_that_dies_after_its_first_batches_is_not_taken_for_one_that_never_worked(
-    crashing: RayPipeline, monkeypatch: pytest.MonkeyPatch
+    pipeline: RayPipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its progress died with it, so a later failure ended the run: seen under `make chaos`."""
     monkeypatch.setattr("xidstream.pipeline.restarts.GIVE_UP_BEFORE_ANY_WORKED_S", 0.0)
-    database = crashing.database
+    database = pipeline.database
     database.execute("create table t (id bigint primary key, note text)")
     database.execute("create publication p for table t")
-    supervisor = crashing.start()
+    supervisor = pipeline.start()
     database.execute(FILL.format(1, 10))
     wait_until(lambda: supervisor._restarts.took_batch)
     pids = supervisor.pids
-    crashing.driver.die()
-    wait_until(lambda: crashing.error is not None or (supervisor.pids and supervisor.pids != pids))
-    assert crashing.error is None
+    pipeline.driver.die()
+    wait_until(lambda: pipeline.error is not None or (supervisor.pids and supervisor.pids != pids))
+    assert pipeline.error is None
     database.execute(FILL.format(11, 20))
-    wait_until(lambda: len(crashing.driver.transactions) == 2)
+    wait_until(lambda: len(pipeline.driver.transactions) == 2)
 
 
+@NEWEST
 def test_drivers_that_die_right_behind_each_first_batch_do_not_end_a_run_that_moves_on(
-    crashing: RayPipeline, monkeypatch: pytest.MonkeyPatch
+    pipeline: RayPipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody saw a batch counted, so the run gave up although each epoch had delivered one."""
     monkeypatch.setattr("xidstream.pipeline.restarts.GIVE_UP_BEFORE_ANY_WORKED_S", 0.01)
-    database = crashing.database
+    database = pipeline.database
     database.execute("create table t (id bigint primary key, note text)")
     database.execute("create publication p for table t")
-    crashing.driver.deaths_before_count = 2
-    crashing.start()
+    pipeline.driver.deaths_before_count = 2
+    pipeline.start()
     for n in (1, 2, 3):
         database.execute(FILL.format(n, n))
-        wait_until(lambda n=n: crashing.error is not None or len(crashing.driver.transactions) == n)
-        assert crashing.error is None
-    assert [r["id"] for r in crashing.driver.rows("public.t")] == [1, 2, 3]
+        wait_until(lambda n=n: pipeline.error is not None or len(pipeline.driver.transactions) == n)
+        assert pipeline.error is None
+    assert [r["id"] for r in pipeline.driver.rows("public.t")] == [1, 2, 3]
