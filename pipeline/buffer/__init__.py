@@ -1,4 +1,4 @@
-"""Open transactions in memory: what a buffer holds, what it spills, what it gives when the end comes."""
+"""Open transactions in memory: what a buffer holds, what it spills, what it hands over at the end."""
 
 from xidstream.pipeline.buffer.buffer_shares import BufferQuota
 from xidstream.pipeline.buffer.groups import is_too_large_for_memory

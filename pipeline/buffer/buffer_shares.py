@@ -1,11 +1,11 @@
 """How many buffers each of several slots may have, so that together they stay within one cap.
 
-Each slot has a floor of its own, which is never taken from it; what the cap leaves above the floors goes to whoever
-asks first, and is free again when its buffers were given back. Nobody waits: a slot that gets less than it asked for
-lets its transactions share, and asks again.
+Each slot has a floor of its own, which is never taken from it. What the cap leaves above the floors goes to whoever
+asks first, and is free again when those buffers have been given back. Nobody waits: a slot that gets fewer buffers than
+it asked for lets its transactions share, and asks again.
 
-Rejected: dividing the cap by the number of slots (the one with sixteen open transactions could not use what the
-others leave idle); fair shares (buffers would have to be taken away from open transactions).
+Rejected: to divide the cap by the number of slots, because a slot with sixteen open transactions could not use what the
+others leave idle. Also rejected: fair shares, because buffers would have to be taken away from open transactions.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ class BufferQuota:
         self._gone: set[str] = set()
 
     def want(self, owner: str, minimum: int, n_wanted: int) -> int:
-        """How many ``owner`` may have now; ``n_wanted`` counts those that it has, so that none is lent twice.
+        """How many buffers ``owner`` may have now. ``n_wanted`` includes those that it has, so that none is lent twice.
 
-        A question that was under way when its owner was ended gets nothing: nobody would release it any more.
+        If the owner was ended while its question was under way, it gets its floor and no more: nobody would release
+        what is beyond it.
         """
         if owner in self._gone:
             return minimum
@@ -33,6 +34,6 @@ class BufferQuota:
         return minimum + extra
 
     def release(self, owner: str) -> None:
-        """Its buffers are gone, and it will not come back under this name."""
+        """The owner's buffers are gone, and it will not come back under this name."""
         self._extra.pop(owner, None)
         self._gone.add(owner)

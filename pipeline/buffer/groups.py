@@ -1,9 +1,9 @@
 """What an open transaction has in memory, by group: the rows of one relation version, or its logical messages.
 
-A transaction may have rows of ten thousand tables. So each question that is asked for a block or for a spill is
-answered without a look at all groups: how much is held, which group is the largest, and whether one has a block that is
-too large for memory. The largest comes from a heap that also has outdated entries; these are left out when they come to
-its top, and all of them when they are more than the others.
+A transaction may have rows of ten thousand tables. So the questions that come with each block or spill are answered
+without a look at all groups: how much is held, which group is the largest, and whether one has a block that is too
+large for memory. The largest group comes from a heap, which has outdated entries, too. Such an entry is dropped when it
+comes to the top, and all of them are dropped when they outnumber the others.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ GroupKey = RelationVersion | None
 """None: the logical messages."""
 
 _LARGEST_BYTES: Final = 64 << 20
-"""Of one decoded block in memory: the default of ``buffer_memory_bytes``, so that only a larger one is affected."""
+"""The limit for one decoded block in memory. It is the default of ``buffer_memory_bytes``, so that only a larger
+setting is affected by it."""
 
 _ARRAY_BYTES: Final = 800
-"""What one array takes beside its values (its objects, and the rounding of its allocations): with a hundred open
-transactions each has many small blocks, and 16 MiB of values in batches of 100 rows took 41 MiB."""
+"""What one array takes besides its values: its objects, and the rounding of its allocations. A hundred open
+transactions have many small blocks each, and 16 MiB of values in batches of 100 rows took 41 MiB."""
 
 _OUTDATED_ENTRIES: Final = 64
-"""So many may be in the heap beside twice the number of groups."""
+"""The heap may have so many entries more than twice the number of groups."""
 
 
 def is_too_large_for_memory(n_bytes: int) -> bool:
@@ -39,7 +40,7 @@ def is_too_large_for_memory(n_bytes: int) -> bool:
 
 @dataclass
 class Group:
-    """``sizes``: bytes of each batch; ``end``: the number behind the last row's (of messages: 0)."""
+    """``sizes``: the bytes of each batch. ``end``: the number after the last row's; 0 for messages."""
 
     batches: list[pa.RecordBatch] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
@@ -54,7 +55,7 @@ class Groups:
         self._by_size: list[tuple[int, int, GroupKey]] = []
         self._n_entries = 0
         self.n_bytes = 0
-        """Of all groups, with what Arrow needs beside the values."""
+        """The bytes of all groups, with what Arrow needs besides the values."""
 
     def __contains__(self, key: GroupKey) -> bool:
         return key in self._groups
@@ -67,7 +68,7 @@ class Groups:
         return len(self._groups)
 
     def size(self, key: GroupKey) -> int:
-        """Bytes of one group; 0 where there is none."""
+        """The bytes of one group; 0 if there is none."""
         group = self._groups.get(key)
         return 0 if group is None else group.n_bytes
 
@@ -87,7 +88,7 @@ class Groups:
         self._enter(key, group)
 
     def take(self, key: GroupKey) -> Group:
-        """Give a group away. Raises KeyError where there is none."""
+        """Hand a group over. Raises KeyError if there is none."""
         group = self._groups.pop(key)
         self.n_bytes -= group.n_bytes
         self._too_large.pop(key, None)
@@ -96,7 +97,8 @@ class Groups:
     def truncate(self, n_rows: int) -> None:
         """Drop the rows of all groups from number ``n_rows`` on.
 
-        A batch that loses some keeps its size here, because it keeps its memory: at most one of each group.
+        A batch that loses some of its rows keeps its size here, because it keeps its memory. That is at most one batch
+        of each group.
         """
         for key in [key for key, group in self._groups.items() if group.end > n_rows]:
             group = self._groups[key]
@@ -121,7 +123,7 @@ class Groups:
 
     def to_spill(self) -> tuple[int, GroupKey] | None:
         """The size and key of the group to spill next: one with a block that is too large for memory, else the
-        largest, of equal ones the first. None where nothing is held."""
+        largest, and of equal ones the first. None if nothing is held."""
         for key in self._too_large:
             return self._groups[key].n_bytes, key
         while self._by_size:

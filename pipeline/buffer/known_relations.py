@@ -1,12 +1,12 @@
-"""Which relation versions a buffer still has: in the buffer itself, and as the reader's account of it.
+"""Which relation versions a buffer still has: in the buffer itself, and in the reader's account of it.
 
 A block names its versions by number, and a call brings those that the buffer does not have. Neither side asks the
-other: both give the numbers of each call, in the order of the calls, to a ``KnownRelations``, and so both remember and
-forget the same. If a call is lost, the two no longer agree, and the buffer raises for the version that it misses: a
-number never means another version, so no row is decoded by a wrong one.
+other. Both give the numbers of each call, in the order of the calls, to a ``KnownRelations``, and so both remember and
+forget the same versions. If a call is lost, the two no longer agree, and the buffer raises an error for the version
+that it lacks. A number never means another version, so no row is decoded with a wrong one.
 
-Rejected: to tell a buffer all versions of a scope, because a buffer mostly needs a few of ten thousand; and never to
-forget, because 100,000 tables may be made and dropped within one connection.
+Rejected: to tell a buffer all versions of a scope, because it mostly needs a few of ten thousand. Also rejected: never
+to forget, because 100,000 tables may be created and dropped within one connection.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from xidstream.pipeline.exchange import RelationMap
 from xidstream.pipeline.relations import RelationVersion, Remembered
 
 REMEMBERED_COLUMNS: Final = 16 << 10
-"""Of the versions used last; a column takes about 600 bytes where rows are decoded: 10 MiB."""
+"""The columns of the versions used last. A column takes about 600 bytes in a buffer: 10 MiB."""
 
 
 class KnownRelations:
@@ -29,10 +29,10 @@ class KnownRelations:
     def call(
         self, numbers: Iterable[int], brought: Mapping[int, RelationVersion]
     ) -> dict[int, RelationVersion]:
-        """Take note of a call whose blocks are of ``numbers``; returns what was not known before it, from ``brought``.
+        """Note a call whose blocks have the versions ``numbers``. Returns those of ``brought`` that were not known.
 
-        What the call needs stays until the next one, whatever the limit. Raises ComponentLost for a version that is
-        neither known nor brought.
+        The versions that the call needs stay until the next one, whatever the limit. Raises ComponentLost for a version
+        that is neither known nor brought.
         """
         self._versions.shrink()
         new: dict[int, RelationVersion] = {}
@@ -48,6 +48,6 @@ class KnownRelations:
         return new
 
     def relations(self, numbers: Iterable[int]) -> RelationMap:
-        """By relid, the versions of one block of the last call."""
+        """The versions of one block of the last call, by relid."""
         versions = [self._versions[number] for number in numbers]
         return {version.relid: version for version in versions}

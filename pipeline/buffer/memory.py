@@ -1,18 +1,18 @@
 """Which part of which transaction goes to storage: when a buffer holds too much, and at a commit.
 
-The rule: while the decoded bytes held are over the limit, the largest group (one relation version of one
-transaction, or its logical messages) is spilled whole. Largest first makes the fewest and largest segments, and a
-small transaction beside a giant keeps its rows in memory. It is a pure function of the sizes, so it is tested
-without storage.
+The rule: while a buffer holds more decoded bytes than the limit, it spills the largest group as a whole. A *group* is
+the rows of one relation version of one transaction, or its logical messages. To spill the largest first makes the
+fewest and largest segments, and a small transaction beside a giant keeps its rows in memory. The rule is a pure
+function of the sizes, so it is tested without storage.
 
 A block that is too large for memory (``is_too_large_for_memory``) is spilled whatever the limit leaves. Unless
 ``block_bytes`` is as large, it holds a value of tens of megabytes, or of a gigabyte. From memory such a value would
 take its size in the object store, and several times its size in an executor's JVM; a segment is read without the JVM.
 
-At a commit what is in memory goes to the sink from there, unless the sink takes segments as its own files (Delta). Such
-a sink gets segments of a large transaction, where they are files worth having: then its rows are written once, here,
-while the sequencer and the driver have nothing to do with them. What is small goes from memory, because the driver
-writes it together with what other transactions have of the table.
+At a commit the rows in memory go to the sink from there, unless the sink takes segments as its own files (Delta). For
+such a sink the rows of a large transaction become segments, if these are files worth having. Then the rows are written
+once, here, and the sequencer and the driver have nothing to do with them. Small parts go from memory, because the
+driver writes them together with the rows that other transactions have of the same table.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ from xidstream.pipeline.buffer.transaction import OpenTransaction
 from xidstream.pipeline.relations import RelationVersion
 
 _LARGE_BYTES: Final = 4 << 20
-"""In memory, for a transaction to become segments at its commit though none of it was spilled: 1 MB of Parquet."""
+"""A transaction with so much in memory becomes segments at its commit, even if none of it was spilled before. It makes
+about 1 MB of Parquet."""
 _FILE_BYTES: Final = 256 << 10
-"""Of one relation version, for a file of its own at the commit. A file takes 2 ms here, whatever is in it, so those of
-thousands of tables would take seconds."""
+"""So much of one relation version becomes a file of its own at the commit. A file takes 2 ms here, whatever is in it,
+so files of thousands of tables would take seconds."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class BufferMemory:
     limit_bytes: int
 
     def next_spill(self, transactions: Iterable[OpenTransaction]) -> Spill | None:
-        """The group to spill now, or None while everything fits. To be asked again after each spill."""
+        """The group to spill now, or None while everything fits. Ask again after each spill."""
         held = list(transactions)
         too_large = [transaction for transaction in held if transaction.has_too_large_block]
         if not too_large and sum(transaction.n_bytes for transaction in held) <= self.limit_bytes:
@@ -59,7 +60,8 @@ class BufferMemory:
 
 
 def last_segments(transaction: OpenTransaction) -> list[RelationVersion]:
-    """What a sink that takes segments as its own files is to get as such, of what is in memory at the commit."""
+    """The relation versions whose rows in memory become segments at the commit, for a sink that takes segments as its
+    own files."""
     if not transaction.has_segments and transaction.n_bytes < _LARGE_BYTES:
         return []
     return [relation for relation, n_bytes in transaction.group_sizes().items() if n_bytes >= _FILE_BYTES]

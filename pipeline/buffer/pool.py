@@ -1,27 +1,29 @@
 """Which buffer holds which transaction, how many buffers there should be, and which may go.
 
-A buffer is an actor. It has two states: asked for, until its process is up (a second where there is room for it,
-minutes where the cluster has to add a node), and placed. As many are wanted as transactions are open, not below
-``minimum`` (the floor, which keeps latency) nor above ``maximum`` (the cap, which keeps cost).
+A buffer is an actor. It has two states. It is *asked for* until its process is up: that takes a second if there is
+room for it, and minutes if the cluster has to add a node. Then it is *placed*. There should be one buffer for each open
+transaction, but at least ``minimum`` (the floor, which keeps latency low) and at most ``maximum`` (the cap, which
+limits cost).
 
-Nobody waits for a buffer that is not placed. A new transaction gets a placed buffer without open transactions, and
-where there is none it shares the one with the fewest; when a buffer comes up, or gets free, it takes over a
-transaction from one that has several (``moves``): the youngest, which has the least to carry and the most to come.
-A transaction therefore moves only from company into a buffer of its own, and nothing moves to and fro.
+Nobody waits for a buffer that is not placed. A new transaction gets a placed buffer without open transactions. If there
+is none, it shares the buffer that has the fewest. When a buffer comes up or becomes free, it takes over a transaction
+from one that has several (``moves``). It takes the youngest, which has the fewest rows to carry over and the most still
+to come. So a transaction moves only out of a shared buffer into one of its own, and nothing moves back and forth.
 
-Considered and rejected: letting a new transaction wait for its own buffer within bounded credit. The bound is
-reached in a fraction of a second of streaming and a node takes minutes, so it would share in the end, after a stall
-of everyone; and commits of waiting transactions would have to be special. Sharing without moving was rejected, too:
-what made the cluster grow would have no use of it.
+Rejected: to let a new transaction wait for its own buffer, within bounded credit. Streaming reaches that bound in a
+fraction of a second, and a node takes minutes. So the transaction would share in the end, after everyone had stalled,
+and the commits of waiting transactions would need rules of their own. Also rejected: to share without moving. Then the
+transactions that made the cluster grow would have no use of the new nodes.
 
-A buffer beyond the floor that has been without a transaction, or asked for in vain and not wanted any more, for
-``idle_after_s`` is given back. Those of the floor stay, because they are the ones near the reader, and small
-transactions go to them first, so that the others can get idle however many small ones come.
+A buffer beyond the floor is given back after ``idle_after_s`` without a transaction. So is one that was asked for in
+vain, and is not wanted any more. Buffers of the floor stay, because they are near the reader. Small transactions go to
+them first, so that the others can become idle however many small ones come.
 
-What ended is still in its buffer until the sink holds it, and so are blocks of small transactions. The tickets of the
-commit order say until when: the shell gives the ticket of each end and plain block, and later the one that is done.
+The rows of a transaction that has ended stay in its buffer until the sink holds them, and so do blocks of small
+transactions. Tickets of the commit order say until when: the shell gives the ticket of each end and of each plain
+block, and later the ticket that is done.
 
-Numbers stand for buffers; the shell maps them to actors. Those below ``minimum`` are the floor.
+Numbers stand for buffers, and the shell maps them to actors. Numbers below ``minimum`` are the floor.
 """
 
 from __future__ import annotations
@@ -47,8 +49,8 @@ class Move:
 
 @dataclass
 class _Buffer:
-    """``open`` in the order of arrival; ``held`` has also those that ended and are not in the sink yet;
-    ``plain_ticket``: of the last plain block."""
+    """``open``: its open transactions, in the order of arrival. ``held``: these, and those that have ended and are not
+    in the sink yet. ``plain_ticket``: the ticket of its last plain block."""
 
     idle_since_s: float
     placed: bool = False
@@ -80,22 +82,22 @@ class BufferPoolPolicy:
         return max(self.minimum, self._n_open)
 
     def allow(self, maximum: int) -> None:
-        """Another cap. What is there already above it stays until it is idle."""
+        """Set another cap. Buffers that are above it already stay until they are idle."""
         self.maximum = max(maximum, self.minimum)
 
     def ask(self, now_s: float) -> list[int]:
-        """Numbers of buffers to start now: they are asked for from here on."""
+        """The numbers of the buffers to start now. They count as asked for from here on."""
         wanted = min(self.n_needed, self.maximum)
         return [self._start(now_s) for _ in range(wanted - len(self._buffers))]
 
     def placed(self, number: int, now_s: float) -> None:
-        """Its process is up. Unknown numbers were given back meanwhile."""
+        """The process of this buffer is up. A number that is unknown here was given back in the meantime."""
         buffer = self._buffers.get(number)
         if buffer is not None:
             buffer.placed, buffer.idle_since_s = True, now_s
 
     def assign(self, xid: Xid) -> int:
-        """The buffer of a transaction, a new one's too: always one that is placed. Raises PoolFull if none is."""
+        """The buffer of a transaction, which may be new: always a placed one. Raises PoolFull if there is none."""
         if xid in self._owner:
             return self._owner[xid]
         candidates = [(len(b.open), len(b.held), n) for n, b in self._buffers.items() if b.placed]
@@ -107,7 +109,7 @@ class BufferPoolPolicy:
         return number
 
     def moves(self) -> list[Move]:
-        """Transactions that get a buffer of their own now; the policy counts them there from here on."""
+        """The transactions that get a buffer of their own now. The policy counts them there from here on."""
         orders = []
         free = [n for n, b in self._buffers.items() if b.placed and not b.open]
         for target in free:
@@ -126,8 +128,8 @@ class BufferPoolPolicy:
         return self._owner.get(xid)
 
     def end(self, xid: Xid, ticket: int) -> None:
-        """It committed or was prepared under ``ticket``, or rolled back (-1). Its buffer may take another, but has its
-        rows until the ticket is ``done``."""
+        """The transaction was committed or prepared with this ``ticket``, or rolled back (-1). Its buffer may take
+        another one, but keeps the rows until the ticket is ``done``."""
         number = self._owner[xid]
         if xid in self._buffers[number].open:
             del self._buffers[number].open[xid]
@@ -135,7 +137,7 @@ class BufferPoolPolicy:
         self._ended[xid] = ticket
 
     def for_plain_block(self, ticket: int) -> int:
-        """A buffer for a block of small transactions: of the floor if one is free, else the first that is."""
+        """A buffer for a block of small transactions: a free one of the floor, else the first free one."""
         placed = [n for n, b in self._buffers.items() if b.placed]
         if not placed:
             raise PoolFull("no buffer was started")
@@ -148,7 +150,7 @@ class BufferPoolPolicy:
         return number
 
     def done(self, ticket: int, now_s: float) -> None:
-        """The sink holds everything up to ``ticket``: what ended by then leaves its buffer."""
+        """The sink holds everything up to ``ticket``. Transactions that ended by then leave their buffers."""
         self._done_ticket = ticket
         for xid in [x for x, ended in self._ended.items() if ended <= ticket]:
             del self._ended[xid]
@@ -158,7 +160,7 @@ class BufferPoolPolicy:
                 buffer.idle_since_s = now_s
 
     def remove_idle(self, now_s: float) -> list[int]:
-        """Numbers of buffers to end now: no rows are there that the sink does not hold. They are forgotten here."""
+        """The numbers of the buffers to end now: the sink holds all of their rows. They are forgotten here."""
         wanted = self._wanted(now_s)
         gone = [
             n
@@ -174,7 +176,7 @@ class BufferPoolPolicy:
         return gone
 
     def _wanted(self, now_s: float) -> set[int]:
-        """Of those asked for, the first ones are still wanted where open transactions share."""
+        """The buffers that are asked for and still wanted, because open transactions share: the first ones."""
         pending = [n for n, b in self._buffers.items() if not b.placed]
         wanted = pending[: max(self.n_needed - self.n_placed, 0)]
         for number in wanted:

@@ -1,16 +1,18 @@
 """One open transaction: its decoded rows by relation version, and its spilled segments, as rollbacks leave them.
 
-A rollback takes all rows from some number on (``survivors``). Batches in memory go, and the last one that stays becomes
-a view. Segments with rows behind the cut alone go as whole files. Of each relation version one segment at most has rows
-on both sides: its cut is noted, and a later one further ahead replaces the note. It is carried out when the next
-segment of that version is written, or the transaction ends, so that there is never more than one of a version; or
-before that, when so many rows came since that the cost does not matter (``due_cuts``), so that the end seldom waits.
+A rollback takes all rows from some number on (``survivors``). In memory it drops batches, and the last batch that stays
+becomes a view. A segment that has only rows behind the cut is deleted as a whole. Of each relation version, at most one
+segment has rows on both sides of the cut. Its cut is noted, and a later cut further ahead replaces the note. The cut is
+carried out when the next segment of that version is written, or when the transaction ends. So there is never more than
+one such segment of a version. It is carried out earlier if so many rows have come since that its cost does not matter
+(``due_cuts``), so that the end seldom has to wait for it.
 
-States: OPEN takes blocks and rollbacks; SEALED gave its content away; an illegal call raises IllegalTransition
-with the transaction's story and changes nothing. Called by the buffer shell alone, from one thread.
+States: OPEN takes blocks and rollbacks, and SEALED has handed its content over. An illegal call raises
+IllegalTransition with the transaction's story, and changes nothing. The buffer's shell alone calls this, from one
+thread.
 
-Rejected: rewriting a segment at each rollback (minutes for a thousand savepoints), and one group per subxid
-(ten thousand savepoints would be ten thousand segments).
+Rejected: to rewrite a segment at each rollback, which takes minutes for a thousand savepoints. Also rejected: one group
+for each subxid, because ten thousand savepoints would make ten thousand segments.
 """
 
 from __future__ import annotations
@@ -52,7 +54,8 @@ from xidstream.pipeline.rows import Stamp
 
 _ROWS_PER_REWRITTEN_ROW: Final = 1 / 8
 _ROWS_PER_FILE: Final = 1000
-"""New rows that pay for cutting a segment: an eighth of its rows, and what a file by itself takes (2 ms)."""
+"""After so many new rows a segment is cut: an eighth of its own rows, and 1,000 for what a file by itself takes
+(2 ms)."""
 
 
 class State(enum.Enum):
@@ -62,8 +65,8 @@ class State(enum.Enum):
 
 @dataclass(frozen=True)
 class _Spilled:
-    """``first`` and ``end``: the numbers of its first row, and behind its last one. ``cut``: a rollback took the rows
-    from ``end`` on, and the segment has them still."""
+    """``first``: the number of its first row. ``end``: the number after its last row. ``cut``: a rollback took the rows
+    from ``end`` on, and the segment still has them."""
 
     segment: Segment
     first: int
@@ -75,16 +78,16 @@ class _Spilled:
 
 
 class OpenTransaction:
-    """``xid`` is the top-level one; ``first_lsn`` makes its storage keys unique."""
+    """``xid`` is the top-level transaction's. ``first_lsn`` makes its storage keys unique."""
 
     def __init__(self, xid: Xid, first_lsn: Lsn, *, streamed: bool) -> None:
         self.xid = xid
         self.first_lsn = first_lsn
         self.streamed = streamed
         self.n_segments = 0
-        """That were written so far."""
+        """How many segments were written so far."""
         self.n_steps = 0
-        """Blocks that it took."""
+        """How many blocks it has taken."""
         self.state = State.OPEN
         self._survivors = Survivors()
         self._groups = Groups()
@@ -101,12 +104,12 @@ class OpenTransaction:
 
     @property
     def n_rows(self) -> int:
-        """Without those that were rolled back: the next row gets this number."""
+        """Rows that were not rolled back. The next row gets this number."""
         return self._survivors.n_rows
 
     @property
     def n_bytes(self) -> int:
-        """Decoded bytes in memory, with what Arrow needs beside them."""
+        """Decoded bytes in memory, with what Arrow needs besides the values."""
         return self._groups.n_bytes
 
     def add(
@@ -132,18 +135,18 @@ class OpenTransaction:
         self._groups.add(relation, batch)
 
     def note(self, bad: Iterable[BadRows]) -> None:
-        """Of the block that was added last: what cannot be delivered, if it is kept."""
+        """Note which rows of the block that was added last cannot be delivered, if they are kept."""
         self._notes += bad
 
     def poison(self) -> Poison | None:
-        """Why the transaction cannot be delivered as it is now; None where nothing that it keeps is bad."""
+        """Why the transaction cannot be delivered as it is now; None if no row that it keeps is bad."""
         return first_poison(self._notes)
 
     def roll_back(self, subxids: Collection[int]) -> list[str]:
         """Forget the rows of these subtransactions. Returns the keys of segments that have no other rows.
 
-        Legal for a subxid never seen: its rows may have been filtered out by the publication. Raises IllegalTransition
-        where rows that stay come behind the first of these; then nothing has changed.
+        A subxid that was never seen is legal, because the publication may have filtered its rows out. Raises
+        IllegalTransition if rows that stay come behind the first of these; then nothing has changed.
         """
         self._expect_open("a rollback")
         if not subxids:
@@ -164,14 +167,14 @@ class OpenTransaction:
         return gone
 
     def cuts(self, relation: RelationVersion | None = None) -> list[tuple[Segment, int]]:
-        """The segments (of ``relation``, or all) that have rolled-back rows still, each with the number of its first
-        one; ``shortened`` must follow for each."""
+        """The segments of ``relation``, or of all, that still have rolled-back rows, each with the number of the first
+        such row. ``shortened`` must follow for each."""
         if not self._n_cuts:
             return []
         return [(s.segment, s.end) for s in self._spilled if s.cut and relation in (None, s.segment.relation)]
 
     def due_cuts(self) -> list[tuple[Segment, int]]:
-        """All of ``cuts``, or none: the rows that came since the last of them pay for what it costs."""
+        """All of ``cuts`` if enough rows came since the last of them to make up for the cost, else none."""
         cuts = self.cuts()
         if not cuts:
             return cuts
@@ -192,7 +195,7 @@ class OpenTransaction:
 
     @property
     def has_too_large_block(self) -> bool:
-        """Whether a block in memory is too large for it: of one relation version, or of messages."""
+        """Whether a block of rows or of messages is too large for memory."""
         return self._groups.has_too_large
 
     def to_spill(self) -> tuple[int, GroupKey] | None:
@@ -200,13 +203,13 @@ class OpenTransaction:
         return self._groups.to_spill()
 
     def spillable(self) -> Iterator[GroupKey]:
-        """What can be given away; None for the messages, which come last."""
+        """What can be handed over; None stands for the messages, which come last."""
         yield from (key for key in self._groups if key is not None)
         if None in self._groups:
             yield None
 
     def take_messages(self) -> list[pa.RecordBatch]:
-        """Give away the messages; ``messages_spilled`` must follow with their file."""
+        """Hand over the messages. ``messages_spilled`` must follow with their file."""
         self._expect_open("a spill")
         return self._groups.take(None).batches if None in self._groups else []
 
@@ -215,7 +218,7 @@ class OpenTransaction:
         self.n_segments += 1
 
     def take_group(self, relation: RelationVersion) -> list[pa.RecordBatch]:
-        """Give away the rows of one relation version; ``spilled`` must follow with their segment."""
+        """Hand over the rows of one relation version. ``spilled`` must follow with their segment."""
         self._expect_open("a spill")
         return self._groups.take(relation).batches
 
@@ -226,11 +229,11 @@ class OpenTransaction:
 
     @property
     def has_segments(self) -> bool:
-        """Of rows that were not rolled back."""
+        """Whether there are segments of rows that were not rolled back."""
         return bool(self._spilled)
 
     def segment_keys(self) -> list[str]:
-        """Of all that was spilled, messages too."""
+        """The keys of all that was spilled, messages included."""
         return [s.segment.key for s in self._spilled] + [file.key for file in self._message_files]
 
     def seal(
@@ -239,10 +242,10 @@ class OpenTransaction:
         put: Callable[[pa.RecordBatch | pa.Table], ArrowRef],
         given_up: GivenUp = NOBODY,
     ) -> Sealed:
-        """Give everything to the sequencer, when no cut is open. ``put`` stores rows in contract layout and returns
-        their ref.
+        """Hand everything over to the sequencer. No cut may be open. ``put`` stores rows in contract layout and returns
+        their reference.
 
-        Of a transaction that keeps poison, and of one that was given up, there is nothing but that.
+        If the transaction keeps poison, or was given up, the result says that and has no content.
         """
         self._expect_open("a commit")
         poison = self.poison()
@@ -275,13 +278,13 @@ class OpenTransaction:
         relations = [key for key in self._groups if key is not None]
         parts = UnitParts(put, len(relations))
         for relation in relations:
-            # Batches are given up one by one: the copies that are put must not stand beside all of them.
+            # Batches are released one by one, so that not all of them exist beside the copies that are put.
             batches = self._groups.take(relation).batches
             batches.reverse()
             released, n_bytes = [], 0
             while batches:
                 released.append(rows.release(batches.pop(), relation, stamp))
-                # Counted once: to ask a batch for its size costs as much as to release it.
+                # Asked once, because to ask a batch for its size costs as much as to release it.
                 n_bytes += released[-1].nbytes
                 if not batches or n_bytes >= PART_BYTES:
                     table = pa.Table.from_batches(released, schema=rows.contract_schema(relation))
@@ -293,7 +296,7 @@ class OpenTransaction:
     def prepared(
         self, gid: str, prepare_lsn: Lsn, prepare_end_lsn: Lsn, origin: str | None
     ) -> PreparedTransaction:
-        """The durable record; all that is ``spillable`` must have been spilled before, and no cut may be open."""
+        """The durable record. All that is ``spillable`` must have been spilled before, and no cut may be open."""
         self._expect_open("a prepare")
         if len(self._groups):
             raise IllegalTransition(f"{self!r} was to be prepared with rows or messages still in memory")
@@ -337,7 +340,7 @@ class OpenTransaction:
 def transaction_row(
     end: TransactionEnd, n_rows: int, tables: Sequence[str], *, with_messages: bool
 ) -> pa.RecordBatch:
-    """``rows.TRANSACTIONS_SCHEMA`` with one row, or none where the transaction left nothing."""
+    """One row of ``rows.TRANSACTIONS_SCHEMA``, or none if the transaction left nothing."""
     values: list[dict[str, object]] = []
     if n_rows or with_messages:
         values.append(
