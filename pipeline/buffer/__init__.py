@@ -3,11 +3,12 @@
 from xidstream.pipeline.buffer.buffer_shares import BufferQuota
 from xidstream.pipeline.buffer.groups import is_too_large_for_memory
 from xidstream.pipeline.buffer.known_relations import KnownRelations
-from xidstream.pipeline.buffer.memory import BufferMemory, Spill, last_segments
+from xidstream.pipeline.buffer.memory import MOST_PIECES, BufferMemory, Spill, take_last_segments
 from xidstream.pipeline.buffer.pool import BufferPoolPolicy, Move, PoolFull
 from xidstream.pipeline.buffer.transaction import OpenTransaction
 
 __all__ = [
+    "MOST_PIECES",
     "BufferMemory",
     "BufferPoolPolicy",
     "BufferQuota",
@@ -17,5 +18,5 @@ __all__ = [
     "PoolFull",
     "Spill",
     "is_too_large_for_memory",
-    "last_segments",
+    "take_last_segments",
 ]

@@ -11,15 +11,19 @@ take its size in the object store, and several times its size in an executor's J
 
 At a commit the rows in memory go to the sink from there, unless the sink takes segments as its own files (Delta). For
 such a sink the rows of a large transaction become segments, if these are files worth having. Then the rows are written
-once, here, and the sequencer and the driver have nothing to do with them. Small parts go from memory, because the
-driver writes them together with the rows that other transactions have of the same table.
+once, here, and the sequencer and the driver have nothing to do with them. It is the one part of the lag after COMMIT
+that grows with what is in memory, up to the limit. So a large rest is cut into several files, which are written side by
+side: 48 MiB took 0.12 s as one file and 0.07 s as two (two cores). Small parts go from memory, because the driver
+writes them together with the rows that other transactions have of the same table.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
+
+import pyarrow as pa
 
 from xidstream.pipeline.buffer.transaction import OpenTransaction
 from xidstream.pipeline.relations import RelationVersion
@@ -30,6 +34,10 @@ about 1 MB of Parquet."""
 _FILE_BYTES: Final = 256 << 10
 """So much of one relation version becomes a file of its own at the commit. A file takes 2 ms here, whatever is in it,
 so files of thousands of tables would take seconds."""
+PIECE_BYTES: Final = 16 << 20
+"""In memory, for another file at the commit: 4 MB of Parquet. Smaller ones would cost readers more than this saves."""
+MOST_PIECES: Final = 4
+"""Of one relation version, and that are written at a time."""
 
 
 @dataclass(frozen=True)
@@ -59,9 +67,26 @@ class BufferMemory:
         return None if largest is None else largest[1]
 
 
-def last_segments(transaction: OpenTransaction) -> list[RelationVersion]:
-    """The relation versions whose rows in memory become segments at the commit, for a sink that takes segments as its
-    own files."""
+def take_last_segments(
+    transaction: OpenTransaction,
+) -> Iterator[tuple[RelationVersion, list[pa.RecordBatch]]]:
+    """Take out of the transaction what a sink that takes segments as its own files is to get as such, of what is in
+    memory at the commit: what each segment is to have."""
     if not transaction.has_segments and transaction.n_bytes < _LARGE_BYTES:
-        return []
-    return [relation for relation, n_bytes in transaction.group_sizes().items() if n_bytes >= _FILE_BYTES]
+        return
+    for relation, n_bytes in transaction.group_sizes().items():
+        if n_bytes >= _FILE_BYTES:
+            n_pieces = max(1, min(MOST_PIECES, n_bytes // PIECE_BYTES))
+            for piece in _cut(transaction.take_group(relation), n_pieces):
+                yield relation, piece
+
+
+def _cut(batches: list[pa.RecordBatch], n_pieces: int) -> list[list[pa.RecordBatch]]:
+    """At most so many pieces, in order, of about as many rows; no batch is cut."""
+    n_rows = sum(batch.num_rows for batch in batches)
+    pieces: dict[int, list[pa.RecordBatch]] = {}
+    n_before = 0
+    for batch in batches:
+        pieces.setdefault(n_before * n_pieces // n_rows, []).append(batch)
+        n_before += batch.num_rows
+    return list(pieces.values())

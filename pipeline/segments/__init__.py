@@ -43,6 +43,7 @@ from xidstream.pipeline.segments.segment_file import (
     shorten_segment,
     write_messages,
     write_segment,
+    write_side_by_side,
 )
 from xidstream.pipeline.segments.server_record import other_servers, read_timeline, write_timeline
 from xidstream.pipeline.segments.skips import Skip, given_up, note_left_out, read_skips, write_skip
@@ -76,6 +77,7 @@ __all__ = [
     "write_progress",
     "write_rows",
     "write_segment",
+    "write_side_by_side",
     "write_skip",
     "write_timeline",
 ]

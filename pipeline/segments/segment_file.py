@@ -19,6 +19,7 @@ import functools
 import os
 import zlib
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
@@ -27,6 +28,7 @@ import pyarrow as pa
 from xidstream.pipeline import late_binding, rows
 from xidstream.pipeline.errors import SegmentCorrupt, UsageError
 from xidstream.pipeline.exchange import MessageFile, Segment, SegmentPart
+from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.relations import RelationVersion
 from xidstream.pipeline.segments.storage import Storage, Write, self_contained
 
@@ -51,10 +53,27 @@ def write_segment(
     for batch in batches:
         if not batch.schema.equals(schema):
             raise UsageError(f"segment {key!r}: a batch is not in the layout of table {relation.name}")
+    reach("writing_segment")
     with storage.create(key) as write:
         unbound = (late_binding.unbound(batch, relation, xid) for batch in batches)
         file = late_binding.write_rows(write, relation, unbound)
+    reach("segment_written")
     return Segment(key, relation, file)
+
+
+def write_side_by_side(
+    storage: Storage,
+    xid: int,
+    pieces: Sequence[tuple[str, RelationVersion, Sequence[pa.RecordBatch]]],
+    n_threads: int,
+) -> list[Segment]:
+    """A segment of each piece: key, relation, batches. Raises as ``write_segment``, when all have come to an end."""
+    with ThreadPoolExecutor(n_threads, thread_name_prefix="segments") as threads:
+        writing = [
+            threads.submit(write_segment, storage, key, relation, xid, batches)
+            for key, relation, batches in pieces
+        ]
+    return [written.result() for written in writing]
 
 
 def shorten_segment(storage: Storage, segment: Segment, end: int, key: str) -> Segment:

@@ -32,11 +32,12 @@ import pyarrow as pa
 
 from xidstream.pipeline import rows
 from xidstream.pipeline.buffer import (
+    MOST_PIECES,
     BufferMemory,
     KnownRelations,
     OpenTransaction,
     is_too_large_for_memory,
-    last_segments,
+    take_last_segments,
 )
 from xidstream.pipeline.buffer.messages import message_parts
 from xidstream.pipeline.errors import ComponentLost
@@ -62,6 +63,7 @@ from xidstream.pipeline.segments import (
     write_messages,
     write_prepared,
     write_segment,
+    write_side_by_side,
 )
 
 if TYPE_CHECKING:
@@ -306,8 +308,8 @@ class TransactionBuffer:
         reach("sealing")
         if (end.xid, end.commit_lsn) not in self._given_up and transaction.poison() is None:
             self._shorten(transaction, transaction.cuts())
-            for relation in last_segments(transaction) if self._bind_late else ():
-                self._spill(transaction, relation)
+            if self._bind_late:
+                self._write_last_segments(transaction)
         sealed = transaction.seal(end, self._put, self._given_up)
         reach("sealed")
         del self._open[end.xid]
@@ -357,15 +359,25 @@ class TransactionBuffer:
             return
         # Before the next one of this version is written: so there is never more than one to shorten at the end.
         self._shorten(transaction, transaction.cuts(relation))
-        reach("writing_segment")
         batches = transaction.take_group(relation)
-        key = self._next_key(transaction)
-        segment = write_segment(self._storage, key, relation, transaction.xid, batches)
-        reach("segment_written")
+        segment = write_segment(
+            self._storage, self._next_key(transaction), relation, transaction.xid, batches
+        )
         transaction.spilled(segment, batches)
 
-    def _next_key(self, transaction: OpenTransaction) -> str:
-        return self._layout.segment_key(transaction.xid, transaction.first_lsn, transaction.n_segments)
+    def _write_last_segments(self, transaction: OpenTransaction) -> None:
+        pieces = [
+            (self._next_key(transaction, ahead), *piece)
+            for ahead, piece in enumerate(take_last_segments(transaction))
+        ]
+        segments = write_side_by_side(self._storage, transaction.xid, pieces, MOST_PIECES)
+        for segment, (_, _, batches) in zip(segments, pieces, strict=True):
+            transaction.spilled(segment, batches)
+
+    def _next_key(self, transaction: OpenTransaction, ahead: int = 0) -> str:
+        return self._layout.segment_key(
+            transaction.xid, transaction.first_lsn, transaction.n_segments + ahead
+        )
 
     def _whole(self, xid: Xid, step: int) -> OpenTransaction | None:
         """The transaction after its first ``step`` blocks; None before the first."""

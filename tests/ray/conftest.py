@@ -12,8 +12,8 @@ from typing import Any
 import psutil
 import pyarrow as pa
 import pytest
-
 import ray
+
 from tests.memory_parts import part_rows
 from tests.postgres_fixtures import *  # noqa: F403
 from tests.postgres_fixtures import Database

@@ -9,10 +9,11 @@ import pyarrow as pa
 import pytest
 
 from tests.unit.decode.builder import Block, block, insert, relation
+from xidstream.pipeline.buffer import memory
 from xidstream.pipeline.errors import ComponentLost, PoisonedChange, ProtocolViolation, StorageFault
 from xidstream.pipeline.exchange import PreparedTransaction, Sealed, TransactionEnd
 from xidstream.pipeline.pg import Lsn, Xid
-from xidstream.pipeline.segments import Layout, Storage, load_prepared
+from xidstream.pipeline.segments import Layout, SegmentReader, Storage, load_prepared
 from xidstream.pipeline.stages.transaction_buffer import BlockHead, BufferSettings, End, TransactionBuffer
 from xidstream.pipeline.stream import Prepared
 
@@ -208,6 +209,22 @@ def test_a_large_transaction_in_memory_becomes_a_segment_if_the_sink_takes_segme
         calls.add(WIDE)
     sealed = calls.commit()
     assert [part.n_rows for part in sealed.segments] == [5000] and not sealed.memory
+
+
+def test_a_large_rest_becomes_several_segments_with_each_row_once_and_in_order(
+    storage: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "PIECE_BYTES", 1_000_000)
+    calls = Calls(storage, memory_bytes=7 << 20, bind_late=True)
+    for _ in range(11):
+        calls.add(WIDE)
+    sealed = calls.commit()
+    assert not sealed.memory
+    assert [part.n_rows for part in sealed.segments] == [8000, 1000, 1000, 1000]
+    reader = SegmentReader(str(storage))
+    seqs = [seq for part in sealed.segments for batch in reader(part) for seq in batch["_seq"].to_pylist()]
+    assert seqs == list(range(sealed.n_rows)) == list(range(11_000))
+    assert len(list(storage.rglob("*.*"))) == len(sealed.segments)
 
 
 def test_of_a_large_transaction_tables_with_few_rows_go_to_the_sink_from_memory(storage: Path) -> None:
