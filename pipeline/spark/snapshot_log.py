@@ -74,6 +74,8 @@ class SnapshotTarget:
     table: Location
     directory: str
     conform: Conform
+    last_number: int
+    """Of the last generation that the sink knows of, told or not, of any slot; 0 for none. The next one's is higher."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +140,9 @@ class SnapshotLog:
             if found is None:
                 writer.describe(about)
             conform = Conform.of(placement.columns, placement.names)
-            return SnapshotTarget(location, f"snapshot-{uuid.uuid4().hex}", conform)
+            told = [line.number for line in self.lines() if line.table == relation.name]
+            last_number = max([writer.watermark(self._rows_id), *told])
+            return SnapshotTarget(location, f"snapshot-{uuid.uuid4().hex}", conform, last_number)
 
         return self._guarded(relation.name, prepare)
 
@@ -148,7 +152,7 @@ class SnapshotLog:
         With None nothing is named: returns False where the generation's files were not named before.
         """
         directory = naming.encode_table(generation.schema, generation.table)
-        rows_id = f"{self._application_id}/snapshot"
+        rows_id = self._rows_id
 
         def commit_rows() -> bool:
             writer = DeltaTableWriter.open(self._root.child(directory), generation.name)
@@ -192,6 +196,10 @@ class SnapshotLog:
             reach("snapshot_told")
 
         self._guarded(naming.SNAPSHOTS, add)
+
+    @property
+    def _rows_id(self) -> str:
+        return f"{self._application_id}/snapshot"
 
     def _line_id(self, table: str) -> str:
         return f"{self._application_id}/snapshot/{naming.encode(table)}"

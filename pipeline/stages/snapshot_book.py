@@ -8,15 +8,13 @@ continues it (``pipeline.snapshot.generations``).
 The storage is written before the sink, and read when a run begins. A generation that the storage knows, and of which
 the sink has no line, may have its rows in the table or not: the sink finds out (``SnapshotLog.commit`` without files).
 
-One instance for a run, used by one thread.
+One instance for a run. Several threads use it, each for tables of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-
-from xidstream.pipeline.snapshot.generations import reason_it_ended, signature_of
 
 from xidstream.pipeline.segments import Layout, Storage
 from xidstream.pipeline.segments.snapshot_record import (
@@ -31,6 +29,7 @@ from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 from xidstream.pipeline.snapshot.course import Wanted
 from xidstream.pipeline.snapshot.decision import Decision
 from xidstream.pipeline.snapshot.generation import Generation, GenerationState, key_of
+from xidstream.pipeline.snapshot.generations import reason_it_ended, signature_of
 from xidstream.pipeline.snapshot.tables import PublishedSource
 from xidstream.pipeline.spark.snapshot_log import GenerationLine
 
@@ -53,6 +52,12 @@ class SnapshotBook:
         self._layout = layout
         self._decision = decision
         self._taken = {_name(taken.generation): taken for taken in read_taken(storage, layout)}
+
+    def is_idle(self, lines: Iterable[GenerationLine]) -> bool:
+        """Whether nobody wants a snapshot and none stands, so that nobody need be asked what is published."""
+        stands = any(line.is_ours and line.state is GenerationState.FINISHED for line in lines)
+        wants = self._decision.takes_snapshots or read_wishes(self._storage, self._layout).requests
+        return not (stands or wants)
 
     def unfinished(self, lines: Iterable[GenerationLine]) -> list[Generation]:
         """What an earlier run has begun to commit, and perhaps did not end."""
@@ -87,22 +92,19 @@ class SnapshotBook:
                 wanted.append(Wanted(source, wait_for_writers=not was_published))
         return Needs(tuple(wanted), tuple(ended), tuple(unwanted))
 
-    def begin(
-        self, source: PublishedSource, bounds: SnapshotBounds, lines: Iterable[GenerationLine]
-    ) -> Generation:
-        """Record what is about to be committed. Returns the table's new generation."""
+    def begin(self, source: PublishedSource, bounds: SnapshotBounds, last_number: int) -> Generation:
+        """Record what is about to be committed. Returns the table's new generation.
+
+        ``last_number``: of the last one of the table's name that the sink knows (``SnapshotTarget``).
+        """
         relation = source.relation
-        numbers = [line.number for line in lines if line.table == relation.name]
-        numbers += [
-            taken.generation.number
-            for taken in self._taken.values()
-            if taken.generation.name == relation.name
-        ]
+        known = [taken.generation for taken in list(self._taken.values())]
+        numbers = [each.number for each in known if each.name == relation.name]
         generation = Generation(
             relation.schema,
             relation.table,
             relation.relid,
-            max(numbers, default=0) + 1,
+            max([last_number, *numbers]) + 1,
             bounds,
             key_of(relation),
         )
@@ -116,7 +118,7 @@ class SnapshotBook:
         forget_request(self._storage, self._layout, generation.relid)
         earlier = [
             taken.generation
-            for (relid, number), taken in self._taken.items()
+            for (relid, number), taken in list(self._taken.items())
             if relid == generation.relid and number < generation.number
         ]
         for each in earlier:

@@ -173,3 +173,14 @@ def test_commits_of_several_tables_beside_each_other_all_get_through(tmp_path: P
 def test_credentials_in_storage_options_are_not_sent_to_readers(tmp_path: Path) -> None:
     with pytest.raises(Unsupported, match="credentials"):
         log_of(tmp_path, AWS_SECRET_ACCESS_KEY="x").target(RELATION)
+
+
+def test_the_next_number_is_above_all_that_the_sink_knows_even_of_rows_without_a_line(tmp_path: Path) -> None:
+    log, theirs = log_of(tmp_path), log_of(tmp_path, slot="other")
+    assert log.target(RELATION).last_number == 0
+    theirs.commit(dataclasses.replace(GENERATION, number=4), written(theirs, range(2)))
+    assert log.target(RELATION).last_number == 4
+    crashed = log_of(tmp_path)
+    crashed._add_line = lambda *arguments: None  # type: ignore[method-assign]
+    crashed.commit(dataclasses.replace(GENERATION, number=7), written(log, range(2)))
+    assert log.target(RELATION).last_number == 7

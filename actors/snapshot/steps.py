@@ -1,0 +1,162 @@
+"""Executes a course's actions, each on a thread: hold a table, read a range, commit a table, let go of it.
+
+Each action ends as one event of the course. An error that a person must see ends the run (``fail``). After any other
+the range is read again, if its reader was lost, or else the table is taken anew. A commit alone is repeated here, until
+the sink answers: the rows are on disk, and the driver may be starting again.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from xidstream.actors.snapshot.actors import SnapshotActors
+from xidstream.pipeline.config import Config
+from xidstream.pipeline.errors import Action as Policy
+from xidstream.pipeline.errors import ComponentLost, XidstreamError
+from xidstream.pipeline.snapshot.course import (
+    Action,
+    Commit,
+    Committed,
+    Event,
+    Failed,
+    Held,
+    Hold,
+    RangeRead,
+    Read,
+    ReaderLost,
+    Release,
+)
+from xidstream.pipeline.snapshot.generation import Generation
+from xidstream.pipeline.snapshot.tables import plan_ranges
+from xidstream.pipeline.spark.snapshot_log import SnapshotTarget
+from xidstream.pipeline.stages.snapshot_book import SnapshotBook
+
+log = logging.getLogger(__name__)
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
+
+CallSink = Callable[..., Any]
+"""``(method, *arguments)`` of the sink's ``SnapshotLog``. Raises ComponentLost while there is no loop that claimed
+it."""
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A table is committed. ``n_bytes``: of the server's files."""
+
+    event: Committed
+    generation: Generation
+    n_rows: int
+    n_bytes: int
+
+
+class SnapshotSteps:
+    """``report`` gets what came of each action, and ``fail`` an error that ends the run; both from any thread."""
+
+    def __init__(
+        self,
+        config: Config,
+        book: SnapshotBook,
+        call_sink: CallSink,
+        report: Callable[[Event | Taken], None],
+        fail: Callable[[BaseException], None],
+    ) -> None:
+        self._book = book
+        self._call_sink = call_sink
+        self._report = report
+        self._fail = fail
+        self._n_connections = config.snapshot_connections
+        self._actors = SnapshotActors(config)
+        self._targets: dict[int, SnapshotTarget] = {}
+        self._stop = threading.Event()
+        threads = 2 * config.snapshot_connections + 2
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="xidstream-snapshot")
+
+    def start_readers(self) -> int:
+        """As many as the server has room for. Returns how many."""
+        n_readers = int(self._actors.hold("room_for", self._n_connections))
+        self._actors.start_readers(n_readers)
+        return n_readers
+
+    def end_actors(self) -> None:
+        """Nothing is in hand: give their connections and processes back. The next action starts others."""
+        self._actors.close()
+        self._targets.clear()
+
+    def close(self) -> None:
+        """End everything, whatever it does."""
+        self._stop.set()
+        self._actors.close()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def submit(self, action: Action) -> None:
+        if isinstance(action, Hold):
+            self._pool.submit(self._watched, self._hold, action, action.source.relation.relid)
+        elif isinstance(action, Read):
+            self._pool.submit(self._watched, self._read, action, action.task.source.relation.relid)
+        elif isinstance(action, Commit):
+            self._pool.submit(self._watched, self._commit, action, action.source.relation.relid)
+        else:
+            self._pool.submit(self._release, action)
+
+    def _watched(self, act: Callable[[Any], None], action: Any, relid: int) -> None:
+        try:
+            act(action)
+        except XidstreamError as error:
+            if self._stop.is_set():
+                return
+            if error.policy.action is Policy.STOP:
+                self._fail(error)
+                return
+            log.warning("snapshots: %s", error.message)
+            if isinstance(action, Read) and isinstance(error, ComponentLost):
+                self._report(ReaderLost(relid, action.attempt, action.task.range.number))
+            else:
+                self._report(Failed(relid, action.attempt))
+        except BaseException as error:  # noqa: BLE001 - the supervisor raises it
+            if not self._stop.is_set():
+                self._fail(error)
+
+    def _hold(self, action: Hold) -> None:
+        held = self._actors.hold("hold", action.source, action.wait_for_writers)
+        self._targets[action.attempt] = self._call_sink("target", held.source.relation)
+        ranges = plan_ranges(held.source.leaves, by_range=held.by_range)
+        relid = held.source.relation.relid
+        self._report(Held(relid, action.attempt, held.source, held.snapshot_name, held.bounds, ranges))
+
+    def _read(self, action: Read) -> None:
+        files, n_rows = self._actors.read(action.task, action.bounds, self._targets[action.attempt])
+        relid = action.task.source.relation.relid
+        self._report(RangeRead(relid, action.attempt, action.task.range.number, files, n_rows))
+
+    def _commit(self, action: Commit) -> None:
+        last_number = self._targets[action.attempt].last_number
+        generation = self._book.begin(action.source, action.bounds, last_number)
+        pause_s = _FIRST_PAUSE_S
+        while not self._stop.is_set():
+            try:
+                self._actors.hold("await_flushed", action.bounds.valid_from)
+                self._call_sink("commit", generation, action.files)
+                break
+            except XidstreamError as error:
+                if error.policy.action is Policy.STOP:
+                    raise
+                log.warning("snapshots: %s; trying again", error.message)
+                self._stop.wait(pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        else:
+            return
+        self._book.finish(generation)
+        event = Committed(generation.relid, action.attempt)
+        self._report(Taken(event, generation, action.n_rows, action.source.n_bytes))
+
+    def _release(self, action: Release) -> None:
+        try:
+            self._actors.hold("release", action.relid)
+        except XidstreamError:
+            pass  # it was lost, and its lock with it
