@@ -291,6 +291,8 @@ class PreparedTransaction:
     messages: tuple[MessageFile, ...] = ()
     poison: Poison | None = None
     """Why COMMIT PREPARED cannot release it. It does not matter to a ROLLBACK PREPARED."""
+    damage: str | None = None
+    """The same of a record that was damaged in the storage. Only xid and ``prepare_end_lsn`` are known of it then."""
 
     def stored_keys(self) -> list[str]:
         """The keys of all that it keeps in storage, except its record."""

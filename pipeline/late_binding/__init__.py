@@ -28,7 +28,7 @@ IPC, and Spark to write it anew (twice the work, after COMMIT).
 """
 
 from xidstream.pipeline.late_binding.checking import verify, verify_tail
-from xidstream.pipeline.late_binding.filling import FillRefused, bound_tail, fill
+from xidstream.pipeline.late_binding.filling import FilledOtherwise, FillRefused, bound_tail, fill
 from xidstream.pipeline.late_binding.reading import read_rows, rewrite_head
 from xidstream.pipeline.late_binding.row_file import Commit, Place, RowFile, file_schema, unbound
 from xidstream.pipeline.late_binding.writing import SPARK_METADATA, halved, statistics_leaves, write_rows
@@ -37,6 +37,7 @@ __all__ = [
     "SPARK_METADATA",
     "Commit",
     "FillRefused",
+    "FilledOtherwise",
     "Place",
     "RowFile",
     "bound_tail",

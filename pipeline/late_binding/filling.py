@@ -28,11 +28,16 @@ class FillRefused(Exception):
     """The file belongs to somebody else, or to a read-only file system; ``str`` says so. It may be read."""
 
 
+class FilledOtherwise(Exception):
+    """The file holds the constants of another commit, as after a failover, or it is damaged where these stand. Whoever
+    reads its rows takes the constants from elsewhere, and verifies the rest; ``str`` names it."""
+
+
 def fill(path: str | Path, file: RowFile, commit: Commit, *, name: str) -> None:
     """Fill the local file at ``path`` in, and wait until it is on disk. ``name`` is for messages.
 
-    Raises SegmentCorrupt, and changes nothing, if the file is missing, has another length, or holds another commit's
-    constants; FillRefused if it may be read but not changed. Raises StorageFault if the disk fails; then call it again.
+    Raises, and changes nothing: SegmentCorrupt if the file is missing or has another length, FilledOtherwise, and
+    FillRefused if it may be read but not changed. Raises StorageFault if the disk fails; then call it again.
     """
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -62,7 +67,7 @@ def fill(path: str | Path, file: RowFile, commit: Commit, *, name: str) -> None:
 
 def bound_tail(tail: bytes, file: RowFile, commit: Commit, *, name: str) -> bytes:
     """The file from ``file.head_bytes`` on, filled in. ``tail`` are these bytes as stored; what is before them is
-    taken over as it is. Raises SegmentCorrupt if they are not what was written."""
+    taken over as it is. Raises SegmentCorrupt if they are not what was written, FilledOtherwise."""
     verify_tail(tail, file, name=name)
     content = bytearray(tail)
     for slot in file.slots(commit):
@@ -73,11 +78,11 @@ def bound_tail(tail: bytes, file: RowFile, commit: Commit, *, name: str) -> byte
 
 
 def _check(slot: Slot, found: bytes, name: str) -> None:
-    """Raises SegmentCorrupt if the slot holds neither what was written, nor what is wanted, nor some of each."""
+    """Raises FilledOtherwise if the slot holds neither what was written, nor what is wanted, nor some of each."""
     edge = -slot.offset % _BLOCK_BYTES
     torn = (slot.bound[:edge] + slot.written[edge:], slot.written[:edge] + slot.bound[edge:])
     if found not in (slot.bound, slot.written, *torn):
-        raise SegmentCorrupt(f"segment {name!r} is damaged, or holds the constants of another commit")
+        raise FilledOtherwise(f"segment {name!r} holds the constants of another commit")
 
 
 def _read(descriptor: int, slot: Slot) -> bytes:

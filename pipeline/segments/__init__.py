@@ -30,7 +30,12 @@ and to lose).
 from xidstream.pipeline.segments.cleanup import clean_dead_epochs, holds_slot, remove_slot
 from xidstream.pipeline.segments.handed_rows import HandedRows, RowsReader, write_rows
 from xidstream.pipeline.segments.keys import Layout, SegmentName
-from xidstream.pipeline.segments.manifest import delete_prepared, load_prepared, write_prepared
+from xidstream.pipeline.segments.manifest import (
+    delete_prepared,
+    load_prepared,
+    verify_prepared,
+    write_prepared,
+)
 from xidstream.pipeline.segments.progress import (
     ProgressRecord,
     check_owner,
@@ -72,6 +77,7 @@ __all__ = [
     "remove_slot",
     "shorten_segment",
     "take_over_progress",
+    "verify_prepared",
     "write_messages",
     "write_prepared",
     "write_progress",

@@ -14,14 +14,19 @@ from __future__ import annotations
 
 from collections.abc import Set
 
+from xidstream.pipeline.errors import UsageError
+from xidstream.pipeline.pg import Xid
 from xidstream.pipeline.segments.keys import Layout
 from xidstream.pipeline.segments.storage import Storage
 
 
-def clean_dead_epochs(storage: Storage, layout: Layout, keep: Set[str]) -> int:
+def clean_dead_epochs(
+    storage: Storage, layout: Layout, keep: Set[str], keep_of: Set[Xid] = frozenset()
+) -> int:
     """Delete all objects of epochs other than ``layout.epoch``, except those in ``keep``. Returns how many.
 
-    ``keep`` are the keys that prepared manifests name. Raises StorageFault. Some objects may be deleted by then; the
+    ``keep`` are the keys that prepared manifests name. Of the transactions ``keep_of`` the manifest is damaged, and may
+    be restored: all that may be theirs stays. Raises StorageFault. Some objects may be deleted by then; the
     next call deletes the rest.
     """
     n_deleted = 0
@@ -29,13 +34,20 @@ def clean_dead_epochs(storage: Storage, layout: Layout, keep: Set[str]) -> int:
         if folder == f"{layout.epochs_prefix}/{layout.epoch}":
             continue
         found = storage.list_keys(folder)
-        dead = [key for key in found if key not in keep]
+        dead = [key for key in found if key not in keep and _xid(layout, key) not in keep_of]
         n_deleted += len(dead)
         if len(dead) == len(found):
             storage.delete_folder(folder)
         else:
             storage.delete(dead)
     return n_deleted
+
+
+def _xid(layout: Layout, key: str) -> Xid | None:
+    try:
+        return layout.parse_segment_key(key).xid
+    except UsageError:
+        return None  # rows of a batch on their way to Spark
 
 
 def holds_slot(storage: Storage, layout: Layout) -> bool:

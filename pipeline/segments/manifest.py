@@ -18,6 +18,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Final
 
+from xidstream.pipeline import late_binding
 from xidstream.pipeline.errors import SegmentCorrupt, UsageError
 from xidstream.pipeline.exchange import MessageFile, PreparedTransaction, Segment
 from xidstream.pipeline.late_binding import RowFile
@@ -35,6 +36,7 @@ from xidstream.pipeline.segments.older_prepared import (
     older_record,
 )
 from xidstream.pipeline.segments.progress import read_progress
+from xidstream.pipeline.segments.segment_file import stored_object, verify_messages
 from xidstream.pipeline.segments.storage import Storage
 
 FORMAT: Final = "xidstream.prepared-transaction"
@@ -66,8 +68,9 @@ def load_prepared(
     whose PREPARE the server sends again), and converts what an older xidstream wrote. ``sent_again_after`` is the
     position that the server has confirmed; without it, it is taken to have what is recorded, which may be further.
 
-    Raises SegmentCorrupt where no record of a transaction is complete: each is damaged, or names an object that
-    is missing or not this slot's. What segments hold is verified when they are read.
+    A transaction of which no record is complete (each is damaged, or names an object that is missing or not this
+    slot's) is there with ``damage`` alone: it stops nobody before its COMMIT PREPARED. What segments hold is verified
+    then (``verify_prepared``). Raises SegmentCorrupt for a manifest whose name does not tell its transaction.
     """
     progress = read_progress(storage, layout)
     finished = set(progress.finished) if progress is not None else set()
@@ -83,13 +86,29 @@ def load_prepared(
         try:
             if manifests:
                 found.append(_newest_complete(storage, layout, manifests[::-1], names))
-        except SegmentCorrupt:
+        except SegmentCorrupt as error:
             if progress is None or transaction[1] <= sent_again_after:
-                raise
-            manifests = []
+                found.append(_damaged(*transaction, error))
+            else:
+                manifests = []
         if not manifests:
             _delete_in_order(storage, names)
     return tuple(sorted(found, key=lambda p: int(p.prepare_end_lsn)))
+
+
+def verify_prepared(storage: Storage, prepared: PreparedTransaction) -> None:
+    """Read all that it names: it may have waited for a month. Raises SegmentCorrupt, StorageFault.
+
+    One object is in memory at a time. Segments may be filled in, even for another commit, which no reader minds.
+    """
+    for segment in prepared.segments:
+        late_binding.verify(stored_object(storage, segment.key), segment.file, name=segment.key)
+    for file in prepared.messages:
+        verify_messages(file, stored_object(storage, file.key))
+
+
+def _damaged(xid: Xid, prepare_end_lsn: Lsn, reason: SegmentCorrupt) -> PreparedTransaction:
+    return PreparedTransaction(xid, "", INVALID_LSN, prepare_end_lsn, False, None, (), damage=reason.message)
 
 
 def delete_prepared(storage: Storage, layout: Layout, prepared: PreparedTransaction) -> None:

@@ -79,7 +79,7 @@ def write_side_by_side(
 def shorten_segment(storage: Storage, segment: Segment, end: int, key: str) -> Segment:
     """Write the rows of ``segment`` with ordinals below ``end``, of which there is one at least, as a segment of its
     own. Raises StorageFault and SegmentCorrupt; ``segment`` stays as it is."""
-    data = _stored(storage, segment.key)
+    data = stored_object(storage, segment.key)
     with storage.create(key) as write:
         file = late_binding.rewrite_head(data, segment.relation, segment.file, end, write, name=segment.key)
     return Segment(key, segment.relation, file)
@@ -162,15 +162,14 @@ class SegmentReader:
 
 def read_segment(storage: Storage, part: SegmentPart) -> Iterator[pa.RecordBatch]:
     segment = part.segment
-    data = _stored(storage, segment.key)
+    data = stored_object(storage, segment.key)
     yield from late_binding.read_rows(data, segment.relation, segment.file, part.commit, name=segment.key)
 
 
 def read_arrow_file(storage: Storage, file: ArrowFile) -> Iterator[pa.RecordBatch]:
     """Batches of a local file are read-only views of it. They stay valid after the object is deleted."""
-    data = _stored(storage, file.key)
-    if file.checksum is not None:
-        _verify(file, data)
+    data = stored_object(storage, file.key)
+    verify_messages(file, data)
     n_rows = 0
     try:
         reader = pa.ipc.open_file(data)
@@ -186,14 +185,18 @@ def read_arrow_file(storage: Storage, file: ArrowFile) -> Iterator[pa.RecordBatc
         raise SegmentCorrupt(f"segment {file.key!r} has {n_rows} rows, {file.n_rows} were written")
 
 
-def _stored(storage: Storage, key: str) -> pa.Buffer:
+def stored_object(storage: Storage, key: str) -> pa.Buffer:
+    """Raises SegmentCorrupt where it is missing."""
     data = storage.read_buffer(key)
     if data is None:
         raise SegmentCorrupt(f"segment {key!r} is missing")
     return data
 
 
-def _verify(file: ArrowFile, data: pa.Buffer) -> None:
+def verify_messages(file: ArrowFile, data: pa.Buffer) -> None:
+    """Raises SegmentCorrupt unless ``data`` is the file as written, as far as a checksum was taken then."""
+    if file.checksum is None:
+        return
     if data.size != file.n_bytes:
         raise SegmentCorrupt(f"segment {file.key!r} has {data.size} bytes, {file.n_bytes} were written")
     found = checksum_of(data)

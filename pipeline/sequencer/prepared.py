@@ -6,8 +6,9 @@ xid is unique as long as its transaction is open. So a record is found by its xi
 A COMMIT PREPARED may come without a record here in two cases. Either the sink already holds that commit, and the
 server repeats it after a restart. Or the transaction only locked rows: PostgreSQL 16 and 17 send no PREPARE for it.
 The second case is believed only if this storage would have had the content, had there been any (``PrepareCover``).
-Otherwise the content is lost, which is terminal. A ROLLBACK PREPARED may always come without a record, because the
-server need not have sent the PREPARE.
+Otherwise the content is lost, which is terminal. So it is where the record, or what it names, was damaged in the
+storage: what commits before is delivered first (``lost``). A ROLLBACK PREPARED may always come without a record,
+because the server need not have sent the PREPARE.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class PreparedBook:
                 "of its tables (one that only locked rows has changed none) and give it up: `xidstream slot skip "
                 f"--xid {int(end.xid)} --commit-lsn {end.commit_lsn}`",
             )
-        if prepared.gid != end.gid:
+        if prepared.gid != end.gid and prepared.damage is None:
             raise ProtocolViolation(
                 f"COMMIT PREPARED of transaction {int(end.xid)} at {end.commit_lsn} names another gid than its PREPARE"
             )
@@ -74,7 +75,7 @@ class PreparedBook:
 
     def roll_back(self, xid: Xid, gid: str) -> PreparedTransaction | None:
         prepared = self._by_xid.get(xid)
-        if prepared is None or prepared.gid != gid:
+        if prepared is None or (prepared.gid != gid and prepared.damage is None):
             return None
         return self._by_xid.pop(xid)
 
@@ -108,6 +109,17 @@ class FinishedPrepares:
     def forget(self, tickets: Iterable[int]) -> None:
         for ticket in tickets:
             del self._by_ticket[ticket]
+
+
+def lost(end: TransactionEnd, damage: str) -> SlotLost:
+    """The error at the COMMIT PREPARED of a transaction whose stored content is damaged, and is not sent again."""
+    return SlotLost(
+        f"COMMIT PREPARED of transaction {int(end.xid)} at {end.commit_lsn}: the content that its PREPARE brought is "
+        f"damaged in the storage: {damage}",
+        remedy="all before it is delivered and confirmed; the server does not send it again: restore the object, and "
+        "start again; or take a new snapshot of its tables and give it up, as a whole: `xidstream slot skip "
+        f"--xid {int(end.xid)} --commit-lsn {end.commit_lsn}`",
+    )
 
 
 def stamp_segments(prepared: PreparedTransaction, end: TransactionEnd) -> tuple[SegmentPart, ...]:

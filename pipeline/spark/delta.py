@@ -261,7 +261,7 @@ class DeltaSink:
     ) -> tuple[list[WrittenFile], TableParts]:
         """What needed only a name in the table, and what is left to write."""
         try:
-            return self._links.give(parts, placements, target, batch.prepared_lsns, batch.storage)
+            return self._links.give(parts, placements, target, batch.storage)
         except SegmentCorrupt:
             # Where a later run has the slot, it has cleaned up behind this one.
             owned = DeltaTableWriter.open(self._root.child(naming.TRANSACTIONS), naming.TRANSACTIONS)

@@ -29,7 +29,6 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from xidstream.pipeline.errors import SinkFailed, StorageFault, UsageError
 from xidstream.pipeline.exchange import (
@@ -152,12 +151,6 @@ class SinkBatch:
         rows = [unit.transactions for unit in self.content.units if unit.transactions.num_rows]
         return pa.Table.from_batches(rows, TRANSACTIONS_SCHEMA)
 
-    @cached_property
-    def prepared_lsns(self) -> frozenset[int]:
-        """The commit LSNs of transactions that were prepared: their segments may have waited for long."""
-        prepared = self.transaction_rows.filter(pc.is_valid(self.transaction_rows["gid"]))
-        return frozenset(prepared["commit_lsn"].to_pylist())
-
     def message_batches(self) -> Iterator[pa.RecordBatch]:
         """The logical messages in stream order, in ``rows.MESSAGES_SCHEMA``, each record batch read when it is asked
         for: the driver need not hold them together. Raises ComponentLost, StorageFault, SegmentCorrupt."""
@@ -278,7 +271,7 @@ class SinkBatch:
 
     def _native(self, version: VersionParts) -> list[DataFrame]:
         assert self.storage is not None, "nothing is readable natively without it"
-        return native_frames(self.spark, version, self.storage, self.prepared_lsns)
+        return native_frames(self.spark, version, self.storage)
 
     def segment_fault(self, error: BaseException) -> StorageFault | None:
         """What is wrong with a segment of this batch, if that is why Spark raised ``error``."""

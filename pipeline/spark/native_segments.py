@@ -7,8 +7,7 @@ exclude. Rows never pass through Python.
 What is verified, and by whom. The driver checks length and checksum of each file's end (``late_binding.verify_tail``):
 the footer tells where and how everything else is stored, and its statistics decide what is skipped. Spark verifies the
 sum of each page that it reads. Nobody reads a whole file to check it first: that would take as long as the transaction
-is large. The segments of a prepared transaction are the exception, as in a Delta table (``segment_links``). Of 150
-files with one flipped bit none gave a wrong row.
+is large. (The sequencer did it for a prepared transaction.) Of 150 files with one flipped bit none gave a wrong row.
 
 Considered: constants from the files, filled in at COMMIT (writes for every handler, and a reader would have to trust
 them); a map from ``_xid`` to the constants (a search for each row, where a batch has few large transactions).
@@ -16,7 +15,7 @@ them); a map from ``_xid`` to the constants (a search for each row, where a batc
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
 import pyarrow as pa
@@ -76,18 +75,15 @@ def readable_natively(parts: TableParts, files: LocalFiles | None) -> list[Segme
     return segments if len(frames) <= MOST_FRAMES else []
 
 
-def native_frames(
-    spark: SparkSession, version: VersionParts, files: LocalFiles, prepared: Collection[int]
-) -> list[DataFrame]:
+def native_frames(spark: SparkSession, version: VersionParts, files: LocalFiles) -> list[DataFrame]:
     """The segments of one layout, a frame for each transaction, in exactly ``spark_schema(version.schema)``.
-    ``prepared``: the commit LSNs of prepared transactions.
 
     Raises SegmentCorrupt for a file that is missing, or whose end is not what was written, StorageFault where it
     cannot be read. What else is wrong comes up when the frame is used: see ``damage``.
     """
     by_commit: dict[Commit, list[str]] = {}
     for part in version.segments:
-        by_commit.setdefault(part.commit, []).append(_checked(part, files, prepared))
+        by_commit.setdefault(part.commit, []).append(_checked(part, files))
     return [_frame(spark, version.schema, commit, paths) for commit, paths in by_commit.items()]
 
 
@@ -103,14 +99,12 @@ def damage(error: BaseException, segments: Sequence[SegmentPart]) -> StorageFaul
     return None
 
 
-def _checked(part: SegmentPart, files: LocalFiles, prepared: Collection[int]) -> str:
+def _checked(part: SegmentPart, files: LocalFiles) -> str:
     segment = part.segment
-    is_prepared = part.commit.commit_lsn in prepared
-    data = files.read_buffer(segment.key, 0 if is_prepared else segment.file.head_bytes)
+    data = files.read_buffer(segment.key, segment.file.head_bytes)
     if data is None:
         raise SegmentCorrupt(f"segment {segment.key!r} is missing")
-    verify = late_binding.verify if is_prepared else late_binding.verify_tail
-    verify(data, segment.file, name=segment.key)
+    late_binding.verify_tail(data, segment.file, name=segment.key)
     return f"file://{files.local_path(segment.key)}"
 
 

@@ -14,10 +14,12 @@ whenever it is repeated, and it refuses a file that was filled with other values
 changes. A crash leaves segments that are filled, which are read as before, and names that no log has, which vacuum
 removes.
 
-Of each segment the length and the end are verified, where the footer and the constants are. Of a prepared
-transaction, which may have waited for a month, it is the checksum over the whole file: the slot cannot send that
-transaction again, but nobody should read it wrong. A sum over all other segments would take as long as the
-transaction is large.
+Of each segment the length and the end are verified, where the footer and the constants are. A sum over the whole file
+would take as long as the transaction is large. The sequencer takes it of prepared transactions, which may have waited
+for a month (``SlotStorage.content_of``).
+
+A segment may hold the constants of another commit: a run filled it, failed, and the server failed over to one where
+COMMIT PREPARED stands elsewhere. Spark reads such a segment, and writes the file.
 
 A segment that is missing raises SegmentCorrupt, as when Spark reads it. The sink asks then whether a later run, which
 cleans up behind this one, has taken the slot over.
@@ -37,7 +39,7 @@ import secrets
 import shutil
 import threading
 import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import Final, Protocol
 from urllib.parse import unquote, urlsplit
@@ -128,14 +130,12 @@ class SegmentLinks:
         parts: TableParts,
         placements: Sequence[Placement],
         target: WriteTarget,
-        prepared: Collection[int],
         storage: SegmentStorage | None,
     ) -> tuple[list[WrittenFile], TableParts]:
         """Name each segment that is a file of ``target``'s table as it is; the names are durable. Returns these files,
         and the parts that are to be written. Segments at or below the watermark are neither.
 
-        ``placements``: of each layout in ``parts``. ``prepared``: the commit LSNs of prepared transactions. Raises
-        SegmentCorrupt, StorageFault; nothing runs on after that.
+        ``placements``: of each layout in ``parts``. Raises SegmentCorrupt, StorageFault; nothing runs on after that.
         """
         way = self._way_from(storage)
         if way is None:
@@ -148,14 +148,15 @@ class SegmentLinks:
         ]
         new = [part for part in fitting if part.commit.commit_lsn > target.watermark]
         try:
-            given = way.give(new, target, prepared)
-        except (s3_copies.CopyRefused, late_binding.FillRefused) as refused:
+            given = way.give(new, target)
+        except (s3_copies.CopyRefused, late_binding.FillRefused, late_binding.FilledOtherwise) as refused:
             warnings.warn(
                 f"segments cannot become files of the tables ({refused}): Spark writes the files",
                 RuntimeWarning,
                 stacklevel=2,
             )
-            self._is_refused = True
+            if not isinstance(refused, late_binding.FilledOtherwise):  # which says nothing of other segments
+                self._is_refused = True
             return [], parts
         return given, parts.without(fitting)
 
@@ -183,11 +184,8 @@ class _Way(abc.ABC):
     def __init__(self, storage: SegmentStorage) -> None:
         self._storage = storage
         self._threads = ThreadPoolExecutor(LINK_THREADS, thread_name_prefix="segment-links")
-        self._verifying = threading.Lock()
 
-    def give(
-        self, parts: Sequence[SegmentPart], target: WriteTarget, prepared: Collection[int]
-    ) -> list[WrittenFile]:
+    def give(self, parts: Sequence[SegmentPart], target: WriteTarget) -> list[WrittenFile]:
         if not parts:
             return []
         files = [
@@ -198,9 +196,7 @@ class _Way(abc.ABC):
             for lsn in [part.commit.commit_lsn]
         ]
         futures = [
-            self._threads.submit(
-                self._give_one, part, target.table, file.path, file.max_commit_lsn in prepared
-            )
+            self._threads.submit(self._give_one, part, target.table, file.path)
             for part, file in zip(parts, files, strict=True)
         ]
         # All come to their end before the first failure is raised: none is left running behind the caller.
@@ -220,15 +216,11 @@ class _Way(abc.ABC):
     def close(self) -> None:
         self._threads.shutdown(wait=True)
 
-    def _give_one(self, part: SegmentPart, table: Location, path: str, is_prepared: bool) -> None:
-        key, file = part.segment.key, part.segment.file
-        if is_prepared:
-            with self._verifying:  # a segment of an object store is in memory meanwhile
-                late_binding.verify(self._read(key), file, name=key)
-        self._bind(key, file, part.commit, table, path)
+    def _give_one(self, part: SegmentPart, table: Location, path: str) -> None:
+        self._bind(part.segment.key, part.segment.file, part.commit, table, path)
         reach("segment_linked")
 
-    def _read(self, key: str, start: int = 0) -> pa.Buffer:
+    def _read(self, key: str, start: int) -> pa.Buffer:
         data = self._storage.read_buffer(key, start)
         if data is None:
             raise SegmentCorrupt(f"segment {key!r} is missing")

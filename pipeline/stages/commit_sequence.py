@@ -204,6 +204,8 @@ class CommitSequence:
             content = undeliverable(prepared.poison.of(end.xid, end.commit_lsn))
         else:
             content = await asyncio.to_thread(self._storage.content_of, prepared, end)
+            if content.undeliverable is not None and end.commit_lsn <= self._watermark:
+                content = nothing(end)  # it is damaged, but the sink holds it
         if prepared is not None:
             self._finished.add(ticket, prepared)
         self._order.fill(ticket, content)

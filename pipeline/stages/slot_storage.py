@@ -11,7 +11,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
-from xidstream.pipeline.buffer.transaction import transaction_row
+from xidstream.pipeline.buffer.transaction import transaction_row, undeliverable
+from xidstream.pipeline.errors import SegmentCorrupt
 from xidstream.pipeline.exchange import Opened, PreparedTransaction, Sealed, Tenure, TransactionEnd
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.segments import (
@@ -25,10 +26,11 @@ from xidstream.pipeline.segments import (
     note_left_out,
     read_progress,
     take_over_progress,
+    verify_prepared,
     write_progress,
 )
 from xidstream.pipeline.sequencer import PreparedBook
-from xidstream.pipeline.sequencer.prepared import spilled_messages, stamp_segments
+from xidstream.pipeline.sequencer.prepared import lost, spilled_messages, stamp_segments
 from xidstream.pipeline.slot.continuity import check_positions
 
 
@@ -53,7 +55,8 @@ class SlotStorage:
         self._owner = record.owner
         prepared = tuple(load_prepared(self._storage, self._layout, self._opened.confirmed_flush_lsn))
         kept = {key for p in prepared for key in p.stored_keys()}
-        clean_dead_epochs(self._storage, self._layout, kept)
+        damaged = {p.xid for p in prepared if p.damage is not None}
+        clean_dead_epochs(self._storage, self._layout, kept, damaged)
         return record.confirmed_lsn, PreparedBook(prepared, record.cover)
 
     def tenure(self, last_owner: int) -> Tenure:
@@ -96,7 +99,13 @@ class SlotStorage:
         self._storage.delete(list(keys))
 
     def content_of(self, prepared: PreparedTransaction, end: TransactionEnd) -> Sealed:
-        """The transaction that ``end`` (a COMMIT PREPARED) releases."""
+        """The transaction that ``end`` (a COMMIT PREPARED) releases, or why it cannot.
+
+        Raises SegmentCorrupt for damage that a new epoch mends, because the server sends the PREPARE to it again.
+        """
+        damage = self._damage_of(prepared)
+        if damage is not None:
+            return undeliverable(lost(end, damage))
         segments = stamp_segments(prepared, end)
         whole_end = TransactionEnd(
             xid=end.xid,
@@ -118,6 +127,21 @@ class SlotStorage:
             n_rows=n_rows,
             n_bytes=sum(p.segment.n_bytes for p in segments) + sum(p.n_bytes for p in messages),
         )
+
+    def _damage_of(self, prepared: PreparedTransaction) -> str | None:
+        if prepared.damage is not None:
+            return prepared.damage
+        try:
+            verify_prepared(self._storage, prepared)
+        except SegmentCorrupt as error:
+            # Whoever has taken the slot over has cleaned up behind this run.
+            check_owner(self._storage, self._layout, self._owner)
+            epochs = {self._layout.parse_segment_key(key).epoch for key in prepared.stored_keys()}
+            if self._layout.epoch in epochs:
+                # The PREPARE may not be confirmed yet. If it is, the next epoch has this record as an earlier one's.
+                raise
+            return error.message
+        return None
 
     def _take_over_record(self) -> ProgressRecord:
         slot, confirmed_lsn = self._opened.identity.slot, self._opened.confirmed_flush_lsn

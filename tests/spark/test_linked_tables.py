@@ -29,7 +29,7 @@ from tests.spark.support import (
     relation,
 )
 from tests.spark.test_delta_sink import tenure_of
-from xidstream.pipeline import faultpoints
+from xidstream.pipeline import faultpoints, late_binding
 from xidstream.pipeline.errors import SegmentCorrupt, StorageFault, Superseded
 from xidstream.pipeline.exchange import Sealed, SegmentPart
 from xidstream.pipeline.faultpoints import FaultPlan
@@ -230,16 +230,17 @@ def test_a_segment_that_is_missing_is_told_where_the_slot_is_ours(world: World, 
     assert world.transactions() == []
 
 
-def test_a_damaged_segment_of_a_prepared_transaction_is_not_named(world: World, no_job: None) -> None:
-    sink = world.sink()
-    batch = world.batch(world.segments(100, [(A, some(*range(500)))], gid="someday"))
-    (path,) = (world.folder / "storage").rglob("*.parquet")
-    data = bytearray(path.read_bytes())
-    data[100] ^= 1
-    path.write_bytes(data)
-    with pytest.raises(SegmentCorrupt, match="checksum"):
-        sink.write(batch)
-    assert world.transactions() == []
+def test_a_segment_that_was_filled_for_another_commit_is_written_by_spark(world: World) -> None:
+    """A run filled it and failed; after a failover its COMMIT PREPARED stands elsewhere. It was refused for ever."""
+    unit = world.segments(100, [(A, some(1, 2))], gid="g")
+    (part,) = unit.segments
+    path = world.storage.local_path(part.segment.key)
+    assert path is not None
+    late_binding.fill(path, part.segment.file, late_binding.Commit(90, COMMIT_US), name="s")
+    with pytest.warns(RuntimeWarning, match="another commit"):
+        world.sink().write(world.batch(unit))
+    assert world.rows("public.a") == [(100, 0, 1), (100, 1, 2)]
+    assert world.transactions() == [100] and not world.linked("public.a")
 
 
 @pytest.mark.parametrize("passage", [1, 2])

@@ -225,18 +225,6 @@ def test_a_damaged_file_of_the_users_own_is_the_functions_failure(
     assert not isinstance(caught.value, (StorageFault, ComponentLost))
 
 
-def test_a_prepared_transaction_is_verified_as_a_whole_before_a_row_is_read(
-    make_batch: Any, segments: LocalSegments
-) -> None:
-    batch = make_batch(Transaction(100, [(ITEMS, items(*range(60)))], spilled=True, gid="g"))
-    path = Path(segments.root) / "100" / "0.parquet"
-    damaged = bytearray(path.read_bytes())
-    damaged[8] ^= 1
-    path.write_bytes(bytes(damaged))
-    with pytest.raises(SegmentCorrupt, match=r"100/0\.parquet.*checksum"):
-        act(batch, "count")
-
-
 def test_a_record_of_other_rows_is_not_believed(spark: Any, segments: LocalSegments) -> None:
     part = part_of(segments, ITEMS, 60)
     file = dataclasses.replace(part.segment.file, checksum="crc32:00000000")

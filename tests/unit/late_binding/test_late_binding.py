@@ -21,6 +21,7 @@ from xidstream.pipeline import rows
 from xidstream.pipeline.errors import SegmentCorrupt, StorageFault, UsageError
 from xidstream.pipeline.late_binding import (
     Commit,
+    FilledOtherwise,
     FillRefused,
     RowFile,
     bound_tail,
@@ -322,9 +323,9 @@ def test_another_commit_is_refused_and_nothing_is_changed(path: Path) -> None:
     fill(path, file, COMMIT, name="s")
     filled = path.read_bytes()
     for other in (OTHER, Commit(COMMIT.commit_lsn, COMMIT.commit_timestamp_us - 1)):
-        with pytest.raises(SegmentCorrupt, match="another commit"):
+        with pytest.raises(FilledOtherwise, match="another commit"):
             fill(path, file, other, name="s")
-        with pytest.raises(SegmentCorrupt, match="another commit"):
+        with pytest.raises(FilledOtherwise, match="another commit"):
             bound_tail(filled[file.head_bytes :], file, other, name="s")
     assert path.read_bytes() == filled
 
@@ -385,7 +386,7 @@ def test_a_damaged_tail_is_refused(path: Path) -> None:
     for position in range(0, len(tail), 7):
         damaged = bytearray(tail)
         damaged[position] ^= 0x10
-        with pytest.raises(SegmentCorrupt):
+        with pytest.raises((SegmentCorrupt, FilledOtherwise)):
             bound_tail(bytes(damaged), file, COMMIT, name="s")
         if not any(slot.offset <= file.head_bytes + position < slot.end for slot in file.slots()):
             with pytest.raises(SegmentCorrupt, match="checksum"):
@@ -424,7 +425,7 @@ def test_a_flipped_bit_in_a_slot_changes_no_row_and_is_not_filled(path: Path) ->
         damaged[slot.offset] ^= 0x04
         path.write_bytes(bytes(damaged))
         assert read(path, SIMPLE, file).equals(released(SIMPLE, made))
-        with pytest.raises(SegmentCorrupt):
+        with pytest.raises(FilledOtherwise):
             fill(path, file, COMMIT, name="s")
         assert path.read_bytes() == bytes(damaged)
 

@@ -132,8 +132,8 @@ def test_segments_that_lost_rows_are_not_converted(left: Storage) -> None:
     content = json.loads(left.read_bytes(MANIFEST))["content"]
     content["segments"][0]["n_released_rows"] = 3
     left.write_bytes(MANIFEST, seal(FORMAT, 2, content))
-    with pytest.raises(SegmentCorrupt, match="has not the 3 rows"):
-        load_prepared(left, NEW)
+    (prepared,) = load_prepared(left, NEW)
+    assert prepared.damage is not None and "has not the 3 rows" in prepared.damage
 
 
 @pytest.mark.parametrize(

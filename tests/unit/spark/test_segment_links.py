@@ -67,15 +67,12 @@ class World:
         *,
         columns: tuple[Target, ...] = (),
         watermark: int = 0,
-        prepared: frozenset[int] = frozenset(),
     ) -> tuple[list[WrittenFile], TableParts]:
         self.n_jobs += 1
         versions = [VersionParts(A, contract_schema(A), [], parts)]
         target = WriteTarget(self.table, f"data-{self.n_jobs}", watermark)
         placement = place(columns, versions[0].schema)
-        return self.links.give(
-            TableParts(("public", "a"), versions), [placement], target, prepared, self.storage
-        )
+        return self.links.give(TableParts(("public", "a"), versions), [placement], target, self.storage)
 
     def commit(self, files: list[WrittenFile]) -> None:
         columns = [Target(f.name, f.type, f.name) for f in contract_schema(A)]
@@ -275,9 +272,12 @@ def test_a_file_that_a_log_names_takes_no_other_commits_constants(world: World) 
     segment = world.segment()
     files, _ = world.give([late_part(segment, 0x1000)])
     world.commit(files)
-    with pytest.raises(SegmentCorrupt, match="another commit"):
-        world.give([late_part(segment, 0x2000)])
+    with pytest.warns(RuntimeWarning, match="another commit"):
+        given, left = world.give([late_part(segment, 0x2000), late_part(world.segment(1), 0x2000)])
+    assert (given, left.n_rows) == ([], 20), "Spark reads them, and the file stays as it is"
     check(world.read(), 0x1000, 10)
+    given, left = world.give([late_part(world.segment(1), 0x2000)])
+    assert (len(given), left.n_rows) == (1, 0), "of other segments it says nothing"
 
 
 def test_a_truncated_segment_and_one_without_a_footer_are_corrupt(world: World) -> None:
@@ -288,17 +288,6 @@ def test_a_truncated_segment_and_one_without_a_footer_are_corrupt(world: World) 
         path.write_bytes(damaged)
         with pytest.raises(SegmentCorrupt):
             world.give([part])
-
-
-def test_a_prepared_segment_is_summed_up_before_it_gets_a_name(world: World) -> None:
-    part = late_part(world.segment(), 0x1000)
-    path = Path(world.storage.local_path(KEY) or "")
-    whole = bytearray(path.read_bytes())
-    whole[20] ^= 1
-    path.write_bytes(whole)
-    with pytest.raises(SegmentCorrupt, match="checksum"):
-        world.give([part], prepared=frozenset({0x1000}))
-    assert not Path(world.table.uri).exists()
 
 
 def test_a_name_is_younger_than_vacuums_retention_when_its_segment_was_filled_long_ago(world: World) -> None:

@@ -8,7 +8,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pytest
+
 from xidstream.pipeline.config import Config
+from xidstream.pipeline.errors import Action, ExitStatus, SegmentCorrupt, SlotLost, XidstreamError
 from xidstream.pipeline.exchange import (
     Opened,
     PrepareCover,
@@ -17,9 +21,12 @@ from xidstream.pipeline.exchange import (
     TransactionEnd,
 )
 from xidstream.pipeline.pg import Lsn, Xid
+from xidstream.pipeline.relations import Column, RelationVersion, ReplicaIdentity
+from xidstream.pipeline.rows import internal_schema
+from xidstream.pipeline.segments import Layout, Storage, write_prepared, write_segment
 from xidstream.pipeline.sequencer import FinishedPrepares
 from xidstream.pipeline.stages.commit_sequence import CommitSequence, Entry
-from xidstream.pipeline.stream import CommittedPrepared, Prepared
+from xidstream.pipeline.stream import CommittedPrepared, Prepared, RolledBackPrepared
 
 
 def sequence(config: Config) -> CommitSequence:
@@ -110,3 +117,124 @@ def test_finished_prepares_belong_to_the_event_loop_while_positions_are_recorded
     assert reader.confirmed[-1] == Lsn(24)
     ways = ("add", "without_kept", "due", "forget")
     assert finished.threads == {way: {threading.get_ident()} for way in ways}
+
+
+# -- prepared transactions whose content was damaged in the storage ---------------------------------------
+
+OPENED = Opened(
+    SlotIdentity(1, "d", "s"),
+    confirmed_flush_lsn=Lsn(0x5000),
+    target_lsn=Lsn(0x10_000),
+    server_version=180004,
+    proto_version=4,
+    streaming="on",
+    two_phase=True,
+    cover=PrepareCover(),
+    timeline=1,
+    history={},
+)
+RELATION = RelationVersion(16_400, "public", "t", ReplicaIdentity.DEFAULT, (Column("id", 23, -1, True),))
+EARLIER, NOW = Layout(1, "s", "earlier"), Layout(1, "s", "e")
+
+
+def store_prepared(storage: Storage, layout: Layout, xid: int) -> PreparedTransaction:
+    key = layout.segment_key(Xid(xid), Lsn(0x100), 0)
+    ids = pa.RecordBatch.from_arrays(
+        [
+            pa.array([value], field.type)
+            for value, field in zip((0, 0, 0, None, None, 7), INTERNAL, strict=True)
+        ],
+        schema=INTERNAL,
+    )
+    segment = write_segment(storage, key, RELATION, xid, [ids])
+    prepared = PreparedTransaction(Xid(xid), f"g{xid}", Lsn(0x100), Lsn(0x200 + xid), True, None, (segment,))
+    write_prepared(storage, layout, prepared)
+    return prepared
+
+
+INTERNAL = internal_schema(RELATION)
+
+
+def flip(storage: Storage, key: str) -> None:
+    data = bytearray(storage.read_bytes(key))
+    data[8] ^= 1
+    storage.write_bytes(key, bytes(data))
+
+
+def ends_of(*xids: int) -> list[Entry]:
+    ends = [TransactionEnd(Xid(x), Lsn(0x6000 + x), Lsn(0x6001 + x), 0, gid=f"g{x}") for x in xids]
+    return [Entry(ticket, CommittedPrepared(end)) for ticket, end in enumerate(ends)]
+
+
+def run_to_the_end(folder: Path, entries: list[Entry], watermark: int = 0) -> tuple[list[int], Any]:
+    """The xids that were delivered, and what the run ended with."""
+    delivered: list[int] = []
+
+    async def work() -> None:
+        sequencer = sequence(Config(storage=str(folder)))
+        await sequencer.open(Reader().tell, OPENED, entries[-1].cut.end.end_lsn)  # type: ignore[union-attr]
+        await sequencer.sink_opened(Lsn(watermark), 0)
+        await sequencer.submit(entries)
+        while not await sequencer.finished():
+            batch = await sequencer.next_batch(1)
+            if batch is not None:
+                delivered.extend(x for unit in batch.units for x in unit.transactions["xid"].to_pylist())
+                await sequencer.batch_done(batch.number)
+
+    try:
+        asyncio.run(asyncio.wait_for(work(), 60))
+    except XidstreamError as error:
+        return delivered, error
+    return delivered, None
+
+
+@pytest.mark.parametrize("what", ["segment", "missing segment", "manifest"])
+def test_damage_to_one_prepared_transaction_is_told_at_its_commit_behind_all_before_it(
+    tmp_path: Path, what: str
+) -> None:
+    """It restarted until the run gave up, or nothing started at all: the server sends neither PREPARE again."""
+    storage = Storage(str(tmp_path))
+    records = {xid: store_prepared(storage, EARLIER, xid) for xid in (700, 701, 702)}
+    key = records[701].segments[0].key
+    if what == "segment":
+        flip(storage, key)
+    elif what == "missing segment":
+        storage.delete([key])
+    else:
+        flip(storage, EARLIER.prepared_key(Xid(701), records[701].prepare_end_lsn))
+    delivered, error = run_to_the_end(tmp_path, ends_of(700, 701, 702))
+    assert delivered == [700]
+    assert isinstance(error, SlotLost) and error.policy.exit_status is ExitStatus.TERMINAL
+    assert "701" in error.message and ("earlier" in error.message)
+    assert "xidstream slot skip --xid 701 --commit-lsn 0/62BD" in error.remedy
+    assert storage.exists(records[702].segments[0].key), "what is not damaged is kept for the next run"
+    assert what == "missing segment" or storage.exists(key), "a manifest may be restored"
+
+
+def test_a_prepare_of_this_run_that_is_damaged_is_asked_for_once_more(tmp_path: Path) -> None:
+    """It need not be confirmed yet. If it is, the next epoch finds it as an earlier one's."""
+    storage = Storage(str(tmp_path))
+    record = store_prepared(storage, NOW, 700)
+    flip(storage, record.segments[0].key)
+    delivered, error = run_to_the_end(tmp_path, ends_of(700))
+    assert delivered == [] and isinstance(error, SegmentCorrupt)
+    assert error.policy.action is Action.RESTART
+
+
+def test_damage_to_what_the_sink_holds_already_stops_nobody(tmp_path: Path) -> None:
+    storage = Storage(str(tmp_path))
+    flip(storage, store_prepared(storage, EARLIER, 700).segments[0].key)
+    assert run_to_the_end(tmp_path, ends_of(700), watermark=0x6000 + 700) == ([], None)
+
+
+def test_a_damaged_prepared_transaction_that_was_rolled_back_leaves_nothing(tmp_path: Path) -> None:
+    storage = Storage(str(tmp_path))
+    record = store_prepared(storage, EARLIER, 700)
+    manifest = EARLIER.prepared_key(Xid(700), record.prepare_end_lsn)
+    flip(storage, manifest)
+    rolled_back = RolledBackPrepared(Xid(700), "g700", record.prepare_end_lsn, Lsn(0x6100))
+    store_prepared(storage, EARLIER, 701)
+    (end,) = ends_of(701)
+    delivered, error = run_to_the_end(tmp_path, [Entry(0, rolled_back), Entry(1, end.cut)])
+    assert (delivered, error) == ([701], None)
+    assert not storage.exists(manifest)
