@@ -143,7 +143,11 @@ class SlotLost(EnvironmentFault):
     """The slot can no longer give what was not yet delivered."""
 
 
-class SnapshotLost(EnvironmentFault):
+class SnapshotInterrupted(EnvironmentFault):
+    """The snapshot of a table cannot be finished: the table was changed, dropped or rewritten. The message names it."""
+
+
+class SnapshotLost(SnapshotInterrupted):
     """The snapshot that a table is read under is gone: the session that held it, or the server, has ended."""
 
 
@@ -230,6 +234,7 @@ POLICY: Final[dict[type[XidstreamError], Policy]] = {
         "--storage URI`), create it again, and take a new snapshot of the tables; give a Delta sink another root where "
         "the server was restored or failed over to an older state",
     ),
+    SnapshotInterrupted: Policy(Action.RETRY, ExitStatus.FAILED, "the table's snapshot is taken again"),
     SnapshotLost: Policy(
         Action.RESTART,
         ExitStatus.FAILED,

@@ -1,46 +1,335 @@
-"""Scratch: replaced by the helper's."""
+"""What the publications publish now: each table as the stream will declare it, and the tables that have its rows.
+
+A snapshot must look like the stream, so the catalog is read as pgoutput reads it (``get_rel_sync_entry``,
+``pgoutput_row_filter_init``, ``pgoutput_column_list_init`` and ``send_relation_and_attrs`` in
+``src/backend/replication/pgoutput/pgoutput.c``; ``logicalrep_write_attrs`` and ``logicalrep_write_typ`` in
+``src/backend/replication/logical/proto.c``; ``RelationGetIndexList`` and ``RelationGetIdentityKeyBitmap`` in
+``src/backend/utils/cache/relcache.c``). ``pg_publication_tables`` was rejected: it shows names and no reasons, and
+before 16 it gives no effective column list.
+
+The rules, for each table with rows of its own (a leaf) and each publication:
+
+- It is published if the publication has all tables, the leaf, one of its ancestors, or the schema of one of these.
+- With ``publish_via_partition_root`` it is published as the topmost ancestor that the publication has, else as itself.
+- Over all publications the highest ancestor wins, and only the publications that name it say which rows and columns are
+  published. Operations are those of all publications.
+- A publication of all tables, or of the schema, has no row filter. Several filters are joined by OR, whatever
+  operations their publications have, as PostgreSQL's own initial copy does.
+
+Some queries serve all tables, however many there are. They run in one transaction, so they see one catalog. The sizes
+are asked last, and an ALTER TABLE that holds a table is not waited for: then they are those of the last ANALYZE.
+
+Called by the reader (what is published), the holder (is it still so, under the lock), and the command line.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 import psycopg
 
-from xidstream.pipeline.relations import RelationVersion
-from xidstream.pipeline.relations.relation import Column, ReplicaIdentity
+from xidstream.pipeline.relations import Column, RelationVersion, ReplicaIdentity, shared_columns
+from xidstream.pipeline.slot.catalog_queries import (
+    BASE_TYPES,
+    FILLED_IN,
+    FIRST_TYPE_WITH_Y,
+    FIRST_TYPE_WITH_Y_10,
+    IDENTITY_INDEXES,
+    PUBLICATIONS,
+    RELATIONS,
+    SIZES,
+    attributes,
+    memberships,
+    published_rows,
+)
+from xidstream.pipeline.slot.stream_options import PG11, PG12, PG17
 from xidstream.pipeline.snapshot.tables import Leaf, PublishedSource
 
+_OPERATIONS: Final = ("insert", "update", "delete", "truncate")
+_SIZE_LOCK_TIMEOUT_MS: Final = 1000
+_PAGE_BYTES: Final = 8192
 
-def survey(connection: psycopg.Connection[Any], publications: Sequence[str]) -> tuple[PublishedSource, ...]:
-    found = []
-    rows = connection.execute(
-        "SELECT DISTINCT ON (c.oid) c.oid::int8, n.nspname, c.relname, c.relreplident::text, t.rowfilter, t.attnames::text[]"
-        " FROM pg_publication_tables t JOIN pg_namespace n ON n.nspname = t.schemaname"
-        " JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = t.tablename WHERE t.pubname = ANY(%s)",
-        (list(publications),),
-    ).fetchall()
-    for oid, schema, table, ident, rowfilter, names in rows:
-        cols = connection.execute(
-            "SELECT a.attname, a.atttypid::int8, a.atttypmod, coalesce(i.indisprimary, false), ty.typtype::text, ty.typbasetype::int8"
-            " FROM pg_attribute a JOIN pg_type ty ON ty.oid = a.atttypid"
-            " LEFT JOIN pg_index i ON i.indrelid = a.attrelid AND i.indisprimary AND a.attnum = ANY(i.indkey)"
-            " WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum",
-            (oid,),
-        ).fetchall()
-        columns = tuple(
-            Column(n, t, m, True if ident == "f" else k, None) for n, t, m, k, _, _ in cols if n in names
+
+@dataclass(frozen=True)
+class _Publication:
+    """A row of pg_publication. ``operations``: whether it publishes each of ``_OPERATIONS``."""
+
+    oid: int
+    via_root: bool
+    operations: tuple[bool, ...]
+    generated: str
+    """``pubgencols`` (18): ``s`` publishes stored generated columns."""
+
+
+@dataclass(frozen=True)
+class _Membership:
+    """A row of pg_publication_rel: ``attnums`` is its column list."""
+
+    oid: int
+    attnums: tuple[int, ...] | None
+    row_filter: str | None
+
+    @property
+    def text(self) -> str:
+        columns = "" if self.attnums is None else " columns " + ",".join(map(str, sorted(self.attnums)))
+        if self.row_filter is None:
+            return f"table {self.oid}{columns}"
+        return f"table {self.oid}{columns} where {hashlib.sha256(self.row_filter.encode()).hexdigest()[:16]}"
+
+
+@dataclass
+class _Published:
+    """One relation as the stream names it. ``by``: the publications that decide over its rows and columns.
+    ``unfiltered``: those that have all tables or the schema. ``names``: the catalog rows that publish it."""
+
+    relid: int
+    operations: tuple[bool, ...] = (False,) * len(_OPERATIONS)
+    by: dict[int, _Publication] = field(default_factory=dict)
+    unfiltered: set[int] = field(default_factory=set)
+    names: set[str] = field(default_factory=set)
+    leaves: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Relation:
+    schema: str
+    table: str
+    kind: str
+    identity: str
+    file_node: int
+    n_pages: int
+    made_as_partition: bool
+
+
+def survey(
+    connection: psycopg.Connection[Any], publications: Sequence[str], *, within: Sequence[int] | None = None
+) -> tuple[PublishedSource, ...]:
+    """The published tables, ordered by schema and name. ``within``: only of these relations and their partitions.
+
+    ``connection`` has autocommit, and no transaction that is open. Errors are psycopg's.
+    """
+    with connection.transaction():
+        connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        # What pg_get_expr writes must not depend on the role's settings.
+        connection.execute("SET LOCAL search_path = pg_catalog")
+        catalog = _Catalog(connection)
+        found = catalog.published(publications, within)
+        sources = catalog.sources(found)
+    return tuple(sorted(sources, key=lambda source: (source.relation.schema, source.relation.table)))
+
+
+def measured(connection: psycopg.Connection[Any], source: PublishedSource) -> PublishedSource:
+    """``source`` with the sizes that its leaves have now."""
+    sizes = _sizes(connection, [leaf.relid for leaf in source.leaves])
+    leaves = (
+        dataclasses.replace(leaf, n_pages=n_pages, n_bytes=n_bytes)
+        for leaf in source.leaves
+        for n_pages, n_bytes in [sizes.get(leaf.relid, (leaf.n_pages, leaf.n_bytes))]
+    )
+    return dataclasses.replace(source, leaves=tuple(leaves))
+
+
+def _sizes(connection: psycopg.Connection[Any], relids: list[int]) -> dict[int, tuple[int, int]]:
+    """Pages of the table, and bytes with its TOAST. Empty if somebody keeps one of the tables locked."""
+    try:
+        with connection.transaction():
+            connection.execute(f"SET LOCAL lock_timeout = {_SIZE_LOCK_TIMEOUT_MS}".encode())
+            rows = connection.execute(SIZES.encode(), (relids,)).fetchall()
+    except psycopg.errors.LockNotAvailable:
+        return {}
+    # Of a table that was dropped meanwhile the functions give NULL.
+    return {relid: (n_pages, n_bytes) for relid, n_pages, n_bytes in rows if n_bytes is not None}
+
+
+class _Catalog:
+    """The queries of one survey, and what is made of their rows."""
+
+    def __init__(self, connection: psycopg.Connection[Any]) -> None:
+        self._connection = connection
+        self._version = connection.info.server_version
+        self._memberships: dict[tuple[int, int], _Membership] = {}
+
+    def published(self, names: Sequence[str], within: Sequence[int] | None) -> list[_Published]:
+        publications = {
+            oid: _Publication(oid, via_root, tuple(operations), generated)
+            for oid, via_root, operations, generated in self._rows(PUBLICATIONS, list(names))
+        }
+        oids = list(publications)
+        self._memberships = {
+            (publication, relid): _Membership(oid, _numbers(attnums), row_filter)
+            for publication, relid, oid, attnums, row_filter in self._rows(memberships(self._version), oids)
+        }
+        found: dict[int, _Published] = {}
+        arguments = (oids, oids) if within is None else (list(within), oids, oids)
+        rows = self._rows(published_rows(self._version, within is not None), *arguments)
+        for relid, kind, hits in _by_relation(rows):
+            self._add(found, relid, kind, hits, publications)
+        return list(found.values())
+
+    def _add(
+        self,
+        found: dict[int, _Published],
+        relid: int,
+        kind: str,
+        hits: list[tuple[int, int, int, str]],
+        publications: dict[int, _Publication],
+    ) -> None:
+        """``hits``: publication, ancestor (or the relation itself), its level, and the catalog row that says so."""
+        # A partitioned table has no rows; changes of it are published where partitions are published as their root.
+        tops = {
+            oid: max((level, ancestor) for pub, ancestor, level, _ in hits if pub == oid)
+            if publications[oid].via_root
+            else (0, relid)
+            for oid in dict.fromkeys(hit[0] for hit in hits)
+            if kind != "p" or publications[oid].via_root
+        }
+        if not tops:
+            return
+        level, published_as = max(tops.values())
+        table = found.setdefault(published_as, _Published(published_as))
+        if kind == "r":
+            table.leaves.append(relid)
+        for oid in tops:
+            sent = publications[oid].operations
+            table.operations = tuple(a or b for a, b in zip(table.operations, sent, strict=True))
+        for oid in [oid for oid in publications if tops.get(oid, (-1, 0))[0] == level]:
+            table.by[oid] = publications[oid]
+            for pub, ancestor, _, name in hits:
+                if pub == oid and name == "table":
+                    table.names.add(self._memberships[oid, ancestor].text)
+                elif pub == oid:
+                    table.names.add(f"{name} of {oid}")
+                    if ancestor == published_as:
+                        table.unfiltered.add(oid)
+
+    def sources(self, published: list[_Published]) -> list[PublishedSource]:
+        relids = sorted({relid for table in published for relid in (table.relid, *table.leaves)})
+        relations = {row[0]: _Relation(*row[1:]) for row in self._rows(RELATIONS, relids)}
+        # A table that was dropped after the first query saw it is not there any more.
+        published = [
+            table for table in published if all(r in relations for r in (table.relid, *table.leaves))
+        ]
+        columns = self._columns([table.relid for table in published])
+        keys = self._keys([table.relid for table in published], relations)
+        leaves = [relid for table in published for relid in table.leaves]
+        filled: dict[int, set[str]] = {}
+        for relid, name in self._rows(FILLED_IN, leaves) if self._version >= PG11 else ():
+            filled.setdefault(relid, set()).add(name)
+        sizes = _sizes(self._connection, leaves)
+        return [self._source(table, relations, columns, keys, filled, sizes) for table in published]
+
+    def _source(
+        self,
+        table: _Published,
+        relations: dict[int, _Relation],
+        columns: dict[int, list[tuple[int, str, Column]]],
+        keys: dict[int, set[int]],
+        filled: dict[int, set[str]],
+        sizes: dict[int, tuple[int, int]],
+    ) -> PublishedSource:
+        relation = relations[table.relid]
+        shown = self._shown(table, columns.get(table.relid, []))
+        is_full = relation.identity == ReplicaIdentity.FULL.value
+        key = keys.get(table.relid, set())
+        declared = tuple(
+            dataclasses.replace(column, is_key=is_full or attnum in key) for attnum, _, column in shown
         )
-        relation = RelationVersion(oid, schema, table, ReplicaIdentity(ident), columns)
         leaves = tuple(
-            Leaf(*row)
-            for row in connection.execute(
-                "WITH RECURSIVE m AS (SELECT %s::oid AS oid UNION SELECT inhrelid FROM pg_inherits JOIN m ON inhparent = m.oid)"
-                " SELECT c.oid::int8, n.nspname, c.relname, pg_relation_size(c.oid)/8192, pg_table_size(c.oid)"
-                " FROM m JOIN pg_class c ON c.oid = m.oid JOIN pg_namespace n ON n.oid = c.relnamespace WHERE relkind = 'r'"
-                " ORDER BY 1",
-                (oid,),
+            Leaf(
+                relid,
+                relations[relid].schema,
+                relations[relid].table,
+                *sizes.get(relid, (relations[relid].n_pages, relations[relid].n_pages * _PAGE_BYTES)),
+                file_node=relations[relid].file_node,
+                made_as_partition=relations[relid].made_as_partition,
             )
+            for relid in sorted(table.leaves)
         )
-        found.append(PublishedSource(relation, f"x:{oid}", rowfilter, leaves))
-    return tuple(found)
+        return PublishedSource(
+            RelationVersion(
+                table.relid,
+                relation.schema,
+                relation.table,
+                ReplicaIdentity(relation.identity),
+                shared_columns(declared),
+            ),
+            published_as=json.dumps(sorted(table.names)),
+            row_filter=self._row_filter(table),
+            leaves=leaves,
+            left_out=tuple(
+                name for name, sent in zip(_OPERATIONS, table.operations, strict=True) if not sent
+            ),
+            attnums=tuple(attnum for attnum, _, _ in shown),
+            filled_in=tuple(
+                c.name for c in declared if any(c.name in filled.get(r, ()) for r in table.leaves)
+            ),
+        )
+
+    def _shown(
+        self, table: _Published, columns: list[tuple[int, str, Column]]
+    ) -> list[tuple[int, str, Column]]:
+        """The columns that are published, of attnum, ``attgenerated`` and Column."""
+        if not any(table.operations[:3]):
+            # For TRUNCATE alone the server looks at no list.
+            return [(attnum, generated, c) for attnum, generated, c in columns if not generated]
+        lists = [self._memberships.get((oid, table.relid)) for oid in table.by]
+        attnums = next((row.attnums for row in lists if row is not None and row.attnums is not None), None)
+        if attnums is not None:
+            return [column for column in columns if column[0] in attnums]
+        kinds = ("", "s") if next(iter(table.by.values())).generated == "s" else ("",)
+        return [column for column in columns if column[1] in kinds]
+
+    def _row_filter(self, table: _Published) -> str | None:
+        filters: list[str] = []
+        for oid in table.by:
+            row = self._memberships.get((oid, table.relid))
+            if row is None or row.row_filter is None or oid in table.unfiltered:
+                return None
+            filters.append(row.row_filter)
+        return " OR ".join(f"({text})" for text in dict.fromkeys(filters))
+
+    def _columns(self, relids: list[int]) -> dict[int, list[tuple[int, str, Column]]]:
+        rows = self._rows(attributes(self._version), relids)
+        first = FIRST_TYPE_WITH_Y if self._version >= PG12 else FIRST_TYPE_WITH_Y_10
+        types = dict(self._rows(BASE_TYPES, list({row[3] for row in rows if row[3] >= first})))
+        found: dict[int, list[tuple[int, str, Column]]] = {}
+        for relid, attnum, name, type_oid, type_modifier, generated in rows:
+            column = Column(name, type_oid, type_modifier, False, types.get(type_oid))
+            found.setdefault(relid, []).append((attnum, generated, column))
+        return found
+
+    def _keys(self, relids: list[int], relations: dict[int, _Relation]) -> dict[int, set[int]]:
+        """The attnums of the replica identity's index, where there is one."""
+        found: dict[int, set[int]] = {}
+        for relid, is_primary, is_chosen, is_valid, is_immediate, attnums, n_keys in self._rows(
+            IDENTITY_INDEXES, relids
+        ):
+            relation = relations[relid]
+            # Since 17 the primary key of a partitioned table counts before it is there in all partitions.
+            counts = is_valid or (is_primary and relation.kind == "p" and self._version >= PG17)
+            chosen = {"d": is_primary, "i": is_chosen}.get(relation.identity, False)
+            if chosen and counts and is_immediate:
+                found[relid] = {number for number in (_numbers(attnums) or ())[:n_keys] if number != 0}
+        return found
+
+    def _rows(self, query: str, *arguments: object) -> list[tuple[Any, ...]]:
+        return self._connection.execute(query.encode(), arguments).fetchall()
+
+
+def _by_relation(
+    rows: Iterable[tuple[Any, ...]],
+) -> Iterable[tuple[int, str, list[tuple[int, int, int, str]]]]:
+    found: dict[tuple[int, str], list[tuple[int, int, int, str]]] = {}
+    for relid, kind, publication, ancestor, level, name in rows:
+        found.setdefault((relid, kind), []).append((publication, ancestor, level, name))
+    return ((relid, kind, hits) for (relid, kind), hits in found.items())
+
+
+def _numbers(vector: str | None) -> tuple[int, ...] | None:
+    """An int2vector's text."""
+    return None if vector is None else tuple(map(int, vector.split()))

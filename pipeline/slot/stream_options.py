@@ -19,7 +19,7 @@ from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.pg_rules import Streaming, check_slot_name
 from xidstream.pipeline.slot.settings import SlotSettings
 
-PG10, PG13, PG14, PG15, PG16, PG17, PG18 = (major * 10_000 for major in (10, 13, 14, 15, 16, 17, 18))
+PG10, PG11, PG12, PG13, PG14, PG15, PG16, PG17, PG18 = (major * 10_000 for major in range(10, 19))
 """Numbers like ``server_version_num``, e.g. 160014 for 16.14."""
 
 _PROTO_VERSIONS: Final = ((PG16, 4), (PG15, 3), (PG14, 2), (PG10, 1))

@@ -22,13 +22,19 @@ MOST_RANGES: Final = 1 << 20
 
 @dataclass(frozen=True)
 class Leaf:
-    """A table with rows of its own: the published table, or a partition of it. ``n_bytes`` includes TOAST."""
+    """A table with rows of its own: the published table, or a partition of it. ``n_bytes`` includes TOAST.
+
+    ``file_node`` changes when the table's rows are written to a new file (TRUNCATE, VACUUM FULL, some ALTER TABLE).
+    ``made_as_partition``: it has been a partition since it was made, so its rows have always been the root's.
+    """
 
     relid: int
     schema: str
     table: str
     n_pages: int
     n_bytes: int
+    file_node: int = 0
+    made_as_partition: bool = False
 
 
 @dataclass(frozen=True)
@@ -38,6 +44,8 @@ class PublishedSource:
     ``relation``: what the stream's R message will say of it. ``published_as``: names the catalog rows that publish it,
     and changes with their definition (a column list, a row filter, DROP and ADD). ``row_filter``: an SQL expression of
     its columns, None for all rows. ``leaves``: ordered by relid. ``left_out``: the operations that are not published.
+    ``attnums``: of the relation's columns, in their order. ``filled_in``: the columns whose value in older rows is a
+    default that no row holds (``pg_attribute.atthasmissing``).
     """
 
     relation: RelationVersion
@@ -45,6 +53,8 @@ class PublishedSource:
     row_filter: str | None
     leaves: tuple[Leaf, ...]
     left_out: tuple[str, ...] = ()
+    attnums: tuple[int, ...] = ()
+    filled_in: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
