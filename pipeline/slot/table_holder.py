@@ -1,22 +1,86 @@
-"""Scratch: replaced by the helper's."""
+"""Takes the snapshot of a table, and holds it for the readers: steps 1 to 4 of a snapshot, in this order.
+
+1. *Lock* the table and its leaves IN ACCESS SHARE MODE. From here on nobody rewrites, truncates or drops them. Then ask
+   the catalog again: the table must still be what was surveyed.
+2. *B*: where the WAL ends now. The snapshot's rows get the place before it.
+3. *Wait* for the transactions that have written to the table and are still open, prepared ones included, where they may
+   have begun to write before the table was published. The stream has their later changes and not those, and a snapshot
+   that they are not in would miss those rows for ever. Only holders of a lock of the table are waited for.
+4. *The snapshot*: which transactions it sees, its name for the readers, and *E*, where the WAL ends behind it, all in
+   one statement. It is the first of its transaction that needs a snapshot: LOCK and SET need none. That statement also
+   compares the files that its snapshot knows (``pg_class.relfilenode``) with those that are there
+   (``pg_relation_filenode``). They differ if a rewrite came between snapshot and lock: an older snapshot would read no
+   rows there, without an error. The lock alone keeps that from happening; this is its proof.
+
+Each table has a session of its own, in an open transaction, until ``release``. The server ends the snapshot with the
+session, and readers that have imported it go on alone. While a table is held, an ALTER TABLE waits, and all that comes
+behind that ALTER TABLE waits with it. (``lock_timeout`` in the session of the ALTER TABLE is the remedy.) The other way
+round, a table that somebody has locked is asked for again and again, a while each time.
+
+``hold`` may be called by several threads, for different tables. All waiting ends when ``close`` is called.
+
+Rejected: one session for all tables, because a snapshot lives as long as its transaction, and cleaning up of all tables
+would wait for the last; and waiting for all open transactions, as PostgreSQL's slots do, because some never end.
+"""
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import psycopg
-from psycopg import sql
+from psycopg import pq
 
+from xidstream.pipeline.errors import (
+    ConnectionLost,
+    PreconditionMissing,
+    SnapshotInterrupted,
+    SnapshotLost,
+    Unsupported,
+)
 from xidstream.pipeline.pg import Lsn
-from xidstream.pipeline.slot.snapshot_sources import survey
+from xidstream.pipeline.slot.admin import Blocker, sql_connection
+from xidstream.pipeline.slot.conninfo import complete
+from xidstream.pipeline.slot.failures import from_connect_error, from_error
+from xidstream.pipeline.slot.snapshot_findings import room_for
+from xidstream.pipeline.slot.snapshot_sources import measured, survey
+from xidstream.pipeline.slot.stream_options import PG13, PG14, PG17, quote_identifier
+from xidstream.pipeline.slot.writers import Writer, lock_holders, writers_of
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
-from xidstream.pipeline.snapshot.tables import PublishedSource
+from xidstream.pipeline.snapshot.generations import reason_it_ended, signature_of
+from xidstream.pipeline.snapshot.tables import Leaf, PublishedSource
+
+REMEDY_SELECT: Final = "GRANT SELECT ON it TO the role of the dsn (a partition needs its own GRANT)"
+REMEDY_ROW_SECURITY: Final = (
+    "ALTER ROLE … BYPASSRLS for the role of the dsn, or leave the table out of the publication"
+)
+REMEDY_STANDBY: Final = "give the primary's dsn: a standby does not know which transactions are open"
+
+_LOCK_TIMEOUT_MS: Final = 2_000
+_POLL_S: Final = 0.2
+_NOTICE_S: Final = 2.0
+_PAGE_HEADER_BYTES: Final = 40  # see slot.admin.settled_flush_lsn
+_TIME_LIMITS: Final = ("statement_timeout", "idle_in_transaction_session_timeout")
+
+_TAKE: Final = """
+    SELECT {snapshot}()::text, pg_export_snapshot(), pg_current_wal_insert_lsn()::text,
+           (extract(epoch FROM clock_timestamp()) * 1000000)::bigint,
+           (SELECT array_agg(c.oid::bigint) FROM pg_class AS c
+            WHERE c.oid = ANY(%s::oid[]) AND c.relfilenode = pg_relation_filenode(c.oid))
+"""
+
+OnWait = Callable[[tuple[Blocker, ...]], None]
 
 
 @dataclass(frozen=True)
 class Held:
+    """``snapshot_name``: for SET TRANSACTION SNAPSHOT. ``source``: as it is under the lock, with the sizes of now.
+    ``by_range``: whether the server scans ranges of ctid (14+)."""
+
     snapshot_name: str
     bounds: SnapshotBounds
     source: PublishedSource
@@ -24,46 +88,304 @@ class Held:
 
 
 class TableHolder:
-    def __init__(self, dsn: str, publications: Any) -> None:
-        self._dsn, self._publications = dsn, publications
-        self._held: dict[int, Any] = {}
+    """``dsn`` leads to one server: the slot's. ``publications``: the slot's."""
 
-    def hold(self, source: PublishedSource, *, wait_for_writers: bool) -> Held:
-        c = psycopg.connect(self._dsn, autocommit=True)
-        self._held[source.relation.relid] = c
-        c.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-        c.execute(
-            sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(
-                sql.Identifier(source.relation.schema, source.relation.table)
-            )
-        )
-        with psycopg.connect(self._dsn, autocommit=True) as d:
-            (b,) = d.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()
-            (now,) = (s for s in survey(d, self._publications) if s.relation.relid == source.relation.relid)
-        snap, name, e, us = c.execute(
-            "SELECT pg_current_snapshot()::text, pg_export_snapshot(), pg_current_wal_insert_lsn()::text,"
-            " (extract(epoch from clock_timestamp()) * 1000000)::int8"
-        ).fetchone()
-        xmin, xmax, xip = snap.split(":")
-        xips = tuple(int(x) for x in xip.split(",") if x)
-        b, e = Lsn.parse(b), Lsn.parse(e)
-        return Held(name, SnapshotBounds(b.before, e, int(xmin), int(xmax), xips, us), now, True)
+    def __init__(self, dsn: str, publications: Sequence[str]) -> None:
+        self._dsn = dsn
+        self._publications = tuple(publications)
+        self._sessions: dict[int, psycopg.Connection[Any]] = {}
+        self._waiting: dict[int, tuple[Blocker, ...]] = {}
+        self._guard = threading.Lock()
+        self._closed = threading.Event()
+
+    def hold(
+        self,
+        source: PublishedSource,
+        *,
+        wait_for_writers: bool,
+        lock_timeout_ms: int = _LOCK_TIMEOUT_MS,
+        on_wait: OnWait | None = None,
+    ) -> Held:
+        """Take the table's snapshot, and keep it until ``release``.
+
+        ``on_wait`` is told every two seconds for whom it waits; an exception from it ends the waiting. Raises
+        SnapshotInterrupted where the table is not what ``source`` says (any more), PreconditionMissing where the role
+        may not read it, Unsupported on a standby, ConnectionLost.
+        """
+        relid, doing = source.relation.relid, f"the snapshot of table {source.name}"
+        waiting = _Waiting(self, relid, on_wait)
+        try:
+            with sql_connection(self._dsn, doing) as observer:
+                _set_time_limits_off(observer)
+                _check_primary(observer)
+                _check_privileges(observer, source)
+                session = self._session(doing)
+                try:
+                    with _reported(doing):
+                        _lock(session, observer, source, lock_timeout_ms, waiting)
+                        now = self._again(observer, source)
+                        before = _insert_lsn(observer)
+                        if wait_for_writers:
+                            _await_writers(observer, now, waiting)
+                        name, bounds = _take(session, now, before)
+                    held = Held(name, bounds, measured(observer, now), observer.info.server_version >= PG14)
+                    with self._guard:
+                        if self._closed.is_set():
+                            raise SnapshotLost(f"{doing}: the holder was closed")
+                        previous, self._sessions[relid] = self._sessions.get(relid), session
+                    if previous is not None:
+                        previous.close()
+                    return held
+                except BaseException:
+                    session.close()
+                    raise
+        finally:
+            with self._guard:
+                self._waiting.pop(relid, None)
 
     def release(self, relid: int) -> None:
-        c = self._held.pop(relid, None)
-        if c is not None:
-            c.close()
+        """Let go of a table's lock and snapshot. Nothing happens if it is not held."""
+        with self._guard:
+            session = self._sessions.pop(relid, None)
+        if session is not None:
+            session.close()
+
+    def close(self) -> None:
+        """Release all, and end all waiting."""
+        self._closed.set()
+        with self._guard:
+            sessions = list(self._sessions.values())
+            self._sessions.clear()
+        for session in sessions:
+            session.close()
+
+    def lost(self) -> frozenset[int]:
+        """The tables, by relid, whose session has ended: their snapshots can no longer be imported."""
+        with self._guard:
+            return frozenset(relid for relid, session in self._sessions.items() if not _is_alive(session))
+
+    def waiting_for(self) -> dict[int, tuple[Blocker, ...]]:
+        """For whom each table waits now, by relid. Tables that wait for nobody are not there."""
+        with self._guard:
+            return dict(self._waiting)
+
+    def flushed_past(self, lsn: Lsn) -> bool:
+        """Whether all before ``lsn`` is flushed on the server: what the snapshot saw then survives a crash of it.
+
+        Where it is not, a commit of nothing is made. The server flushes asynchronous commits within a second, but the
+        WAL behind them, which only ``lsn`` knows of, perhaps not before the next checkpoint.
+        """
+        with sql_connection(self._dsn, "the flushed WAL") as connection:
+            row = connection.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone()
+            assert row is not None
+            if Lsn.parse(row[0]) + _PAGE_HEADER_BYTES >= lsn:
+                return True
+            connection.execute("SET default_transaction_read_only = off")
+            connection.execute("SELECT txid_current()")
+            return False
 
     def await_flushed(self, lsn: Lsn) -> None:
-        with psycopg.connect(self._dsn, autocommit=True) as d:
-            while True:
-                (f,) = d.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone()
-                if Lsn.parse(f) + 40 >= lsn:
-                    return
-                time.sleep(0.05)
+        """Return when ``flushed_past`` is true, or the holder is closed."""
+        while not self.flushed_past(lsn):
+            if self._closed.wait(_POLL_S):
+                raise SnapshotLost("the holder of snapshots was closed")
 
     def room_for(self, wanted: int) -> int:
-        return wanted
+        """How many of ``wanted`` further connections the server has room for; at least one."""
+        with sql_connection(self._dsn, "the server's connections") as connection:
+            return room_for(connection, wanted)
 
-    def waiting_for(self) -> Any:
-        return None
+    def _session(self, doing: str) -> psycopg.Connection[Any]:
+        """A session whose transaction has begun, and has no snapshot yet."""
+        try:
+            session = psycopg.connect(complete(self._dsn, client_encoding="UTF8"), autocommit=True)
+        except psycopg.Error as error:
+            raise from_connect_error(error, self._dsn) from None
+        try:
+            with _reported(doing):
+                _set_time_limits_off(session)
+                session.execute("BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        except BaseException:
+            session.close()
+            raise
+        return session
+
+    def _again(self, observer: psycopg.Connection[Any], source: PublishedSource) -> PublishedSource:
+        """The table under the lock. Raises SnapshotInterrupted where it is another one."""
+        found = survey(observer, self._publications, within=[source.relation.relid])
+        now = next((each for each in found if each.relation.relid == source.relation.relid), None)
+        if now is None:
+            raise SnapshotInterrupted(f"table {source.name} was dropped, or is not published any more")
+        if _definition(now) != _definition(source):
+            reason = reason_it_ended(signature_of(source), now) or "its definition is another one"
+            raise SnapshotInterrupted(f"table {source.name} changed before its snapshot: {reason}")
+        return now
+
+    def _note_waiting(self, relid: int, blockers: tuple[Blocker, ...]) -> None:
+        with self._guard:
+            self._waiting[relid] = blockers
+
+
+class _Waiting:
+    """One call's waiting: pauses that ``close`` ends, and the notices of it."""
+
+    def __init__(self, holder: TableHolder, relid: int, on_wait: OnWait | None) -> None:
+        self._holder = holder
+        self._relid = relid
+        self._on_wait = on_wait
+        self._due = time.monotonic() + _NOTICE_S
+
+    def pause(self, blockers: tuple[Blocker, ...]) -> None:
+        """Some time later. Raises SnapshotLost if the holder is closed, and what ``on_wait`` raises."""
+        self._holder._note_waiting(self._relid, blockers)
+        if time.monotonic() >= self._due:
+            self._due = time.monotonic() + _NOTICE_S
+            if self._on_wait is not None:
+                self._on_wait(blockers)
+        if self._holder._closed.wait(_POLL_S):
+            raise SnapshotLost("the holder of snapshots was closed")
+
+
+@contextmanager
+def _reported(doing: str) -> Iterator[None]:
+    """Errors of the server as ours. An object that is gone, or a session that ended, interrupts the snapshot."""
+    try:
+        yield
+    except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn, psycopg.errors.InvalidSchemaName):
+        raise SnapshotInterrupted(f"{doing}: the table was dropped or renamed") from None
+    except psycopg.Error as error:
+        ours = from_error(error, doing)
+        if isinstance(ours, ConnectionLost):
+            raise SnapshotLost(ours.message) from None
+        raise ours from None
+
+
+def _set_time_limits_off(connection: psycopg.Connection[Any]) -> None:
+    """A limit that the role, the database or the server has would end what waits and holds."""
+    for setting in _TIME_LIMITS:
+        connection.execute(f"SET {setting} = 0".encode())
+    if connection.info.server_version >= PG14:
+        connection.execute("SET idle_session_timeout = 0")
+    if connection.info.server_version >= PG17:
+        connection.execute("SET transaction_timeout = 0")
+    connection.execute("SET row_security = off")
+
+
+def _check_primary(observer: psycopg.Connection[Any]) -> None:
+    row = observer.execute("SELECT pg_is_in_recovery()").fetchone()
+    if row is not None and row[0]:
+        raise Unsupported("a snapshot cannot be taken on a standby", remedy=REMEDY_STANDBY)
+
+
+def _check_privileges(observer: psycopg.Connection[Any], source: PublishedSource) -> None:
+    """Before the lock, whose own error does not name what is missing. A relation that is gone is left to the lock."""
+    relids = sorted({source.relation.relid, *(leaf.relid for leaf in source.leaves)})
+    rows = observer.execute(
+        """
+        SELECT n.nspname || '.' || c.relname, has_schema_privilege(n.oid, 'USAGE'),
+               has_table_privilege(c.oid, 'SELECT'), c.relkind = 'r' AND row_security_active(c.oid)
+        FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = ANY(%s::oid[])
+        """,
+        (relids,),
+    ).fetchall()
+    for name, may_use, may_read, is_filtered in rows:
+        if not may_use:
+            raise PreconditionMissing(
+                f"the snapshot of table {name}: the role has no USAGE on its schema",
+                remedy="GRANT USAGE ON SCHEMA … TO the role of the dsn",
+            )
+        if not may_read:
+            raise PreconditionMissing(
+                f"the snapshot of table {name}: the role has no SELECT on it", remedy=REMEDY_SELECT
+            )
+        if is_filtered:
+            raise PreconditionMissing(
+                f"the snapshot of table {name}: its row security would hide rows from the role",
+                remedy=REMEDY_ROW_SECURITY,
+            )
+
+
+def _lock(
+    session: psycopg.Connection[Any],
+    observer: psycopg.Connection[Any],
+    source: PublishedSource,
+    lock_timeout_ms: int,
+    waiting: _Waiting,
+) -> None:
+    relation = source.relation
+    relids = sorted({relation.relid, *(leaf.relid for leaf in source.leaves)})
+    names = dict.fromkeys(
+        [(relation.schema, relation.table), *((leaf.schema, leaf.table) for leaf in source.leaves)]
+    )
+    # With ONLY, because a partition that was attached since would be locked without a check of what it is.
+    tables = ", ".join(f"ONLY {quote_identifier(s)}.{quote_identifier(t)}" for s, t in names)
+    while True:
+        session.execute(f"SET LOCAL lock_timeout = {lock_timeout_ms}".encode())
+        try:
+            session.execute(f"LOCK TABLE {tables} IN ACCESS SHARE MODE".encode())
+            break
+        except psycopg.errors.LockNotAvailable:
+            session.execute("ROLLBACK")
+            session.execute("BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+            waiting.pause(tuple(w.blocker for w in lock_holders(observer, relids, "AccessExclusiveLock")))
+    session.execute("SET LOCAL lock_timeout = 0")
+
+
+def _await_writers(observer: psycopg.Connection[Any], source: PublishedSource, waiting: _Waiting) -> None:
+    relids = sorted({source.relation.relid, *(leaf.relid for leaf in source.leaves)})
+    older: tuple[Writer, ...] = writers_of(observer, relids)
+    while older:
+        waiting.pause(tuple(writer.blocker for writer in older))
+        # Only those that were there at the start: who writes from now on, writes to a published table.
+        current = writers_of(observer, relids)
+        older = tuple(writer for writer in current if any(writer.is_same(other) for other in older))
+
+
+def _insert_lsn(observer: psycopg.Connection[Any]) -> Lsn:
+    row = observer.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()
+    assert row is not None
+    return Lsn.parse(row[0])
+
+
+def _take(
+    session: psycopg.Connection[Any], source: PublishedSource, before: Lsn
+) -> tuple[str, SnapshotBounds]:
+    is_new = session.info.server_version >= PG13
+    query = _TAKE.format(snapshot="pg_current_snapshot" if is_new else "txid_current_snapshot")
+    row = session.execute(query.encode(), ([leaf.relid for leaf in source.leaves],)).fetchone()
+    assert row is not None
+    snapshot, name, after, taken_at_us, in_place = row
+    rewritten = [leaf for leaf in source.leaves if leaf.relid not in (in_place or ())]
+    if rewritten:
+        raise SnapshotInterrupted(
+            f"table {_told(rewritten[0])} was rewritten or dropped as its snapshot was taken"
+        )
+    xmin, xmax, xip = snapshot.split(":")
+    return name, SnapshotBounds(
+        place=before.before,
+        valid_from=Lsn.parse(after),
+        xmin=int(xmin),
+        xmax=int(xmax),
+        xip=tuple(sorted(int(xid) for xid in xip.split(",") if xid)),
+        taken_at_us=taken_at_us,
+    )
+
+
+def _definition(source: PublishedSource) -> tuple[object, ...]:
+    """All but sizes and files, which may change before the lock."""
+    leaves = tuple((leaf.relid, leaf.schema, leaf.table) for leaf in source.leaves)
+    return source.relation, source.attnums, source.published_as, source.row_filter, source.left_out, leaves
+
+
+def _told(leaf: Leaf) -> str:
+    return f"{leaf.schema}.{leaf.table}"
+
+
+def _is_alive(session: psycopg.Connection[Any]) -> bool:
+    """Whether the session is still there, as far as the socket tells. Never waits."""
+    if session.closed:
+        return False
+    with suppress(psycopg.Error):
+        session.pgconn.consume_input()
+        return session.pgconn.status == pq.ConnStatus.OK
+    return False
