@@ -14,6 +14,7 @@ from xidstream.pipeline.exchange import Tenure
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.spark.delta import DeltaSink
 from xidstream.pipeline.spark.frames import SinkBatch
+from xidstream.pipeline.spark.snapshot_log import SnapshotLog
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -50,6 +51,9 @@ class WatchedDelta:
 
     def claim(self, tenure: Tenure) -> None:
         self.delta.claim(tenure)
+
+    def snapshot_log(self) -> SnapshotLog:
+        return self.delta.snapshot_log()
 
     def write(self, batch: SinkBatch) -> None:
         handler_s = time.monotonic()

@@ -92,7 +92,7 @@ class SnapshotActors:
 
     def _start(self, kind: type, n_cpus: float, n_threads: int, *arguments: Any) -> Any:
         secrets = ReaderSecrets(self._config)
-        actor = (
+        actor: Any = (
             ray.remote(kind)
             .options(num_cpus=n_cpus, max_concurrency=n_threads)
             .remote(without_secrets(self._config), secrets.lay_down(), *arguments)

@@ -79,7 +79,8 @@ class SnapshotSteps:
 
     def start_readers(self) -> int:
         """As many as the server has room for. Returns how many."""
-        n_readers = int(self._actors.hold("room_for", self._n_connections))
+        # Each has a table's holder beside it.
+        n_readers = max(1, int(self._actors.hold("room_for", 2 * self._n_connections)) // 2)
         self._actors.start_readers(n_readers)
         return n_readers
 

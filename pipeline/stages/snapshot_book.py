@@ -73,13 +73,14 @@ class SnapshotBook:
         """Of the tables that are published now."""
         wishes = read_wishes(self._storage, self._layout)
         published = {source.relation.relid: source for source in sources}
+        by_name = {source.name: source for source in sources}
         standing = {
             line.relid: line for line in lines if line.is_ours and line.state is GenerationState.FINISHED
         }
         ended = []
         for relid, line in list(standing.items()):
             taken = self._taken.get((relid, line.number))
-            reason = _reason(taken, published.get(relid))
+            reason = _reason(taken, published.get(relid) or by_name.get(line.table))
             if reason is not None:
                 del standing[relid]
                 ended.append((line, reason))
@@ -133,6 +134,4 @@ def _name(generation: Generation) -> tuple[int, int]:
 def _reason(taken: Taken | None, source: PublishedSource | None) -> str | None:
     if taken is None:
         return "the storage has no record of it: the slot was made again"
-    if source is None:
-        return "the table is not published any more"
     return reason_it_ended(taken.signature, source)

@@ -5,13 +5,12 @@ Called by the reader in each epoch, between the connection and the slot (``slot.
 
 from __future__ import annotations
 
-from xidstream.pipeline.slot.snapshot_sources import survey
-
 from xidstream.pipeline.config import Config, SnapshotMode
 from xidstream.pipeline.segments import Layout, Storage
 from xidstream.pipeline.segments.snapshot_record import read_decision, write_decision
 from xidstream.pipeline.slot.admin import describe_slot, sql_connection
 from xidstream.pipeline.slot.connection import ReplicationConnection
+from xidstream.pipeline.slot.snapshot_sources import survey
 from xidstream.pipeline.snapshot.decision import Decision, takes_snapshots
 
 
