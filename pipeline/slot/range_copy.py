@@ -23,6 +23,7 @@ keepalives (``conninfo.complete`` turns them on).
 from __future__ import annotations
 
 import re
+import select
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
@@ -62,6 +63,8 @@ BLOCK_ROWS: Final = 64 << 10
 _SLACK_BYTES: Final = 256 << 10
 """Behind ``BLOCK_BYTES``, so that an ordinary last row has room."""
 _CANCEL_TIMEOUT_S: Final = 10.0
+_NO_ROWS: Final = np.empty(0, np.uint8)
+_TICK_S: Final = 0.1
 
 _READER_SETTINGS: Final = {
     "row_security": "off",
@@ -128,7 +131,9 @@ class RangeCopy:
             raise from_connect_error(error, dsn) from None
         self._pgconn = self._connection.pgconn
         self._loop = RowLoop.of(self._pgconn)
-        self._payload = np.empty(0, np.uint8)
+        self._poll = select.poll()
+        self._poll.register(self._pgconn.socket, select.POLLIN)
+        self._payload = _NO_ROWS
         self._lengths = np.empty(0, np.int32)
         self._cancelled = threading.Event()
         self._closing = threading.Lock()
@@ -174,7 +179,7 @@ class RangeCopy:
                 raise self._broken(doing)
             if self._loop.n_rows:
                 n_rows += self._loop.n_rows
-                yield CopiedRows(self._payload[: self._loop.n_bytes], self._lengths[: self._loop.n_rows])
+                yield self._taken()
         self._end(n_rows, doing)
 
     def cancel(self) -> None:
@@ -208,10 +213,17 @@ class RangeCopy:
         """Room for a block. A giant row gets an array of its own size, which goes with the block."""
         needed = max(BLOCK_BYTES + _SLACK_BYTES, waiting_bytes)
         if len(self._payload) != needed:
-            self._payload = np.empty(0, np.uint8)  # before the next one is made
+            self._payload = _NO_ROWS  # it goes before the next one is made
             self._payload = np.empty(needed, np.uint8)
         if not len(self._lengths):
             self._lengths = np.empty(BLOCK_ROWS, np.int32)
+
+    def _taken(self) -> CopiedRows:
+        """What was gathered. A giant row's array is the caller's alone, who may let it go as soon as it is decoded."""
+        rows = CopiedRows(self._payload[: self._loop.n_bytes], self._lengths[: self._loop.n_rows])
+        if len(self._payload) > BLOCK_BYTES + _SLACK_BYTES:
+            self._payload = _NO_ROWS
+        return rows
 
     def _run(self, command: str, doing: str) -> None:
         result = self._execute(command, doing)
@@ -223,7 +235,7 @@ class RangeCopy:
         last: pq.abc.PGresult | None = None
         try:
             self._pgconn.send_query(command.encode())
-            while (result := self._pgconn.get_result()) is not None:
+            while (result := self._result()) is not None:
                 last = result
                 if result.status == until:
                     break
@@ -233,11 +245,20 @@ class RangeCopy:
             raise ConnectionLost(f"{doing}: the server gave no answer")
         return last
 
+    def _result(self) -> pq.abc.PGresult | None:
+        """The next result. psycopg would wait for it with Python's lock held, so nobody could cancel it.
+
+        Under TLS the socket does not tell all that has come, so no socket is believed for longer than a tick."""
+        while self._pgconn.flush() or self._pgconn.is_busy():
+            self._poll.poll(_TICK_S * 1000)
+            self._pgconn.consume_input()
+        return self._pgconn.get_result()
+
     def _end(self, n_rows: int, doing: str) -> None:
         """Read COPY's own result. Raises where it is an error, or where it counts other rows than came."""
         result: pq.abc.PGresult | None = None
         try:
-            while (one := self._pgconn.get_result()) is not None:
+            while (one := self._result()) is not None:
                 result = one if result is None or result.status == pq.ExecStatus.COMMAND_OK else result
         except psycopg.Error as error:
             raise from_error(error, doing) from None

@@ -150,24 +150,27 @@ class RangeReader:
         self._stop_if_cancelled(where)
         connection = self._connected(task.snapshot_name)
         pace = Pace(self._rate_bytes_per_s, time.monotonic())
-        first_seq = task.range.number << SEQ_BITS
         n_rows = n_bytes = 0
         self._stop_if_cancelled(where)
         for rows in connection.blocks(task):
+            first_seq = (task.range.number << SEQ_BITS) + n_rows
             read_bytes = len(rows.payload)
             n_rows, n_bytes = n_rows + len(rows.lengths), n_bytes + read_bytes
             if n_rows >= 1 << SEQ_BITS:
                 raise Unsupported(f"{where} has more than {1 << SEQ_BITS} rows")
             decoded = decode_copied(rows.payload, rows.lengths, relation, where)
+            del rows  # a giant row is not kept beside its columns
             batch: pa.RecordBatch = snapshot_rows(
                 relation,
                 decoded.columns,
                 decoded.text,
                 place=bounds.place,
                 taken_at_us=bounds.taken_at_us,
-                first_seq=first_seq + n_rows - len(rows.lengths),
+                first_seq=first_seq,
             )
+            del decoded
             files.write(conform(batch))
+            del batch
             self._progress = RangeProgress(n_rows, n_bytes)
             self._cancelled.wait(pace.spent(read_bytes, time.monotonic()))
             self._stop_if_cancelled(where)

@@ -1,0 +1,439 @@
+"""Scenario *snapshot*: ranges of a table through COPY into Parquet files; the stream and the table are the oracles."""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+import time
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import psycopg
+import pyarrow as pa
+import pytest
+
+from tests.postgres.test_decode_types import CORNERS, MADE, open_slot, receive
+from tests.postgres_fixtures import VERSIONS, Database
+from tests.snapshot_ranges import (
+    BOUNDS,
+    active_copies,
+    growth_of_reading,
+    relation_of,
+    snapshot_of,
+    wait_until_reading,
+)
+from tests.waiting import wait_until
+from xidstream.pipeline.errors import (
+    ComponentLost,
+    ConnectionLost,
+    PoisonedChange,
+    PreconditionMissing,
+    SnapshotLost,
+)
+from xidstream.pipeline.rows import CONTRACT_FIELDS, N_INTERNAL
+from xidstream.pipeline.stages.range_reading import RangeReader
+
+pytestmark = pytest.mark.postgres
+NEWEST = pytest.mark.parametrize("postgres_server", VERSIONS[-1:], indirect=True, ids=lambda v: f"pg{v}")
+
+OTHER_SETTINGS = {
+    "datestyle": "German, DMY",
+    "intervalstyle": "sql_standard",
+    "bytea_output": "escape",
+    "extra_float_digits": "-10",
+    "timezone": "Asia/Kolkata",
+    "client_encoding": "LATIN1",
+    "default_transaction_isolation": "serializable",
+}
+
+
+def exact(column: pa.ChunkedArray) -> list[str]:
+    """Values as text: NaN is itself, and 0.0 is not -0.0."""
+    return [repr(value) for value in column.to_pylist()]
+
+
+def sorted_rows(table: pa.Table, *columns: str) -> list[tuple[object, ...]]:
+    return sorted(zip(*(table.column(name).to_pylist() for name in columns), strict=True))
+
+
+# -- values --------------------------------------------------------------------------------------------
+
+
+def test_the_corner_values_of_every_type_are_what_the_stream_gives(
+    database: Database, tmp_path: Path
+) -> None:
+    for statement in MADE.strip().splitlines():
+        database.execute(statement)
+    types = list(CORNERS)
+    try:
+        database.execute("SELECT '<a/>'::xml")
+    except psycopg.errors.FeatureNotSupported:  # built without libxml
+        types.remove("xml")
+    columns = ", ".join(f"c{i} {each}" for i, each in enumerate(types))
+    database.execute(f"CREATE TABLE corners (id int PRIMARY KEY, {columns})")
+    open_slot(database)
+    n = max(len(CORNERS[each]) for each in types) + 1  # the last row is all null
+    for r in range(n):
+        values = [CORNERS[each][r] if r < len(CORNERS[each]) else None for each in types]
+        casts = ", ".join(f"%s::{each}" for each in types)
+        database.execute(f"INSERT INTO corners VALUES (%s, {casts})", r, *values)
+    received = receive(database)
+    relation, streamed = received.relations["corners"], received.tables["corners"]
+    for name, value in OTHER_SETTINGS.items():
+        database.execute(f"ALTER DATABASE {database.name} SET {name} = '{value}'")
+
+    with snapshot_of(database, relation, tmp_path) as snapshot:
+        copied = snapshot.read_all()
+    assert copied.num_rows == n
+    for i, column in enumerate(relation.columns):
+        expected = streamed.column(N_INTERNAL + i)
+        assert copied.field(i).type == expected.type == relation.arrow_fields[i].type, column.name
+        assert exact(copied.column(i)) == exact(expected), column.name
+    assert exact(copied.column("_text")) == exact(streamed.column(4))
+    assert any(value is not None for value in copied.column("_text").to_pylist())
+
+
+def test_the_contracts_columns_say_where_a_row_comes_from(database: Database, tmp_path: Path) -> None:
+    database.execute("CREATE TABLE t (id int)")
+    database.execute("INSERT INTO t SELECT generate_series(1, 1000)")
+    with snapshot_of(database, relation_of(database, "t"), tmp_path) as snapshot:
+        copied = snapshot.read_all(range_bytes=8192)
+    n_ranges = len(snapshot.files)
+    assert n_ranges == 5
+    assert [(f.name, f.type) for f in copied.schema] == [("id", pa.int32())] + [
+        (f.name, f.type) for f in CONTRACT_FIELDS
+    ]
+    assert set(copied.column("_change_type").to_pylist()) == {"snapshot"}
+    assert set(copied.column("_commit_lsn").to_pylist()) == {BOUNDS.place}
+    assert {t.timestamp() for t in copied.column("_commit_timestamp").to_pylist()} == {1_700_000_000}
+    assert copied.column("_xid").null_count == copied.column("_unchanged").null_count == 1000
+    seqs = copied.column("_seq").to_pylist()
+    assert len(set(seqs)) == 1000 and {seq >> 32 for seq in seqs} == set(range(n_ranges))
+    for number in range(n_ranges):
+        own = [seq & 0xFFFFFFFF for seq in seqs if seq >> 32 == number]
+        assert own == list(range(len(own)))
+    assert {(f.min_commit_lsn, f.max_commit_lsn) for f in snapshot.files} == {(BOUNDS.place, BOUNDS.place)}
+
+
+def test_large_toast_values_come_whole(database: Database, tmp_path: Path) -> None:
+    database.execute("CREATE TABLE t (id int, plain text, packed text, raw bytea)")
+    database.execute("ALTER TABLE t ALTER plain SET STORAGE EXTERNAL")
+    database.execute(
+        "INSERT INTO t SELECT i, repeat(md5(i::text), 40000) || E'\\t\\n\\\\', repeat('ab' || i, 900000),"
+        " decode(repeat(md5(i::text), 20000), 'hex') FROM generate_series(1, 12) i"
+    )
+    with snapshot_of(database, relation_of(database, "t"), tmp_path) as snapshot:
+        copied = snapshot.read_all(range_bytes=1 << 20)
+    expected = database.execute("SELECT id, plain, packed, raw FROM t ORDER BY id")
+    assert sorted_rows(copied, "id", "plain", "packed", "raw") == expected
+
+
+def test_no_time_limit_of_the_database_ends_a_read(database: Database, tmp_path: Path) -> None:
+    database.execute("CREATE TABLE t (id int)")
+    database.execute("INSERT INTO t VALUES (1)")
+    limits = ["statement_timeout", "idle_in_transaction_session_timeout", "idle_session_timeout"]
+    for name in [*limits, "transaction_timeout"][: 4 if database.version >= 17 else 3]:
+        database.execute(f"ALTER DATABASE {database.name} SET {name} = '300ms'")
+    reader = RangeReader(database.dsn())
+    with snapshot_of(
+        database, relation_of(database, "t"), tmp_path, row_filter="pg_sleep(0.5) IS NOT NULL"
+    ) as one:
+        for _ in range(2):
+            one.read(one.whole, reader)
+            time.sleep(0.5)
+    reader.close()
+    assert one.rows().num_rows == 2
+
+
+# -- ranges --------------------------------------------------------------------------------------------
+
+
+def test_ranges_give_each_row_once_after_updates_deletes_and_vacuum_and_nothing_that_came_later(
+    database: Database, tmp_path: Path
+) -> None:
+    database.execute("CREATE TABLE t (id int PRIMARY KEY, v text) WITH (fillfactor = 70)")
+    database.execute("INSERT INTO t SELECT i, repeat('x', i % 300) FROM generate_series(1, 5000) i")
+    database.execute("UPDATE t SET v = v || 'hot' WHERE id % 3 = 0")
+    database.execute("DELETE FROM t WHERE id % 7 = 0")
+    database.execute("VACUUM t")
+    database.execute("UPDATE t SET v = v || repeat('moved', 100) WHERE id % 11 = 0")
+    relation = relation_of(database, "t")
+    with snapshot_of(database, relation, tmp_path) as snapshot:
+        expected = database.execute("SELECT id, v FROM t ORDER BY id")
+        database.execute("UPDATE t SET v = 'later' WHERE id % 2 = 0")
+        database.execute("DELETE FROM t WHERE id % 5 = 0")
+        database.execute("INSERT INTO t SELECT i, 'later' FROM generate_series(10001, 12000) i")
+        database.execute("VACUUM t")
+        copied = snapshot.read_all(range_bytes=64 << 10)
+    assert len(snapshot.files) > 10
+    assert sorted_rows(copied, "id", "v") == expected
+    assert len(set(copied.column("_seq").to_pylist())) == len(expected)
+
+
+def test_rows_that_came_after_the_size_was_asked_are_in_the_last_range(
+    database: Database, tmp_path: Path
+) -> None:
+    database.execute("CREATE TABLE t (id int)")
+    database.execute("INSERT INTO t SELECT generate_series(1, 1000)")
+    relation = relation_of(database, "t")
+    with snapshot_of(database, relation, tmp_path) as small:
+        pass
+    database.execute("INSERT INTO t SELECT generate_series(1001, 5000)")
+    with snapshot_of(database, relation, tmp_path) as snapshot:
+        snapshot.source = small.source
+        copied = snapshot.read_all(range_bytes=16 << 10)
+    assert sorted(copied.column("id").to_pylist()) == list(range(1, 5001))
+
+
+def test_a_range_is_read_by_its_pages_and_not_by_a_scan_of_the_whole_table(database: Database) -> None:
+    database.execute("CREATE TABLE t (id int)")
+    database.execute("INSERT INTO t SELECT generate_series(1, 100000)")
+    plan = "\n".join(
+        line
+        for (line,) in database.execute(
+            "EXPLAIN SELECT id FROM ONLY t WHERE ctid >= '(50,0)' AND ctid < '(90,0)'"
+        )
+    )
+    assert "Tid Range Scan" in plan
+
+
+@pytest.mark.parametrize("table", ["t (id int)", "t ()"])
+def test_an_empty_table_has_no_file_and_a_table_without_columns_its_rows(
+    database: Database, tmp_path: Path, table: str
+) -> None:
+    database.execute(f"CREATE TABLE {table}")
+    with snapshot_of(database, relation_of(database, "t"), tmp_path) as snapshot:
+        assert snapshot.read_all().num_rows == 0
+        assert snapshot.files == [] and list(tmp_path.iterdir()) == []
+    database.execute("INSERT INTO t DEFAULT VALUES")
+    with snapshot_of(database, relation_of(database, "t"), tmp_path) as snapshot:
+        assert snapshot.read_all().column("_seq").to_pylist() == [0]
+
+
+@NEWEST
+@pytest.mark.slow
+def test_memory_follows_the_largest_value_and_not_the_table(database: Database, tmp_path: Path) -> None:
+    n_bytes = 110 << 20
+    database.execute("CREATE TABLE t (id int, v text)")
+    database.execute("ALTER TABLE t ALTER v SET STORAGE EXTERNAL")
+    database.execute("INSERT INTO t VALUES (0, '')")
+    growth = []
+    for statement in (
+        "INSERT INTO t SELECT i, repeat(md5(i::text), 40) FROM generate_series(1, 100000) i",
+        "INSERT INTO t SELECT i, repeat(md5(i::text), 40) FROM generate_series(1, 200000) i",
+        f"INSERT INTO t SELECT i, repeat(md5(i::text), {n_bytes // 32}) FROM generate_series(1, 2) i",
+        f"INSERT INTO t SELECT i, repeat(md5(i::text), {n_bytes // 32}) FROM generate_series(1, 5) i",
+    ):
+        database.execute("DELETE FROM t WHERE id > 0")
+        database.execute("VACUUM t")
+        database.execute(statement)
+        with (
+            snapshot_of(database, relation_of(database, "t"), tmp_path) as snapshot,
+            ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as fresh,
+        ):
+            whole = (snapshot.whole, snapshot.target, snapshot.conform)
+            small = replace(snapshot.whole, source=replace(snapshot.source, row_filter="id = 0"))
+            growth.append(fresh.submit(growth_of_reading, database.dsn(), whole, small).result(250))
+    of_128_mb, of_256_mb, of_two, of_five = (g / 2**20 for g in growth)
+    told = f"MB: {of_128_mb:.0f}, {of_256_mb:.0f}; {of_two:.0f}, {of_five:.0f}"
+    print(told)
+    assert of_256_mb < of_128_mb + 40, told
+    assert of_five < of_two + 110, told
+    assert of_five < 12 * 110, told
+
+
+# -- what the publication says -------------------------------------------------------------------------
+
+
+def test_a_partition_with_another_order_of_columns_and_dropped_ones_gives_the_roots_columns(
+    database: Database, tmp_path: Path
+) -> None:
+    database.execute(
+        'CREATE TABLE root (id int, gone int, "Ünï ""code""" text, n numeric(8,2)) PARTITION BY LIST (id)'
+    )
+    database.execute("CREATE TABLE one PARTITION OF root FOR VALUES IN (1)")
+    database.execute(
+        'CREATE TABLE "two ""2""" (n numeric(8,2), x int, "Ünï ""code""" text, gone int, id int)'
+    )
+    database.execute('ALTER TABLE "two ""2""" DROP x')
+    database.execute('ALTER TABLE root ATTACH PARTITION "two ""2""" FOR VALUES IN (2)')
+    database.execute("INSERT INTO root VALUES (1, 9, 'a', 1.5), (2, 9, 'b', 2.5)")
+    database.execute("ALTER TABLE root DROP gone")
+    relation = relation_of(database, "root")
+    with snapshot_of(database, relation, tmp_path, leaves=["one", '"two ""2"""']) as snapshot:
+        copied = snapshot.read_all()
+    assert copied.schema.names[:3] == ["id", 'Ünï "code"', "n"]
+    assert [tuple(map(str, row)) for row in sorted_rows(copied, "id", 'Ünï "code"', "n")] == [
+        ("1", "a", "1.50"),
+        ("2", "b", "2.50"),
+    ]
+    assert sorted(copied.column("_seq").to_pylist()) == [0, 1 << 32]
+
+
+def test_children_of_a_table_are_not_read_with_it(database: Database, tmp_path: Path) -> None:
+    database.execute("CREATE TABLE t (id int)")
+    database.execute("CREATE TABLE child () INHERITS (t)")
+    database.execute("INSERT INTO t VALUES (1)")
+    database.execute("INSERT INTO child VALUES (2)")
+    with snapshot_of(database, relation_of(database, "t"), tmp_path) as snapshot:
+        assert snapshot.read_all().column("id").to_pylist() == [1]
+
+
+def test_the_publications_row_filter_and_column_list_decide_what_is_read(
+    database: Database, tmp_path: Path
+) -> None:
+    database.execute("CREATE TABLE t (id int, secret text, v text)")
+    database.execute("INSERT INTO t SELECT i, 'no', 'v' || i FROM generate_series(1, 2000) i")
+    relation = relation_of(database, "t", ["id", "v"])
+    condition = "(id > 10) AND (id < 1500) OR (v = 'v3')"
+    with snapshot_of(database, relation, tmp_path, row_filter=condition) as snapshot:
+        copied = snapshot.read_all(range_bytes=8192)
+    assert copied.schema.names[:2] == ["id", "v"]
+    assert sorted_rows(copied, "id", "v") == database.execute(
+        f"SELECT id, v FROM t WHERE {condition} ORDER BY id"
+    )
+
+
+# -- failures ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["00000003-0000001B-1", "no snapshot' at all"])
+def test_a_snapshot_that_nobody_holds_is_lost(database: Database, tmp_path: Path, name: str) -> None:
+    database.execute("CREATE TABLE t (id int)")
+    with snapshot_of(database, relation_of(database, "t"), tmp_path) as snapshot:
+        snapshot.name = name
+        with pytest.raises(SnapshotLost):
+            snapshot.read_all()
+
+
+def test_when_the_holder_ends_readers_that_have_its_snapshot_go_on_and_others_lose_it(
+    database: Database, tmp_path: Path
+) -> None:
+    database.execute("CREATE TABLE t (id int)")
+    database.execute("INSERT INTO t SELECT generate_series(1, 100)")
+    reader = RangeReader(database.dsn())
+    with snapshot_of(database, relation_of(database, "t"), tmp_path) as snapshot:
+        snapshot.read(snapshot.whole, reader)
+    database.execute("DELETE FROM t")
+    ((file,),) = [snapshot.read(snapshot.whole, reader)]
+    assert file.n_rows == 100
+    reader.close()
+    with pytest.raises(SnapshotLost, match=snapshot.name):
+        snapshot.read(snapshot.whole, reader)
+    reader.close()
+
+
+def test_a_lost_session_is_told_and_the_next_read_makes_another(database: Database, tmp_path: Path) -> None:
+    database.execute("CREATE TABLE t (id int)")
+    database.execute("INSERT INTO t SELECT generate_series(1, 100)")
+    reader = RangeReader(database.dsn())
+    with snapshot_of(database, relation_of(database, "t"), tmp_path) as snapshot:
+        (first,) = snapshot.read(snapshot.whole, reader)
+        database.execute(
+            "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity"
+            " WHERE application_name = 'xidstream' AND datname = current_database()"
+        )
+        with pytest.raises(ConnectionLost, match=r"the snapshot of public\.t from page 0 to the end"):
+            snapshot.read(snapshot.whole, reader)
+        (second,) = snapshot.read(snapshot.whole, reader)
+    reader.close()
+    assert first.n_rows == second.n_rows == 100
+    assert Path(first.path).parent != Path(second.path).parent, "each attempt has a directory of its own"
+
+
+def test_a_read_that_is_cancelled_ends_at_the_server_too(database: Database, tmp_path: Path) -> None:
+    database.execute("CREATE TABLE t (id int)")
+    database.execute("INSERT INTO t SELECT generate_series(1, 100000)")
+    reader = RangeReader(database.dsn())
+    caught: list[BaseException] = []
+    with snapshot_of(
+        database, relation_of(database, "t"), tmp_path, row_filter="pg_sleep(0.05) IS NULL"
+    ) as snapshot:
+
+        def read() -> None:
+            try:
+                snapshot.read(snapshot.whole, reader)
+            except BaseException as error:
+                caught.append(error)
+
+        thread = threading.Thread(target=read)
+        thread.start()
+        wait_until_reading(database, "pg_sleep")
+        reader.cancel()
+        thread.join(60)
+        assert not thread.is_alive()
+        (error,) = caught
+        assert isinstance(error, ComponentLost) and "cancelled" in error.message
+        assert active_copies(database, "pg_sleep") == []
+        with pytest.raises(ComponentLost):
+            snapshot.read(snapshot.whole, reader)
+    reader.close()
+
+
+def test_a_missing_privilege_and_row_security_are_errors_with_a_remedy(
+    database: Database, tmp_path: Path
+) -> None:
+    role = f"reader_{database.name}"
+    database.execute(f"CREATE ROLE {role} LOGIN")
+    try:
+        database.execute("CREATE TABLE t (id int)")
+        database.execute("INSERT INTO t VALUES (1)")
+        reader = RangeReader(database.dsn(user=role))
+        with snapshot_of(database, relation_of(database, "t"), tmp_path) as snapshot:
+            with pytest.raises(PreconditionMissing, match="permission denied") as caught:
+                snapshot.read(snapshot.whole, reader)
+            assert "GRANT SELECT" in caught.value.remedy
+            database.execute(f"GRANT SELECT ON t TO {role}")
+            database.execute("ALTER TABLE t ENABLE ROW LEVEL SECURITY")
+        with snapshot_of(database, relation_of(database, "t"), tmp_path) as snapshot:
+            with pytest.raises(PreconditionMissing, match="row-level security") as caught:
+                snapshot.read(snapshot.whole, reader)
+            assert "BYPASSRLS" in caught.value.remedy
+        reader.close()
+    finally:
+        database.execute(f"DROP OWNED BY {role}")
+        database.execute(f"DROP ROLE {role}")
+
+
+def test_an_idle_reader_holds_its_snapshot_until_it_is_closed(database: Database, tmp_path: Path) -> None:
+    database.execute("CREATE TABLE t (id int)")
+    reader = RangeReader(database.dsn())
+    with snapshot_of(database, relation_of(database, "t"), tmp_path) as snapshot:
+        snapshot.read(snapshot.whole, reader)
+    holding = "SELECT count(*) FROM pg_locks WHERE relation = 't'::regclass AND pid <> pg_backend_pid()"
+    assert database.execute(holding) == [(1,)]
+    reader.close()
+    wait_until(lambda: database.execute(holding) == [(0,)])
+
+
+def test_a_failing_expression_is_told_without_the_rows_value(database: Database, tmp_path: Path) -> None:
+    database.execute("CREATE TABLE t (v text)")
+    database.execute("INSERT INTO t VALUES ('1'), ('topsecret')")
+    with (
+        snapshot_of(database, relation_of(database, "t"), tmp_path, row_filter="v::int > 0") as snapshot,
+        pytest.raises(PoisonedChange, match=r"public\.t .*22P02") as caught,
+    ):
+        snapshot.read_all()
+    assert "topsecret" not in f"{caught.value.message} {caught.value.remedy}"
+
+
+@NEWEST
+def test_text_that_is_not_utf8_names_its_column_and_not_its_value(database: Database, tmp_path: Path) -> None:
+    name = f"ascii_{database.name}"
+    database.execute(f"CREATE DATABASE {name} TEMPLATE template0 ENCODING SQL_ASCII LOCALE 'C'")
+    try:
+        dsn = database.server.conninfo(name)
+        with psycopg.connect(dsn, autocommit=True, client_encoding="UTF8") as connection:
+            other = Database(database.server, name, connection)
+            connection.execute("CREATE TABLE t (id int, v text)")
+            connection.execute("INSERT INTO t VALUES (1, 'good'), (2, E'secret\\xff')")
+            relation = relation_of(other, "t")
+            with (
+                snapshot_of(other, relation, tmp_path) as snapshot,
+                pytest.raises(PoisonedChange, match=r"public\.t column 'v' .* not valid UTF-8") as caught,
+            ):
+                snapshot.read_all()
+            assert "secret" not in caught.value.message
+    finally:
+        database.execute(f"DROP DATABASE {name} WITH (FORCE)")
