@@ -19,7 +19,7 @@ writes them together with the rows that other transactions have of the same tabl
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -57,7 +57,7 @@ class BufferMemory:
         """The group to spill now, or None while everything fits. Ask again after each spill."""
         held = list(transactions)
         too_large = [transaction for transaction in held if transaction.has_too_large_block]
-        if not too_large and sum(transaction.n_bytes for transaction in held) <= self.limit_bytes:
+        if not too_large and not self._is_over(held):
             return None
         largest: tuple[int, Spill] | None = None
         for transaction in too_large or held:
@@ -66,13 +66,20 @@ class BufferMemory:
                 largest = (found[0], Spill(transaction, found[1]))
         return None if largest is None else largest[1]
 
+    def _is_over(self, held: Sequence[OpenTransaction]) -> bool:
+        """A transaction of millions of savepoints keeps megabytes that no spill frees. Rows have half of the limit all
+        the same: each block would be a segment of a few kilobytes otherwise."""
+        n_row_bytes = sum(transaction.n_row_bytes for transaction in held)
+        n_other_bytes = sum(transaction.n_bytes for transaction in held) - n_row_bytes
+        return n_row_bytes > max(self.limit_bytes - n_other_bytes, self.limit_bytes // 2)
+
 
 def take_last_segments(
     transaction: OpenTransaction,
 ) -> Iterator[tuple[RelationVersion, list[pa.RecordBatch]]]:
     """Take out of the transaction what a sink that takes segments as its own files is to get as such, of what is in
     memory at the commit: what each segment is to have."""
-    if not transaction.has_segments and transaction.n_bytes < _LARGE_BYTES:
+    if not transaction.has_segments and transaction.n_row_bytes < _LARGE_BYTES:
         return
     for relation, n_bytes in transaction.group_sizes().items():
         if n_bytes >= _FILE_BYTES:

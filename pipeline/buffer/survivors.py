@@ -7,7 +7,7 @@ how many rows stay. The rows that follow are numbered from there, and a row's nu
 when it is decoded.
 
 Kept are the runs of equal subxid, by their first row. Their memory is that of the subtransactions that stay: what a
-rollback takes is forgotten.
+rollback takes is forgotten. It is 12 bytes a run, and the buffer's memory counts it.
 
 The suffix is a rule that PostgreSQL 16 and 18 were seen to keep, and that follows from how they decode. It is checked
 all the same, because a server that broke it would have us take rows that it keeps. For that all the runs that stay are
@@ -20,6 +20,7 @@ commit, whoever reads a segment has to filter it, and the set grows with each sa
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +28,9 @@ import numpy.typing as npt
 from xidstream.pipeline.errors import IllegalTransition
 
 Subxids = npt.NDArray[np.uint32]
+
+_OBJECT_BYTES: Final = 400
+"""What the runs of one block take beside their numbers."""
 
 
 @dataclass(frozen=True)
@@ -42,10 +46,15 @@ class _Runs:
     def of(cls, subxid: Subxids, first: npt.NDArray[np.int64]) -> _Runs:
         return cls(subxid, first, int(subxid.min()), int(subxid.max()))
 
+    @property
+    def n_bytes(self) -> int:
+        return self.subxid.nbytes + self.first.nbytes + _OBJECT_BYTES
+
 
 class Survivors:
     def __init__(self) -> None:
         self.n_rows = 0
+        self.n_bytes = 0
         self._blocks: list[_Runs] = []
 
     def add(self, subxid: Subxids, first: npt.NDArray[np.int64], n_rows: int) -> None:
@@ -53,8 +62,16 @@ class Survivors:
         if self._blocks and len(subxid) and subxid[0] == self._blocks[-1].subxid[-1]:
             subxid, first = subxid[1:], first[1:]
         if len(subxid):
-            self._blocks.append(_Runs.of(subxid, first))
+            self._append(_Runs.of(subxid, first))
         self.n_rows += n_rows
+
+    def _append(self, runs: _Runs) -> None:
+        self._blocks.append(runs)
+        self.n_bytes += runs.n_bytes
+
+    def _pop(self) -> _Runs:
+        self.n_bytes -= self._blocks[-1].n_bytes
+        return self._blocks.pop()
 
     def without(self, aborted: Subxids) -> int:
         """How many rows stay when those of ``aborted`` (not empty) go. Raises IllegalTransition."""
@@ -81,11 +98,12 @@ class Survivors:
     def truncate(self, n_rows: int) -> None:
         """Forget all rows from number ``n_rows`` on."""
         while self._blocks and self._blocks[-1].first[0] >= n_rows:
-            self._blocks.pop()
+            self._pop()
         if self._blocks:
             last = self._blocks[-1]
             n_runs = int(np.searchsorted(last.first, n_rows))
             if n_runs < len(last.first):
+                self._pop()
                 # Copies: a view would keep what was taken.
-                self._blocks[-1] = _Runs.of(last.subxid[:n_runs].copy(), last.first[:n_runs].copy())
+                self._append(_Runs.of(last.subxid[:n_runs].copy(), last.first[:n_runs].copy()))
         self.n_rows = n_rows

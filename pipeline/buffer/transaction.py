@@ -109,7 +109,12 @@ class OpenTransaction:
 
     @property
     def n_bytes(self) -> int:
-        """Decoded bytes in memory, with what Arrow needs besides the values."""
+        """In memory: of rows and messages, and what tells whose rows they are."""
+        return self.n_row_bytes + self._survivors.n_bytes
+
+    @property
+    def n_row_bytes(self) -> int:
+        """Of that, what can be spilled: decoded rows and messages, with what Arrow needs beside them."""
         return self._groups.n_bytes
 
     def add(
