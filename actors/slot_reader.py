@@ -33,6 +33,7 @@ from xidstream.pipeline.slot.admin import Blocker, advance_slot, sql_connection
 from xidstream.pipeline.slot.connection import ReplicationConnection
 from xidstream.pipeline.slot.opening import connect_slot, slot_settings
 from xidstream.pipeline.snapshot.tables import PublishedSource
+from xidstream.pipeline.spark.sink import may_take_segments
 from xidstream.pipeline.stages.slot_record import check_server
 from xidstream.pipeline.stages.snapshot_decision import decide_snapshots
 from xidstream.pipeline.stages.transaction_buffer import BufferSettings
@@ -195,7 +196,7 @@ class SlotReader:
             layout,
             self._config.buffer_memory_bytes,
             self._given_up,
-            bind_late=self._config.sink.startswith("delta:"),
+            bind_late=may_take_segments(self._config.sink, self._config.storage),
         )
         self._pool = BufferPool(self._config, settings, self._spares, self._share)
         # While the buffers load their kernels, and not when the slot is ours.

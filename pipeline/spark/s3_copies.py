@@ -39,9 +39,13 @@ class CopyRefused(Exception):
 
 def can_copy(storage_uri: str, root: Location) -> bool:
     """Whether both are in one S3 store, and boto3 is there."""
+    is_one_store = _host(_storage_endpoint(storage_uri)) == _host(_endpoint(_options(root)))
+    return may_copy(storage_uri, root) and is_one_store
+
+
+def may_copy(storage_uri: str, root: Location) -> bool:
+    """Whether both are in S3, in one store or two, and boto3 is there."""
     if urlsplit(storage_uri).scheme.lower() != "s3" or urlsplit(root.uri).scheme not in _SCHEMES:
-        return False
-    if _host(_storage_endpoint(storage_uri)) != _host(_endpoint(_options(root))):
         return False
     return importlib.util.find_spec("boto3") is not None
 

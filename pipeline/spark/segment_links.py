@@ -115,6 +115,13 @@ def how_segments_reach(root: Location, storage_uri: str) -> Reach:
                 pass  # it was not made
 
 
+def may_reach(root: Location, storage_uri: str) -> bool:
+    """Whether segments may become files of the tables, as far as the two places tell; how is not tried."""
+    if root.is_local:
+        return _local_path(storage_uri) is not None
+    return s3_copies.may_copy(storage_uri, root)
+
+
 class SegmentLinks:
     """Into the tables below one root. Any thread may call ``give``, for a table of its own; ``close`` ends the
     threads."""

@@ -84,6 +84,20 @@ def check_sink_spec(spec: str) -> str:
     return spec
 
 
+def may_take_segments(spec: str, storage_uri: str) -> bool:
+    """Whether the sink may make segments of this storage its own files. Asks neither of the two.
+
+    Where it may, a buffer makes segments of what is left of a large transaction at its COMMIT.
+    """
+    kind, _, argument = spec.partition(":")
+    if kind != "delta":
+        return False
+    from xidstream.pipeline.spark.naming import Location
+    from xidstream.pipeline.spark.segment_links import may_reach
+
+    return may_reach(Location.parse(argument), storage_uri)
+
+
 def parse_sink_spec(spec: str) -> tuple[str, str]:
     kind, colon, argument = spec.partition(":")
     if (kind in ("delta", "foreach") and argument) or (kind == "console" and not colon):
