@@ -24,6 +24,14 @@ def test_a_setting_that_is_needed_and_missing_is_named_when_the_stream_is_made(
     assert f"give {name} in the settings of ChangeStream" in caught.value.remedy
 
 
+def test_the_server_may_come_from_libpqs_variables_as_on_the_command_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PGHOST", "db.example.com")
+    without = {key: value for key, value in SETTINGS.items() if key != "dsn"}
+    assert repr(ChangeStream(without)) == "ChangeStream(slot 'shop' to no sink)"
+
+
 def test_a_misspelt_setting_names_the_one_that_was_meant() -> None:
     with pytest.raises(ConfigError) as caught:
         ChangeStream({**SETTINGS, "slto": "shop"})

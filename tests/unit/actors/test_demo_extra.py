@@ -48,7 +48,7 @@ def test_every_package_of_a_run_has_one_pin_for_each_python_that_its_range_allow
         held = [pin for pin in pins if pin.marker is None or pin.marker.evaluate(here)]
         versions = {pin.name: re.fullmatch(r"==([^,]+)", str(pin.specifier)) for pin in held}
         assert len(versions) == len(held) and all(versions.values())
-        for text in PROJECT["dependencies"]:
+        for text in (*PROJECT["dependencies"], *EXTRAS["s3"]):
             wanted = Requirement(text)
             if wanted.marker is None or wanted.marker.evaluate(here):
                 exact = versions[wanted.name]
