@@ -1,8 +1,8 @@
 """A batch's parts by table and by layout: what a DataFrame or a Delta table is made from.
 
-Pure bookkeeping over ``exchange.Batch``: no rows are touched. A table's parts come under one
-``VersionParts`` for each distinct layout, in the order in which the layouts first appear; two relation
-versions that differ only in relid or replica identity have one layout.
+This is bookkeeping over ``exchange.Batch`` that touches no rows. The parts of a table are in one ``VersionParts`` for
+each distinct layout, in the order in which the layouts first appear. Two relation versions that differ only in relid or
+replica identity have one layout.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from xidstream.pipeline.relations import RelationVersion
 from xidstream.pipeline.rows import contract_schema
 
 PARTITION_BYTES: Final = 32 << 20
-"""Small parts share a task up to this: a task costs some ten milliseconds, 32 MB of Arrow about as much."""
+"""Small parts share a task up to this size. A task costs some ten milliseconds, 32 MB of Arrow about as much."""
 
 TableName = tuple[str, str]
-"""``(schema, table)``: unlike ``schema.table`` never ambiguous."""
+"""``(schema, table)``, which is never ambiguous, as ``schema.table`` may be."""
 
 
 @dataclass
 class VersionParts:
-    """The parts of one layout; ``schema`` is the contract's."""
+    """The parts of one layout. ``schema`` is the contract's."""
 
     relation: RelationVersion
     schema: pa.Schema
@@ -36,7 +36,7 @@ class VersionParts:
 
 @dataclass
 class TableParts:
-    """``newest`` is the last relation version among the parts; equal layouts may differ in types and keys."""
+    """``newest`` is the last relation version among the parts. Versions of one layout may differ in types and keys."""
 
     name: TableName
     versions: list[VersionParts] = field(default_factory=list)
@@ -58,7 +58,7 @@ class TableParts:
         return sum(part.n_bytes for version in self.versions for part in version.memory)
 
     def without(self, parts: Collection[MemoryPart | SegmentPart]) -> TableParts:
-        """All but these, under the same layouts."""
+        """The other parts, in the same layouts."""
         gone = {id(part) for part in parts}
         versions = [
             VersionParts(
@@ -77,7 +77,7 @@ class TableParts:
 
 
 def tables_of(batch: Batch) -> dict[TableName, TableParts]:
-    """Parts that release no row are left out, and so are tables that have no other."""
+    """The parts of each table. Parts without a row are left out, and so are tables that have no other parts."""
     tables: dict[TableName, TableParts] = {}
     versions: dict[tuple[TableName, tuple[tuple[str, str], ...]], VersionParts] = {}
 
@@ -102,9 +102,9 @@ def tables_of(batch: Batch) -> dict[TableName, TableParts]:
 
 
 def group_by_bytes(sizes: Sequence[int], parallelism: int) -> list[tuple[int, ...]]:
-    """Consecutive indexes into groups of about ``PARTITION_BYTES``, or smaller to busy ``parallelism`` tasks.
+    """Consecutive indexes, in groups of about ``PARTITION_BYTES``, or smaller ones to keep ``parallelism`` tasks busy.
 
-    A group takes at least one; what is larger than the limit is a group of its own.
+    Each group has at least one index. A part that is larger than the limit is a group of its own.
     """
     limit = max(1, min(PARTITION_BYTES, sum(sizes) // max(1, parallelism)))
     groups: list[tuple[int, ...]] = []

@@ -1,10 +1,11 @@
-"""The open handles of Delta tables: those written last, because each holds a snapshot of its table's whole log.
+"""The open handles of the Delta tables that were written last. Each holds a snapshot of its table's whole log.
 
-A handle takes from 10 KB up (it lists the table's files), and 1 ms to open on a local disk, some requests on an object
-store. With ten thousand tables most are not written again soon. A handle that was let go costs no guarantee: whoever
-opens it again reads the watermark anew, as after a restart. The sink's own tables stay, because each batch needs them.
+A handle takes 10 KB or more, because it lists the table's files. To open one takes 1 ms on a local disk, and some
+requests on an object store. With ten thousand tables, most are not written again soon. To drop a handle gives up no
+guarantee: whoever opens it again reads the watermark anew, as after a restart. The handles of the sink's own tables
+stay, because each batch needs them.
 
-Shaped as the dictionary that it stands for. Safe for the sink's threads, which never share a table.
+It has the shape of the dictionary that it replaces. The sink's threads, which never share a table, may use it at once.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _PINNED: Final = frozenset({naming.TRANSACTIONS, naming.MESSAGES})
 
 
 class KeptWriters:
-    """By directory. ``limit``: of source tables' handles."""
+    """The handles by directory. ``limit``: the most handles of source tables."""
 
     def __init__(self, limit: int = KEPT_WRITERS) -> None:
         self._limit = limit

@@ -15,11 +15,12 @@ import pyarrow.compute as pc
 from xidstream.pipeline.rows import MESSAGES_SCHEMA
 
 MESSAGE_PIECE_BYTES: Final = 8 << 20
-"""Of logical messages that the driver holds at once, beside the row group that is being written; one message more."""
+"""The logical messages that the driver holds at once, besides the row group that is being written. It may hold one
+message more."""
 
 
 def message_pieces(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """``batches`` (MESSAGES_SCHEMA) in the same order, several small ones together."""
+    """``batches`` (MESSAGES_SCHEMA) in the same order, with several small ones in a piece."""
     piece: list[pa.RecordBatch] = []
     n_bytes = 0
     for batch in batches:
@@ -35,9 +36,9 @@ def message_pieces(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
 def new_messages(
     rows: pa.Table, watermarks: dict[str, int], transactional_id: str, other_id: str
 ) -> tuple[pa.Table, dict[str, int]]:
-    """``rows`` (MESSAGES_SCHEMA) that are not held yet, and the watermarks that they move.
+    """The ``rows`` (MESSAGES_SCHEMA) that the table does not hold yet, and the watermarks that they move.
 
-    Each LSN once, also within ``rows``, which are copied only where some of them go.
+    Each LSN comes once, also if ``rows`` repeat it. ``rows`` are copied only if some of them are dropped.
     """
     position = pc.if_else(rows["transactional"], rows["commit_lsn"], rows["lsn"])
     floor = pc.if_else(rows["transactional"], watermarks[transactional_id], watermarks[other_id])

@@ -1,14 +1,14 @@
 """Where a source table's Delta table is: ``ROOT/`` + enc(schema) + ``.`` + enc(table).
 
-``enc`` keeps ``A-Z a-z 0-9 _ -`` and writes every other UTF-8 byte as ``~XX`` (uppercase hexadecimal), so
-the one ``.`` in a directory's name is always the separator, different tables never share a directory, and
-no name leaves the root. Percent-encoding was rejected: deltalake percent-decodes local paths, so such a
-table can be neither made nor read. Called by the Delta sink; ``decode_table`` is for tools that list a root.
+``enc`` keeps ``A-Z a-z 0-9 _ -`` and writes every other UTF-8 byte as ``~XX`` (uppercase hexadecimal). So the one ``.``
+in a directory's name is always the separator, different tables never share a directory, and no name leads out of the
+root. Percent-encoding was rejected: deltalake percent-decodes local paths, so such a table can be neither created nor
+read. The Delta sink calls this; ``decode_table`` is for tools that list a root.
 
-Two names of 63 bytes give up to 379 characters, and a local directory's name has at most 255 bytes. What would be
-longer is cut, where no character is torn, and ends with ``~~`` and a digest of the whole. After a ``~`` comes a
-hexadecimal digit in every other name, so a cut name is never that of another table. The same is done on object
-stores, which have no such limit, so that a root may be copied from one to the other.
+Two names of 63 bytes give up to 379 characters, and a local directory's name has at most 255 bytes. A longer name is
+cut, but never inside a character, and ends with ``~~`` and a digest of the whole name. In every other name a ``~`` is
+followed by a hexadecimal digit, so a cut name is never that of another table. Names are cut on object stores, too,
+which have no such limit, so that a root can be copied from one to the other.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MESSAGES: Final = "_messages"
 SNAPSHOTS: Final = "_snapshots"
 
 MAX_DIRECTORY: Final = 255
-"""Bytes of one part of a path, on every local file system in use."""
+"""The most bytes of one part of a path, on every local file system in use."""
 _DIGEST: Final = 32
 """Hexadecimal digits, 128 bits: no two tables of one root have the same."""
 
@@ -63,7 +63,7 @@ def encode_table(schema: str, table: str) -> str:
 
 
 def _whole_characters(encoded: str) -> str:
-    """Without what a cut left of an escape, and of a character, at the end."""
+    """``encoded`` without the torn escape, or torn character, that a cut left at its end."""
     kept = _TORN.sub("", encoded)
     while True:
         try:
@@ -76,7 +76,7 @@ def _whole_characters(encoded: str) -> str:
 
 
 def decode_table(directory: str) -> tuple[str, str]:
-    """``(schema, table)`` of a directory's name; ValueError where it is not one of a source table, or is cut."""
+    """``(schema, table)`` of a directory's name. Raises ValueError if it is not one of a source table, or is cut."""
     if _CUT in directory:
         raise ValueError(f"{directory!r} does not have all of its table's name")
     schema, table = directory.split(".")
@@ -88,8 +88,8 @@ class Location:
     """A directory in a file system or an object store, as deltalake and pyarrow both find it.
 
     ``uri`` is an absolute path for a local one, else a URI without a trailing slash. ``storage_options`` are
-    deltalake's; they may hold secrets, so they are not in ``repr``. Files in an object store are written
-    through deltalake's own file system: what is written and what is committed have one set of credentials.
+    deltalake's. They may hold secrets, so they are not in ``repr``. Files in an object store are written through
+    deltalake's own file system, so that writing and committing use the same credentials.
     """
 
     uri: str
@@ -97,7 +97,7 @@ class Location:
 
     @classmethod
     def parse(cls, uri: str, storage_options: dict[str, str] | None = None) -> Location:
-        """From a plain path, ``file:``, ``s3:``, ``gs:`` or ``abfs:``; else raises ConfigError."""
+        """From a plain path, or a URI of ``file:``, ``s3:``, ``gs:`` or ``abfs:``. Raises ConfigError for any other."""
         match = _SCHEME.fullmatch(uri)
         if match is None:
             path = uri
@@ -129,7 +129,7 @@ class Location:
     def sync(self, paths: Iterable[str]) -> None:
         """Wait until files (relative to ``uri``), and the directory entries from ``uri`` down to them, are on disk.
 
-        Nothing to do in an object store, which answers when an object is durable. Raises OSError.
+        An object store needs nothing of this: it answers when an object is durable. Raises OSError.
         """
         if not self.is_local:
             return
@@ -139,7 +139,7 @@ class Location:
         self.sync_folders(paths)
 
     def sync_folders(self, paths: Iterable[str]) -> None:
-        """The same for the directory entries alone: of files whose content is on disk already."""
+        """The same for the directory entries alone, of files whose content is on disk already."""
         if not self.is_local:
             return
         folders = {self.uri}
@@ -150,17 +150,17 @@ class Location:
             _fsync(folder)
 
     def sync_parents(self) -> None:
-        """The same for the entries of all directories that lead to a local ``uri``, which was made just now."""
+        """The same for the entries of all directories that lead to a local ``uri``, which has just been created."""
         folder = self.uri
         while self.is_local and (parent := os.path.dirname(folder)) != folder:
             try:
                 _fsync(parent)
             except PermissionError:
-                return  # not ours to read, so it was there before
+                return  # We may not read it, so it was there before.
             folder = parent
 
     def create(self, path: str) -> pa.NativeFile:
-        """A new file, ``path`` relative to ``uri``, and its directories. Raises OSError."""
+        """Create a file, and its directories. ``path`` is relative to ``uri``. Raises OSError."""
         if self.is_local:
             target = os.path.join(self.uri, path)
             os.makedirs(os.path.dirname(target), exist_ok=True)

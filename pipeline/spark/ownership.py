@@ -1,24 +1,25 @@
-"""Whose a Delta root is, and of which history: what one run may add to what those before it left there.
+"""Which run owns a Delta root, and which history it has: what a run may add to what earlier runs left there.
 
-Every commit carries, beside its watermarks, two more application transactions: ``<application id>/owner``, the
-number of the run's hold on the slot (``Tenure``), and ``<application id>/timeline``, the server's. Whenever a table
-is opened:
+Every commit carries, besides its watermarks, two more application transactions. ``<application id>/owner`` is the
+number of the run's hold on the slot (``Tenure``), and ``<application id>/timeline`` is the server's timeline. They are
+compared whenever a table is opened:
 
-- A higher owner: another run has taken the slot over, and this one yields (Superseded).
-- A lower owner: what that run wrote must lie within what the server had when *this* one opened the slot. On the
-  same timeline that is the end of its WAL, on an earlier one the point where the server's history left it. Anything
-  beyond was read from a server that this one is not: it was restored, or failed over, to older WAL (SinkDiverged).
+- If the owner is higher, another run has taken the slot over, and this run yields (Superseded).
+- If the owner is lower, all that it wrote must lie within what the server had when *this* run opened the slot. On the
+  same timeline that is the end of the WAL. On an earlier timeline it is the point where the server's history left it.
+  Anything beyond was read from another server than this one, which was restored, or failed over, to older WAL
+  (SinkDiverged).
 
-Positions alone do not tell a server whose WAL has grown past the watermark again, on the same timeline, before the
-run started. So a transaction at or below a watermark, which would be dropped as a repetition, must be in the
-table, with its xid and commit timestamp. That costs nothing but after a crash: nothing else is sent twice. Left out are
-transactions without rows: the logical messages of a rolled-back subtransaction are there or not, depending on
-whether it was streamed.
+Positions alone do not reveal a server whose WAL has grown past the watermark again, on the same timeline, before the
+run started. So a transaction at or below a watermark, which would be dropped as a repetition, must be in the table,
+with its xid and commit timestamp. This costs something only after a crash, because nothing else is sent twice.
+Transactions without rows are not compared: the logical messages of a rolled-back subtransaction are there or not,
+depending on whether it was streamed.
 
-Rejected: fingerprints of the WAL (they would have to be read at each confirmation), the slot's own position (it goes
-back legally after an immediate stop).
+Rejected: fingerprints of the WAL, which would have to be read at each confirmation. Also rejected: the slot's own
+position, which may go back after an immediate stop.
 
-Called by the Delta sink, on the driver.
+The Delta sink calls this, on the driver.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _KEYS = ("commit_lsn", "xid", "commit_timestamp")
 
 
 class Ownership:
-    """``root`` is for people, without credentials."""
+    """``root`` is shown to people, so it has no credentials."""
 
     def __init__(self, application_id: str, messages_id: str, root: str, tenure: Tenure) -> None:
         self._application_id = application_id
@@ -48,17 +49,17 @@ class Ownership:
 
     @staticmethod
     def owner_of(writer: DeltaTableWriter, application_id: str) -> int:
-        """The number of the last run that wrote, 0 for none."""
+        """The number of the last run that wrote; 0 if there was none."""
         return writer.watermark(f"{application_id}/owner")
 
     @property
     def marks(self) -> dict[str, int]:
-        """What goes with each commit."""
+        """The application transactions that go with each commit."""
         tenure = self._tenure
         return {f"{self._application_id}/owner": tenure.number, self._timeline_id: tenure.timeline}
 
     def check(self, writer: DeltaTableWriter) -> None:
-        """Of a new snapshot. Raises Superseded, SinkDiverged."""
+        """Check a new snapshot of the table. Raises Superseded, SinkDiverged."""
         tenure = self._tenure
         owner = self.owner_of(writer, self._application_id)
         if owner > tenure.number:
@@ -70,7 +71,7 @@ class Ownership:
             return
         timeline = writer.watermark(self._timeline_id)
         reachable = tenure.reachable(timeline)
-        # Of a commit, its record's start; of a message, its record's end.
+        # A commit's LSN is the start of its record, a message's LSN is the end.
         held = max(
             writer.watermark(self._application_id) + 1 if writer.watermark(self._application_id) else 0,
             writer.watermark(self._messages_id),
@@ -89,8 +90,9 @@ class Ownership:
     def check_repeated(
         self, writer: DeltaTableWriter, transactions: pa.Table, above: int = 0, prefix: str = ""
     ) -> None:
-        """Those of ``transactions`` (TRANSACTIONS_SCHEMA) with rows that lie above the LSN ``above`` and not above
-        the table's watermark must be in it. Its columns are named as there, behind ``prefix``. Raises SinkDiverged."""
+        """Check that the table has those of ``transactions`` (TRANSACTIONS_SCHEMA) that have rows, and lie above the
+        LSN ``above`` and not above the table's watermark. Its columns have the same names behind ``prefix``. Raises
+        SinkDiverged."""
         watermark = writer.watermark(self._application_id)
         lsns = transactions["commit_lsn"]
         asked = pc.and_(pc.greater(lsns, above), pc.less_equal(lsns, watermark))

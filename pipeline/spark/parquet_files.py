@@ -1,18 +1,16 @@
-"""What Spark's executors run to write: Parquet files in a directory of the attempt's own, and a report.
+"""What Spark's executors run to write: Parquet files in a directory of each attempt's own, and a report.
 
-A task writes below ``<job>-<task attempt>/`` inside the Delta table's directory and yields one row for each
-finished file (``REPORT_SCHEMA``). Nothing else names a file, so what a failed, retried or speculative
-attempt leaves behind is never committed; `vacuum` removes it (the names do not start with an underscore:
-vacuum skips those).
+A task writes below ``<job>-<task attempt>/`` inside the Delta table's directory, and yields one row for each finished
+file (``REPORT_SCHEMA``). Nothing else names a file, so what a failed, retried or speculative attempt leaves behind is
+never committed. `vacuum` removes it. (The names do not start with an underscore, because vacuum skips such names.)
 
-Rows keep the order in which they come. Row groups and files are bounded (``ROW_GROUP_ROWS``,
-``ROW_GROUP_BYTES``, ``FILE_BYTES``), so a task's memory does not depend on the size of the transaction.
+Rows keep the order in which they come. Row groups and files are bounded (``ROW_GROUP_ROWS``, ``ROW_GROUP_BYTES``,
+``FILE_BYTES``), so a task's memory does not depend on the size of the transaction.
 
-A file is on disk, not only in a cache, before it is reported: what a commit names survives a power cut.
+A file is on disk, not only in a cache, before it is reported. So what a commit names survives a power cut.
 
-Rows at or below the table's watermark are dropped here, before the conversion: a replay reads them but
-writes nothing of them. Release, filter and write are one function, so that
-the rows of a segment never cross into the JVM.
+Rows at or below the table's watermark are dropped here, before the conversion: a replay reads them, but writes none of
+them. One function releases, filters and writes, so that the rows of a segment never enter the JVM.
 """
 
 from __future__ import annotations
@@ -34,13 +32,13 @@ from xidstream.pipeline.spark.released import SegmentRows, released
 
 ROW_GROUP_ROWS: Final = 128 << 10
 ROW_GROUP_BYTES: Final = 64 << 20
-"""Of Arrow memory, whatever comes first: rows may be a megabyte wide."""
+"""In Arrow memory. A row group ends at the limit that is reached first, because rows may be a megabyte wide."""
 FILE_BYTES: Final = 128 << 20
 _PAGE_BYTES: Final = 1 << 30
 """A page has 2 GiB at most, and Parquet's writer looks at its size once in a thousand rows."""
 
 _REPEATING: Final = ("_change_type", "_commit_lsn", "_commit_timestamp", "_xid")
-"""Written with a dictionary, which pays for what repeats by its nature and costs much for what does not."""
+"""Columns that are written with a dictionary. It pays where values repeat, and costs much where they do not."""
 
 REPORT_SCHEMA: Final = "path string, size long, n_rows long, min_commit_lsn long, max_commit_lsn long"
 _REPORT_ARROW: Final = pa.schema(
@@ -51,7 +49,7 @@ _REPORT_ARROW: Final = pa.schema(
 
 @dataclass(frozen=True)
 class WrittenFile:
-    """``path`` is relative to the table's directory, ASCII and safe in a URI; the LSNs are of its rows."""
+    """``path`` is relative to the table's directory, in ASCII, and safe in a URI. The LSNs are those of its rows."""
 
     path: str
     size: int
@@ -63,8 +61,8 @@ class WrittenFile:
 class ParquetFiles:
     """Writes record batches of one schema to as many files as they need. Not thread-safe.
 
-    ``lsn_column`` is the column of the commit LSNs. ``close`` gives the finished files; a writer that is
-    left by an exception leaves its files behind, unreported.
+    ``lsn_column`` is the column of the commit LSNs. ``close`` returns the finished files. After an exception the files
+    stay behind, and nobody reports them.
     """
 
     def __init__(self, table: Location, directory: str, schema: pa.Schema, lsn_column: str) -> None:
@@ -184,7 +182,7 @@ class WriteTarget:
         return ParquetFiles(self.table, f"{self.job}-{attempt}", schema, "_commit_lsn")
 
     def above(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """``rows`` (contract layout) less those that the table holds already."""
+        """``rows`` (contract layout) without those that the table holds already."""
         lsns = rows.column(rows.schema.get_field_index("_commit_lsn"))
         lowest = pc.min(lsns).as_py()
         if lowest is None or lowest > self.watermark:
@@ -210,7 +208,7 @@ class WriteRows:
 
 @dataclass(frozen=True)
 class WriteSegments:
-    """Reads, releases and writes segments without the JVM seeing a row; comes in as ``SegmentRows`` does."""
+    """Reads, releases and writes segments, so that the JVM sees no row. It is called as ``SegmentRows`` is."""
 
     target: WriteTarget
     rows: SegmentRows

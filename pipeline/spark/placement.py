@@ -1,18 +1,18 @@
 """Which column of a growing table takes which column of a relation version: the rule of schema evolution.
 
-One rule, used twice: for a Delta table that lives longer than its source's definition, and for the union of
-the relation versions inside one batch. ``place`` decides, ``Conform`` does it to record batches (in the
-executors, so this module imports pyarrow alone).
+One rule serves two purposes: a Delta table that lives longer than its source's definition, and the union of the
+relation versions inside one batch. ``place`` decides. ``Conform`` carries it out on record batches, in the executors,
+so this module imports pyarrow alone.
 
-The rule. A target column belongs to one source column, ``source`` (ignoring case: Delta refuses names that
-differ in case only). A source column goes to the column of its own that has exactly its type, else to the
-first that holds every value of its type exactly (``holds``), else to a new one: under its own name when that
-is free, otherwise under ``<column>__<delta type>``, e.g. ``price__decimal_20_4``. Nothing is ever rewritten
-or dropped; a column that the version does not have is null. The same history of versions gives the same
-columns, and a replay, however cut, finds what the first pass added.
+The rule. A target column belongs to one source column, ``source``. (Case is ignored, because Delta refuses names that
+differ in case only.) A source column goes to that one of its target columns that has exactly its type. If there is
+none, it goes to the first that holds every value of its type exactly (``holds``). If there is none either, it goes to a
+new column: under its own name if that is free, else under ``<column>__<delta type>``, e.g. ``price__decimal_20_4``.
+Nothing is ever rewritten or dropped, and a column that the version does not have is null. The same history of versions
+gives the same columns, and a replay, however it is cut, finds what the first pass added.
 
-Rejected: Delta's type widening (few writers and readers have it, and it covers a part of the cases), and
-text as the common type (a number that becomes text for all time because of one ALTER).
+Rejected: Delta's type widening, which few writers and readers have, and which covers only a part of the cases. Also
+rejected: text as the common type, because one ALTER would turn a number into text for all time.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def delta_type_name(type_: pa.DataType) -> str:
 
 
 def holds(wide: pa.DataType, narrow: pa.DataType) -> bool:
-    """Whether every value of ``narrow`` is in ``wide`` exactly. Nothing becomes text, and no text a value."""
+    """Whether ``wide`` has every value of ``narrow`` exactly. Nothing becomes text, and text becomes nothing else."""
     if wide == narrow:
         return True
     if pt.is_list(wide) and pt.is_list(narrow):
@@ -115,13 +115,13 @@ class Placement:
 def place(columns: Sequence[Target], incoming: pa.Schema, *, widen: bool = False) -> Placement:
     """Find a target for each column of ``incoming`` (table columns and contract columns).
 
-    ``widen`` lets a target take the incoming type where that holds its own: for a table that is not stored
-    yet. Raises SinkFailed where a contract column is there with another type: then the table is not ours.
+    With ``widen`` a target takes the incoming type if that holds its own; this is for a table that is not stored yet.
+    Raises SinkFailed if a contract column is there with another type, because then the table is not ours.
     """
     table = list(columns)
     additions: list[Target] = []
     names: list[str] = []
-    # A suffixed name must not take the name of a column that comes beside it or is there already.
+    # A name with a suffix must not be that of another incoming column, or of one that is there already.
     taken = {c.name.lower() for c in table} | {n.lower() for n in incoming.names}
     for field in incoming:
         lower = field.name.lower()
@@ -169,9 +169,9 @@ def _suffixed(column: str, type_: pa.DataType, taken: set[str]) -> str:
 
 @dataclass(frozen=True)
 class Conform:
-    """Record batches of one relation version into the table's columns. Pickles; used by the executors.
+    """Brings record batches of one relation version into the table's columns. It pickles, for the executors.
 
-    ``sources[i]`` is the index in the batch of the i-th column of ``schema``, -1 where the batch has none.
+    ``sources[i]`` is the index in the batch of the i-th column of ``schema``, or -1 if the batch has none.
     """
 
     schema: pa.Schema
@@ -179,7 +179,7 @@ class Conform:
 
     @classmethod
     def of(cls, columns: Sequence[Target], names: Sequence[str]) -> Conform:
-        """``names``: for each column of the batch its target among ``columns``."""
+        """``names``: for each column of the batch, its target among ``columns``."""
         index = {name: i for i, name in enumerate(names)}
         return cls(pa.schema([c.field for c in columns]), tuple(index.get(c.name, -1) for c in columns))
 

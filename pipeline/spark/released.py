@@ -1,11 +1,11 @@
-"""What Spark's executors run to read a batch by pyarrow: spilled segments, messages, or given bytes.
+"""What Spark's executors run to read a batch with pyarrow: spilled segments, messages, or rows given as bytes.
 
-Each class here is a function for ``DataFrame.mapInArrow`` over ``spark.range``: the rows that come in are
-numbers of groups, one per partition, and what the function needs travels in its pickled fields. So it
-imports pyarrow alone, and a field holds the parts of one table, not of the batch.
+Each class here is a function for ``DataFrame.mapInArrow`` over ``spark.range``. The rows that come in are numbers of
+groups, one for each partition, and all else that the function needs travels in its pickled fields. So it imports
+pyarrow alone, and a field holds the parts of one table, not those of the batch.
 
-Everything is streamed record batch by record batch: a task holds one at a time, however large the segment.
-What a file holds is ``read_segment``'s to verify.
+Everything is streamed record batch by record batch: a task holds one at a time, however large the segment is.
+``read_segment`` verifies what a file holds.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ number of rows; raises SegmentCorrupt and StorageFault."""
 
 
 def released(part: SegmentPart, read_segment: ReadSegment) -> Iterator[pa.RecordBatch]:
-    """The rows of one spilled segment in contract layout. Raises SegmentCorrupt where they are not what was written,
-    StorageFault where they cannot be read."""
+    """The rows of one spilled segment in contract layout. Raises SegmentCorrupt if they are not what was written, and
+    StorageFault if they cannot be read."""
     with _reading(part.segment):
         yield from read_segment(part)
 
@@ -63,7 +63,7 @@ def _reading(file: Segment | MessageFile) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class SegmentRows:
-    """The rows of one table's segments, conformed. ``versions[i]`` indexes ``conform`` for ``parts[i]``."""
+    """The rows of one table's segments, conformed. ``versions[i]`` is the index into ``conform`` for ``parts[i]``."""
 
     read_segment: ReadSegment
     parts: tuple[SegmentPart, ...]
@@ -85,7 +85,7 @@ class SegmentRows:
 
 @dataclass(frozen=True)
 class MessageRows:
-    """The logical messages of a batch that are in storage; one task for each of ``groups``."""
+    """The logical messages of a batch that are in storage, with one task for each of ``groups``."""
 
     read_segment: ReadSegment
     parts: tuple[SpilledMessages, ...]
@@ -100,7 +100,7 @@ class MessageRows:
 
 @dataclass(frozen=True)
 class GivenRows:
-    """Rows that the driver holds (transactions, a few messages): the bytes of one Arrow IPC stream."""
+    """Rows that the driver holds (transactions, a few messages), as the bytes of one Arrow IPC stream."""
 
     stream: bytes
 

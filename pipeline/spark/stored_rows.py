@@ -1,7 +1,7 @@
 """What Spark's executors run to read rows that the driver has put into the storage (``actors.driver.stored_frames``).
 
-As the functions of ``released``: for ``mapInArrow`` over ``spark.range``, streamed record batch by record batch. The
-rows are released already, in the contract's layout.
+These are like the functions of ``released``: for ``mapInArrow`` over ``spark.range``, and streamed record batch by
+record batch. The rows are in the contract's layout already.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pyarrow as pa
 
 @dataclass(frozen=True)
 class StoredRows:
-    """The rows of one DataFrame; the number that comes in counts ``objects``. ``read`` must pickle."""
+    """The rows of one DataFrame. The numbers that come in are indexes into ``objects``. ``read`` must pickle."""
 
     read: Callable[[Any], Iterator[pa.RecordBatch]]
     objects: tuple[Any, ...]
@@ -28,7 +28,7 @@ class StoredRows:
 
 @dataclass(frozen=True)
 class ReadProbe:
-    """Reads one object, whatever comes in: whether an executor has this package, and reaches the storage."""
+    """Reads one object, whatever comes in. So it shows whether an executor has this package and reaches the storage."""
 
     read: Callable[[Any], Iterator[pa.RecordBatch]]
     probe: Any
