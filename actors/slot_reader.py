@@ -14,8 +14,6 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
-from xidstream.pipeline.slot.snapshot_sources import survey
-
 from xidstream.actors.reader.buffer_pool import BufferPool
 from xidstream.actors.reader.buffer_quota import QuotaShare
 from xidstream.actors.reader.reading import Reading
@@ -32,6 +30,7 @@ from xidstream.pipeline.segments import Layout, Storage, given_up
 from xidstream.pipeline.slot.admin import Blocker, advance_slot, sql_connection
 from xidstream.pipeline.slot.connection import ReplicationConnection
 from xidstream.pipeline.slot.opening import connect_slot, slot_settings
+from xidstream.pipeline.slot.snapshot_sources import survey
 from xidstream.pipeline.snapshot.tables import PublishedSource
 from xidstream.pipeline.spark.sink import may_take_segments
 from xidstream.pipeline.stages.slot_record import check_server

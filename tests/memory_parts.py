@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 
 import pyarrow as pa
@@ -12,6 +13,9 @@ from xidstream.pipeline.rows import contract_schema
 
 
 def part_rows(part: MemoryPart, read: Callable[[ArrowRef], Iterator[pa.RecordBatch]]) -> pa.Table:
-    """``read`` gives the record batches of a reference."""
-    batches = read(part.ref) if part.place is None else Packs(read).rows([part])
+    """``read`` gives the record batches of a reference, which need not be hashable here."""
+    if part.place is None:
+        batches = read(part.ref)
+    else:
+        batches = Packs(lambda _: read(part.ref)).rows([dataclasses.replace(part, ref=None)])
     return pa.Table.from_batches(batches, contract_schema(part.relation))
