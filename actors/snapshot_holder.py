@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from xidstream.pipeline.slot.table_holder import Held, TableHolder
-
 from xidstream.actors.runtime.secrets import take_up
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.slot.table_holder import Held, TableHolder
 from xidstream.pipeline.snapshot.tables import PublishedSource
 
 

@@ -8,7 +8,7 @@ contain, in the order of (_commit_lsn, _seq). Values that the server did not sen
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 from xidstream.pipeline.spark.naming import encode_table
 
 Row = tuple[Any, ...]
+Change = dict[str, Any]
 
 
 class Log:
@@ -56,48 +57,57 @@ class Log:
     def at(self, upto: int) -> Counter[Row]:
         """The table's rows when exactly the transactions with a commit LSN up to ``upto`` were committed."""
         before = [row for row in self._log if self._is_of_generation(row)]
-        return self._keyed(before, upto) if self.key else self._keyless(before, upto)
+        return folded(self.columns, self.key, before, self._changes(upto))
 
-    def _values(self, row: dict[str, Any]) -> Row:
-        return tuple(row[column] for column in self.columns)
 
-    def _keyed(self, before: list[dict[str, Any]], upto: int) -> Counter[Row]:
-        assert self.key is not None
-        state: dict[Row, dict[str, Any]] = {}
-        old: dict[str, Any] | None = None
-        for row in before:
-            key = tuple(row[column] for column in self.key)
-            assert key not in state, f"{key} is twice in the snapshot"
+def folded(
+    columns: list[str], key: list[str] | None, before: Iterable[Change], changes: Iterable[Change]
+) -> Counter[Row]:
+    """``before`` and then ``changes``, in this order. ``key``: None for a table without one."""
+    return _keyed(columns, key, before, changes) if key else _keyless(columns, before, changes)
+
+
+def _values(row: Change, columns: list[str]) -> Row:
+    return tuple(row[column] for column in columns)
+
+
+def _keyed(
+    columns: list[str], names: list[str], before: Iterable[Change], changes: Iterable[Change]
+) -> Counter[Row]:
+    state: dict[Row, Change] = {}
+    old: Change | None = None
+    for row in before:
+        key = _values(row, names)
+        assert key not in state, f"{key} is twice in the snapshot"
+        state[key] = row
+    for row in changes:
+        kind, key = row["_change_type"], _values(row, names)
+        if kind == "truncate":
+            state.clear()
+        elif kind == "delete":
+            assert state.pop(key, None) is not None, f"{key} is deleted and was not there"
+        elif kind == "update_preimage":
+            old = state.pop(key)
+        else:
+            if kind == "update_postimage":
+                # Where the key stays, the server sends no old tuple.
+                former = old if old is not None else state.pop(key)
+                row = {**row, **{column: former[column] for column in row["_unchanged"] or ()}}
+                old = None
+            assert key not in state, f"{key} is inserted and was there"
             state[key] = row
-        for row in self._changes(upto):
-            kind = row["_change_type"]
-            key = tuple(row[column] for column in self.key)
-            if kind == "truncate":
-                state.clear()
-            elif kind == "delete":
-                assert state.pop(key, None) is not None, f"{key} is deleted and was not there"
-            elif kind == "update_preimage":
-                old = state.pop(key)
-            else:
-                if kind == "update_postimage":
-                    # Where the key stays, the server sends no old tuple.
-                    former = old if old is not None else state.pop(key)
-                    for column in row["_unchanged"] or ():
-                        row = {**row, column: former[column]}
-                    old = None
-                assert key not in state, f"{key} is inserted and was there"
-                state[key] = row
-        return Counter(map(self._values, state.values()))
+    return Counter(_values(row, columns) for row in state.values())
 
-    def _keyless(self, before: list[dict[str, Any]], upto: int) -> Counter[Row]:
-        state = Counter(map(self._values, before))
-        for row in self._changes(upto):
-            kind, values = row["_change_type"], self._values(row)
-            if kind == "truncate":
-                state.clear()
-            elif kind in ("delete", "update_preimage"):
-                assert state[values] > 0, "a row is taken away that is not there"
-                state[values] -= 1
-            else:
-                state[values] += 1
-        return +state
+
+def _keyless(columns: list[str], before: Iterable[Change], changes: Iterable[Change]) -> Counter[Row]:
+    state = Counter(_values(row, columns) for row in before)
+    for row in changes:
+        kind, values = row["_change_type"], _values(row, columns)
+        if kind == "truncate":
+            state.clear()
+        elif kind in ("delete", "update_preimage"):
+            assert state[values] > 0, "a row is taken away that is not there"
+            state[values] -= 1
+        else:
+            state[values] += 1
+    return +state

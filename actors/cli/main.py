@@ -99,6 +99,8 @@ def run(config_file: Path | None, **options: Any) -> None:
     "logical_decoding_work_mem",
     "two_phase",
     "create_slot",
+    "snapshot",
+    "snapshot_connections",
 )
 def check(config_file: Path | None, **options: Any) -> None:
     """Preflight: every precondition of `run`, each with its remedy, and what could not be checked.

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Sequence
 import click
 from rich.console import Console
 from rich.table import Table
-from xidstream.pipeline.slot.snapshot_sources import survey
 
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import ConfigError, UsageError
@@ -28,6 +27,7 @@ from xidstream.pipeline.segments.snapshot_record import (
 )
 from xidstream.pipeline.slot.admin import sql_connection
 from xidstream.pipeline.slot.connection import ReplicationConnection
+from xidstream.pipeline.slot.snapshot_sources import survey
 from xidstream.pipeline.snapshot.tables import PublishedSource
 from xidstream.pipeline.stages.slot_record import without_publications
 

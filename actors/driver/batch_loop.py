@@ -30,8 +30,10 @@ from xidstream.pipeline.exchange import Batch, SlotIdentity, Tenure
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
 from xidstream.pipeline.segments import Layout, SegmentReader, Storage, check_owner
+from xidstream.pipeline.spark.foreach import ForeachSink
 from xidstream.pipeline.spark.frames import SinkBatch
 from xidstream.pipeline.spark.sink import Sink
+from xidstream.pipeline.stages.staged_snapshots import StagedSnapshots
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -78,6 +80,7 @@ class BatchLoop:
         self._idle_since_s: float | None = None
         self.progress = before
         self._is_claimed = False
+        self._staged: StagedSnapshots | None = None
 
     def stop(self) -> None:
         """End ``run`` when the batch in hand is written. That batch is not reported any more."""
@@ -92,6 +95,7 @@ class BatchLoop:
             tenure: Tenure = self._call("sink_opened", watermark, self._sink.last_owner())
             self._sink.claim(tenure)
             self._is_claimed = True
+            self._deliver_snapshots(tenure)
             if not is_raydp(self._spark):
                 self._frames = StoredFrames(self._storage, self._layout(tenure))
             while not self._stop.is_set():
@@ -105,12 +109,26 @@ class BatchLoop:
                 self._take(batch, tenure)
         finally:
             self._is_claimed = False
+            if self._staged is not None:
+                self._staged.close()
             self._sink.close()
+
+    def _deliver_snapshots(self, tenure: Tenure) -> None:
+        """A function has no fold: it gets the rows from before first, and the changes behind them then."""
+        if not isinstance(self._sink, ForeachSink):
+            return
+        staged = self._staged = StagedSnapshots(self._storage, self._layout(tenure))
+        staged.deliver(self._spark, self._sink.write_snapshot, self._stop.is_set)
+        self._sink.contained = staged.contained()
 
     def call_snapshot_log(self, method: str, *arguments: Any) -> Any:
         """On any thread. Raises ComponentLost before the sink is this loop's, and after the loop's end."""
         if not self._is_claimed or self._stop.is_set():
             raise ComponentLost("there is no batch loop that has the sink")
+        if isinstance(self._sink, ForeachSink):
+            if self._staged is None:
+                raise ComponentLost("the batch loop has only begun")
+            return getattr(self._staged, method)(*arguments)
         return getattr(self._sink.snapshot_log(), method)(*arguments)
 
     def is_stalled(self) -> bool:

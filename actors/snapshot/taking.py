@@ -41,7 +41,8 @@ _FIRST_REST_S, _LONGEST_REST_S = 1.0, 60.0
 
 
 class SnapshotTaking:
-    """``survey``: the published tables; None while nobody can ask. ``notify`` tells people."""
+    """``survey``: the published tables; None while nobody can ask. ``notify`` tells people. ``once``: end when it is
+    complete for the first time."""
 
     def __init__(
         self,
@@ -50,8 +51,11 @@ class SnapshotTaking:
         survey: Callable[[], tuple[PublishedSource, ...] | None],
         call_sink: CallSink,
         notify: Callable[[str], None],
+        *,
+        once: bool = False,
     ) -> None:
         self._book = book
+        self._once = once
         self._survey = survey
         self._call_sink = call_sink
         self._notify = notify
@@ -88,7 +92,7 @@ class SnapshotTaking:
     def _run(self) -> None:
         look_s = 0.0
         try:
-            while not self._stop.is_set() and self.failure is None:
+            while not (self._stop.is_set() or self.failure is not None or (self._once and self.is_complete)):
                 if time.monotonic() >= look_s:
                     self._try_to_look()
                     look_s = time.monotonic() + _LOOK_S
@@ -143,6 +147,8 @@ class SnapshotTaking:
 
     def _recovered(self) -> list[GenerationLine]:
         """The sink's lines, with those of rows that an earlier run named and did not come to tell."""
+        if self._once:
+            self._call_sink("clean")
         lines: list[GenerationLine] = self._call_sink("lines")
         unfinished = self._book.unfinished(lines)
         for generation in unfinished:

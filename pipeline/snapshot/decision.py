@@ -1,8 +1,9 @@
 """Whether a slot's tables are read as they were before the stream: asked for, or decided once and kept.
 
 Where a run creates the slot and its sink is a Delta root, the rows before are part of what a user expects there: so
-snapshots are the default. A slot that was there before has had a reader, who has the rows or did not want them. What
-was decided is recorded before the slot is created, because afterwards nobody could tell the two cases apart.
+snapshots are the default there, and nowhere else. A slot that was there before has had a reader, who has the rows or
+did not want them. What was decided is recorded before the slot is created, because afterwards nobody could tell the two
+cases apart.
 """
 
 from __future__ import annotations
@@ -24,19 +25,22 @@ class Decision:
 
 
 def takes_snapshots(
-    asked: SnapshotMode | None, recorded: Decision | None, *, creates_slot: bool, sink_is_delta: bool
+    asked: SnapshotMode | None, recorded: Decision | None, *, creates_slot: bool, sink: str
 ) -> bool:
-    """``asked``: None where the setting is not given. Raises Unsupported for a sink that cannot take snapshots."""
-    if asked is None:
-        if recorded is not None:
-            return recorded.takes_snapshots and sink_is_delta
-        return creates_slot and sink_is_delta
+    """``asked``: None where the setting is not given. ``sink``: that setting; empty for a function in Python.
+
+    Raises Unsupported for a sink that cannot take snapshots.
+    """
     if asked is SnapshotMode.NEVER:
         return False
-    if not sink_is_delta:
-        raise Unsupported(
-            "snapshots of tables go to a Delta sink only: a function gets each change once, and has no place for rows "
-            "that may come before or behind changes of the same rows",
-            remedy="give --sink delta:URI, or --snapshot never",
-        )
-    return True
+    if asked is not None:
+        if sink == "console":
+            raise Unsupported(
+                "the console takes no snapshots of tables",
+                remedy="give --sink delta:URI or foreach:module:function, or --snapshot never",
+            )
+        return True
+    if recorded is not None and sink != "console":
+        return recorded.takes_snapshots
+    # A function that was written for changes has no use for rows that it was not told of.
+    return creates_slot and sink.startswith("delta:")

@@ -2,8 +2,7 @@
 
 It is what a row of ``_snapshots`` says (``pipeline.spark.snapshot_log``), and what the storage keeps beside the table's
 signature (``pipeline.segments.snapshot_record``). ``number`` counts the generations of a table's *name*, from 1,
-because a Delta table belongs to a name. ``key``: the columns by which a row is known again, None where only the whole
-row is.
+because a Delta table belongs to a name.
 """
 
 from __future__ import annotations
@@ -28,24 +27,32 @@ class GenerationState(enum.Enum):
 
 @dataclass(frozen=True)
 class Generation:
-    schema: str
-    table: str
-    relid: int
+    """``relation``: as it was under the snapshot's lock, so with the columns that its rows have."""
+
+    relation: RelationVersion
     number: int
     bounds: SnapshotBounds
-    key: tuple[str, ...] | None
+
+    @property
+    def relid(self) -> int:
+        return self.relation.relid
 
     @property
     def name(self) -> str:
         """``schema.table``."""
-        return f"{self.schema}.{self.table}"
+        return self.relation.name
+
+    @property
+    def key(self) -> tuple[str, ...] | None:
+        """The columns that name a row of the stream: none under FULL (whose old tuples are whole) and NOTHING."""
+        if self.relation.replica_identity in (ReplicaIdentity.FULL, ReplicaIdentity.NOTHING):
+            return None
+        return tuple(column.name for column in self.relation.columns if column.is_key) or None
 
     def to_json(self) -> dict[str, Any]:
         bounds = self.bounds
         return {
-            "schema": self.schema,
-            "table": self.table,
-            "relid": self.relid,
+            "relation": self.relation.to_json(),
             "number": self.number,
             "place": str(bounds.place),
             "valid_from": str(bounds.valid_from),
@@ -53,15 +60,12 @@ class Generation:
             "xmax": bounds.xmax,
             "xip": list(bounds.xip),
             "taken_at_us": bounds.taken_at_us,
-            "key": None if self.key is None else list(self.key),
         }
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Generation:
         return cls(
-            value["schema"],
-            value["table"],
-            value["relid"],
+            RelationVersion.from_json(value["relation"]),
             value["number"],
             SnapshotBounds(
                 Lsn.parse(value["place"]),
@@ -71,12 +75,4 @@ class Generation:
                 tuple(value["xip"]),
                 value["taken_at_us"],
             ),
-            None if value["key"] is None else tuple(value["key"]),
         )
-
-
-def key_of(relation: RelationVersion) -> tuple[str, ...] | None:
-    """The columns that name a row of the stream: none under FULL (whose old tuples are whole) and NOTHING."""
-    if relation.replica_identity in (ReplicaIdentity.FULL, ReplicaIdentity.NOTHING):
-        return None
-    return tuple(column.name for column in relation.columns if column.is_key) or None

@@ -16,11 +16,14 @@ import importlib
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from xidstream.pipeline.errors import ComponentLost, SinkFailed, StorageFault, UsageError, XidstreamError
+from xidstream.pipeline.snapshot.bounds import SnapshotBounds
+from xidstream.pipeline.spark.batch_parts import TableName
 from xidstream.pipeline.spark.frames import SinkBatch
+from xidstream.pipeline.spark.snapshot_batch import SnapshotBatch
 from xidstream.pipeline.spark.spark_batch import SparkBatch
 from xidstream.pipeline.spark.spark_errors import fault_of, raised_in_executor
 from xidstream.pipeline.spark.stateless import StatelessSink
@@ -31,6 +34,8 @@ _REMEDY: Final = (
 )
 
 BatchFunction = Callable[[SparkBatch], Any]
+SegmentFault = Callable[[Exception], "StorageFault | None"]
+"""What is wrong with a segment of the batch, if that is why an action failed."""
 
 
 def resolve(spec: str) -> BatchFunction:
@@ -68,6 +73,8 @@ class ForeachSink(StatelessSink):
     def __init__(self, function: BatchFunction, label: str | None = None) -> None:
         self._function = function
         self._label = label or getattr(function, "__qualname__", type(function).__name__)
+        self.contained: Mapping[TableName, SnapshotBounds] = {}
+        """By table: the snapshot that the function had of it, so that it does not get the same changes again."""
 
     @classmethod
     def of(cls, spec: str) -> ForeachSink:
@@ -77,11 +84,18 @@ class ForeachSink(StatelessSink):
         return f"ForeachSink({self._label})"
 
     def write(self, batch: SinkBatch) -> None:
+        self._give(SparkBatch(batch, self.contained), batch.segment_fault)
+
+    def write_snapshot(self, batch: SnapshotBatch) -> None:
+        """The rows that a table had before. Raises as ``write`` does."""
+        self._give(batch, lambda error: None)
+
+    def _give(self, batch: SparkBatch, segment_fault: SegmentFault) -> None:
         try:
-            self._function(SparkBatch(batch))
+            self._function(batch)
         except (Exception, SystemExit) as error:
             # SystemExit, too: it would end the process, and look like a crash that a restart mends.
-            fault = _not_its_own(error, batch, f"calling {self._label}")
+            fault = _not_its_own(error, segment_fault, f"calling {self._label}")
             if fault is not None:
                 raise fault from error
             raise SinkFailed(
@@ -91,7 +105,7 @@ class ForeachSink(StatelessSink):
             ) from error
 
 
-def _not_its_own(error: BaseException, batch: SinkBatch, doing: str) -> XidstreamError | None:
+def _not_its_own(error: BaseException, segment_fault: SegmentFault, doing: str) -> XidstreamError | None:
     """The fault of session or storage that made the function fail, also where it raised something else of it."""
     seen: set[int] = set()
     cause: BaseException | None = error
@@ -101,7 +115,7 @@ def _not_its_own(error: BaseException, batch: SinkBatch, doing: str) -> Xidstrea
         if isinstance(ours, (ComponentLost, StorageFault)):
             return ours
         if isinstance(cause, Exception) and _came_through_spark(cause):
-            segment = batch.segment_fault(cause)
+            segment = segment_fault(cause)
             if segment is not None:
                 return segment
             fault = fault_of(cause, doing)

@@ -151,7 +151,7 @@ class SnapshotLog:
 
         With None nothing is named: returns False where the generation's files were not named before.
         """
-        directory = naming.encode_table(generation.schema, generation.table)
+        directory = naming.encode_table(generation.relation.schema, generation.relation.table)
         rows_id = self._rows_id
 
         def commit_rows() -> bool:

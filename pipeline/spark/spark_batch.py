@@ -7,16 +7,33 @@ marked as private, because the sinks are other modules than the one that would h
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.quantities import counted
+from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 from xidstream.pipeline.spark.batch_parts import TableName
+from xidstream.pipeline.spark.contained import without_contained
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from xidstream.pipeline.spark.frames import SinkBatch
+
+
+@dataclass(frozen=True)
+class TableSnapshot:
+    """``table``: ``schema.table``. ``generation`` counts from 1; each one replaces all earlier rows of the table.
+    ``valid_from``: from this LSN on the rows, with the changes behind them, are the table. ``key``: the columns that
+    name a row, None where only the whole row does."""
+
+    table: str
+    generation: int
+    valid_from: Lsn
+    key: tuple[str, ...] | None
 
 
 class SparkBatch:
@@ -26,8 +43,12 @@ class SparkBatch:
     LSNs. Nothing runs before an action on a DataFrame.
     """
 
-    def __init__(self, batch: SinkBatch) -> None:
+    def __init__(
+        self, batch: SinkBatch, contained: Mapping[TableName, SnapshotBounds] = MappingProxyType({})
+    ) -> None:
+        """``contained``: by table, the snapshot that the function had of it."""
         self._batch = batch
+        self._contained = contained
 
     def __repr__(self) -> str:
         n_transactions, n_rows = self._batch.content.n_transactions, self._batch.content.n_rows
@@ -47,7 +68,19 @@ class SparkBatch:
         A ``(schema, table)`` pair tells names with dots in them apart. Raises UsageError where the batch has no row of
         that table.
         """
-        return self._batch.dataframe(table)
+        frame = self._batch.dataframe(table)
+        for (schema, name), bounds in self._contained.items():
+            if table in ((schema, name), f"{schema}.{name}") and self.first_commit_lsn <= bounds.valid_from:
+                frame = without_contained(frame, bounds)
+        return frame
+
+    @property
+    def snapshot(self) -> TableSnapshot | None:
+        """Of the batch with the rows that a table had before its stream: ``table``, ``generation``, ``valid_from``, ``key``.
+
+        None in every other batch. See docs/snapshots.md.
+        """
+        return None
 
     @property
     def transactions(self) -> DataFrame:

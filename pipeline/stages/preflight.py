@@ -24,8 +24,10 @@ from xidstream.pipeline.slot.continuity import check_positions
 from xidstream.pipeline.slot.opening import slot_settings
 from xidstream.pipeline.slot.preflight import server_findings
 from xidstream.pipeline.slot.published import published_tables
+from xidstream.pipeline.slot.snapshot_findings import snapshot_findings
 from xidstream.pipeline.spark.sink_findings import ServerSide, SinkCheck, check_of_spec
 from xidstream.pipeline.stages.slot_record import check_server
+from xidstream.pipeline.stages.snapshot_decision import would_take_snapshots
 
 _PROBE = ".xidstream-check"
 _UNRANKED = 2**62
@@ -50,6 +52,7 @@ def preflight(config: Config, check_sink: SinkCheck | None = None) -> list[Findi
             with ReplicationConnection(slot_settings(config)) as connection:
                 if findings[-1].status is Status.OK:
                     findings.append(_check_record(config, connection))
+                    findings += _snapshot_findings(config, connection)
                 server = _server_side(config, connection)
         except XidstreamError as error:
             findings.append(Finding.of_error("record", error))
@@ -92,6 +95,17 @@ def _check_record(config: Config, connection: ReplicationConnection) -> Finding:
     except XidstreamError as error:
         return Finding.of_error("record", error)
     return Finding.ok("record", "what the storage records of the slot fits this server")
+
+
+def _snapshot_findings(config: Config, connection: ReplicationConnection) -> list[Finding]:
+    """What the run's snapshots need of the server; none where it would take none."""
+    try:
+        if not would_take_snapshots(config, connection):
+            return []
+        with sql_connection(connection.same_server_dsn, "what snapshots need") as sql:
+            return snapshot_findings(sql, config.publication, 2 * config.snapshot_connections)
+    except XidstreamError as error:
+        return [Finding.of_error("snapshot", error)]
 
 
 def _check_positions(config: Config, connection: ReplicationConnection, system: SystemIdentity) -> None:

@@ -28,7 +28,7 @@ from xidstream.pipeline.segments.snapshot_record import (
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 from xidstream.pipeline.snapshot.course import Wanted
 from xidstream.pipeline.snapshot.decision import Decision
-from xidstream.pipeline.snapshot.generation import Generation, GenerationState, key_of
+from xidstream.pipeline.snapshot.generation import Generation, GenerationState
 from xidstream.pipeline.snapshot.generations import reason_it_ended, signature_of
 from xidstream.pipeline.snapshot.tables import PublishedSource
 from xidstream.pipeline.spark.snapshot_log import GenerationLine
@@ -101,14 +101,7 @@ class SnapshotBook:
         relation = source.relation
         known = [taken.generation for taken in list(self._taken.values())]
         numbers = [each.number for each in known if each.name == relation.name]
-        generation = Generation(
-            relation.schema,
-            relation.table,
-            relation.relid,
-            max([last_number, *numbers]) + 1,
-            bounds,
-            key_of(relation),
-        )
+        generation = Generation(relation, max([last_number, *numbers]) + 1, bounds)
         taken = Taken(generation, signature_of(source))
         write_taken(self._storage, self._layout, taken)
         self._taken[_name(generation)] = taken

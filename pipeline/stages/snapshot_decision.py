@@ -1,9 +1,12 @@
 """Decide and record whether a slot's tables are to be read as they were before it, before the slot is created.
 
-Called by the reader in each epoch, between the connection and the slot (``slot.opening``).
+Called by the reader in each epoch, between the connection and the slot (``slot.opening``), and by the preflight, which
+records nothing.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from xidstream.pipeline.config import Config, SnapshotMode
 from xidstream.pipeline.segments import Layout, Storage
@@ -14,27 +17,47 @@ from xidstream.pipeline.slot.snapshot_sources import survey
 from xidstream.pipeline.snapshot.decision import Decision, takes_snapshots
 
 
+@dataclass(frozen=True)
+class _Case:
+    """What a decision is made from, and what it is."""
+
+    storage: Storage
+    layout: Layout
+    recorded: Decision | None
+    creates_slot: bool
+    takes: bool
+
+
+def would_take_snapshots(config: Config, connection: ReplicationConnection) -> bool:
+    """Whether a run would. Raises Unsupported, StorageFault, SegmentCorrupt, and what connecting raises."""
+    return _case(config, connection).takes
+
+
 def decide_snapshots(config: Config, connection: ReplicationConnection) -> Decision:
-    """Raises Unsupported, StorageFault, SegmentCorrupt, and what connecting raises."""
-    dsn = connection.same_server_dsn
+    """What is decided, now on record. Raises as ``would_take_snapshots``."""
+    case = _case(config, connection)
+    published = {} if case.recorded is None or case.creates_slot else case.recorded.published
+    if case.creates_slot and case.takes:
+        with sql_connection(connection.same_server_dsn, "the published tables") as sql:
+            sources = survey(sql, config.publication)
+        published = {source.relation.relid: source.published_as for source in sources}
+    decision = Decision(case.takes, published)
+    # A run into the console decides nothing for those into tables.
+    if decision != case.recorded and (config.sink != "console" or case.recorded is None):
+        write_decision(case.storage, case.layout, decision)
+    return decision
+
+
+def _case(config: Config, connection: ReplicationConnection) -> _Case:
     identifier = int(connection.identify_system().system_identifier)
     storage, layout = Storage(config.storage), Layout(identifier, config.slot, "snapshots")
     recorded = read_decision(storage, layout)
-    creates_slot = config.create_slot and not describe_slot(dsn, config.slot).exists
+    exists = describe_slot(connection.same_server_dsn, config.slot).exists
+    creates_slot = config.create_slot and not exists
     takes = takes_snapshots(
         SnapshotMode(config.snapshot) if config.snapshot else None,
         recorded,
         creates_slot=creates_slot,
-        sink_is_delta=config.sink.startswith("delta:"),
+        sink=config.sink,
     )
-    published = {} if recorded is None else recorded.published
-    if creates_slot:
-        published = {}
-        if takes:
-            with sql_connection(dsn, "the published tables") as sql:
-                sources = survey(sql, config.publication)
-            published = {source.relation.relid: source.published_as for source in sources}
-    decision = Decision(takes, published)
-    if decision != recorded:
-        write_decision(storage, layout, decision)
-    return decision
+    return _Case(storage, layout, recorded, creates_slot, takes)

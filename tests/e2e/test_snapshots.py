@@ -14,15 +14,17 @@ import pytest
 from deltalake import DeltaTable
 from psycopg import sql
 
-from tests.e2e.conftest import Pipeline
-from tests.fold import Log, Row
+from tests.e2e.conftest import Pipeline, to_arrow
+from tests.fold import Log, Row, folded
 from tests.postgres_fixtures import Database
 from tests.processes import living_below
-from xidstream import ChangeStream
+from xidstream import ChangeStream, SparkBatch
 from xidstream.actors.cli.snapshots import request_command
-from xidstream.actors.snapshot import taking
-from xidstream.pipeline.errors import Unsupported
-from xidstream.pipeline.pg import Lsn
+from xidstream.actors.snapshot import steps, taking
+from xidstream.pipeline.errors import SinkFailed
+from xidstream.pipeline.pg import Lsn, Xid
+from xidstream.pipeline.snapshot.bounds import SnapshotBounds
+from xidstream.pipeline.spark.contained import without_contained
 
 pytestmark = pytest.mark.e2e
 
@@ -235,7 +237,7 @@ def kill(actor: str) -> None:
 def test_a_killed_reader_costs_ranges_a_killed_holder_its_table_and_a_killed_slot_reader_nothing(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(taking, "plan_ranges", partial(taking.plan_ranges, range_bytes=256 << 10))
+    monkeypatch.setattr(steps, "plan_ranges", partial(steps.plan_ranges, range_bytes=256 << 10))
     database = pipeline.database
     database.execute("create table t (id int primary key, body text)")
     database.execute("insert into t select i, repeat('x', 100) from generate_series(1, 60000) i")
@@ -393,12 +395,94 @@ def test_a_slot_that_was_there_before_takes_no_snapshot_unless_it_is_asked_for(p
     assert log.at(until(database)) == Counter([(1,), (2,)]), "the row that came both ways counts once"
 
 
-def test_snapshots_into_a_function_are_refused_before_anything_is_created(pipeline: Pipeline) -> None:
-    pipeline.database.execute("create table a (id int primary key)")
-    pipeline.database.execute("create publication p for table a")
-    query = pipeline.start(snapshot="initial")
-    with pytest.raises(Unsupported, match="to a Delta sink only"):
-        query.awaitTermination(120)
-    assert pipeline.database.execute(
-        "select count(*) from pg_replication_slots where database = current_database()"
-    ) == [(0,)]
+# -- into a function -----------------------------------------------------------------------------------------
+
+
+class Collected:
+    """What a function got: of each table the last snapshot's rows and the changes behind it, in the order of the
+    calls."""
+
+    def __init__(self) -> None:
+        self.before: dict[str, list[dict[str, Any]]] = {}
+        self.changes: dict[str, list[dict[str, Any]]] = {}
+        self.snapshots: list[tuple[str, int]] = []
+        self.fail_at: str | None = None
+
+    def __call__(self, batch: SparkBatch) -> None:
+        for table in batch.tables:
+            rows = sorted(
+                to_arrow(batch.dataframe(table)).to_pylist(), key=lambda r: (r["_commit_lsn"], r["_seq"])
+            )
+            if table == self.fail_at:
+                self.fail_at = None
+                raise ValueError("on purpose")
+            if batch.snapshot is None:
+                self.changes.setdefault(table, []).extend(rows)
+                continue
+            assert (batch.snapshot.table, batch.tables) == (table, [table])
+            assert batch.transactions.count() == batch.messages.count() == 0
+            assert {row["_change_type"] for row in rows} <= {"snapshot"}
+            assert not self.changes, "all tables come before the first change"
+            self.snapshots.append((table, batch.snapshot.generation))
+            self.before[table] = rows
+
+    def rows(self, table: str, columns: list[str], key: list[str] | None) -> Counter[Row]:
+        return folded(columns, key, self.before[table], self.changes.get(table, []))
+
+
+@pytest.mark.parametrize("postgres_server", [18], indirect=True)
+def test_a_function_gets_the_rows_from_before_first_and_of_the_changes_what_they_lack(
+    pipeline: Pipeline,
+) -> None:
+    database = pipeline.database
+    database.execute(SCHEMA)
+    database.execute("create publication p for all tables with (publish_via_partition_root = true)")
+    config = pipeline.config(snapshot="initial", snapshot_connections=2)
+    database.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", config.slot)
+    collected = Collected()
+    collected.fail_at = "public.documents"
+    writers = Writers(database, 2)
+    try:
+        time.sleep(1)  # changes that the snapshots contain, and that the stream has too
+        with pytest.raises(SinkFailed):
+            ChangeStream(config).foreachBatch(collected).start(pipeline.spark).awaitTermination(180)
+        first = list(collected.snapshots)
+        assert ("public.documents", 1) not in first and not collected.changes
+        pipeline.query = ChangeStream(config).foreachBatch(collected).start(pipeline.spark)
+        pipeline.wait_until(lambda: bool(collected.changes))
+        time.sleep(1)
+    finally:
+        writers.stop()
+    lsn = until(database)
+    wait_until_delivered(pipeline, lsn)
+    pipeline.query.stop()
+    assert pipeline.query.exception() is None
+    assert sorted(collected.snapshots) == [(f"public.{table}", 1) for table in sorted(TABLES)], "each once"
+    state = contents(database)
+    for table, columns in TABLES.items():
+        names = [name.strip().strip('"') for name in columns.split(",")]
+        key = None if table == "history" else ["id", "Day"] if table == "Orders" else ["id"]
+        assert collected.rows(f"public.{table}", names, key) == state[table], table
+    pipeline.query = ChangeStream(pipeline.config()).foreachBatch(collected).start(pipeline.spark)
+    collected.changes.clear()
+    database.execute("insert into empty values (7)")
+    pipeline.wait_until(lambda: "public.empty" in collected.changes)
+    pipeline.query.stop()
+    assert len(collected.snapshots) == len(TABLES), "what the function had, it does not get again"
+
+
+def test_the_expression_in_spark_is_the_rule_of_what_a_snapshot_contains(spark: Any) -> None:
+    dice = random.Random(7)
+    for _ in range(4):
+        xmax = dice.choice([5, 1000, 2**32 + 10, 2**32 - 1, 7 * 2**32 + 2**31])
+        xmin = max(xmax - 20, 0)
+        xip = tuple(sorted(dice.sample(range(xmin, xmax), min(5, xmax - xmin))))
+        bounds = SnapshotBounds(Lsn(99), Lsn(200), xmin, xmax, xip, 0)
+        rows = [
+            (lsn, (xmax + offset) % 2**32)
+            for lsn in (50, 100, 150, 200, 201, 300)
+            for offset in (*range(-30, 10), -(2**31) + 1, 2**31 - 1)
+        ]
+        frame = spark.createDataFrame(rows, "_commit_lsn long, _xid long")
+        found = sorted((row[0], row[1]) for row in without_contained(frame, bounds).collect())
+        assert found == sorted(row for row in rows if not bounds.contains(Xid(row[1]), Lsn(row[0]))), bounds

@@ -8,6 +8,7 @@ import pytest
 
 from xidstream.pipeline.errors import SegmentCorrupt
 from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.relations import Column, RelationVersion, ReplicaIdentity
 from xidstream.pipeline.segments import Layout, Storage, remove_slot
 from xidstream.pipeline.segments.snapshot_record import (
     Taken,
@@ -30,8 +31,9 @@ BOUNDS = SnapshotBounds(Lsn(99), Lsn(120), 2**40, 2**40 + 9, (2**40 + 3,), 1_700
 
 
 def _taken(relid: int, number: int) -> Taken:
-    generation = Generation("public", 'a "table".name', relid, number, BOUNDS, ("id",))
-    return Taken(generation, {"columns": [["id", 20, -1]]})
+    columns = (Column("id", 20, -1, True), Column("mood", 16400, -1, False, "public.mood"))
+    relation = RelationVersion(relid, "public", 'a "table".name', ReplicaIdentity.DEFAULT, columns)
+    return Taken(Generation(relation, number, BOUNDS), {"columns": [["id", 20, -1]]})
 
 
 def test_a_decision_comes_back_with_the_tables_that_were_published(storage_uri: str) -> None:

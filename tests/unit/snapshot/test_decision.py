@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from xidstream.pipeline.config import SnapshotMode
@@ -10,33 +12,35 @@ from xidstream.pipeline.snapshot.decision import Decision, takes_snapshots
 
 
 @pytest.mark.parametrize(
-    ("recorded", "creates_slot", "sink_is_delta", "takes"),
+    ("recorded", "creates_slot", "sink", "takes"),
     [
-        (None, True, True, True),
-        (None, True, False, False),
-        (None, False, True, False),
-        (Decision(takes_snapshots=True), False, True, True),
-        (Decision(takes_snapshots=False), True, True, False),
-        (Decision(takes_snapshots=True), False, False, False),
+        (None, True, "delta:/tables", True),
+        (None, True, "", False),
+        (None, True, "foreach:module:function", False),
+        (None, False, "delta:/tables", False),
+        (Decision(takes_snapshots=True), False, "delta:/tables", True),
+        (Decision(takes_snapshots=True), False, "", True),
+        (Decision(takes_snapshots=False), True, "delta:/tables", False),
+        (Decision(takes_snapshots=True), False, "console", False),
     ],
 )
 def test_without_the_setting_what_was_recorded_counts_and_else_who_creates_the_slot(
-    recorded: Decision | None, creates_slot: bool, sink_is_delta: bool, takes: bool
+    recorded: Decision | None, creates_slot: bool, sink: str, takes: bool
 ) -> None:
-    found = takes_snapshots(None, recorded, creates_slot=creates_slot, sink_is_delta=sink_is_delta)
-    assert found is takes
+    assert takes_snapshots(None, recorded, creates_slot=creates_slot, sink=sink) is takes
 
 
 def test_the_setting_wins_over_the_record() -> None:
     for recorded in (None, Decision(takes_snapshots=True), Decision(takes_snapshots=False)):
         for creates_slot in (True, False):
-            arguments = {"creates_slot": creates_slot, "sink_is_delta": True}
-            assert takes_snapshots(SnapshotMode.INITIAL, recorded, **arguments)
-            assert takes_snapshots(SnapshotMode.ONLY, recorded, **arguments)
-            assert not takes_snapshots(SnapshotMode.NEVER, recorded, **arguments)
+            for sink in ("delta:/tables", "", "foreach:module:function"):
+                arguments: dict[str, Any] = {"creates_slot": creates_slot, "sink": sink}
+                assert takes_snapshots(SnapshotMode.INITIAL, recorded, **arguments)
+                assert takes_snapshots(SnapshotMode.ONLY, recorded, **arguments)
+                assert not takes_snapshots(SnapshotMode.NEVER, recorded, **arguments)
 
 
-def test_a_sink_that_takes_no_snapshots_is_refused_when_they_are_asked_for() -> None:
-    with pytest.raises(Unsupported, match="to a Delta sink only") as caught:
-        takes_snapshots(SnapshotMode.INITIAL, None, creates_slot=True, sink_is_delta=False)
+def test_the_console_takes_no_snapshots_and_refuses_to_be_asked_for_them() -> None:
+    with pytest.raises(Unsupported, match="the console takes no snapshots") as caught:
+        takes_snapshots(SnapshotMode.INITIAL, None, creates_slot=True, sink="console")
     assert caught.value.policy.exit_status is ExitStatus.PRECONDITION

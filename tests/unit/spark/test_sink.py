@@ -137,7 +137,7 @@ def test_a_users_function_gets_what_the_page_promises_and_nothing_beside_it() ->
     assert type(batch) is xidstream.SparkBatch
     assert {name for name in dir(batch) if not name.startswith("_")} == {
         *("tables", "dataframe", "transactions", "messages"),
-        *("first_commit_lsn", "last_commit_lsn", "number", "spark"),
+        *("first_commit_lsn", "last_commit_lsn", "number", "snapshot", "spark"),
     }
     assert (batch.tables, batch.first_commit_lsn, batch.last_commit_lsn, batch.number) == ([], 16, 32, 0)
     assert repr(batch) == "SparkBatch(0/10..0/20, 0 transactions, 0 rows)"

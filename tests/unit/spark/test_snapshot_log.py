@@ -32,7 +32,7 @@ RELATION = RelationVersion(
     ReplicaIdentity.DEFAULT,
     (Column("id", 20, -1, True), Column("name", 25, -1, False)),
 )
-GENERATION = Generation("public", "a.b", 16384, 1, BOUNDS, ("id",))
+GENERATION = Generation(RELATION, 1, BOUNDS)
 
 
 def log_of(root: Path, tenure: int = 1, slot: str = "orders", **options: Any) -> SnapshotLog:
@@ -156,7 +156,7 @@ def test_commits_of_several_tables_beside_each_other_all_get_through(tmp_path: P
             log = log_of(tmp_path)
             relation = dataclasses.replace(RELATION, relid=number, table=f"t{number}")
             files = written(log, range(3), relation)
-            log.commit(Generation("public", f"t{number}", number, 1, BOUNDS, ("id",)), files)
+            log.commit(Generation(relation, 1, BOUNDS), files)
         except BaseException as error:
             failures.append(error)
 

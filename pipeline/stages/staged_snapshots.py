@@ -1,0 +1,154 @@
+"""Snapshots for a user's function: tables' rows wait in the storage, and go to the function before the stream goes on.
+
+It stands in the place of the Delta sink's ``SnapshotLog``, with the same methods, for a sink that keeps nothing itself.
+A function has no fold: it gets each table's rows first, as one batch, and then the changes behind them. So nothing is
+released to it before all tables are taken (``complete``), and of the changes it gets none that a snapshot contains
+(``contained``). The slot keeps the stream meanwhile, and the reader holds what fits into its memory.
+
+Readers write the rows as Parquet files below ``snapshots/rows`` of the storage. That must be a folder, because Spark's
+wheels have no connector for object stores. The files are deleted when the function has had them. That it has, is
+recorded behind its return: after a crash in between it gets the table again, as it gets batches again.
+
+The methods of the log are called by the threads of ``actors.snapshot``, ``deliver`` and ``contained`` by the batch
+loop.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from xidstream.pipeline.errors import ComponentLost, Unsupported
+from xidstream.pipeline.relations import RelationVersion
+from xidstream.pipeline.rows import contract_schema
+from xidstream.pipeline.segments import Layout, Storage
+from xidstream.pipeline.segments.snapshot_record import forget_told, read_told, write_told
+from xidstream.pipeline.snapshot.bounds import SnapshotBounds
+from xidstream.pipeline.snapshot.generation import Generation, GenerationState
+from xidstream.pipeline.spark.naming import Location
+from xidstream.pipeline.spark.parquet_files import WrittenFile
+from xidstream.pipeline.spark.placement import Conform, place
+from xidstream.pipeline.spark.snapshot_batch import SnapshotBatch
+from xidstream.pipeline.spark.snapshot_log import GenerationLine, SnapshotTarget
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_POLL_S: Final = 0.2
+
+
+@dataclass
+class _Waiting:
+    """A table whose rows wait for the function."""
+
+    generation: Generation
+    paths: list[str]
+    done: threading.Event = field(default_factory=threading.Event)
+
+
+class StagedSnapshots:
+    """Of one epoch. Raises StorageFault and SegmentCorrupt from every method."""
+
+    def __init__(self, storage: Storage, layout: Layout) -> None:
+        self._storage = storage
+        self._layout = layout
+        self._told = {(each.relid, each.number): each for each in read_told(storage, layout)}
+        self._waiting: queue.SimpleQueue[_Waiting] = queue.SimpleQueue()
+        self._complete = threading.Event()
+        self._closed = threading.Event()
+
+    # -- the log -----------------------------------------------------------------------------------------
+
+    def lines(self) -> list[GenerationLine]:
+        return [
+            GenerationLine(each.name, each.relid, each.number, GenerationState.FINISHED, is_ours=True)
+            for each in list(self._told.values())
+        ]
+
+    def clean(self) -> None:
+        """Delete what an earlier run had read and not delivered: its snapshots are gone."""
+        self._storage.delete_folder(self._layout.snapshot_rows_prefix)
+
+    def target(self, relation: RelationVersion) -> SnapshotTarget:
+        """Raises Unsupported where the storage is no folder."""
+        path = self._storage.local_path(self._layout.snapshot_rows_prefix)
+        if path is None:
+            raise Unsupported(
+                "snapshots for a function wait in the storage, which must be a folder for that",
+                remedy="give --storage a path that all nodes reach, or --sink delta:URI, or --snapshot never",
+            )
+        placement = place((), contract_schema(relation))
+        numbers = [each.number for each in list(self._told.values()) if each.name == relation.name]
+        return SnapshotTarget(
+            Location.parse(path),
+            f"{relation.relid}-{uuid.uuid4().hex}",
+            Conform.of(placement.columns, placement.names),
+            max([0, *numbers]),
+        )
+
+    def commit(self, generation: Generation, files: Sequence[WrittenFile] | None) -> bool:
+        """Return when the function has the rows. With None: whether it had them before.
+
+        Raises ComponentLost where the epoch ends before.
+        """
+        if (generation.relid, generation.number) in self._told:
+            return True
+        if files is None:
+            return False
+        waiting = _Waiting(generation, [f"{self._layout.snapshot_rows_prefix}/{file.path}" for file in files])
+        self._waiting.put(waiting)
+        while not waiting.done.wait(_POLL_S):
+            if self._closed.is_set():
+                raise ComponentLost("the batch loop ended before the function had a table's snapshot")
+        return True
+
+    def end(self, line: GenerationLine, reason: str) -> None:
+        """Forget that the function had it. ``reason`` is told by the caller."""
+        ended = self._told.pop((line.relid, line.number), None)
+        if ended is not None:
+            forget_told(self._storage, self._layout, [ended])
+
+    def complete(self) -> None:
+        """Every table that is wanted is taken: let the stream go on."""
+        self._complete.set()
+
+    # -- the batch loop ----------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """The epoch has ended: whoever waits for the function waits no longer."""
+        self._closed.set()
+
+    def deliver(
+        self, spark: SparkSession, give: Callable[[SnapshotBatch], None], stopped: Callable[[], bool]
+    ) -> None:
+        """Give each table to the function as it is taken, until all are, or ``stopped`` says so. Raises what ``give``
+        raises."""
+        number = 0
+        while not (self._complete.is_set() or stopped()):
+            try:
+                waiting = self._waiting.get(timeout=_POLL_S)
+            except queue.Empty:
+                continue
+            generation = waiting.generation
+            paths = [f"file://{self._storage.local_path(path)}" for path in waiting.paths]
+            give(SnapshotBatch(spark, generation, paths, number))
+            number += 1
+            if stopped():
+                return
+            write_told(self._storage, self._layout, generation)
+            self._told[generation.relid, generation.number] = generation
+            self._storage.delete(waiting.paths)
+            waiting.done.set()
+
+    def contained(self) -> Mapping[tuple[str, str], SnapshotBounds]:
+        """By table: what the function has of it already."""
+        newest: dict[tuple[str, str], Generation] = {}
+        for each in self._told.values():
+            name = each.relation.schema, each.relation.table
+            if name not in newest or newest[name].number < each.number:
+                newest[name] = each
+        return {name: each.bounds for name, each in newest.items()}

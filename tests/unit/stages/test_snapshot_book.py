@@ -1,0 +1,136 @@
+"""Which tables need a snapshot: by the catalog, by what the sink tells, by the record and by people's wishes."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.relations import Column, RelationVersion, ReplicaIdentity
+from xidstream.pipeline.segments import Layout, Storage
+from xidstream.pipeline.segments.snapshot_record import cancel, read_taken, read_wishes, request
+from xidstream.pipeline.snapshot.bounds import SnapshotBounds
+from xidstream.pipeline.snapshot.decision import Decision
+from xidstream.pipeline.snapshot.generation import Generation, GenerationState
+from xidstream.pipeline.snapshot.tables import Leaf, PublishedSource
+from xidstream.pipeline.spark.snapshot_log import GenerationLine
+from xidstream.pipeline.stages.snapshot_book import SnapshotBook
+
+LAYOUT = Layout(7, "orders", "epoch")
+BOUNDS = SnapshotBounds(Lsn(99), Lsn(120), 700, 710, (705,), 0)
+INITIAL, NEVER = Decision(takes_snapshots=True), Decision(takes_snapshots=False)
+
+
+def source_of(relid: int, table: str = "", published_as: str = '["table"]') -> PublishedSource:
+    relation = RelationVersion(
+        relid, "public", table or f"t{relid}", ReplicaIdentity.DEFAULT, (Column("id", 20, -1, True),)
+    )
+    leaf = Leaf(relid, "public", relation.table, 1, 8192)
+    return PublishedSource(relation, published_as, None, (leaf,), attnums=(1,))
+
+
+def told(generation: Generation, *, is_ours: bool = True) -> GenerationLine:
+    return GenerationLine(
+        generation.name, generation.relid, generation.number, GenerationState.FINISHED, is_ours
+    )
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> Storage:
+    return Storage(str(tmp_path))
+
+
+def book_of(storage: Storage, decision: Decision = INITIAL) -> SnapshotBook:
+    return SnapshotBook(storage, LAYOUT, decision)
+
+
+def taken(storage: Storage, source: PublishedSource) -> GenerationLine:
+    """As if a run had taken and committed it."""
+    book = book_of(storage)
+    generation = book.begin(source, BOUNDS, 0)
+    book.finish(generation)
+    return told(generation)
+
+
+def wanted(book: SnapshotBook, sources: list[PublishedSource], lines: list[GenerationLine]) -> list[int]:
+    return [each.source.relation.relid for each in book.needs(sources, lines).wanted]
+
+
+def test_every_published_table_is_wanted_until_the_sink_tells_its_generation(storage: Storage) -> None:
+    sources = [source_of(1), source_of(2)]
+    assert wanted(book_of(storage), sources, []) == [1, 2]
+    line = taken(storage, sources[0])
+    assert wanted(book_of(storage), sources, [line]) == [2]
+    assert wanted(book_of(storage), sources, []) == [1, 2], "a sink without the line does not have the rows"
+    assert wanted(book_of(storage, NEVER), sources, []) == []
+
+
+def test_a_table_that_was_published_before_the_slot_waits_for_no_writer(storage: Storage) -> None:
+    decision = Decision(takes_snapshots=True, published={1: "as then", 2: "as then"})
+    sources = [source_of(1, published_as="as then"), source_of(2, published_as="now"), source_of(3)]
+    needs = book_of(storage, decision).needs(sources, [])
+    assert [each.wait_for_writers for each in needs.wanted] == [False, True, True]
+
+
+def test_a_request_is_taken_once_and_a_cancellation_holds_until_the_next_request(storage: Storage) -> None:
+    source = source_of(1)
+    line = taken(storage, source)
+    request(storage, LAYOUT, 1, "public.t1")
+    book = book_of(storage, NEVER)
+    assert not book.is_idle([]) and wanted(book, [source], [line]) == [1]
+    generation = book.begin(source, BOUNDS, line.number)
+    assert generation.number == 2
+    book.finish(generation)
+    assert not read_wishes(storage, LAYOUT).requests and wanted(book, [source], [told(generation)]) == []
+    assert [each.generation.number for each in read_taken(storage, LAYOUT)] == [2], (
+        "the earlier one is forgotten"
+    )
+    cancel(storage, LAYOUT, 2, "public.t2")
+    needs = book_of(storage).needs([source, source_of(2)], [told(generation)])
+    assert (needs.wanted, needs.unwanted) == ((), (2,))
+
+
+def test_what_ended_a_generation_is_told_and_the_table_taken_again(storage: Storage) -> None:
+    source = source_of(1)
+    line = taken(storage, source)
+    filtered = dataclasses.replace(source, row_filter="(id > 5)")
+    needs = book_of(storage).needs([filtered], [line])
+    assert needs.ended == ((line, "the row filter of its publication changed"),)
+    assert [each.source for each in needs.wanted] == [filtered]
+    assert book_of(storage, NEVER).needs([filtered], [line]).wanted == ()
+    (gone,) = book_of(storage).needs([], [line]).ended
+    assert gone == (line, "the table is not published any more")
+    (again,) = book_of(storage).needs([source_of(9, table="t1")], [line]).ended
+    assert again == (line, "the table was dropped and created again")
+
+
+def test_a_generation_without_its_record_is_of_an_earlier_slot(storage: Storage) -> None:
+    line = GenerationLine("public.t1", 1, 3, GenerationState.FINISHED, is_ours=True)
+    needs = book_of(storage).needs([source_of(1)], [line])
+    assert [reason for _, reason in needs.ended] == [
+        "the storage has no record of it: the slot was made again"
+    ]
+    assert len(needs.wanted) == 1
+    theirs = dataclasses.replace(line, is_ours=False)
+    needs = book_of(storage).needs([source_of(1)], [theirs])
+    assert needs.ended == () and len(needs.wanted) == 1, "another slot's is not ours to end"
+
+
+def test_what_a_crash_left_between_record_and_line_is_asked_for_and_given_up(storage: Storage) -> None:
+    book = book_of(storage)
+    generation = book.begin(source_of(1), BOUNDS, 4)
+    assert generation.number == 5
+    after = book_of(storage)
+    assert after.unfinished([]) == [generation]
+    assert after.unfinished([told(generation)]) == []
+    after.give_up(generation)
+    assert after.unfinished([]) == [] and read_taken(storage, LAYOUT) == []
+
+
+def test_a_slot_that_nobody_wants_snapshots_of_asks_nothing(storage: Storage) -> None:
+    assert book_of(storage, NEVER).is_idle([])
+    assert not book_of(storage, INITIAL).is_idle([])
+    line = taken(storage, source_of(1))
+    assert not book_of(storage, NEVER).is_idle([line]), "what stands may end"
