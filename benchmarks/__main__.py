@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks import results
 
-CASES = ("drain", "lag", "delta", "latency", "growth", "tables", "profile", "startup")
+CASES = ("drain", "lag", "delta", "latency", "growth", "tables", "profile", "startup", "snapshot")
 
 
 def cases(
@@ -64,6 +64,11 @@ def cases(
 
         return startup.run(1 if quick else 3)
 
+    def snapshot() -> Any:
+        from benchmarks import snapshot_read
+
+        return snapshot_read.run(rows, repeats)
+
     return {
         "drain": drain,
         "lag": lag,
@@ -73,6 +78,7 @@ def cases(
         "tables": tables,
         "profile": profile,
         "startup": startup,
+        "snapshot": snapshot,
     }
 
 
