@@ -129,7 +129,13 @@ def up_to(batch: pa.RecordBatch, n_rows: int) -> pa.RecordBatch:
     return batch.slice(0, int(np.searchsorted(batch.column(2).to_numpy(), n_rows)))
 
 
-_CHANGE_TYPE_VALUES = pa.array(CHANGE_TYPES, pa.string())
+@functools.cache
+def change_type_values() -> pa.Array:
+    """``CHANGE_TYPES`` as an array. It is made at first use, because the first array of a process imports pandas, which
+    takes 0.2 s. The slot reader never makes one."""
+    return pa.array(CHANGE_TYPES, pa.string())
+
+
 _TIMESTAMP = CONTRACT_FIELDS[2].type
 _FILLED_ROWS, _MOST_FILLED_ROWS = 4 << 10, 128 << 10
 
@@ -209,7 +215,7 @@ def _change_types(codes: pa.Array) -> pa.Array:
     kinds = codes.to_numpy()
     if len(kinds) and kinds.min() == kinds.max():
         return constant(CHANGE_TYPES[kinds[0]], len(kinds), pa.string())
-    return pc.take(_CHANGE_TYPE_VALUES, codes)
+    return pc.take(change_type_values(), codes)
 
 
 def constant(value: int | str, n: int, arrow: pa.DataType) -> pa.Array:

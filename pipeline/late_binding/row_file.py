@@ -31,7 +31,6 @@ VALUE_BYTES: Final = 8
 
 CHANGE_TYPE: Final = pa.dictionary(pa.int8(), pa.string())
 """As written, so that no row needs a string of its own. It is read as string."""
-_CHANGE_TYPES: Final = pa.array(rows.CHANGE_TYPES, pa.string())
 _EARLY: Final = [
     f.with_type(CHANGE_TYPE) if f.name == "_change_type" else f
     for f in rows.CONTRACT_FIELDS
@@ -138,12 +137,12 @@ def file_schema(relation: RelationVersion) -> pa.Schema:
 
 def change_types_of(codes: pa.Array) -> pa.Array:
     """``codes`` index ``rows.CHANGE_TYPES``. All have one dictionary, because the writer wants that."""
-    return pa.DictionaryArray.from_arrays(codes, _CHANGE_TYPES)
+    return pa.DictionaryArray.from_arrays(codes, rows.change_type_values())
 
 
 def change_type_codes(names: pa.Array) -> pa.Array:
     """The reverse. Raises ValueError for another name."""
-    codes = pc.index_in(names, _CHANGE_TYPES).cast(pa.int8())
+    codes = pc.index_in(names, rows.change_type_values()).cast(pa.int8())
     if codes.null_count:
         raise ValueError("not a change type")
     return codes

@@ -82,3 +82,17 @@ def test_executors_find_the_package_from_a_working_directory_with_a_folder_of_it
     )
     assert ended.returncode == 0, ended.stderr
     assert (Path(ended.stdout.strip()) / "xidstream" / "__init__.py").is_file()
+
+
+def test_pandas_which_the_first_array_loads_is_there_when_a_buffer_is_ready_and_not_in_a_reader() -> None:
+    program = (
+        "import sys, xidstream.actors.slot_reader, xidstream.actors.commit_sequencer, xidstream.actors.xid_buffer\n"
+        "first = 'pandas' in sys.modules\n"
+        "from xidstream.pipeline import decode\n"
+        "decode.warm_up()\n"
+        "print(first, 'pandas' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["False", "True"]
