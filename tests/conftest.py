@@ -1,8 +1,8 @@
 """How the suite is divided where it runs in several processes (``-n 2 --dist loadgroup``, as ``make test`` does).
 
-A file is one unit of work, because its tests share servers; files that share a Ray with its Spark session are one
-too, so that there is one such session at a time. The tests of the command line start all they need themselves,
-half a minute each: every one is a unit, and fills what time the others leave.
+A file is one unit of work, because its tests share servers. Files that share a Ray with its Spark session are one unit,
+too, so that there is one such session at a time. The tests of the command line and of users' scripts start all they
+need themselves, half a minute each: every one is a unit, and fills the time that the others leave.
 
 And for every folder the credentials of the tests' S3 server, before any Ray is started that inherits them.
 """
@@ -14,7 +14,9 @@ from pathlib import Path
 
 import pytest
 
-_BY_ITSELF = ("tests/e2e/test_command_line.py", "tests/e2e/test_hardened_run.py", "tests/e2e/test_readme.py")
+_BY_ITSELF = tuple(
+    f"tests/e2e/test_{name}.py" for name in ("command_line", "hardened_run", "readme", "users_session")
+)
 _SHARED_SESSION = "tests/e2e"
 _NOT_THE_USERS = (
     "AWS_ENDPOINT_URL",

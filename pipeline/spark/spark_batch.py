@@ -76,7 +76,8 @@ class SparkBatch:
 
     @property
     def snapshot(self) -> TableSnapshot | None:
-        """Of the batch with the rows that a table had before its stream: ``table``, ``generation``, ``valid_from``, ``key``.
+        """Of the batch with the rows that a table had before its stream: ``table``, ``generation``, ``valid_from``,
+        ``key``.
 
         None in every other batch. See docs/snapshots.md.
         """

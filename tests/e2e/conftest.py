@@ -17,6 +17,7 @@ import pytest
 
 from tests.postgres_fixtures import *  # noqa: F403
 from tests.postgres_fixtures import Database
+from xidstream.actors.cli.checks import create_slot_command
 from xidstream.pipeline.config import Config
 
 
@@ -60,6 +61,11 @@ class Pipeline:
             **settings,
         }
         return Config.of(values)
+
+    def create_slot(self, **settings: Any) -> None:
+        """As ``xidstream slot create`` does: what commits from here on is read. A run that only makes the slot would
+        start three processes."""
+        create_slot_command(self.config(**settings), failover=False)
 
     def handle(self, batch: Any) -> None:
         """Collect a batch as Arrow: what a user's function would see."""

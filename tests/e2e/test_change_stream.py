@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import decimal
+import runpy
+import sys
 import traceback
+from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 
+import xidstream
 from tests.e2e.conftest import Pipeline
 from tests.postgres_fixtures import Database
 from xidstream import ChangeStream
 from xidstream.pipeline.errors import ColumnNameClash, PreconditionMissing, SinkFailed
 
 pytestmark = pytest.mark.e2e
+REPOSITORY = Path(__file__).parents[2]
 BOTH = pytest.mark.parametrize("postgres_server", [16, 18], indirect=True)
 NEWEST = pytest.mark.parametrize("postgres_server", [18], indirect=True)
 
@@ -29,12 +34,6 @@ def set_up(database: Database) -> None:
     database.execute("create publication p for table t, u")
 
 
-def create_slot(pipeline: Pipeline, **settings: Any) -> None:
-    """Make the slot and let it see nothing yet."""
-    pipeline.run_available(**settings)
-    assert pipeline.transactions == []
-
-
 @pytest.mark.parametrize(
     ("postgres_server", "proto_version", "streaming"),
     [(16, 2, "on"), (16, 4, "parallel"), (18, 1, "off"), (18, 3, "on"), (18, 4, "on")],
@@ -45,7 +44,7 @@ def test_committed_rows_arrive_in_commit_order_at_each_protocol(
 ) -> None:
     database, settings = pipeline.database, {"proto_version": proto_version, "streaming": streaming}
     set_up(database)
-    create_slot(pipeline, **settings)
+    pipeline.create_slot(**settings)
     with database.connect() as first, database.connect() as second:
         first.execute(b"begin")
         first.execute(ROWS.format(1, 5000).encode())
@@ -135,7 +134,7 @@ def test_a_rolled_back_streamed_transaction_releases_nothing_and_leaves_no_segme
 def test_rows_behind_a_wholly_rolled_back_block_are_not_lost(pipeline: Pipeline) -> None:
     """An empty record batch ended the stream for RayDP's reader: the five last rows were missing."""
     set_up(pipeline.database)
-    create_slot(pipeline)
+    pipeline.create_slot()
     with pipeline.database.connect() as session:
         session.execute(b"begin")
         session.execute(ROWS.format(1, 5000).encode())
@@ -157,7 +156,7 @@ def test_prepared_transaction_is_released_at_commit_prepared_even_by_another_run
 ) -> None:
     database, n = pipeline.database, 5000 if streamed else 3
     set_up(database)
-    create_slot(pipeline, two_phase=True)
+    pipeline.create_slot(two_phase=True)
     with database.connect() as session:
         for gid, first in (("../../etc/'\"; drop|é", 1), ("rolled back", 100_001)):
             session.execute(b"begin")
@@ -180,7 +179,7 @@ def test_prepared_transaction_is_released_at_commit_prepared_even_by_another_run
 def test_ddl_in_a_streamed_transaction_gives_each_row_its_own_schema(pipeline: Pipeline) -> None:
     database = pipeline.database
     set_up(database)
-    create_slot(pipeline)
+    pipeline.create_slot()
     with database.connect() as session:
         session.execute(b"begin")
         session.execute(ROWS.format(1, 3000).encode())
@@ -207,7 +206,7 @@ def test_messages_and_truncates_arrive_in_their_place(pipeline: Pipeline) -> Non
     database = pipeline.database
     set_up(database)
     database.execute("insert into t values (1, 'x', 1)")
-    create_slot(pipeline)
+    pipeline.create_slot()
     with database.connect() as session:
         session.execute(b"begin")
         session.execute(b"insert into t values (2, 'y', 1)")
@@ -258,7 +257,7 @@ def test_an_idle_publication_does_not_hold_wal_back(pipeline: Pipeline) -> None:
 @NEWEST
 def test_an_exception_in_the_handler_ends_the_query_with_nothing_confirmed(pipeline: Pipeline) -> None:
     set_up(pipeline.database)
-    create_slot(pipeline)
+    pipeline.create_slot()
     pipeline.database.execute("insert into t values (1, 'x', 1)")
 
     def fail(batch: Any) -> None:
@@ -277,7 +276,7 @@ def test_an_exception_in_the_handler_ends_the_query_with_nothing_confirmed(pipel
 @NEWEST
 def test_a_column_that_clashes_with_the_contract_stops_the_run_naming_it(pipeline: Pipeline) -> None:
     set_up(pipeline.database)
-    create_slot(pipeline)
+    pipeline.create_slot()
     pipeline.database.execute('alter table t add column "_SEQ" int')
     pipeline.database.execute("insert into t values (1, 'x', 1, 1)")
     with pytest.raises(ColumnNameClash, match="_SEQ"):
@@ -305,6 +304,23 @@ def test_a_misspelt_publication_is_named_at_the_start_with_the_one_that_was_mean
     with pytest.raises(PreconditionMissing, match="there is no publication 'ordes'") as caught:
         pipeline.start(publication="ordes")
     assert "did you mean orders?" in caught.value.remedy
+
+
+@NEWEST
+def test_the_example_script_shows_a_publication(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """With the session that this process has already; the README's script, which is a process of its own, makes one."""
+    monkeypatch.setattr(xidstream, "spark_session", lambda name: pipeline.spark, raising=False)
+    set_up(pipeline.database)
+    pipeline.create_slot()
+    pipeline.database.execute(ROWS.format(1, 7))
+    config = pipeline.config()
+    script = str(REPOSITORY / "examples" / "shop.py")
+    monkeypatch.setattr(sys, "argv", [script, config.dsn, config.slot, "p", config.storage])
+    capfd.readouterr()
+    runpy.run_path(script, run_name="__main__")
+    assert "|      insert|    7|" in capfd.readouterr().out
 
 
 @NEWEST
@@ -367,7 +383,7 @@ def test_one_transaction_over_many_tables_arrives_whole_in_each_of_them(
         )
     database.execute("create publication p for all tables")
     settings = {"buffer_memory_bytes": buffer_memory_bytes, "logical_decoding_work_mem": "64kB"}
-    create_slot(pipeline, **settings)
+    pipeline.create_slot(**settings)
     one = "insert into {} values ({}, '2024-02-29 00:00:00.000001+00', 'infinity', 1.25, '{{1,null}}')"
     with database.connect() as session:
         for n_rows in (1, 60):

@@ -80,7 +80,7 @@ def test_every_type_at_its_corners_comes_back_from_delta_as_the_server_has_it(
     ):
         database.execute(statement)
     settings: dict[str, Any] = {"buffer_memory_bytes": "1MB", "block_bytes": 256 << 10} if spilled else {}
-    to_delta(pipeline, **settings)
+    pipeline.create_slot()
     n_rows = 1 + max(map(len, EVERY_TYPE.values()))
     with database.connect() as session:
         session.execute(b"begin")
@@ -149,7 +149,7 @@ def test_delta_follows_each_change_of_a_table_and_loses_nothing(pipeline: Pipeli
     database = pipeline.database
     database.execute("create table t (id bigint primary key, note text, n int)")
     database.execute("create publication p for all tables")
-    to_delta(pipeline)
+    pipeline.create_slot()
     changes = (
         "insert into t values (1, 'a', 1)",
         "alter table t add extra int default 5",

@@ -83,12 +83,12 @@ def script_of_readme() -> str:
     return blocks[0]
 
 
-def run_beside(server: Any, script: Path, *arguments: str, timeout_s: float) -> str:
-    """The script in a folder of its own."""
+def run_beside(server: Any, script: Path, *arguments: str, timeout_s: float) -> tuple[str, str]:
+    """The script in a folder of its own: what it prints, and what it says on stderr."""
     return run_in(server, script.parent, str(script), *arguments, timeout_s=timeout_s)
 
 
-def run_in(server: Any, folder: Path, *arguments: str, timeout_s: float) -> str:
+def run_in(server: Any, folder: Path, *arguments: str, timeout_s: float) -> tuple[str, str]:
     """Python in this folder, and libpq told by its variables where the server is."""
     env = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "PG"))}
     env |= {"PGHOST": str(server.socket_dir), "PGPORT": str(server.port), "PGUSER": "postgres"}
@@ -99,22 +99,22 @@ def run_in(server: Any, folder: Path, *arguments: str, timeout_s: float) -> str:
         cwd=folder,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
+        stderr=subprocess.PIPE,
         text=True,
         env=env,
     )
     try:
-        output, _ = process.communicate(timeout=timeout_s)
+        output, said = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
         below = living_below(process.pid)
         process.send_signal(signal.SIGKILL)
-        output, _ = process.communicate()
+        output, said = process.communicate()
         for living in below:
             with suppress(psutil.NoSuchProcess):
                 living.process.kill()
-        pytest.fail(f"the script did not end within {timeout_s:.0f} s:\n{output}")
-    assert process.returncode == 0, output
-    return output
+        pytest.fail(f"the script did not end within {timeout_s:.0f} s:\n{output}\n{said}")
+    assert process.returncode == 0, f"{output}\n{said}"
+    return output, said
 
 
 @pytest.fixture
@@ -154,9 +154,10 @@ def test_the_readmes_script_runs_as_it_stands_on_two_cpus_beside_a_users_own_mod
         (tmp_path / name).write_text(REFUSES)
     script = tmp_path / "script.py"
     script.write_text(script_of_readme())
-    output = run_beside(shop, script, timeout_s=300)
-    assert re.search(r"\|\s*insert\|\s*7\|", output), output
+    output, said = run_beside(shop, script, timeout_s=300)
+    assert re.search(r"\|\s*insert\|\s*7\|", output), f"{output}\n{said}"
     assert "free CPUs" not in output and "Traceback" not in output
+    assert said == "", "Ray, Spark and RayDP have nothing to tell where all goes well"
 
 
 def test_a_sink_in_a_users_own_pipeline_py_runs_there_in_executors_and_in_ray_workers(
@@ -164,7 +165,7 @@ def test_a_sink_in_a_users_own_pipeline_py_runs_there_in_executors_and_in_ray_wo
 ) -> None:
     (tmp_path / "pipeline.py").write_text(USERS_PIPELINE)
     (tmp_path / "actors.py").write_text(USERS_ACTORS)
-    output = run_in(
+    output, _ = run_in(
         shop, tmp_path, "-m", "xidstream", "run", "--available-now",
         "--dsn", "dbname=shop", "--slot", "shop", "--publication", "shop",
         "--storage", str(tmp_path / "segments"), "--sink", "foreach:pipeline:handle", timeout_s=300,
@@ -179,7 +180,7 @@ def test_a_session_that_takes_all_cpus_makes_start_fail_with_what_is_free_and_wh
 ) -> None:
     script = tmp_path / "crowded.py"
     script.write_text(CROWDED)
-    output = run_beside(shop, script, str(tmp_path / "segments"), timeout_s=300)
+    output, _ = run_beside(shop, script, str(tmp_path / "segments"), timeout_s=300)
     assert "PreconditionMissing" in output, output
     assert "need 0.25 CPUs, and 0 of 2 CPUs are free" in output, output
     assert "spark_session" in output

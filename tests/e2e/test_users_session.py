@@ -1,6 +1,7 @@
 """``start`` with a Spark session that is not RayDP's: the rows in memory reach it through the storage.
 
-Each test is a script of its own, because a process has one SparkContext.
+Each test is a script of its own, because a process has one SparkContext. A script may read two slots, one after the
+other: a function gets the rows of one, and a Delta root those of the other.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from deltalake import DeltaTable
 
 from tests.postgres_fixtures import Database
 
@@ -27,13 +29,13 @@ from pyspark.sql import SparkSession
 
 from xidstream import ChangeStream
 
-settings = json.loads(sys.argv[1])
+settings, delta = json.loads(sys.argv[1]), json.loads(sys.argv[2])
 builder = SparkSession.builder.master(settings.pop("master")).config("spark.ui.enabled", "false")
 # Not ours: a user's session has whatever zone it has.
 builder = builder.config("spark.sql.session.timeZone", "Asia/Tokyo").config("spark.driver.host", "127.0.0.1")
 spark = builder.config("spark.executor.memory", "512m").getOrCreate()
 spark.sparkContext.setLogLevel("ERROR")
-stream, tables = ChangeStream(settings).trigger(availableNow=True), {}
+tables = {}
 
 
 def handle(batch):
@@ -44,9 +46,10 @@ def handle(batch):
     tables.setdefault("transactions", []).extend([row.rows for row in batch.transactions.collect()])
 
 
-sink = sys.argv[2]
-stream = stream.foreachBatch(handle) if sink == "foreach" else stream.toDelta(sink)
-stream.start(spark).awaitTermination()
+ChangeStream(settings).trigger(availableNow=True).foreachBatch(handle).start(spark).awaitTermination()
+if delta:
+    stream = ChangeStream({**settings, "slot": delta["slot"]}).trigger(availableNow=True).toDelta(delta["root"])
+    stream.start(spark).awaitTermination()
 print("RESULT", json.dumps(tables))
 """
 
@@ -88,7 +91,8 @@ def set_up(database: Database) -> None:
     for name in ("small", "large", "spilled"):
         database.execute(f"create table {name} (id bigint primary key, note text, at timestamptz)")
     database.execute("create publication p for all tables")
-    database.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", f"s_{database.name}")
+    for slot in (f"s_{database.name}", f"d_{database.name}"):
+        database.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", slot)
 
 
 ROWS = "insert into {} select i, 'note ' || i, '2024-03-10 01:02:03.25+00' from generate_series({}::int, {}::int) i"
@@ -111,14 +115,18 @@ def change(database: Database) -> None:
         session.execute(b"commit")
 
 
-def expected(name: str, n: int) -> list[list[Any]]:
-    del name
+TABLES = (("small", 7), ("large", 10_000), ("spilled", 60_000))
+
+
+def expected(n: int) -> list[list[Any]]:
     return [[i, f"note {i}", 1710032523.25] for i in range(1, n + 1)]
 
 
-@pytest.mark.parametrize("master", ["local[2]", "local-cluster[2,1,700]"])
-def test_a_plain_session_gets_every_row_through_the_storage_and_leaves_nothing_there(
-    database: Database, tmp_path: Path, master: str
+@pytest.mark.parametrize(
+    ("master", "to_delta"), [("local[2]", True), ("local-cluster[2,1,700]", False)], ids=["local", "cluster"]
+)
+def test_a_plain_session_gets_every_row_through_the_storage_writes_delta_tables_and_leaves_nothing_there(
+    database: Database, tmp_path: Path, master: str, to_delta: bool
 ) -> None:
     """It failed with a TypeError whose text was withheld."""
     set_up(database)
@@ -126,35 +134,22 @@ def test_a_plain_session_gets_every_row_through_the_storage_and_leaves_nothing_t
     given = settings(
         database, tmp_path, master=master, buffer_memory_bytes="2MB", logical_decoding_work_mem="64kB"
     )
-    done = run_script(tmp_path, json.dumps(given), "foreach")
+    root = tmp_path / "delta"
+    delta = {"slot": f"d_{database.name}", "root": str(root)} if to_delta else None
+    done = run_script(tmp_path, json.dumps(given), json.dumps(delta))
     assert done.returncode == 0, done.stderr
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
     result = json.loads(line.removeprefix("RESULT "))
-    for name, n in (("small", 7), ("large", 10_000), ("spilled", 60_000)):
+    for name, n in TABLES:
         rows = sorted(result[f"public.{name}"], key=lambda row: (row[4], row[3]))
-        assert [row[:3] for row in rows] == expected(name, n), name
+        assert [row[:3] for row in rows] == expected(n), name
         assert [row[3] for row in rows] == list(range(n))
     assert result["transactions"] == [7, 10_000, 60_000]
     assert result["messages"] == ["with it"]
     assert list((tmp_path / "storage").rglob("*.arrow")) == []
-
-
-def test_a_plain_session_writes_delta_tables(database: Database, tmp_path: Path) -> None:
-    from deltalake import DeltaTable
-
-    set_up(database)
-    change(database)
-    given = settings(database, tmp_path, buffer_memory_bytes="2MB", logical_decoding_work_mem="64kB")
-    done = run_script(tmp_path, json.dumps(given), str(tmp_path / "delta"))
-    assert done.returncode == 0, done.stderr
-    for name, n in (("small", 7), ("large", 10_000), ("spilled", 60_000)):
-        rows = (
-            DeltaTable(str(tmp_path / "delta" / f"public.{name}"))
-            .to_pyarrow_table()
-            .sort_by("id")
-            .to_pylist()
-        )
-        assert [[row["id"], row["note"], row["at"].timestamp()] for row in rows] == expected(name, n)
+    for name, n in TABLES if to_delta else ():
+        rows = DeltaTable(str(root / f"public.{name}")).to_pyarrow_table().sort_by("id").to_pylist()
+        assert [[row["id"], row["note"], row["at"].timestamp()] for row in rows] == expected(n), name
         assert [row["_seq"] for row in rows] == list(range(n))
 
 
