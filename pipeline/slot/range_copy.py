@@ -76,7 +76,7 @@ _READER_SETTINGS: Final = {
     "jit": "off",
 }
 
-_WITHHELD: Final = re.compile(r"2[0-9].*|3[89].*|44.*|[PH].*")
+_WITHHELD: Final = re.compile(r"2[01237F].*|3[89].*|44.*|P0.*|HV.*")
 """SQLSTATEs of errors whose text can quote a row's value: data exceptions, functions and triggers of users."""
 REMEDY_SELECT: Final = (
     "GRANT SELECT on the table (and USAGE on its schema) to the role; "
@@ -119,6 +119,27 @@ def told(task: RangeTask) -> str:
     end = "the end" if pages.end_page is None else f"page {pages.end_page}"
     leaf = f"{pages.leaf.schema}.{pages.leaf.table}"
     return f"the snapshot of {leaf} from page {pages.first_page} to {end}"
+
+
+def failure_of(report: ServerReport, doing: str) -> XidstreamError:
+    """The error for what a server says instead of rows. Its text is left out where that can quote a value."""
+    state = report.sqlstate
+    if report.is_too_large:
+        return PoisonedChange(f"{doing}: a row has {TOO_LARGE}", remedy=REMEDY_ROW)
+    if state in ("22021", "22P05"):
+        return PoisonedChange(
+            f"{doing}: a row has a value that the server cannot send as UTF8 (SQLSTATE {state})",
+            remedy=REMEDY_ROW,
+        )
+    if _WITHHELD.fullmatch(state):
+        return PoisonedChange(
+            f"{doing}: the server cannot give a value, or the publication's row filter fails (SQLSTATE {state}; "
+            "its text is withheld)",
+            remedy=REMEDY_ROW,
+        )
+    if state == "42501":
+        return PreconditionMissing(f"{doing}: {report.message} (SQLSTATE {state})", remedy=REMEDY_SELECT)
+    return from_report(report, doing)
 
 
 class RangeCopy:
@@ -278,22 +299,4 @@ class RangeCopy:
         return ComponentLost(f"{doing}: the read was cancelled")
 
     def _failure(self, report: ServerReport, doing: str) -> XidstreamError:
-        if self._cancelled.is_set():
-            return self._cancellation(doing)
-        state = report.sqlstate
-        if report.is_too_large:
-            return PoisonedChange(f"{doing}: a row has {TOO_LARGE}", remedy=REMEDY_ROW)
-        if state in ("22021", "22P05"):
-            return PoisonedChange(
-                f"{doing}: a row has a value that the server cannot send as UTF8 (SQLSTATE {state})",
-                remedy=REMEDY_ROW,
-            )
-        if _WITHHELD.fullmatch(state):
-            return PoisonedChange(
-                f"{doing}: the server cannot give a value, or the publication's row filter fails (SQLSTATE {state}; "
-                "its text is withheld)",
-                remedy=REMEDY_ROW,
-            )
-        if state == "42501":
-            return PreconditionMissing(f"{doing}: {report.message} (SQLSTATE {state})", remedy=REMEDY_SELECT)
-        return from_report(report, doing)
+        return self._cancellation(doing) if self._cancelled.is_set() else failure_of(report, doing)

@@ -15,12 +15,15 @@ import pytest
 
 from tests.postgres_fixtures import Database
 from tests.proxies import TlsProxy, make_certificate
+from tests.snapshot_ranges import relation_of, snapshot_of
 from xidstream.pipeline.errors import PreconditionMissing
 from xidstream.pipeline.pg import INVALID_LSN
 from xidstream.pipeline.slot.admin import create_slot
 from xidstream.pipeline.slot.connection import ReplicationConnection
 from xidstream.pipeline.slot.settings import SlotSettings
 from xidstream.pipeline.slot.stream_options import stream_options
+from xidstream.pipeline.snapshot.tables import plan_ranges
+from xidstream.pipeline.stages.range_reading import RangeReader
 
 pytestmark = pytest.mark.postgres
 
@@ -72,6 +75,23 @@ def test_every_change_arrives_under_tls_without_waiting_for_the_next(
             rows = "INSERT INTO t SELECT %s * 5 + i, repeat('x', %s) FROM generate_series(0, 4) i"
             database.execute(rows, n, 6000 + 3 * n)
             collect(connection)
+
+
+def test_a_snapshots_rows_arrive_under_tls(
+    database: Database, proxy: TlsProxy, certificate: Path, tmp_path: Path
+) -> None:
+    database.execute("CREATE TABLE t (id int, v text)")
+    database.execute("ALTER TABLE t ALTER v SET STORAGE EXTERNAL")
+    database.execute("INSERT INTO t SELECT i, repeat('x', 3 * i) FROM generate_series(1, 4000) i")
+    dsn = database.dsn(host="localhost", port=proxy.port, sslmode="verify-full", sslrootcert=str(certificate))
+    reader = RangeReader(dsn)
+    with snapshot_of(database, relation_of(database, "t"), tmp_path) as snapshot:
+        for pages in plan_ranges(snapshot.source.leaves, by_range=True, range_bytes=4 << 20):
+            snapshot.read(snapshot.task(pages), reader)
+    reader.close()
+    assert len(snapshot.files) > 3
+    rows = snapshot.rows().select(["id", "v"]).to_pylist()
+    assert sorted((row["id"], len(row["v"])) for row in rows) == [(i, 3 * i) for i in range(1, 4001)]
 
 
 def test_certificate_of_somebody_else_is_refused(

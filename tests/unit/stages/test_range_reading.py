@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.decode.builder import relation
-from xidstream.pipeline.slot.range_copy import copy_statement
-from xidstream.pipeline.snapshot.tables import CtidRange, Leaf, PublishedSource, RangeTask
 from xidstream.pipeline.stages.range_reading import Pace
 
 
@@ -27,22 +24,3 @@ def test_time_without_bytes_is_not_saved_up_for_a_burst() -> None:
     pace = Pace(1000, 0.0)
     assert pace.spent(1000, 600.0) == 0.0
     assert pace.spent(1000, 600.0) == pytest.approx(1.0)
-
-
-@pytest.mark.parametrize(
-    ("first", "end", "row_filter", "where"),
-    [
-        (0, None, None, ""),
-        (0, 5, None, " WHERE ctid < '(5,0)'::pg_catalog.tid"),
-        (5, None, "a > 1 OR b", " WHERE ctid >= '(5,0)'::pg_catalog.tid AND (a > 1 OR b)"),
-        (5, 9, None, " WHERE ctid >= '(5,0)'::pg_catalog.tid AND ctid < '(9,0)'::pg_catalog.tid"),
-    ],
-)
-def test_the_statement_names_the_leaf_its_pages_and_the_columns_of_the_published_table(
-    first: int, end: int | None, row_filter: str | None, where: str
-) -> None:
-    leaf = Leaf(7, 'odd "schema"', "leaf;drop", 9, 9 << 13)
-    source = PublishedSource(relation(("a", "int4"), ('b"', "text")), "", row_filter, (leaf,))
-    task = RangeTask(source, "0000-1", CtidRange(leaf, 3, first, end))
-    expected = f'COPY (SELECT "a", "b""" FROM ONLY "odd ""schema"""."leaf;drop"{where}) TO STDOUT'
-    assert copy_statement(task) == expected
