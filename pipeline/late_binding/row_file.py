@@ -84,6 +84,11 @@ class RowFile:
     def head_bytes(self) -> int:
         return self.places[0][0].crc if self.places else self.n_bytes
 
+    @property
+    def tail_bytes(self) -> int:
+        """A few kilobytes with one row group; with more of them all behind the first."""
+        return self.n_bytes - self.head_bytes
+
     def slots(self, commit: Commit | None = None) -> Iterator[Slot]:
         """In ascending order. Without a commit ``bound`` is what was written."""
         written = [(encoded_crc(value), value) for value in PLACEHOLDERS]

@@ -60,6 +60,10 @@ from xidstream.pipeline.spark.placement import Placement
 LINK_THREADS: Final = 8
 """They wait: for a flush, or for an answer."""
 
+LONGEST_TAIL_BYTES: Final = 8 << 20
+"""That the driver fetches from a store and sends back, for one file. A segment of several row groups (a buffer of more
+than half a gigabyte, a rollback in a large segment) may have more, and is the executors' to read and write."""
+
 _NO_LINK: Final = frozenset({errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS})
 """The file system can be written to, but gives no second name to this file."""
 _NO_COPY: Final = frozenset({errno.EXDEV, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL})
@@ -152,6 +156,7 @@ class SegmentLinks:
             for version, placement in zip(parts.versions, placements, strict=True)
             if placement.is_verbatim(version.schema)
             for part in version.segments
+            if way.takes(part)
         ]
         new = [part for part in fitting if part.commit.commit_lsn > target.watermark]
         try:
@@ -223,6 +228,9 @@ class _Way(abc.ABC):
     def close(self) -> None:
         self._threads.shutdown(wait=True)
 
+    def takes(self, part: SegmentPart) -> bool:
+        return True
+
     def _give_one(self, part: SegmentPart, table: Location, path: str) -> None:
         self._bind(part.segment.key, part.segment.file, part.commit, table, path)
         reach("segment_linked")
@@ -262,6 +270,9 @@ class _ServerSideCopies(_Way):
     def __init__(self, storage: SegmentStorage, root: Location) -> None:
         super().__init__(storage)
         self._copies = s3_copies.S3Copies(storage.uri, root)
+
+    def takes(self, part: SegmentPart) -> bool:
+        return part.segment.file.tail_bytes <= LONGEST_TAIL_BYTES
 
     def _bind(self, key: str, file: RowFile, commit: Commit, table: Location, path: str) -> None:
         stored = self._read(key, file.head_bytes)

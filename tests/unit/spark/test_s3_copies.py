@@ -13,7 +13,7 @@ from tests.late_segments import late_part
 from tests.s3_server import S3Server
 from tests.unit.spark.test_segment_links import A, World, check, key
 from xidstream.pipeline.errors import SegmentCorrupt, StorageFault
-from xidstream.pipeline.spark import s3_copies
+from xidstream.pipeline.spark import s3_copies, segment_links
 from xidstream.pipeline.spark.s3_copies import SMALLEST_PART_BYTES, S3Copies, _ranges
 from xidstream.pipeline.spark.segment_links import Reach, how_segments_reach
 
@@ -68,6 +68,19 @@ def test_small_segments_are_put_and_large_ones_copied_in_the_store(server: S3Ser
     check(rows[:9_000], 0x1000, 9_000)
     assert [r["_commit_lsn"] for r in rows[9_000:]] == [0x2000] * 10
     assert [r["id"] for r in rows[9_000:]] == list(range(10, 20))
+
+
+def test_a_segment_with_a_long_end_is_left_to_the_executors(
+    server: S3Server, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of several row groups has all behind the first in its end: the driver fetched and sent megabytes for each."""
+    long, short = large(world), world.segment(1)
+    monkeypatch.setattr(segment_links, "LONGEST_TAIL_BYTES", short.file.tail_bytes)
+    assert long.file.tail_bytes > short.file.tail_bytes  # type: ignore[attr-defined]
+    before = server.n_received_bytes
+    files, left = world.give([late_part(long, 0x1000), late_part(short, 0x2000)])  # type: ignore[arg-type]
+    assert [f.max_commit_lsn for f in files] == [0x2000] and left.n_rows == 9_000
+    assert server.n_received_bytes - before < short.n_bytes + 5_000
 
 
 def test_a_copy_leaves_the_segment_as_it_was(world: World) -> None:
