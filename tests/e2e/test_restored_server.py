@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import psycopg
 import pytest
 from deltalake import DeltaTable
 
+from tests.postgres_fixtures import FAST
 from tests.waiting import wait_until
 from xidstream import ChangeStream
 from xidstream.actors.cli.checks import create_slot_command, drop_slot_command
@@ -43,16 +45,22 @@ class Restored:
             for statement in statements:
                 session.execute(statement.encode())
 
-    def copy(self) -> None:
+    def keep_server(self) -> None:
+        """A cold copy."""
         self.server.stop()
-        subprocess.run(["cp", "-a", self.server.data_dir, self.server.data_dir.with_name("copy")], check=True)
+        _copy(self.server.data_dir, self.server.data_dir.with_name("copy"))
         self.server.start()
 
+    def keep_sink(self) -> None:
+        _copy(self.folder, self.folder.with_name("later"))
+
     def set_back(self) -> None:
+        """The server is as it was when it was copied; Delta root and storage are those of later."""
         self.server.stop()
-        subprocess.run(["rm", "-rf", self.server.data_dir], check=True)
-        subprocess.run(["cp", "-a", self.server.data_dir.with_name("copy"), self.server.data_dir], check=True)
+        _copy(self.server.data_dir.with_name("copy"), self.server.data_dir)
         self.server.start()
+        _copy(self.folder.with_name("later"), self.folder)
+        self.root = self.folder / "delta"
 
     def run(self) -> None:
         stream = ChangeStream(self.config()).toDelta(str(self.root)).trigger(availableNow=True)
@@ -63,19 +71,37 @@ class Restored:
         return sorted(DeltaTable(str(self.root / "public.t")).to_pyarrow_table()["id"].to_pylist())
 
 
+def _copy(source: Path, target: Path) -> None:
+    subprocess.run(["rm", "-rf", target], check=True)
+    subprocess.run(["cp", "-a", source, target], check=True)
+
+
+@pytest.fixture(scope="module")
+def two_runs(tmp_path_factory: pytest.TempPathFactory, spark: Any) -> Iterator[Restored]:
+    """Their server was copied after the first."""
+    # Not below pytest's folder, to which the server's own account may lose its way.
+    with (
+        tempfile.TemporaryDirectory(prefix="xs-pg18-") as folder,
+        EmbeddedPostgres(Path(folder) / "data", settings=FAST) as server,
+    ):
+        made = Restored(server, tmp_path_factory.mktemp("sink") / "now", spark)
+        made.execute("create table t (id int primary key)", "create publication p for table t")
+        create_slot_command(made.config(), failover=False)
+        made.execute("insert into t values (1)")
+        made.run()
+        made.keep_server()
+        made.execute("insert into t values (2)", "insert into t select generate_series(100, 400)")
+        made.run()
+        assert len(made.ids()) == 303
+        made.keep_sink()
+        yield made
+
+
 @pytest.fixture
-def restored(own_postgres: Callable[..., EmbeddedPostgres], tmp_path: Path, spark: Any) -> Restored:
-    made = Restored(own_postgres(), tmp_path, spark)
-    made.execute("create table t (id int primary key)", "create publication p for table t")
-    create_slot_command(made.config(), failover=False)
-    made.execute("insert into t values (1)")
-    made.run()
-    made.copy()
-    made.execute("insert into t values (2)", "insert into t select generate_series(100, 400)")
-    made.run()
-    assert len(made.ids()) == 303
-    made.set_back()
-    return made
+def restored(two_runs: Restored) -> Restored:
+    """All as it was after the two runs, but for the server, which is as it was after the first."""
+    two_runs.set_back()
+    return two_runs
 
 
 def test_after_a_restore_the_old_root_is_refused_and_another_one_gets_everything(restored: Restored) -> None:
