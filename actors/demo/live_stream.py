@@ -19,7 +19,6 @@ from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import XidstreamError
 from xidstream.pipeline.exchange import SlotIdentity
 from xidstream.pipeline.pg import Xid
-from xidstream.pipeline.spark.delta import DeltaSink
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -102,7 +101,7 @@ class LiveStream:
     # -- inside ------------------------------------------------------------------------------------------
 
     def _make_sink(self, identity: SlotIdentity) -> WatchedDelta:
-        self._sinks.append(WatchedDelta(DeltaSink(self._delta_uri, identity)))
+        self._sinks.append(WatchedDelta(self._delta_uri, identity))
         return self._sinks[-1]
 
     def _run(self) -> None:

@@ -6,18 +6,12 @@ The count stands for a user's own action. If Spark counts other rows than the ba
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 from xidstream.pipeline.errors import EnvironmentFault
-from xidstream.pipeline.exchange import Tenure
-from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.exchange import SlotIdentity
 from xidstream.pipeline.spark.delta import DeltaSink
 from xidstream.pipeline.spark.frames import SinkBatch
-from xidstream.pipeline.spark.snapshot_log import SnapshotLog
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 
 @dataclass
@@ -33,27 +27,12 @@ class Arrival:
     delta_s: float
 
 
-@dataclass
-class WatchedDelta:
-    """Counts each batch's rows with Spark, hands the batch to the Delta sink, and notes when each was done."""
+class WatchedDelta(DeltaSink):
+    """Counts each batch's rows with Spark, writes the batch to Delta tables, and notes when each was done."""
 
-    delta: DeltaSink
-    arrivals: list[Arrival] = field(default_factory=list)
-
-    def open(self, spark: SparkSession) -> None:
-        self.delta.open(spark)
-
-    def watermark(self) -> Lsn:
-        return self.delta.watermark()
-
-    def last_owner(self) -> int:
-        return self.delta.last_owner()
-
-    def claim(self, tenure: Tenure) -> None:
-        self.delta.claim(tenure)
-
-    def snapshot_log(self) -> SnapshotLog:
-        return self.delta.snapshot_log()
+    def __init__(self, root_uri: str, identity: SlotIdentity) -> None:
+        super().__init__(root_uri, identity)
+        self.arrivals: list[Arrival] = []
 
     def write(self, batch: SinkBatch) -> None:
         handler_s = time.monotonic()
@@ -63,8 +42,5 @@ class WatchedDelta:
                 f"Spark counted {n_rows:,} rows of {batch.content.n_rows:,}: please report this"
             )
         counted_s = time.monotonic()
-        self.delta.write(batch)
+        super().write(batch)
         self.arrivals.append(Arrival(n_rows, handler_s, counted_s, time.monotonic()))
-
-    def close(self) -> None:
-        self.delta.close()

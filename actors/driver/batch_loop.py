@@ -30,7 +30,6 @@ from xidstream.pipeline.exchange import Batch, SlotIdentity, Tenure
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
 from xidstream.pipeline.segments import Layout, SegmentReader, Storage, check_owner
-from xidstream.pipeline.spark.foreach import ForeachSink
 from xidstream.pipeline.spark.frames import SinkBatch
 from xidstream.pipeline.spark.sink import Sink
 from xidstream.pipeline.stages.staged_snapshots import StagedSnapshots
@@ -115,17 +114,18 @@ class BatchLoop:
 
     def _deliver_snapshots(self, tenure: Tenure) -> None:
         """A function has no fold: it gets the rows from before first, and the changes behind them then."""
-        if not isinstance(self._sink, ForeachSink):
+        if not self._sink.gets_snapshots_first:
             return
         staged = self._staged = StagedSnapshots(self._storage, self._layout(tenure))
-        staged.deliver(self._spark, self._sink.write_snapshot, self._stop.is_set)
-        self._sink.contained = staged.contained()
+        if self._call("takes_snapshots"):
+            staged.deliver(self._spark, self._sink.write_snapshot, self._stop.is_set)
+        self._sink.leave_out(staged.contained())
 
     def call_snapshot_log(self, method: str, *arguments: Any) -> Any:
         """On any thread. Raises ComponentLost before the sink is this loop's, and after the loop's end."""
         if not self._is_claimed or self._stop.is_set():
             raise ComponentLost("there is no batch loop that has the sink")
-        if isinstance(self._sink, ForeachSink):
+        if self._sink.gets_snapshots_first:
             if self._staged is None:
                 raise ComponentLost("the batch loop has only begun")
             return getattr(self._staged, method)(*arguments)

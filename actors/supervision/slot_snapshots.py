@@ -40,7 +40,7 @@ class SlotSnapshots:
         """An epoch has the slot, and its batch loop was started."""
         self._epoch, self._driver = epoch, driver
         self._is_aimed = self._is_told = False
-        if self._taking is None and self._config.sink != "console":
+        if self._taking is None and (self._is_delta or opened.snapshots.takes_snapshots):
             identity = opened.identity
             layout = Layout(identity.system_identifier, identity.slot, epoch.name)
             book = SnapshotBook(Storage(self._config.storage), layout, opened.snapshots)

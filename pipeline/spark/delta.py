@@ -32,7 +32,7 @@ from __future__ import annotations
 
 import itertools
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Final
 
@@ -77,6 +77,10 @@ from xidstream.pipeline.spark.written_rows import write_rows
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from xidstream.pipeline.snapshot.bounds import SnapshotBounds
+    from xidstream.pipeline.spark.batch_parts import TableName
+    from xidstream.pipeline.spark.snapshot_batch import SnapshotBatch
+
 PARALLEL_TABLES: Final = 4
 """Jobs at a time: four tiny ones together take as long as one (measured); more only queue for the cores."""
 ATTEMPTS: Final = 3
@@ -90,6 +94,8 @@ class DeltaSink:
     server), StorageFault, SegmentCorrupt, SinkFailed. After any of them nothing of the batch may be confirmed, and
     the same batch may be written again, by this sink or another.
     """
+
+    gets_snapshots_first = False
 
     def __init__(
         self, root_uri: str, identity: SlotIdentity, storage_options: dict[str, str] | None = None
@@ -161,6 +167,12 @@ class DeltaSink:
         if self._ownership is None:
             raise UsageError("the Delta sink is not claimed")
         return SnapshotLog(self._root, self._application_id, self._ownership)
+
+    def write_snapshot(self, batch: SnapshotBatch) -> None:
+        raise UsageError("the Delta sink gets snapshots through its log")
+
+    def leave_out(self, contained: Mapping[TableName, SnapshotBounds]) -> None:
+        """The log keeps all changes: whoever folds it leaves out what a snapshot contains."""
 
     def watermark(self) -> Lsn:
         """The commit LSN of the last transaction that is whole in the sink; ``0/0`` when it holds none.

@@ -70,11 +70,12 @@ def resolve(spec: str) -> BatchFunction:
 class ForeachSink(StatelessSink):
     """``function`` gets each ``SparkBatch``; ``label`` names it in errors."""
 
+    gets_snapshots_first = True
+
     def __init__(self, function: BatchFunction, label: str | None = None) -> None:
         self._function = function
         self._label = label or getattr(function, "__qualname__", type(function).__name__)
-        self.contained: Mapping[TableName, SnapshotBounds] = {}
-        """By table: the snapshot that the function had of it, so that it does not get the same changes again."""
+        self._contained: Mapping[TableName, SnapshotBounds] = {}
 
     @classmethod
     def of(cls, spec: str) -> ForeachSink:
@@ -84,7 +85,10 @@ class ForeachSink(StatelessSink):
         return f"ForeachSink({self._label})"
 
     def write(self, batch: SinkBatch) -> None:
-        self._give(SparkBatch(batch, self.contained), batch.segment_fault)
+        self._give(SparkBatch(batch, self._contained), batch.segment_fault)
+
+    def leave_out(self, contained: Mapping[TableName, SnapshotBounds]) -> None:
+        self._contained = contained
 
     def write_snapshot(self, batch: SnapshotBatch) -> None:
         """The rows that a table had before. Raises as ``write`` does."""

@@ -6,6 +6,7 @@ nothing outside: a bad setting fails at once, before anything is started.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
 
 from xidstream.pipeline.config import redacted
@@ -16,13 +17,20 @@ from xidstream.pipeline.pg import Lsn
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from xidstream.pipeline.snapshot.bounds import SnapshotBounds
+    from xidstream.pipeline.spark.batch_parts import TableName
     from xidstream.pipeline.spark.frames import SinkBatch
+    from xidstream.pipeline.spark.snapshot_batch import SnapshotBatch
     from xidstream.pipeline.spark.snapshot_log import SnapshotLog
 
 
 class Sink(Protocol):
     """Takes batches in order, from one thread. ``write`` returns when the batch is durable in the sink: the
     caller confirms it after that, and a batch may come again after a crash, cut differently."""
+
+    gets_snapshots_first: bool
+    """Whether it gets the rows that tables had before through ``write_snapshot``, all before the first batch. Else they
+    go to ``snapshot_log``, beside the batches."""
 
     def open(self, spark: SparkSession) -> None:
         """Once, before the first batch; may take seconds."""
@@ -43,6 +51,12 @@ class Sink(Protocol):
 
     def snapshot_log(self) -> SnapshotLog:
         """Where tables' snapshots are committed. Raises Unsupported where the sink takes none."""
+
+    def write_snapshot(self, batch: SnapshotBatch) -> None:
+        """The rows that one table had before; it may come again after a crash. Raises as ``write``."""
+
+    def leave_out(self, contained: Mapping[TableName, SnapshotBounds]) -> None:
+        """Of the batches to come, what these snapshots contain: by table, what ``write_snapshot`` had of it."""
 
     def close(self) -> None:
         """Once, after the last batch or a failure. Never raises for a session that is gone."""

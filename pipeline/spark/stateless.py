@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from xidstream.pipeline.errors import Unsupported
@@ -13,10 +14,15 @@ from xidstream.pipeline.spark.spark_errors import fault_of
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from xidstream.pipeline.snapshot.bounds import SnapshotBounds
+    from xidstream.pipeline.spark.batch_parts import TableName
+    from xidstream.pipeline.spark.snapshot_batch import SnapshotBatch
     from xidstream.pipeline.spark.snapshot_log import SnapshotLog
 
 
 class StatelessSink:
+    gets_snapshots_first = False
+
     def open(self, spark: SparkSession) -> None:
         try:
             warm_up(spark)
@@ -34,6 +40,12 @@ class StatelessSink:
         """Nothing is held that could be anybody's."""
 
     def snapshot_log(self) -> SnapshotLog:
+        raise Unsupported("this sink takes no snapshots of tables")
+
+    def leave_out(self, contained: Mapping[TableName, SnapshotBounds]) -> None:
+        """Nobody had a snapshot."""
+
+    def write_snapshot(self, batch: SnapshotBatch) -> None:
         raise Unsupported("this sink takes no snapshots of tables")
 
     def close(self) -> None:

@@ -106,6 +106,7 @@ class CommitSequence:
         """
         self._tell_reader = tell_reader
         self._target = target_lsn
+        self._takes_snapshots = opened.snapshots.takes_snapshots
         self._storage = SlotStorage(self._config.storage, opened, self._epoch)
         self._confirmed, self._prepared = await asyncio.to_thread(self._storage.take_over)
         self._given_up = opened.given_up
@@ -121,6 +122,10 @@ class CommitSequence:
         """
         self._watermark = max(self._watermark, watermark)
         return await asyncio.to_thread(self._storage.tenure, last_owner)
+
+    async def takes_snapshots(self) -> bool:
+        """Whether the slot's tables are read as they were before it."""
+        return self._takes_snapshots
 
     # -- from the reader -------------------------------------------------------------------------------
 
