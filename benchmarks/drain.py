@@ -22,7 +22,7 @@ def run(rows: int, repeats: int, *, with_debezium: bool = True) -> dict[str, Any
         ours.warm_up(spark, publisher)
 
         source = Source(publisher, "large")
-        slots = iter(source.slots(10 * repeats + 2))
+        slots = iter(source.slots(11 * repeats + 2))
         source.insert(rows)
         end_lsn = source.end_lsn()
         source.insert(1)  # behind the end, because pg_recvlogical stops at the first message past it
@@ -40,6 +40,9 @@ def run(rows: int, repeats: int, *, with_debezium: bool = True) -> dict[str, Any
             drained = ours.drain(spark, source, next(slots), rows + 1, ours.touch_every_row)
             large["spark"].append(drained.done_s)
             large["cost"].append(_cost(drained, rows))
+            drained = ours.drain(spark, source, next(slots), rows + 1, ours.nothing, delta=True)
+            large["delta"].append(drained.done_s)
+            large["cost_delta"].append(_cost(drained, rows))
             large["binary"].append(references.recvlogical(source, next(slots), end_lsn, binary=True))
             large["off"].append(references.recvlogical(source, next(slots), end_lsn, streaming="off"))
             large["subscription"].append(references.subscription(source, next(slots), subscriber, rows + 1))
@@ -79,7 +82,8 @@ def run(rows: int, repeats: int, *, with_debezium: bool = True) -> dict[str, Any
 
 
 _COMPARED = (
-    *("recvlogical", "segments", "recvlogical_again", "spark", "subscription", "debezium", "cost"),
+    *("recvlogical", "segments", "recvlogical_again", "spark", "delta", "subscription", "debezium"),
+    *("cost", "cost_delta"),
     *("recvlogical_unix", "segments_unix"),
 )
 
@@ -95,7 +99,7 @@ def _cost(drained: ours.Drained, rows: int) -> dict[str, Any]:
 
 
 def _summary(rows: int, large: dict[str, list[Any]]) -> dict[str, Any]:
-    timed = [name for name in large if name != "cost" and large[name]]
+    timed = [name for name in large if not name.startswith("cost") and large[name]]
     reference = large["recvlogical"]
     return {
         "rows": rows,
@@ -104,9 +108,11 @@ def _summary(rows: int, large: dict[str, list[Any]]) -> dict[str, Any]:
             "segments": ratio(reference, large["segments"]),
             "segments_unix": ratio(large["recvlogical_unix"], large["segments_unix"]),
             "spark": ratio(large["recvlogical_again"], large["spark"]),
+            "delta": ratio(large["recvlogical_again"], large["delta"]),
             "binary": ratio(reference, large["binary"]),
             "subscription": ratio(reference, large["subscription"]),
         },
         "seconds": {name: large[name] for name in timed},
         "cost": large["cost"],
+        "cost_delta": large["cost_delta"],
     }
