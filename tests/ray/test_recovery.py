@@ -47,7 +47,7 @@ def test_a_server_that_stops_at_once_costs_a_new_epoch_and_no_row_when_it_is_bac
     with psycopg.connect(database.dsn(), autocommit=True) as connection:
         database.connection = connection
         database.execute(FILL.format(1001, 2000))
-        wait_until(lambda: 2000 in {r["id"] for r in crashing.driver.rows("public.t")})
+        wait_until(lambda: 2000 in crashing.driver.ids("public.t"))
         # The crash may take the slot back to an older position than it was told. This sink has no watermark, so it
         # sees what is repeated: the same rows under the same commit LSN and _seq, by which a sink drops them.
         once = {(r["_commit_lsn"], r["_seq"]): r["id"] for r in crashing.driver.rows("public.t")}

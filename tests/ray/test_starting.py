@@ -12,6 +12,7 @@ import ray
 
 from tests.postgres_fixtures import Database
 from tests.ray.conftest import CollectingDriver, RayPipeline, wait_until
+from xidstream.actors.supervision import epoch
 from xidstream.actors.supervision.supervisor import Supervisor
 
 NEWEST = pytest.mark.parametrize("postgres_server", [18], indirect=True)
@@ -47,8 +48,9 @@ class SlowDriver(CollectingDriver):
 
 @NEWEST
 def test_a_reader_that_waits_and_fails_while_the_driver_starts_is_told_and_the_driver_goes_on_starting(
-    database: Database, tmp_path: Path
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(epoch, "_TELL_WAITING_AFTER_S", 2.0)
     database.execute("create table t (id bigint primary key)")
     database.execute("create publication p for table t")
     pipeline = RayPipeline(database, tmp_path)

@@ -32,7 +32,7 @@ def s3() -> Iterator[S3Server]:
 
 def ids(pipeline: RayPipeline, table: str = "public.big") -> list[int]:
     """In the order of release; what a new epoch repeated counts once, as the sink's watermark sees to."""
-    return list(dict.fromkeys(r["id"] for r in pipeline.driver.rows(table)))
+    return list(dict.fromkeys(pipeline.driver.ids(table)))
 
 
 def deliver_one(pipeline: RayPipeline, number: int) -> None:
