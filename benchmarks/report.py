@@ -22,6 +22,7 @@ _NAMES = {
     "recvlogical": "`pg_recvlogical` to /dev/null, `streaming=on`",
     "segments": "**xidstream, slot to handler** (decoded, spilled, released)",
     "spark": "**xidstream, slot to a Spark action on every row**",
+    "delta": "**xidstream, slot to committed Delta tables**",
     "subscription": "PostgreSQL's subscription, `streaming=parallel`, `binary`",
     "debezium": "Debezium engine, JSON, events counted",
     "binary": "`pg_recvlogical`, `binary`",

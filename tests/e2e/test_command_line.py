@@ -275,33 +275,6 @@ def test_a_run_stopped_while_spark_starts_and_the_slot_is_waited_for_waits_for_n
 
 
 @NEWEST
-def test_foreach_calls_the_users_function_and_its_error_has_status_1(
-    database: Database, tmp_path: Path
-) -> None:
-    set_up(database)
-    (tmp_path / "mine.py").write_text(
-        "def handle(batch):\n"
-        "    notes = [r.note for r in batch.dataframe('public.t').collect()]\n"
-        "    print('seen', batch.tables, len(notes), flush=True)\n"
-        "    raise ValueError(notes[0])\n"
-    )
-    environ = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{Path(__file__).parents[2]}"}
-    created = run("slot", "create", "--dsn", database.dsn(), "--slot", f"s_{database.name}"[:63])
-    assert created.returncode == 0, created.stderr
-    database.execute(ROWS.format(1, 100))
-    failed = run(*options(database, tmp_path, "--available-now", sink="foreach:mine:handle"), env=environ)
-    assert failed.returncode == 1, failed.stderr
-    assert "seen ['public.t'] 100" in failed.stdout
-    assert "ValueError" in failed.stderr and "note 1" not in failed.stderr
-    assert "raise ValueError(notes[0])" in failed.stderr and "--debug" in failed.stderr
-    assert "Traceback" not in failed.stderr
-    asked = run(
-        "--debug", *options(database, tmp_path, "--available-now", sink="foreach:mine:handle"), env=environ
-    )
-    assert asked.returncode == 1 and "ValueError: note 1" in asked.stderr, asked.stderr
-
-
-@NEWEST
 @pytest.mark.parametrize(
     ("change", "status", "says"),
     [

@@ -47,8 +47,11 @@ import actors
 
 
 def handle(batch):
-    frame = batch.dataframe("public.orders").select("id")
-    ids = sorted(row.id for row in frame.mapInArrow(actors.doubled, "id int").collect())
+    orders = batch.dataframe("public.orders")
+    notes = {row.note for row in orders.collect()}
+    if "refuse me" in notes:
+        raise ValueError(*notes)
+    ids = sorted(row.id for row in orders.select("id").mapInArrow(actors.doubled, "id int").collect())
     print("in executors", ids, flush=True)
     print("in a worker", ray.get(ray.remote(num_cpus=0)(actors.where).remote()), flush=True)
 """
@@ -88,8 +91,8 @@ def run_beside(server: Any, script: Path, *arguments: str, timeout_s: float) -> 
     return run_in(server, script.parent, str(script), *arguments, timeout_s=timeout_s)
 
 
-def run_in(server: Any, folder: Path, *arguments: str, timeout_s: float) -> tuple[str, str]:
-    """Python in this folder, and libpq told by its variables where the server is."""
+def run_in(server: Any, folder: Path, *arguments: str, timeout_s: float, status: int = 0) -> tuple[str, str]:
+    """Python in this folder, and libpq told by its variables where the server is. It must end with ``status``."""
     env = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "PG"))}
     env |= {"PGHOST": str(server.socket_dir), "PGPORT": str(server.port), "PGUSER": "postgres"}
     # Where xidstream is installed no path is needed.
@@ -113,7 +116,7 @@ def run_in(server: Any, folder: Path, *arguments: str, timeout_s: float) -> tupl
             with suppress(psutil.NoSuchProcess):
                 living.process.kill()
         pytest.fail(f"the script did not end within {timeout_s:.0f} s:\n{output}\n{said}")
-    assert process.returncode == 0, f"{output}\n{said}"
+    assert process.returncode == status, f"{output}\n{said}"
     return output, said
 
 
@@ -160,18 +163,27 @@ def test_the_readmes_script_runs_as_it_stands_on_two_cpus_beside_a_users_own_mod
     assert said == "", "Ray, Spark and RayDP have nothing to tell where all goes well"
 
 
-def test_a_sink_in_a_users_own_pipeline_py_runs_there_in_executors_and_in_ray_workers(
+def test_a_sink_in_a_users_own_pipeline_py_runs_there_in_executors_and_in_ray_workers_and_its_error_has_status_1(
     shop: Any, tmp_path: Path
 ) -> None:
     (tmp_path / "pipeline.py").write_text(USERS_PIPELINE)
     (tmp_path / "actors.py").write_text(USERS_ACTORS)
-    output, _ = run_in(
-        shop, tmp_path, "-m", "xidstream", "run", "--available-now",
-        "--dsn", "dbname=shop", "--slot", "shop", "--publication", "shop",
-        "--storage", str(tmp_path / "segments"), "--sink", "foreach:pipeline:handle", timeout_s=300,
+    with psycopg.connect(shop.conninfo("shop"), autocommit=True) as source:
+        source.execute("insert into orders select i, 'refuse me' from generate_series(1001, 4000) i")
+    # The second transaction is streamed, so that it is a batch by itself.
+    arguments = (
+        "run", "--available-now", "--dsn", "dbname=shop", "--slot", "shop", "--publication", "shop",
+        "--storage", str(tmp_path / "segments"), "--sink", "foreach:pipeline:handle",
+        "--batch-rows", "1", "--logical-decoding-work-mem", "64kB",
     )  # fmt: skip
+    output, said = run_in(shop, tmp_path, "-m", "xidstream", *arguments, timeout_s=300, status=1)
     assert "in executors [2, 4, 6, 8, 10, 12, 14]" in output, output
     assert f"in a worker {tmp_path / 'actors.py'}" in output, output
+    assert "ValueError" in said and "raise ValueError(*notes)" in said and "--debug" in said, said
+    assert "refuse me" not in output + said and "Traceback" not in said, "a message may quote a row"
+
+    _, said = run_in(shop, tmp_path, "-m", "xidstream", "--debug", *arguments, timeout_s=300, status=1)
+    assert "ValueError: refuse me" in said, said
 
 
 @pytest.mark.slow
