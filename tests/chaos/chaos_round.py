@@ -40,6 +40,12 @@ _STEP_S = 0.06
 _GIANT_EVERY = 25
 _GIANT = "INSERT INTO s.plain SELECT i, 1, repeat(md5(i::text), 20), 1 FROM generate_series({}::bigint, {}::bigint) i"
 _GIANT_ROWS = 1_800
+_NARROWED = "CREATE TABLE s.narrowed (id bigint PRIMARY KEY, k bigint, note text)"
+_NARROW = "INSERT INTO s.narrowed VALUES (0, 0, ''); ALTER TABLE s.narrowed ALTER k TYPE int"
+_NARROW_GIANT = (
+    "INSERT INTO s.narrowed SELECT i, 1, repeat(md5(i::text), 20) FROM generate_series({}, {}::bigint) i"
+)
+"""The Delta table keeps the type of the first row, so segments do not fit it: Spark's executors write the files."""
 
 
 @dataclass(frozen=True)
@@ -137,6 +143,7 @@ class Round:
         with psycopg.connect(dsn, autocommit=True) as connection:
             self._connection = connection
             connection.execute(set_up_statements(self._server.version).encode())
+            connection.execute(_NARROWED.encode())
             for name in (slot, twin_slot):
                 create_slot(dsn, name, two_phase=self._options.two_phase)
             before = describe_slot(dsn, slot).confirmed_flush or Lsn(0)
@@ -304,10 +311,13 @@ class Round:
         next_id = 90_000_000_000
         with psycopg.connect(self._server.conninfo(self._name), autocommit=True) as giant:
             giant.execute("SET synchronous_commit = on")
+            for statement in _NARROW.split(";"):
+                giant.execute(statement.encode())
             for number, _ in enumerate(workload.steps()):
                 if number % _GIANT_EVERY == 0:
                     # Larger than a buffer's memory, so that it spills; every commit flushes what others left.
-                    giant.execute(_GIANT.format(next_id, next_id + _GIANT_ROWS - 1).encode())
+                    insert = (_GIANT, _NARROW_GIANT)[number // _GIANT_EVERY % 2]
+                    giant.execute(insert.format(next_id, next_id + _GIANT_ROWS - 1).encode())
                     next_id += _GIANT_ROWS
                 elif number % 5 == 0:
                     giant.execute("INSERT INTO hidden.tick VALUES (0)")
