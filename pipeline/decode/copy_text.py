@@ -26,7 +26,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from llvmlite import ir
 from numba import njit, types
+from numba.extending import intrinsic
 
 from xidstream.pipeline.decode.codes import COLUMN_COUNT, MALFORMED
 from xidstream.pipeline.decode.columns import Values
@@ -39,6 +41,58 @@ from xidstream.pipeline.errors import (
     UsageError,
 )
 from xidstream.pipeline.relations import RelationVersion
+
+_WORD = ir.IntType(64)
+
+
+@intrinsic
+def _word_at(typing_context, address):
+    """The eight bytes at an address, which need not be aligned."""
+
+    def generate(context, builder, signature, arguments):
+        loaded = builder.load(builder.inttoptr(arguments[0], _WORD.as_pointer()))
+        loaded.align = 1
+        return loaded
+
+    return types.uint64(types.intp), generate
+
+
+@intrinsic
+def _zeros_below(typing_context, word):
+    """How many bits of a word that is not 0 are 0 below its lowest 1."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 1))
+
+    return types.uint64(types.uint64), generate
+
+
+_ONES = np.uint64(0x0101010101010101)
+_HIGHS = np.uint64(0x8080808080808080)
+_TABS = np.uint64(0x0909090909090909)
+_NEWLINES = np.uint64(0x0A0A0A0A0A0A0A0A)
+_BACKSLASHES = np.uint64(0x5C5C5C5C5C5C5C5C)
+
+
+@njit
+def _next_special(payload, p):
+    """The first tab, newline or backslash at or behind p, which there must be. Eight bytes at a time: the lowest byte
+    that ``(x - ones) & ~x & highs`` marks is the first that is 0 in x."""
+    n = len(payload)
+    while p + 8 <= n:
+        word = _word_at(payload.ctypes.data + p)
+        tabs, newlines, backslashes = word ^ _TABS, word ^ _NEWLINES, word ^ _BACKSLASHES
+        marks = (
+            ((tabs - _ONES) & ~tabs)
+            | ((newlines - _ONES) & ~newlines)
+            | ((backslashes - _ONES) & ~backslashes)
+        ) & _HIGHS
+        if marks != 0:
+            return p + np.int64(_zeros_below(marks) >> np.uint64(3))
+        p += 8
+    while payload[p] != 9 and payload[p] != 10 and payload[p] != 92:
+        p += 1
+    return p
 
 
 @njit
@@ -90,8 +144,7 @@ def split(payload, lengths, n_columns, start, length, sums, error):
         while column < n_columns:
             first = p
             size = np.int64(0)
-            while p < stop and payload[p] != 9 and payload[p] != 92 and payload[p] != 10:
-                p += 1
+            p = _next_special(payload, p)  # the row's own newline at the latest
             if p == stop or payload[p] == 9:
                 size = p - first
             elif payload[p] == 10:
