@@ -119,15 +119,13 @@ class OpenTransaction:
 
     def add(
         self,
-        tables: Sequence[tuple[RelationVersion, pa.RecordBatch]],
         messages: pa.RecordBatch | None,
         runs: tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]],
         n_rows: int,
     ) -> None:
-        """Take one decoded block, numbered from the present ``n_rows``. ``runs`` are subxid and first row of each."""
+        """Take one decoded block, whose rows ``add_rows`` has taken. They are numbered from the present ``n_rows``.
+        ``runs`` are subxid and first row of each."""
         self._expect_open("a block")
-        for relation, batch in tables:
-            self.add_rows(relation, batch)
         if messages is not None and messages.num_rows:
             self._groups.add(None, messages)
         self._survivors.add(*runs, n_rows)

@@ -254,12 +254,7 @@ class TransactionBuffer:
             aborted=head.aborted,
             take=functools.partial(self._add_table, transaction),
         )
-        transaction.add(
-            [],
-            decoded.messages,
-            (decoded.run_subxid, decoded.run_first),
-            decoded.n_rows,
-        )
+        transaction.add(decoded.messages, (decoded.run_subxid, decoded.run_first), decoded.n_rows)
         transaction.note(decoded.notes)
         reach("block_decoded")
         held = self._hold(transaction)

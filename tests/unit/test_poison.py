@@ -27,9 +27,10 @@ def opened(*messages: bytes) -> OpenTransaction:
     decoded = decode_transaction_block(
         *block(*messages), {5: NOTE, 6: CLASH}, streamed=True, xid=700, first_ordinal=0
     )
-    tables = [(t.relation, t.batch) for t in decoded.tables]
+    for table in decoded.tables:
+        transaction.add_rows(table.relation, table.batch)
     runs = (decoded.run_subxid, decoded.run_first)
-    transaction.add(tables, decoded.messages, runs, decoded.n_rows)
+    transaction.add(decoded.messages, runs, decoded.n_rows)
     transaction.note(decoded.notes)
     return transaction
 

@@ -61,7 +61,8 @@ def runs(owners: list[int], first: int) -> tuple[np.ndarray, np.ndarray]:  # typ
 
 def add(transaction: OpenTransaction, owners: list[int], table: RelationVersion = T) -> None:
     first = transaction.n_rows
-    transaction.add([block(table, owners, first)], None, runs(owners, first), len(owners))
+    transaction.add_rows(*block(table, owners, first))
+    transaction.add(None, runs(owners, first), len(owners))
 
 
 def spill(transaction: OpenTransaction, table: RelationVersion = T) -> Segment:
@@ -92,7 +93,7 @@ def test_messages_get_the_commit_lsn_at_the_end() -> None:
         [{"lsn": 50, "xid": 700, "transactional": True, "prefix": "p", "content": b"c"}],
         schema=rows.MESSAGES_SCHEMA,
     )
-    transaction.add([], message, runs([], 0), 0)
+    transaction.add(message, runs([], 0), 0)
     sealed = transaction.seal(END, Store().put)
     (part,) = sealed.messages
     assert isinstance(part, InlineMessages) and part.rows.to_pylist()[0]["commit_lsn"] == 100
@@ -137,7 +138,8 @@ def wide(transaction: OpenTransaction, owner: int, n_bytes: int) -> None:
     first = transaction.n_rows
     relation, batch = block(T, [owner], first)
     batch = batch.set_column(5, batch.schema.field(5), pa.array(["x" * n_bytes]))
-    transaction.add([(relation, batch)], None, runs([owner], first), 1)
+    transaction.add_rows(relation, batch)
+    transaction.add(None, runs([owner], first), 1)
 
 
 def test_what_is_large_is_given_away_in_parts_and_each_row_once() -> None:
@@ -241,7 +243,7 @@ def message(transaction: OpenTransaction, *contents: bytes) -> None:
         [pa.array(v, f.type) for v, f in zip([*columns, contents], rows.MESSAGES_SCHEMA, strict=True)],
         schema=rows.MESSAGES_SCHEMA,
     )
-    transaction.add([], batch, runs([], 0), 0)
+    transaction.add(batch, runs([], 0), 0)
 
 
 def test_messages_are_spilled_as_a_group_of_their_own_and_rows_stay() -> None:
@@ -315,7 +317,8 @@ def test_rows_of_thousands_of_tables_are_given_away_in_few_objects() -> None:
     wide_rows = ["x" * 100_000]
     version, batch = block(tables[7], [700], transaction.n_rows)
     batch = batch.set_column(5, batch.schema.field(5), pa.array(wide_rows))
-    transaction.add([(version, batch)], None, runs([700], transaction.n_rows), 1)
+    transaction.add_rows(version, batch)
+    transaction.add(None, runs([700], transaction.n_rows), 1)
     sealed = transaction.seal(END, store.put)
     alone = [part for part in sealed.memory if part.place is None]
     assert [(part.relation, part.n_rows) for part in alone] == [(tables[7], 2)], "what is large has its own"
