@@ -1,0 +1,78 @@
+"""Which transactions a snapshot contains: by xid and commit LSN, over the wrap-around of the wire's xid."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from xidstream.pipeline.errors import UsageError
+from xidstream.pipeline.pg import Lsn, Xid
+from xidstream.pipeline.snapshot.bounds import SnapshotBounds
+
+EPOCH = 1 << 32
+
+
+def bounds(xmin: int, xmax: int, *xip: int, place: int = 999, valid_from: int = 2000) -> SnapshotBounds:
+    return SnapshotBounds(Lsn(place), Lsn(valid_from), xmin, xmax, xip, taken_at_us=0)
+
+
+@pytest.mark.parametrize(
+    ("xid", "commit_lsn", "contained"),
+    [
+        (90, 500, True),
+        (100, 500, False),  # in the WAL, and not yet visible: synchronous replication
+        (101, 500, True),
+        (101, 1500, True),  # between B and E, and already seen
+        (104, 1500, False),  # open when the snapshot was taken, committed before E was read
+        (110, 1500, False),  # begun behind it
+        (101, 2000, True),
+        (101, 2001, False),  # behind E, whatever its xid
+        (90, 2001, False),
+    ],
+)
+def test_a_transaction_is_contained_if_it_had_ended_and_was_seen(
+    xid: int, commit_lsn: int, contained: bool
+) -> None:
+    assert bounds(100, 110, 100, 104).contains(Xid(xid), Lsn(commit_lsn)) is contained
+
+
+def test_xids_of_the_former_epoch_are_older_than_an_xmax_of_the_next() -> None:
+    around = bounds(EPOCH - 10, EPOCH + 5, EPOCH - 3, EPOCH + 2)
+    assert around.contains(Xid(EPOCH - 4), Lsn(1))
+    assert not around.contains(Xid(EPOCH - 3), Lsn(1))
+    assert around.contains(Xid(3), Lsn(1))
+    assert not around.contains(Xid(2), Lsn(1))
+    assert not around.contains(Xid(5), Lsn(1))
+
+
+def test_xids_of_the_next_epoch_are_newer_than_an_xmax_of_this_one() -> None:
+    before = bounds(EPOCH - 10, EPOCH - 3)
+    assert before.contains(Xid(EPOCH - 4), Lsn(1))
+    assert not before.contains(Xid(EPOCH - 3), Lsn(1))
+    assert not before.contains(Xid(3), Lsn(1))
+
+
+@given(
+    xmax=st.integers(min_value=1 << 31, max_value=5 * EPOCH),
+    distance=st.integers(min_value=-(1 << 31) + 1, max_value=(1 << 31) - 1),
+)
+def test_every_xid_that_can_be_in_use_gets_its_64_bits_back(xmax: int, distance: int) -> None:
+    wide = xmax + distance
+    assert bounds(xmax, xmax).widened(Xid(wide % EPOCH)) == wide
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: bounds(100, 99),
+        lambda: bounds(100, 110, 99),
+        lambda: bounds(100, 110, 110),
+        lambda: bounds(100, 110, place=2000, valid_from=2000),
+    ],
+)
+def test_what_is_no_snapshot_is_refused(wrong: Any) -> None:
+    with pytest.raises(UsageError):
+        wrong()
