@@ -72,10 +72,17 @@ def _publication(then: Mapping[str, Any], now: PublishedSource) -> str | None:
     before, after = json.loads(then["published_as"]), json.loads(now.published_as)
     if set(before).isdisjoint(after):
         return "it was dropped from its publication and added again, perhaps with another column list"
+    if "truncate" in then["left_out"] and _is_rewritten(then, now):
+        return "it was truncated or rewritten, and its publications leave out truncate"
     newly = [name for name in now.left_out if name not in then["left_out"]]
     if newly:
         return f"its publications leave out {', '.join(newly)}"
     return None
+
+
+def _is_rewritten(then: Mapping[str, Any], now: PublishedSource) -> bool:
+    files = dict(then["leaves"])
+    return any(files.get(leaf.relid, leaf.file_node) != leaf.file_node for leaf in now.leaves)
 
 
 def _leaves(then: Mapping[str, Any], now: PublishedSource) -> str | None:
@@ -106,8 +113,7 @@ class _Then:
 
 
 def _columns(then: Mapping[str, Any], now: PublishedSource) -> str | None:
-    files = dict(then["leaves"])
-    is_rewritten = any(files.get(leaf.relid, leaf.file_node) != leaf.file_node for leaf in now.leaves)
+    is_rewritten = _is_rewritten(then, now)
     known = [_Then.of(value) for value in then["columns"]]
     by_attnum = {each.attnum: each.column for each in known}
     names = {each.column.name for each in known}

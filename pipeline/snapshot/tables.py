@@ -62,6 +62,11 @@ class PublishedSource:
         return self.relation.name
 
     @property
+    def locked(self) -> tuple[int, ...]:
+        """The relids of all that a snapshot of it locks."""
+        return tuple(sorted({self.relation.relid, *(leaf.relid for leaf in self.leaves)}))
+
+    @property
     def n_bytes(self) -> int:
         return sum(leaf.n_bytes for leaf in self.leaves)
 

@@ -1,0 +1,169 @@
+"""What ends a table's generation, by the DDL that does it on a real server."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.postgres_fixtures import Database
+from xidstream.pipeline.slot.snapshot_sources import survey
+from xidstream.pipeline.snapshot.generations import reason_it_ended, signature_of
+from xidstream.pipeline.snapshot.tables import PublishedSource
+
+pytestmark = pytest.mark.postgres
+
+PLAIN = (
+    "CREATE TABLE t (id int PRIMARY KEY, v varchar(10), n int, d int)",
+    "INSERT INTO t SELECT i, i, i, i FROM generate_series(1, 100) i",
+    "CREATE PUBLICATION p FOR TABLE t",
+)
+PARTED = (
+    "CREATE TABLE t (id int, k int, v text, PRIMARY KEY (id, k)) PARTITION BY LIST (k)",
+    "CREATE TABLE t1 PARTITION OF t FOR VALUES IN (1)",
+    "CREATE TABLE t2 PARTITION OF t FOR VALUES IN (2)",
+    "INSERT INTO t SELECT i, 1 + i % 2, i FROM generate_series(1, 100) i",
+    "CREATE PUBLICATION p FOR TABLE t WITH (publish_via_partition_root)",
+)
+
+
+def source_of(database: Database) -> PublishedSource | None:
+    return next((s for s in survey(database.connection, ["p"]) if s.name == "public.t"), None)
+
+
+def reason_after(database: Database, setup: tuple[str, ...], statements: tuple[str, ...]) -> str | None:
+    for statement in setup:
+        database.execute(statement)
+    before = source_of(database)
+    assert before is not None
+    then = json.loads(json.dumps(signature_of(before)))
+    assert reason_it_ended(then, before) is None
+    for statement in statements:
+        database.execute(statement)
+    return reason_it_ended(then, source_of(database))
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [
+        ("ALTER TABLE t ADD c int",),
+        ("ALTER TABLE t ADD c int", "ALTER TABLE t ALTER c SET DEFAULT 5"),
+        ("ALTER TABLE t DROP COLUMN n",),
+        ("VACUUM FULL t",),
+        ("CLUSTER t USING t_pkey",),
+        ("TRUNCATE t",),
+        ("ANALYZE t",),
+        ("CREATE INDEX ON t (n)", "REINDEX TABLE t"),
+        ("ALTER TABLE t ALTER v TYPE varchar(20)",),
+        ("ALTER TABLE t ALTER v TYPE text",),
+        ("ALTER TABLE t ALTER n SET NOT NULL",),
+        (
+            "CREATE PUBLICATION q FOR TABLE t",
+            "ALTER PUBLICATION p RENAME TO r",
+            "ALTER PUBLICATION r RENAME TO p",
+        ),
+        ("ALTER PUBLICATION p ADD TABLES IN SCHEMA public",),
+    ],
+    ids=lambda statements: "; ".join(statements),
+)
+def test_the_snapshot_still_stands_after(database: Database, statements: tuple[str, ...]) -> None:
+    assert reason_after(database, PLAIN, statements) is None
+
+
+@pytest.mark.parametrize(
+    ("statements", "reason"),
+    [
+        (("ALTER TABLE t ADD c int DEFAULT 5",), "column c was added with a default"),
+        (
+            ("ALTER TABLE t ADD c int DEFAULT 5", "ALTER TABLE t ALTER c DROP DEFAULT"),
+            "column c was added with a default",
+        ),
+        (("ALTER TABLE t ADD c float DEFAULT random()",), "column c was added, and the table was rewritten"),
+        (
+            ("ALTER TABLE t ADD c int DEFAULT 5", "VACUUM FULL t"),
+            "column c was added, and the table was rewritten",
+        ),
+        (("ALTER TABLE t ALTER n TYPE bigint",), "the type of column n changed from integer to bigint"),
+        (
+            ("ALTER TABLE t ALTER v TYPE varchar(3) USING left(v, 1)",),
+            "the type of column v changed from character varying(10) to character varying(3)",
+        ),
+        (("ALTER TABLE t ALTER n TYPE oid",), "the type of column n changed from integer to oid"),
+        (("ALTER TABLE t RENAME n TO m",), "column n was renamed to m"),
+        (("ALTER TABLE t DROP n", "ALTER TABLE t ADD n int"), "column n was dropped and added again"),
+        (("ALTER TABLE t REPLICA IDENTITY FULL",), "its replica identity changed"),
+        (
+            ("ALTER TABLE t DROP CONSTRAINT t_pkey", "ALTER TABLE t ADD PRIMARY KEY (n)"),
+            "the columns of its replica identity changed",
+        ),
+        (
+            ("DROP TABLE t", "CREATE TABLE t (id int PRIMARY KEY)", "ALTER PUBLICATION p ADD TABLE t"),
+            "the table was dropped and created again",
+        ),
+        (("DROP TABLE t",), "the table is not published any more"),
+        (("ALTER PUBLICATION p DROP TABLE t",), "the table is not published any more"),
+        (
+            ("ALTER PUBLICATION p DROP TABLE t", "ALTER PUBLICATION p ADD TABLE t"),
+            "it was dropped from its publication and added again",
+        ),
+        (("ALTER PUBLICATION p SET TABLE t (id, v)",), "it was dropped from its publication and added again"),
+        (("ALTER PUBLICATION p SET TABLE t WHERE (id > 5)",), "the row filter of its publication changed"),
+        (
+            ("ALTER PUBLICATION p SET (publish = 'insert, update')",),
+            "its publications leave out delete, truncate",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "; ".join(value),
+)
+def test_the_snapshot_does_not_stand_after(
+    database: Database, statements: tuple[str, ...], reason: str
+) -> None:
+    found = reason_after(database, PLAIN, statements)
+    assert found is not None and found.startswith(reason)
+
+
+@pytest.mark.parametrize(
+    ("statements", "reason"),
+    [
+        (("CREATE TABLE t3 PARTITION OF t FOR VALUES IN (3)", "INSERT INTO t VALUES (1, 3)"), None),
+        (("ALTER TABLE t ADD c int",), None),
+        (("ANALYZE t", "VACUUM t1"), None),
+        (
+            ("CREATE TABLE t3 (LIKE t INCLUDING ALL)", "ALTER TABLE t ATTACH PARTITION t3 FOR VALUES IN (3)"),
+            "public.t3 was attached as a partition",
+        ),
+        (
+            (
+                "BEGIN",
+                "CREATE TABLE t3 (id int NOT NULL, k int NOT NULL, v text)",
+                "INSERT INTO t3 VALUES (1, 3)",
+                "ALTER TABLE t ATTACH PARTITION t3 FOR VALUES IN (3)",
+                "COMMIT",
+            ),
+            "public.t3 was attached as a partition",
+        ),
+        (("ALTER TABLE t DETACH PARTITION t1",), "a partition was detached or dropped"),
+        (("ALTER TABLE t DETACH PARTITION t1 CONCURRENTLY",), "a partition was detached or dropped"),
+        (("DROP TABLE t1",), "a partition was detached or dropped"),
+        (("TRUNCATE t1",), "partition public.t1 was truncated or rewritten"),
+        (("ALTER TABLE t ADD c int DEFAULT 5",), "column c was added with a default"),
+        (("ALTER TABLE t ALTER v TYPE varchar(3)",), "partition public.t1 was truncated or rewritten"),
+        (("ALTER TABLE t RENAME v TO w",), "column v was renamed to w"),
+        (
+            ("ALTER PUBLICATION p SET (publish_via_partition_root = false)",),
+            "the table is not published any more",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) or value is None else "; ".join(value),
+)
+def test_a_partitioned_table_after(
+    database: Database, statements: tuple[str, ...], reason: str | None
+) -> None:
+    found = reason_after(database, PARTED, statements)
+    assert found == reason if reason is None else found is not None and found.startswith(reason)
+
+
+def test_a_truncate_that_is_not_published_ends_it(database: Database) -> None:
+    setup = (*PLAIN, "ALTER PUBLICATION p SET (publish = 'insert, update, delete')")
+    found = reason_after(database, setup, ("TRUNCATE t",))
+    assert found == "it was truncated or rewritten, and its publications leave out truncate"
