@@ -49,22 +49,27 @@ from xidstream.pipeline.slot.failures import from_connect_error, from_error
 from xidstream.pipeline.slot.snapshot_findings import room_for
 from xidstream.pipeline.slot.snapshot_sources import measured, survey
 from xidstream.pipeline.slot.stream_options import PG13, PG14, PG17, quote_identifier
+from xidstream.pipeline.slot.table_access import (
+    REMEDY_LOCKS,
+    REMEDY_ROW_SECURITY,
+    REMEDY_SELECT,
+    REMEDY_STANDBY,
+    Access,
+    access_to,
+    is_standby,
+)
 from xidstream.pipeline.slot.writers import Writer, lock_holders, writers_of
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 from xidstream.pipeline.snapshot.generations import reason_it_ended, signature_of
 from xidstream.pipeline.snapshot.tables import Leaf, PublishedSource
-
-REMEDY_SELECT: Final = "GRANT SELECT ON it TO the role of the dsn (a partition needs its own GRANT)"
-REMEDY_ROW_SECURITY: Final = (
-    "ALTER ROLE … BYPASSRLS for the role of the dsn, or leave the table out of the publication"
-)
-REMEDY_STANDBY: Final = "give the primary's dsn: a standby does not know which transactions are open"
 
 _LOCK_TIMEOUT_MS: Final = 2_000
 _POLL_S: Final = 0.2
 _NOTICE_S: Final = 2.0
 _PAGE_HEADER_BYTES: Final = 40  # see slot.admin.settled_flush_lsn
 _TIME_LIMITS: Final = ("statement_timeout", "idle_in_transaction_session_timeout")
+_KEEPALIVES: Final = {"tcp_keepalives_idle": 30, "tcp_keepalives_interval": 10, "tcp_keepalives_count": 3}
+"""Of the server: else it would keep the lock of a machine that is gone for two hours."""
 
 _TAKE: Final = """
     SELECT {snapshot}()::text, pg_export_snapshot(), pg_current_wal_insert_lsn()::text,
@@ -117,8 +122,7 @@ class TableHolder:
         try:
             with sql_connection(self._dsn, doing) as observer:
                 _set_time_limits_off(observer)
-                _check_primary(observer)
-                _check_privileges(observer, source)
+                _check_access(observer, source)
                 session = self._session(doing)
                 try:
                     with _reported(doing):
@@ -127,7 +131,7 @@ class TableHolder:
                         before = _insert_lsn(observer)
                         if wait_for_writers:
                             _await_writers(observer, now, waiting)
-                        name, bounds = _take(session, now, before)
+                        name, bounds = take(session, now, before)
                     held = Held(name, bounds, measured(observer, now), observer.info.server_version >= PG14)
                     with self._guard:
                         if self._closed.is_set():
@@ -253,6 +257,10 @@ def _reported(doing: str) -> Iterator[None]:
         yield
     except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn, psycopg.errors.InvalidSchemaName):
         raise SnapshotInterrupted(f"{doing}: the table was dropped or renamed") from None
+    except psycopg.errors.OutOfMemory:
+        raise PreconditionMissing(
+            f"{doing}: the server has no room for so many locks", remedy=REMEDY_LOCKS
+        ) from None
     except psycopg.Error as error:
         ours = from_error(error, doing)
         if isinstance(ours, ConnectionLost):
@@ -269,39 +277,19 @@ def _set_time_limits_off(connection: psycopg.Connection[Any]) -> None:
     if connection.info.server_version >= PG17:
         connection.execute("SET transaction_timeout = 0")
     connection.execute("SET row_security = off")
+    for setting, value in _KEEPALIVES.items():
+        connection.execute(f"SET {setting} = {value}".encode())
 
 
-def _check_primary(observer: psycopg.Connection[Any]) -> None:
-    row = observer.execute("SELECT pg_is_in_recovery()").fetchone()
-    if row is not None and row[0]:
+def _check_access(observer: psycopg.Connection[Any], source: PublishedSource) -> None:
+    """Before the lock, whose own error does not say what is missing."""
+    if is_standby(observer):
         raise Unsupported("a snapshot cannot be taken on a standby", remedy=REMEDY_STANDBY)
-
-
-def _check_privileges(observer: psycopg.Connection[Any], source: PublishedSource) -> None:
-    """Before the lock, whose own error does not name what is missing. A relation that is gone is left to the lock."""
-    relids = sorted({source.relation.relid, *(leaf.relid for leaf in source.leaves)})
-    rows = observer.execute(
-        """
-        SELECT n.nspname || '.' || c.relname, has_schema_privilege(n.oid, 'USAGE'),
-               has_table_privilege(c.oid, 'SELECT'), c.relkind = 'r' AND row_security_active(c.oid)
-        FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = ANY(%s::oid[])
-        """,
-        (relids,),
-    ).fetchall()
-    for name, may_use, may_read, is_filtered in rows:
-        if not may_use:
+    for access in access_to(observer, source.locked):
+        if access.lacks is not None:
             raise PreconditionMissing(
-                f"the snapshot of table {name}: the role has no USAGE on its schema",
-                remedy="GRANT USAGE ON SCHEMA … TO the role of the dsn",
-            )
-        if not may_read:
-            raise PreconditionMissing(
-                f"the snapshot of table {name}: the role has no SELECT on it", remedy=REMEDY_SELECT
-            )
-        if is_filtered:
-            raise PreconditionMissing(
-                f"the snapshot of table {name}: its row security would hide rows from the role",
-                remedy=REMEDY_ROW_SECURITY,
+                f"the snapshot of table {access.name}: the role lacks {access.lacks.value}",
+                remedy=REMEDY_ROW_SECURITY if access.lacks is Access.ALL_ROWS else REMEDY_SELECT,
             )
 
 
@@ -313,7 +301,6 @@ def _lock(
     waiting: _Waiting,
 ) -> None:
     relation = source.relation
-    relids = sorted({relation.relid, *(leaf.relid for leaf in source.leaves)})
     names = dict.fromkeys(
         [(relation.schema, relation.table), *((leaf.schema, leaf.table) for leaf in source.leaves)]
     )
@@ -327,17 +314,18 @@ def _lock(
         except psycopg.errors.LockNotAvailable:
             session.execute("ROLLBACK")
             session.execute("BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY")
-            waiting.pause(tuple(w.blocker for w in lock_holders(observer, relids, "AccessExclusiveLock")))
+            waiting.pause(
+                tuple(w.blocker for w in lock_holders(observer, source.locked, "AccessExclusiveLock"))
+            )
     session.execute("SET LOCAL lock_timeout = 0")
 
 
 def _await_writers(observer: psycopg.Connection[Any], source: PublishedSource, waiting: _Waiting) -> None:
-    relids = sorted({source.relation.relid, *(leaf.relid for leaf in source.leaves)})
-    older: tuple[Writer, ...] = writers_of(observer, relids)
+    older: tuple[Writer, ...] = writers_of(observer, source.locked)
     while older:
         waiting.pause(tuple(writer.blocker for writer in older))
         # Only those that were there at the start: who writes from now on, writes to a published table.
-        current = writers_of(observer, relids)
+        current = writers_of(observer, source.locked)
         older = tuple(writer for writer in current if any(writer.is_same(other) for other in older))
 
 
@@ -347,9 +335,11 @@ def _insert_lsn(observer: psycopg.Connection[Any]) -> Lsn:
     return Lsn.parse(row[0])
 
 
-def _take(
+def take(
     session: psycopg.Connection[Any], source: PublishedSource, before: Lsn
 ) -> tuple[str, SnapshotBounds]:
+    """The snapshot of ``session``'s transaction, which has the table locked: its name, and what it contains. ``before``
+    is B. Raises SnapshotInterrupted if the snapshot is older than a file of the table."""
     is_new = session.info.server_version >= PG13
     query = _TAKE.format(snapshot="pg_current_snapshot" if is_new else "txid_current_snapshot")
     row = session.execute(query.encode(), ([leaf.relid for leaf in source.leaves],)).fetchone()
