@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from xidstream.actors.runtime.allocator import return_freed_memory
 from xidstream.actors.runtime.secrets import take_up
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
@@ -16,7 +15,6 @@ class SnapshotReader:
     """One range at a time."""
 
     def __init__(self, config: Config, secrets_path: str | None, bytes_per_s: int) -> None:
-        return_freed_memory()
         self._reader = RangeReader(take_up(config, secrets_path).dsn, rate_bytes_per_s=bytes_per_s)
 
     def read(
