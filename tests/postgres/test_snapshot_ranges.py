@@ -407,19 +407,6 @@ def test_an_idle_reader_holds_its_snapshot_until_it_is_closed(database: Database
     wait_until(lambda: database.execute(holding) == [(0,)])
 
 
-@NEWEST
-@pytest.mark.slow
-def test_a_row_that_the_server_cannot_send_is_told_by_its_table(database: Database, tmp_path: Path) -> None:
-    database.execute("CREATE TABLE t (v text)")
-    database.execute("ALTER TABLE t ALTER v SET STORAGE EXTERNAL")
-    database.execute("INSERT INTO t SELECT repeat(E'\\t', 600000000)")  # each takes two bytes in COPY's text
-    with (
-        snapshot_of(database, relation_of(database, "t"), tmp_path) as snapshot,
-        pytest.raises(PoisonedChange, match=r"public\.t .* a row has more bytes than the server can send"),
-    ):
-        snapshot.read_all()
-
-
 def test_a_failing_expression_is_told_without_the_rows_value(database: Database, tmp_path: Path) -> None:
     database.execute("CREATE TABLE t (v text)")
     database.execute("INSERT INTO t VALUES ('1'), ('topsecret')")
