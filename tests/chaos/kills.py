@@ -11,10 +11,12 @@ import psutil
 from tests.feedback_spy import FeedbackSpy
 from xidstream.pipeline.faultpoints import POINTS, Fault, parse
 
-DRIVER_POINTS = frozenset(p for p, where in POINTS.items() if where.startswith("driver:"))
+STREAM_POINTS = {point: where for point, where in POINTS.items() if "snapshot" not in point}
+"""Rounds begin with empty tables, so they pass no point of snapshots: tests/e2e/test_snapshots.py kills there."""
+DRIVER_POINTS = frozenset(p for p, where in STREAM_POINTS.items() if where.startswith("driver:"))
 """A kill here costs a new Spark session, an order of magnitude more than one elsewhere."""
 PREPARED_POINTS = frozenset({"writing_prepared", "prepared_written"})
-OTHER_POINTS = frozenset(POINTS) - DRIVER_POINTS - PREPARED_POINTS
+OTHER_POINTS = frozenset(STREAM_POINTS) - DRIVER_POINTS - PREPARED_POINTS
 
 
 def schedule(
