@@ -6,8 +6,6 @@ may die, and the tables in hand lose a range at most. ``pipeline.slot.table_hold
 
 from __future__ import annotations
 
-from typing import Any
-
 from xidstream.actors.runtime.secrets import take_up
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.pg import Lsn
@@ -28,11 +26,12 @@ class SnapshotHolder:
     def release(self, relid: int) -> None:
         self._holder.release(relid)
 
-    def await_flushed(self, lsn: Lsn) -> None:
-        self._holder.await_flushed(lsn)
+    def confirm(self, relid: int, lsn: Lsn) -> None:
+        self._holder.confirm(relid, lsn)
 
     def room_for(self, wanted: int) -> int:
         return self._holder.room_for(wanted)
 
-    def waiting_for(self) -> Any:
-        return self._holder.waiting_for()
+    def waiting_for(self) -> list[str]:
+        """In words: for whom tables wait."""
+        return sorted({str(each) for blockers in self._holder.waiting_for().values() for each in blockers})

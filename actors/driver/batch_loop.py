@@ -17,6 +17,7 @@ import dataclasses
 import threading
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -32,6 +33,7 @@ from xidstream.pipeline.pg import INVALID_LSN, Lsn
 from xidstream.pipeline.segments import Layout, SegmentReader, Storage, check_owner
 from xidstream.pipeline.spark.frames import SinkBatch
 from xidstream.pipeline.spark.sink import Sink
+from xidstream.pipeline.spark.snapshot_batch import SnapshotBatch
 from xidstream.pipeline.stages.staged_snapshots import StagedSnapshots
 
 if TYPE_CHECKING:
@@ -108,8 +110,6 @@ class BatchLoop:
                 self._take(batch, tenure)
         finally:
             self._is_claimed = False
-            if self._staged is not None:
-                self._staged.close()
             self._sink.close()
 
     def _deliver_snapshots(self, tenure: Tenure) -> None:
@@ -118,8 +118,19 @@ class BatchLoop:
             return
         staged = self._staged = StagedSnapshots(self._storage, self._layout(tenure))
         if self._call("takes_snapshots"):
-            staged.deliver(self._spark, self._sink.write_snapshot, self._stop.is_set)
+            staged.deliver(self._spark, partial(self._give_snapshot, tenure), self._is_over)
         self._sink.leave_out(staged.contained())
+
+    def _is_over(self) -> bool:
+        return self._stop.is_set() or bool(self._call("finished"))
+
+    def _give_snapshot(self, tenure: Tenure, batch: SnapshotBatch) -> None:
+        self._writing_since_s = time.monotonic()
+        try:
+            check_owner(self._storage, self._layout(tenure), tenure.number)
+            self._sink.write_snapshot(batch)
+        finally:
+            self._writing_since_s = None
 
     def call_snapshot_log(self, method: str, *arguments: Any) -> Any:
         """On any thread. Raises ComponentLost before the sink is this loop's, and after the loop's end."""

@@ -21,8 +21,10 @@ from xidstream.pipeline.errors import ComponentLost
 
 HOLDER, READER = "snapshot holder", "snapshot reader"
 HOLDER_CPUS = 0.05
-_IDLE_S = 30.0
-"""Nobody asks for more ranges at a time than there are readers, so only the end of all readers makes one wait."""
+_ANSWER_S = 2.0
+_IDLE_S = 600.0
+"""Nobody asks for more ranges at a time than there are readers. One waits where a reader is still busy with a range of
+a table that was given up, or where all readers were ended."""
 
 
 class SnapshotActors:
@@ -44,6 +46,26 @@ class SnapshotActors:
             if self._holder is None:
                 self._holder = self._start(SnapshotHolder, HOLDER_CPUS, self._config.snapshot_connections + 4)
             holder = self._holder
+        return self._call_holder(holder, method, *arguments)
+
+    def release(self, relid: int) -> None:
+        """Let go of a table, if its holder lives. Raises ComponentLost."""
+        holder = self._holder
+        if holder is not None:
+            self._call_holder(holder, "release", relid)
+
+    def waiting_for(self) -> list[str]:
+        """For whom tables wait, in words; nothing where there is no holder, or it does not answer at once."""
+        holder = self._holder
+        if holder is None:
+            return []
+        try:
+            waiting: list[str] = ray.get(holder.waiting_for.remote(), timeout=_ANSWER_S)
+            return waiting
+        except ray.exceptions.RayError:
+            return []
+
+    def _call_holder(self, holder: Any, method: str, *arguments: Any) -> Any:
         try:
             return ray.get(getattr(holder, method).remote(*arguments))
         except Exception as error:
@@ -69,7 +91,8 @@ class SnapshotActors:
         try:
             if reader is None:
                 rate = self._config.snapshot_bytes_per_s // max(self._n_readers, 1)
-                reader = self._start(SnapshotReader, self._config.buffer_cpus, 2, rate)
+                with self._lock:
+                    reader = self._start(SnapshotReader, self._config.buffer_cpus, 2, rate)
             return ray.get(reader.read.remote(*arguments))
         except Exception as error:
             fault = unwrap(error, READER)

@@ -12,12 +12,12 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from xidstream.actors.snapshot.actors import SnapshotActors
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import Action as Policy
-from xidstream.pipeline.errors import ComponentLost, XidstreamError
+from xidstream.pipeline.errors import ComponentLost, ConnectionLost, StorageFault, XidstreamError
 from xidstream.pipeline.snapshot.course import (
     Action,
     Commit,
@@ -38,6 +38,9 @@ from xidstream.pipeline.stages.snapshot_book import SnapshotBook
 
 log = logging.getLogger(__name__)
 
+_T = TypeVar("_T")
+_LOST_WITH_ITS_RANGE = (ComponentLost, ConnectionLost, StorageFault)
+"""Of a read: the range is read again. A snapshot that is gone shows as SnapshotLost when it is imported."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 
 CallSink = Callable[..., Any]
@@ -56,18 +59,21 @@ class Taken:
 
 
 class SnapshotSteps:
-    """``report`` gets what came of each action, and ``fail`` an error that ends the run; both from any thread."""
+    """``last_number`` tells the last generation of a table, by name. ``report`` gets what came of each action, and
+    ``fail`` an error that ends the run; both from any thread."""
 
     def __init__(
         self,
         config: Config,
         book: SnapshotBook,
         call_sink: CallSink,
+        last_number: Callable[[str], int],
         report: Callable[[Event | Taken], None],
         fail: Callable[[BaseException], None],
     ) -> None:
         self._book = book
         self._call_sink = call_sink
+        self._last_number = last_number
         self._report = report
         self._fail = fail
         self._n_connections = config.snapshot_connections
@@ -95,6 +101,10 @@ class SnapshotSteps:
         self._actors.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
+    def waiting_for(self) -> list[str]:
+        """In words: for whom tables wait."""
+        return self._actors.waiting_for()
+
     def submit(self, action: Action) -> None:
         if isinstance(action, Hold):
             self._pool.submit(self._watched, self._hold, action, action.source.relation.relid)
@@ -112,10 +122,11 @@ class SnapshotSteps:
             if self._stop.is_set():
                 return
             if error.policy.action is Policy.STOP:
-                self._fail(error)
+                self._fail(_with_way_out(error, action))
                 return
             log.warning("snapshots: %s", error.message)
-            if isinstance(action, Read) and isinstance(error, ComponentLost):
+            if isinstance(action, Read) and isinstance(error, _LOST_WITH_ITS_RANGE):
+                self._stop.wait(_FIRST_PAUSE_S)
                 self._report(ReaderLost(relid, action.attempt, action.task.range.number))
             else:
                 self._report(Failed(relid, action.attempt))
@@ -136,28 +147,45 @@ class SnapshotSteps:
         self._report(RangeRead(relid, action.attempt, action.task.range.number, files, n_rows))
 
     def _commit(self, action: Commit) -> None:
-        last_number = self._targets[action.attempt].last_number
-        generation = self._book.begin(action.source, action.bounds, last_number)
+        relid = action.source.relation.relid
+        # Once: a table that was not held to the end is taken anew. From then on nobody needs its lock.
+        self._actors.hold("confirm", relid, action.bounds.valid_from)
+        self._release(Release(relid))
+        last_number = self._last_number(action.source.name)
+        generation = self._until_done(lambda: self._book.begin(action.source, action.bounds, last_number))
+        while not self._until_done(lambda: self._call_sink("commit", generation, action.files)):
+            # A function has the table's rows only when its turn has come.
+            if self._stop.wait(_FIRST_PAUSE_S):
+                raise ComponentLost("the run ends")
+        self._until_done(lambda: self._book.finish(generation))
+        event = Committed(relid, action.attempt)
+        self._report(Taken(event, generation, action.n_rows, action.source.n_bytes))
+
+    def _until_done(self, act: Callable[[], _T]) -> _T:
+        """Repeat ``act`` until it succeeds. Raises what a person must see, and ComponentLost when the run ends."""
         pause_s = _FIRST_PAUSE_S
-        while not self._stop.is_set():
+        while True:
             try:
-                self._actors.hold("await_flushed", action.bounds.valid_from)
-                self._call_sink("commit", generation, action.files)
-                break
+                return act()
             except XidstreamError as error:
                 if error.policy.action is Policy.STOP:
                     raise
                 log.warning("snapshots: %s; trying again", error.message)
-                self._stop.wait(pause_s)
+                if self._stop.wait(pause_s):
+                    raise ComponentLost("the run ends") from error
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-        else:
-            return
-        self._book.finish(generation)
-        event = Committed(generation.relid, action.attempt)
-        self._report(Taken(event, generation, action.n_rows, action.source.n_bytes))
 
     def _release(self, action: Release) -> None:
         try:
-            self._actors.hold("release", action.relid)
+            self._actors.release(action.relid)
         except XidstreamError:
             pass  # it was lost, and its lock with it
+
+
+def _with_way_out(error: XidstreamError, action: Hold | Read | Commit) -> XidstreamError:
+    """One table that cannot be read must not keep the others from their stream."""
+    source = action.task.source if isinstance(action, Read) else action.source
+    remedy = (
+        f"{error.remedy}; or go on without this snapshot: `xidstream snapshot cancel --table {source.name}`"
+    )
+    return type(error)(error.message, remedy=remedy)

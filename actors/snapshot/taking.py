@@ -14,7 +14,6 @@ run that has ended has nobody who would commit them.
 from __future__ import annotations
 
 import dataclasses
-import logging
 import queue
 import threading
 import time
@@ -23,7 +22,7 @@ from collections.abc import Callable
 from xidstream.actors.snapshot.steps import CallSink, SnapshotSteps, Taken
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import Action as Policy
-from xidstream.pipeline.errors import XidstreamError
+from xidstream.pipeline.errors import ComponentLost, SegmentCorrupt, XidstreamError
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.quantities import counted, human_bytes
 from xidstream.pipeline.snapshot.course import Again, Course, Dropped, Event, Failed
@@ -32,8 +31,6 @@ from xidstream.pipeline.snapshot.progress import SnapshotProgress, progress_of
 from xidstream.pipeline.snapshot.tables import PublishedSource
 from xidstream.pipeline.spark.snapshot_log import GenerationLine
 from xidstream.pipeline.stages.snapshot_book import SnapshotBook
-
-log = logging.getLogger(__name__)
 
 _LOOK_S = 10.0
 _POLL_S = 0.5
@@ -60,12 +57,13 @@ class SnapshotTaking:
         self._call_sink = call_sink
         self._notify = notify
         self._events: queue.SimpleQueue[Event | Taken] = queue.SimpleQueue()
-        self._steps = SnapshotSteps(config, book, call_sink, self._events.put, self._fail)
+        self._steps = SnapshotSteps(config, book, call_sink, self._last_number, self._events.put, self._fail)
         self._course: Course | None = None
         self._lines: list[GenerationLine] | None = None
         self._rests: dict[int, tuple[float, float]] = {}
         """By relid: until when a table rests, and for how long."""
         self._stop = threading.Event()
+        self._last_text = ""
         self._finished = self._told = (0, 0, 0)
         """Tables, rows and bytes: all that were taken, and those that people were told of."""
         self.valid_from = Lsn(0)
@@ -85,6 +83,10 @@ class SnapshotTaking:
     def progress(self) -> SnapshotProgress:
         course = self._course
         return progress_of([] if course is None else list(course.tables.values()), *self._finished)
+
+    def _last_number(self, table: str) -> int:
+        """Of the table's generations that the sink told of; 0 for none. On any thread."""
+        return max((line.number for line in self._lines or () if line.table == table), default=0)
 
     def _fail(self, error: BaseException) -> None:
         self.failure = error
@@ -113,9 +115,11 @@ class SnapshotTaking:
         try:
             self._look()
         except XidstreamError as error:
-            if error.policy.action is Policy.STOP:
+            if error.policy.action is Policy.STOP or isinstance(error, SegmentCorrupt):
                 raise
-            log.info("snapshots: %s; asking again in %.0f s", error.message, _LOOK_S)
+            # While the stream starts there is nobody to ask. What lasts is told.
+            if not isinstance(error, ComponentLost):
+                self._tell(f"snapshots: {error.message}; asking again in {_LOOK_S:.0f} s")
 
     def _look(self) -> None:
         """What is there, and what is wanted?"""
@@ -135,6 +139,8 @@ class SnapshotTaking:
             self._notify(f"the snapshot of table {line.table} does not stand any more: {reason}")
         if needs.wanted and self._course is None:
             self._course = Course(self._steps.start_readers())
+        if waiting := self._steps.waiting_for():
+            self._tell(f"snapshots wait for who wrote before the table was published: {'; '.join(waiting)}")
         for relid in needs.unwanted:
             self._handle(Dropped(relid))
         for wanted in needs.wanted:
@@ -158,6 +164,12 @@ class SnapshotTaking:
                 self._book.give_up(generation)
         return list(self._call_sink("lines")) if unfinished else lines
 
+    def _tell(self, text: str) -> None:
+        """Each text once in a row."""
+        if text != self._last_text:
+            self._last_text = text
+            self._notify(text)
+
     def _tell_complete(self) -> None:
         n_tables, n_rows, n_bytes = (
             after - before for after, before in zip(self._finished, self._told, strict=True)
@@ -170,11 +182,11 @@ class SnapshotTaking:
             )
 
     def _handle(self, event: Event | Taken) -> None:
-        if self._course is None:
-            return
         if isinstance(event, Taken):
             self._note(event)
             event = event.event
+        if self._course is None:
+            return
         if isinstance(event, Failed):
             _, last_s = self._rests.get(event.relid, (0.0, _FIRST_REST_S / 2))
             rest_s = min(2 * last_s, _LONGEST_REST_S)
@@ -195,7 +207,12 @@ class SnapshotTaking:
         ]
         self._lines.append(
             GenerationLine(
-                generation.name, generation.relid, generation.number, GenerationState.FINISHED, True
+                generation.name,
+                generation.relid,
+                generation.number,
+                int(generation.bounds.place),
+                GenerationState.FINISHED,
+                is_ours=True,
             )
         )
 

@@ -19,6 +19,7 @@ from xidstream.pipeline.errors import ComponentLost
 from xidstream.pipeline.exchange import Opened
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.segments import Layout, Storage
+from xidstream.pipeline.slot.admin import PAGE_HEADER_BYTES
 from xidstream.pipeline.snapshot.progress import SnapshotProgress
 from xidstream.pipeline.snapshot.tables import PublishedSource
 from xidstream.pipeline.stages.snapshot_book import SnapshotBook
@@ -52,10 +53,9 @@ class SlotSnapshots:
         self._epoch = self._driver = None
 
     def holds_target(self, opened: Opened) -> bool:
-        """Whether the epoch's target is not known before the tables are taken."""
-        return opened.snapshots.takes_snapshots and not (
-            self._taking is not None and self._taking.is_complete
-        )
+        """Whether the epoch's target is not known before the tables that are wanted are taken."""
+        takes = self._is_delta or opened.snapshots.takes_snapshots
+        return takes and not (self._taking is not None and self._taking.is_complete)
 
     def check(self, target: Lsn | None) -> bool:
         """Whether the run has done what it was started for. Raises what ended the snapshots.
@@ -73,7 +73,7 @@ class SlotSnapshots:
             self._let_stream_go_on()
         if target is not None and not self._is_aimed and self._epoch is not None:
             self._is_aimed = True
-            self._epoch.aim(max(target, taking.valid_from))
+            self._epoch.aim(max(target, Lsn(max(0, taking.valid_from - PAGE_HEADER_BYTES))))
         return self._config.snapshot == SnapshotMode.ONLY.value
 
     @property

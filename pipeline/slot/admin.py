@@ -33,7 +33,7 @@ from xidstream.pipeline.slot.failures import from_connect_error, from_error, fro
 from xidstream.pipeline.slot.stream_options import PG10, PG14, PG15, PG17, quote_literal, version_text
 
 PLUGIN: Final = "pgoutput"
-_PAGE_HEADER_BYTES: Final = 40  # of a WAL segment's first page; the others have 24
+PAGE_HEADER_BYTES: Final = 40  # of a WAL segment's first page; the others have 24
 _CLIENT_CHECK_INTERVAL_MS: Final = 1000
 _TIME_LIMITS: Final = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout")
 
@@ -306,7 +306,7 @@ def settled_flush_lsn(dsn: str, timeout_s: float = 2.0) -> Lsn:
         while target is not None and time.monotonic() < deadline:
             row = connection.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone()
             assert row is not None
-            if Lsn.parse(row[0]) + _PAGE_HEADER_BYTES >= target:
+            if Lsn.parse(row[0]) + PAGE_HEADER_BYTES >= target:
                 return Lsn.parse(row[0])
             time.sleep(0.02)
     return current_flush_lsn(dsn)

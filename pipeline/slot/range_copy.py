@@ -9,7 +9,7 @@ saves the server little.
 
 Invariants:
 
-- All ranges that are read between ``begin`` and ``close`` see one snapshot. ``begin`` imports it once for all of them.
+- All ranges that are read between ``begin`` and ``end`` see one snapshot.
 - No setting of the role, the database or the server ends a read: all time limits are off, and row security is an error
   and not a filter.
 - The number of rows that COPY reports at its end is the number that was given out.
@@ -170,7 +170,7 @@ class RangeCopy:
         return self._pgconn.backend_pid
 
     def begin(self, snapshot_name: str) -> None:
-        """Begin the transaction in which all ranges are read. Raises SnapshotLost where nobody holds the snapshot."""
+        """Begin a transaction under the snapshot. Raises SnapshotLost where nobody holds it any more."""
         self._run("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY", "a snapshot's reader")
         doing = f"snapshot {snapshot_name}"
         result = self._execute(f"SET TRANSACTION SNAPSHOT {quote_literal(snapshot_name)}", doing)
@@ -179,6 +179,10 @@ class RangeCopy:
             if report.sqlstate in ("22023", "42704", "55000"):
                 raise SnapshotLost(f"{doing}: {report.message} (SQLSTATE {report.sqlstate})")
             raise from_report(report, doing)
+
+    def end(self) -> None:
+        """End the transaction, and with it the locks, and what keeps the server from cleaning up."""
+        self._run("COMMIT", "a snapshot's reader")
 
     def blocks(self, task: RangeTask) -> Iterator[CopiedRows]:
         """The rows of one range. Whoever leaves the iterator before its end closes the connection.

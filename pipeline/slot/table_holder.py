@@ -28,12 +28,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
 import psycopg
-from psycopg import pq
 
 from xidstream.pipeline.errors import (
     ConnectionLost,
@@ -43,7 +42,7 @@ from xidstream.pipeline.errors import (
     Unsupported,
 )
 from xidstream.pipeline.pg import Lsn
-from xidstream.pipeline.slot.admin import Blocker, sql_connection
+from xidstream.pipeline.slot.admin import PAGE_HEADER_BYTES, Blocker, sql_connection
 from xidstream.pipeline.slot.conninfo import complete
 from xidstream.pipeline.slot.failures import from_connect_error, from_error
 from xidstream.pipeline.slot.snapshot_findings import room_for
@@ -66,7 +65,6 @@ from xidstream.pipeline.snapshot.tables import Leaf, PublishedSource
 _LOCK_TIMEOUT_MS: Final = 2_000
 _POLL_S: Final = 0.2
 _NOTICE_S: Final = 2.0
-_PAGE_HEADER_BYTES: Final = 40  # see slot.admin.settled_flush_lsn
 _TIME_LIMITS: Final = ("statement_timeout", "idle_in_transaction_session_timeout")
 _KEEPALIVES: Final = {"tcp_keepalives_idle": 30, "tcp_keepalives_interval": 10, "tcp_keepalives_count": 3}
 """Of the server: else it would keep the lock of a machine that is gone for two hours."""
@@ -100,6 +98,8 @@ class TableHolder:
         self._publications = tuple(publications)
         self._sessions: dict[int, psycopg.Connection[Any]] = {}
         self._waiting: dict[int, tuple[Blocker, ...]] = {}
+        self._wanted: dict[int, object] = {}
+        """By relid: the call of ``hold`` that counts. A release, or a later call, takes its place."""
         self._guard = threading.Lock()
         self._closed = threading.Event()
 
@@ -119,6 +119,8 @@ class TableHolder:
         """
         relid, doing = source.relation.relid, f"the snapshot of table {source.name}"
         waiting = _Waiting(self, relid, on_wait)
+        with self._guard:
+            self._wanted[relid] = waiting
         try:
             with sql_connection(self._dsn, doing) as observer:
                 _set_time_limits_off(observer)
@@ -132,10 +134,11 @@ class TableHolder:
                         if wait_for_writers:
                             _await_writers(observer, now, waiting)
                         name, bounds = take(session, now, before)
+                        # A partition may be attached under our lock, and brings its rows.
+                        self._again(observer, now)
                     held = Held(name, bounds, measured(observer, now), observer.info.server_version >= PG14)
                     with self._guard:
-                        if self._closed.is_set():
-                            raise SnapshotLost(f"{doing}: the holder was closed")
+                        self._check_wanted(relid, waiting)
                         previous, self._sessions[relid] = self._sessions.get(relid), session
                     if previous is not None:
                         previous.close()
@@ -148,8 +151,9 @@ class TableHolder:
                 self._waiting.pop(relid, None)
 
     def release(self, relid: int) -> None:
-        """Let go of a table's lock and snapshot. Nothing happens if it is not held."""
+        """Let go of a table's lock and snapshot, and give up to take them. Nothing happens if it is not held."""
         with self._guard:
+            self._wanted.pop(relid, None)
             session = self._sessions.pop(relid, None)
         if session is not None:
             session.close()
@@ -162,11 +166,6 @@ class TableHolder:
             self._sessions.clear()
         for session in sessions:
             session.close()
-
-    def lost(self) -> frozenset[int]:
-        """The tables, by relid, whose session has ended: their snapshots can no longer be imported."""
-        with self._guard:
-            return frozenset(relid for relid, session in self._sessions.items() if not _is_alive(session))
 
     def waiting_for(self) -> dict[int, tuple[Blocker, ...]]:
         """For whom each table waits now, by relid. Tables that wait for nobody are not there."""
@@ -182,15 +181,30 @@ class TableHolder:
         with sql_connection(self._dsn, "the flushed WAL") as connection:
             row = connection.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone()
             assert row is not None
-            if Lsn.parse(row[0]) + _PAGE_HEADER_BYTES >= lsn:
+            if Lsn.parse(row[0]) + PAGE_HEADER_BYTES >= lsn:
                 return True
             connection.execute("SET default_transaction_read_only = off")
             connection.execute("SELECT txid_current()")
             return False
 
-    def await_flushed(self, lsn: Lsn) -> None:
-        """Return when ``flushed_past`` is true, or the holder is closed."""
-        while not self.flushed_past(lsn):
+    def confirm(self, relid: int, lsn: Lsn) -> None:
+        """Return when all before ``lsn`` is flushed, with the table still held: then what was read of it is the table.
+
+        To be called when the last row is read. The question goes through the table's own session. If that ended before,
+        its lock may have been gone while rows were still read, and the server may have lost commits that the snapshot
+        saw. Raises SnapshotLost then.
+        """
+        doing = "the end of a table's snapshot"
+        while True:
+            with self._guard:
+                session = self._sessions.get(relid)
+            if session is None:
+                raise SnapshotLost("the session that held a table's snapshot has ended")
+            with _reported(doing):
+                row = session.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone()
+            assert row is not None
+            if Lsn.parse(row[0]) + PAGE_HEADER_BYTES >= lsn or self.flushed_past(lsn):
+                return
             if self._closed.wait(_POLL_S):
                 raise SnapshotLost("the holder of snapshots was closed")
 
@@ -225,6 +239,11 @@ class TableHolder:
             raise SnapshotInterrupted(f"table {source.name} changed before its snapshot: {reason}")
         return now
 
+    def _check_wanted(self, relid: int, call: object) -> None:
+        """Raises SnapshotLost where the holder was closed, or the table released since ``call`` began."""
+        if self._closed.is_set() or self._wanted.get(relid) is not call:
+            raise SnapshotLost("the snapshot of a table was given up")
+
     def _note_waiting(self, relid: int, blockers: tuple[Blocker, ...]) -> None:
         with self._guard:
             self._waiting[relid] = blockers
@@ -246,8 +265,8 @@ class _Waiting:
             self._due = time.monotonic() + _NOTICE_S
             if self._on_wait is not None:
                 self._on_wait(blockers)
-        if self._holder._closed.wait(_POLL_S):
-            raise SnapshotLost("the holder of snapshots was closed")
+        self._holder._closed.wait(_POLL_S)
+        self._holder._check_wanted(self._relid, self)
 
 
 @contextmanager
@@ -369,13 +388,3 @@ def _definition(source: PublishedSource) -> tuple[object, ...]:
 
 def _told(leaf: Leaf) -> str:
     return f"{leaf.schema}.{leaf.table}"
-
-
-def _is_alive(session: psycopg.Connection[Any]) -> bool:
-    """Whether the session is still there, as far as the socket tells. Never waits."""
-    if session.closed:
-        return False
-    with suppress(psycopg.Error):
-        session.pgconn.consume_input()
-        return session.pgconn.status == pq.ConnStatus.OK
-    return False

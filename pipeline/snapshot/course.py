@@ -279,7 +279,8 @@ class Course:
 
     def _holds(self) -> Iterator[Action]:
         holding, reading = self._of(TableState.HOLDING), self._of(TableState.READING)
-        room = self._n_readers - len(holding) - len(reading)
+        # Rows that wait for the sink count, too: they take place on a disk.
+        room = self._n_readers - len(holding) - len(reading) - len(self._of(TableState.COMMITTING))
         queued = sum(len(table.waiting) + len(table.reading) for table in reading) + len(holding)
         wanted = self._of(TableState.WANTED)
         wanted.sort(key=lambda table: (table.wait_for_writers, table.source.n_bytes, table.relid))

@@ -53,6 +53,11 @@ class Ownership:
         return writer.watermark(f"{application_id}/owner")
 
     @property
+    def number(self) -> int:
+        """Of the run's hold on the slot."""
+        return self._tenure.number
+
+    @property
     def marks(self) -> dict[str, int]:
         """The application transactions that go with each commit."""
         tenure = self._tenure

@@ -74,8 +74,6 @@ class SnapshotTarget:
     table: Location
     directory: str
     conform: Conform
-    last_number: int
-    """Of the last generation that the sink knows of, told or not, of any slot; 0 for none. The next one's is higher."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +84,7 @@ class GenerationLine:
     table: str
     relid: int
     number: int
+    place: int
     state: GenerationState
     is_ours: bool
 
@@ -102,17 +101,23 @@ class SnapshotLog:
         """The last state of each generation, by table and number; of all slots that write below this root."""
 
         def read() -> list[GenerationLine]:
-            columns = ["table", "relid", "generation", "state"]
+            columns = ["table", "relid", "generation", "place", "state"]
             writer = self._snapshots()
+            self._claim(writer)
             rows = writer.read(columns, "place", 0, MAX_VERSION).to_pylist()
-            found: dict[tuple[str, int], GenerationLine] = {}
+            found: dict[tuple[str, int, int], GenerationLine] = {}
             # Of the two rows of a generation that has ended, that one counts, wherever it stands.
             for row in sorted(rows, key=lambda row: bool(row["state"] == GenerationState.ENDED.value)):
                 ours = writer.watermark(self._line_id(row["table"])) // 2 == row["generation"]
                 line = GenerationLine(
-                    row["table"], row["relid"], row["generation"], GenerationState(row["state"]), ours
+                    row["table"],
+                    row["relid"],
+                    row["generation"],
+                    row["place"],
+                    GenerationState(row["state"]),
+                    ours,
                 )
-                found[line.table, line.number] = line
+                found[line.table, line.number, line.place] = line
             return sorted(found.values(), key=lambda line: (line.table, line.number))
 
         return self._guarded(naming.SNAPSHOTS, read)
@@ -140,30 +145,31 @@ class SnapshotLog:
             if found is None:
                 writer.describe(about)
             conform = Conform.of(placement.columns, placement.names)
-            told = [line.number for line in self.lines() if line.table == relation.name]
-            last_number = max([writer.watermark(self._rows_id), *told])
-            return SnapshotTarget(location, f"snapshot-{uuid.uuid4().hex}", conform, last_number)
+            # Whoever had the slot before can name no files here after this.
+            self._claim(writer)
+            return SnapshotTarget(location, f"snapshot-{uuid.uuid4().hex}", conform)
 
         return self._guarded(relation.name, prepare)
 
     def commit(self, generation: Generation, files: Sequence[WrittenFile] | None) -> bool:
         """Name the files, unless this generation's were named before, and add its line.
 
-        With None nothing is named: returns False where the generation's files were not named before.
+        With None nothing is named: returns False where the generation's files were not named before. A later snapshot
+        of the table has a higher place, so what a run that was taken over has named is never taken for this one.
         """
         directory = naming.encode_table(generation.relation.schema, generation.relation.table)
-        rows_id = self._rows_id
+        rows_id, place = f"{self._application_id}/snapshot", int(generation.bounds.place)
 
         def commit_rows() -> bool:
             writer = DeltaTableWriter.open(self._root.child(directory), generation.name)
             held = 0 if writer is None else writer.watermark(rows_id)
-            if held >= generation.number:
-                return held == generation.number
+            if held >= place:
+                return held == place
             if writer is None or files is None:
                 return False
             self._ownership.check(writer)
             reach("committing_snapshot")
-            writer.commit(files, {rows_id: generation.number}, marks=self._ownership.marks)
+            writer.commit(files, {rows_id: place}, marks=self._ownership.marks)
             reach("snapshot_committed")
             return True
 
@@ -177,7 +183,8 @@ class SnapshotLog:
 
         def ended(writer: DeltaTableWriter) -> dict[str, Any]:
             rows = writer.read(SNAPSHOTS_SCHEMA.names, "place", 0, MAX_VERSION).to_pylist()
-            (row,) = (r for r in rows if (r["table"], r["generation"]) == (line.table, line.number))
+            found = (r for r in rows if r["state"] == GenerationState.FINISHED.value)
+            row = next(r for r in found if (r["table"], r["place"]) == (line.table, line.place))
             return {**row, "state": GenerationState.ENDED.value, "reason": reason}
 
         self._add_line(line.table, 2 * line.number + 1, ended)
@@ -197,10 +204,6 @@ class SnapshotLog:
 
         self._guarded(naming.SNAPSHOTS, add)
 
-    @property
-    def _rows_id(self) -> str:
-        return f"{self._application_id}/snapshot"
-
     def _line_id(self, table: str) -> str:
         return f"{self._application_id}/snapshot/{naming.encode(table)}"
 
@@ -211,6 +214,10 @@ class SnapshotLog:
         writer = DeltaTableWriter.open_or_create(location, naming.SNAPSHOTS, columns, about)
         self._ownership.check(writer)
         return writer
+
+    def _claim(self, writer: DeltaTableWriter) -> None:
+        if Ownership.owner_of(writer, self._application_id) < self._ownership.number:
+            writer.commit([], {}, marks=self._ownership.marks)
 
     def _guarded(self, label: str, act: Callable[[], _T]) -> _T:
         for _ in range(ATTEMPTS):

@@ -3,8 +3,8 @@
 No hop lies between: libpq's rows, columns, the contract's layout, the table's columns, a Parquet file. One block of
 rows is in memory at a time, and a row group of the file. So memory depends on the largest value, not on the table.
 
-A reader belongs to one snapshot: its connection imports it once and keeps that transaction for all ranges. Its end ends
-that transaction, which else would hold back vacuum. ``cancel`` is for good. What fails leaves a connection that is
+Each range is a transaction of its own, which imports the snapshot anew: a reader that waits for its next range holds no
+lock, and does not keep the server from cleaning up. ``cancel`` is for good. What fails leaves a connection that is
 closed, and the next ``read`` makes another one.
 
 Each attempt writes into a directory of its own, so that no commit ever names what a lost or repeated attempt wrote: it
@@ -81,7 +81,7 @@ class Pace:
 
 
 class RangeReader:
-    """Reads ranges of one snapshot. ``rate_bytes_per_s``: of COPY's text, 0 for no limit."""
+    """Reads one range after another. ``rate_bytes_per_s``: of COPY's text, 0 for no limit."""
 
     def __init__(self, dsn: str, *, rate_bytes_per_s: int = 0) -> None:
         self._dsn = dsn
@@ -135,20 +135,20 @@ class RangeReader:
         if connection is not None:
             connection.close()
 
-    def _connected(self, snapshot_name: str) -> RangeCopy:
-        if self._connection is not None and self._snapshot_name == snapshot_name:
-            return self._connection
-        self.close()
-        connection = RangeCopy(self._dsn)
-        with self._lock:
-            self._connection, self._snapshot_name = connection, snapshot_name
-        connection.begin(snapshot_name)
+    def _connected(self) -> RangeCopy:
+        connection = self._connection
+        if connection is None:
+            connection = RangeCopy(self._dsn)
+            with self._lock:
+                self._connection = connection
         return connection
 
     def _copy(self, task: RangeTask, bounds: SnapshotBounds, files: ParquetFiles, conform: Conform) -> None:
         relation, where = task.source.relation, told(task)
         self._stop_if_cancelled(where)
-        connection = self._connected(task.snapshot_name)
+        connection = self._connected()
+        self._snapshot_name = task.snapshot_name
+        connection.begin(task.snapshot_name)
         pace = Pace(self._rate_bytes_per_s, time.monotonic())
         n_rows = n_bytes = 0
         self._stop_if_cancelled(where)
@@ -174,6 +174,7 @@ class RangeReader:
             self._progress = RangeProgress(n_rows, n_bytes)
             self._cancelled.wait(pace.spent(read_bytes, time.monotonic()))
             self._stop_if_cancelled(where)
+        connection.end()
 
     def _stop_if_cancelled(self, where: str) -> None:
         if self._cancelled.is_set():

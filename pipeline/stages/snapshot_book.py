@@ -84,7 +84,7 @@ class SnapshotBook:
             if reason is not None:
                 del standing[relid]
                 ended.append((line, reason))
-        wanted, unwanted = [], list(wishes.cancelled)
+        wanted, unwanted = [], sorted(wishes.cancelled.keys() - wishes.requests.keys())
         for relid, source in published.items():
             asked = relid in wishes.requests
             missing = self._decision.takes_snapshots and relid not in standing

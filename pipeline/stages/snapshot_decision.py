@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from xidstream.pipeline.config import Config, SnapshotMode
+from xidstream.pipeline.errors import Unsupported
 from xidstream.pipeline.segments import Layout, Storage
 from xidstream.pipeline.segments.snapshot_record import read_decision, write_decision
 from xidstream.pipeline.slot.admin import describe_slot, sql_connection
@@ -54,10 +55,19 @@ def _case(config: Config, connection: ReplicationConnection) -> _Case:
     recorded = read_decision(storage, layout)
     exists = describe_slot(connection.same_server_dsn, config.slot).exists
     creates_slot = config.create_slot and not exists
-    takes = takes_snapshots(
-        SnapshotMode(config.snapshot) if config.snapshot else None,
-        recorded,
-        creates_slot=creates_slot,
-        sink=config.sink,
-    )
+    asked = SnapshotMode(config.snapshot) if config.snapshot else None
+    takes = takes_snapshots(asked, recorded, creates_slot=creates_slot, sink=config.sink)
+    if takes and _is_standby(connection.same_server_dsn):
+        if asked is not None:
+            raise Unsupported(
+                "a snapshot cannot be taken on a standby: it does not know which transactions are open",
+                remedy="give the primary's dsn, or --snapshot never",
+            )
+        takes = False
     return _Case(storage, layout, recorded, creates_slot, takes)
+
+
+def _is_standby(dsn: str) -> bool:
+    with sql_connection(dsn, "what the server is") as connection:
+        row = connection.execute("SELECT pg_is_in_recovery()").fetchone()
+    return row is not None and bool(row[0])

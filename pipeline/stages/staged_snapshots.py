@@ -19,10 +19,10 @@ import queue
 import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from xidstream.pipeline.errors import ComponentLost, Unsupported
+from xidstream.pipeline.errors import Unsupported
 from xidstream.pipeline.relations import RelationVersion
 from xidstream.pipeline.rows import contract_schema
 from xidstream.pipeline.segments import Layout, Storage
@@ -38,16 +38,15 @@ from xidstream.pipeline.spark.snapshot_log import GenerationLine, SnapshotTarget
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_POLL_S: Final = 0.2
+_POLL_S: Final = 0.5
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Waiting:
     """A table whose rows wait for the function."""
 
     generation: Generation
     paths: list[str]
-    done: threading.Event = field(default_factory=threading.Event)
 
 
 class StagedSnapshots:
@@ -58,14 +57,22 @@ class StagedSnapshots:
         self._layout = layout
         self._told = {(each.relid, each.number): each for each in read_told(storage, layout)}
         self._waiting: queue.SimpleQueue[_Waiting] = queue.SimpleQueue()
+        self._queued: set[tuple[int, int]] = set()
+        self._lock = threading.Lock()
         self._complete = threading.Event()
-        self._closed = threading.Event()
 
     # -- the log -----------------------------------------------------------------------------------------
 
     def lines(self) -> list[GenerationLine]:
         return [
-            GenerationLine(each.name, each.relid, each.number, GenerationState.FINISHED, is_ours=True)
+            GenerationLine(
+                each.name,
+                each.relid,
+                each.number,
+                int(each.bounds.place),
+                GenerationState.FINISHED,
+                is_ours=True,
+            )
             for each in list(self._told.values())
         ]
 
@@ -82,29 +89,26 @@ class StagedSnapshots:
                 remedy="give --storage a path that all nodes reach, or --sink delta:URI, or --snapshot never",
             )
         placement = place((), contract_schema(relation))
-        numbers = [each.number for each in list(self._told.values()) if each.name == relation.name]
         return SnapshotTarget(
             Location.parse(path),
             f"{relation.relid}-{uuid.uuid4().hex}",
             Conform.of(placement.columns, placement.names),
-            max([0, *numbers]),
         )
 
     def commit(self, generation: Generation, files: Sequence[WrittenFile] | None) -> bool:
-        """Return when the function has the rows. With None: whether it had them before.
+        """Whether the function has the rows. If not, they are put in its way, unless ``files`` is None.
 
-        Raises ComponentLost where the epoch ends before.
+        It does not wait: the driver's process has a few threads for all its callers. Ask again.
         """
-        if (generation.relid, generation.number) in self._told:
-            return True
-        if files is None:
-            return False
-        waiting = _Waiting(generation, [f"{self._layout.snapshot_rows_prefix}/{file.path}" for file in files])
-        self._waiting.put(waiting)
-        while not waiting.done.wait(_POLL_S):
-            if self._closed.is_set():
-                raise ComponentLost("the batch loop ended before the function had a table's snapshot")
-        return True
+        name = generation.relid, generation.number
+        if name in self._told or files is None:
+            return name in self._told
+        with self._lock:
+            if name not in self._queued:
+                self._queued.add(name)
+                paths = [f"{self._layout.snapshot_rows_prefix}/{file.path}" for file in files]
+                self._waiting.put(_Waiting(generation, paths))
+        return False
 
     def end(self, line: GenerationLine, reason: str) -> None:
         """Forget that the function had it. ``reason`` is told by the caller."""
@@ -117,10 +121,6 @@ class StagedSnapshots:
         self._complete.set()
 
     # -- the batch loop ----------------------------------------------------------------------------------
-
-    def close(self) -> None:
-        """The epoch has ended: whoever waits for the function waits no longer."""
-        self._closed.set()
 
     def deliver(
         self, spark: SparkSession, give: Callable[[SnapshotBatch], None], stopped: Callable[[], bool]
@@ -142,7 +142,6 @@ class StagedSnapshots:
             write_told(self._storage, self._layout, generation)
             self._told[generation.relid, generation.number] = generation
             self._storage.delete(waiting.paths)
-            waiting.done.set()
 
     def contained(self) -> Mapping[tuple[str, str], SnapshotBounds]:
         """By table: what the function has of it already."""

@@ -12,6 +12,7 @@ import pytest
 from tests.postgres_fixtures import Database
 from tests.slot_changes import make_slot, slot_changes
 from tests.waiting import wait_until
+from xidstream.pipeline.errors import SnapshotInterrupted, SnapshotLost
 from xidstream.pipeline.slot.snapshot_sources import survey
 from xidstream.pipeline.slot.table_holder import Held, TableHolder
 from xidstream.pipeline.snapshot.tables import PublishedSource
@@ -103,3 +104,86 @@ def test_the_lost_row_of_a_transaction_that_wrote_before_the_table_was_published
     assert held.bounds.contains(stream.xid, stream.commit_lsn), "so the stream's part of it is left out"
     assert not hasty.bounds.contains(stream.xid, stream.commit_lsn)
     writer.close()
+
+
+def test_a_table_whose_holder_ended_before_the_last_row_was_read_is_not_confirmed(
+    database: Database, holder: TableHolder
+) -> None:
+    """Its lock may have been gone meanwhile, and a crash of the server may have taken what the snapshot saw."""
+    database.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    database.execute("CREATE PUBLICATION p FOR TABLE t")
+    source = source_of(database, "public.t")
+    held = holder.hold(source, wait_for_writers=False)
+    holder.confirm(source.relation.relid, held.bounds.valid_from)
+    database.execute(
+        "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
+        " WHERE datname = current_database() AND state = 'idle in transaction'"
+    )
+    with pytest.raises(SnapshotLost):
+        holder.confirm(source.relation.relid, held.bounds.valid_from)
+    with pytest.raises(SnapshotLost):
+        TableHolder(database.dsn(), ["p"]).confirm(source.relation.relid, held.bounds.valid_from)
+
+
+def test_a_partition_that_is_attached_while_the_snapshot_waits_is_not_left_out(
+    database: Database, holder: TableHolder
+) -> None:
+    for statement in (
+        "CREATE TABLE t (id int, day int) PARTITION BY RANGE (day)",
+        "CREATE TABLE t1 PARTITION OF t FOR VALUES FROM (0) TO (10)",
+        "CREATE PUBLICATION p FOR TABLE t WITH (publish_via_partition_root = true)",
+    ):
+        database.execute(statement)
+    source = source_of(database, "public.t")
+    failures: list[BaseException] = []
+
+    def hold() -> None:
+        try:
+            holder.hold(source, wait_for_writers=True)
+        except BaseException as error:
+            failures.append(error)
+
+    with database.connect() as writer:
+        writer.execute(b"BEGIN")
+        writer.execute(b"INSERT INTO t VALUES (1, 1)")
+        waiting = threading.Thread(target=hold)
+        waiting.start()
+        wait_until(lambda: bool(holder.waiting_for()))
+        # Our lock does not stop ATTACH. Its rows are in the snapshot, and in no leaf that was found before.
+        database.execute("CREATE TABLE t2 (id int, day int)")
+        database.execute("INSERT INTO t2 VALUES (2, 12)")
+        database.execute("ALTER TABLE t ATTACH PARTITION t2 FOR VALUES FROM (10) TO (20)")
+        writer.execute(b"COMMIT")
+    waiting.join(60)
+    (failure,) = failures
+    assert isinstance(failure, SnapshotInterrupted)
+    held = holder.hold(source_of(database, "public.t"), wait_for_writers=True)
+    assert rows_in(database, held) == [(1, 1), (2, 12)]
+
+
+def test_a_table_that_is_released_while_its_snapshot_waits_is_not_held_later(
+    database: Database, holder: TableHolder
+) -> None:
+    database.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    database.execute("CREATE PUBLICATION p FOR TABLE t")
+    source = source_of(database, "public.t")
+    failures: list[BaseException] = []
+
+    def hold() -> None:
+        try:
+            holder.hold(source, wait_for_writers=True)
+        except BaseException as error:
+            failures.append(error)
+
+    with database.connect() as writer:
+        writer.execute(b"BEGIN")
+        writer.execute(b"INSERT INTO t VALUES (1)")
+        waiting = threading.Thread(target=hold)
+        waiting.start()
+        wait_until(lambda: bool(holder.waiting_for()))
+        holder.release(source.relation.relid)
+        waiting.join(60)
+        assert [type(failure) for failure in failures] == [SnapshotLost]
+        writer.execute(b"COMMIT")
+    database.execute("SET lock_timeout = '1s'")
+    database.execute("TRUNCATE t")

@@ -35,6 +35,11 @@ RELATION = RelationVersion(
 GENERATION = Generation(RELATION, 1, BOUNDS)
 
 
+def generation_of(number: int) -> Generation:
+    """Each with a place of its own, as later snapshots have higher ones."""
+    return Generation(RELATION, number, dataclasses.replace(BOUNDS, place=Lsn(98 + number)))
+
+
 def log_of(root: Path, tenure: int = 1, slot: str = "orders", **options: Any) -> SnapshotLog:
     location = Location.parse(str(root), options or None)
     application_id = f"7/shop/{slot}"
@@ -44,10 +49,12 @@ def log_of(root: Path, tenure: int = 1, slot: str = "orders", **options: Any) ->
     return SnapshotLog(location, application_id, owner)
 
 
-def written(log: SnapshotLog, ids: range, relation: RelationVersion = RELATION) -> list[WrittenFile]:
+def written(
+    log: SnapshotLog, ids: range, relation: RelationVersion = RELATION, place: int = 99
+) -> list[WrittenFile]:
     target = log.target(relation)
     files = ParquetFiles(target.table, target.directory, target.conform.schema, "_commit_lsn")
-    rows = [{"id": i, "_change_type": "snapshot", "_commit_lsn": int(BOUNDS.place), "_seq": i} for i in ids]
+    rows = [{"id": i, "_change_type": "snapshot", "_commit_lsn": place, "_seq": i} for i in ids]
     files.write(target.conform(pa.RecordBatch.from_pylist(rows, schema=contract_schema(relation))))
     return files.close()
 
@@ -64,7 +71,7 @@ def test_a_generation_is_named_and_told_once_however_often_it_is_asked_for(tmp_p
         assert log.commit(GENERATION, files)
     assert log_of(tmp_path).commit(GENERATION, None)
     assert ids(tmp_path) == [0, 1, 2, 3, 4]
-    assert log.lines() == [GenerationLine("public.a.b", 16384, 1, GenerationState.FINISHED, True)]
+    assert log.lines() == [GenerationLine("public.a.b", 16384, 1, 99, GenerationState.FINISHED, True)]
     (row,) = DeltaTable(str(tmp_path / "_snapshots")).to_pyarrow_table().to_pylist()
     assert row == {
         "table": "public.a.b",
@@ -115,7 +122,7 @@ def test_an_ended_generation_is_told_with_its_reason_and_followed_by_the_next(tm
         ("ended", "the table was rewritten"),
         ("finished", None),
     ]
-    log.commit(dataclasses.replace(GENERATION, number=2), written(log, range(2, 4)))
+    log.commit(generation_of(2), written(log, range(2, 4)))
     assert [(each.number, each.state.value, each.is_ours) for each in log.lines()] == [
         (1, "ended", False),
         (2, "finished", True),
@@ -131,9 +138,9 @@ def test_another_slots_generation_of_the_same_table_is_not_ours(tmp_path: Path) 
 def test_a_run_that_was_taken_over_completes_no_snapshot(tmp_path: Path) -> None:
     before, after = log_of(tmp_path, tenure=1), log_of(tmp_path, tenure=2)
     files = written(before, range(5))
-    after.commit(dataclasses.replace(GENERATION, number=1), written(after, range(10, 12)))
+    after.commit(generation_of(1), written(after, range(10, 12)))
     with pytest.raises(Superseded):
-        before.commit(dataclasses.replace(GENERATION, number=2), files)
+        before.commit(generation_of(2), files)
     assert ids(tmp_path) == [10, 11]
 
 
@@ -141,9 +148,9 @@ def test_a_wider_table_takes_the_snapshot_and_a_wider_snapshot_widens_the_table(
     log = log_of(tmp_path)
     log.commit(GENERATION, written(log, range(2)))
     wider = dataclasses.replace(RELATION, columns=(*RELATION.columns, Column("more", 23, -1, False)))
-    log.commit(dataclasses.replace(GENERATION, number=2), written(log, range(2, 4), wider))
+    log.commit(generation_of(2), written(log, range(2, 4), wider))
     narrower = dataclasses.replace(RELATION, columns=RELATION.columns[:1])
-    log.commit(dataclasses.replace(GENERATION, number=3), written(log, range(4, 6), narrower))
+    log.commit(generation_of(3), written(log, range(4, 6), narrower))
     table = DeltaTable(str(tmp_path / "public.a~2Eb")).to_pyarrow_table()
     assert table.column_names[-1] == "more" and ids(tmp_path) == list(range(6))
 
@@ -175,12 +182,23 @@ def test_credentials_in_storage_options_are_not_sent_to_readers(tmp_path: Path) 
         log_of(tmp_path, AWS_SECRET_ACCESS_KEY="x").target(RELATION)
 
 
-def test_the_next_number_is_above_all_that_the_sink_knows_even_of_rows_without_a_line(tmp_path: Path) -> None:
-    log, theirs = log_of(tmp_path), log_of(tmp_path, slot="other")
-    assert log.target(RELATION).last_number == 0
-    theirs.commit(dataclasses.replace(GENERATION, number=4), written(theirs, range(2)))
-    assert log.target(RELATION).last_number == 4
+def test_what_a_run_that_was_taken_over_named_is_not_taken_for_another_snapshot(tmp_path: Path) -> None:
+    """Both runs call theirs generation 1; the later one has looked at the table before the earlier one commits."""
+    ghost, ours = log_of(tmp_path, tenure=1), log_of(tmp_path, tenure=2)
+    theirs = written(ghost, range(3))
+    later = Generation(RELATION, 1, dataclasses.replace(BOUNDS, place=Lsn(110)))
+    files = written(ours, range(10, 12), place=110)
+    with pytest.raises(Superseded):
+        ghost.commit(GENERATION, theirs)
+    assert ours.commit(later, files) and ids(tmp_path) == [10, 11]
+
+
+def test_rows_of_a_place_that_no_line_names_are_followed_by_the_next_snapshot(tmp_path: Path) -> None:
+    log = log_of(tmp_path)
     crashed = log_of(tmp_path)
     crashed._add_line = lambda *arguments: None  # type: ignore[method-assign]
-    crashed.commit(dataclasses.replace(GENERATION, number=7), written(log, range(2)))
-    assert log.target(RELATION).last_number == 7
+    crashed.commit(GENERATION, written(log, range(3)))
+    later = Generation(RELATION, 1, dataclasses.replace(BOUNDS, place=Lsn(110)))
+    assert not log.commit(later, None), "those are another snapshot's"
+    assert log.commit(later, written(log, range(10, 12), place=110))
+    assert [(line.number, line.place) for line in log.lines()] == [(1, 110)]
