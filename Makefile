@@ -54,7 +54,7 @@ demo: $(DEMO_STAMP) ## Show the whole path on this machine: PostgreSQL, Ray, Ray
 	$(PY) -m actors demo
 
 test: setup ## Run the whole suite
-	@$(PY) -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder $(PYTEST_ARGS)
+	@$(PY) -m pytest -n $(JOBS) --dist loadscope --no-loadscope-reorder $(PYTEST_ARGS)
 
 test-slow: setup ## Run what `make test` leaves out: gigabytes (in some 12 GB of memory), and tests of a minute and more
 	@$(PY) -m pytest -m slow $(PYTEST_ARGS)

@@ -1,4 +1,4 @@
-"""How the suite is divided where it runs in several processes (``-n 2 --dist loadgroup``, as ``make test`` does).
+"""How the suite is divided where it runs in several processes (``-n 2 --dist loadscope``, as ``make test`` does).
 
 A file is one unit of work, because its tests share servers. Files that share a Ray with its Spark session are one unit,
 too, so that there is one such session at a time. The tests of the command line and of users' scripts start all they
@@ -10,7 +10,7 @@ And for every folder the credentials of the tests' S3 server, before any Ray is 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,12 +27,23 @@ _NOT_THE_USERS = (
 )
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    for item in items:
-        file = Path(item.path).relative_to(config.rootpath).as_posix()
-        if file not in _BY_ITSELF:
-            unit = _SHARED_SESSION if file.startswith(_SHARED_SESSION) else file
-            item.add_marker(pytest.mark.xdist_group(unit))
+def unit_of(nodeid: str) -> str:
+    """What a test is done together with, in one process: the name of the unit."""
+    file = nodeid.partition("::")[0]
+    if file in _BY_ITSELF:
+        return nodeid
+    return _SHARED_SESSION if file.startswith(_SHARED_SESSION) else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """xdist's own groups (``--dist loadgroup``) do nothing under pytest 9.2, which has no ``_nodeid`` to mark."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByUnit(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            return unit_of(nodeid)
+
+    return ByUnit(config, log)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.chaos.chaos_round import RoundResult
-from xidstream.pipeline.faultpoints import POINTS
+from tests.chaos.kills import STREAM_POINTS
 
 _WRONGS = ("lost", "twice", "alien", "disordered")
 
@@ -81,7 +81,7 @@ class Report:
         found = [f"seed {r['seed']} failed" for r in self.rounds if not r["ok"]]
         if not self.rounds:
             found.append("no round was run")
-        short = [p for p in POINTS if self._kills(p) < least]
+        short = [p for p in STREAM_POINTS if self._kills(p) < least]
         if short:
             found.append(
                 f"less than {least} kills at: " + ", ".join(f"{p} ({self._kills(p)})" for p in short)
@@ -98,20 +98,22 @@ class Report:
 
     def __str__(self) -> str:
         lines = [f"{'fault point':24} {'process':10} kills  timed  recovery: median    max (s)"]
-        everywhere = [*POINTS, *sorted(self.points.keys() - POINTS)]
+        everywhere = [*STREAM_POINTS, *sorted(self.points.keys() - STREAM_POINTS)]
         for name in everywhere:
-            process = POINTS[name].split(":")[0] if name in POINTS else "outside"
+            process = STREAM_POINTS[name].split(":")[0] if name in STREAM_POINTS else "outside"
             lines.append(_line(name, process, self.points.get(name, PointReport())))
         for title, driver in (("all of the driver", True), ("all others", False)):
-            chosen = [p for n, p in self.points.items() if POINTS.get(n, "").startswith("driver") == driver]
+            chosen = [
+                p for n, p in self.points.items() if STREAM_POINTS.get(n, "").startswith("driver") == driver
+            ]
             total = PointReport(sum(p.kills for p in chosen), [s for p in chosen for s in p.recoveries_s])
             lines.append(_line(title, "", total))
         judged = [r for r in self.rounds if r["judged"]]
         n_kills = sum(p.kills for p in self.points.values())
-        n_struck = sum(self._kills(p) > 0 for p in POINTS)
+        n_struck = sum(self._kills(p) > 0 for p in STREAM_POINTS)
         wrongs = ", ".join(f"{self._sum(key)} {key}" for key in _WRONGS)
         lines.append(
-            f"{n_kills} kills at {n_struck} of {len(POINTS)} fault points in {len(judged)} judged rounds "
+            f"{n_kills} kills at {n_struck} of {len(STREAM_POINTS)} fault points in {len(judged)} judged rounds "
             f"({len(self.rounds) - len(judged)} broke off), {self.seconds:.0f} s on {self.cpus} cores"
         )
         lines.append(

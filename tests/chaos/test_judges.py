@@ -16,12 +16,11 @@ from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
 from tests.chaos.chaos_round import Kill, RoundResult
 from tests.chaos.judge import Verdict, judge
-from tests.chaos.kills import DRIVER_POINTS, PREPARED_POINTS, schedule
+from tests.chaos.kills import DRIVER_POINTS, PREPARED_POINTS, STREAM_POINTS, schedule
 from tests.chaos.report import Report
 from tests.differential.local_pipeline import Released, Sink
 from tests.feedback_spy import FeedbackSpy, Held, _Link
 from xidstream.pipeline import rows
-from xidstream.pipeline.faultpoints import POINTS
 from xidstream.pipeline.relations.relation import Column, RelationVersion, ReplicaIdentity
 
 RELATION = RelationVersion(7, "s", "t", ReplicaIdentity.DEFAULT, (Column("id", 20, -1, True),))
@@ -202,7 +201,7 @@ def test_two_hundred_kills_strike_every_point_at_least_three_times_whatever_the_
         assert two_phase or not PREPARED_POINTS & set(points)
         assert all(len(group.split(",")) == 1 for group in groups if DRIVER_POINTS & {group.split(":")[0]})
         struck.update(points)
-    assert set(struck) == set(POINTS)
+    assert set(struck) == set(STREAM_POINTS)
     assert min(struck.values()) >= 3, struck
 
 
@@ -228,14 +227,16 @@ def test_a_report_counts_kills_of_judged_rounds_alone_and_adds_up_with_others(tm
     whole.add(Report.read(tmp_path / "2"))
     assert whole.points["sealed"].kills == 3 and whole.points["sealed"].recoveries_s == [4.0, 6.0]
     assert "recorded" not in whole.points
-    assert f"4 kills at 1 of {len(POINTS)} fault points in 2 judged rounds (1 broke off), 30 s" in str(whole)
+    assert f"4 kills at 1 of {len(STREAM_POINTS)} fault points in 2 judged rounds (1 broke off), 30 s" in str(
+        whole
+    )
     assert "0 lost, 0 twice, 0 alien, 0 disordered" in str(whole)
     assert "load: median 3.0, max 4.0" in str(whole)
     assert whole.failures() == ["seed 2 failed"]
 
 
 def test_a_run_with_too_few_kills_at_a_point_or_an_accusing_spy_is_a_failure() -> None:
-    kills = [Kill(point, 1.0) for point in POINTS]
+    kills = [Kill(point, 1.0) for point in STREAM_POINTS]
     report = Report.of([round_result(1, kills)], [], 1.0)
     assert report.failures(least=1) == []
     (short,) = report.failures(least=2)
