@@ -26,6 +26,14 @@ class Transaction:
         """The first column of each row that it inserted."""
         return [texts(change.new)[0] for change in self.changes if isinstance(change, Insert)]
 
+    def inserted_into(self, relid: int) -> list[str | None]:
+        """Of one table."""
+        return [
+            texts(change.new)[0]
+            for change in self.changes
+            if isinstance(change, Insert) and change.relid == relid
+        ]
+
 
 @dataclass
 class SlotChanges:
