@@ -103,3 +103,116 @@ def test_each_strange_table_is_surveyed_as_the_stream_declares_it(database: Data
         leaves = [f"{leaf.schema}.{leaf.table}" for leaf in found["other.parted"].leaves]
         assert sorted(leaves) == ["public.parted_1", "public.parted_2", "public.parted_3a"]
     assert all(source.row_filter is None and not source.left_out for source in found.values())
+
+
+def test_column_lists_and_filters_are_those_that_the_stream_applies(database: Database) -> None:
+    make_slot(database)
+    for statement in (
+        "CREATE SCHEMA s",
+        "CREATE TABLE a (id int PRIMARY KEY, b int, c text)",
+        "CREATE TABLE b (id int PRIMARY KEY, v int)",
+        "CREATE TABLE s.c (id int PRIMARY KEY, v int)",
+        "CREATE TABLE root (id int, k int, v text, PRIMARY KEY (id, k)) PARTITION BY LIST (k)",
+        "CREATE TABLE leaf PARTITION OF root FOR VALUES IN (1)",
+        "CREATE PUBLICATION p FOR TABLE a (c, id) WHERE (id < 10), root",
+        "CREATE PUBLICATION q FOR TABLE b WHERE (id IN (1, 2))",
+        "CREATE PUBLICATION r FOR TABLE b WHERE (id > 7), TABLES IN SCHEMA s WITH (publish = 'insert, delete')",
+        "CREATE PUBLICATION via FOR TABLE root (k, id) WHERE (id > 5) WITH (publish_via_partition_root)",
+        "INSERT INTO a SELECT i, i, 'x' FROM generate_series(1, 20) i",
+        "INSERT INTO b SELECT i, i FROM generate_series(1, 20) i",
+        "INSERT INTO s.c VALUES (1, 1)",
+        "INSERT INTO root SELECT i, 1, 'x' FROM generate_series(1, 20) i",
+    ):
+        database.execute(statement)
+    found = surveyed(database, "p", "q", "r", "via")
+    changes = slot_changes(database, "p,q,r,via")
+    assert {source.relation.relid: source.relation for source in found.values()} == changes.relations
+    assert [c.name for c in found["public.a"].relation.columns] == ["id", "c"]
+    assert found["public.a"].attnums == (1, 3)
+    assert "public.leaf" not in found and [leaf.table for leaf in found["public.root"].leaves] == ["leaf"]
+    for source in found.values():
+        query = f"SELECT id::text FROM {source.name} WHERE {source.row_filter or 'true'}"
+        expected = sorted(database.execute(query))
+        streamed = [
+            (change_id,)
+            for transaction in changes.transactions
+            for change_id in transaction.inserted_into(source.relation.relid)
+        ]
+        assert sorted(streamed) == expected, source.name
+    assert found["public.b"].left_out == () and found["s.c"].left_out == ("update", "truncate")
+    assert found["s.c"].row_filter is None
+    (leaf,) = (source for name, source in surveyed(database, "p").items() if name.endswith("leaf"))
+    assert leaf.row_filter is None and len(leaf.relation.columns) == 3
+
+
+@pytest.mark.parametrize("postgres_server", [18], indirect=True)
+def test_generated_columns_are_published_where_18_was_told_to(database: Database) -> None:
+    make_slot(database)
+    for statement in (
+        "CREATE TABLE g (id int PRIMARY KEY, s int GENERATED ALWAYS AS (id + 1) STORED)",
+        "ALTER TABLE g ADD w int GENERATED ALWAYS AS (id + 2) VIRTUAL",
+        "CREATE TABLE h (id int PRIMARY KEY, s int GENERATED ALWAYS AS (id + 1) STORED)",
+        "CREATE PUBLICATION p FOR TABLE g WITH (publish_generated_columns = stored)",
+        "CREATE PUBLICATION q FOR TABLE h (id, s)",
+        "INSERT INTO g VALUES (1)",
+        "INSERT INTO h VALUES (1)",
+    ):
+        database.execute(statement)
+    found = surveyed(database, "p", "q")
+    told = slot_changes(database, "p,q").relations
+    assert {source.relation.relid: source.relation for source in found.values()} == told
+    assert [[c.name for c in found[name].relation.columns] for name in ("public.g", "public.h")] == [
+        ["id", "s"],
+        ["id", "s"],
+    ]
+
+
+def test_what_publishes_a_table_has_another_name_when_it_was_dropped_and_added_again(
+    database: Database,
+) -> None:
+    database.execute("CREATE TABLE t (id int PRIMARY KEY, a int, b int)")
+    database.execute("CREATE PUBLICATION p FOR TABLE t")
+    seen = [surveyed(database, "p")["public.t"].published_as]
+    for statement in (
+        "ALTER PUBLICATION p SET TABLE t (id, a)",
+        "ALTER PUBLICATION p SET TABLE t (id, b)",
+        "ALTER PUBLICATION p SET TABLE t WHERE (id > 1)",
+        "ALTER PUBLICATION p SET TABLE t WHERE (id > 2)",
+        "ALTER PUBLICATION p DROP TABLE t; ALTER PUBLICATION p ADD TABLE t WHERE (id > 2)",
+        "ALTER PUBLICATION p ADD TABLES IN SCHEMA public",
+    ):
+        for each in statement.split(";"):
+            database.execute(each)
+        source = surveyed(database, "p")["public.t"]
+        assert source.published_as not in seen
+        seen.append(source.published_as)
+    assert source.row_filter is None
+    again = surveyed(database, "p")["public.t"]
+    assert again == source
+
+
+def test_a_table_that_somebody_has_locked_does_not_keep_the_survey_waiting(database: Database) -> None:
+    database.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    database.execute("CREATE PUBLICATION p FOR ALL TABLES")
+    database.execute("INSERT INTO t SELECT generate_series(1, 10000)")
+    database.execute("VACUUM t")
+    with database.connect() as other, other.transaction():
+        other.execute("LOCK TABLE t IN ACCESS EXCLUSIVE MODE")
+        (source,) = surveyed(database, "p").values()
+    assert source.leaves[0].n_pages == 45
+    (source,) = surveyed(database, "p").values()
+    assert source.leaves[0].n_pages == 45 and source.n_bytes > 45 * 8192
+
+
+def test_a_survey_within_one_table_says_the_same_as_one_of_all(database: Database) -> None:
+    for statement in STRANGE:
+        database.execute(statement)
+    for via_root in ("true", "false"):
+        database.execute("DROP PUBLICATION IF EXISTS p")
+        database.execute(
+            f"CREATE PUBLICATION p FOR ALL TABLES WITH (publish_via_partition_root = {via_root})"
+        )
+        for name, source in surveyed(database, "p").items():
+            relid = source.relation.relid
+            within = survey(database.connection, ["p"], within=[relid])
+            assert [found for found in within if found.relation.relid == relid] == [source], name
