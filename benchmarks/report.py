@@ -41,7 +41,7 @@ def write() -> None:
         "drain": _drain(measured.get("drain")),
         "small": _small(measured.get("drain")),
         "cost": _cost(measured.get("drain")),
-        "lag": _lag(measured.get("lag")),
+        "lag": _lag(measured.get("lag"), measured.get("delta")),
         "delta": _delta(measured.get("delta")),
         "latency": _latency(measured.get("latency")),
         "streams": _growth(measured.get("growth"), "streams", "open streams"),
@@ -133,9 +133,12 @@ def _cost(drain: Any) -> list[str]:
     return [*lines, "", f"Spilled: {spilled:,.0f} MiB of Arrow segments."]
 
 
-def _lag(lag: Any) -> list[str]:
+def _lag(lag: Any, delta: Any) -> list[str]:
+    """The lag to Delta, with streaming, is the ``delta`` case's where that was measured."""
     if not lag:
         return []
+    if delta:
+        lag = {**lag, "on": _with_delta(lag["on"], delta)}
     rows = []
     for size, case in lag["on"].items():
         off = lag["off"].get(size)
@@ -148,6 +151,11 @@ def _lag(lag: Any) -> list[str]:
         )
     head = ("rows", "handler", "Spark count", "Delta", "off: handler", "off: count", "off: Delta")
     return _table(head, rows)
+
+
+def _with_delta(on: Any, delta: Any) -> dict[str, Any]:
+    medians = {size: {"median_s": case["lag_s"]["median"]} for size, case in delta["plain"].items()}
+    return {size: {**case, "delta": medians.get(size, case["delta"])} for size, case in on.items()}
 
 
 def _delta(delta: Any) -> list[str]:
@@ -308,6 +316,8 @@ def _plots(measured: dict[str, Any]) -> None:
         plt.close(plot)
 
     if lag := measured.get("lag"):
+        if delta := measured.get("delta"):
+            lag = {**lag, "on": _with_delta(lag["on"], delta)}
         series = {}
         for streaming, what in (
             ("on", "handler"),
