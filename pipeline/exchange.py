@@ -10,7 +10,7 @@ or one plain block of many small transactions. A *batch* is consecutive release 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -248,6 +248,8 @@ class Opened:
     history: Mapping[int, Lsn]
     given_up: GivenUp = NOBODY
     """Transactions that a person gave up, and that the slot may still send."""
+    server: Mapping[str, str] = field(default_factory=dict)
+    """libpq's options that lead to the slot's very server, where the DSN has several."""
     snapshots: Decision = Decision(takes_snapshots=False)  # noqa: RUF009 - frozen
 
 

@@ -8,7 +8,8 @@ what was committed up to their snapshots, because only from there on the tables'
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from xidstream.actors.snapshot.taking import SnapshotTaking
@@ -20,6 +21,7 @@ from xidstream.pipeline.exchange import Opened
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.segments import Layout, Storage
 from xidstream.pipeline.slot.admin import PAGE_HEADER_BYTES
+from xidstream.pipeline.slot.conninfo import complete
 from xidstream.pipeline.snapshot.progress import SnapshotProgress
 from xidstream.pipeline.snapshot.tables import PublishedSource
 from xidstream.pipeline.stages.snapshot_book import SnapshotBook
@@ -34,6 +36,7 @@ class SlotSnapshots:
         self._epoch: Epoch | None = None
         self._driver: Driver | None = None
         self._taking: SnapshotTaking | None = None
+        self._server: Mapping[str, str] = {}
         self._is_aimed = False
         self._is_told = False
 
@@ -41,12 +44,22 @@ class SlotSnapshots:
         """An epoch has the slot, and its batch loop was started."""
         self._epoch, self._driver = epoch, driver
         self._is_aimed = self._is_told = False
+        if opened.server != self._server:
+            # What is in hand is another server's: a snapshot means nothing on any other.
+            self.stop()
         if self._taking is None and (self._is_delta or opened.snapshots.takes_snapshots):
+            self._server = opened.server
             identity = opened.identity
+            dsn = complete(self._config.dsn, **opened.server)
             layout = Layout(identity.system_identifier, identity.slot, epoch.name)
             book = SnapshotBook(Storage(self._config.storage), layout, opened.snapshots)
             self._taking = SnapshotTaking(
-                self._config, book, self._survey, self._call_sink, self._notify, once=not self._is_delta
+                dataclasses.replace(self._config, dsn=dsn),
+                book,
+                self._survey,
+                self._call_sink,
+                self._notify,
+                once=not self._is_delta,
             )
 
     def end_epoch(self) -> None:

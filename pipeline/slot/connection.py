@@ -136,15 +136,17 @@ class ReplicationConnection:
 
     @property
     def same_server_dsn(self) -> str:
-        """The settings' DSN, for further connections to the very server that this one has reached.
+        """The settings' DSN, for further connections to this very server. The DSN alone may lead to another one."""
+        return complete(self._settings.dsn, **self.server_options)
 
-        With several hosts, or a name that leads to several addresses, the DSN alone may lead to another one.
-        """
+    @property
+    def server_options(self) -> dict[str, str]:
+        """What leads a DSN to the server that was reached. No secret is in it."""
         pgconn = self.pgconn
         options = {"host": pgconn.host.decode(), "port": pgconn.port.decode()}
         if pgconn.hostaddr:
             options["hostaddr"] = pgconn.hostaddr.decode()
-        return complete(self._settings.dsn, **options)
+        return options
 
     # -- commands ----------------------------------------------------------------------------------------
 

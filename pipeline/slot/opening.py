@@ -77,6 +77,7 @@ class OpenSlot:
             cover=PrepareCover() if never_sent else prepare_cover(dsn),
             timeline=self.timeline,
             history=self.history,
+            server=self.connection.server_options,
         )
 
 
