@@ -196,8 +196,12 @@ class Course:
     def _take(self, event: Event) -> Iterator[Action]:
         if isinstance(event, Wanted):
             relid = event.source.relation.relid
-            if relid not in self.tables:
+            known = self.tables.get(relid)
+            if known is None:
                 self.tables[relid] = TableCourse(event.source, event.wait_for_writers)
+            elif known.state in (TableState.WANTED, TableState.RESTING):
+                # The table may have changed since it was surveyed, which is why it rests.
+                known.source, known.wait_for_writers = event.source, event.wait_for_writers
             return
         table = self.tables.get(event.relid)
         if isinstance(event, Dropped):

@@ -104,6 +104,19 @@ def test_a_failed_table_is_taken_from_its_beginning_when_it_has_rested() -> None
     ]
 
 
+def test_a_table_that_changed_before_its_lock_is_held_next_as_it_is_then() -> None:
+    course = Course(1)
+    (hold,) = course.handle(Wanted(_source(1), wait_for_writers=False))
+    assert isinstance(hold, Hold)
+    course.handle(Failed(1, hold.attempt))
+    changed = _source(1, n_mib=7)
+    assert course.handle(Wanted(changed, wait_for_writers=True)) == []
+    (again,) = course.handle(Again(1))
+    assert isinstance(again, Hold) and again.source is changed and again.wait_for_writers
+    course.handle(Wanted(_source(1), wait_for_writers=False))
+    assert course.tables[1].source is changed, "what is being held stays what it is"
+
+
 def test_a_dropped_table_is_released_and_forgotten() -> None:
     course = Course(1)
     _, (read,) = _taken(course, _source(1, n_mib=2))
