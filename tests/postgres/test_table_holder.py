@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import psycopg
 import pytest
 
 from tests.postgres_fixtures import Database
-from tests.slot_changes import make_slot, slot_changes
+from tests.slot_changes import Transaction, make_slot, slot_changes
 from tests.waiting import wait_until
-from xidstream.pipeline.errors import SnapshotInterrupted, SnapshotLost
+from xidstream.actors.demo.embedded_postgres import EmbeddedPostgres
+from xidstream.pipeline.errors import PreconditionMissing, SnapshotInterrupted, SnapshotLost, Unsupported
+from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.slot.admin import Blocker
 from xidstream.pipeline.slot.snapshot_sources import survey
-from xidstream.pipeline.slot.table_holder import Held, TableHolder
+from xidstream.pipeline.slot.table_holder import Held, TableHolder, take
 from xidstream.pipeline.snapshot.tables import PublishedSource
 
 pytestmark = pytest.mark.postgres
+
+on_18 = pytest.mark.parametrize("postgres_server", [18], indirect=True)
 
 
 @pytest.fixture
@@ -28,7 +35,17 @@ def holder(database: Database) -> Iterator[TableHolder]:
     holder.close()
 
 
-def source_of(database: Database, name: str) -> PublishedSource:
+@pytest.fixture
+def table(database: Database) -> Database:
+    """With table t of 1000 rows, published before the slot was made."""
+    database.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
+    database.execute("CREATE PUBLICATION p FOR TABLE t WITH (publish_via_partition_root)")
+    database.execute("INSERT INTO t SELECT i, 'x' FROM generate_series(1, 1000) i")
+    make_slot(database)
+    return database
+
+
+def source_of(database: Database, name: str = "public.t") -> PublishedSource:
     (found,) = (source for source in survey(database.connection, ["p"]) if source.name == name)
     return found
 
@@ -45,21 +62,320 @@ def rows_in(database: Database, held: Held, columns: str = "*") -> list[tuple[An
     return sorted(found)
 
 
+def xid_of(connection: psycopg.Connection[Any]) -> int:
+    row = connection.execute("SELECT txid_current()").fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+class Holding:
+    """A call of ``hold`` on a thread of its own."""
+
+    def __init__(self, holder: TableHolder, source: PublishedSource, **options: Any) -> None:
+        self.told: list[tuple[Blocker, ...]] = []
+        self.held: Held | None = None
+        self.error: BaseException | None = None
+
+        def hold() -> None:
+            try:
+                self.held = holder.hold(source, on_wait=self.told.append, **options)
+            except BaseException as error:
+                self.error = error
+
+        self._thread = threading.Thread(target=hold)
+        self._thread.start()
+
+    def result(self) -> Held:
+        self._thread.join(60)
+        assert not self._thread.is_alive()
+        if self.error is not None:
+            raise self.error
+        assert self.held is not None
+        return self.held
+
+
 def test_a_reader_sees_what_was_there_and_nothing_that_came_later(
-    database: Database, holder: TableHolder
+    table: Database, holder: TableHolder
 ) -> None:
-    database.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
-    database.execute("CREATE PUBLICATION p FOR TABLE t")
-    database.execute("INSERT INTO t SELECT i, 'x' FROM generate_series(1, 1000) i")
-    held = holder.hold(source_of(database, "public.t"), wait_for_writers=False)
-    database.execute("INSERT INTO t VALUES (2000, 'later')")
-    assert len(rows_in(database, held)) == 1000
+    held = holder.hold(source_of(table), wait_for_writers=False)
+    table.execute("INSERT INTO t VALUES (2000, 'later')")
+    assert len(rows_in(table, held)) == 1000
     assert held.by_range and held.source.leaves[0].n_pages > 0
     assert held.bounds.place < held.bounds.valid_from
     wait_until(lambda: holder.flushed_past(held.bounds.valid_from))
     holder.release(held.source.relation.relid)
     with pytest.raises(psycopg.Error):
-        rows_in(database, held)
+        rows_in(table, held)
+
+
+# -- transactions that are open ------------------------------------------------------------------------
+
+
+def test_a_prepared_transaction_is_waited_for_where_it_wrote_before(
+    table: Database, holder: TableHolder
+) -> None:
+    with table.connect() as writer:
+        writer.execute("BEGIN")
+        writer.execute("INSERT INTO t VALUES (2000, 'x')")
+        xid = xid_of(writer)
+        writer.execute("PREPARE TRANSACTION 'old one'")
+    holding = Holding(holder, source_of(table), wait_for_writers=True)
+    wait_until(lambda: holding.told)
+    ((blocker,),) = holding.told[:1]
+    assert (blocker.gid, blocker.xid, blocker.pid) == ("old one", xid % 2**32, None)
+    table.execute("COMMIT PREPARED 'old one'")
+    assert len(rows_in(table, holding.result())) == 1001
+
+
+def test_a_transaction_that_is_prepared_while_it_is_waited_for_is_waited_for_still(
+    table: Database, holder: TableHolder
+) -> None:
+    with table.connect() as writer:
+        writer.execute("BEGIN")
+        writer.execute("INSERT INTO t VALUES (2000, 'x')")
+        holding = Holding(holder, source_of(table), wait_for_writers=True)
+        wait_until(lambda: holding.told)
+        writer.execute("PREPARE TRANSACTION 'later'")
+    wait_until(lambda: any(blocker.gid == "later" for told in holding.told for blocker in told))
+    assert holding.held is None
+    table.execute("ROLLBACK PREPARED 'later'")
+    assert len(rows_in(table, holding.result())) == 1000
+
+
+def the_transaction(table: Database) -> Transaction:
+    (found,) = (each for each in slot_changes(table).transactions if each.inserted)
+    return found
+
+
+# -- commits that are not flushed, or not visible ---------------------------------------------------------
+
+
+@contextmanager
+def own_database(server: EmbeddedPostgres) -> Iterator[Database]:
+    with psycopg.connect(server.conninfo(), autocommit=True) as connection:
+        database = Database(server, "postgres", connection)
+        database.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
+        database.execute("CREATE PUBLICATION p FOR TABLE t")
+        yield database
+
+
+# -- tables that change ---------------------------------------------------------------------------------
+
+
+def test_a_snapshot_that_is_older_than_a_rewrite_reads_no_rows_and_is_refused(table: Database) -> None:
+    """Step 1: the lock comes before the snapshot. The other way round ALTER TYPE slips in between."""
+    source = source_of(table)
+    with table.connect() as session:
+        session.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        session.execute("SELECT 1")
+        table.execute("ALTER TABLE t ALTER id TYPE bigint")
+        session.execute("LOCK TABLE ONLY t IN ACCESS SHARE MODE")
+        assert session.execute("SELECT count(*) FROM t").fetchone() == (0,), "1000 rows were there"
+        with pytest.raises(SnapshotInterrupted, match=r"table public\.t was rewritten"):
+            take(session, source, Lsn(1))
+    changed = [each for each in slot_changes(table).transactions if each.changes]
+    assert changed == [], "and the stream has none of them either"
+
+
+@pytest.mark.parametrize(
+    ("statement", "reason"),
+    [
+        ("ALTER TABLE t ALTER id TYPE bigint", "the type of column id changed"),
+        ("ALTER TABLE t ADD c int", "its definition is another one"),
+        ("ALTER TABLE t RENAME TO u", "was dropped or renamed"),
+        ("DROP TABLE t", "was dropped or renamed"),
+        ("ALTER PUBLICATION p DROP TABLE t", "is not published any more"),
+        ("ALTER PUBLICATION p SET TABLE t WHERE (id > 5)", "the row filter of its publication changed"),
+    ],
+)
+@on_18
+def test_a_table_that_changed_since_it_was_surveyed_is_not_held(
+    table: Database, holder: TableHolder, statement: str, reason: str
+) -> None:
+    source = source_of(table)
+    table.execute(statement)
+    with pytest.raises(SnapshotInterrupted, match=reason):
+        holder.hold(source, wait_for_writers=False)
+    locks = "SELECT count(*) FROM pg_locks WHERE relation = %s AND pid <> pg_backend_pid()"
+    wait_until(lambda: table.execute(locks, source.relation.relid) == [(0,)])
+
+
+def test_vacuum_full_before_the_lock_is_no_change(table: Database, holder: TableHolder) -> None:
+    source = source_of(table)
+    table.execute("DELETE FROM t WHERE id > 10")
+    table.execute("VACUUM FULL t")
+    held = holder.hold(source, wait_for_writers=False)
+    assert len(rows_in(table, held)) == 10 and held.source.leaves[0].n_pages == 1
+
+
+@on_18
+def test_an_alter_table_that_runs_is_waited_for_a_while_at_a_time(
+    table: Database, holder: TableHolder
+) -> None:
+    source = source_of(table)
+    with table.connect() as other:
+        other.execute("BEGIN")
+        other.execute("LOCK TABLE t IN ACCESS EXCLUSIVE MODE")
+        holding = Holding(holder, source, wait_for_writers=False, lock_timeout_ms=100)
+        wait_until(lambda: holding.told)
+        assert holding.held is None and holding.told[-1][0].pid == other.info.backend_pid
+        other.execute("COMMIT")
+    assert len(rows_in(table, holding.result())) == 1000
+
+
+@on_18
+def test_an_alter_table_waits_behind_a_held_table_until_it_is_released(
+    table: Database, holder: TableHolder
+) -> None:
+    held = holder.hold(source_of(table), wait_for_writers=False)
+    with table.connect() as other:
+        other.execute("SET lock_timeout = '100ms'")
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            other.execute("ALTER TABLE t ADD c int")
+        table.execute("INSERT INTO t VALUES (2000, 'writers go on')")
+        holder.release(held.source.relation.relid)
+        other.execute("SET lock_timeout = 0")
+        other.execute("ALTER TABLE t ADD c int")
+
+
+def test_a_partition_that_is_attached_while_the_snapshot_waits_is_not_left_out(
+    database: Database, holder: TableHolder
+) -> None:
+    """Our lock does not stop ATTACH. Its rows are in the snapshot, and in no leaf that was found before."""
+    for statement in (
+        "CREATE TABLE t (id int, day int) PARTITION BY RANGE (day)",
+        "CREATE TABLE t1 PARTITION OF t FOR VALUES FROM (0) TO (10)",
+        "CREATE PUBLICATION p FOR TABLE t WITH (publish_via_partition_root = true)",
+    ):
+        database.execute(statement)
+    with database.connect() as writer:
+        writer.execute("BEGIN")
+        writer.execute("INSERT INTO t VALUES (1, 1)")
+        holding = Holding(holder, source_of(database), wait_for_writers=True)
+        wait_until(holder.waiting_for)
+        database.execute("CREATE TABLE t2 (id int, day int)")
+        database.execute("INSERT INTO t2 VALUES (2, 12)")
+        database.execute("ALTER TABLE t ATTACH PARTITION t2 FOR VALUES FROM (10) TO (20)")
+        writer.execute("COMMIT")
+    with pytest.raises(SnapshotInterrupted):
+        holding.result()
+    held = holder.hold(source_of(database), wait_for_writers=True)
+    assert rows_in(database, held) == [(1, 1), (2, 12)]
+
+
+# -- sessions, servers and roles --------------------------------------------------------------------------
+
+
+@on_18
+def test_a_table_whose_holder_ended_before_the_last_row_was_read_is_not_confirmed(
+    table: Database, holder: TableHolder
+) -> None:
+    """Its lock may have been gone meanwhile, and a crash of the server may have taken what the snapshot saw."""
+    source = source_of(table)
+    relid = source.relation.relid
+    held = holder.hold(source, wait_for_writers=False)
+    holder.confirm(relid, held.bounds.valid_from)
+    table.execute(
+        "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity"
+        " WHERE state = 'idle in transaction' AND datname = current_database()"
+    )
+    with pytest.raises(SnapshotLost):
+        holder.confirm(relid, held.bounds.valid_from)
+    with pytest.raises(psycopg.Error):
+        rows_in(table, held)
+    with pytest.raises(SnapshotLost):
+        TableHolder(table.dsn(), ["p"]).confirm(relid, held.bounds.valid_from)
+    again = holder.hold(source, wait_for_writers=False)
+    holder.confirm(relid, again.bounds.valid_from)
+    assert len(rows_in(table, again)) == 1000
+
+
+@on_18
+def test_closing_ends_what_waits_and_releases_what_is_held(table: Database, holder: TableHolder) -> None:
+    table.execute("CREATE TABLE u (id int)")
+    table.execute("ALTER PUBLICATION p ADD TABLE u")
+    holder.hold(source_of(table, "public.u"), wait_for_writers=False)
+    with table.connect() as writer:
+        writer.execute("BEGIN")
+        writer.execute("INSERT INTO t VALUES (2000, 'x')")
+        holding = Holding(holder, source_of(table), wait_for_writers=True)
+        wait_until(lambda: holding.told)
+        holder.close()
+        with pytest.raises(SnapshotLost):
+            holding.result()
+    table.execute("SET lock_timeout = '10s'")
+    table.execute("DROP TABLE u, t")
+
+
+@on_18
+def test_a_table_that_is_released_while_its_snapshot_waits_is_not_held_later(
+    table: Database, holder: TableHolder
+) -> None:
+    source = source_of(table)
+    with table.connect() as writer:
+        writer.execute("BEGIN")
+        writer.execute("INSERT INTO t VALUES (2000, 'x')")
+        holding = Holding(holder, source, wait_for_writers=True)
+        wait_until(holder.waiting_for)
+        holder.release(source.relation.relid)
+        with pytest.raises(SnapshotLost):
+            holding.result()
+        writer.execute("COMMIT")
+    table.execute("SET lock_timeout = '10s'")
+    table.execute("TRUNCATE t")
+
+
+@on_18
+def test_time_limits_of_the_database_do_not_end_what_is_held(table: Database, holder: TableHolder) -> None:
+    for setting in ("statement", "lock", "idle_in_transaction_session", "transaction", "idle_session"):
+        table.execute(f"ALTER DATABASE {table.name} SET {setting}_timeout = '500ms'")
+    held = holder.hold(source_of(table), wait_for_writers=False)
+    time.sleep(1.2)
+    table.execute(f"ALTER DATABASE {table.name} RESET ALL")
+    holder.confirm(held.source.relation.relid, held.bounds.valid_from)
+    assert len(rows_in(table, held)) == 1000
+
+
+@pytest.fixture
+def role(table: Database) -> Iterator[str]:
+    name = f"role_{table.name}"
+    table.execute(f"CREATE ROLE {name} LOGIN")
+    yield name
+    table.execute(f"DROP OWNED BY {name}")
+    table.execute(f"DROP ROLE {name}")
+
+
+@on_18
+def test_a_role_that_may_not_read_the_table_whole_is_told_what_it_lacks(table: Database, role: str) -> None:
+    holder = TableHolder(table.dsn(user=role), ["p"])
+    source = source_of(table)
+    with pytest.raises(PreconditionMissing, match=r"table public\.t: the role lacks SELECT on it") as caught:
+        holder.hold(source, wait_for_writers=False)
+    assert "GRANT SELECT" in caught.value.remedy
+    table.execute(f"GRANT SELECT ON t TO {role}")
+    holder.hold(source, wait_for_writers=True)
+    holder.close()
+    table.execute("ALTER TABLE t ENABLE ROW LEVEL SECURITY")
+    table.execute("CREATE POLICY few ON t FOR SELECT USING (id < 10)")
+    holder = TableHolder(table.dsn(user=role), ["p"])
+    with pytest.raises(
+        PreconditionMissing, match=r"table public\.t: the role lacks the rows that its row security"
+    ):
+        holder.hold(source, wait_for_writers=False)
+    table.execute(f"ALTER ROLE {role} BYPASSRLS")
+    holder.hold(source, wait_for_writers=False)
+    holder.close()
+
+
+def test_a_standby_is_refused(own_postgres: Callable[..., EmbeddedPostgres]) -> None:
+    server = own_postgres()
+    with own_database(server) as database:
+        source = source_of(database)
+    server.stop()
+    (server.data_dir / "standby.signal").touch()
+    server.start()
+    with pytest.raises(Unsupported, match="standby"):
+        TableHolder(server.conninfo(), ["p"]).hold(source, wait_for_writers=False)
 
 
 def test_the_lost_row_of_a_transaction_that_wrote_before_the_table_was_published(
@@ -104,86 +420,3 @@ def test_the_lost_row_of_a_transaction_that_wrote_before_the_table_was_published
     assert held.bounds.contains(stream.xid, stream.commit_lsn), "so the stream's part of it is left out"
     assert not hasty.bounds.contains(stream.xid, stream.commit_lsn)
     writer.close()
-
-
-def test_a_table_whose_holder_ended_before_the_last_row_was_read_is_not_confirmed(
-    database: Database, holder: TableHolder
-) -> None:
-    """Its lock may have been gone meanwhile, and a crash of the server may have taken what the snapshot saw."""
-    database.execute("CREATE TABLE t (id int PRIMARY KEY)")
-    database.execute("CREATE PUBLICATION p FOR TABLE t")
-    source = source_of(database, "public.t")
-    held = holder.hold(source, wait_for_writers=False)
-    holder.confirm(source.relation.relid, held.bounds.valid_from)
-    database.execute(
-        "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
-        " WHERE datname = current_database() AND state = 'idle in transaction'"
-    )
-    with pytest.raises(SnapshotLost):
-        holder.confirm(source.relation.relid, held.bounds.valid_from)
-    with pytest.raises(SnapshotLost):
-        TableHolder(database.dsn(), ["p"]).confirm(source.relation.relid, held.bounds.valid_from)
-
-
-def test_a_partition_that_is_attached_while_the_snapshot_waits_is_not_left_out(
-    database: Database, holder: TableHolder
-) -> None:
-    for statement in (
-        "CREATE TABLE t (id int, day int) PARTITION BY RANGE (day)",
-        "CREATE TABLE t1 PARTITION OF t FOR VALUES FROM (0) TO (10)",
-        "CREATE PUBLICATION p FOR TABLE t WITH (publish_via_partition_root = true)",
-    ):
-        database.execute(statement)
-    source = source_of(database, "public.t")
-    failures: list[BaseException] = []
-
-    def hold() -> None:
-        try:
-            holder.hold(source, wait_for_writers=True)
-        except BaseException as error:
-            failures.append(error)
-
-    with database.connect() as writer:
-        writer.execute(b"BEGIN")
-        writer.execute(b"INSERT INTO t VALUES (1, 1)")
-        waiting = threading.Thread(target=hold)
-        waiting.start()
-        wait_until(lambda: bool(holder.waiting_for()))
-        # Our lock does not stop ATTACH. Its rows are in the snapshot, and in no leaf that was found before.
-        database.execute("CREATE TABLE t2 (id int, day int)")
-        database.execute("INSERT INTO t2 VALUES (2, 12)")
-        database.execute("ALTER TABLE t ATTACH PARTITION t2 FOR VALUES FROM (10) TO (20)")
-        writer.execute(b"COMMIT")
-    waiting.join(60)
-    (failure,) = failures
-    assert isinstance(failure, SnapshotInterrupted)
-    held = holder.hold(source_of(database, "public.t"), wait_for_writers=True)
-    assert rows_in(database, held) == [(1, 1), (2, 12)]
-
-
-def test_a_table_that_is_released_while_its_snapshot_waits_is_not_held_later(
-    database: Database, holder: TableHolder
-) -> None:
-    database.execute("CREATE TABLE t (id int PRIMARY KEY)")
-    database.execute("CREATE PUBLICATION p FOR TABLE t")
-    source = source_of(database, "public.t")
-    failures: list[BaseException] = []
-
-    def hold() -> None:
-        try:
-            holder.hold(source, wait_for_writers=True)
-        except BaseException as error:
-            failures.append(error)
-
-    with database.connect() as writer:
-        writer.execute(b"BEGIN")
-        writer.execute(b"INSERT INTO t VALUES (1)")
-        waiting = threading.Thread(target=hold)
-        waiting.start()
-        wait_until(lambda: bool(holder.waiting_for()))
-        holder.release(source.relation.relid)
-        waiting.join(60)
-        assert [type(failure) for failure in failures] == [SnapshotLost]
-        writer.execute(b"COMMIT")
-    database.execute("SET lock_timeout = '1s'")
-    database.execute("TRUNCATE t")
