@@ -23,7 +23,6 @@ from tests.snapshot_ranges import (
     snapshot_of,
     wait_until_reading,
 )
-from tests.waiting import wait_until
 from xidstream.pipeline.errors import (
     ComponentLost,
     ConnectionLost,
@@ -307,18 +306,14 @@ def test_a_snapshot_that_nobody_holds_is_lost(database: Database, tmp_path: Path
             snapshot.read_all()
 
 
-def test_when_the_holder_ends_readers_that_have_its_snapshot_go_on_and_others_lose_it(
-    database: Database, tmp_path: Path
-) -> None:
+def test_when_the_holder_has_ended_no_reader_reads_another_range(database: Database, tmp_path: Path) -> None:
+    """Its lock is gone, so the table may be another one by then: none may go on under the snapshot that it has."""
     database.execute("CREATE TABLE t (id int)")
     database.execute("INSERT INTO t SELECT generate_series(1, 100)")
     reader = RangeReader(database.dsn())
     with snapshot_of(database, relation_of(database, "t"), tmp_path) as snapshot:
         snapshot.read(snapshot.whole, reader)
-    database.execute("DELETE FROM t")
-    ((file,),) = [snapshot.read(snapshot.whole, reader)]
-    assert file.n_rows == 100
-    reader.close()
+    database.execute("TRUNCATE t")
     with pytest.raises(SnapshotLost, match=snapshot.name):
         snapshot.read(snapshot.whole, reader)
     reader.close()
@@ -334,7 +329,7 @@ def test_a_lost_session_is_told_and_the_next_read_makes_another(database: Databa
             "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity"
             " WHERE application_name = 'xidstream' AND datname = current_database()"
         )
-        with pytest.raises(ConnectionLost, match=r"the snapshot of public\.t from page 0 to the end"):
+        with pytest.raises(ConnectionLost, match="a snapshot's reader"):
             snapshot.read(snapshot.whole, reader)
         (second,) = snapshot.read(snapshot.whole, reader)
     reader.close()
@@ -396,15 +391,15 @@ def test_a_missing_privilege_and_row_security_are_errors_with_a_remedy(
         database.execute(f"DROP ROLE {role}")
 
 
-def test_an_idle_reader_holds_its_snapshot_until_it_is_closed(database: Database, tmp_path: Path) -> None:
+def test_a_reader_holds_no_lock_between_its_ranges(database: Database, tmp_path: Path) -> None:
     database.execute("CREATE TABLE t (id int)")
     reader = RangeReader(database.dsn())
     with snapshot_of(database, relation_of(database, "t"), tmp_path) as snapshot:
         snapshot.read(snapshot.whole, reader)
-    holding = "SELECT count(*) FROM pg_locks WHERE relation = 't'::regclass AND pid <> pg_backend_pid()"
-    assert database.execute(holding) == [(1,)]
+        holding = "SELECT count(*) FROM pg_locks WHERE relation = 't'::regclass AND pid <> pg_backend_pid()"
+        assert database.execute(holding) == [(0,)]
+        snapshot.read(snapshot.whole, reader)
     reader.close()
-    wait_until(lambda: database.execute(holding) == [(0,)])
 
 
 def test_a_failing_expression_is_told_without_the_rows_value(database: Database, tmp_path: Path) -> None:
