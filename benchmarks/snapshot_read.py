@@ -24,7 +24,6 @@ import psycopg
 
 from benchmarks.results import median, ratio
 from benchmarks.source import Source, server
-from xidstream.actors.runtime.allocator import return_freed_memory
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.protocol.message_buffer import Outcome
 from xidstream.pipeline.relations import Column, RelationVersion, ReplicaIdentity
@@ -182,7 +181,6 @@ def _read(
 
 
 def _reader(work: _Work, start: Barrier, taken: Any, shares: Any) -> None:
-    return_freed_memory()  # as the actor does
     reader = RangeReader(work.dsn)
     task = work.tasks[0]
     nothing = RangeTask(

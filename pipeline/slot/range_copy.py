@@ -2,10 +2,10 @@
 
 A plain connection with the walsender's session settings, so that a type's output function gives the same text as in
 the stream. COPY's text format calls that very function. A cast to text does not: it drops the padding of char(5), and
-gives an inet its /32. The alternatives were measured (docs/performance/snapshot.md): ``COPY … (FORMAT binary)`` of
-``format('%s', c)`` calls the output function as well, and takes the server longer for each value than COPY's escapes
-do. ``FORMAT binary`` of the columns themselves needs a decoder of its own for each type, domain and composite, and
-saves the server little.
+gives an inet its /32. Rejected, with the server's CPU seconds for a million rows of pgbench_accounts, and of 20 mixed
+columns (``benchmarks/snapshot_read.py``), where text takes 0.31 and 2.7: ``format('%s', c)`` in binary calls the output
+function as well, and takes 0.61 and 4.0. The columns themselves in binary take 0.26 and 2.0, and would need a decoder
+of their own for each type, domain and composite, which the stream does not have.
 
 Invariants:
 
@@ -58,7 +58,7 @@ from xidstream.pipeline.slot.stream_options import PG14, PG17, quote_identifier,
 from xidstream.pipeline.snapshot.tables import RangeTask
 
 BLOCK_BYTES: Final = 4 << 20
-"""Of COPY's text. A block with its columns fits in a processor's cache; the next sizes up were no faster."""
+"""Of COPY's text."""
 BLOCK_ROWS: Final = 64 << 10
 _SLACK_BYTES: Final = 256 << 10
 """Behind ``BLOCK_BYTES``, so that an ordinary last row has room."""
