@@ -142,11 +142,8 @@ class ReplicationConnection:
     @property
     def server_options(self) -> dict[str, str]:
         """What leads a DSN to the server that was reached. No secret is in it."""
-        pgconn = self.pgconn
-        options = {"host": pgconn.host.decode(), "port": pgconn.port.decode()}
-        if pgconn.hostaddr:
-            options["hostaddr"] = pgconn.hostaddr.decode()
-        return options
+        names = ("host", "port", "hostaddr")
+        return {name: value.decode() for name in names if (value := getattr(self.pgconn, name))}
 
     # -- commands ----------------------------------------------------------------------------------------
 

@@ -202,3 +202,4 @@ def test_rows_of_a_place_that_no_line_names_are_followed_by_the_next_snapshot(tm
     assert not log.commit(later, None), "those are another snapshot's"
     assert log.commit(later, written(log, range(10, 12), place=110))
     assert [(line.number, line.place) for line in log.lines()] == [(1, 110)]
+    assert not log.commit(GENERATION, None), "the later one's rows are not the earlier one's"

@@ -90,6 +90,13 @@ def test_a_request_is_taken_once_and_a_cancellation_holds_until_the_next_request
     cancel(storage, LAYOUT, 2, "public.t2")
     needs = book_of(storage).needs([source, source_of(2)], [told(generation)])
     assert (needs.wanted, needs.unwanted) == ((), (2,))
+    storage.write_bytes(
+        LAYOUT.snapshot_key(2, "request"), storage.read_bytes(LAYOUT.snapshot_key(2, "cancelled"))
+    )
+    needs = book_of(storage).needs([source_of(2)], [])
+    assert (len(needs.wanted), needs.unwanted) == (1, ()), (
+        "a crash may leave both, and the table must not begin anew"
+    )
 
 
 def test_what_ended_a_generation_is_told_and_the_table_taken_again(storage: Storage) -> None:
