@@ -21,7 +21,7 @@ from deltalake import DeltaTable
 from tests.differential.compare import same_column
 from tests.differential.local_pipeline import Sink
 from xidstream.pipeline.spark.delta_table import SOURCE_KEY
-from xidstream.pipeline.spark.naming import MESSAGES, TRANSACTIONS, encode_table
+from xidstream.pipeline.spark.naming import MESSAGES, SNAPSHOTS, TRANSACTIONS, encode_table
 
 _KEYS = ("_commit_lsn", "_seq")
 
@@ -55,7 +55,7 @@ def judge(delta: Path, twin: Sink, dropped: set[bytes]) -> Verdict:
     for transaction in twin.transactions:
         for relation, table in transaction.parts:
             wanted.setdefault(encode_table(relation.schema, relation.table), []).append(table)
-    there = {p.name for p in delta.iterdir()} - {TRANSACTIONS, MESSAGES}
+    there = {p.name for p in delta.iterdir()} - {TRANSACTIONS, MESSAGES, SNAPSHOTS}
     for name in sorted(there | set(wanted)):
         _judge_table(verdict, delta / name, name, wanted.get(name, []))
     _judge_transactions(verdict, delta, twin, dropped)
