@@ -69,13 +69,14 @@ class MessageFile:
 class MemoryPart:
     """Rows of one relation version, already released (contract layout), in the object store.
 
-    ``place`` is None where the object is this part alone. Else the object is a pack of many small parts
-    (``pipeline.packs``), and ``place`` counts them from 0.
+    ``first_commit_lsn``: of the first of them, which no other of them is below. ``place`` is None where the object is
+    this part alone. Else the object is a pack of many small parts (``pipeline.packs``); ``place`` counts them from 0.
     """
 
     relation: RelationVersion
     n_rows: int
     n_bytes: int
+    first_commit_lsn: int
     ref: ArrowRef
     place: int | None = None
 

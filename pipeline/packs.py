@@ -45,7 +45,7 @@ class UnitParts:
         self._put = put
         self._is_packing = n_tables > FEW_TABLES
         self._parts: list[MemoryPart] = []
-        self._open: list[tuple[RelationVersion, int, bytes]] = []
+        self._open: list[tuple[RelationVersion, int, int, bytes]] = []
         self._open_bytes = 0
 
     def add(self, relation: RelationVersion, released: pa.Table) -> None:
@@ -53,12 +53,14 @@ class UnitParts:
         n_rows, n_bytes = released.num_rows, released.nbytes
         if not n_rows:
             return
+        # Rows are in commit order.
+        first_lsn = released.column("_commit_lsn")[0].as_py()
         if not self._is_packing or n_bytes > SMALL_BYTES:
-            self._parts.append(MemoryPart(relation, n_rows, n_bytes, self._put(released)))
+            self._parts.append(MemoryPart(relation, n_rows, n_bytes, first_lsn, self._put(released)))
             return
         (batch,) = released.combine_chunks().to_batches()
         message = batch.serialize().to_pybytes()
-        self._open.append((relation, n_rows, message))
+        self._open.append((relation, n_rows, first_lsn, message))
         self._open_bytes += len(message)
         if self._open_bytes >= PACK_BYTES:
             self._close_pack()
@@ -72,9 +74,9 @@ class UnitParts:
     def _close_pack(self) -> None:
         messages = pa.array([message for *_, message in self._open], pa.binary())
         ref = self._put(pa.Table.from_arrays([messages], schema=PACK_SCHEMA))
-        for place, (relation, n_rows, message) in enumerate(self._open):
+        for place, (relation, n_rows, first_lsn, message) in enumerate(self._open):
             # In the store a small part is larger than its rows: its message counts.
-            self._parts.append(MemoryPart(relation, n_rows, len(message), ref, place))
+            self._parts.append(MemoryPart(relation, n_rows, len(message), first_lsn, ref, place))
         self._open, self._open_bytes = [], 0
 
 

@@ -136,7 +136,7 @@ class SnapshotSteps:
 
     def _hold(self, action: Hold) -> None:
         held = self._actors.hold("hold", action.source, action.wait_for_writers)
-        self._targets[action.attempt] = self._call_sink("target", held.source.relation)
+        self._targets[action.attempt] = self._call_sink("target", held.source.relation, held.bounds.place)
         ranges = plan_ranges(held.source.leaves, by_range=held.by_range)
         relid = held.source.relation.relid
         self._report(Held(relid, action.attempt, held.source, held.snapshot_name, held.bounds, ranges))

@@ -116,6 +116,14 @@ class RelationVersion:
         """``schema.table``, as users name it; not an SQL identifier."""
         return f"{self.schema}.{self.table}"
 
+    @cached_property
+    def key(self) -> tuple[str, ...] | None:
+        """The columns that name a row of the stream. None under FULL, whose old tuples are whole rows, under NOTHING,
+        and where there is no such column."""
+        if self.replica_identity in (ReplicaIdentity.FULL, ReplicaIdentity.NOTHING):
+            return None
+        return tuple(column.name for column in self.columns if column.is_key) or None
+
     @property
     def weight(self) -> int:
         """What ``Remembered`` counts for it, in columns: its own, and about eight for the rest."""

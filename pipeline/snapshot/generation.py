@@ -14,7 +14,6 @@ from typing import Any
 
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.relations import RelationVersion
-from xidstream.pipeline.relations.relation import ReplicaIdentity
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 
 
@@ -44,10 +43,8 @@ class Generation:
 
     @property
     def key(self) -> tuple[str, ...] | None:
-        """The columns that name a row of the stream: none under FULL (whose old tuples are whole) and NOTHING."""
-        if self.relation.replica_identity in (ReplicaIdentity.FULL, ReplicaIdentity.NOTHING):
-            return None
-        return tuple(column.name for column in self.relation.columns if column.is_key) or None
+        """The columns that name a row of the stream."""
+        return self.relation.key
 
     def to_json(self) -> dict[str, Any]:
         bounds = self.bounds

@@ -7,6 +7,7 @@ replica identity have one layout.
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -34,13 +35,24 @@ class VersionParts:
     segments: list[SegmentPart] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class Appearance:
+    """A relation version among the parts of a table, from ``commit_lsn`` on. ``layout``: the index of its version in
+    ``TableParts.versions``."""
+
+    commit_lsn: int
+    relation: RelationVersion
+    layout: int
+
+
 @dataclass
 class TableParts:
-    """``newest`` is the last relation version among the parts. Versions of one layout may differ in types and keys."""
+    """``appearances``: in commit order; the last one is the newest. Versions of one layout may differ in types and
+    keys."""
 
     name: TableName
     versions: list[VersionParts] = field(default_factory=list)
-    newest: RelationVersion | None = None
+    appearances: list[Appearance] = field(default_factory=list)
 
     @property
     def label(self) -> str:
@@ -79,25 +91,30 @@ class TableParts:
 def tables_of(batch: Batch) -> dict[TableName, TableParts]:
     """The parts of each table. Parts without a row are left out, and so are tables that have no other parts."""
     tables: dict[TableName, TableParts] = {}
-    versions: dict[tuple[TableName, tuple[tuple[str, str], ...]], VersionParts] = {}
+    layouts: dict[tuple[TableName, tuple[tuple[str, str], ...]], int] = {}
 
-    def version_of(relation: RelationVersion) -> VersionParts:
+    def version_of(relation: RelationVersion, commit_lsn: int) -> VersionParts:
         name = (relation.schema, relation.table)
+        table = tables.setdefault(name, TableParts(name))
+        if table.appearances and table.appearances[-1].relation == relation:
+            return table.versions[table.appearances[-1].layout]
         key = (name, tuple((f.name, str(f.type)) for f in relation.arrow_fields))
-        found = versions.get(key)
-        if found is None:
-            found = versions[key] = VersionParts(relation, contract_schema(relation))
-            tables.setdefault(name, TableParts(name)).versions.append(found)
-        tables[name].newest = relation
-        return found
+        layout = layouts.get(key)
+        if layout is None:
+            layout = layouts[key] = len(table.versions)
+            table.versions.append(VersionParts(relation, contract_schema(relation)))
+        # In a unit of many transactions the parts of two tables of one name (DROP and CREATE) are in no order.
+        appearance = Appearance(commit_lsn, relation, layout)
+        bisect.insort(table.appearances, appearance, key=lambda each: each.commit_lsn)
+        return table.versions[layout]
 
     for unit in batch.units:
         for segment in unit.segments:
             if segment.n_rows:
-                version_of(segment.relation).segments.append(segment)
+                version_of(segment.relation, segment.commit.commit_lsn).segments.append(segment)
         for memory in unit.memory:
             if memory.n_rows:
-                version_of(memory.relation).memory.append(memory)
+                version_of(memory.relation, memory.first_commit_lsn).memory.append(memory)
     return tables
 
 

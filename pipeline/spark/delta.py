@@ -67,6 +67,7 @@ from xidstream.pipeline.spark.parquet_files import (
     WrittenFile,
 )
 from xidstream.pipeline.spark.placement import Conform, Placement, Target, place
+from xidstream.pipeline.spark.relation_history import VersionSince
 from xidstream.pipeline.spark.segment_links import SegmentLinks
 from xidstream.pipeline.spark.session import warm_up
 from xidstream.pipeline.spark.snapshot_log import SnapshotLog
@@ -246,15 +247,18 @@ class DeltaSink:
                 self._writers[directory] = writer
             return
         columns, placements = _placements(() if writer is None else writer.columns, parts)
-        assert parts.newest is not None
-        about = metadata_of_source(parts.newest)
+        about = metadata_of_source(parts.appearances[-1].relation)
+        brought = [
+            VersionSince(self._application_id, each.commit_lsn, each.relation, placements[each.layout].names)
+            for each in parts.appearances
+        ]
         if writer is None:
-            writer = DeltaTableWriter.open_or_create(location, parts.label, columns, about)
+            writer = DeltaTableWriter.open_or_create(location, parts.label, columns, about, brought)
             if writer.columns != columns or writer.watermark(self._application_id) != watermark:
                 raise SnapshotOutdated(parts.label)
             self._check(writer)
         self._writers[directory] = writer
-        writer.describe(about)
+        writer.describe(about, brought)
         known = {column.name for column in writer.columns}
         writer.add_columns([column for column in columns if column.name not in known])
         target = WriteTarget(location, f"data-{uuid.uuid4().hex}", watermark)

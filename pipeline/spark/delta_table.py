@@ -41,6 +41,7 @@ from xidstream.pipeline.errors import SinkFailed, UsageError
 from xidstream.pipeline.spark.naming import Location
 from xidstream.pipeline.spark.parquet_files import WrittenFile
 from xidstream.pipeline.spark.placement import Target
+from xidstream.pipeline.spark.relation_history import VERSIONS, VersionSince, recorded_with
 from xidstream.pipeline.spark.table_metadata import COMMENT, NOTHING_KNOWN, TableMetadata
 
 SOURCE_KEY: Final = "xidstream.column"
@@ -81,20 +82,26 @@ class DeltaTableWriter:
 
     @classmethod
     def open_or_create(
-        cls, location: Location, label: str, columns: Sequence[Target], about: TableMetadata = NOTHING_KNOWN
+        cls,
+        location: Location,
+        label: str,
+        columns: Sequence[Target],
+        about: TableMetadata = NOTHING_KNOWN,
+        brought: Sequence[VersionSince] = (),
     ) -> DeltaTableWriter:
         """The table, made with ``columns`` where there is none; safe against a crash and against a race."""
         found = cls.open(location, label)
         if found is not None:
             return found
         schema = DeltaSchema([_delta_field(column, about.comments.get(column.name)) for column in columns])
+        properties = {**about.properties, **_versions({}, brought, label)}
         try:
             DeltaTable.create(
                 location.uri,
                 schema=schema,
                 mode="ignore",
                 description=about.description or None,
-                configuration=about.properties,
+                configuration=properties,
                 raise_if_key_not_exists=False,
                 storage_options=location.storage_options,
             )
@@ -138,14 +145,17 @@ class DeltaTableWriter:
         if missing:
             raise SinkFailed(f"Delta table {self.label} did not take the columns {sorted(missing)}")
 
-    def describe(self, about: TableMetadata) -> None:
-        """Set the properties that the table lacks, or has otherwise, in a commit of its own.
+    def describe(self, about: TableMetadata, brought: Sequence[VersionSince] = ()) -> None:
+        """Set the properties that the table lacks, or has otherwise, and record the versions that are brought, in a
+        commit of its own.
 
-        That is after an ALTER, and for a table that an earlier version of this sink made. Raises as ``_alter``.
+        That is after an ALTER, and for a table that an earlier version of this sink made. ``about`` is the newest of
+        several versions'. Raises as ``_alter``, and SinkFailed where the recorded versions are not readable.
         """
-        if about is self._described:
+        if about is self._described and len(brought) <= 1:
             return
-        missing = about.missing(self._table.metadata().configuration)
+        found = self._table.metadata().configuration
+        missing = {**about.missing(found), **_versions(found, brought, self.label)}
         if missing:
             self._alter(lambda table: table.alter.set_table_properties(missing, raise_if_not_exists=False))
         self._described = about
@@ -215,7 +225,11 @@ class DeltaTableWriter:
 
     def _refresh(self) -> None:
         """The snapshot of what is there now, and that on disk."""
+        before = self.version
         self._table.update_incremental()
+        if self.version > before + 1:
+            # What others committed may be other properties.
+            self._described = None
         if self._location.is_local:
             made = range(self._durable_version + 1, self.version + 1)
             self._location.sync(name for version in made for name in self._log_files(version))
@@ -243,6 +257,13 @@ class DeltaTableWriter:
 
     def _has(self, name: str) -> bool:
         return os.path.exists(os.path.join(self._location.uri, name))
+
+
+def _versions(found: Mapping[str, str | None], brought: Sequence[VersionSince], label: str) -> dict[str, str]:
+    """The property that records ``brought``, where ``found`` does not."""
+    recorded = found.get(VERSIONS)
+    value = recorded_with(recorded, brought, label)
+    return {} if value is None or value is recorded else {VERSIONS: value}
 
 
 def _moves_a_watermark(commit: str) -> bool:

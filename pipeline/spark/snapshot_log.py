@@ -31,6 +31,7 @@ import pyarrow as pa
 from xidstream.pipeline.config import holds_secret_option
 from xidstream.pipeline.errors import StorageFault, Unsupported
 from xidstream.pipeline.faultpoints import reach
+from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.relations import RelationVersion
 from xidstream.pipeline.rows import contract_schema
 from xidstream.pipeline.snapshot.generation import Generation, GenerationState
@@ -40,8 +41,9 @@ from xidstream.pipeline.spark.naming import Location
 from xidstream.pipeline.spark.ownership import Ownership
 from xidstream.pipeline.spark.parquet_files import ParquetFiles, WrittenFile
 from xidstream.pipeline.spark.placement import Conform, Target, place
+from xidstream.pipeline.spark.relation_history import VersionSince
 from xidstream.pipeline.spark.spark_errors import fault_of
-from xidstream.pipeline.spark.table_metadata import OF_OWN_TABLES, metadata_of_source
+from xidstream.pipeline.spark.table_metadata import NOTHING_KNOWN, OF_OWN_TABLES, metadata_of_source
 
 ATTEMPTS: Final = 8
 """Of one commit beside the sink's own: each failure means that the sink's got through."""
@@ -122,8 +124,8 @@ class SnapshotLog:
 
         return self._guarded(naming.SNAPSHOTS, read)
 
-    def target(self, relation: RelationVersion) -> SnapshotTarget:
-        """Make the table, or widen it, for what the snapshot has."""
+    def target(self, relation: RelationVersion, place_lsn: Lsn) -> SnapshotTarget:
+        """Make the table, or widen it, for what the snapshot at ``place_lsn`` has."""
         if holds_secret_option(self._root.storage_options or {}):
             raise Unsupported(
                 "snapshots are read by Ray's actors, to which no credentials are sent: storage_options hold some",
@@ -136,14 +138,15 @@ class SnapshotLog:
             location = self._root.child(directory)
             found = DeltaTableWriter.open(location, relation.name)
             placement = place(() if found is None else found.columns, contract_schema(relation))
+            brought = [VersionSince(self._application_id, place_lsn, relation, placement.names)]
             writer = found or DeltaTableWriter.open_or_create(
-                location, relation.name, placement.columns, about
+                location, relation.name, placement.columns, about, brought
             )
             self._ownership.check(writer)
             known = {column.name for column in writer.columns}
             writer.add_columns([column for column in placement.columns if column.name not in known])
-            if found is None:
-                writer.describe(about)
+            # The other properties are those of the newest layout in the stream.
+            writer.describe(about if found is None else NOTHING_KNOWN, brought)
             conform = Conform.of(placement.columns, placement.names)
             # Whoever had the slot before can name no files here after this.
             self._claim(writer)

@@ -6,13 +6,14 @@
 | ``xidstream.key`` | JSON: the columns of its replica identity, in order; ``[]`` where it has none |
 | ``xidstream.replica_identity`` | ``default``, ``index``, ``full`` or ``nothing`` |
 | ``xidstream.types`` | JSON: column → PostgreSQL's type, in the table's order |
+| ``xidstream.versions`` | JSON: every layout whose rows the table has (``relation_history``) |
 | ``delta.dataSkippingStatsColumns`` | the one column whose minimum and maximum stand in the log |
 
-They are those of the newest layout whose rows the table has. A table is made with them in one commit. After an ALTER
-they change before the first batch that has the new layout: in one commit, however many columns changed. A batch under
-the same layout costs one comparison of objects. The types are a property, and not metadata of each column, because
-deltalake needs a commit for each column's metadata. Comments stand on the contract's columns alone, which never
-change. They are made with the table, as is the description, so that what a user changes there stays.
+All but the versions are those of the newest layout whose rows the table has. A table is made with them in one commit.
+After an ALTER they change before the first batch that has the new layout: in one commit, however many columns changed.
+A batch under the same layout costs one comparison of objects. The types are a property, and not metadata of each
+column, because deltalake needs a commit for each column's metadata. Comments stand on the contract's columns alone,
+which never change. They are made with the table, as is the description, so that what a user changes there stays.
 
 ``delta.dataSkippingStatsColumns`` must be there. deltalake takes each column that it does not exclude for one with
 statistics. For a file without them it compares with null, so every filter on another column of a ``to_pyarrow_dataset``

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from xidstream.pipeline.errors import Unsupported
+from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.relations import RelationVersion
 from xidstream.pipeline.rows import contract_schema
 from xidstream.pipeline.segments import Layout, Storage
@@ -80,8 +81,8 @@ class StagedSnapshots:
         """Delete what an earlier run had read and not delivered: its snapshots are gone."""
         self._storage.delete_folder(self._layout.snapshot_rows_prefix)
 
-    def target(self, relation: RelationVersion) -> SnapshotTarget:
-        """Raises Unsupported where the storage is no folder."""
+    def target(self, relation: RelationVersion, place_lsn: Lsn) -> SnapshotTarget:
+        """A function's tables record no place. Raises Unsupported where the storage is no folder."""
         path = self._storage.local_path(self._layout.snapshot_rows_prefix)
         if path is None:
             raise Unsupported(

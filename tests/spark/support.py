@@ -165,7 +165,8 @@ class Transaction:
                 segment = segments.write(f"{self.commit_lsn}/{number}.parquet", version, halves, xid)
                 spilled.append(SegmentPart(segment, Commit(self.commit_lsn, COMMIT_US + self.commit_lsn)))
             else:
-                memory.append(MemoryPart(version, out.num_rows, out.nbytes, stream_bytes([out], out.schema)))
+                ref = stream_bytes([out], out.schema)
+                memory.append(MemoryPart(version, out.num_rows, out.nbytes, self.commit_lsn, ref))
         row = {
             "xid": xid,
             "commit_lsn": self.commit_lsn,

@@ -679,7 +679,11 @@ def test_a_table_tells_its_source_and_follows_an_alter_that_leaves_its_columns(
         sink.write(make_batch(Transaction(lsn, [(layout, rows(lsn))])))
         versions.append(root.version("public.a"))
     assert versions == [1, 2, 4, 5], "a table is made, and rows committed; an ALTER is one commit more"
-    properties = DeltaTable(str(root.path / "public.a")).metadata().configuration
+    properties = dict(DeltaTable(str(root.path / "public.a")).metadata().configuration)
+    assert [
+        (v["since"], v["key"], v["replica_identity"])
+        for v in json.loads(properties.pop("xidstream.versions"))
+    ] == [(100, ["id"], "default"), (120, None, "full")]
     assert {k.removeprefix("xidstream."): v for k, v in properties.items() if k.startswith("xidstream.")} == {
         "source": "public.a",
         "key": '["id", "name"]',
@@ -687,6 +691,37 @@ def test_a_table_tells_its_source_and_follows_an_alter_that_leaves_its_columns(
         "types": '{"id": "bigint", "name": "character varying(20)"}',
     }
     assert [r["id"] for r in sorted(root.read("public.a"), key=lambda r: r["id"])] == [100, 110, 120, 130]
+
+
+def test_versions_are_recorded_exactly_however_a_replay_is_cut(
+    root: Root, make_batch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One batch has rows from before and after an ALTER, and the run dies between their record and the rows."""
+    after = relation("public.a", ("id", TEXT), ("name", TEXT), relid=1)
+    history = [
+        Transaction(100, [(A, rows(1))]),
+        Transaction(110, [(A, rows(2))], spilled=True),
+        Transaction(120, [(after, [{"id": "3"}])], spilled=True),
+        Transaction(130, [(after, [{"id": "4"}])]),
+    ]
+
+    def commit(self: Any, *args: Any, **kwargs: Any) -> None:
+        raise OSError(5, "dies before its rows")
+
+    sink = root.sink()
+    with monkeypatch.context() as patch:
+        patch.setattr(delta.DeltaTableWriter, "commit", commit)
+        with pytest.raises(StorageFault):
+            sink.write(make_batch(*history[:3]))
+    said = DeltaTable(str(root.path / "public.a")).metadata().configuration["xidstream.versions"]
+    sink = root.sink()
+    for part in (history[:1], history[1:2], history[2:]):
+        sink.write(make_batch(*part))
+    assert DeltaTable(str(root.path / "public.a")).metadata().configuration["xidstream.versions"] == said
+    assert [(v["since"], v["columns"]["id"]) for v in json.loads(said)] == [
+        (100, {"type": "bigint", "column": "id"}),
+        (120, {"type": "text", "column": "id__string"}),
+    ]
 
 
 def test_messages_of_both_kinds_are_kept_once_over_restarts(root: Root, make_batch: Any) -> None:

@@ -301,7 +301,7 @@ def test_a_segment_with_other_rows_than_recorded_is_corrupt(spark: Any, segments
 def test_many_small_memory_parts_share_tasks(spark: Any, segments: LocalSegments) -> None:
     stamp = Stamp.of_one(100, COMMIT_US, 1)
     outs = [release(internal(ITEMS, items(i), i), ITEMS, stamp) for i in range(20)]
-    memory = tuple(MemoryPart(ITEMS, 1, 1000, stream_bytes([o], o.schema)) for o in outs)
+    memory = tuple(MemoryPart(ITEMS, 1, 1000, 100, stream_bytes([o], o.schema)) for o in outs)
     unit = Sealed(record_batch([], TRANSACTIONS_SCHEMA), memory, (), None, 20, 0)
     frame = SinkBatch(
         batch_of([unit], segments), spark, memory_frame, segments, read_memory, put_memory

@@ -50,6 +50,7 @@ def test_a_unit_of_few_tables_has_an_object_for_each_and_one_of_many_shares(
     assert len(store) == len({part.ref for part in found}) == n_objects
     assert {part.relation: part_rows(part, store.read) for part in found} == tables
     assert [part.n_rows for part in found] == [3] * n_tables
+    assert [part.first_commit_lsn for part in found] == list(range(n_tables))
 
 
 def test_what_is_large_has_an_object_of_its_own_and_what_is_empty_has_none() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ from xidstream.pipeline.spark.delta_table import DeltaTableWriter, SnapshotOutda
 from xidstream.pipeline.spark.naming import Location
 from xidstream.pipeline.spark.parquet_files import ParquetFiles, WrittenFile
 from xidstream.pipeline.spark.placement import Target
+from xidstream.pipeline.spark.relation_history import VersionSince
 from xidstream.pipeline.spark.table_metadata import metadata_of_source
 
 APP = "1/db/slot"
@@ -28,6 +30,10 @@ COLUMNS = [Target("x", pa.int64(), "x"), Target("_commit_lsn", pa.int64(), "_com
 X = Column("x", 20, -1, is_key=True)
 RELATION = RelationVersion(1, "public", "a b", ReplicaIdentity.DEFAULT, (X,))
 ABOUT = metadata_of_source(RELATION)
+
+
+def since(lsn: int, relation: RelationVersion = RELATION) -> VersionSince:
+    return VersionSince(APP, lsn, relation, [column.name for column in relation.columns])
 
 
 @pytest.fixture
@@ -381,6 +387,54 @@ def test_an_alter_changes_the_properties_in_one_commit_and_a_batch_of_the_same_l
     again.describe(metadata_of_source(wider))
     assert again.version == writer.version == 3
     assert again.watermark(APP) == 30
+
+
+def recorded(location: Location) -> list[tuple[int, list[str]]]:
+    """Each version's ``since``, with its columns."""
+    return [(each["since"], list(each["columns"])) for each in json.loads(said(location)["versions"] or "")]
+
+
+def test_versions_are_recorded_as_the_table_is_made_and_with_an_alter_in_the_commit_of_its_properties(
+    location: Location,
+) -> None:
+    writer = DeltaTableWriter.open_or_create(location, "public.a b", COLUMNS, ABOUT, [since(20)])
+    writer.describe(ABOUT, [since(20)])
+    assert writer.version == 0 and recorded(location) == [(20, ["x"])]
+    commit(writer, location, 20, "a")
+    wider = dataclasses.replace(RELATION, columns=(X, Column("price", 20, -1, is_key=False)))
+    about = metadata_of_source(wider)
+    writer.describe(about, [since(25), since(30, wider)])
+    writer.describe(about, [since(40, wider)])
+    assert writer.version == 2
+    assert recorded(location) == [(20, ["x"]), (30, ["x", "price"])]
+    assert said(location)["types"] == '{"x": "bigint", "price": "bigint"}'
+
+
+def test_a_table_of_an_earlier_version_begins_with_the_first_version_that_it_gets(location: Location) -> None:
+    commit(opened(location), location, 20, "a")
+    assert "versions" not in said(location)
+    opened(location).describe(ABOUT, [since(30)])
+    assert recorded(location) == [(30, ["x"])]
+
+
+def test_what_others_commit_right_behind_a_commit_of_ours_is_looked_at_before_the_next_batch(
+    location: Location, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A snapshot's version is recorded between our commit and our next snapshot of the log."""
+    writer = opened(location)
+    writer.describe(ABOUT, [since(20)])
+    other = dataclasses.replace(RELATION, replica_identity=ReplicaIdentity.FULL)
+    refresh = DeltaTableWriter._refresh
+
+    def late(self: DeltaTableWriter) -> None:
+        monkeypatch.undo()
+        opened(location).describe(ABOUT, [since(40, other)])
+        refresh(self)
+
+    monkeypatch.setattr(DeltaTableWriter, "_refresh", late)
+    commit(writer, location, 30, "a")
+    writer.describe(ABOUT, [since(50)])
+    assert [lsn for lsn, _ in recorded(location)] == [20, 40, 50]
 
 
 def test_what_a_user_says_of_the_table_stays(location: Location) -> None:

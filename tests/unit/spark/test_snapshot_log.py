@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import threading
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,7 @@ def log_of(root: Path, tenure: int = 1, slot: str = "orders", **options: Any) ->
 def written(
     log: SnapshotLog, ids: range, relation: RelationVersion = RELATION, place: int = 99
 ) -> list[WrittenFile]:
-    target = log.target(relation)
+    target = log.target(relation, Lsn(place))
     files = ParquetFiles(target.table, target.directory, target.conform.schema, "_commit_lsn")
     rows = [{"id": i, "_change_type": "snapshot", "_commit_lsn": place, "_seq": i} for i in ids]
     files.write(target.conform(pa.RecordBatch.from_pylist(rows, schema=contract_schema(relation))))
@@ -179,7 +180,7 @@ def test_commits_of_several_tables_beside_each_other_all_get_through(tmp_path: P
 
 def test_credentials_in_storage_options_are_not_sent_to_readers(tmp_path: Path) -> None:
     with pytest.raises(Unsupported, match="credentials"):
-        log_of(tmp_path, AWS_SECRET_ACCESS_KEY="x").target(RELATION)
+        log_of(tmp_path, AWS_SECRET_ACCESS_KEY="x").target(RELATION, Lsn(99))
 
 
 def test_what_a_run_that_was_taken_over_named_is_not_taken_for_another_snapshot(tmp_path: Path) -> None:
@@ -203,3 +204,20 @@ def test_rows_of_a_place_that_no_line_names_are_followed_by_the_next_snapshot(tm
     assert log.commit(later, written(log, range(10, 12), place=110))
     assert [(line.number, line.place) for line in log.lines()] == [(1, 110)]
     assert not log.commit(GENERATION, None), "the later one's rows are not the earlier one's"
+
+
+def test_the_version_of_a_snapshot_is_recorded_from_its_place_on_and_leaves_the_streams_properties(
+    tmp_path: Path,
+) -> None:
+    log = log_of(tmp_path)
+    written(log, range(2), place=99)
+    other = dataclasses.replace(RELATION, replica_identity=ReplicaIdentity.FULL)
+    written(log, range(2), other, place=110)
+    written(log, range(2), other, place=120)
+    said = DeltaTable(str(tmp_path / "public.a~2Eb")).metadata().configuration
+    versions = json.loads(said["xidstream.versions"])
+    assert [(each["since"], each["replica_identity"], each["slot"]) for each in versions] == [
+        (99, "default", "7/shop/orders"),
+        (110, "full", "7/shop/orders"),
+    ]
+    assert said["xidstream.replica_identity"] == "default"
