@@ -58,7 +58,9 @@ BASE_TYPES: Final = """
 # An index with a condition is no identity, nor one that is being dropped (RelationGetIndexList).
 IDENTITY_INDEXES: Final = """
     SELECT x.indrelid::bigint, x.indisprimary, x.indisreplident, x.indisvalid, x.indimmediate, x.indkey::text,
-           coalesce((to_jsonb(x) ->> 'indnkeyatts')::int, x.indnatts)
+           coalesce((to_jsonb(x) ->> 'indnkeyatts')::int, x.indnatts),
+           coalesce((SELECT k.oid::bigint FROM pg_constraint AS k
+                     WHERE k.conrelid = x.indrelid AND k.conindid = x.indexrelid AND k.contype = 'p'), 0)
     FROM pg_index AS x
     WHERE x.indrelid = ANY(%s::oid[]) AND x.indisunique AND x.indislive AND x.indpred IS NULL
       AND (x.indisprimary OR x.indisreplident)

@@ -48,7 +48,7 @@ from xidstream.pipeline.slot.catalog_queries import (
     published_rows,
 )
 from xidstream.pipeline.slot.stream_options import PG11, PG12, PG17
-from xidstream.pipeline.snapshot.tables import Leaf, PublishedSource
+from xidstream.pipeline.snapshot.tables import Leaf, PrimaryKey, PublishedSource
 
 _OPERATIONS: Final = ("insert", "update", "delete", "truncate")
 _SIZE_LOCK_TIMEOUT_MS: Final = 1000
@@ -215,13 +215,19 @@ class _Catalog:
             table for table in published if all(r in relations for r in (table.relid, *table.leaves))
         ]
         columns = self._columns([table.relid for table in published])
-        keys = self._keys([table.relid for table in published], relations)
+        keys, primary_keys = self._keys([table.relid for table in published], relations)
         leaves = [relid for table in published for relid in table.leaves]
         filled: dict[int, set[str]] = {}
         for relid, name in self._rows(FILLED_IN, leaves) if self._version >= PG11 else ():
             filled.setdefault(relid, set()).add(name)
         sizes = _sizes(self._connection, leaves)
-        return [self._source(table, relations, columns, keys, filled, sizes) for table in published]
+        sources = [self._source(table, relations, columns, keys, filled, sizes) for table in published]
+        return [
+            dataclasses.replace(source, primary_key=_named(source, *primary_keys[source.relation.relid]))
+            if source.relation.relid in primary_keys
+            else source
+            for source in sources
+        ]
 
     def _source(
         self,
@@ -303,22 +309,41 @@ class _Catalog:
             found.setdefault(relid, []).append((attnum, generated, column))
         return found
 
-    def _keys(self, relids: list[int], relations: dict[int, _Relation]) -> dict[int, set[int]]:
-        """The attnums of the replica identity's index, where there is one."""
-        found: dict[int, set[int]] = {}
-        for relid, is_primary, is_chosen, is_valid, is_immediate, attnums, n_keys in self._rows(
+    def _keys(
+        self, relids: list[int], relations: dict[int, _Relation]
+    ) -> tuple[dict[int, set[int]], dict[int, tuple[int, set[int]]]]:
+        """The attnums of the replica identity's index, where there is one; and under FULL the primary key's constraint
+        and attnums."""
+        identities: dict[int, set[int]] = {}
+        primary_keys: dict[int, tuple[int, set[int]]] = {}
+        for relid, is_primary, is_chosen, is_valid, is_immediate, attnums, n_keys, constraint in self._rows(
             IDENTITY_INDEXES, relids
         ):
             relation = relations[relid]
+            key = {number for number in (_numbers(attnums) or ())[:n_keys] if number != 0}
             # Since 17 the primary key of a partitioned table counts before it is there in all partitions.
             counts = is_valid or (is_primary and relation.kind == "p" and self._version >= PG17)
             chosen = {"d": is_primary, "i": is_chosen}.get(relation.identity, False)
             if chosen and counts and is_immediate:
-                found[relid] = {number for number in (_numbers(attnums) or ())[:n_keys] if number != 0}
-        return found
+                identities[relid] = key
+            is_full = relation.identity == ReplicaIdentity.FULL.value
+            # One that is not in all partitions lets equal keys be in two of them.
+            if is_full and is_primary and is_valid and is_immediate:
+                primary_keys[relid] = (constraint, key)
+        return identities, primary_keys
 
     def _rows(self, query: str, *arguments: object) -> list[tuple[Any, ...]]:
         return self._connection.execute(query.encode(), arguments).fetchall()
+
+
+def _named(source: PublishedSource, constraint: int, attnums: set[int]) -> PrimaryKey | None:
+    """The primary key with the names of its columns; None where one of them is not published."""
+    names = tuple(
+        column.name
+        for attnum, column in zip(source.attnums, source.relation.columns, strict=True)
+        if attnum in attnums
+    )
+    return PrimaryKey(constraint, names) if len(names) == len(attnums) else None
 
 
 def _by_relation(

@@ -26,11 +26,13 @@ class GenerationState(enum.Enum):
 
 @dataclass(frozen=True)
 class Generation:
-    """``relation``: as it was under the snapshot's lock, so with the columns that its rows have."""
+    """``relation``: as it was under the snapshot's lock, so with the columns that its rows have. ``primary_key``: the
+    columns of the catalog's, under REPLICA IDENTITY FULL (``tables.PrimaryKey``)."""
 
     relation: RelationVersion
     number: int
     bounds: SnapshotBounds
+    primary_key: tuple[str, ...] | None = None
 
     @property
     def relid(self) -> int:
@@ -43,8 +45,8 @@ class Generation:
 
     @property
     def key(self) -> tuple[str, ...] | None:
-        """The columns that name a row of the stream."""
-        return self.relation.key
+        """The columns that name a row. Under FULL each old tuple is a whole row, so it has the primary key's, too."""
+        return self.relation.key or self.primary_key
 
     def to_json(self) -> dict[str, Any]:
         bounds = self.bounds
@@ -57,6 +59,7 @@ class Generation:
             "xmax": bounds.xmax,
             "xip": list(bounds.xip),
             "taken_at_us": bounds.taken_at_us,
+            "primary_key": None if self.primary_key is None else list(self.primary_key),
         }
 
     @classmethod
@@ -72,4 +75,6 @@ class Generation:
                 tuple(value["xip"]),
                 value["taken_at_us"],
             ),
+            # An xidstream that knew no key under FULL wrote none.
+            None if value.get("primary_key") is None else tuple(value["primary_key"]),
         )

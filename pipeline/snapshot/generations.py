@@ -14,6 +14,8 @@ come or go without a message.
 - Another row filter or column list, an operation that is left out, or a time without being published: changes are
   missing.
 - Another identity: rows of the snapshot cannot be found by it.
+- Under REPLICA IDENTITY FULL, the primary key that named the rows: it was dropped, or made again, so that two rows may
+  have had one key. (A table that has no key gets along with one: whole rows still name themselves.)
 
 What does not end it: ADD COLUMN without a default, DROP COLUMN, VACUUM FULL, TRUNCATE (the stream has it), ANALYZE,
 indexes, and a publication that publishes the table as well.
@@ -49,6 +51,7 @@ def signature_of(source: PublishedSource) -> dict[str, Any]:
             for attnum, c in zip(source.attnums, relation.columns, strict=True)
         ],
         "leaves": [[leaf.relid, leaf.file_node] for leaf in source.leaves],
+        "primary_key": None if source.primary_key is None else source.primary_key.constraint,
     }
 
 
@@ -155,4 +158,8 @@ def _identity(then: Mapping[str, Any], now: PublishedSource) -> str | None:
         attnum for attnum, column in zip(now.attnums, now.relation.columns, strict=True) if column.is_key
     }:
         return "the columns of its replica identity changed"
+    # An xidstream that knew no key under FULL recorded none.
+    constraint = then.get("primary_key")
+    if constraint is not None and (now.primary_key is None or now.primary_key.constraint != constraint):
+        return "its primary key was dropped, or another one made"
     return None

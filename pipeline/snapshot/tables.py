@@ -38,6 +38,19 @@ class Leaf:
 
 
 @dataclass(frozen=True)
+class PrimaryKey:
+    """What names a row under REPLICA IDENTITY FULL, where R calls all columns the key: the catalog's primary key.
+
+    It counts if it is checked at once (a deferrable one lets equal keys through, within a transaction), is there in all
+    partitions, and has published columns alone. ``constraint``: its oid, which another primary key of the same columns
+    does not have. ``columns``: their names, in the order of the relation's.
+    """
+
+    constraint: int
+    columns: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class PublishedSource:
     """A published table, as the catalog has it now.
 
@@ -45,7 +58,7 @@ class PublishedSource:
     and changes with their definition (a column list, a row filter, DROP and ADD). ``row_filter``: an SQL expression of
     its columns, None for all rows. ``leaves``: ordered by relid. ``left_out``: the operations that are not published.
     ``attnums``: of the relation's columns, in their order. ``filled_in``: the columns whose value in older rows is a
-    default that no row holds (``pg_attribute.atthasmissing``).
+    default that no row holds (``pg_attribute.atthasmissing``). ``primary_key``: only under FULL.
     """
 
     relation: RelationVersion
@@ -55,6 +68,7 @@ class PublishedSource:
     left_out: tuple[str, ...] = ()
     attnums: tuple[int, ...] = ()
     filled_in: tuple[str, ...] = ()
+    primary_key: PrimaryKey | None = None
 
     @property
     def name(self) -> str:

@@ -101,7 +101,9 @@ class SnapshotBook:
         relation = source.relation
         known = [taken.generation for taken in list(self._taken.values())]
         numbers = [each.number for each in known if each.name == relation.name]
-        generation = Generation(relation, max([last_number, *numbers]) + 1, bounds)
+        key = source.primary_key
+        number = max([last_number, *numbers]) + 1
+        generation = Generation(relation, number, bounds, None if key is None else key.columns)
         taken = Taken(generation, signature_of(source))
         write_taken(self._storage, self._layout, taken)
         self._taken[_name(generation)] = taken

@@ -31,6 +31,7 @@ pytestmark = pytest.mark.e2e
 TABLES = {
     "accounts": "id, balance, note",
     "history": "id, delta, at",
+    "whole": "id, n, note",
     "documents": "id, title, body",
     "Orders": 'id, "Day", total',
     "empty": "id",
@@ -39,6 +40,9 @@ SCHEMA = """
     create table accounts (id bigint primary key, balance numeric(12,2), note text);
     create table history (id int, delta int, at timestamptz);
     alter table history replica identity full;
+    create table whole (id bigint primary key, n int, note text);
+    alter table whole replica identity full;
+    insert into whole select i, i, null from generate_series(1, 12000) i;
     create table documents (id int primary key, title text, body text);
     alter table documents alter body set storage external;
     create table "Orders" (id int, "Day" date, total float8, primary key (id, "Day")) partition by range ("Day");
@@ -122,6 +126,10 @@ STATEMENTS = (
     "delete from accounts where id = {mine}",
     "insert into history values ({mine}, {n}, now())",
     "delete from history where ctid = (select min(ctid) from history where id % 2 = {mine} % 2)",
+    "update whole set n = {n} where id = {mine}",
+    "update whole set id = {new}, note = 'moved' where id = {mine} and not exists (select from whole where id = {new})",
+    "delete from whole where id = {mine}",
+    "insert into whole values ({new}, {n}, 'new') on conflict do nothing",
     "update documents set title = title || '.' where id = {doc}",
     "update documents set body = repeat('b', 3000 + {n} % 100) where id = {doc}",
     'update "Orders" set total = {n} where id = {mine}',
@@ -220,6 +228,8 @@ def test_rows_from_before_and_changes_meanwhile_fold_to_the_source_at_every_stat
     assert assert_folds(pipeline, states) >= 10
     log = Log(pipeline.delta, "public", "accounts")
     assert log.n_snapshot_rows > 15_000, "the rows from before came by the snapshot"
+    keys = {line["table"]: line["key"] for line in generations(pipeline)}
+    assert keys["public.whole"] == ["id"] and keys["public.history"] is None
 
 
 # -- losses ------------------------------------------------------------------------------------------------

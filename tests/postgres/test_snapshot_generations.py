@@ -163,6 +163,44 @@ def test_a_partitioned_table_after(
     assert found == reason if reason is None else found is not None and found.startswith(reason)
 
 
+FULL = (*PLAIN, "ALTER TABLE t REPLICA IDENTITY FULL")
+
+
+@pytest.mark.parametrize(
+    ("statements", "ends"),
+    [
+        (("REINDEX TABLE t",), False),
+        (("REINDEX TABLE CONCURRENTLY t",), False),
+        (("ALTER TABLE t RENAME CONSTRAINT t_pkey TO k",), False),
+        (("ALTER TABLE t DROP CONSTRAINT t_pkey",), True),
+        (("ALTER TABLE t DROP CONSTRAINT t_pkey", "ALTER TABLE t ADD PRIMARY KEY (id)"), True),
+        (("ALTER TABLE t DROP CONSTRAINT t_pkey", "ALTER TABLE t ADD PRIMARY KEY (n)"), True),
+        (("ALTER TABLE t DROP CONSTRAINT t_pkey", "ALTER TABLE t ADD PRIMARY KEY (id) DEFERRABLE"), True),
+    ],
+    ids=lambda value: "; ".join(value) if isinstance(value, tuple) else None,
+)
+def test_under_full_the_primary_key_that_named_the_rows_must_stay(
+    database: Database, statements: tuple[str, ...], ends: bool
+) -> None:
+    reason = reason_after(database, FULL, statements)
+    assert reason == ("its primary key was dropped, or another one made" if ends else None)
+
+
+def test_a_primary_key_that_a_keyless_table_under_full_gets_ends_nothing(database: Database) -> None:
+    setup = (*FULL, "ALTER TABLE t DROP CONSTRAINT t_pkey")
+    assert reason_after(database, setup, ("ALTER TABLE t ADD PRIMARY KEY (id)",)) is None
+
+
+def test_a_generation_of_an_xidstream_that_knew_no_key_under_full_stands(database: Database) -> None:
+    for statement in FULL:
+        database.execute(statement)
+    source = source_of(database)
+    assert source is not None
+    then = signature_of(source)
+    del then["primary_key"]
+    assert reason_it_ended(then, source) is None
+
+
 def test_a_truncate_that_is_not_published_ends_it(database: Database) -> None:
     setup = (*PLAIN, "ALTER PUBLICATION p SET (publish = 'insert, update, delete')")
     found = reason_after(database, setup, ("TRUNCATE t",))

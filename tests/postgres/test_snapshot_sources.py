@@ -145,6 +145,50 @@ def test_column_lists_and_filters_are_those_that_the_stream_applies(database: Da
     assert leaf.row_filter is None and len(leaf.relation.columns) == 3
 
 
+def test_under_full_the_primary_key_names_rows_where_it_is_checked_at_once_and_published(
+    database: Database,
+) -> None:
+    for statement in (
+        "CREATE TABLE plain (v text, id int, k int, PRIMARY KEY (k, id))",
+        "CREATE TABLE keyless (id int)",
+        "CREATE TABLE later (id int PRIMARY KEY DEFERRABLE)",
+        "CREATE TABLE hidden (id int PRIMARY KEY, v int)",
+        "CREATE TABLE including (id int, v int, PRIMARY KEY (id) INCLUDE (v))",
+        "CREATE TABLE root (id int NOT NULL, k int NOT NULL) PARTITION BY LIST (k)",
+        "CREATE TABLE leaf PARTITION OF root FOR VALUES IN (1)",
+        "ALTER TABLE root ADD PRIMARY KEY (id, k)",
+        "CREATE TABLE half (id int NOT NULL, k int NOT NULL) PARTITION BY LIST (k)",
+        "CREATE TABLE half_1 PARTITION OF half FOR VALUES IN (1)",
+        "ALTER TABLE ONLY half ADD PRIMARY KEY (id, k)",
+        "CREATE TABLE by_default (id int PRIMARY KEY)",
+        "CREATE TABLE unique_only (id int NOT NULL UNIQUE)",
+    ):
+        database.execute(statement)
+    tables = ["plain", "keyless", "later", "hidden", "including", "root", "half", "unique_only"]
+    for table in tables:
+        database.execute(f"ALTER TABLE {table} REPLICA IDENTITY FULL")
+    database.execute(
+        f"CREATE PUBLICATION p FOR TABLE {', '.join(t for t in tables if t != 'hidden')}, by_default, hidden (v) "
+        "WITH (publish_via_partition_root, publish = 'insert')"
+    )
+    found = surveyed(database, "p")
+    keys = {
+        name.removeprefix("public."): source.primary_key and source.primary_key.columns
+        for name, source in found.items()
+    }
+    assert keys == {
+        "plain": ("id", "k"),
+        "keyless": None,
+        "later": None,
+        "hidden": None,
+        "including": ("id",),
+        "root": ("id", "k"),
+        "half": None,
+        "by_default": None,
+        "unique_only": None,
+    }
+
+
 @pytest.mark.parametrize("postgres_server", [18], indirect=True)
 def test_generated_columns_are_published_where_18_was_told_to(database: Database) -> None:
     make_slot(database)

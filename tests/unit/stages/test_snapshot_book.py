@@ -14,7 +14,7 @@ from xidstream.pipeline.segments.snapshot_record import cancel, read_taken, read
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 from xidstream.pipeline.snapshot.decision import Decision
 from xidstream.pipeline.snapshot.generation import Generation, GenerationState
-from xidstream.pipeline.snapshot.tables import Leaf, PublishedSource
+from xidstream.pipeline.snapshot.tables import Leaf, PrimaryKey, PublishedSource
 from xidstream.pipeline.spark.snapshot_log import GenerationLine
 from xidstream.pipeline.stages.snapshot_book import SnapshotBook
 
@@ -65,6 +65,24 @@ def test_every_published_table_is_wanted_until_the_sink_tells_its_generation(sto
     assert wanted(book_of(storage), sources, [line]) == [2]
     assert wanted(book_of(storage), sources, []) == [1, 2], "a sink without the line does not have the rows"
     assert wanted(book_of(storage, NEVER), sources, []) == []
+
+
+def test_a_generation_under_full_is_keyed_by_the_primary_key_that_was_there_under_the_lock(
+    storage: Storage,
+) -> None:
+    source = source_of(1)
+    full = dataclasses.replace(source.relation, replica_identity=ReplicaIdentity.FULL)
+    keyless = dataclasses.replace(source, relation=full)
+    keyed = dataclasses.replace(keyless, primary_key=PrimaryKey(4711, ("id",)))
+    book = book_of(storage)
+    keys = [book.begin(each, BOUNDS, 0).key for each in (source, keyless, keyed)]
+    assert keys == [("id",), None, ("id",)]
+    again = dataclasses.replace(keyed, primary_key=PrimaryKey(4712, ("id",)))
+    line = told(book.begin(keyed, BOUNDS, 0))
+    assert book.needs([keyed], [line]).ended == ()
+    assert [reason for _, reason in book.needs([again], [line]).ended] == [
+        "its primary key was dropped, or another one made"
+    ]
 
 
 def test_a_table_that_was_published_before_the_slot_waits_for_no_writer(storage: Storage) -> None:
