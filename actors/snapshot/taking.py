@@ -60,6 +60,8 @@ class SnapshotTaking:
         self._steps = SnapshotSteps(config, book, call_sink, self._last_number, self._events.put, self._fail)
         self._course: Course | None = None
         self._lines: list[GenerationLine] | None = None
+        self._is_ready = False
+        """Whether the sink was told that lines may be added."""
         self._rests: dict[int, tuple[float, float]] = {}
         """By relid: until when a table rests, and for how long."""
         self._stop = threading.Event()
@@ -123,9 +125,10 @@ class SnapshotTaking:
 
     def _look(self) -> None:
         """What is there, and what is wanted?"""
-        if self._lines is None:
-            self._lines = self._recovered()
-        if self._course is None and self._book.is_idle(self._lines):
+        wants = self._book.is_wanting()
+        if self._lines is None or (wants and not self._is_ready):
+            self._lines, self._is_ready = self._recovered(makes=wants), wants
+        if self._course is None and not wants and not self._book.is_one_standing(self._lines):
             self.is_complete = True
             return
         sources = self._survey()
@@ -151,18 +154,19 @@ class SnapshotTaking:
             self._steps.end_actors()
             self._tell_complete()
 
-    def _recovered(self) -> list[GenerationLine]:
-        """The sink's lines, with those of rows that an earlier run named and did not come to tell."""
+    def _recovered(self, *, makes: bool) -> list[GenerationLine]:
+        """The sink's lines, with those of rows that an earlier run named and did not come to tell. ``makes``: see
+        ``SnapshotLog.lines``."""
         if self._once:
             self._call_sink("clean")
-        lines: list[GenerationLine] = self._call_sink("lines")
+        lines: list[GenerationLine] = self._call_sink("lines", makes)
         unfinished = self._book.unfinished(lines)
         for generation in unfinished:
             if self._call_sink("commit", generation, None):
                 self._book.finish(generation)
             else:
                 self._book.give_up(generation)
-        return list(self._call_sink("lines")) if unfinished else lines
+        return list(self._call_sink("lines", makes)) if unfinished else lines
 
     def _tell(self, text: str) -> None:
         """Each text once in a row."""

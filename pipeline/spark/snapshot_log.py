@@ -99,12 +99,18 @@ class SnapshotLog:
         self._application_id = application_id
         self._ownership = ownership
 
-    def lines(self) -> list[GenerationLine]:
-        """The last state of each generation, by table and number; of all slots that write below this root."""
+    def lines(self, makes: bool) -> list[GenerationLine]:
+        """The last state of each generation, by table and number; of all slots that write below this root.
+
+        ``makes``: make ``_snapshots`` where it is not, as a run must that may add lines. After this, whoever had the
+        slot before adds none. A run that takes no snapshots leaves no table behind that says so.
+        """
 
         def read() -> list[GenerationLine]:
             columns = ["table", "relid", "generation", "place", "state"]
-            writer = self._snapshots()
+            writer = self._snapshots(makes=makes)
+            if writer is None:
+                return []
             self._claim(writer)
             rows = writer.read(columns, "place", 0, MAX_VERSION).to_pylist()
             found: dict[tuple[str, int, int], GenerationLine] = {}
@@ -195,6 +201,7 @@ class SnapshotLog:
     def _add_line(self, table: str, version: int, make: Callable[[DeltaTableWriter], dict[str, Any]]) -> None:
         def add() -> None:
             writer = self._snapshots()
+            assert writer is not None
             line_id = self._line_id(table)
             if writer.watermark(line_id) >= version:
                 return
@@ -210,12 +217,16 @@ class SnapshotLog:
     def _line_id(self, table: str) -> str:
         return f"{self._application_id}/snapshot/{naming.encode(table)}"
 
-    def _snapshots(self) -> DeltaTableWriter:
+    def _snapshots(self, *, makes: bool = True) -> DeltaTableWriter | None:
+        """None where there is none, and none is to be made."""
         columns = [Target(f.name, f.type, f.name) for f in SNAPSHOTS_SCHEMA]
         about = OF_OWN_TABLES[naming.SNAPSHOTS]
         location = self._root.child(naming.SNAPSHOTS)
-        writer = DeltaTableWriter.open_or_create(location, naming.SNAPSHOTS, columns, about)
-        self._ownership.check(writer)
+        writer = DeltaTableWriter.open(location, naming.SNAPSHOTS)
+        if writer is None and makes:
+            writer = DeltaTableWriter.open_or_create(location, naming.SNAPSHOTS, columns, about)
+        if writer is not None:
+            self._ownership.check(writer)
         return writer
 
     def _claim(self, writer: DeltaTableWriter) -> None:

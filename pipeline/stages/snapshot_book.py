@@ -53,11 +53,14 @@ class SnapshotBook:
         self._decision = decision
         self._taken = {_name(taken.generation): taken for taken in read_taken(storage, layout)}
 
-    def is_idle(self, lines: Iterable[GenerationLine]) -> bool:
-        """Whether nobody wants a snapshot and none stands, so that nobody need be asked what is published."""
-        stands = any(line.is_ours and line.state is GenerationState.FINISHED for line in lines)
-        wants = self._decision.takes_snapshots or read_wishes(self._storage, self._layout).requests
-        return not (stands or wants)
+    def is_wanting(self) -> bool:
+        """Whether snapshots are wanted of all tables, or of one that a person asked for."""
+        return self._decision.takes_snapshots or bool(read_wishes(self._storage, self._layout).requests)
+
+    @staticmethod
+    def is_one_standing(lines: Iterable[GenerationLine]) -> bool:
+        """Whether there is a generation that may end. Else nobody need be asked what is published."""
+        return any(line.is_ours and line.state is GenerationState.FINISHED for line in lines)
 
     def unfinished(self, lines: Iterable[GenerationLine]) -> list[Generation]:
         """What an earlier run has begun to commit, and perhaps did not end."""

@@ -64,7 +64,8 @@ class StagedSnapshots:
 
     # -- the log -----------------------------------------------------------------------------------------
 
-    def lines(self) -> list[GenerationLine]:
+    def lines(self, makes: bool) -> list[GenerationLine]:
+        """There is nothing to make: what the function was given is recorded in the storage."""
         return [
             GenerationLine(
                 each.name,

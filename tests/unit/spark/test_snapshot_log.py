@@ -72,7 +72,7 @@ def test_a_generation_is_named_and_told_once_however_often_it_is_asked_for(tmp_p
         assert log.commit(GENERATION, files)
     assert log_of(tmp_path).commit(GENERATION, None)
     assert ids(tmp_path) == [0, 1, 2, 3, 4]
-    assert log.lines() == [GenerationLine("public.a.b", 16384, 1, 99, GenerationState.FINISHED, True)]
+    assert log.lines(True) == [GenerationLine("public.a.b", 16384, 1, 99, GenerationState.FINISHED, True)]
     (row,) = DeltaTable(str(tmp_path / "_snapshots")).to_pyarrow_table().to_pylist()
     assert row == {
         "table": "public.a.b",
@@ -94,37 +94,37 @@ def test_rows_that_a_crash_left_without_a_line_get_it_and_others_do_not(tmp_path
     assert not log.commit(GENERATION, None), "there is not even a table"
     files = written(log, range(5))
     assert not log.commit(GENERATION, None), "no commit names the files"
-    assert log.lines() == []
+    assert log.lines(True) == []
     # The crash: the table's commit went through, the line's did not.
     crashed = log_of(tmp_path)
     crashed._add_line = lambda *arguments: None  # type: ignore[method-assign]
     assert crashed.commit(GENERATION, files)
-    assert log.lines() == [] and ids(tmp_path) == [0, 1, 2, 3, 4]
+    assert log.lines(True) == [] and ids(tmp_path) == [0, 1, 2, 3, 4]
     assert log.commit(GENERATION, None)
-    assert [line.number for line in log.lines()] == [1] and ids(tmp_path) == [0, 1, 2, 3, 4]
+    assert [line.number for line in log.lines(True)] == [1] and ids(tmp_path) == [0, 1, 2, 3, 4]
 
 
 def test_an_empty_table_has_a_generation_too(tmp_path: Path) -> None:
     log = log_of(tmp_path)
     assert written(log, range(0)) == []
     assert log.commit(GENERATION, [])
-    assert [line.state for line in log.lines()] == [GenerationState.FINISHED] and ids(tmp_path) == []
+    assert [line.state for line in log.lines(True)] == [GenerationState.FINISHED] and ids(tmp_path) == []
 
 
 def test_an_ended_generation_is_told_with_its_reason_and_followed_by_the_next(tmp_path: Path) -> None:
     log = log_of(tmp_path)
     log.commit(GENERATION, written(log, range(2)))
-    (line,) = log.lines()
+    (line,) = log.lines(True)
     for _ in range(2):
         log.end(line, "the table was rewritten")
-    assert log.lines() == [dataclasses.replace(line, state=GenerationState.ENDED)]
+    assert log.lines(True) == [dataclasses.replace(line, state=GenerationState.ENDED)]
     rows = DeltaTable(str(tmp_path / "_snapshots")).to_pyarrow_table().to_pylist()
     assert sorted((r["state"], r["reason"]) for r in rows) == [
         ("ended", "the table was rewritten"),
         ("finished", None),
     ]
     log.commit(generation_of(2), written(log, range(2, 4)))
-    assert [(each.number, each.state.value, each.is_ours) for each in log.lines()] == [
+    assert [(each.number, each.state.value, each.is_ours) for each in log.lines(True)] == [
         (1, "ended", False),
         (2, "finished", True),
     ]
@@ -133,7 +133,7 @@ def test_an_ended_generation_is_told_with_its_reason_and_followed_by_the_next(tm
 def test_another_slots_generation_of_the_same_table_is_not_ours(tmp_path: Path) -> None:
     theirs = log_of(tmp_path, slot="other")
     theirs.commit(GENERATION, written(theirs, range(2)))
-    assert [line.is_ours for line in log_of(tmp_path).lines()] == [False]
+    assert [line.is_ours for line in log_of(tmp_path).lines(True)] == [False]
 
 
 def test_a_run_that_was_taken_over_completes_no_snapshot(tmp_path: Path) -> None:
@@ -168,14 +168,14 @@ def test_commits_of_several_tables_beside_each_other_all_get_through(tmp_path: P
         except BaseException as error:
             failures.append(error)
 
-    log_of(tmp_path).lines()
+    log_of(tmp_path).lines(True)
     threads = [threading.Thread(target=commit, args=(number,)) for number in range(1, 5)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert not failures, failures
-    assert [line.table for line in log_of(tmp_path).lines()] == [f"public.t{i}" for i in range(1, 5)]
+    assert [line.table for line in log_of(tmp_path).lines(True)] == [f"public.t{i}" for i in range(1, 5)]
 
 
 def test_credentials_in_storage_options_are_not_sent_to_readers(tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ def test_rows_of_a_place_that_no_line_names_are_followed_by_the_next_snapshot(tm
     later = Generation(RELATION, 1, dataclasses.replace(BOUNDS, place=Lsn(110)))
     assert not log.commit(later, None), "those are another snapshot's"
     assert log.commit(later, written(log, range(10, 12), place=110))
-    assert [(line.number, line.place) for line in log.lines()] == [(1, 110)]
+    assert [(line.number, line.place) for line in log.lines(True)] == [(1, 110)]
     assert not log.commit(GENERATION, None), "the later one's rows are not the earlier one's"
 
 
@@ -221,3 +221,17 @@ def test_the_version_of_a_snapshot_is_recorded_from_its_place_on_and_leaves_the_
         (110, "full", "7/shop/orders"),
     ]
     assert said["xidstream.replica_identity"] == "default"
+
+
+def test_a_run_that_wants_no_snapshot_makes_no_table_and_one_that_does_is_not_told_of_a_ghosts(
+    tmp_path: Path,
+) -> None:
+    ghost = log_of(tmp_path, tenure=1)
+    files = written(ghost, range(3))
+    run = log_of(tmp_path, tenure=2)
+    assert run.lines(False) == [] and not (tmp_path / "_snapshots").exists()
+    assert run.lines(True) == [] and (tmp_path / "_snapshots").exists()
+    crashed = log_of(tmp_path, tenure=1)
+    with pytest.raises(Superseded):
+        crashed.commit(GENERATION, files)
+    assert run.lines(False) == []

@@ -97,7 +97,7 @@ def test_a_request_is_taken_once_and_a_cancellation_holds_until_the_next_request
     line = taken(storage, source)
     request(storage, LAYOUT, 1, "public.t1")
     book = book_of(storage, NEVER)
-    assert not book.is_idle([]) and wanted(book, [source], [line]) == [1]
+    assert book.is_wanting() and wanted(book, [source], [line]) == [1]
     generation = book.begin(source, BOUNDS, line.number)
     assert generation.number == 2
     book.finish(generation)
@@ -155,7 +155,10 @@ def test_what_a_crash_left_between_record_and_line_is_asked_for_and_given_up(sto
 
 
 def test_a_slot_that_nobody_wants_snapshots_of_asks_nothing(storage: Storage) -> None:
-    assert book_of(storage, NEVER).is_idle([])
-    assert not book_of(storage, INITIAL).is_idle([])
+    assert book_of(storage, INITIAL).is_wanting()
+    book = book_of(storage, NEVER)
+    assert not book.is_wanting() and not book.is_one_standing([])
     line = taken(storage, source_of(1))
-    assert not book_of(storage, NEVER).is_idle([line]), "what stands may end"
+    assert book.is_one_standing([line]), "what stands may end"
+    ended = dataclasses.replace(line, state=GenerationState.ENDED)
+    assert not book.is_one_standing([ended, told(book.begin(source_of(2), BOUNDS, 0), is_ours=False)])
