@@ -12,7 +12,7 @@ from xidstream.pipeline.stages.range_reading import RangeReader, RangeTarget
 
 
 class SnapshotReader:
-    """One range at a time."""
+    """One range at a time. ``cancel`` comes on another thread."""
 
     def __init__(self, config: Config, secrets_path: str | None, bytes_per_s: int) -> None:
         self._reader = RangeReader(take_up(config, secrets_path).dsn, rate_bytes_per_s=bytes_per_s)
@@ -23,3 +23,7 @@ class SnapshotReader:
         """The files, and how many rows are in them."""
         files = self._reader.read(task, bounds, RangeTarget(target.table, target.directory), target.conform)
         return tuple(files), sum(file.n_rows for file in files)
+
+    def cancel(self, snapshot_name: str) -> None:
+        """Stop reading for a snapshot that was given up."""
+        self._reader.cancel(snapshot_name)

@@ -18,6 +18,9 @@ from xidstream.actors.snapshot_holder import SnapshotHolder
 from xidstream.actors.snapshot_reader import SnapshotReader
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import ComponentLost
+from xidstream.pipeline.snapshot.bounds import SnapshotBounds
+from xidstream.pipeline.snapshot.tables import RangeTask
+from xidstream.pipeline.spark.snapshot_log import SnapshotTarget
 
 HOLDER, READER = "snapshot holder", "snapshot reader"
 HOLDER_CPUS = 0.05
@@ -38,6 +41,8 @@ class SnapshotActors:
         self._n_readers = 0
         self._idle: queue.LifoQueue[Any] = queue.LifoQueue()
         self._all: list[Any] = []
+        self._reading: dict[int, tuple[RangeTask, Any]] = {}
+        """What each busy reader reads."""
 
     def hold(self, method: str, *arguments: Any) -> Any:
         """Call the holder. Raises ComponentLost where it died: its tables are lost, and the next call starts
@@ -82,7 +87,14 @@ class SnapshotActors:
             self._n_readers += 1
             self._idle.put(None)
 
-    def read(self, *arguments: Any) -> Any:
+    def cancel_reads(self, relid: int) -> None:
+        """Have those stop that read for a table's snapshot, which is given up. It waits for none of them."""
+        with self._lock:
+            given_up = [each for each in self._reading.values() if each[0].source.relation.relid == relid]
+        for task, reader in given_up:
+            reader.cancel.remote(task.snapshot_name)
+
+    def read(self, task: RangeTask, bounds: SnapshotBounds, target: SnapshotTarget) -> Any:
         """Have an idle reader read. Raises ComponentLost where it died: the next call starts another in its place."""
         try:
             reader = self._idle.get(timeout=_IDLE_S)
@@ -93,13 +105,17 @@ class SnapshotActors:
                 rate = self._config.snapshot_bytes_per_s // max(self._n_readers, 1)
                 with self._lock:
                     reader = self._start(SnapshotReader, self._config.buffer_cpus, 2, rate)
-            return ray.get(reader.read.remote(*arguments))
+            with self._lock:
+                self._reading[id(task)] = (task, reader)
+            return ray.get(reader.read.remote(task, bounds, target))
         except Exception as error:
             fault = unwrap(error, READER)
             if isinstance(fault, ComponentLost):
                 reader = None
             raise fault from error
         finally:
+            with self._lock:
+                self._reading.pop(id(task), None)
             self._idle.put(reader)
 
     def close(self) -> None:

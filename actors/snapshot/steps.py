@@ -113,6 +113,8 @@ class SnapshotSteps:
         elif isinstance(action, Commit):
             self._pool.submit(self._watched, self._commit, action, action.source.relation.relid)
         else:
+            # At once: nobody reads for a later snapshot of this table yet.
+            self._actors.cancel_reads(action.relid)
             self._pool.submit(self._release, action)
 
     def _watched(self, act: Callable[[Any], None], action: Any, relid: int) -> None:

@@ -191,7 +191,7 @@ class SnapshotTaking:
             event = event.event
         if self._course is None:
             return
-        if isinstance(event, Failed):
+        if isinstance(event, Failed) and self._course.is_in_hand(event.relid, event.attempt):
             _, last_s = self._rests.get(event.relid, (0.0, _FIRST_REST_S / 2))
             rest_s = min(2 * last_s, _LONGEST_REST_S)
             self._rests[event.relid] = (time.monotonic() + rest_s, rest_s)

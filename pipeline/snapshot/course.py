@@ -191,6 +191,11 @@ class Course:
         actions += self._holds()
         return actions
 
+    def is_in_hand(self, relid: int, attempt: int) -> bool:
+        """Whether this attempt at the table is the one that counts."""
+        table = self.tables.get(relid)
+        return table is not None and table.attempt == attempt
+
     # -- events ----------------------------------------------------------------------------------------
 
     def _take(self, event: Event) -> Iterator[Action]:
@@ -214,7 +219,7 @@ class Course:
             if table is not None and table.state is TableState.RESTING:
                 table.state = TableState.WANTED
             return
-        if table is None or event.attempt != table.attempt:
+        if table is None or not self.is_in_hand(event.relid, event.attempt):
             return  # of a table that was given up, or is taken anew
         if isinstance(event, Held):
             yield from self._held(table, event)

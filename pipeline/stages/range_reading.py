@@ -4,8 +4,9 @@ No hop lies between: libpq's rows, columns, the contract's layout, the table's c
 rows is in memory at a time, and a row group of the file. So memory depends on the largest value, not on the table.
 
 Each range is a transaction of its own, which imports the snapshot anew: a reader that waits for its next range holds no
-lock, and does not keep the server from cleaning up. ``cancel`` is for good. What fails leaves a connection that is
-closed, and the next ``read`` makes another one.
+lock, and does not keep the server from cleaning up. ``cancel`` ends the range in hand if it is one of a snapshot that
+was given up: else its reader would keep the table's lock for as long as the range takes. What fails or is cancelled
+leaves a connection that is closed, and the next ``read`` makes another one.
 
 Each attempt writes into a directory of its own, so that no commit ever names what a lost or repeated attempt wrote: it
 names what ``read`` returned. Vacuum removes the rest, as what Spark's lost tasks leave (``spark.parquet_files``).
@@ -14,8 +15,9 @@ Rejected: Spark tasks that do this, because they would need the DSN's secret in 
 and a job that cannot lose one range alone; a thread for reading beside one for writing, because several readers keep
 the cores busy anyway.
 
-Called by the snapshot's actors, one reader in each. ``read`` blocks. ``cancel`` and ``progress`` may come from another
-thread meanwhile.
+Also rejected: progress within a range. A range of 64 MiB takes about a second.
+
+Called by the snapshot's actors, one reader in each. ``read`` blocks. ``cancel`` may come from another thread meanwhile.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from xidstream.pipeline.decode import decode_copied
-from xidstream.pipeline.errors import ComponentLost, Unsupported
+from xidstream.pipeline.errors import SnapshotLost, Unsupported, XidstreamError
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.rows import snapshot_rows
 from xidstream.pipeline.slot.range_copy import RangeCopy, told
@@ -49,14 +51,6 @@ class RangeTarget:
 
     table: Location
     job: str
-
-
-@dataclass(frozen=True)
-class RangeProgress:
-    """What was read of the range in hand. ``n_bytes``: of COPY's text."""
-
-    n_rows: int = 0
-    n_bytes: int = 0
 
 
 class Pace:
@@ -89,44 +83,55 @@ class RangeReader:
         self._lock = threading.Lock()
         self._cancelled = threading.Event()
         self._connection: RangeCopy | None = None
-        self._snapshot_name = ""
-        self._progress = RangeProgress()
+        self._snapshot_name: str | None = None
+        """Of the range in hand."""
 
     def __repr__(self) -> str:
-        return f"RangeReader({self._snapshot_name or 'not connected'})"
-
-    @property
-    def progress(self) -> RangeProgress:
-        return self._progress
+        return f"RangeReader({self._snapshot_name or 'idle'})"
 
     def read(
         self, task: RangeTask, bounds: SnapshotBounds, target: RangeTarget, conform: Conform
     ) -> list[WrittenFile]:
         """The finished, durable files with all rows of a range; none where it has no rows.
 
-        Raises SnapshotLost, ConnectionLost, PoisonedChange (a value that cannot be delivered; it names table and
-        column), ColumnNameClash, PreconditionMissing (a privilege), StorageFault, and ComponentLost after ``cancel``.
+        Raises SnapshotLost (also after ``cancel``), ConnectionLost, PoisonedChange (a value that cannot be delivered;
+        it names table and column), ColumnNameClash, PreconditionMissing (a privilege), and StorageFault.
         """
-        self._progress = RangeProgress()
         directory = f"{target.job}-{task.range.number}-{secrets.token_hex(8)}"
         files = ParquetFiles(target.table, directory, conform.schema, _LSN_COLUMN)
+        with self._lock:
+            self._snapshot_name = task.snapshot_name
+            self._cancelled.clear()
         reach("snapshot_range_reading")
         try:
             self._copy(task, bounds, files, conform)
-        except BaseException:
+            with self._lock:
+                # From here on nobody cancels what this connection does.
+                self._snapshot_name = None
+                self._stop_if_cancelled(told(task))
+        except BaseException as error:
+            with self._lock:
+                self._snapshot_name = None
             self.close()
+            if isinstance(error, XidstreamError):
+                # Whatever the server or the connection made of it.
+                self._stop_if_cancelled(told(task))
             raise
         written = files.close()
         reach("snapshot_range_written")
         return written
 
-    def cancel(self) -> None:
-        """End the read in hand, and let no other one begin. For another thread."""
-        self._cancelled.set()
+    def cancel(self, snapshot_name: str) -> None:
+        """End the read in hand, if it is one of this snapshot. For another thread.
+
+        A read that has not begun yet finds that the snapshot is gone, and one that has ended stays as it is.
+        """
         with self._lock:
-            connection = self._connection
-        if connection is not None:
-            connection.cancel()
+            if self._snapshot_name != snapshot_name:
+                return
+            self._cancelled.set()
+            if self._connection is not None:
+                self._connection.cancel()
 
     def close(self) -> None:
         """End the snapshot's transaction and the connection."""
@@ -147,15 +152,14 @@ class RangeReader:
         relation, where = task.source.relation, told(task)
         self._stop_if_cancelled(where)
         connection = self._connected()
-        self._snapshot_name = task.snapshot_name
         connection.begin(task.snapshot_name)
         pace = Pace(self._rate_bytes_per_s, time.monotonic())
-        n_rows = n_bytes = 0
+        n_rows = 0
         self._stop_if_cancelled(where)
         for rows in connection.blocks(task):
             first_seq = (task.range.number << SEQ_BITS) + n_rows
             read_bytes = len(rows.payload)
-            n_rows, n_bytes = n_rows + len(rows.lengths), n_bytes + read_bytes
+            n_rows += len(rows.lengths)
             if n_rows >= 1 << SEQ_BITS:
                 raise Unsupported(f"{where} has more than {1 << SEQ_BITS} rows")
             decoded = decode_copied(rows.payload, rows.lengths, relation, where)
@@ -171,11 +175,10 @@ class RangeReader:
             del decoded
             files.write(conform(batch))
             del batch
-            self._progress = RangeProgress(n_rows, n_bytes)
             self._cancelled.wait(pace.spent(read_bytes, time.monotonic()))
             self._stop_if_cancelled(where)
         connection.end()
 
     def _stop_if_cancelled(self, where: str) -> None:
         if self._cancelled.is_set():
-            raise ComponentLost(f"{where}: the read was cancelled")
+            raise SnapshotLost(f"{where}: the read was cancelled, because this snapshot was given up")

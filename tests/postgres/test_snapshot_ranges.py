@@ -24,7 +24,6 @@ from tests.snapshot_ranges import (
     wait_until_reading,
 )
 from xidstream.pipeline.errors import (
-    ComponentLost,
     ConnectionLost,
     PoisonedChange,
     PreconditionMissing,
@@ -337,7 +336,9 @@ def test_a_lost_session_is_told_and_the_next_read_makes_another(database: Databa
     assert Path(first.path).parent != Path(second.path).parent, "each attempt has a directory of its own"
 
 
-def test_a_read_that_is_cancelled_ends_at_the_server_too(database: Database, tmp_path: Path) -> None:
+def test_a_read_whose_snapshot_is_given_up_ends_at_the_server_too_and_no_other_read_does(
+    database: Database, tmp_path: Path
+) -> None:
     database.execute("CREATE TABLE t (id int)")
     database.execute("INSERT INTO t SELECT generate_series(1, 100000)")
     reader = RangeReader(database.dsn())
@@ -355,14 +356,18 @@ def test_a_read_that_is_cancelled_ends_at_the_server_too(database: Database, tmp
         thread = threading.Thread(target=read)
         thread.start()
         wait_until_reading(database, "pg_sleep")
-        reader.cancel()
+        reader.cancel("another snapshot")
+        time.sleep(0.5)
+        assert thread.is_alive() and active_copies(database, "pg_sleep")
+        reader.cancel(snapshot.name)
         thread.join(60)
         assert not thread.is_alive()
         (error,) = caught
-        assert isinstance(error, ComponentLost) and "cancelled" in error.message
+        assert isinstance(error, SnapshotLost) and "given up" in error.message
         assert active_copies(database, "pg_sleep") == []
-        with pytest.raises(ComponentLost):
-            snapshot.read(snapshot.whole, reader)
+        reader.cancel(snapshot.name)
+    with snapshot_of(database, relation_of(database, "t"), tmp_path) as another:
+        assert another.read(another.whole, reader)[0].n_rows == 100_000, "the reader goes on with others"
     reader.close()
 
 

@@ -1,0 +1,67 @@
+"""The actors of snapshots on a real Ray, with a server: what a reader does whose table is given up."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.postgres_fixtures import Database
+from tests.ray.conftest import wait_until
+from tests.snapshot_ranges import BOUNDS, relation_of, snapshot_of
+from xidstream.actors.snapshot.actors import SnapshotActors
+from xidstream.pipeline.config import Config
+from xidstream.pipeline.errors import SnapshotLost
+from xidstream.pipeline.spark.snapshot_log import SnapshotTarget
+
+pytestmark = [pytest.mark.ray, pytest.mark.postgres]
+
+
+def locks(database: Database) -> int:
+    """By others than this test."""
+    ((n,),) = database.execute(
+        "SELECT count(*) FROM pg_locks WHERE relation = 't'::regclass AND pid <> pg_backend_pid()"
+    )
+    return int(n)
+
+
+def test_a_reader_of_a_table_that_is_given_up_lets_go_of_it_and_reads_the_next_one(
+    database: Database, tmp_path: Path
+) -> None:
+    database.execute("CREATE TABLE t (id int, body text)")
+    database.execute("INSERT INTO t SELECT i, repeat('x', 1000) FROM generate_series(1, 20000) i")
+    database.execute("CREATE TABLE other (id int)")
+    database.execute("INSERT INTO other SELECT generate_series(1, 10)")
+    # At this pace the table takes five minutes.
+    actors = SnapshotActors(
+        Config(dsn=database.dsn(), slot="s", publication=("p",), snapshot_bytes_per_s=64 << 10)
+    )
+    actors.start_readers(1)
+    failures: list[BaseException] = []
+    try:
+        with snapshot_of(database, relation_of(database, "t"), tmp_path) as snapshot:
+            target = SnapshotTarget(snapshot.target.table, snapshot.target.job, snapshot.conform)
+
+            def read() -> None:
+                try:
+                    actors.read(snapshot.whole, BOUNDS, target)
+                except BaseException as error:
+                    failures.append(error)
+
+            thread = threading.Thread(target=read)
+            thread.start()
+            wait_until(lambda: locks(database) > 0)
+            actors.cancel_reads(snapshot.source.relation.relid + 1)
+            actors.cancel_reads(snapshot.source.relation.relid)
+            thread.join(60)
+            assert not thread.is_alive()
+        (failure,) = failures
+        assert isinstance(failure, SnapshotLost) and "given up" in failure.message
+        wait_until(lambda: locks(database) == 0)
+        with snapshot_of(database, relation_of(database, "other"), tmp_path) as snapshot:
+            target = SnapshotTarget(snapshot.target.table, snapshot.target.job, snapshot.conform)
+            _, n_rows = actors.read(snapshot.whole, BOUNDS, target)
+        assert n_rows == 10 and len(actors._all) == 1, "the same reader, which was not lost"
+    finally:
+        actors.close()
