@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -36,6 +37,7 @@ TAKEN: Final = "xidstream.snapshot-taken"
 TOLD: Final = "xidstream.snapshot-told"
 WISH: Final = "xidstream.snapshot-wish"
 VERSION: Final = 1
+_THREADS: Final = 16
 _REMEDY: Final = (
     "restore the object; or remove it, and ask for new snapshots (`xidstream snapshot request`): rows that were "
     "taken stay as they are"
@@ -89,10 +91,7 @@ def write_taken(storage: Storage, layout: Layout, taken: Taken) -> None:
 def read_taken(storage: Storage, layout: Layout) -> list[Taken]:
     """All of the slot. Raises SegmentCorrupt, StorageFault."""
     found = []
-    for key, (_, kind) in _keys(storage, layout):
-        content = _read(storage, key, TAKEN) if kind.startswith("taken-") else None
-        if content is None:
-            continue  # something else, or removed since the listing
+    for key, content in _read_all(storage, layout, "taken-", TAKEN):
         try:
             found.append(Taken(Generation.from_json(content["generation"]), content["signature"]))
         except (KeyError, TypeError, ValueError, UsageError) as error:
@@ -113,10 +112,7 @@ def write_told(storage: Storage, layout: Layout, generation: Generation) -> None
 def read_told(storage: Storage, layout: Layout) -> list[Generation]:
     """All of the slot that functions were given and that still stand. Raises SegmentCorrupt, StorageFault."""
     found = []
-    for key, (_, kind) in _keys(storage, layout):
-        content = _read(storage, key, TOLD) if kind.startswith("told-") else None
-        if content is None:
-            continue
+    for key, content in _read_all(storage, layout, "told-", TOLD):
         try:
             found.append(Generation.from_json(content))
         except (KeyError, TypeError, ValueError, UsageError) as error:
@@ -177,6 +173,20 @@ def _taken_key(layout: Layout, generation: Generation) -> str:
 def _read(storage: Storage, key: str, format_name: str) -> dict[str, Any] | None:
     data = storage.read_buffer(key)
     return None if data is None else unseal(bytes(data), format_name, VERSION, key, remedy=_REMEDY)
+
+
+def _read_all(
+    storage: Storage, layout: Layout, kind: str, format_name: str
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The keys and contents of all documents of a kind, several read at a time: a slot may have one for each of ten
+    thousand tables, and an object store lets each of them wait."""
+    keys = [key for key, (_, each) in _keys(storage, layout) if each.startswith(kind)]
+    with ThreadPoolExecutor(_THREADS, thread_name_prefix="snapshot-record") as threads:
+        for key, content in zip(
+            keys, threads.map(lambda key: _read(storage, key, format_name), keys), strict=True
+        ):
+            if content is not None:  # else it was removed since the listing
+                yield key, content
 
 
 def _wrong(key: str) -> SegmentCorrupt:
