@@ -74,8 +74,15 @@ SIZES: Final = """
 
 
 def attributes(server_version: int) -> str:
-    """Relation, attnum, name, type, modifier and ``attgenerated`` (12+) of all columns of a list of relations."""
-    generated = "a.attgenerated::text" if server_version >= PG12 else "''"
+    """Relation, attnum, name, type, modifier, ``attgenerated`` (12+), and the expression's row in pg_attrdef of all
+    columns of a list of relations."""
+    if server_version >= PG12:
+        generated = """
+            a.attgenerated::text, CASE WHEN a.attgenerated = '' THEN 0 ELSE coalesce((
+                SELECT d.oid::bigint FROM pg_attrdef AS d WHERE d.adrelid = a.attrelid AND d.adnum = a.attnum), 0) END
+        """
+    else:
+        generated = "'', 0"
     return f"""
         SELECT a.attrelid::bigint, a.attnum, a.attname, a.atttypid::bigint, a.atttypmod, {generated}
         FROM pg_attribute AS a

@@ -106,6 +106,16 @@ class _Relation:
     made_as_partition: bool
 
 
+@dataclass(frozen=True)
+class _Attribute:
+    """A column. ``generated``: ``attgenerated``; ``expression``: its row in pg_attrdef, 0 where it is not generated."""
+
+    attnum: int
+    generated: str
+    expression: int
+    column: Column
+
+
 def survey(
     connection: psycopg.Connection[Any], publications: Sequence[str], *, within: Sequence[int] | None = None
 ) -> tuple[PublishedSource, ...]:
@@ -233,7 +243,7 @@ class _Catalog:
         self,
         table: _Published,
         relations: dict[int, _Relation],
-        columns: dict[int, list[tuple[int, str, Column]]],
+        columns: dict[int, list[_Attribute]],
         keys: dict[int, set[int]],
         filled: dict[int, set[str]],
         sizes: dict[int, tuple[int, int]],
@@ -243,7 +253,7 @@ class _Catalog:
         is_full = relation.identity == ReplicaIdentity.FULL.value
         key = keys.get(table.relid, set())
         declared = tuple(
-            dataclasses.replace(column, is_key=is_full or attnum in key) for attnum, _, column in shown
+            dataclasses.replace(each.column, is_key=is_full or each.attnum in key) for each in shown
         )
         leaves = tuple(
             Leaf(
@@ -270,25 +280,24 @@ class _Catalog:
             left_out=tuple(
                 name for name, sent in zip(_OPERATIONS, table.operations, strict=True) if not sent
             ),
-            attnums=tuple(attnum for attnum, _, _ in shown),
+            attnums=tuple(column.attnum for column in shown),
+            expressions=tuple((c.attnum, c.expression) for c in shown if c.generated),
             filled_in=tuple(
                 c.name for c in declared if any(c.name in filled.get(r, ()) for r in table.leaves)
             ),
         )
 
-    def _shown(
-        self, table: _Published, columns: list[tuple[int, str, Column]]
-    ) -> list[tuple[int, str, Column]]:
-        """The columns that are published, of attnum, ``attgenerated`` and Column."""
+    def _shown(self, table: _Published, columns: list[_Attribute]) -> list[_Attribute]:
+        """The columns that are published."""
         if not any(table.operations[:3]):
             # For TRUNCATE alone the server looks at no list.
-            return [(attnum, generated, c) for attnum, generated, c in columns if not generated]
+            return [column for column in columns if not column.generated]
         lists = [self._memberships.get((oid, table.relid)) for oid in table.by]
         attnums = next((row.attnums for row in lists if row is not None and row.attnums is not None), None)
         if attnums is not None:
-            return [column for column in columns if column[0] in attnums]
+            return [column for column in columns if column.attnum in attnums]
         kinds = ("", "s") if next(iter(table.by.values())).generated == "s" else ("",)
-        return [column for column in columns if column[1] in kinds]
+        return [column for column in columns if column.generated in kinds]
 
     def _row_filter(self, table: _Published) -> str | None:
         filters: list[str] = []
@@ -299,14 +308,14 @@ class _Catalog:
             filters.append(row.row_filter)
         return " OR ".join(f"({text})" for text in dict.fromkeys(filters))
 
-    def _columns(self, relids: list[int]) -> dict[int, list[tuple[int, str, Column]]]:
+    def _columns(self, relids: list[int]) -> dict[int, list[_Attribute]]:
         rows = self._rows(attributes(self._version), relids)
         first = FIRST_TYPE_WITH_Y if self._version >= PG12 else FIRST_TYPE_WITH_Y_10
         types = dict(self._rows(BASE_TYPES, list({row[3] for row in rows if row[3] >= first})))
-        found: dict[int, list[tuple[int, str, Column]]] = {}
-        for relid, attnum, name, type_oid, type_modifier, generated in rows:
+        found: dict[int, list[_Attribute]] = {}
+        for relid, attnum, name, type_oid, type_modifier, generated, expression in rows:
             column = Column(name, type_oid, type_modifier, False, types.get(type_oid))
-            found.setdefault(relid, []).append((attnum, generated, column))
+            found.setdefault(relid, []).append(_Attribute(attnum, generated, expression, column))
         return found
 
     def _keys(

@@ -6,6 +6,7 @@ come or go without a message.
 
 - ADD COLUMN with a default gives older rows a value, by ``atthasmissing`` or by writing the table anew.
 - ALTER TYPE that writes the table anew changes values. One that does not leaves them as they are.
+- ALTER COLUMN … SET EXPRESSION of a generated column (17) computes its values anew.
 - A column that was renamed, or dropped and added again, stands in the snapshot's rows under a name that means another.
 - ATTACH and DETACH (or DROP of a partition) bring and take rows. A partition that was made as one was empty then.
 - Under ``publish_via_partition_root`` a TRUNCATE of one partition is not in the stream. The catalog shows no more than
@@ -51,6 +52,7 @@ def signature_of(source: PublishedSource) -> dict[str, Any]:
             for attnum, c in zip(source.attnums, relation.columns, strict=True)
         ],
         "leaves": [[leaf.relid, leaf.file_node] for leaf in source.leaves],
+        "expressions": [list(each) for each in source.expressions],
         "primary_key": None if source.primary_key is None else source.primary_key.constraint,
     }
 
@@ -120,6 +122,8 @@ def _columns(then: Mapping[str, Any], now: PublishedSource) -> str | None:
     known = [_Then.of(value) for value in then["columns"]]
     by_attnum = {each.attnum: each.column for each in known}
     names = {each.column.name for each in known}
+    # An earlier xidstream recorded none.
+    expressions = dict(then.get("expressions", now.expressions))
     for attnum, column in zip(now.attnums, now.relation.columns, strict=True):
         before = by_attnum.get(attnum)
         if before is None and column.name in names:
@@ -133,6 +137,8 @@ def _columns(then: Mapping[str, Any], now: PublishedSource) -> str | None:
             return f"column {before.name} was renamed to {column.name}"
         elif not _keeps_values(before, column, is_rewritten=is_rewritten):
             return f"the type of column {column.name} changed from {type_name(before)} to {type_name(column)}"
+        elif dict(now.expressions).get(attnum) not in (None, expressions.get(attnum)):
+            return f"the expression of column {column.name} changed"
     return None
 
 

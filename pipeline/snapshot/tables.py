@@ -58,7 +58,9 @@ class PublishedSource:
     and changes with their definition (a column list, a row filter, DROP and ADD). ``row_filter``: an SQL expression of
     its columns, None for all rows. ``leaves``: ordered by relid. ``left_out``: the operations that are not published.
     ``attnums``: of the relation's columns, in their order. ``filled_in``: the columns whose value in older rows is a
-    default that no row holds (``pg_attribute.atthasmissing``). ``primary_key``: only under FULL.
+    default that no row holds (``pg_attribute.atthasmissing``). ``expressions``: attnums of generated columns, and
+    the oid of each one's expression, which another expression does not have. ``primary_key``: see ``PrimaryKey``; None
+    but under FULL.
     """
 
     relation: RelationVersion
@@ -68,6 +70,7 @@ class PublishedSource:
     left_out: tuple[str, ...] = ()
     attnums: tuple[int, ...] = ()
     filled_in: tuple[str, ...] = ()
+    expressions: tuple[tuple[int, int], ...] = ()
     primary_key: PrimaryKey | None = None
 
     @property

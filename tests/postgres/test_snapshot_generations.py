@@ -201,6 +201,30 @@ def test_a_generation_of_an_xidstream_that_knew_no_key_under_full_stands(databas
     assert reason_it_ended(then, source) is None
 
 
+@pytest.mark.parametrize("postgres_server", [18], indirect=True)
+@pytest.mark.parametrize(
+    ("statement", "ends"),
+    [
+        ("ALTER TABLE t ALTER g SET EXPRESSION AS (n * 3)", True),
+        ("ALTER TABLE t ALTER g DROP EXPRESSION", False),
+        ("ALTER TABLE t ALTER hidden SET EXPRESSION AS (n * 3)", False),
+        ("VACUUM FULL t", False),
+    ],
+)
+def test_a_published_generated_column_whose_expression_changes_has_other_values(
+    database: Database, statement: str, ends: bool
+) -> None:
+    setup = (
+        "CREATE TABLE t (id int PRIMARY KEY, n int, g int GENERATED ALWAYS AS (n * 2) STORED)",
+        "ALTER TABLE t ADD hidden int GENERATED ALWAYS AS (n * 2) STORED",
+        "INSERT INTO t VALUES (1, 1)",
+        "CREATE PUBLICATION p FOR TABLE t (id, n, g)",
+    )
+    assert reason_after(database, setup, (statement,)) == (
+        "the expression of column g changed" if ends else None
+    )
+
+
 def test_a_truncate_that_is_not_published_ends_it(database: Database) -> None:
     setup = (*PLAIN, "ALTER PUBLICATION p SET (publish = 'insert, update, delete')")
     found = reason_after(database, setup, ("TRUNCATE t",))
