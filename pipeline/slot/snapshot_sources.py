@@ -13,8 +13,12 @@ The rules, for each table with rows of its own (a leaf) and each publication:
 - With ``publish_via_partition_root`` it is published as the topmost ancestor that the publication has, else as itself.
 - Over all publications the highest ancestor wins, and only the publications that name it say which rows and columns are
   published. Operations are those of all publications.
-- A publication of all tables, or of the schema, has no row filter. Several filters are joined by OR, whatever
-  operations their publications have, as PostgreSQL's own initial copy does.
+- A publication of all tables, or of the schema, has no row filter. Several filters are joined by OR, for each operation
+  apart: only the publications of that operation count.
+
+A row from before is read if the stream would send its INSERT. (PostgreSQL's own initial copy joins the filters of all
+publications, whatever their operations, so it copies rows whose INSERT would not come: ``fetch_remote_table_info`` in
+``src/backend/replication/logical/tablesync.c``.) Where no publication publishes INSERT, all their filters count.
 
 Some queries serve all tables, however many there are. They run in one transaction, so they see one catalog. The sizes
 are asked last, and an ALTER TABLE that holds a table is not waited for: then they are those of the last ANALYZE.
@@ -275,7 +279,8 @@ class _Catalog:
                 shared_columns(declared),
             ),
             published_as=json.dumps(sorted(table.names)),
-            row_filter=self._row_filter(table),
+            row_filter=self._row_filter(table, 0 if table.operations[0] else None),
+            change_filters=tuple(self._row_filter(table, operation) for operation in (1, 2)),
             leaves=leaves,
             left_out=tuple(
                 name for name, sent in zip(_OPERATIONS, table.operations, strict=True) if not sent
@@ -299,14 +304,17 @@ class _Catalog:
         kinds = ("", "s") if next(iter(table.by.values())).generated == "s" else ("",)
         return [column for column in columns if column.generated in kinds]
 
-    def _row_filter(self, table: _Published) -> str | None:
+    def _row_filter(self, table: _Published, operation: int | None) -> str | None:
+        """``operation``: an index of ``_OPERATIONS``, whose publications count; all of them where it is None."""
         filters: list[str] = []
-        for oid in table.by:
+        for oid, publication in table.by.items():
+            if operation is not None and not publication.operations[operation]:
+                continue
             row = self._memberships.get((oid, table.relid))
             if row is None or row.row_filter is None or oid in table.unfiltered:
                 return None
             filters.append(row.row_filter)
-        return " OR ".join(f"({text})" for text in dict.fromkeys(filters))
+        return " OR ".join(f"({text})" for text in dict.fromkeys(filters)) or None
 
     def _columns(self, relids: list[int]) -> dict[int, list[_Attribute]]:
         rows = self._rows(attributes(self._version), relids)

@@ -45,6 +45,7 @@ def signature_of(source: PublishedSource) -> dict[str, Any]:
         "table": relation.name,
         "published_as": source.published_as,
         "row_filter": source.row_filter,
+        "change_filters": list(source.change_filters),
         "left_out": list(source.left_out),
         "replica_identity": relation.replica_identity.value,
         "columns": [
@@ -72,7 +73,11 @@ def reason_it_ended(then: Mapping[str, Any], now: PublishedSource | None) -> str
 
 
 def _publication(then: Mapping[str, Any], now: PublishedSource) -> str | None:
-    if then["row_filter"] != now.row_filter:
+    # An xidstream that knew one filter for all operations recorded no others.
+    if then["row_filter"] != now.row_filter or then.get("change_filters", []) not in (
+        [],
+        list(now.change_filters),
+    ):
         return "the row filter of its publication changed"
     before, after = json.loads(then["published_as"]), json.loads(now.published_as)
     if set(before).isdisjoint(after):

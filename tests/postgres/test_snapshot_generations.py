@@ -225,6 +225,25 @@ def test_a_published_generated_column_whose_expression_changes_has_other_values(
     )
 
 
+def test_a_filter_of_updates_alone_that_changes_ends_it(database: Database) -> None:
+    for statement in (
+        *PLAIN,
+        "ALTER PUBLICATION p SET (publish = 'insert')",
+        "CREATE PUBLICATION q FOR TABLE t WHERE (id > 5) WITH (publish = 'update, delete')",
+    ):
+        database.execute(statement)
+
+    def now() -> PublishedSource:
+        (source,) = survey(database.connection, ["p", "q"])
+        return source
+
+    then = signature_of(now())
+    database.execute("ALTER PUBLICATION q SET TABLE t WHERE (id > 7)")
+    assert reason_it_ended(then, now()) == "the row filter of its publication changed"
+    del then["change_filters"]
+    assert reason_it_ended(then, now()) is None, "an earlier xidstream recorded none"
+
+
 def test_a_truncate_that_is_not_published_ends_it(database: Database) -> None:
     setup = (*PLAIN, "ALTER PUBLICATION p SET (publish = 'insert, update, delete')")
     found = reason_after(database, setup, ("TRUNCATE t",))

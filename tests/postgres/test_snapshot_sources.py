@@ -145,6 +145,34 @@ def test_column_lists_and_filters_are_those_that_the_stream_applies(database: Da
     assert leaf.row_filter is None and len(leaf.relation.columns) == 3
 
 
+def test_a_row_from_before_is_read_where_its_insert_would_come(database: Database) -> None:
+    """Publications of updates and deletes alone, filtered or not, bring no row that no INSERT brings."""
+    make_slot(database)
+    for statement in (
+        "CREATE TABLE a (id int PRIMARY KEY, v int)",
+        "CREATE TABLE b (id int PRIMARY KEY, v int)",
+        "CREATE TABLE c (id int PRIMARY KEY, v int)",
+        "CREATE PUBLICATION inserts FOR TABLE a WHERE (v > 15), b WHERE (v > 15) WITH (publish = 'insert')",
+        "CREATE PUBLICATION others FOR TABLE a, c WHERE (id > 18) WITH (publish = 'update, delete')",
+        "CREATE PUBLICATION more FOR TABLE b WHERE (id < 3) WITH (publish = 'insert, update')",
+        "INSERT INTO a SELECT i, i FROM generate_series(1, 20) i",
+        "INSERT INTO b SELECT i, i FROM generate_series(1, 20) i",
+        "INSERT INTO c SELECT i, i FROM generate_series(1, 20) i",
+    ):
+        database.execute(statement)
+    publications = ("inserts", "others", "more")
+    found = surveyed(database, *publications)
+    changes = slot_changes(database, ",".join(publications))
+    for name, n_rows in (("public.a", 5), ("public.b", 7)):
+        source = found[name]
+        rows = [row for each in changes.transactions for row in each.inserted_into(source.relation.relid)]
+        read = database.execute(f"SELECT id::text FROM {name} WHERE {source.row_filter}")
+        assert sorted((row,) for row in rows) == sorted(read) and len(read) == n_rows
+    assert found["public.a"].change_filters == (None, None)
+    assert found["public.b"].change_filters == ("((id < 3))", None)
+    assert found["public.c"].row_filter == "((id > 18))", "where no INSERT comes, all filters count"
+
+
 def test_under_full_the_primary_key_names_rows_where_it_is_checked_at_once_and_published(
     database: Database,
 ) -> None:
