@@ -27,11 +27,11 @@ from xidstream.pipeline.exchange import Opened
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.protocol.spares import Spares
 from xidstream.pipeline.segments import Layout, Storage, given_up
-from xidstream.pipeline.slot.admin import Blocker, advance_slot, sql_connection
+from xidstream.pipeline.slot.admin import Blocker, advance_slot, held_wal_bytes, sql_connection
 from xidstream.pipeline.slot.connection import ReplicationConnection
 from xidstream.pipeline.slot.opening import connect_slot, slot_settings
 from xidstream.pipeline.slot.snapshot_sources import survey
-from xidstream.pipeline.snapshot.tables import PublishedSource
+from xidstream.pipeline.snapshot.tables import Surveyed
 from xidstream.pipeline.spark.sink import may_take_segments
 from xidstream.pipeline.stages.slot_record import check_server
 from xidstream.pipeline.stages.snapshot_decision import decide_snapshots
@@ -92,10 +92,10 @@ class SlotReader:
         check_server(self._config, connection, remember=True)
         self._decision = decide_snapshots(self._config, connection)
 
-    def survey(self) -> tuple[PublishedSource, ...]:
-        """What the publications publish now."""
+    def survey(self) -> Surveyed:
         with sql_connection(self._slot.connection.same_server_dsn, "the published tables") as connection:
-            return survey(connection, self._config.publication)
+            sources = survey(connection, self._config.publication)
+            return Surveyed(sources, held_wal_bytes(connection, self._config.slot))
 
     def waiting_for(self) -> str | None:
         """What ``prepare`` waits for, for people; None when it is nothing in particular."""

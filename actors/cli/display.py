@@ -122,9 +122,10 @@ def _snapshots(progress: SnapshotProgress) -> str:
     if not progress.tables:
         return f"{done}, {counted(progress.n_rows, 'row')}"
     read = f"{human_bytes(progress.n_bytes_read)} of {human_bytes(progress.n_bytes)} read"
-    return (
-        f"{done}, {counted(len(progress.tables), 'table')} to go: {read}, {counted(progress.n_rows, 'row')}"
-    )
+    held = progress.held_wal_bytes
+    wal = "" if held is None else f", the slot keeps {human_bytes(held)} of WAL"
+    to_go = counted(len(progress.tables), "table")
+    return f"{done}, {to_go} to go: {read}, {counted(progress.n_rows, 'row')}{wal}"
 
 
 class Phrases:

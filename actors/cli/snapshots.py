@@ -25,17 +25,17 @@ from xidstream.pipeline.segments.snapshot_record import (
     read_wishes,
     request,
 )
-from xidstream.pipeline.slot.admin import sql_connection
+from xidstream.pipeline.slot.admin import held_wal_bytes, sql_connection
 from xidstream.pipeline.slot.connection import ReplicationConnection
 from xidstream.pipeline.slot.snapshot_sources import survey
-from xidstream.pipeline.snapshot.tables import PublishedSource
+from xidstream.pipeline.snapshot.tables import PublishedSource, Surveyed
 from xidstream.pipeline.stages.slot_record import without_publications
 
 
 def request_command(config: Config, tables: Sequence[str]) -> None:
     """Raises UsageError for a table that is not published, with nothing recorded."""
-    stored, sources = _asked(config)
-    for source in _named(sources, tables):
+    stored, surveyed = _asked(config)
+    for source in _named(surveyed.sources, tables):
         request(*stored, source.relation.relid, source.name)
         click.echo(
             f"table {source.name} ({human_bytes(source.n_bytes)}): a snapshot is asked for; the run of slot "
@@ -45,8 +45,8 @@ def request_command(config: Config, tables: Sequence[str]) -> None:
 
 def cancel_command(config: Config, tables: Sequence[str]) -> None:
     """Raises UsageError for a table that is not published, with nothing recorded."""
-    stored, sources = _asked(config)
-    for source in _named(sources, tables):
+    stored, surveyed = _asked(config)
+    for source in _named(surveyed.sources, tables):
         cancel(*stored, source.relation.relid, source.name)
         click.echo(
             f"table {source.name}: no snapshot is taken until one is asked for; a finished one stays as it is"
@@ -54,7 +54,7 @@ def cancel_command(config: Config, tables: Sequence[str]) -> None:
 
 
 def status_command(config: Config) -> None:
-    stored, sources = _asked(config)
+    stored, surveyed = _asked(config)
     decision, wishes = read_decision(*stored), read_wishes(*stored)
     taken = {each.generation.relid: each.generation for each in read_taken(*stored)}
     if decision is None:
@@ -65,7 +65,7 @@ def status_command(config: Config) -> None:
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in ("table", "size", "generation", "valid from", "state"):
         table.add_column(name, justify="right" if name == "size" else "left", no_wrap=True)
-    for source in sources:
+    for source in surveyed.sources:
         relid = source.relation.relid
         generation = taken.get(relid)
         state = "begun or finished" if generation is not None else "none"
@@ -79,18 +79,20 @@ def status_command(config: Config) -> None:
         table.add_row(source.name, human_bytes(source.n_bytes), number, valid_from, state)
     Console(highlight=False).print(table)
     click.echo(
-        f"{counted(len(sources), 'table')} published; which rows are complete, the sink's _snapshots says"
+        f"{counted(len(surveyed.sources), 'table')} published; which rows are complete, the sink's _snapshots says"
     )
+    if surveyed.held_wal_bytes is not None:
+        click.echo(f"slot {config.slot} keeps {human_bytes(surveyed.held_wal_bytes)} of WAL")
 
 
-def _asked(config: Config) -> tuple[tuple[Storage, Layout], tuple[PublishedSource, ...]]:
-    """Storage and layout of the slot, and the published tables."""
+def _asked(config: Config) -> tuple[tuple[Storage, Layout], Surveyed]:
+    """Storage and layout of the slot, and what the server says."""
     with ReplicationConnection(without_publications(config)) as connection:
         system = connection.identify_system()
         with sql_connection(connection.same_server_dsn, "the published tables") as sql:
-            sources = survey(sql, config.publication)
+            surveyed = Surveyed(survey(sql, config.publication), held_wal_bytes(sql, config.slot))
     layout = Layout(int(system.system_identifier), config.slot, "command")
-    return (Storage(config.storage), layout), sources
+    return (Storage(config.storage), layout), surveyed
 
 
 def _named(sources: Iterable[PublishedSource], tables: Sequence[str]) -> list[PublishedSource]:

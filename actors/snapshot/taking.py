@@ -28,7 +28,7 @@ from xidstream.pipeline.quantities import counted, human_bytes
 from xidstream.pipeline.snapshot.course import Again, Course, Dropped, Event, Failed
 from xidstream.pipeline.snapshot.generation import GenerationState
 from xidstream.pipeline.snapshot.progress import SnapshotProgress, progress_of
-from xidstream.pipeline.snapshot.tables import PublishedSource
+from xidstream.pipeline.snapshot.tables import Surveyed
 from xidstream.pipeline.spark.snapshot_log import GenerationLine
 from xidstream.pipeline.stages.snapshot_book import SnapshotBook
 
@@ -45,7 +45,7 @@ class SnapshotTaking:
         self,
         config: Config,
         book: SnapshotBook,
-        survey: Callable[[], tuple[PublishedSource, ...] | None],
+        survey: Callable[[], Surveyed | None],
         call_sink: CallSink,
         notify: Callable[[str], None],
         *,
@@ -68,6 +68,8 @@ class SnapshotTaking:
         self._last_text = ""
         self._finished = self._told = (0, 0, 0)
         """Tables, rows and bytes: all that were taken, and those that people were told of."""
+        self._held_wal_bytes: int | None = None
+        """By the slot, as of the last look."""
         self.valid_from = Lsn(0)
         """The greatest of the generations that this run took."""
         self.is_complete = False
@@ -84,7 +86,8 @@ class SnapshotTaking:
 
     def progress(self) -> SnapshotProgress:
         course = self._course
-        return progress_of([] if course is None else list(course.tables.values()), *self._finished)
+        tables = [] if course is None else list(course.tables.values())
+        return progress_of(tables, *self._finished, self._held_wal_bytes)
 
     def _last_number(self, table: str) -> int:
         """Of the table's generations that the sink told of; 0 for none. On any thread."""
@@ -131,10 +134,11 @@ class SnapshotTaking:
         if self._course is None and not wants and not self._book.is_one_standing(self._lines):
             self.is_complete = True
             return
-        sources = self._survey()
-        if sources is None:
+        surveyed = self._survey()
+        if surveyed is None:
             return
-        needs = self._book.needs(sources, self._lines)
+        self._held_wal_bytes = surveyed.held_wal_bytes
+        needs = self._book.needs(surveyed.sources, self._lines)
         for line, reason in needs.ended:
             self._call_sink("end", line, reason)
             self._lines.remove(line)

@@ -28,7 +28,7 @@ from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import ComponentLost
 from xidstream.pipeline.exchange import Opened
 from xidstream.pipeline.pg import Lsn
-from xidstream.pipeline.snapshot.tables import PublishedSource
+from xidstream.pipeline.snapshot.tables import Surveyed
 from xidstream.pipeline.stages.commit_sequence import SequencerStats
 
 READER, SEQUENCER, DRIVER = "slot reader", "commit sequencer", "Spark driver"
@@ -113,10 +113,9 @@ class Epoch:
     def aim(self, target: Lsn) -> None:
         get(self.sequencer.aim.remote(target), SEQUENCER)
 
-    def survey(self) -> tuple[PublishedSource, ...]:
-        """The published tables, as the catalog has them now."""
-        sources: tuple[PublishedSource, ...] = get(self._reader.survey.remote(), READER)
-        return sources
+    def survey(self) -> Surveyed:
+        surveyed: Surveyed = get(self._reader.survey.remote(), READER)
+        return surveyed
 
     def stop_batches(self) -> None:
         get(self.sequencer.stop.remote(), SEQUENCER)

@@ -23,7 +23,7 @@ from xidstream.pipeline.segments import Layout, Storage
 from xidstream.pipeline.slot.admin import PAGE_HEADER_BYTES
 from xidstream.pipeline.slot.conninfo import complete
 from xidstream.pipeline.snapshot.progress import SnapshotProgress
-from xidstream.pipeline.snapshot.tables import PublishedSource
+from xidstream.pipeline.snapshot.tables import Surveyed
 from xidstream.pipeline.stages.snapshot_book import SnapshotBook
 
 
@@ -108,7 +108,7 @@ class SlotSnapshots:
             self._taking.stop()
             self._taking = None
 
-    def _survey(self) -> tuple[PublishedSource, ...] | None:
+    def _survey(self) -> Surveyed | None:
         epoch = self._epoch
         return None if epoch is None else epoch.survey()
 

@@ -282,10 +282,20 @@ def advance_slot(dsn: str, slot: str, lsn: Lsn, timeout_s: float = 10.0) -> None
 def current_flush_lsn(dsn: str) -> Lsn:
     """The end of the flushed WAL; on a standby, of the replayed."""
     with sql_connection(dsn, "reading the WAL position") as connection:
-        row = connection.execute(
-            "SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn()"
-            " ELSE pg_current_wal_flush_lsn() END::text"
-        ).fetchone()
+        return _flush_lsn(connection)
+
+
+def held_wal_bytes(connection: psycopg.Connection[Any], slot: str) -> int | None:
+    """How much WAL the server keeps for the slot; None where there is no such slot, or none is kept."""
+    restart_lsn = read_slot(connection, slot).restart_lsn
+    return None if restart_lsn is None else max(0, _flush_lsn(connection) - restart_lsn)
+
+
+def _flush_lsn(connection: psycopg.Connection[Any]) -> Lsn:
+    row = connection.execute(
+        "SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn()"
+        " ELSE pg_current_wal_flush_lsn() END::text"
+    ).fetchone()
     if row is None or row[0] is None:
         raise EnvironmentFault("the server has no WAL position yet")
     return Lsn.parse(row[0])

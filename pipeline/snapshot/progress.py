@@ -25,12 +25,14 @@ class TableProgress:
 
 @dataclass(frozen=True)
 class SnapshotProgress:
-    """``tables``: those in hand and those that wait. ``n_finished``: by this run."""
+    """``tables``: those in hand and those that wait. ``n_finished``: by this run. ``held_wal_bytes``: what the slot
+    kept of WAL some seconds ago; None before anybody has asked."""
 
     tables: tuple[TableProgress, ...]
     n_finished: int
     n_rows_finished: int
     n_bytes_finished: int
+    held_wal_bytes: int | None
 
     @property
     def n_bytes(self) -> int:
@@ -59,6 +61,11 @@ def table_progress(course: TableCourse) -> TableProgress:
 
 
 def progress_of(
-    tables: Sequence[TableCourse], n_finished: int, n_rows_finished: int, n_bytes_finished: int
+    tables: Sequence[TableCourse],
+    n_finished: int,
+    n_rows_finished: int,
+    n_bytes_finished: int,
+    held_wal_bytes: int | None,
 ) -> SnapshotProgress:
-    return SnapshotProgress(tuple(map(table_progress, tables)), n_finished, n_rows_finished, n_bytes_finished)
+    found = tuple(map(table_progress, tables))
+    return SnapshotProgress(found, n_finished, n_rows_finished, n_bytes_finished, held_wal_bytes)

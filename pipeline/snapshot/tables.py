@@ -91,6 +91,14 @@ class PublishedSource:
 
 
 @dataclass(frozen=True)
+class Surveyed:
+    """What is published now, and how much WAL the server keeps for the slot (None: it is not known)."""
+
+    sources: tuple[PublishedSource, ...]
+    held_wal_bytes: int | None
+
+
+@dataclass(frozen=True)
 class CtidRange:
     """Pages ``first_page`` to before ``end_page`` (None: to the table's end) of one leaf. ``number`` is unique in the
     snapshot of the table, and counts from 0."""

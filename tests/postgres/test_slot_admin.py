@@ -20,6 +20,7 @@ from xidstream.pipeline.slot.admin import (
     current_flush_lsn,
     describe_slot,
     drop_slot,
+    held_wal_bytes,
     stream_stats,
 )
 from xidstream.pipeline.slot.connection import ReplicationConnection
@@ -203,6 +204,17 @@ def test_flush_position_advances_with_writes(database: Database) -> None:
         < current_flush_lsn(database.dsn())
         <= Lsn.parse(database.execute("SELECT pg_current_wal_lsn()::text")[0][0])
     )
+
+
+def test_a_slot_keeps_the_wal_that_was_written_since_it_was_last_confirmed(database: Database) -> None:
+    name = f"s_{database.name}"
+    assert held_wal_bytes(database.connection, name) is None
+    create_slot(database.dsn(), name)
+    before = held_wal_bytes(database.connection, name)
+    database.execute("SELECT pg_logical_emit_message(true, 'test', repeat('x', 1000000))")
+    after = held_wal_bytes(database.connection, name)
+    assert before is not None and after is not None and after >= before + 1_000_000
+    drop_slot(database.dsn(), name)
 
 
 def test_stream_stats_are_none_without_a_slot_and_zero_for_a_new_one(database: Database) -> None:

@@ -16,6 +16,7 @@ from xidstream.actors.slot_reader import ReaderStats
 from xidstream.actors.supervision.supervisor import Status
 from xidstream.pipeline.exchange import Opened, PrepareCover, SlotIdentity
 from xidstream.pipeline.pg import Lsn, Xid
+from xidstream.pipeline.snapshot.progress import SnapshotProgress, TableProgress
 from xidstream.pipeline.stages.commit_sequence import SequencerStats
 
 OPENED = Opened(
@@ -138,6 +139,18 @@ def test_rates_are_those_of_the_last_seconds_and_begin_anew_with_another_epoch()
     restarted = [*statuses, status(n_rows=0), status(n_rows=10)]
     assert "10 rows/s" in summary(restarted[-1], noted(*restarted))
     assert "rows/s" not in summary(statuses[0], noted(statuses[0]))
+
+
+def test_while_snapshots_are_taken_the_wal_that_the_slot_keeps_is_told() -> None:
+    waiting = TableProgress("public.t", "reading", 10, 4, 1000, 10 << 20, 4 << 20, 0)
+    progress = SnapshotProgress((waiting,), 2, 500, 1 << 20, 3 << 20)
+    shown = summary(dataclasses.replace(status(), snapshots=progress))
+    assert (
+        "2 snapshots taken, 1 table to go: 5.0 MiB of 11.0 MiB read, 1,500 rows, the slot keeps 3.0 MiB of WAL"
+        in shown
+    )
+    unknown = dataclasses.replace(progress, held_wal_bytes=None)
+    assert "WAL" not in summary(dataclasses.replace(status(), snapshots=unknown))
 
 
 def test_the_largest_open_transaction_is_named_and_one_row_is_one_row() -> None:
