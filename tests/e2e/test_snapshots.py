@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import threading
 import time
@@ -262,6 +263,7 @@ def test_a_killed_reader_costs_ranges_a_killed_holder_its_table_and_a_killed_slo
     pipeline.wait_until(lambda: read()[0] >= 3)
     n_read, n_ranges = read()
     assert n_ranges > 20
+    assert pipeline.query.lastProgress["snapshots"]["heldWalBytes"] is not None
     kill("SnapshotReader")
     kill("SlotReader")
     database.execute("update t set body = 'new' where id % 1000 = 7")
@@ -342,6 +344,13 @@ def test_a_table_that_is_added_changed_or_asked_for_is_taken_while_the_run_goes_
         Counter({(row[0], row[log.columns.index("n__string")]): n for row, n in log.at(lsn.before).items()})
         == rows
     )
+    table = DeltaTable(str(pipeline.delta / "public.a"))
+    before, after = json.loads(table.metadata().configuration["xidstream.versions"])
+    assert before["columns"]["n"] == {"type": "integer", "column": "n"}
+    assert after["columns"]["n"] == {"type": "text", "column": "n__string"}
+    for row in table.to_pyarrow_table().to_pylist():
+        version = after if row["_commit_lsn"] >= after["since"] else before
+        assert row["_commit_lsn"] >= before["since"] and row[version["columns"]["n"]["column"]] is not None
 
 
 @pytest.mark.parametrize("postgres_server", [16], indirect=True)
