@@ -15,7 +15,7 @@ Rejected: Spark tasks that do this, because they would need the DSN's secret in 
 and a job that cannot lose one range alone; a thread for reading beside one for writing, because several readers keep
 the cores busy anyway.
 
-Also rejected: progress within a range. A range of 64 MiB takes about a second.
+Also rejected: progress within a range. It would have to be asked for, and a range is small (``snapshot.tables``).
 
 Called by the snapshot's actors, one reader in each. ``read`` blocks. ``cancel`` may come from another thread meanwhile.
 """
