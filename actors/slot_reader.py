@@ -24,10 +24,10 @@ from xidstream.actors.runtime.secrets import take_up
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import ConnectionLost
 from xidstream.pipeline.exchange import Opened
-from xidstream.pipeline.pg import Lsn, Xid
+from xidstream.pipeline.pg import INVALID_LSN, Lsn, Xid
 from xidstream.pipeline.protocol.spares import Spares
 from xidstream.pipeline.segments import Layout, Storage, given_up
-from xidstream.pipeline.slot.admin import Blocker, advance_slot, held_wal_bytes, sql_connection
+from xidstream.pipeline.slot.admin import Blocker, advance_slot, held_wal_bytes, read_slot, sql_connection
 from xidstream.pipeline.slot.connection import ReplicationConnection
 from xidstream.pipeline.slot.opening import connect_slot, slot_settings
 from xidstream.pipeline.slot.snapshot_sources import survey
@@ -95,7 +95,9 @@ class SlotReader:
     def survey(self) -> Surveyed:
         with sql_connection(self._slot.connection.same_server_dsn, "the published tables") as connection:
             sources = survey(connection, self._config.publication)
-            return Surveyed(sources, held_wal_bytes(connection, self._config.slot))
+            state = read_slot(connection, self._config.slot)
+            confirmed_lsn = state.confirmed_flush or INVALID_LSN
+            return Surveyed(sources, held_wal_bytes(connection, state), confirmed_lsn)
 
     def waiting_for(self) -> str | None:
         """What ``prepare`` waits for, for people; None when it is nothing in particular."""

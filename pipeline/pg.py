@@ -14,6 +14,12 @@ from xidstream.pipeline.errors import UsageError
 
 _LSN: Final = re.compile(r"([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8})")
 
+_WAL_PAGE_BYTES: Final = 8 << 10
+_WAL_SEGMENT_BYTES: Final = 16 << 20
+_SHORT_HEADER_BYTES: Final = 24
+_LONG_HEADER_BYTES: Final = 40
+"""Of a segment's first page. On another page a record that began on the page before may end there."""
+
 POSTGRES_EPOCH_UNIX_US: Final = 946_684_800_000_000
 """Microseconds from the Unix epoch to PostgreSQL's, 2000-01-01 00:00:00 UTC: the zero of each time on the wire."""
 
@@ -44,6 +50,19 @@ class Lsn(int):
     def before(self) -> Lsn:
         """One byte earlier, but not below 0: the last LSN at which a record that ends here can begin."""
         return Lsn(max(self - 1, 0))
+
+    @property
+    def record_end(self) -> Lsn:
+        """Of an insert position: where the last record before it ends. A flush or a confirmation comes that far.
+
+        They differ at the start of a page, where the insert position lies behind the page's header already
+        (``XLogBytePosToRecPtr`` in ``src/backend/access/transam/xlog.c``). The header is known by the sizes that
+        servers have by default. On a server with others this is the position itself, which the next record passes.
+        """
+        is_first_of_segment = self % _WAL_SEGMENT_BYTES == _LONG_HEADER_BYTES
+        if is_first_of_segment or self % _WAL_PAGE_BYTES == _SHORT_HEADER_BYTES:
+            return Lsn(self - self % _WAL_PAGE_BYTES)
+        return self
 
     def __str__(self) -> str:
         return f"{int(self) >> 32:X}/{int(self) & 0xFFFFFFFF:X}"

@@ -25,7 +25,7 @@ from xidstream.pipeline.segments.snapshot_record import (
     read_wishes,
     request,
 )
-from xidstream.pipeline.slot.admin import held_wal_bytes, sql_connection
+from xidstream.pipeline.slot.admin import held_wal_bytes, read_slot, sql_connection
 from xidstream.pipeline.slot.connection import ReplicationConnection
 from xidstream.pipeline.slot.snapshot_sources import survey
 from xidstream.pipeline.snapshot.tables import PublishedSource, Surveyed
@@ -90,7 +90,9 @@ def _asked(config: Config) -> tuple[tuple[Storage, Layout], Surveyed]:
     with ReplicationConnection(without_publications(config)) as connection:
         system = connection.identify_system()
         with sql_connection(connection.same_server_dsn, "the published tables") as sql:
-            surveyed = Surveyed(survey(sql, config.publication), held_wal_bytes(sql, config.slot))
+            surveyed = Surveyed(
+                survey(sql, config.publication), held_wal_bytes(sql, read_slot(sql, config.slot))
+            )
     layout = Layout(int(system.system_identifier), config.slot, "command")
     return (Storage(config.storage), layout), surveyed
 

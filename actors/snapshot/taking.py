@@ -33,6 +33,8 @@ from xidstream.pipeline.spark.snapshot_log import GenerationLine
 from xidstream.pipeline.stages.snapshot_book import SnapshotBook
 
 _LOOK_S = 10.0
+_WAITING_LOOK_S = 1.0
+"""While the stream alone has to come on."""
 _POLL_S = 0.5
 _FIRST_REST_S, _LONGEST_REST_S = 1.0, 60.0
 
@@ -74,6 +76,9 @@ class SnapshotTaking:
         """The greatest of the generations that this run took."""
         self.is_complete = False
         """Whether every table that is wanted has its snapshot, as of the last look."""
+        self.is_reached = False
+        """Whether the sink's log is also whole up to where they are valid from."""
+        self._reached = 0
         self.failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="xidstream-snapshots", daemon=True)
         self._thread.start()
@@ -102,7 +107,8 @@ class SnapshotTaking:
             while not (self._stop.is_set() or self.failure is not None or (self._once and self.is_complete)):
                 if time.monotonic() >= look_s:
                     self._try_to_look()
-                    look_s = time.monotonic() + _LOOK_S
+                    is_waiting = self.is_complete and not self.is_reached
+                    look_s = time.monotonic() + (_WAITING_LOOK_S if is_waiting else _LOOK_S)
                 self._wake_resting()
                 try:
                     event = self._events.get(timeout=_POLL_S)
@@ -132,7 +138,7 @@ class SnapshotTaking:
         if self._lines is None or (wants and not self._is_ready):
             self._lines, self._is_ready = self._recovered(makes=wants), wants
         if self._course is None and not wants and not self._book.is_one_standing(self._lines):
-            self.is_complete = True
+            self.is_complete = self.is_reached = True
             return
         surveyed = self._survey()
         if surveyed is None:
@@ -157,6 +163,22 @@ class SnapshotTaking:
             self._course = None
             self._steps.end_actors()
             self._tell_complete()
+        self.is_reached = self.is_complete and self._reaches(surveyed.confirmed_lsn)
+
+    def _reaches(self, confirmed_lsn: Lsn) -> bool:
+        """Whether the log is whole up to where the snapshots are valid from. Has it say so."""
+        if self._once:
+            return True  # a function has no log
+        standing = [
+            line for line in self._lines or () if line.is_ours and line.state is GenerationState.FINISHED
+        ]
+        valid_from = Lsn(max((line.valid_from for line in standing), default=0))
+        if valid_from > self._reached:
+            if confirmed_lsn < valid_from.record_end:
+                return False
+            self._call_sink("reach", valid_from)
+            self._reached = valid_from
+        return True
 
     def _recovered(self, *, makes: bool) -> list[GenerationLine]:
         """The sink's lines, with those of rows that an earlier run named and did not come to tell. ``makes``: see
@@ -219,6 +241,7 @@ class SnapshotTaking:
                 generation.relid,
                 generation.number,
                 int(generation.bounds.place),
+                int(generation.bounds.valid_from),
                 GenerationState.FINISHED,
                 is_ours=True,
             )

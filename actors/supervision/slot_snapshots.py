@@ -2,8 +2,8 @@
 
 They begin with the first epoch that has the slot, and go on over the epochs behind it. Into Delta tables they go beside
 the stream. A function gets them before the stream goes on, so for a function nothing is looked for after that. A run
-with ``snapshot = "only"`` ends when all tables are taken. One with ``available_now`` ends when it has also delivered
-what was committed up to their snapshots, because only from there on the tables' state is known.
+with ``snapshot = "only"`` ends when all tables are taken, and the log is whole up to where their snapshots are valid
+from, because only from there on the tables' state is known. One with ``available_now`` has no less to do.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from xidstream.pipeline.errors import ComponentLost
 from xidstream.pipeline.exchange import Opened
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.segments import Layout, Storage
-from xidstream.pipeline.slot.admin import PAGE_HEADER_BYTES
 from xidstream.pipeline.slot.conninfo import complete
 from xidstream.pipeline.snapshot.progress import SnapshotProgress
 from xidstream.pipeline.snapshot.tables import Surveyed
@@ -84,9 +83,11 @@ class SlotSnapshots:
             return False
         if not self._is_told and not self._is_delta:
             self._let_stream_go_on()
+        if not taking.is_reached:
+            return False
         if target is not None and not self._is_aimed and self._epoch is not None:
             self._is_aimed = True
-            self._epoch.aim(max(target, Lsn(max(0, taking.valid_from - PAGE_HEADER_BYTES))))
+            self._epoch.aim(max(target, taking.valid_from.record_end))
         return self._config.snapshot == SnapshotMode.ONLY.value
 
     @property

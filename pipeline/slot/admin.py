@@ -33,7 +33,6 @@ from xidstream.pipeline.slot.failures import from_connect_error, from_error, fro
 from xidstream.pipeline.slot.stream_options import PG10, PG14, PG15, PG17, quote_literal, version_text
 
 PLUGIN: Final = "pgoutput"
-PAGE_HEADER_BYTES: Final = 40  # of a WAL segment's first page; the others have 24
 _CLIENT_CHECK_INTERVAL_MS: Final = 1000
 _TIME_LIMITS: Final = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout")
 
@@ -285,10 +284,11 @@ def current_flush_lsn(dsn: str) -> Lsn:
         return _flush_lsn(connection)
 
 
-def held_wal_bytes(connection: psycopg.Connection[Any], slot: str) -> int | None:
+def held_wal_bytes(connection: psycopg.Connection[Any], state: SlotState) -> int | None:
     """How much WAL the server keeps for the slot; None where there is no such slot, or none is kept."""
-    restart_lsn = read_slot(connection, slot).restart_lsn
-    return None if restart_lsn is None else max(0, _flush_lsn(connection) - restart_lsn)
+    if state.restart_lsn is None:
+        return None
+    return max(0, _flush_lsn(connection) - state.restart_lsn)
 
 
 def _flush_lsn(connection: psycopg.Connection[Any]) -> Lsn:
@@ -316,7 +316,7 @@ def settled_flush_lsn(dsn: str, timeout_s: float = 2.0) -> Lsn:
         while target is not None and time.monotonic() < deadline:
             row = connection.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone()
             assert row is not None
-            if Lsn.parse(row[0]) + PAGE_HEADER_BYTES >= target:
+            if Lsn.parse(row[0]) >= target.record_end:
                 return Lsn.parse(row[0])
             time.sleep(0.02)
     return current_flush_lsn(dsn)

@@ -42,7 +42,7 @@ from xidstream.pipeline.errors import (
     Unsupported,
 )
 from xidstream.pipeline.pg import Lsn
-from xidstream.pipeline.slot.admin import PAGE_HEADER_BYTES, Blocker, sql_connection
+from xidstream.pipeline.slot.admin import Blocker, sql_connection
 from xidstream.pipeline.slot.conninfo import complete
 from xidstream.pipeline.slot.failures import from_connect_error, from_error
 from xidstream.pipeline.slot.snapshot_findings import room_for
@@ -181,7 +181,7 @@ class TableHolder:
         with sql_connection(self._dsn, "the flushed WAL") as connection:
             row = connection.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone()
             assert row is not None
-            if Lsn.parse(row[0]) + PAGE_HEADER_BYTES >= lsn:
+            if Lsn.parse(row[0]) >= lsn.record_end:
                 return True
             connection.execute("SET default_transaction_read_only = off")
             connection.execute("SELECT txid_current()")
@@ -203,7 +203,7 @@ class TableHolder:
             with _reported(doing):
                 row = session.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone()
             assert row is not None
-            if Lsn.parse(row[0]) + PAGE_HEADER_BYTES >= lsn or self.flushed_past(lsn):
+            if Lsn.parse(row[0]) >= lsn.record_end or self.flushed_past(lsn):
                 return
             if self._closed.wait(_POLL_S):
                 raise SnapshotLost("the holder of snapshots was closed")

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from xidstream.pipeline.pg import INVALID_LSN, Lsn
 from xidstream.pipeline.relations import RelationVersion
 
 RANGE_BYTES: Final = 64 << 20
@@ -92,10 +93,12 @@ class PublishedSource:
 
 @dataclass(frozen=True)
 class Surveyed:
-    """What is published now, and how much WAL the server keeps for the slot (None: it is not known)."""
+    """What is published now, how much WAL the server keeps for the slot (None: it is not known), and up to where the
+    slot is confirmed."""
 
     sources: tuple[PublishedSource, ...]
     held_wal_bytes: int | None
+    confirmed_lsn: Lsn = INVALID_LSN
 
 
 @dataclass(frozen=True)

@@ -80,13 +80,14 @@ class SnapshotTarget:
 
 @dataclass(frozen=True)
 class GenerationLine:
-    """``table``: ``schema.table``. ``is_ours``: whether a run of this slot has told it, and none told later of its
-    table."""
+    """``table``: ``schema.table``. ``place`` and ``valid_from`` are LSNs. ``is_ours``: whether a run of this slot has
+    told it, and none told later of its table."""
 
     table: str
     relid: int
     number: int
     place: int
+    valid_from: int
     state: GenerationState
     is_ours: bool
 
@@ -107,7 +108,7 @@ class SnapshotLog:
         """
 
         def read() -> list[GenerationLine]:
-            columns = ["table", "relid", "generation", "place", "state"]
+            columns = ["table", "relid", "generation", "place", "valid_from", "state"]
             writer = self._snapshots(makes=makes)
             if writer is None:
                 return []
@@ -122,6 +123,7 @@ class SnapshotLog:
                     row["relid"],
                     row["generation"],
                     row["place"],
+                    row["valid_from"],
                     GenerationState(row["state"]),
                     ours,
                 )
@@ -186,6 +188,22 @@ class SnapshotLog:
             return False
         self._add_line(generation.name, 2 * generation.number, lambda writer: _row_of(generation))
         return True
+
+    def reach(self, lsn: Lsn) -> None:
+        """Have ``_transactions`` say that all up to ``lsn`` is in the tables, though no transaction says so.
+
+        Only for a position that the slot is confirmed to. In a quiet database a snapshot would be valid from behind the
+        newest commit of the log, and nobody could read its table.
+        """
+
+        def move() -> None:
+            writer = DeltaTableWriter.open(self._root.child(naming.TRANSACTIONS), naming.TRANSACTIONS)
+            assert writer is not None, "the sink has made it"
+            if writer.watermark(self._application_id) < lsn:
+                self._ownership.check(writer)
+                writer.commit([], {self._application_id: int(lsn)}, marks=self._ownership.marks)
+
+        self._guarded(naming.TRANSACTIONS, move)
 
     def end(self, line: GenerationLine, reason: str) -> None:
         """Add the line that says why the generation has ended, once."""

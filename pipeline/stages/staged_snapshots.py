@@ -72,6 +72,7 @@ class StagedSnapshots:
                 each.relid,
                 each.number,
                 int(each.bounds.place),
+                int(each.bounds.valid_from),
                 GenerationState.FINISHED,
                 is_ours=True,
             )

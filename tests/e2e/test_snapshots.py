@@ -173,6 +173,14 @@ def generations(pipeline: Pipeline) -> list[dict[str, Any]]:
     return found
 
 
+def whole_up_to(pipeline: Pipeline) -> int:
+    """The slot's watermark of ``_transactions``."""
+    system_identifier = pipeline.database.execute("select system_identifier from pg_control_system()")[0][0]
+    database = pipeline.database.execute("select current_database()")[0][0]
+    table = DeltaTable(str(pipeline.delta / "_transactions"))
+    return int(table.transaction_version(f"{system_identifier}/{database}/{pipeline.config().slot}") or 0)
+
+
 def wait_until_delivered(pipeline: Pipeline, lsn: Lsn) -> None:
     def delivered() -> bool:
         confirmed = pipeline.query.lastProgress["confirmedLsn"]
@@ -367,6 +375,7 @@ def test_a_run_with_only_ends_when_all_tables_are_taken_and_the_next_one_goes_on
     start(pipeline, snapshot="only")
     assert pipeline.query.awaitTermination(120)
     (line,) = generations(pipeline)
+    assert whole_up_to(pipeline) >= line["valid_from"], "nothing has committed since, and its state is known"
     database.execute("update a set n = 0 where id <= 100")
     for _ in range(2):
         query = (

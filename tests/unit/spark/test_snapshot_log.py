@@ -17,13 +17,16 @@ from xidstream.pipeline.exchange import Tenure
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.relations import RelationVersion
 from xidstream.pipeline.relations.relation import Column, ReplicaIdentity
-from xidstream.pipeline.rows import contract_schema
+from xidstream.pipeline.rows import TRANSACTIONS_SCHEMA, contract_schema
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 from xidstream.pipeline.snapshot.generation import Generation, GenerationState
+from xidstream.pipeline.spark.delta_table import DeltaTableWriter
 from xidstream.pipeline.spark.naming import Location
 from xidstream.pipeline.spark.ownership import Ownership
 from xidstream.pipeline.spark.parquet_files import ParquetFiles, WrittenFile
+from xidstream.pipeline.spark.placement import Target
 from xidstream.pipeline.spark.snapshot_log import GenerationLine, SnapshotLog
+from xidstream.pipeline.spark.table_metadata import NOTHING_KNOWN
 
 BOUNDS = SnapshotBounds(Lsn(99), Lsn(120), 700, 710, (705,), 1_700_000_000_000_000)
 RELATION = RelationVersion(
@@ -72,7 +75,9 @@ def test_a_generation_is_named_and_told_once_however_often_it_is_asked_for(tmp_p
         assert log.commit(GENERATION, files)
     assert log_of(tmp_path).commit(GENERATION, None)
     assert ids(tmp_path) == [0, 1, 2, 3, 4]
-    assert log.lines(True) == [GenerationLine("public.a.b", 16384, 1, 99, GenerationState.FINISHED, True)]
+    assert log.lines(True) == [
+        GenerationLine("public.a.b", 16384, 1, 99, 120, GenerationState.FINISHED, True)
+    ]
     (row,) = DeltaTable(str(tmp_path / "_snapshots")).to_pyarrow_table().to_pylist()
     assert row == {
         "table": "public.a.b",
@@ -235,3 +240,23 @@ def test_a_run_that_wants_no_snapshot_makes_no_table_and_one_that_does_is_not_to
     with pytest.raises(Superseded):
         crashed.commit(GENERATION, files)
     assert run.lines(False) == []
+
+
+def test_a_log_is_told_to_be_whole_up_to_where_its_snapshots_are_valid_from_and_never_falls_back(
+    tmp_path: Path,
+) -> None:
+    log = log_of(tmp_path)
+    transactions = tmp_path / "_transactions"
+    columns = [Target(f.name, f.type, f.name) for f in TRANSACTIONS_SCHEMA]
+    DeltaTableWriter.open_or_create(
+        Location.parse(str(transactions)), "_transactions", columns, NOTHING_KNOWN
+    )
+    for lsn in (120, 120, 110):
+        log.reach(Lsn(lsn))
+        table = DeltaTable(str(transactions))
+        assert table.transaction_version("7/shop/orders") == 120
+        assert table.version() == 1, "one commit, and no row"
+    with pytest.raises(Superseded):
+        later = log_of(tmp_path, tenure=2)
+        later.reach(Lsn(130))
+        log.reach(Lsn(140))

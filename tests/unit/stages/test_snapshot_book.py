@@ -33,7 +33,7 @@ def source_of(relid: int, table: str = "", published_as: str = '["table"]') -> P
 
 def told(generation: Generation, *, is_ours: bool = True) -> GenerationLine:
     return GenerationLine(
-        generation.name, generation.relid, generation.number, 99, GenerationState.FINISHED, is_ours
+        generation.name, generation.relid, generation.number, 99, 100, GenerationState.FINISHED, is_ours
     )
 
 
@@ -132,7 +132,7 @@ def test_what_ended_a_generation_is_told_and_the_table_taken_again(storage: Stor
 
 
 def test_a_generation_without_its_record_is_of_an_earlier_slot(storage: Storage) -> None:
-    line = GenerationLine("public.t1", 1, 3, 99, GenerationState.FINISHED, is_ours=True)
+    line = GenerationLine("public.t1", 1, 3, 99, 100, GenerationState.FINISHED, is_ours=True)
     needs = book_of(storage).needs([source_of(1)], [line])
     assert [reason for _, reason in needs.ended] == [
         "the storage has no record of it: the slot was made again"
