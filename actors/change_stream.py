@@ -173,8 +173,9 @@ class StreamingQuery:
         ``receivedBytes``; ``openTransactions`` and ``openRows`` that are streamed and not committed yet; ``paused``,
         whether reading waits for memory; ``waitingForSinkBytes`` and ``inFlightBytes``. ``snapshots``: ``tables`` in
         hand or waiting, each with ``table``, ``state``, ``ranges``, ``rangesRead``, ``rows``, ``bytes`` and
-        ``bytesRead``; ``finished``, ``rows`` and ``bytesRead`` of this query; ``heldWalBytes`` that the server keeps
-        for the slot meanwhile. What is not known at the moment is None.
+        ``bytesRead``; ``finished``, ``rows`` and ``bytesRead`` of this query; ``bytesPerS`` of the last minute and
+        ``secondsLeft``; ``heldWalBytes`` that the server keeps for the slot meanwhile. What is not known at the moment
+        is None.
         """
         status = self._supervisor.status()
         driver, sequencer, reader = status.driver, status.sequencer, status.reader
@@ -228,6 +229,8 @@ def _snapshots_json(progress: SnapshotProgress) -> dict[str, Any]:
         "rows": progress.n_rows,
         "bytes": progress.n_bytes,
         "bytesRead": progress.n_bytes_read,
+        "bytesPerS": progress.bytes_per_s,
+        "secondsLeft": progress.seconds_left,
         "heldWalBytes": progress.held_wal_bytes,
         "tables": [
             {

@@ -16,6 +16,21 @@ def human_bytes(n: float) -> str:
     return f"{n:.1f} TiB"
 
 
+def human_s(seconds: float) -> str:
+    """``0.4 s``, ``12 s``, ``3 min 4 s``, ``2 h 5 min``, ``3 d 4 h``."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    for unit, smaller, n, n_smaller in (
+        ("d", "h", 86_400, 3600),
+        ("h", "min", 3600, 60),
+        ("min", "s", 60, 1),
+    ):
+        if whole >= n:
+            return f"{whole // n} {unit} {whole % n // n_smaller} {smaller}"
+    return f"{whole} s"
+
+
 def human_ms(ms: float | None) -> str:
     if ms is None:
         return "-"

@@ -25,7 +25,7 @@ from rich.text import Text
 
 from xidstream.actors.runtime.elapsed import Elapsed
 from xidstream.actors.supervision.supervisor import Status
-from xidstream.pipeline.quantities import counted, human_bytes, human_ms
+from xidstream.pipeline.quantities import counted, human_bytes, human_ms, human_s
 from xidstream.pipeline.snapshot.progress import SnapshotProgress
 
 _PLAIN_INTERVAL_S = 5.0
@@ -122,6 +122,10 @@ def _snapshots(progress: SnapshotProgress) -> str:
     if not progress.tables:
         return f"{done}, {counted(progress.n_rows, 'row')}"
     read = f"{human_bytes(progress.n_bytes_read)} of {human_bytes(progress.n_bytes)} read"
+    if progress.bytes_per_s:
+        read += f" ({human_bytes(progress.bytes_per_s)}/s)"
+    if progress.seconds_left is not None:
+        read += f", {human_s(progress.seconds_left)} left"
     held = progress.held_wal_bytes
     wal = "" if held is None else f", the slot keeps {human_bytes(held)} of WAL"
     to_go = counted(len(progress.tables), "table")

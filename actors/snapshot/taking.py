@@ -27,7 +27,7 @@ from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.quantities import counted, human_bytes
 from xidstream.pipeline.snapshot.course import Again, Course, Dropped, Event, Failed
 from xidstream.pipeline.snapshot.generation import GenerationState
-from xidstream.pipeline.snapshot.progress import SnapshotProgress, progress_of
+from xidstream.pipeline.snapshot.progress import ReadingRate, SnapshotProgress, progress_of
 from xidstream.pipeline.snapshot.tables import Surveyed
 from xidstream.pipeline.spark.snapshot_log import GenerationLine
 from xidstream.pipeline.stages.snapshot_book import SnapshotBook
@@ -36,6 +36,7 @@ _LOOK_S = 10.0
 _WAITING_LOOK_S = 1.0
 """While the stream alone has to come on."""
 _POLL_S = 0.5
+_NOTE_S = 1.0
 _FIRST_REST_S, _LONGEST_REST_S = 1.0, 60.0
 
 
@@ -72,6 +73,7 @@ class SnapshotTaking:
         """Tables, rows and bytes: all that were taken, and those that people were told of."""
         self._held_wal_bytes: int | None = None
         """By the slot, as of the last look."""
+        self._rate = ReadingRate()
         self.valid_from = Lsn(0)
         """The greatest of the generations that this run took."""
         self.is_complete = False
@@ -92,7 +94,7 @@ class SnapshotTaking:
     def progress(self) -> SnapshotProgress:
         course = self._course
         tables = [] if course is None else list(course.tables.values())
-        return progress_of(tables, *self._finished, self._held_wal_bytes)
+        return progress_of(tables, *self._finished, self._held_wal_bytes, self._rate.bytes_per_s)
 
     def _last_number(self, table: str) -> int:
         """Of the table's generations that the sink told of; 0 for none. On any thread."""
@@ -102,7 +104,7 @@ class SnapshotTaking:
         self.failure = error
 
     def _run(self) -> None:
-        look_s = 0.0
+        look_s = note_s = 0.0
         try:
             while not (self._stop.is_set() or self.failure is not None or (self._once and self.is_complete)):
                 if time.monotonic() >= look_s:
@@ -110,6 +112,9 @@ class SnapshotTaking:
                     is_waiting = self.is_complete and not self.is_reached
                     look_s = time.monotonic() + (_WAITING_LOOK_S if is_waiting else _LOOK_S)
                 self._wake_resting()
+                if time.monotonic() >= note_s:
+                    note_s = time.monotonic() + _NOTE_S
+                    self._rate.note(time.monotonic(), self.progress().n_bytes_read)
                 try:
                     event = self._events.get(timeout=_POLL_S)
                 except queue.Empty:
@@ -161,6 +166,7 @@ class SnapshotTaking:
         self.is_complete = not needs.wanted and not (self._course is not None and self._course.tables)
         if self.is_complete and self._course is not None:
             self._course = None
+            self._rate = ReadingRate()
             self._steps.end_actors()
             self._tell_complete()
         self.is_reached = self.is_complete and self._reaches(surveyed.confirmed_lsn)

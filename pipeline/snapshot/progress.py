@@ -1,7 +1,12 @@
-"""How far the snapshots of a run are, for people and monitoring."""
+"""How far the snapshots of a run are, for people and monitoring.
+
+Bytes are of the server's files. They count when a range is read, so a rate over a few seconds would jump. It is one of
+the last minute.
+"""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -26,13 +31,14 @@ class TableProgress:
 @dataclass(frozen=True)
 class SnapshotProgress:
     """``tables``: those in hand and those that wait. ``n_finished``: by this run. ``held_wal_bytes``: what the slot
-    kept of WAL some seconds ago; None before anybody has asked."""
+    kept of WAL some seconds ago; None before anybody has asked. ``bytes_per_s``: None where it is not known yet."""
 
     tables: tuple[TableProgress, ...]
     n_finished: int
     n_rows_finished: int
     n_bytes_finished: int
-    held_wal_bytes: int | None
+    held_wal_bytes: int | None = None
+    bytes_per_s: float | None = None
 
     @property
     def n_bytes(self) -> int:
@@ -45,6 +51,36 @@ class SnapshotProgress:
     @property
     def n_rows(self) -> int:
         return self.n_rows_finished + sum(table.n_rows for table in self.tables)
+
+    @property
+    def seconds_left(self) -> float | None:
+        """At the present rate, of the tables that are known; None where nothing is read, or nothing is left."""
+        return (
+            (self.n_bytes - self.n_bytes_read) / self.bytes_per_s
+            if self.tables and self.bytes_per_s
+            else None
+        )
+
+
+class ReadingRate:
+    """Of the last minute, from what one thread notes. ``bytes_per_s`` may be read by others."""
+
+    _WINDOW_S = 60.0
+
+    def __init__(self) -> None:
+        self._samples: deque[tuple[float, int]] = deque()
+        self.bytes_per_s: float | None = None
+
+    def note(self, now_s: float, n_bytes_read: int) -> None:
+        """``n_bytes_read`` so far. It falls where a table is read again: the rate begins anew there."""
+        samples = self._samples
+        if samples and n_bytes_read < samples[-1][1]:
+            samples.clear()
+        samples.append((now_s, n_bytes_read))
+        while len(samples) > 2 and samples[1][0] <= now_s - self._WINDOW_S:
+            samples.popleft()
+        (first_s, first), (last_s, last) = samples[0], samples[-1]
+        self.bytes_per_s = (last - first) / (last_s - first_s) if last_s > first_s else None
 
 
 def table_progress(course: TableCourse) -> TableProgress:
@@ -66,6 +102,7 @@ def progress_of(
     n_rows_finished: int,
     n_bytes_finished: int,
     held_wal_bytes: int | None,
+    bytes_per_s: float | None,
 ) -> SnapshotProgress:
     found = tuple(map(table_progress, tables))
-    return SnapshotProgress(found, n_finished, n_rows_finished, n_bytes_finished, held_wal_bytes)
+    return SnapshotProgress(found, n_finished, n_rows_finished, n_bytes_finished, held_wal_bytes, bytes_per_s)

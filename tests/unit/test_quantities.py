@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from xidstream.pipeline.quantities import counted, human_bytes, human_ms
+from xidstream.pipeline.quantities import counted, human_bytes, human_ms, human_s
 
 
 @pytest.mark.parametrize(
@@ -23,3 +23,11 @@ def test_bytes_and_times_have_the_unit_that_keeps_them_short() -> None:
         "3.0 TiB",
     ]
     assert [human_ms(n) for n in (None, 999, 27_100)] == ["-", "999 ms", "27.1 s"]
+    assert [human_s(n) for n in (0.4, 12, 59.6, 184, 7500, 273_600)] == [
+        "0.4 s",
+        "12 s",
+        "1 min 0 s",
+        "3 min 4 s",
+        "2 h 5 min",
+        "3 d 4 h",
+    ]

@@ -149,6 +149,10 @@ def test_while_snapshots_are_taken_the_wal_that_the_slot_keeps_is_told() -> None
         "2 snapshots taken, 1 table to go: 5.0 MiB of 11.0 MiB read, 1,500 rows, the slot keeps 3.0 MiB of WAL"
         in shown
     )
+    moving = dataclasses.replace(progress, bytes_per_s=float(1 << 20))
+    assert "5.0 MiB of 11.0 MiB read (1.0 MiB/s), 6.0 s left, 1,500 rows" in summary(
+        dataclasses.replace(status(), snapshots=moving)
+    )
     unknown = dataclasses.replace(progress, held_wal_bytes=None)
     assert "WAL" not in summary(dataclasses.replace(status(), snapshots=unknown))
 
