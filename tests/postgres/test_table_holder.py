@@ -142,9 +142,144 @@ def test_a_transaction_that_is_prepared_while_it_is_waited_for_is_waited_for_sti
     assert len(rows_in(table, holding.result())) == 1000
 
 
-def the_transaction(table: Database) -> Transaction:
-    (found,) = (each for each in slot_changes(table).transactions if each.inserted)
-    return found
+def transactions_by_row(table: Database) -> dict[str, Transaction]:
+    """What the slot has of table t, by the id of the first row that each transaction inserted."""
+    return {str(each.inserted[0]): each for each in slot_changes(table).transactions if each.inserted}
+
+
+def contained(held: Held, transaction: Transaction) -> bool:
+    return held.bounds.contains(transaction.xid, transaction.commit_lsn)
+
+
+def test_what_is_prepared_when_a_snapshot_is_taken_comes_behind_it(
+    table: Database, holder: TableHolder
+) -> None:
+    with table.connect() as writer:
+        for row in (2001, 2002):
+            writer.execute("BEGIN")
+            writer.execute(f"INSERT INTO t VALUES ({row}, 'x')".encode())
+            writer.execute(f"PREPARE TRANSACTION 'p{row}'".encode())
+    table.execute("COMMIT PREPARED 'p2001'")
+    held = holder.hold(source_of(table), wait_for_writers=False)
+    table.execute("COMMIT PREPARED 'p2002'")
+    assert [row for row, _ in rows_in(table, held)] == [*range(1, 1001), 2001]
+    stream = transactions_by_row(table)
+    assert contained(held, stream["2001"]) and not contained(held, stream["2002"])
+
+
+def test_a_transaction_with_400_open_subtransactions_comes_behind_the_snapshot_whole(
+    table: Database, holder: TableHolder
+) -> None:
+    """More than a session's 64 that others can see (PGPROC_MAX_CACHED_SUBXIDS), some ended and some open."""
+
+    def write(writer: psycopg.Connection[Any], first: int) -> None:
+        writer.execute("BEGIN")
+        for i in range(400):
+            writer.execute(f"SAVEPOINT s{i}".encode())
+            writer.execute(f"INSERT INTO t VALUES ({first + i}, 'x')".encode())
+            if i % 4 == 3:
+                writer.execute(f"RELEASE s{i}".encode())
+
+    with table.connect() as writer, table.connect() as earlier:
+        write(earlier, 2001)
+        earlier.execute("COMMIT")
+        write(writer, 3001)
+        held = holder.hold(source_of(table), wait_for_writers=False)
+        writer.execute("SAVEPOINT later")
+        writer.execute("INSERT INTO t VALUES (3401, 'x')")
+        writer.execute("COMMIT")
+    assert [row for row, _ in rows_in(table, held)] == [*range(1, 1001), *range(2001, 2401)]
+    stream = transactions_by_row(table)
+    assert len(stream["3001"].inserted) == 401
+    assert contained(held, stream["2001"]) and not contained(held, stream["3001"])
+
+
+def test_of_the_transactions_that_begin_while_a_snapshot_waits_it_contains_those_that_ended(
+    table: Database, holder: TableHolder
+) -> None:
+    with table.connect() as old, table.connect() as new, table.connect() as later:
+        old.execute("BEGIN")
+        old.execute("INSERT INTO t VALUES (2001, 'it waits for this one')")
+        holding = Holding(holder, source_of(table), wait_for_writers=True)
+        wait_until(lambda: holding.told)
+        new.execute("INSERT INTO t VALUES (2002, 'began and ended meanwhile')")
+        new.execute("BEGIN")
+        new.execute("INSERT INTO t VALUES (2003, 'began meanwhile, and nobody waits for it')")
+        old.execute("COMMIT")
+        held = holding.result()
+        later.execute("BEGIN")
+        later.execute("INSERT INTO t VALUES (2004, 'began behind it')")
+        later.execute("COMMIT")
+        new.execute("COMMIT")
+    assert [row for row, _ in rows_in(table, held)] == [*range(1, 1001), 2001, 2002]
+    stream = transactions_by_row(table)
+    assert {row: contained(held, stream[row]) for row in ("2001", "2002", "2003", "2004")} == {
+        "2001": True,
+        "2002": True,
+        "2003": False,
+        "2004": False,
+    }
+    assert held.bounds.place < stream["2002"].commit_lsn <= held.bounds.valid_from
+
+
+def test_a_writer_of_a_partition_that_never_touched_the_root_is_waited_for(
+    database: Database, holder: TableHolder
+) -> None:
+    for statement in (
+        "CREATE TABLE t (id int, day int) PARTITION BY RANGE (day)",
+        "CREATE TABLE t1 PARTITION OF t FOR VALUES FROM (0) TO (10)",
+        "CREATE TABLE u (id int PRIMARY KEY)",
+        "CREATE PUBLICATION p FOR TABLE u WITH (publish_via_partition_root = true)",
+    ):
+        database.execute(statement)
+    make_slot(database)
+    with database.connect() as writer:
+        writer.execute("BEGIN")
+        writer.execute("INSERT INTO t1 VALUES (1, 1)")
+        database.execute("ALTER PUBLICATION p ADD TABLE t")
+        source = source_of(database)
+        hasty = TableHolder(database.dsn(), ["p"])
+        early = hasty.hold(source, wait_for_writers=False)
+        assert rows_in(database, early) == []
+        holding = Holding(holder, source, wait_for_writers=True)
+        wait_until(lambda: holding.told)
+        assert holding.told[0][0].pid == writer.info.backend_pid and holding.held is None
+        writer.execute("INSERT INTO t1 VALUES (2, 1)")
+        writer.execute("COMMIT")
+    held = holding.result()
+    hasty.close()
+    assert rows_in(database, held) == [(1, 1), (2, 1)]
+    (stream,) = slot_changes(database).transactions
+    assert stream.inserted == ["2"], "the stream lacks the row from before, so the snapshot must have it"
+    assert contained(held, stream) and not contained(early, stream)
+
+
+def test_a_transaction_that_was_prepared_before_the_table_was_published_is_waited_for(
+    database: Database, holder: TableHolder
+) -> None:
+    database.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
+    database.execute("CREATE TABLE u (id int PRIMARY KEY)")
+    database.execute("CREATE PUBLICATION p FOR TABLE u")
+    make_slot(database)
+    with database.connect() as writer:
+        for row in (1, 2):
+            writer.execute("BEGIN")
+            writer.execute(f"INSERT INTO t VALUES ({row}, 'x')".encode())
+            writer.execute(f"INSERT INTO u VALUES ({row})".encode())
+            writer.execute(f"PREPARE TRANSACTION 'p{row}'".encode())
+    database.execute("ALTER PUBLICATION p ADD TABLE t")
+    holding = Holding(holder, source_of(database), wait_for_writers=True)
+    wait_until(lambda: len(holding.told) > 0)
+    assert sorted(str(blocker.gid) for blocker in holding.told[0]) == ["p1", "p2"]
+    database.execute("COMMIT PREPARED 'p1'")
+    wait_until(lambda: [blocker.gid for blocker in holding.told[-1]] == ["p2"])
+    database.execute("ROLLBACK PREPARED 'p2'")
+    held = holding.result()
+    assert rows_in(database, held) == [(1, "x")]
+    (stream,) = slot_changes(database).transactions
+    relid = held.source.relation.relid
+    assert stream.inserted == ["1"] and stream.inserted_into(relid) == [], "the stream has only the row of u"
+    assert contained(held, stream)
 
 
 # -- commits that are not flushed, or not visible ---------------------------------------------------------
@@ -157,6 +292,70 @@ def own_database(server: EmbeddedPostgres) -> Iterator[Database]:
         database.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
         database.execute("CREATE PUBLICATION p FOR TABLE t")
         yield database
+
+
+def test_an_asynchronous_commit_that_a_snapshot_saw_survives_a_crash_once_it_is_confirmed(
+    own_postgres: Callable[..., EmbeddedPostgres],
+) -> None:
+    # The WAL writer flushes such commits by itself, some delays later.
+    server = own_postgres(settings={"wal_writer_delay": "10s"})
+    with own_database(server) as database:
+        make_slot(database)
+        relid = source_of(database).relation.relid
+        holder = TableHolder(database.dsn(), ["p"])
+        with database.connect() as writer:
+            writer.execute("SET synchronous_commit = off")
+            writer.execute("INSERT INTO t VALUES (1, 'seen before it is flushed')")
+        held = holder.hold(source_of(database), wait_for_writers=False)
+        assert rows_in(database, held) == [(1, "seen before it is flushed")]
+        ((flushed,),) = database.execute("SELECT pg_current_wal_flush_lsn()::text")
+        assert Lsn.parse(flushed) < held.bounds.valid_from, "a crash would lose the row now"
+        holder.confirm(relid, held.bounds.valid_from)
+        server.restart("immediate")
+        holder.close()
+    with psycopg.connect(server.conninfo(), autocommit=True) as connection:
+        database = Database(server, "postgres", connection)
+        assert database.execute("SELECT id FROM t") == [(1,)]
+        assert contained(held, transactions_by_row(database)["1"])
+
+
+def test_a_commit_that_waits_for_a_synchronous_standby_is_in_the_wal_and_not_in_the_snapshot(
+    own_postgres: Callable[..., EmbeddedPostgres],
+) -> None:
+    """LSNs do not tell what a snapshot contains: this commit's is below the snapshot's place."""
+    server = own_postgres()
+    with own_database(server) as database:
+        make_slot(database)
+        database.execute("SET synchronous_commit = local")
+        set_standby(database, "nobody")
+        waiting = threading.Thread(target=insert, args=(database, 1))
+        waiting.start()
+        waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+        wait_until(lambda: database.execute(waits) == [(1,)])
+        database.execute("INSERT INTO t VALUES (2, 'waits for nobody')")
+        holder = TableHolder(database.dsn(), ["p"])
+        held = holder.hold(source_of(database), wait_for_writers=False)
+        assert rows_in(database, held) == [(2, "waits for nobody")]
+        set_standby(database, "")
+        waiting.join(60)
+        assert rows_in(database, held) == [(2, "waits for nobody")]
+        assert database.execute("SELECT id FROM t ORDER BY id") == [(1,), (2,)]
+        stream = transactions_by_row(database)
+        assert stream["1"].commit_lsn < stream["2"].commit_lsn <= held.bounds.valid_from
+        assert contained(held, stream["2"]) and not contained(held, stream["1"])
+        holder.close()
+
+
+def set_standby(database: Database, name: str) -> None:
+    """Commits wait for the standby of this name, or for none."""
+    database.execute(f"ALTER SYSTEM SET synchronous_standby_names = '{name}'")
+    database.execute("SELECT pg_reload_conf()")
+    wait_until(lambda: database.execute("SHOW synchronous_standby_names") == [(name,)])
+
+
+def insert(database: Database, row: int) -> None:
+    with database.connect() as writer:
+        writer.execute(f"INSERT INTO t VALUES ({row}, 'waits')".encode())
 
 
 # -- tables that change ---------------------------------------------------------------------------------
