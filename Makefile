@@ -17,7 +17,7 @@ export PIP_ROOT_USER_ACTION := ignore
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-slow unit faults soak chaos cluster-test bench bench-quick docs lint format clean distclean
+.PHONY: help setup demo test test-slow unit faults soak chaos snapshots cluster-test bench bench-quick docs lint format clean distclean
 
 help: ## Show this list
 	@echo "Targets (make PYTHON=/path/to/python3.12 … chooses the interpreter of a new environment):"
@@ -74,6 +74,9 @@ soak: setup ## Run the long differential test: 20 seeds on PostgreSQL 16 and 18,
 chaos: setup ## Kill by seed at every fault point, 200 times in real actors and 400 in one process; an unkilled twin judges
 	$(PY) -m tests.chaos --local --seeds 8 --kills 50
 	$(PY) -m tests.chaos --seeds 4 --kills 50 --together 4 --driver-share 0.18 --least 3
+
+snapshots: setup ## Kill each kind of process at 25, 50 and 75 % of the rows that snapshots read; a twin slot judges
+	$(PY) -m tests.snapshots --matrix --rows 60000 --bytes-per-s 60000 --range-bytes 131072
 
 bench: setup ## Measure everything, about 35 minutes on a quiet machine, and renew docs/performance.md
 	$(PY) -m pip install --quiet -c constraints.txt -e '.[pinned,bench]'

@@ -22,24 +22,36 @@ Row = tuple[Any, ...]
 Change = dict[str, Any]
 
 
+def delta_table(root: Path | str, name: str, options: dict[str, str] | None = None) -> DeltaTable:
+    """``root``: a folder, or a URI with its ``options`` (deltalake's)."""
+    return DeltaTable(f"{root}/{name}", storage_options=options)
+
+
+def standing_generations(
+    root: Path | str, options: dict[str, str] | None = None
+) -> dict[str, dict[str, Any]]:
+    """By ``schema.table``: the row of ``_snapshots`` that counts."""
+    lines = delta_table(root, "_snapshots", options).to_pyarrow_table().to_pylist()
+    ended = {(line["table"], line["generation"]) for line in lines if line["state"] == "ended"}
+    lines.sort(key=lambda line: int(line["generation"]))
+    return {line["table"]: line for line in lines if (line["table"], line["generation"]) not in ended}
+
+
+def bounds_of(generation: dict[str, Any]) -> SnapshotBounds:
+    g = generation
+    return SnapshotBounds(Lsn(g["place"]), Lsn(g["valid_from"]), g["xmin"], g["xmax"], tuple(g["xip"]), 0)
+
+
 class Log:
     """One table's log, read once. ``generation``: its row of ``_snapshots``; ``key``: None for a table without one."""
 
-    def __init__(self, root: Path, schema: str, table: str) -> None:
-        lines = [
-            line
-            for line in DeltaTable(str(root / "_snapshots")).to_pyarrow_table().to_pylist()
-            if line["table"] == f"{schema}.{table}"
-        ]
-        ended = {line["generation"] for line in lines if line["state"] == "ended"}
-        standing = [line for line in lines if line["generation"] not in ended]
-        (self.generation,) = [max(standing, key=lambda line: int(line["generation"]))]
-        g = self.generation
-        self.bounds = SnapshotBounds(
-            Lsn(g["place"]), Lsn(g["valid_from"]), g["xmin"], g["xmax"], tuple(g["xip"]), 0
-        )
-        self.key: list[str] | None = g["key"]
-        log = DeltaTable(str(root / encode_table(schema, table))).to_pyarrow_table()
+    def __init__(
+        self, root: Path | str, schema: str, table: str, options: dict[str, str] | None = None
+    ) -> None:
+        self.generation = standing_generations(root, options)[f"{schema}.{table}"]
+        self.bounds = bounds_of(self.generation)
+        self.key: list[str] | None = self.generation["key"]
+        log = delta_table(root, encode_table(schema, table), options).to_pyarrow_table()
         self.columns = [name for name in log.column_names if not name.startswith("_")]
         self._log = sorted(log.to_pylist(), key=lambda row: (row["_commit_lsn"], row["_seq"]))
         self.n_snapshot_rows = sum(self._is_of_generation(row) for row in self._log)

@@ -1,0 +1,48 @@
+"""``python -m tests.snapshots.observed_run LOG RANGE_BYTES run …``: the command line, which notes each range that is
+read. Ranges can be smaller than a run's, so that small tables have several.
+
+Each line of LOG is a JSON object: what began, was done or was lost (``what``), of which ``table``, under which snapshot
+(its ``place``), the range's ``number``, and its ``rows``.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+import threading
+from typing import Any
+
+from xidstream.actors.cli.main import main
+from xidstream.actors.snapshot import steps
+from xidstream.actors.snapshot.actors import SnapshotActors
+from xidstream.pipeline.snapshot.tables import plan_ranges
+
+
+def observe(path: str, range_bytes: int) -> None:
+    lock, read = threading.Lock(), SnapshotActors.read
+
+    def note(what: str, task: Any, bounds: Any, rows: int = 0) -> None:
+        line = {"what": what, "table": task.source.relation.table, "place": int(bounds.place)}
+        with lock, open(path, "a") as file:
+            file.write(json.dumps({**line, "number": task.range.number, "rows": rows}) + "\n")
+
+    def noted(self: SnapshotActors, task: Any, bounds: Any, target: Any) -> Any:
+        note("begun", task, bounds)
+        try:
+            files, n_rows = read(self, task, bounds, target)
+        except BaseException:
+            note("lost", task, bounds)
+            raise
+        note("done", task, bounds, n_rows)
+        return files, n_rows
+
+    SnapshotActors.read = noted  # type: ignore[method-assign]
+    setattr(steps, "plan_ranges", functools.partial(plan_ranges, range_bytes=range_bytes))  # noqa: B010
+
+
+if __name__ == "__main__":
+    log, size, *rest = sys.argv[1:]
+    observe(log, int(size))
+    sys.argv[1:] = rest
+    main()

@@ -1,0 +1,81 @@
+"""The twin: a slot made before the tables had a row, read without streaming, its rows kept as Parquet files.
+
+``LocalPipeline`` reads it, so this is the log that a run would have that began before everything.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tests.differential.local_pipeline import LocalPipeline, Options, Sink, read_segment
+from tests.memory_parts import part_rows
+from tests.postgres_fixtures import Database
+from xidstream.pipeline.exchange import Batch
+from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.segments import Storage
+from xidstream.pipeline.slot.admin import create_slot
+
+_OPTIONS = Options(
+    streaming="off",
+    block_bytes=4 << 20,
+    pending_limit_bytes=16 << 20,
+    buffer_memory_bytes=128 << 20,
+    batch_rows=100_000,
+    batch_bytes=32 << 20,
+)
+
+
+class ParquetSink(Sink):
+    """A file for each table and batch below ``folder``; nothing stays in memory but the commits' LSNs."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._folder = folder
+        self._n_batches = 0
+        self.commit_lsns: list[int] = []
+
+    def write(self, batch: Batch, storage: Storage) -> None:
+        fresh: defaultdict[tuple[str, pa.Schema], list[pa.Table]] = defaultdict(list)
+        for unit in batch.units:
+            parts = [(p.relation, part_rows(p, pa.Table.to_batches)) for p in unit.memory]
+            parts += [(p.relation, read_segment(p, storage)) for p in unit.segments]
+            for relation, rows in parts:
+                above = rows.filter(pa.compute.greater(rows["_commit_lsn"], self.watermark))
+                fresh[relation.table, above.schema].append(above)
+            self.commit_lsns += [n for n in unit.transactions["commit_lsn"].to_pylist() if n > self.watermark]
+        for number, ((table, _), tables) in enumerate(fresh.items()):
+            folder = self._folder / table.encode().hex()
+            folder.mkdir(parents=True, exist_ok=True)
+            pq.write_table(pa.concat_tables(tables), folder / f"{self._n_batches:06}-{number}.parquet")
+        self._n_batches += 1
+        self.watermark = max([self.watermark, *self.commit_lsns[-1:]])
+
+    def files(self, table: str) -> list[str]:
+        return sorted(str(path) for path in (self._folder / table.encode().hex()).glob("*.parquet"))
+
+
+class Twin:
+    """Makes its slot at once."""
+
+    def __init__(self, database: Database, folder: Path) -> None:
+        self._dsn = database.dsn()
+        self._slot = f"t_{database.name}"[:63]
+        self._storage = folder / "storage"
+        self._storage.mkdir(parents=True)
+        self._n_lives = 0
+        self.sink = ParquetSink(folder / "tables")
+        create_slot(self._dsn, self._slot)
+
+    def read_until(self, target: Lsn, timeout_s: float = 1200) -> None:
+        """All that committed before ``target``, which must be flushed."""
+        self._n_lives += 1
+        epoch = f"{self._n_lives:04}"
+        with LocalPipeline(
+            self._dsn, self._slot, ("p",), self._storage, self.sink, _OPTIONS, epoch=epoch
+        ) as pipeline:
+            pipeline.read_until(target, timeout_s=timeout_s)
+            pipeline.stop()
