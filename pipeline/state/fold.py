@@ -1,0 +1,297 @@
+"""A base and the log behind it make the rows of a table. A plan for Spark: no row passes through Python.
+
+**For the mirror and all other callers**, two functions whose signatures stay:
+
+- ``net_changes(base, tail, shape)``: one row for each key that the tail touches. Its columns are the source's, in the
+  shape's order and types (the key's are among them), then ``_text`` and ``_gone`` (boolean). Unchanged TOAST values are
+  filled in. Where ``_gone`` is true, the columns beside the key mean nothing. A TRUNCATE touches every key of the base.
+  Only for tables with a key.
+- ``fold(base, tail, shape)``: the table's rows, in the source's columns and ``_text``. Tables without a key, too.
+
+``base``: rows in the source's columns, with ``_text`` if the table has such values: a snapshot's (``shaped``), or a
+base table's. For ``net_changes`` the part of a base that has all touched keys is enough. ``tail``: the log's rows
+behind the base that the snapshot does not contain (``contained``), in any order, in the contract's columns and the
+source's (``shaped``).
+
+The rule. insert and update_postimage set a row, delete removes it, and so does a preimage whose postimage has another
+key. TRUNCATE removes all before it. The last word on a key counts. So untouched rows of the base are kept by an anti
+join, which broadcasts the touched keys where they are few: they cost a scan and no shuffle.
+
+An unchanged value is the one that *this row* had before. A row lives under one key in a *stay*: it begins in the base,
+by an insert, or by the arrival of a changed key, and ends by a delete or a departure. Within a stay the last known
+value is found by a window over the tail. A stay that began by an arrival goes on with the values of the stay that it
+departed from (``inherited``). A stay of the base has the base's value under the key that it began with. A former life
+of the same key is another stay, whose values are never taken.
+
+Considered: ``max_by`` over whole rows (a sort aggregate in Spark 3.5); a merge by key over base and tail (shuffles the
+base: three times as long).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from xidstream.pipeline.errors import UsageError
+from xidstream.pipeline.state.inherited import inherited_values
+from xidstream.pipeline.state.keyless import fold_keyless
+from xidstream.pipeline.state.prepared import (
+    TEXT_TYPE,
+    any_of,
+    has_texts,
+    key_as,
+    key_parts,
+    prepared,
+    restored,
+    same_key,
+    value_columns,
+)
+from xidstream.pipeline.state.shape import TableShape
+from xidstream.pipeline.state.tail import TailFacts, behind_truncate, facts_of, prepared_tail
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+
+def net_changes(base: DataFrame, tail: DataFrame, shape: TableShape) -> DataFrame:
+    """One row for each touched key: the source's columns, ``_text``, ``_gone``. Runs a small job."""
+    from pyspark.sql import functions as f
+
+    net = keyed_net(base, tail, shape)
+    rows = net.rows.select(*net.columns, "text", "gone")
+    if net.facts.truncated_at is not None:
+        rows = rows.unionByName(net.truncated().select(*net.columns, "text", f.lit(True).alias("gone")))
+    return restored(rows, shape, [f.col("text").alias("_text"), f.col("gone").alias("_gone")])
+
+
+def fold(base: DataFrame, tail: DataFrame, shape: TableShape) -> DataFrame:
+    """All rows of the table: the source's columns, ``_text``. Runs a small job."""
+    from pyspark.sql import functions as f
+
+    if shape.key is None:
+        return fold_keyless(base, tail, shape)
+    net = keyed_net(base, tail, shape)
+    there = net.rows.filter(~f.col("gone")).select(*net.columns, "text")
+    if net.facts.truncated_at is None:
+        there = net.untouched().select(*net.columns, "text").unionByName(there)
+    return restored(there, shape, [f.col("text").alias("_text")])
+
+
+@dataclass(frozen=True)
+class KeyedNet:
+    """``rows``: ``k*``, ``c*``, ``text``, ``gone`` and ``existed`` (whether the key was there before the tail), one for
+    each key behind the last TRUNCATE; ``missing``, the names of columns that no earlier row gave a value. ``base``: all
+    rows, prepared."""
+
+    rows: DataFrame
+    base: DataFrame
+    behind: DataFrame
+    facts: TailFacts
+    shape: TableShape
+
+    @property
+    def columns(self) -> list[str]:
+        return value_columns(self.shape)
+
+    def untouched(self) -> DataFrame:
+        """The rows of the base whose keys the tail does not have, prepared."""
+        return self._without(self.behind)
+
+    def truncated(self) -> DataFrame:
+        """The rows of the base that a TRUNCATE took and nothing set again."""
+        return self._without(self.behind)
+
+    def _without(self, rows: DataFrame) -> DataFrame:
+        from pyspark.sql import functions as f
+
+        parts = key_parts(self.shape)
+        touched = rows.select(*key_as(parts, "t"))
+        if self.facts.keys_are_few:
+            touched = f.broadcast(touched)
+        return self.base.join(touched, same_key(parts, "k", "t"), "left_anti")
+
+
+def keyed_net(base: DataFrame, tail: DataFrame, shape: TableShape, *, existed: bool = False) -> KeyedNet:
+    """``existed``: whether that column is wanted; else it is null."""
+    if shape.key is None:
+        raise UsageError(f"table {shape.table} has no key: its rows are folded as a multiset")
+    before = prepared(base, shape)
+    rows = prepared_tail(tail, shape)
+    facts = facts_of(rows, shape)
+    rows = behind_truncate(rows, facts)
+    toasted = [i for i, name in enumerate(shape.columns) if name in facts.unchanged]
+    net = _Net(shape, facts, toasted)
+    last = net.with_history(rows) if toasted or existed else net.last_words(rows)
+    # What a TRUNCATE took gives no value.
+    filled = net.filled(last, before if facts.truncated_at is None else None)
+    return KeyedNet(filled, before, rows, facts, shape)
+
+
+class _Net:
+    """``toasted``: indexes of the columns that some row of the tail lacks."""
+
+    def __init__(self, shape: TableShape, facts: TailFacts, toasted: Sequence[int]) -> None:
+        self._shape = shape
+        self._facts = facts
+        self._toasted = list(toasted)
+        self._parts = key_parts(shape)
+        self._keys = [part.name for part in self._parts]
+        self._names = list(shape.columns)
+
+    def last_words(self, rows: DataFrame) -> DataFrame:
+        """The last row of each key, where no row lacks a value."""
+        from pyspark.sql import Window
+        from pyspark.sql import functions as f
+
+        newest = Window.partitionBy(*self._keys).orderBy(f.desc("lsn"), f.desc("seq"))
+        last = rows.withColumn("n", f.row_number().over(newest)).filter("n = 1")
+        return last.select(*self._rows_columns(), self._gone(), f.lit(None).cast("boolean").alias("existed"))
+
+    def with_history(self, rows: DataFrame) -> DataFrame:
+        """The last row of each key, with the last known value of its stay in ``n*`` (a struct; null: unknown), and the
+        key in ``b*`` under which the base may have it."""
+        from pyspark.sql import Window
+        from pyspark.sql import functions as f
+
+        rows = self._with_arrivals(rows)
+        in_order = Window.partitionBy(*self._keys).orderBy("lsn", "seq")
+        upto = in_order.rowsBetween(Window.unboundedPreceding, Window.currentRow)
+        kind, place = f.col("kind"), f.col("place")
+        begins = (kind == "insert") | f.col("arrives")
+        columns = [
+            f.last(f.when(begins, place), ignorenulls=True).over(upto).alias("begin"),
+            f.first(~begins).over(upto).alias("existed"),
+            f.lead(place).over(in_order).isNull().alias("is_last"),
+        ]
+        sets = kind.isin("insert", "update_postimage")
+        for i in self._toasted:
+            value = f.when(sets & ~self._lacks(i), self._value(i, place))
+            columns.append(f.last(value, ignorenulls=True).over(upto).alias(f"n{i}"))
+        rows = rows.select("*", *columns)
+        begin = f.col("begin")
+        # A value from before the stay is another row's.
+        for i in self._toasted:
+            is_own = begin.isNull() | (f.col(f"n{i}.place") >= begin)
+            rows = rows.withColumn(f"n{i}", f.when(is_own, f.col(f"n{i}")))
+        last = rows.filter("is_last").select(
+            *self._rows_columns(),
+            self._gone(),
+            "existed",
+            "begin",
+            *[f"n{i}" for i in self._toasted],
+            *key_as(self._parts, "b"),
+        )
+        if self._toasted and self._facts.n_preimages:
+            last = self._with_inherited(last, rows)
+        return last
+
+    def filled(self, last: DataFrame, base: DataFrame | None) -> DataFrame:
+        """``last`` with the values that it lacks, from its history and from the base."""
+        from pyspark.sql import functions as f
+
+        keys, columns = self._keys, value_columns(self._shape)
+        if not self._toasted:
+            none = f.lit(None).cast("array<string>").alias("missing")
+            return last.select(*keys, *columns, "text", "gone", "existed", none)
+        if base is not None:
+            last = self._with_base(last, base)
+        values = [
+            f.col(f"n{i}.value").alias(c) if i in self._toasted else f.col(c) for i, c in enumerate(columns)
+        ]
+        lacking = [f.when(f.col(f"n{i}").isNull(), f.lit(self._names[i])) for i in self._toasted]
+        missing = f.array_compact(f.array(*lacking))
+        missing = f.when(~f.col("gone") & (f.size(missing) > 0), missing).alias("missing")
+        return last.select(*keys, *values, self._text().alias("text"), "gone", "existed", missing)
+
+    # -- parts -----------------------------------------------------------------------------------------
+
+    def _rows_columns(self) -> list[str]:
+        return [*self._keys, *value_columns(self._shape), "text"]
+
+    def _gone(self) -> Column:
+        from pyspark.sql import functions as f
+
+        return f.col("kind").isin("delete", "update_preimage").alias("gone")
+
+    def _lacks(self, i: int) -> Column:
+        from pyspark.sql import functions as f
+
+        return f.coalesce(f.array_contains("unchanged", self._names[i]), f.lit(False))
+
+    def _value(self, i: int, place: Column) -> Column:
+        from pyspark.sql import functions as f
+
+        parts = [place.alias("place"), f.col(f"c{i}").alias("value")]
+        if self._has_text(i):
+            parts.append(f.col("text")[self._names[i]].alias("text"))
+        return f.struct(*parts)
+
+    def _has_text(self, i: int) -> bool:
+        return has_texts(self._shape.columns[self._names[i]].type)
+
+    def _text(self) -> Column:
+        """``text`` with the texts of the values that were filled in."""
+        from pyspark.sql import functions as f
+
+        with_text = [i for i in self._toasted if self._has_text(i)]
+        if not with_text:
+            return f.col("text")
+        names = f.array(*[f.lit(self._names[i]) for i in with_text])
+        texts = f.array(*[f.col(f"n{i}.text") for i in with_text])
+        own = f.map_filter(
+            f.coalesce(f.col("text"), f.create_map().cast(TEXT_TYPE)),
+            lambda k, _: ~f.array_contains(names, k),
+        )
+        all_texts = f.map_filter(
+            f.map_concat(own, f.map_from_arrays(names, texts)), lambda _, v: v.isNotNull()
+        )
+        return f.when(f.size(all_texts) > 0, all_texts)
+
+    def _with_arrivals(self, rows: DataFrame) -> DataFrame:
+        """``arrives``: whether the row's key was another one before."""
+        from pyspark.sql import functions as f
+
+        if not self._facts.n_preimages:
+            return rows.withColumn("arrives", f.lit(False))
+        old = rows.filter("kind = 'update_preimage'").select(
+            f.col("lsn").alias("o_lsn"), (f.col("seq") + 1).alias("o_seq"), *key_as(self._parts, "o")
+        )
+        if self._facts.keys_are_few:
+            old = f.broadcast(old)
+        here = (f.col("lsn") == f.col("o_lsn")) & (f.col("seq") == f.col("o_seq"))
+        rows = rows.join(old, here & (f.col("kind") == "update_postimage"), "left")
+        # An old tuple is sent, too, where a key that is stored outside of the row did not change.
+        arrives = f.col("o_lsn").isNotNull() & ~same_key(self._parts, "k", "o")
+        names = [*self._rows_columns(), "kind", "lsn", "seq", "place", "unchanged"]
+        return rows.select(*names, f.coalesce(arrives, f.lit(False)).alias("arrives"))
+
+    def _with_inherited(self, last: DataFrame, rows: DataFrame) -> DataFrame:
+        from pyspark.sql import functions as f
+
+        lacks = any_of([self._lacks(i) for i in self._toasted])
+        inherited = inherited_values(rows.filter(f.col("arrives") & lacks), rows, self._parts, self._toasted)
+        last = last.join(inherited, f.col("begin") == f.col("id"), "left")
+        came = f.col("id").isNotNull()
+        replaced = {
+            f"b{i}": f.when(came, f.col(f"h_b{i}")).otherwise(f.col(f"b{i}")) for i in range(len(self._parts))
+        }
+        replaced |= {f"n{i}": f.coalesce(f"n{i}", f"h_n{i}") for i in self._toasted}
+        return last.withColumns(replaced)
+
+    def _with_base(self, last: DataFrame, base: DataFrame) -> DataFrame:
+        """What is still unknown is the base's, under the key that the row had there."""
+        from pyspark.sql import functions as f
+
+        n_parts = len(self._parts)
+        unknown = ~f.col("gone") & any_of([f.col(f"n{i}").isNull() for i in self._toasted])
+        wanted = last.filter(unknown).select(*[f.col(f"b{i}").alias(f"w{i}") for i in range(n_parts)])
+        if self._facts.keys_are_few:
+            wanted = f.broadcast(wanted)
+        nowhere = f.lit("0").cast("decimal(38,0)")
+        values = [self._value(i, nowhere).alias(f"v{i}") for i in self._toasted]
+        found = base.select(*key_as(self._parts, "f"), *values).join(
+            wanted, same_key(self._parts, "f", "w"), "left_semi"
+        )
+        last = last.join(found, same_key(self._parts, "b", "f"), "left")
+        return last.withColumns({f"n{i}": f.coalesce(f"n{i}", f"v{i}") for i in self._toasted})
