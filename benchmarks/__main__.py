@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks import results
 
-CASES = ("drain", "lag", "delta", "latency", "growth", "tables", "profile", "startup", "snapshot")
+CASES = ("drain", "lag", "delta", "latency", "growth", "tables", "profile", "startup", "snapshot", "state")
 
 
 def cases(
@@ -69,6 +69,12 @@ def cases(
 
         return snapshot_read.run(rows, repeats)
 
+    def state() -> Any:
+        from benchmarks import current_state
+
+        sizes = (200_000, 2_000) if quick else (largest, 100_000)
+        return current_state.run(*sizes, repeats)
+
     return {
         "drain": drain,
         "lag": lag,
@@ -79,6 +85,7 @@ def cases(
         "profile": profile,
         "startup": startup,
         "snapshot": snapshot,
+        "state": state,
     }
 
 

@@ -18,8 +18,14 @@ from xidstream.pipeline.errors import POLICY, XidstreamError
 
 PAGE = Path(__file__).parents[1] / "docs" / "python.md"
 BEGIN, END = "<!-- made by `make docs` -->\n", "<!-- end -->\n"
-CHOSEN: Final = {"Config": ("load", "of")}
-ORDER: Final = ("spark_session", "ChangeStream", "StreamingQuery", "SparkBatch", "Lsn", "Config")
+CHOSEN: Final = {
+    "Config": ("load", "of"),
+    "ChangeLog": ("last_commit_lsn", "tables", "transactions", "as_of", "changes"),
+}
+ORDER: Final = (
+    *("spark_session", "ChangeStream", "StreamingQuery", "SparkBatch"),
+    *("ChangeLog", "LogState", "Lsn", "Config"),
+)
 
 
 def reference() -> str:
@@ -36,13 +42,15 @@ def page_with_reference(page: str) -> str:
 
 def members(name: str, cls: type) -> list[str]:
     """In the order of the source."""
-    return list(CHOSEN.get(name, [n for n in vars(cls) if not n.startswith("_")]))
+    public = [n for n in vars(cls) if not n.startswith("_") or n == "__getitem__"]
+    return list(CHOSEN.get(name, public))
 
 
 def _entry(name: str, thing: Any) -> str:
     if not isinstance(thing, type):
         return f"### {_signature(name, thing)}\n\n{_text(thing)}\n"
-    made = {"Config": "Config", "Lsn": "Lsn(value: int)", "ChangeStream": _bare("ChangeStream", thing)}
+    made = {"Config": "Config", "Lsn": "Lsn(value: int)"}
+    made |= {each: _bare(each, thing) for each in ("ChangeStream", "ChangeLog") if each == name}
     parts = [f"### `{made.get(name, name)}`\n\n{_text(thing)}\n"]
     for member in members(name, thing):
         found = inspect.getattr_static(thing, member)

@@ -20,10 +20,13 @@ if TYPE_CHECKING:
     from xidstream.pipeline.config import Config
     from xidstream.pipeline.pg import Lsn
     from xidstream.pipeline.spark.spark_batch import SparkBatch
+    from xidstream.pipeline.state.change_log import ChangeLog, LogState
 
 __all__ = [
+    "ChangeLog",
     "ChangeStream",
     "Config",
+    "LogState",
     "Lsn",
     "SparkBatch",
     "StreamingQuery",
@@ -33,6 +36,8 @@ __all__ = [
 ]
 
 _HOMES: Final = {
+    "ChangeLog": "xidstream.pipeline.state.change_log",
+    "LogState": "xidstream.pipeline.state.change_log",
     "ChangeStream": "xidstream.actors.change_stream",
     "StreamingQuery": "xidstream.actors.change_stream",
     "Config": "xidstream.pipeline.config",

@@ -31,12 +31,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from xidstream.pipeline.errors import UsageError
 from xidstream.pipeline.state.inherited import inherited_values
 from xidstream.pipeline.state.keyless import fold_keyless
 from xidstream.pipeline.state.prepared import (
+    BROADCAST_BYTES,
+    ORDER_TYPE,
     TEXT_TYPE,
     any_of,
     has_texts,
@@ -48,7 +50,7 @@ from xidstream.pipeline.state.prepared import (
     value_columns,
 )
 from xidstream.pipeline.state.shape import TableShape
-from xidstream.pipeline.state.tail import TailFacts, behind_truncate, facts_of, prepared_tail
+from xidstream.pipeline.state.tail import TailFacts, behind_truncate, facts_of, guessed_bytes, prepared_tail
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -61,7 +63,7 @@ def net_changes(base: DataFrame, tail: DataFrame, shape: TableShape) -> DataFram
     net = keyed_net(base, tail, shape)
     rows = net.rows.select(*net.columns, "text", "gone")
     if net.facts.truncated_at is not None:
-        rows = rows.unionByName(net.truncated().select(*net.columns, "text", f.lit(True).alias("gone")))
+        rows = rows.unionByName(net.untouched().select(*net.columns, "text", f.lit(True).alias("gone")))
     return restored(rows, shape, [f.col("text").alias("_text"), f.col("gone").alias("_gone")])
 
 
@@ -72,60 +74,97 @@ def fold(base: DataFrame, tail: DataFrame, shape: TableShape) -> DataFrame:
     if shape.key is None:
         return fold_keyless(base, tail, shape)
     net = keyed_net(base, tail, shape)
-    there = net.rows.filter(~f.col("gone")).select(*net.columns, "text")
-    if net.facts.truncated_at is None:
-        there = net.untouched().select(*net.columns, "text").unionByName(there)
+    there = net.base_and_changes() if net.fits_one_scan else net.base_or_changes()
     return restored(there, shape, [f.col("text").alias("_text")])
+
+
+_OF_CHANGES: Final = ("lsn", "seq", "xid", "time")
 
 
 @dataclass(frozen=True)
 class KeyedNet:
-    """``rows``: ``k*``, ``c*``, ``text``, ``gone`` and ``existed`` (whether the key was there before the tail), one for
-    each key behind the last TRUNCATE; ``missing``, the names of columns that no earlier row gave a value. ``base``: all
-    rows, prepared."""
+    """``last``: the last row of each key behind the last TRUNCATE, not filled in yet. ``base``: all its rows, prepared.
+    ``behind``: the tail's rows behind the TRUNCATE. ``tail_bytes``: Spark's guess of the tail's size."""
 
-    rows: DataFrame
+    last: DataFrame
     base: DataFrame
     behind: DataFrame
     facts: TailFacts
     shape: TableShape
+    net: _Net
+    tail_bytes: int
 
     @property
     def columns(self) -> list[str]:
         return value_columns(self.shape)
 
+    @property
+    def rows(self) -> DataFrame:
+        """``k*``, ``c*`` and ``text``; ``lsn``, ``seq``, ``xid`` and ``time`` of the key's last change; ``gone``;
+        ``existed``, whether the key was there before the tail (but for a TRUNCATE); ``missing``, the columns that no
+        earlier row gave a value."""
+        # What a TRUNCATE took gives no value.
+        return self.net.filled(self.last, self.base if self.facts.truncated_at is None else None)
+
     def untouched(self) -> DataFrame:
-        """The rows of the base whose keys the tail does not have, prepared."""
-        return self._without(self.behind)
+        """The rows of the base whose keys no row behind the last TRUNCATE has."""
+        return self.base.join(self._touched(), same_key(key_parts(self.shape), "k", "t"), "left_anti")
 
-    def truncated(self) -> DataFrame:
-        """The rows of the base that a TRUNCATE took and nothing set again."""
-        return self._without(self.behind)
-
-    def _without(self, rows: DataFrame) -> DataFrame:
+    def base_or_changes(self) -> DataFrame:
+        """All rows: those of the base that nothing touched, and the last ones. Rows that lack a value look for it in
+        the base, which is scanned once more."""
         from pyspark.sql import functions as f
 
-        parts = key_parts(self.shape)
-        touched = rows.select(*key_as(parts, "t"))
-        if self.facts.keys_are_few:
-            touched = f.broadcast(touched)
-        return self.base.join(touched, same_key(parts, "k", "t"), "left_anti")
+        there = self.rows.filter(~f.col("gone")).select(*self.columns, "text")
+        if self.facts.truncated_at is not None:
+            return there
+        return self.untouched().select(*self.columns, "text").unionByName(there)
+
+    @property
+    def fits_one_scan(self) -> bool:
+        """Whether the rows that lack a value can be sent to every executor."""
+        is_small = self.facts.keys_are_few and self.tail_bytes <= BROADCAST_BYTES
+        return bool(self.facts.unchanged) and self.facts.truncated_at is None and is_small
+
+    def base_and_changes(self) -> DataFrame:
+        """All rows, with one scan of the base: a row that lacks a value takes the place of the row that has it."""
+        from pyspark.sql import functions as f
+
+        parts, columns = key_parts(self.shape), self.columns
+        lacks = self.net.lacks_a_value()
+        patches = f.broadcast(self.last.filter(lacks).withColumn("is_patch", f.lit(True)))
+        base = self.base.select(
+            *key_as(parts, "f_k"), *[f.col(c).alias(f"f_{c}") for c in columns], f.col("text").alias("f_text")
+        )
+        is_patch = f.col("is_patch").isNotNull()
+        rows = base.join(patches, same_key(parts, "f_k", "b"), "left")
+        rows = rows.join(self._touched(), same_key(parts, "f_k", "t") & ~is_patch, "left_anti")
+        patched = self.net.filled_from("f_")
+        there = rows.select(
+            *[f.when(is_patch, patched[c]).otherwise(f.col(f"f_{c}")).alias(c) for c in columns],
+            f.when(is_patch, patched["text"]).otherwise(f.col("f_text")).alias("text"),
+        )
+        complete = self.net.filled(self.last.filter(~f.col("gone") & ~lacks), None)
+        return there.unionByName(complete.select(*columns, "text"))
+
+    def _touched(self) -> DataFrame:
+        from pyspark.sql import functions as f
+
+        touched = self.behind.select(*key_as(key_parts(self.shape), "t"))
+        return f.broadcast(touched) if self.facts.keys_are_few else touched
 
 
 def keyed_net(base: DataFrame, tail: DataFrame, shape: TableShape, *, existed: bool = False) -> KeyedNet:
-    """``existed``: whether that column is wanted; else it is null."""
+    """``existed``: whether that column is wanted; else it is null. Runs a small job."""
     if shape.key is None:
         raise UsageError(f"table {shape.table} has no key: its rows are folded as a multiset")
-    before = prepared(base, shape)
     rows = prepared_tail(tail, shape)
     facts = facts_of(rows, shape)
     rows = behind_truncate(rows, facts)
     toasted = [i for i, name in enumerate(shape.columns) if name in facts.unchanged]
     net = _Net(shape, facts, toasted)
     last = net.with_history(rows) if toasted or existed else net.last_words(rows)
-    # What a TRUNCATE took gives no value.
-    filled = net.filled(last, before if facts.truncated_at is None else None)
-    return KeyedNet(filled, before, rows, facts, shape)
+    return KeyedNet(last, prepared(base, shape), rows, facts, shape, net, guessed_bytes(tail))
 
 
 class _Net:
@@ -190,24 +229,43 @@ class _Net:
         """``last`` with the values that it lacks, from its history and from the base."""
         from pyspark.sql import functions as f
 
-        keys, columns = self._keys, value_columns(self._shape)
         if not self._toasted:
             none = f.lit(None).cast("array<string>").alias("missing")
-            return last.select(*keys, *columns, "text", "gone", "existed", none)
+            return last.select(*self._rows_columns(), "gone", "existed", none)
         if base is not None:
             last = self._with_base(last, base)
-        values = [
-            f.col(f"n{i}.value").alias(c) if i in self._toasted else f.col(c) for i, c in enumerate(columns)
-        ]
         lacking = [f.when(f.col(f"n{i}").isNull(), f.lit(self._names[i])) for i in self._toasted]
         missing = f.array_compact(f.array(*lacking))
         missing = f.when(~f.col("gone") & (f.size(missing) > 0), missing).alias("missing")
-        return last.select(*keys, *values, self._text().alias("text"), "gone", "existed", missing)
+        known = self._filled_columns({i: f.col(f"n{i}") for i in self._toasted})
+        values = [value.alias(name) for name, value in known.items()]
+        return last.select(*self._keys, *values, *_OF_CHANGES, "gone", "existed", missing)
+
+    def lacks_a_value(self) -> Column:
+        """Of ``last``: whether the row is there, and only the base knows all of it."""
+        from pyspark.sql import functions as f
+
+        return ~f.col("gone") & any_of([f.col(f"n{i}").isNull() for i in self._toasted])
+
+    def filled_from(self, prefix: str) -> dict[str, Column]:
+        """``c*`` and ``text`` of rows of ``last`` that stand beside the base's, whose names have ``prefix``."""
+        from pyspark.sql import functions as f
+
+        there = {i: self._value(i, f.lit(0).cast(ORDER_TYPE), prefix) for i in self._toasted}
+        return self._filled_columns({i: f.coalesce(f.col(f"n{i}"), value) for i, value in there.items()})
+
+    def _filled_columns(self, known: dict[int, Column]) -> dict[str, Column]:
+        from pyspark.sql import functions as f
+
+        columns = {
+            c: known[i]["value"] if i in known else f.col(c) for i, c in enumerate(value_columns(self._shape))
+        }
+        return columns | {"text": self._text(known)}
 
     # -- parts -----------------------------------------------------------------------------------------
 
     def _rows_columns(self) -> list[str]:
-        return [*self._keys, *value_columns(self._shape), "text"]
+        return [*self._keys, *value_columns(self._shape), "text", *_OF_CHANGES]
 
     def _gone(self) -> Column:
         from pyspark.sql import functions as f
@@ -219,18 +277,18 @@ class _Net:
 
         return f.coalesce(f.array_contains("unchanged", self._names[i]), f.lit(False))
 
-    def _value(self, i: int, place: Column) -> Column:
+    def _value(self, i: int, place: Column, prefix: str = "") -> Column:
         from pyspark.sql import functions as f
 
-        parts = [place.alias("place"), f.col(f"c{i}").alias("value")]
+        parts = [place.alias("place"), f.col(f"{prefix}c{i}").alias("value")]
         if self._has_text(i):
-            parts.append(f.col("text")[self._names[i]].alias("text"))
+            parts.append(f.col(f"{prefix}text")[self._names[i]].alias("text"))
         return f.struct(*parts)
 
     def _has_text(self, i: int) -> bool:
         return has_texts(self._shape.columns[self._names[i]].type)
 
-    def _text(self) -> Column:
+    def _text(self, known: dict[int, Column]) -> Column:
         """``text`` with the texts of the values that were filled in."""
         from pyspark.sql import functions as f
 
@@ -238,7 +296,7 @@ class _Net:
         if not with_text:
             return f.col("text")
         names = f.array(*[f.lit(self._names[i]) for i in with_text])
-        texts = f.array(*[f.col(f"n{i}.text") for i in with_text])
+        texts = f.array(*[known[i]["text"] for i in with_text])
         own = f.map_filter(
             f.coalesce(f.col("text"), f.create_map().cast(TEXT_TYPE)),
             lambda k, _: ~f.array_contains(names, k),
@@ -263,7 +321,7 @@ class _Net:
         rows = rows.join(old, here & (f.col("kind") == "update_postimage"), "left")
         # An old tuple is sent, too, where a key that is stored outside of the row did not change.
         arrives = f.col("o_lsn").isNotNull() & ~same_key(self._parts, "k", "o")
-        names = [*self._rows_columns(), "kind", "lsn", "seq", "place", "unchanged"]
+        names = [*self._rows_columns(), "kind", "place", "unchanged"]
         return rows.select(*names, f.coalesce(arrives, f.lit(False)).alias("arrives"))
 
     def _with_inherited(self, last: DataFrame, rows: DataFrame) -> DataFrame:
@@ -284,12 +342,12 @@ class _Net:
         from pyspark.sql import functions as f
 
         n_parts = len(self._parts)
-        unknown = ~f.col("gone") & any_of([f.col(f"n{i}").isNull() for i in self._toasted])
-        wanted = last.filter(unknown).select(*[f.col(f"b{i}").alias(f"w{i}") for i in range(n_parts)])
+        wanted = last.filter(self.lacks_a_value()).select(
+            *[f.col(f"b{i}").alias(f"w{i}") for i in range(n_parts)]
+        )
         if self._facts.keys_are_few:
             wanted = f.broadcast(wanted)
-        nowhere = f.lit("0").cast("decimal(38,0)")
-        values = [self._value(i, nowhere).alias(f"v{i}") for i in self._toasted]
+        values = [self._value(i, f.lit(0).cast(ORDER_TYPE)).alias(f"v{i}") for i in self._toasted]
         found = base.select(*key_as(self._parts, "f"), *values).join(
             wanted, same_key(self._parts, "f", "w"), "left_semi"
         )

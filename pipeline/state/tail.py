@@ -51,7 +51,7 @@ class TailFacts:
 
 
 def prepared_tail(tail: DataFrame, shape: TableShape) -> DataFrame:
-    """``prepared`` rows with ``kind``, ``lsn``, ``seq``, ``place`` and ``unchanged``."""
+    """``prepared`` rows with ``kind``, ``lsn``, ``seq``, ``place``, ``unchanged``, ``xid`` and ``time``."""
     from pyspark.sql import functions as f
 
     lsn, seq = f.col("_commit_lsn"), f.col("_seq")
@@ -61,6 +61,10 @@ def prepared_tail(tail: DataFrame, shape: TableShape) -> DataFrame:
         seq.alias("seq"),
         order_of(lsn, seq).alias("place"),
         f.col("_unchanged").alias("unchanged"),
+        *[
+            f.col(name).alias(alias) if name in tail.columns else f.lit(None).cast(type_).alias(alias)
+            for name, alias, type_ in (("_xid", "xid", "long"), ("_commit_timestamp", "time", "timestamp"))
+        ],
     ]
     return prepared(tail, shape, more)
 
@@ -91,6 +95,11 @@ def facts_of(rows: DataFrame, shape: TableShape) -> TailFacts:
     return TailFacts(
         int(found[0]), int(found[1]), int(found[2]), truncated_at, frozenset(found[4] or ()), int(found[5])
     )
+
+
+def guessed_bytes(tail: DataFrame) -> int:
+    """What Spark's planner takes for the size of these rows: mostly that of their files."""
+    return int(str(tail._jdf.queryExecution().optimizedPlan().stats().sizeInBytes()))
 
 
 def _is_text(type_: DataType) -> bool:

@@ -19,10 +19,10 @@ from tests.e2e.conftest import Pipeline, to_arrow
 from tests.fold import Log, Row, folded
 from tests.postgres_fixtures import Database
 from tests.processes import living_below
-from xidstream import ChangeStream, SparkBatch
+from xidstream import ChangeLog, ChangeStream, LogState, SparkBatch
 from xidstream.actors.cli.snapshots import request_command
 from xidstream.actors.snapshot import steps, taking
-from xidstream.pipeline.errors import SinkFailed
+from xidstream.pipeline.errors import PreconditionMissing, SinkFailed
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 from xidstream.pipeline.spark.contained import without_contained
@@ -239,6 +239,67 @@ def test_rows_from_before_and_changes_meanwhile_fold_to_the_source_at_every_stat
     assert log.n_snapshot_rows > 15_000, "the rows from before came by the snapshot"
     keys = {line["table"]: line["key"] for line in generations(pipeline)}
     assert keys["public.whole"] == ["id"] and keys["public.history"] is None
+    assert_as_of(pipeline, states, random.Random(seed))
+
+
+def assert_as_of(
+    pipeline: Pipeline, states: list[tuple[Lsn, dict[str, Counter[Row]]]], dice: random.Random
+) -> None:
+    """``ChangeLog.as_of`` is the source at its states, and the fold in plain Python at random commits."""
+    logs = {table: Log(pipeline.delta, "public", table) for table in TABLES}
+    known_from = max(log.bounds.valid_from for log in logs.values())
+    change_log = ChangeLog(str(pipeline.delta))
+    assert change_log.tables() == sorted(f"public.{table}" for table in TABLES)
+    newest = change_log.as_of(pipeline.spark)
+    assert newest.tables() == change_log.tables()
+    assert newest.lsn == change_log.last_commit_lsn
+    for table, rows in states[-1][1].items():
+        assert rows_of(newest, table) == rows, table
+    commits = [row.commit_lsn for row in change_log.transactions(pipeline.spark).collect()]
+    for lsn in dice.sample(sorted(lsn for lsn in commits if lsn >= known_from), 50):
+        table = dice.choice(list(TABLES))
+        state = change_log.as_of(pipeline.spark, lsn=dice.choice([lsn, Lsn(lsn), str(Lsn(lsn))]))
+        assert rows_of(state, table) == logs[table].at(lsn), (table, str(Lsn(lsn)))
+    for lsn, tables in states:
+        if known_from <= lsn <= newest.lsn:
+            table = dice.choice(list(TABLES))
+            assert rows_of(change_log.as_of(pipeline.spark, lsn=lsn), table) == tables[table], (
+                table,
+                str(lsn),
+            )
+    with pytest.raises(PreconditionMissing, match=f"valid from {logs['accounts'].bounds.valid_from}"):
+        change_log.as_of(pipeline.spark, lsn=logs["accounts"].bounds.valid_from - 1)["public.accounts"]
+    assert_net_changes(pipeline, change_log, known_from, newest.lsn)
+
+
+def rows_of(state: LogState, table: str) -> Counter[Row]:
+    found = to_arrow(state[f"public.{table}"])
+    assert found.column_names == [name.strip().strip('"') for name in TABLES[table].split(",")] or not len(
+        found
+    )
+    return Counter(tuple(row.values()) for row in found.to_pylist())
+
+
+def assert_net_changes(pipeline: Pipeline, log: ChangeLog, since: Lsn, until: Lsn) -> None:
+    """The net changes of a table with changed keys, and of one with large values, take one state to the other."""
+    for table in ("accounts", "documents"):
+        before, after = (
+            {
+                row["id"]: row
+                for row in to_arrow(log.as_of(pipeline.spark, lsn=lsn)[f"public.{table}"]).to_pylist()
+            }
+            for lsn in (since, until)
+        )
+        changes = log.changes(pipeline.spark, f"public.{table}", since=since, until=until, net=True)
+        for row in to_arrow(changes).to_pylist():
+            was, now = before.pop(row["id"], None), after.pop(row["id"], None)
+            kind = "insert" if was is None else "delete" if now is None else "update"
+            assert row["_change_type"] == kind
+            assert since < row["_commit_lsn"] <= until
+            assert row["_unchanged"] is None
+            if now is not None:
+                assert now == {name: row[name] for name in now}
+        assert before == after, "what has no net change is as it was"
 
 
 # -- losses ------------------------------------------------------------------------------------------------

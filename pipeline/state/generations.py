@@ -1,0 +1,85 @@
+"""Which generation of a table stands at an LSN: what ``_snapshots`` says, and no more than it says.
+
+A generation stands from its ``valid_from`` on. A later snapshot of the same table does not touch it: at an LSN below
+the later one's ``valid_from`` the former still is the table, if it has not ended.
+
+A generation that has ended stands at no LSN. Its line says why it ended, and not where: the run finds out by looking at
+the catalog now and then, and what it finds may have happened any time since the snapshot. So no LSN is known at which
+the rows are surely right. (To end it where the next generation begins would be a guess as well.)
+
+A table without any line is not known at all, even one that was made after the slot: nothing in the log proves that it
+was empty when the stream began.
+
+Plain values, no Spark and no Delta. Called by ``change_log``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from xidstream.pipeline.errors import PreconditionMissing
+from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.snapshot.bounds import SnapshotBounds
+from xidstream.pipeline.snapshot.generation import GenerationState
+
+_ASK = "`xidstream snapshot request --table {table}` has it taken; see docs/snapshots.md"
+
+
+@dataclass(frozen=True)
+class TableGeneration:
+    """A generation as its lines of ``_snapshots`` tell it. ``ended``: why it does not stand any more, or None."""
+
+    table: str
+    relid: int
+    number: int
+    bounds: SnapshotBounds
+    key: tuple[str, ...] | None
+    ended: str | None
+
+
+def generations_of(lines: Iterable[Mapping[str, Any]]) -> dict[str, list[TableGeneration]]:
+    """By table, in the order of their snapshots."""
+    found: dict[tuple[str, int], TableGeneration] = {}
+    # The line that ends a generation counts, wherever it stands.
+    for line in sorted(lines, key=lambda line: line["state"] == GenerationState.ENDED.value):
+        is_ended = line["state"] == GenerationState.ENDED.value
+        bounds = SnapshotBounds(
+            Lsn(line["place"]), Lsn(line["valid_from"]), line["xmin"], line["xmax"], tuple(line["xip"]), 0
+        )
+        key = None if line["key"] is None else tuple(line["key"])
+        reason = (line["reason"] or "for a reason that was not recorded") if is_ended else None
+        found[line["table"], line["place"]] = TableGeneration(
+            line["table"], line["relid"], line["generation"], bounds, key, reason
+        )
+    tables: dict[str, list[TableGeneration]] = {}
+    for generation in sorted(found.values(), key=lambda g: g.bounds.place):
+        tables.setdefault(generation.table, []).append(generation)
+    return tables
+
+
+def generation_at(table: str, generations: Sequence[TableGeneration], lsn: Lsn) -> TableGeneration:
+    """The one that stands at ``lsn``. Raises PreconditionMissing, which says why there is none."""
+    if not generations:
+        raise PreconditionMissing(
+            f"table {table} has no snapshot, so what it held before its changes is not known",
+            remedy=_ASK.format(table=table),
+        )
+    begun = [g for g in generations if g.bounds.valid_from <= lsn]
+    if begun and begun[-1].ended is None:
+        return begun[-1]
+    if begun:
+        later = next((g for g in generations[len(begun) :] if g.ended is None), None)
+        known = f"; it is known again from {later.bounds.valid_from}" if later else ""
+        raise PreconditionMissing(
+            f"table {table} is not known at {lsn}: the snapshot of {begun[-1].bounds.valid_from} does not stand any "
+            f"more ({begun[-1].ended}){known}",
+            remedy="ask for a later LSN" if later else _ASK.format(table=table),
+        )
+    first = next((g for g in generations if g.ended is None), generations[0])
+    raise PreconditionMissing(
+        f"table {table} is not known at {lsn}: its snapshot is valid from {first.bounds.valid_from}",
+        remedy="ask for a later LSN; where that is beyond the newest complete commit, the next transaction with rows "
+        "or messages brings it (SELECT pg_logical_emit_message(true, 'xidstream', ''))",
+    )

@@ -1,0 +1,142 @@
+"""One table of the change log as Spark reads it: the files of one version of it, and what it says of itself.
+
+The Delta log has the least and the greatest commit LSN of each file, so files without a wanted row are not named to
+Spark at all. A file may lack a column that was added later, so the schema is always given, never found.
+
+Files in a folder are read by Spark's own Parquet reader. Spark's wheels have no connector for object stores: from there
+the executors read with pyarrow, through deltalake's file system, and the rows pass through them batch by batch. Such a
+frame reads all columns of its files, while a folder's reads those that are used. Dates are proleptic Gregorian in all
+files, also in those that `optimize` wrote anew without Spark's mark.
+
+Called by ``change_log`` and ``table_at``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+
+from xidstream.pipeline.spark.naming import Location
+from xidstream.pipeline.spark.placement import Target
+from xidstream.pipeline.spark.spark_schemas import spark_schema
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+    from pyspark.sql import DataFrame, SparkSession
+
+_OPTIONS: Final = {
+    "ignoreCorruptFiles": "false",
+    "ignoreMissingFiles": "false",
+    "mergeSchema": "false",
+    "datetimeRebaseMode": "CORRECTED",
+    "int96RebaseMode": "CORRECTED",
+    # A path is a path, whatever characters it has, and its folders are no partitions.
+    "__globPaths__": "false",
+    "recursiveFileLookup": "true",
+}
+SOURCE_KEY: Final = "xidstream.column"
+
+
+@dataclass(frozen=True)
+class LogFile:
+    """``path``: below the table's directory. The LSNs are those of its rows, or the widest where they are not known."""
+
+    path: str
+    n_bytes: int
+    min_lsn: int
+    max_lsn: int
+
+
+class LogTable:
+    """The newest version of a Delta table when it was opened. Raises ``TableNotFoundError`` where there is none."""
+
+    def __init__(self, location: Location) -> None:
+        from deltalake import DeltaTable
+
+        self.location = location
+        self._table: DeltaTable = DeltaTable(location.uri, storage_options=location.storage_options)
+        schema = self._table.schema()
+        self.schema = pa.schema(schema.to_arrow())
+        self.columns = tuple(
+            Target(field.name, self.schema.field(i).type, str(field.metadata.get(SOURCE_KEY, field.name)))
+            for i, field in enumerate(schema.fields)
+        )
+        self.properties: dict[str, str] = dict(self._table.metadata().configuration)
+
+    def watermark(self, application_id: str) -> int | None:
+        """The version last committed under ``application_id``: for a slot's own, a commit LSN."""
+        return self._table.transaction_version(application_id)
+
+    def files(self, first: int, last: int, column: str = "_commit_lsn") -> list[LogFile]:
+        """Those that may have rows with commit LSNs from ``first`` to ``last``, both included."""
+        actions = pa.table(self._table.get_add_actions(flatten=True))
+        n = actions.num_rows
+
+        def values(name: str, missing: int) -> list[int]:
+            found = actions[name].to_pylist() if name in actions.column_names else [None] * n
+            return [missing if value is None else int(value) for value in found]
+
+        files = zip(
+            actions["path"].to_pylist(),
+            values("size_bytes", 0),
+            values(f"min.{column}", 0),
+            values(f"max.{column}", (1 << 63) - 1),
+            strict=True,
+        )
+        return [
+            file
+            for file in (LogFile(*each) for each in files)
+            if file.min_lsn <= last and file.max_lsn >= first
+        ]
+
+    def rows(self, spark: SparkSession, files: Sequence[LogFile]) -> DataFrame:
+        """The rows of ``files``, in the Delta table's columns."""
+        return rows_of_files(spark, self.location, [file.path for file in files], self.schema)
+
+    def read(self, names: Sequence[str]) -> pa.Table:
+        """All rows: for the small tables of the log itself."""
+        return self._table.to_pyarrow_table(columns=list(names))
+
+
+def rows_of_files(
+    spark: SparkSession, location: Location, paths: Sequence[str], schema: pa.Schema
+) -> DataFrame:
+    """The rows of Parquet files below ``location``, in ``schema``; null in a column that a file has not."""
+    types = spark_schema(schema)
+    if not paths:
+        return spark.createDataFrame([], types)
+    if location.is_local:
+        uris = [f"file://{location.uri}/{path}" for path in paths]
+        return spark.read.schema(types).options(**_OPTIONS).parquet(*uris)
+    read = StoredFiles(location, tuple(paths), schema)
+    return spark.range(0, len(paths), 1, len(paths)).mapInArrow(read, types)
+
+
+@dataclass(frozen=True)
+class StoredFiles:
+    """For ``mapInArrow``: the numbers that come in are indexes into ``paths``."""
+
+    location: Location
+    paths: tuple[str, ...]
+    schema: pa.Schema
+
+    def __call__(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow.parquet as pq
+        from deltalake.fs import DeltaStorageHandler
+
+        store = DeltaStorageHandler(self.location.uri, self.location.storage_options)
+        for batch in numbers:
+            for number in batch.column(0).to_pylist():
+                with store.open_input_file(self.paths[number]) as file:
+                    for rows in pq.ParquetFile(file).iter_batches(batch_size=16 << 10):
+                        yield self._conformed(rows)
+
+    def _conformed(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        arrays = []
+        for field in self.schema:
+            i = rows.schema.get_field_index(field.name)
+            arrays.append(pa.nulls(rows.num_rows, field.type) if i < 0 else rows.column(i).cast(field.type))
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)

@@ -1,0 +1,103 @@
+"""The shape of a table at an LSN, from what its Delta table says of itself.
+
+The property ``xidstream.versions`` has each layout of the source with the commit LSN from which its rows are in the
+log, and which Delta column takes which of its columns. The shape at an LSN is the last layout at or below it. (Rows of
+the snapshot are placed before it: the snapshot's layout is one of them.) A Delta table from before that property has
+``xidstream.types``, the newest layout alone: it is the shape at every LSN then, so a column that was dropped later is
+missing from it, and one that was added later is null. A table with neither has all its columns.
+
+The key is the generation's, for as long as it stands.
+
+Called by ``table_at``. No Spark job.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import pyarrow as pa
+
+from xidstream.pipeline.errors import StorageFault
+from xidstream.pipeline.rows import CONTRACT_FIELDS
+from xidstream.pipeline.spark.placement import Target, holds
+from xidstream.pipeline.spark.spark_schemas import spark_schema
+from xidstream.pipeline.state.shape import ColumnShape, TableShape
+
+VERSIONS: Final = "xidstream.versions"
+TYPES: Final = "xidstream.types"
+_CONTRACT: Final = frozenset(field.name for field in CONTRACT_FIELDS)
+
+
+def shape_at(
+    table: str,
+    columns: Sequence[Target],
+    properties: Mapping[str, str],
+    key: tuple[str, ...] | None,
+    lsn: int,
+    slot: str,
+) -> TableShape:
+    """``columns``, ``properties``: of the Delta table. ``slot``: application id of the one whose layouts count.
+
+    Raises StorageFault where the properties are not what the sink writes, or name no such column.
+    """
+    own = [column for column in columns if column.name not in _CONTRACT]
+    try:
+        chosen = _from_versions(own, properties.get(VERSIONS), lsn, slot) or _from_types(
+            own, properties.get(TYPES)
+        )
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise StorageFault(
+            f"the properties of the Delta table of {table} do not say which columns it has",
+            remedy=f"put {VERSIONS} and {TYPES} back as they were",
+        ) from None
+    missing = [name for name in key or () if name not in chosen]
+    if missing:
+        raise StorageFault(f"the Delta table of {table} has no column for its key {', '.join(missing)}")
+    types = spark_schema(pa.schema([held[0].field for held in chosen.values()]))
+    shapes = {
+        name: ColumnShape(field.dataType, tuple(column.name for column in held))
+        for (name, held), field in zip(chosen.items(), types.fields, strict=True)
+    }
+    return TableShape(table, shapes, key)
+
+
+def _from_versions(
+    columns: Sequence[Target], text: str | None, lsn: int, slot: str
+) -> dict[str, list[Target]]:
+    versions: list[dict[str, Any]] = [] if text is None else json.loads(text)
+    ours = [version for version in versions if version.get("slot", slot) == slot]
+    if not ours:
+        return {}
+    by_name = {column.name: column for column in columns}
+    upto = [version for version in ours if version["since"] <= lsn] or ours[:1]
+    found = {}
+    for name, taken in upto[-1]["columns"].items():
+        earlier = [v["columns"][name]["column"] for v in reversed(upto[:-1]) if name in v["columns"]]
+        names = dict.fromkeys([taken["column"], *earlier])
+        newest = by_name[taken["column"]]
+        found[name] = [newest, *_castable([by_name[each] for each in names if each != newest.name], newest)]
+    return found
+
+
+def _from_types(columns: Sequence[Target], text: str | None) -> dict[str, list[Target]]:
+    names = list(json.loads(text)) if text is not None else list(dict.fromkeys(c.source for c in columns))
+    found = {}
+    for name in names:
+        held = [column for column in columns if column.source.lower() == name.lower()]
+        newest = held[-1]
+        found[name] = [newest, *_castable(held[-2::-1], newest)]
+    return found
+
+
+def _castable(columns: Sequence[Target], newest: Target) -> list[Target]:
+    """Those whose values ``newest`` can hold or show. Others are of a column of that name which is no more."""
+    is_text = newest.type == pa.string()
+    return [column for column in columns if is_text or _may_be_cast(newest.type, column.type)]
+
+
+def _may_be_cast(to: pa.DataType, of: pa.DataType) -> bool:
+    if pa.types.is_decimal(to) and pa.types.is_decimal(of):
+        return True
+    return holds(to, of) or holds(of, to)

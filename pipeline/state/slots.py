@@ -1,0 +1,107 @@
+"""Whose log it is: the slots that write below a root, and the directories that are there.
+
+The rows do not say which slot brought them. The commits do: each carries an application transaction with the slot's
+id (system identifier/database/slot), and ``…/owner`` beside it. deltalake answers what the version of a known id is,
+and lists none. So the ids are read from the Delta log of ``_transactions``: its last checkpoint, and the commits behind
+that.
+
+Commit LSNs of two slots have no common order. With two of them, each question is for one.
+
+Called by ``change_log``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Final
+
+from xidstream.pipeline.errors import UsageError
+from xidstream.pipeline.spark import naming
+from xidstream.pipeline.spark.naming import Location
+
+if TYPE_CHECKING:
+    from deltalake.fs import DeltaStorageHandler
+
+_OWNER: Final = "/owner"
+_CHECKPOINT: Final = re.compile(r"(\d{20})\.checkpoint\..*parquet")
+_COMMIT: Final = re.compile(r"(\d{20})\.json")
+
+
+def application_ids(transactions: Location) -> list[str]:
+    """Of the slots that have written to the Delta table ``_transactions`` there."""
+    store = _store(transactions)
+    names = _listing(store, "_delta_log")
+    checkpoints: dict[int, list[str]] = {}
+    for name in names:
+        if match := _CHECKPOINT.fullmatch(name):
+            checkpoints.setdefault(int(match[1]), []).append(name)
+    last = max(checkpoints, default=-1)
+    found = {id_ for name in checkpoints.get(last, []) for id_ in _of_checkpoint(store, name)}
+    for name in names:
+        match = _COMMIT.fullmatch(name)
+        if match and int(match[1]) > last:
+            found |= _of_commit(store, name)
+    return sorted(id_.removesuffix(_OWNER) for id_ in found if id_.endswith(_OWNER))
+
+
+def chosen_slot(found: list[str], slot: str | None) -> str:
+    """The application id of ``slot``: its name, or the whole id where two servers have slots of one name."""
+    if slot is None:
+        if len(found) == 1:
+            return found[0]
+        if not found:
+            raise UsageError("no slot has written to this change log", remedy="run `xidstream run` first")
+        raise UsageError(
+            "several slots write below this root, and their commits have no common order",
+            remedy=f"name one of them, as ChangeLog(uri, slot=…): {', '.join(found)}",
+        )
+    matching = [id_ for id_ in found if slot in (id_, id_.rpartition("/")[2])]
+    if len(matching) == 1:
+        return matching[0]
+    what = "no slot" if not matching else "more than one slot"
+    raise UsageError(
+        f"{what} {slot!r} has written to this change log",
+        remedy=f"give one of: {', '.join(found)}",
+    )
+
+
+def table_directories(root: Location) -> list[str]:
+    """The names below the root that may be tables' of a source."""
+    names = _listing(_store(root), "")
+    return sorted(name for name in names if "." in name and not name.startswith("_"))
+
+
+def table_of(directory: str) -> str | None:
+    """``schema.table``; None where the name alone does not tell."""
+    try:
+        return ".".join(naming.decode_table(directory))
+    except ValueError:
+        return None
+
+
+def _store(location: Location) -> DeltaStorageHandler:
+    from deltalake.fs import DeltaStorageHandler
+
+    return DeltaStorageHandler(location.uri, location.storage_options)
+
+
+def _listing(store: DeltaStorageHandler, folder: str) -> list[str]:
+    wanted = SimpleNamespace(base_dir=folder, allow_not_found=True, recursive=False)
+    return [info.base_name for info in store.get_file_info_selector(wanted)]
+
+
+def _of_checkpoint(store: DeltaStorageHandler, name: str) -> set[str]:
+    import pyarrow.parquet as pq
+
+    with store.open_input_file(f"_delta_log/{name}") as file:
+        rows = pq.read_table(file, columns=["txn"])["txn"].to_pylist()
+    return {row["appId"] for row in rows if row is not None}
+
+
+def _of_commit(store: DeltaStorageHandler, name: str) -> set[str]:
+    with store.open_input_file(f"_delta_log/{name}") as file:
+        lines = file.read().splitlines()
+    actions = [json.loads(line) for line in lines if line.startswith(b'{"txn"')]
+    return {action["txn"]["appId"] for action in actions}

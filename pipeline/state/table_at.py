@@ -1,0 +1,81 @@
+"""One table at one LSN: its base, the log behind it, and its shape. What the fold and the mirror are given.
+
+The base is the newest base table at or below the LSN (``manifest``), else the snapshot's rows. Behind a base table are
+the changes with a greater commit LSN than its own. Behind the snapshot are all changes that it does not contain,
+wherever they stand in the log (``contained``).
+
+Called by ``change_log``, and by the mirror. Frames are lazy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.rows import SNAPSHOT
+from xidstream.pipeline.spark.contained import without_contained
+from xidstream.pipeline.spark.spark_schemas import quoted
+from xidstream.pipeline.state.fold import fold
+from xidstream.pipeline.state.generations import TableGeneration
+from xidstream.pipeline.state.log_table import LogTable
+from xidstream.pipeline.state.shape import TableShape, shaped
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+@dataclass(frozen=True)
+class LogRows:
+    """Rows in the contract's columns and the shape's. ``n_bytes``: of the files that they are read from."""
+
+    frame: DataFrame
+    n_bytes: int
+
+
+@dataclass(frozen=True)
+class TableAt:
+    """``generation`` stands at ``lsn``."""
+
+    log_table: LogTable
+    generation: TableGeneration
+    shape: TableShape
+    lsn: Lsn
+
+    def snapshot(self, spark: SparkSession) -> LogRows:
+        """The generation's rows."""
+        from pyspark.sql import functions as f
+
+        place = int(self.generation.bounds.place)
+        files = self.log_table.files(place, place)
+        rows = self.log_table.rows(spark, files)
+        rows = rows.filter((f.col("_commit_lsn") == place) & (f.col("_change_type") == SNAPSHOT))
+        return LogRows(shaped(rows, self.shape), sum(file.n_bytes for file in files))
+
+    def tail(self, spark: SparkSession, since: int = 0) -> LogRows | None:
+        """The changes behind ``since``, up to the LSN, that the snapshot does not contain; None where no file has any.
+
+        ``since``: 0 for all of them, or the LSN of a base of this generation.
+        """
+        from pyspark.sql import functions as f
+
+        files = self.log_table.files(since + 1, self.lsn)
+        # No commit has the place of a snapshot, so that file has its rows alone.
+        place = int(self.generation.bounds.place)
+        files = [file for file in files if not file.min_lsn == file.max_lsn == place]
+        if not files:
+            return None
+        lsn = f.col("_commit_lsn")
+        rows = self.log_table.rows(spark, files)
+        rows = rows.filter((lsn > since) & (lsn <= int(self.lsn)) & (f.col("_change_type") != SNAPSHOT))
+        rows = without_contained(rows, self.generation.bounds)
+        return LogRows(shaped(rows, self.shape), sum(file.n_bytes for file in files))
+
+    def state(self, spark: SparkSession) -> DataFrame:
+        """The table's rows: the source's columns, ``_text``."""
+        base, since = self.snapshot(spark).frame, 0
+        tail = self.tail(spark, since)
+        if tail is not None:
+            return fold(base, tail.frame, self.shape)
+        names = [name for name in base.columns if name in self.shape.columns]
+        return base.select(*map(quoted, names), "_text")

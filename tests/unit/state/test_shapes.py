@@ -1,0 +1,77 @@
+"""Which columns a table has at an LSN, and which Delta columns hold their values."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from xidstream.pipeline.errors import StorageFault
+from xidstream.pipeline.spark.placement import Target
+from xidstream.pipeline.state.shapes import shape_at
+
+SLOT = "7/shop/orders"
+COLUMNS = (
+    Target("id", pa.int64(), "id"),
+    Target("price", pa.decimal128(10, 2), "price"),
+    Target("_commit_lsn", pa.int64(), "_commit_lsn"),
+    Target("price__decimal_20_4", pa.decimal128(20, 4), "price"),
+    Target("note", pa.string(), "note"),
+)
+
+
+def version(since: int, slot: str = SLOT, **columns: str) -> dict[str, Any]:
+    return {
+        "slot": slot,
+        "since": since,
+        "relid": 1,
+        "key": ["id"],
+        "replica_identity": "default",
+        "columns": {name: {"type": "text", "column": column} for name, column in columns.items()},
+    }
+
+
+def held(properties: dict[str, Any], lsn: int) -> dict[str, tuple[str, tuple[str, ...]]]:
+    texts = {name: json.dumps(value) for name, value in properties.items()}
+    shape = shape_at("public.t", COLUMNS, texts, ("id",), lsn, SLOT)
+    return {name: (column.type.simpleString(), column.held_in) for name, column in shape.columns.items()}
+
+
+VERSIONS = {
+    "xidstream.versions": [
+        version(100, id="id", price="price"),
+        version(150, slot="7/shop/other", id="id"),
+        version(200, id="id", price="price__decimal_20_4"),
+        version(300, id="id", price="price__decimal_20_4", note="note"),
+    ]
+}
+
+
+def test_the_layout_at_an_lsn_is_the_last_of_the_slot_that_began_before() -> None:
+    first = {"id": ("bigint", ("id",)), "price": ("decimal(10,2)", ("price",))}
+    widened = {**first, "price": ("decimal(20,4)", ("price__decimal_20_4", "price"))}
+    assert held(VERSIONS, 50) == held(VERSIONS, 100) == held(VERSIONS, 199) == first
+    assert held(VERSIONS, 200) == held(VERSIONS, 299) == widened
+    assert held(VERSIONS, 300) == {**widened, "note": ("string", ("note",))}
+
+
+def test_a_table_without_versions_has_its_newest_types_or_all_its_columns() -> None:
+    price = ("decimal(20,4)", ("price__decimal_20_4", "price"))
+    newest = {"xidstream.types": {"id": "bigint", "price": "numeric(20,4)"}}
+    assert held(newest, 50) == {"id": ("bigint", ("id",)), "price": price}
+    assert held({}, 50) == {"id": ("bigint", ("id",)), "price": price, "note": ("string", ("note",))}
+
+
+def test_a_column_of_that_name_whose_values_mean_something_else_is_left_out() -> None:
+    columns = (Target("a", pa.list_(pa.int32()), "a"), Target("a__boolean", pa.bool_(), "a"))
+    assert shape_at("t", columns, {}, None, 1, SLOT).columns["a"].held_in == ("a__boolean",)
+
+
+@pytest.mark.parametrize(
+    "value", ["no json", "{}", '[{"since": 1}]', '[{"since": 1, "columns": {"a": {"column": "b"}}}]']
+)
+def test_properties_that_somebody_changed_are_refused(value: str) -> None:
+    with pytest.raises(StorageFault, match="do not say which columns"):
+        shape_at("public.t", COLUMNS, {"xidstream.versions": value, "xidstream.types": "[1]"}, None, 1, SLOT)
