@@ -195,15 +195,45 @@ class DeltaTableWriter:
         for application_id, version in marks.items():
             if version < self.watermark(application_id):
                 raise UsageError(f"Delta table {self.label}: {application_id} would fall to {version}")
-        moved = {**marks, **versions}
         now_ms = int(time.time() * 1000)
-        actions: list[AddAction | RemoveAction] = [_add_action(file, lsn_column, now_ms) for file in files]
+        self._commit([_add_action(file, lsn_column, now_ms) for file in files], {**marks, **versions})
+
+    def swap(
+        self,
+        added: Sequence[AddAction],
+        removed: Sequence[str] | None,
+        marks: Mapping[str, int],
+        columns: Sequence[Target] | None = None,
+    ) -> None:
+        """Replace the files ``removed`` (None: all of them) by ``added``, and set the versions ``marks``, atomically.
+
+        ``columns``, which go with None alone, are the table's from here on. Raises as ``commit``.
+        """
+        for application_id, version in marks.items():
+            if not self.watermark(application_id) <= version <= MAX_VERSION:
+                raise UsageError(f"Delta table {self.label}: {application_id} would fall to {version}")
+        now_ms = int(time.time() * 1000)
+        actions: list[AddAction | RemoveAction] = [*added]
+        actions += [RemoveAction(path, True, now_ms) for path in removed or ()]
+        schema = None if columns is None else DeltaSchema([_delta_field(column) for column in columns])
+        self._commit(actions, marks, mode="append" if removed is not None else "overwrite", schema=schema)
+        if schema is not None:
+            self._read_columns()
+
+    def _commit(
+        self,
+        actions: list[AddAction | RemoveAction],
+        moved: Mapping[str, int],
+        *,
+        mode: str = "append",
+        schema: DeltaSchema | None = None,
+    ) -> None:
         transactions = [AppTransaction(app, version) for app, version in moved.items()]
         try:
             self._table.create_write_transaction(
                 actions,
-                mode="append",
-                schema=self._table.schema(),
+                mode=mode,
+                schema=schema or self._table.schema(),
                 partition_by=[],
                 commit_properties=CommitProperties(app_transactions=transactions),
             )
@@ -214,6 +244,10 @@ class DeltaTableWriter:
         for application_id, version in moved.items():
             if self.watermark(application_id) != version:
                 raise SnapshotOutdated(self.label)
+
+    def files(self) -> pa.Table:
+        """The files of the snapshot, as deltalake lists them: ``path``, ``size_bytes``, ``num_records``, ``min.…``."""
+        return pa.table(self._table.get_add_actions(flatten=True))
 
     def read(self, columns: Sequence[str], lsn_column: str, first: int, last: int) -> pa.Table:
         """The rows of the snapshot whose ``lsn_column`` is from ``first`` to ``last``."""

@@ -1,0 +1,118 @@
+"""The manifest of base tables: what belongs together, who may write it, and what is forgotten when."""
+
+from __future__ import annotations
+
+import datetime
+import os
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable
+from deltalake.transaction import AddAction
+
+from xidstream.pipeline.errors import Superseded, UsageError
+from xidstream.pipeline.spark.naming import Location
+from xidstream.pipeline.state.manifest import (
+    ManifestLine,
+    ManifestWriter,
+    base_at,
+    newest,
+    read_lines,
+)
+
+SLOT = "7/shop/orders"
+NOON = datetime.datetime(2026, 1, 1, 12, tzinfo=datetime.timezone.utc)
+HOUR = datetime.timedelta(hours=1)
+
+
+def line(lsn: int, table: str = "public.a", *, at: datetime.datetime = NOON, **more: object) -> ManifestLine:
+    values = {"slot": SLOT, "directory": table, "generation": 1, "place": 99, "version": lsn // 10, **more}
+    return ManifestLine(lsn=lsn, refreshed_at=at, table=table, **values)  # type: ignore[arg-type]
+
+
+def claimed(root: Location, slot: str = SLOT) -> ManifestWriter:
+    writer = ManifestWriter(root, slot)
+    writer.claim()
+    return writer
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Location:
+    return Location.parse(str(tmp_path))
+
+
+def test_the_lines_of_a_refresh_come_together_and_the_newest_count(root: Location) -> None:
+    assert read_lines(root) == [] and newest([]) == []
+    writer = claimed(root)
+    writer.append([line(10), line(10, "public.b")])
+    writer.append([line(20, "public.b"), line(20)])
+    assert newest(read_lines(root, SLOT)) == [line(20), line(20, "public.b")]
+    assert writer.last_lsn() == 20
+    assert [each.lsn for each in read_lines(root, SLOT)] == [10, 10, 20, 20]
+
+
+def test_an_lsn_is_named_once_and_none_falls(root: Location) -> None:
+    writer = claimed(root)
+    writer.append([line(20)])
+    for lsn in (20, 10):
+        with pytest.raises(UsageError):
+            writer.append([line(lsn)])
+
+
+def test_a_mirror_that_was_overtaken_names_nothing_more(root: Location) -> None:
+    older, newer = claimed(root), claimed(root)
+    assert (older.owner, newer.owner) == (1, 2)
+    with pytest.raises(Superseded, match="this is mirror 1"):
+        older.append([line(10)])
+    with pytest.raises(Superseded):
+        older.forget(NOON)
+    newer.append([line(10)])
+    assert read_lines(root) == [line(10)]
+
+
+def test_two_slots_below_one_root_have_mirrors_of_their_own(root: Location) -> None:
+    ours, theirs = claimed(root), claimed(root, "7/shop/other")
+    ours.append([line(20)])
+    theirs.append([line(10, slot="7/shop/other")])
+    ours.append([line(30)])
+    assert [each.lsn for each in read_lines(root, SLOT)] == [20, 30]
+    assert [each.lsn for each in read_lines(root, "7/shop/other")] == [10]
+
+
+def test_a_refresh_is_forgotten_when_the_one_behind_it_is_old_enough(root: Location) -> None:
+    writer = claimed(root)
+    for i in range(4):
+        writer.append([line(10 * (i + 1), at=NOON + i * HOUR)])
+    writer.forget(NOON - HOUR)
+    assert len(read_lines(root)) == 4
+    # At 13:30 the refresh of 13:00 was the newest one: who began then still reads it.
+    writer.forget(NOON + 1.5 * HOUR)
+    assert [each.lsn for each in read_lines(root)] == [20, 30, 40]
+    writer.forget(NOON + 100 * HOUR)
+    assert [each.lsn for each in read_lines(root)] == [40]
+
+
+def test_the_base_of_a_generation_is_found_with_the_files_of_its_version(
+    root: Location, tmp_path: Path
+) -> None:
+    folder = tmp_path / "current" / "public.a"
+    schema = pa.schema([("id", pa.int64())])
+    table = DeltaTable.create(str(folder), schema=schema)
+    for name in ("one", "two"):
+        pq.write_table(pa.table({"id": [1]}, schema=schema), folder / name)
+        action = AddAction(name, os.path.getsize(folder / name), {}, 0, True, '{"numRecords": 1}')
+        table.create_write_transaction([action], "append", table.schema())
+        table.update_incremental()
+    writer = claimed(root)
+    writer.append([line(10, version=1)])
+    writer.append([line(20, version=2)])
+
+    def found(lsn: int, generation: int = 1, place: int | None = None) -> tuple[int, list[str]] | None:
+        base = base_at(root, SLOT, "public.a", generation, lsn, place)
+        return None if base is None else (base.lsn, sorted(os.path.basename(file) for file in base.files))
+
+    assert found(19) == (10, ["one"])
+    assert found(20) == found(500, place=99) == (20, ["one", "two"])
+    assert found(9) is None and found(20, generation=2) is None and found(20, place=98) is None
