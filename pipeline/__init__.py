@@ -4,6 +4,7 @@ Nothing in this package imports ray or raydp: where things run is decided in ``a
 importing only those below it (checked in CI by import-linter)::
 
     stages                                                            the bodies of the actors
+    state                                                             tables as they were at a commit
     slot | decode | segments | spark | stream | buffer | sequencer    siblings, strangers to each other
     exchange                                                          all that crosses processes
     rows                                                              the Arrow layout of rows

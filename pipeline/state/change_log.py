@@ -14,18 +14,19 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from xidstream.pipeline.config import redacted
-from xidstream.pipeline.errors import Unsupported, UsageError
+from xidstream.pipeline.errors import PreconditionMissing, Unsupported, UsageError
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.spark import naming
 from xidstream.pipeline.spark.naming import Location
 from xidstream.pipeline.spark.snapshot_log import SNAPSHOTS_SCHEMA
-from xidstream.pipeline.spark.spark_errors import fault_of
 from xidstream.pipeline.spark.spark_schemas import quoted
 from xidstream.pipeline.state.generations import TableGeneration, generation_at, generations_of
-from xidstream.pipeline.state.log_table import LogTable
+from xidstream.pipeline.state.log_table import LogTable, reading
+from xidstream.pipeline.state.manifest import Base, base_at
 from xidstream.pipeline.state.net import log_rows, net_rows
 from xidstream.pipeline.state.shapes import shape_at
 from xidstream.pipeline.state.slots import application_ids, chosen_slot, table_directories, table_of
@@ -49,7 +50,8 @@ class ChangeLog:
     ) -> None:
         self._root = Location.parse(uri, dict(storage_options) if storage_options else None)
         transactions = self._open(naming.TRANSACTIONS)
-        self._slots = self._guarded(lambda: application_ids(transactions.location))
+        with reading(f"the log of {naming.TRANSACTIONS}"):
+            self._slots = application_ids(transactions.location)
         self._slot = chosen_slot(self._slots, slot)
 
     def __repr__(self) -> str:
@@ -63,7 +65,9 @@ class ChangeLog:
     def tables(self) -> list[str]:
         """The tables that the log has rows of, as ``schema.table``, sorted."""
         found = []
-        for directory in self._guarded(lambda: table_directories(self._root)):
+        with reading(redacted(self._root.uri)):
+            directories = table_directories(self._root)
+        for directory in directories:
             name = table_of(directory)
             found.append(name or self._open(directory).properties.get("xidstream.source", directory))
         return sorted(found)
@@ -75,7 +79,7 @@ class ChangeLog:
         """
         self._refuse_several_slots("transactions")
         table = self._open(naming.TRANSACTIONS)
-        return table.rows(spark, table.files(0, (1 << 63) - 1, "commit_lsn"))
+        return table.rows(spark, table.files(column="commit_lsn"))
 
     def as_of(
         self,
@@ -130,7 +134,7 @@ class ChangeLog:
         if at.shape.key is None:
             raise UsageError(f"table {at.shape.table} has no key: its rows have no net changes")
         known = behind >= at.generation.bounds.valid_from
-        before = TableAt(at.log_table, at.generation, at.shape, behind).state(spark) if known else None
+        before = replace(self.table_at(table, behind), shape=at.shape).state(spark) if known else None
         return net_rows(spark, at, behind, before)
 
     # -- for this package and the mirror -----------------------------------------------------------------
@@ -150,10 +154,11 @@ class ChangeLog:
         from deltalake.exceptions import TableNotFoundError
 
         try:
-            table = LogTable(self._root.child(naming.SNAPSHOTS))
+            with reading(f"Delta table {naming.SNAPSHOTS}"):
+                table = LogTable(self._root.child(naming.SNAPSHOTS))
+                return generations_of(table.read(SNAPSHOTS_SCHEMA.names).to_pylist())
         except TableNotFoundError:
             return {}
-        return generations_of(self._guarded(lambda: table.read(SNAPSHOTS_SCHEMA.names).to_pylist()))
 
     def table_at(
         self, table: str | TableName, lsn: Lsn, generations: Mapping[str, list[TableGeneration]] | None = None
@@ -165,7 +170,12 @@ class ChangeLog:
         generation = generation_at(name, known.get(name, []), lsn)
         columns, properties = log_table.columns, log_table.properties
         shape = shape_at(name, columns, properties, generation.key, int(lsn), self._slot)
-        return TableAt(log_table, generation, shape, lsn)
+        place = int(generation.bounds.place)
+
+        def find_base() -> Base | None:
+            return base_at(self._root, self._slot, name, generation.number, int(lsn), place)
+
+        return TableAt(log_table, generation, shape, lsn, find_base)
 
     # -- inside ------------------------------------------------------------------------------------------
 
@@ -184,14 +194,13 @@ class ChangeLog:
                 f"{name!r} is no table's name", remedy='give "schema.table", or a pair (schema, table)'
             )
         try:
-            found = LogTable(self._root.child(naming.encode_table(*parts)))
+            with reading(f"Delta table {name}"):
+                found = LogTable(self._root.child(naming.encode_table(*parts)))
         except TableNotFoundError:
             raise UsageError(
                 f"the change log has no table {name}",
                 remedy="ChangeLog.tables() lists them; a name with dots in it is a pair (schema, table)",
             ) from None
-        except Exception as error:
-            raise fault_of(error, f"opening Delta table {name}") from error
         others = [slot for slot in self._slots if slot != self._slot and found.watermark(slot) is not None]
         if others:
             raise Unsupported(
@@ -204,20 +213,13 @@ class ChangeLog:
         from deltalake.exceptions import TableNotFoundError
 
         try:
-            return LogTable(self._root.child(directory))
+            with reading(f"Delta table {directory}"):
+                return LogTable(self._root.child(directory))
         except TableNotFoundError:
             raise UsageError(
                 f"there is no change log at {redacted(self._root.uri)}: it has no Delta table {directory}",
                 remedy="give the URI behind `delta:` in the option --sink of `xidstream run`",
             ) from None
-        except Exception as error:
-            raise fault_of(error, f"opening Delta table {directory}") from error
-
-    def _guarded(self, read: Any) -> Any:
-        try:
-            return read()
-        except Exception as error:
-            raise fault_of(error, f"reading {redacted(self._root.uri)}") from error
 
     def _refuse_several_slots(self, what: str) -> None:
         if len(self._slots) > 1:
@@ -239,7 +241,7 @@ class ChangeLog:
     def _before(self, spark: SparkSession, timestamp: datetime.datetime | str, last: Lsn) -> Lsn:
         from pyspark.sql import functions as f
 
-        moment = datetime.datetime.fromisoformat(timestamp) if isinstance(timestamp, str) else timestamp
+        moment = _moment(timestamp) if isinstance(timestamp, str) else timestamp
         if moment.tzinfo is None:
             raise UsageError("a timestamp needs a time zone", remedy="such as 2026-05-04T12:00:00+00:00")
         micros = (moment - datetime.datetime.fromtimestamp(0, datetime.timezone.utc)) // datetime.timedelta(
@@ -273,6 +275,15 @@ class ChangeLog:
         return Lsn(lsns[0])
 
 
+def _moment(text: str) -> datetime.datetime:
+    try:
+        return datetime.datetime.fromisoformat(text)
+    except ValueError:
+        raise UsageError(
+            f"not an ISO timestamp: {text!r}", remedy="such as 2026-05-04T12:00:00+00:00"
+        ) from None
+
+
 class LogState:
     """All tables of a ``ChangeLog`` at one LSN: ``state["public.orders"]`` is a DataFrame.
 
@@ -295,8 +306,6 @@ class LogState:
 
     def tables(self) -> list[str]:
         """The tables whose state is known at this LSN, as ``schema.table``, sorted."""
-        from xidstream.pipeline.errors import PreconditionMissing
-
         found = []
         for name, generations in self._generations.items():
             try:
@@ -317,11 +326,4 @@ class LogState:
 
     def with_text(self, table: str | TableName) -> DataFrame:
         """The same with a column ``_text`` behind: column → PostgreSQL's text, of values that the type cannot hold."""
-        at = self._log.table_at(table, self._lsn, self._generations)
-        return self._folded(at)
-
-    def _folded(self, at: TableAt) -> DataFrame:
-        try:
-            return at.state(self._spark)
-        except Exception as error:
-            raise fault_of(error, f"reading table {at.shape.table} at {self._lsn}") from error
+        return self._log.table_at(table, self._lsn, self._generations).state(self._spark)

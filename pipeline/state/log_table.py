@@ -8,17 +8,19 @@ the executors read with pyarrow, through deltalake's file system, and the rows p
 frame reads all columns of its files, while a folder's reads those that are used. Dates are proleptic Gregorian in all
 files, also in those that `optimize` wrote anew without Spark's mark.
 
-Called by ``change_log`` and ``table_at``.
+Called by ``change_log`` and ``table_at``, which reads base tables with it as well.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
+from xidstream.pipeline.errors import StorageFault
 from xidstream.pipeline.spark.naming import Location
 from xidstream.pipeline.spark.placement import Target
 from xidstream.pipeline.spark.spark_schemas import spark_schema
@@ -38,6 +40,8 @@ _OPTIONS: Final = {
     "recursiveFileLookup": "true",
 }
 SOURCE_KEY: Final = "xidstream.column"
+MAX_LSN: Final = (1 << 63) - 1
+"""As far as Delta's numbers go."""
 
 
 @dataclass(frozen=True)
@@ -50,14 +54,30 @@ class LogFile:
     max_lsn: int
 
 
-class LogTable:
-    """The newest version of a Delta table when it was opened. Raises ``TableNotFoundError`` where there is none."""
+@contextmanager
+def reading(what: str) -> Iterator[None]:
+    """Turn what the storage or Delta says into StorageFault, which names ``what``."""
+    from deltalake.exceptions import DeltaError, TableNotFoundError
 
-    def __init__(self, location: Location) -> None:
+    try:
+        yield
+    except TableNotFoundError:
+        raise
+    except (OSError, DeltaError, pa.ArrowException) as error:
+        reason = getattr(error, "strerror", None) or type(error).__name__
+        raise StorageFault(f"{what} cannot be read: {reason}") from error
+
+
+class LogTable:
+    """One version of a Delta table: ``version``, or the newest. Raises ``TableNotFoundError`` where there is none."""
+
+    def __init__(self, location: Location, version: int | None = None) -> None:
         from deltalake import DeltaTable
 
         self.location = location
-        self._table: DeltaTable = DeltaTable(location.uri, storage_options=location.storage_options)
+        self._table: DeltaTable = DeltaTable(
+            location.uri, version=version, storage_options=location.storage_options
+        )
         schema = self._table.schema()
         self.schema = pa.schema(schema.to_arrow())
         self.columns = tuple(
@@ -70,8 +90,8 @@ class LogTable:
         """The version last committed under ``application_id``: for a slot's own, a commit LSN."""
         return self._table.transaction_version(application_id)
 
-    def files(self, first: int, last: int, column: str = "_commit_lsn") -> list[LogFile]:
-        """Those that may have rows with commit LSNs from ``first`` to ``last``, both included."""
+    def files(self, first: int = 0, last: int = MAX_LSN, column: str = "_commit_lsn") -> list[LogFile]:
+        """Those that may have rows with commit LSNs from ``first`` to ``last``, both included; without limits all."""
         actions = pa.table(self._table.get_add_actions(flatten=True))
         n = actions.num_rows
 
@@ -83,7 +103,7 @@ class LogTable:
             actions["path"].to_pylist(),
             values("size_bytes", 0),
             values(f"min.{column}", 0),
-            values(f"max.{column}", (1 << 63) - 1),
+            values(f"max.{column}", MAX_LSN),
             strict=True,
         )
         return [

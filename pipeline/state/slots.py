@@ -43,7 +43,9 @@ def application_ids(transactions: Location) -> list[str]:
         match = _COMMIT.fullmatch(name)
         if match and int(match[1]) > last:
             found |= _of_commit(store, name)
-    return sorted(id_.removesuffix(_OWNER) for id_ in found if id_.endswith(_OWNER))
+    owned = {id_.removesuffix(_OWNER) for id_ in found if id_.endswith(_OWNER)}
+    # Commits of early versions had no such marks.
+    return sorted(owned or found)
 
 
 def chosen_slot(found: list[str], slot: str | None) -> str:

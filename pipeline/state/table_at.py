@@ -9,20 +9,26 @@ Called by ``change_log``, and by the mirror. Frames are lazy.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.rows import SNAPSHOT
 from xidstream.pipeline.spark.contained import without_contained
-from xidstream.pipeline.spark.spark_schemas import quoted
 from xidstream.pipeline.state.fold import fold
 from xidstream.pipeline.state.generations import TableGeneration
 from xidstream.pipeline.state.log_table import LogTable
+from xidstream.pipeline.state.manifest import Base
+from xidstream.pipeline.state.prepared import prepared, restored
 from xidstream.pipeline.state.shape import TableShape, shaped
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+
+def _no_base() -> None:
+    return None
 
 
 @dataclass(frozen=True)
@@ -35,12 +41,13 @@ class LogRows:
 
 @dataclass(frozen=True)
 class TableAt:
-    """``generation`` stands at ``lsn``."""
+    """``generation`` stands at ``lsn``. ``find_base``: the newest base table of it at or below that LSN, if any."""
 
     log_table: LogTable
     generation: TableGeneration
     shape: TableShape
     lsn: Lsn
+    find_base: Callable[[], Base | None] = _no_base
 
     def snapshot(self, spark: SparkSession) -> LogRows:
         """The generation's rows."""
@@ -73,9 +80,19 @@ class TableAt:
 
     def state(self, spark: SparkSession) -> DataFrame:
         """The table's rows: the source's columns, ``_text``."""
-        base, since = self.snapshot(spark).frame, 0
+        found = self.find_base()
+        if found is None:
+            base, since = self.snapshot(spark).frame, 0
+        else:
+            table = LogTable(found.location, found.version)
+            base, since = table.rows(spark, table.files()), found.lsn
         tail = self.tail(spark, since)
         if tail is not None:
             return fold(base, tail.frame, self.shape)
-        names = [name for name in base.columns if name in self.shape.columns]
-        return base.select(*map(quoted, names), "_text")
+        return restored(prepared(base, self.shape), self.shape, [_text()])
+
+
+def _text() -> Column:
+    from pyspark.sql import functions as f
+
+    return f.col("text").alias("_text")
