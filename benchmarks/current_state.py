@@ -133,7 +133,7 @@ def _session() -> SparkSession:
 def _make_log(root: Location, rows: int, tail_rows: int) -> None:
     owner = Ownership(_SLOT, f"{_SLOT}/messages", root.uri, Tenure(1, "epoch", 1, {}, Lsn(1 << 40)))
     log = SnapshotLog(root, _SLOT, owner)
-    target = log.target(_TABLE)
+    target = log.target(_TABLE, Lsn(_PLACE))
     files = ParquetFiles(target.table, target.directory, target.conform.schema, "_commit_lsn")
     for first in range(0, rows, _BLOCK_ROWS):
         ids = np.arange(first, min(first + _BLOCK_ROWS, rows))

@@ -124,7 +124,7 @@ class KeyedNet:
     def fits_one_scan(self) -> bool:
         """Whether the rows that lack a value can be sent to every executor."""
         is_small = self.facts.keys_are_few and self.tail_bytes <= BROADCAST_BYTES
-        return bool(self.facts.unchanged) and self.facts.truncated_at is None and is_small
+        return self.net.has_gaps and self.facts.truncated_at is None and is_small
 
     def base_and_changes(self) -> DataFrame:
         """All rows, with one scan of the base: a row that lacks a value takes the place of the row that has it."""
@@ -240,6 +240,11 @@ class _Net:
         known = self._filled_columns({i: f.col(f"n{i}") for i in self._toasted})
         values = [value.alias(name) for name, value in known.items()]
         return last.select(*self._keys, *values, *_OF_CHANGES, "gone", "existed", missing)
+
+    @property
+    def has_gaps(self) -> bool:
+        """Whether some row of the tail lacks a value."""
+        return bool(self._toasted)
 
     def lacks_a_value(self) -> Column:
         """Of ``last``: whether the row is there, and only the base knows all of it."""

@@ -203,10 +203,8 @@ def assert_folds(pipeline: Pipeline, states: list[tuple[Lsn, dict[str, Counter[R
     return n_compared
 
 
-@pytest.mark.parametrize("seed", [1])
-def test_rows_from_before_and_changes_meanwhile_fold_to_the_source_at_every_state(
-    pipeline: Pipeline, seed: int
-) -> None:
+def taken_amid_changes(pipeline: Pipeline, seed: int) -> list[tuple[Lsn, dict[str, Counter[Row]]]]:
+    """Take all tables while writers and a giant transaction change them. Returns states of the source."""
     database = pipeline.database
     database.execute(SCHEMA)
     database.execute("create publication p for all tables with (publish_via_partition_root = true)")
@@ -234,16 +232,34 @@ def test_rows_from_before_and_changes_meanwhile_fold_to_the_source_at_every_stat
     wait_until_delivered(pipeline, states[-1][0])
     pipeline.query.stop()
     assert pipeline.query.exception() is None
+    return states
+
+
+@pytest.mark.parametrize("seed", [1])
+def test_rows_from_before_and_changes_meanwhile_fold_to_the_source_at_every_state(
+    pipeline: Pipeline, seed: int
+) -> None:
+    states = taken_amid_changes(pipeline, seed)
     assert assert_folds(pipeline, states) >= 10
     log = Log(pipeline.delta, "public", "accounts")
     assert log.n_snapshot_rows > 15_000, "the rows from before came by the snapshot"
     keys = {line["table"]: line["key"] for line in generations(pipeline)}
     assert keys["public.whole"] == ["id"] and keys["public.history"] is None
-    assert_as_of(pipeline, states, random.Random(seed))
+    assert_as_of(pipeline, states, random.Random(seed), n_commits=4)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(("postgres_server", "seed"), [(18, 3)], indirect=["postgres_server"])
+def test_the_state_as_of_sixty_random_commits_is_the_log_folded_in_plain_python(
+    pipeline: Pipeline, seed: int
+) -> None:
+    states = taken_amid_changes(pipeline, seed)
+    assert_as_of(pipeline, states, random.Random(seed), n_commits=60)
 
 
 def assert_as_of(
-    pipeline: Pipeline, states: list[tuple[Lsn, dict[str, Counter[Row]]]], dice: random.Random
+    pipeline: Pipeline, states: list[tuple[Lsn, dict[str, Counter[Row]]]], dice: random.Random, n_commits: int
 ) -> None:
     """``ChangeLog.as_of`` is the source at its states, and the fold in plain Python at random commits."""
     logs = {table: Log(pipeline.delta, "public", table) for table in TABLES}
@@ -256,11 +272,11 @@ def assert_as_of(
     for table, rows in states[-1][1].items():
         assert rows_of(newest, table) == rows, table
     commits = [row.commit_lsn for row in change_log.transactions(pipeline.spark).collect()]
-    for lsn in dice.sample(sorted(lsn for lsn in commits if lsn >= known_from), 50):
+    for lsn in dice.sample(sorted(lsn for lsn in commits if lsn >= known_from), n_commits):
         table = dice.choice(list(TABLES))
         state = change_log.as_of(pipeline.spark, lsn=dice.choice([lsn, Lsn(lsn), str(Lsn(lsn))]))
         assert rows_of(state, table) == logs[table].at(lsn), (table, str(Lsn(lsn)))
-    for lsn, tables in states:
+    for lsn, tables in states[:: 1 if n_commits > 10 else 4]:
         if known_from <= lsn <= newest.lsn:
             table = dice.choice(list(TABLES))
             assert rows_of(change_log.as_of(pipeline.spark, lsn=lsn), table) == tables[table], (

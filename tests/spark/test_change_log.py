@@ -69,7 +69,7 @@ class Root:
     def take(self, relation: RelationVersion, rows: list[dict[str, Any]], slot: str = IDENTITY.slot) -> None:
         """A snapshot, as its readers and the log of snapshots write it."""
         log = self.sink(slot).snapshot_log()
-        target = log.target(relation)
+        target = log.target(relation, BOUNDS.place)
         files = ParquetFiles(target.table, target.directory, target.conform.schema, "_commit_lsn")
         rows = [
             {**row, "_change_type": "snapshot", "_commit_lsn": 50, "_seq": i} for i, row in enumerate(rows)
@@ -152,11 +152,12 @@ def test_a_moment_is_named_by_lsn_timestamp_or_transaction(orders: Root, spark: 
 
     assert state() == (120, STATES[120])
     assert state(lsn=60) == (60, STATES[60])
-    assert state(lsn="0/64") == state(lsn=Lsn(100)) == state(xid=91) == (100, STATES[100])
     assert state(lsn=109) == (109, STATES[100])
-    assert state(timestamp=moment(109)) == (109, STATES[100])
-    assert state(timestamp=moment(110).isoformat())[1] == STATES[110]
-    assert state(timestamp=moment(5_000)) == (120, STATES[120])
+    assert state(xid=92) == (110, STATES[110])
+    named = [log.as_of(spark, lsn=lsn).lsn for lsn in ("0/64", Lsn(100), 100)]
+    assert named == [log.as_of(spark, xid=91).lsn] * 3 == [100, 100, 100]
+    timestamps = (moment(109), moment(110).isoformat(), moment(5_000))
+    assert [log.as_of(spark, timestamp=timestamp).lsn for timestamp in timestamps] == [109, 119, 120]
 
 
 def test_what_is_not_in_the_log_is_refused_and_named(orders: Root, spark: Any, tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def counted(found: Any) -> Counter[Row]:
 
 
 LOGS = [
-    {"seed": seed, "key": key, "is_full": full, "truncates": seed % 3 == 0, "n_keys": n_keys}
+    {"seed": seed, "key": key, "is_full": full, "truncates": seed % 4 == 0, "n_keys": n_keys}
     for seed, (key, full, n_keys) in enumerate(
         [
             (("id",), False, 12),
@@ -79,26 +79,20 @@ def test_a_random_log_folds_to_what_the_table_held(
 ) -> None:
     log = RandomLog(**arguments)
     shape = shape_of(log.key)
-    for at in (len(log.states) // 2, -1):
-        lsn, state = log.states[at]
-        changes = [change for change in log.changes if change["_commit_lsn"] <= lsn]
-        oracle = folded(
-            [*COLUMNS, "_text"],
-            None if log.key is None else list(log.key),
-            map(frozen, log.base),
-            map(frozen, changes),
-        )
-        assert Counter(row[:-1] for row in oracle.elements()) == Counter(
-            tuple(None if isinstance(v, tuple) and v[:1] == ("text",) else v for v in row)
-            for row in state.elements()
-        ), "the generator and the oracle agree"
-        # In another order than the log's: order is what the columns say.
-        tail = tail_frame(spark, changes[::-1])
-        if at == -1:
-            tail = in_files(spark, tail, tmp_path / "tail")
-        found = fold(base_frame(spark, log.base), tail, shape)
-        assert found.columns == [*COLUMNS, "_text"]
-        assert counted(found) == state, arguments
+    state = log.states[-1][1]
+    key = None if log.key is None else list(log.key)
+    oracle = folded([*COLUMNS, "_text"], key, map(frozen, log.base), map(frozen, log.changes))
+    assert Counter(row[:-1] for row in oracle.elements()) == Counter(
+        tuple(None if isinstance(v, tuple) and v[:1] == ("text",) else v for v in row)
+        for row in state.elements()
+    ), "the generator and the oracle agree"
+    # In another order than the log's: order is what the columns say.
+    tail = tail_frame(spark, log.changes[::-1])
+    if log.seed % 2:
+        tail = in_files(spark, tail, tmp_path / "tail")
+    found = fold(base_frame(spark, log.base), tail, shape)
+    assert found.columns == [*COLUMNS, "_text"]
+    assert counted(found) == state, arguments
 
 
 def frozen(row: Change) -> Change:
