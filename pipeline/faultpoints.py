@@ -79,6 +79,12 @@ POINTS: Final = {
     "snapshot_told": "driver: _snapshots has the line",
     "committing_transactions": "driver: all tables are committed; _transactions is not",
     "transactions_committed": "driver: _transactions is committed",
+    "writing_base": "mirror: the new files of a base table are about to be written",
+    "base_written": "mirror: the new files of a base table are written; its table is not committed",
+    "base_committed": "mirror: a base table is committed; the manifest does not name its version",
+    "committing_manifest": "mirror: all base tables are committed; the manifest is not",
+    "manifest_committed": "mirror: the manifest names the versions",
+    "vacuuming_base": "mirror: lines of the manifest are removed; files that it named alone are there still",
 }
 """Name → where in the process the point is."""
 

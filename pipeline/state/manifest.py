@@ -109,16 +109,20 @@ def base_at(
     ``place`` is the generation's, and checked where it is given: a table that two servers had under one name can have
     equal numbers.
     """
-    fitting = [
-        line
-        for line in read_lines(root, application_id)
-        if (line.table, line.generation) == (table, generation)
-        and line.lsn <= lsn
-        and place in (None, line.place)
-    ]
-    if not fitting:
+    writer = DeltaTableWriter.open(current(root).child(MANIFEST), MANIFEST)
+    if writer is None:
         return None
-    return base_of(root, max(fitting, key=lambda line: line.lsn))
+    lsns = sorted({found for _, found in _lsn_of_files(writer) if found <= lsn}, reverse=True)
+    # Nearly always it is in the first one.
+    for some in (lsns[:1], lsns[1:]):
+        fitting = [
+            line
+            for line in (_lines_of(writer, application_id, some[-1], some[0]) if some else ())
+            if (line.table, line.generation) == (table, generation) and place in (None, line.place)
+        ]
+        if fitting:
+            return base_of(root, max(fitting, key=lambda line: line.lsn))
+    return None
 
 
 def base_of(root: Location, line: ManifestLine) -> Base:
@@ -140,8 +144,10 @@ def newest(lines: Iterable[ManifestLine]) -> list[ManifestLine]:
     return [line for line in lines if line.lsn == last]
 
 
-def _lines_of(writer: DeltaTableWriter, application_id: str | None) -> list[ManifestLine]:
-    rows = writer.read(MANIFEST_SCHEMA.names, "lsn", 0, MAX_VERSION).to_pylist()
+def _lines_of(
+    writer: DeltaTableWriter, application_id: str | None, first: int = 0, last: int = MAX_VERSION
+) -> list[ManifestLine]:
+    rows = writer.read(MANIFEST_SCHEMA.names, "lsn", first, last).to_pylist()
     lines = [ManifestLine(**row) for row in rows if application_id in (None, row["slot"])]
     return sorted(lines, key=lambda line: (line.lsn, line.table))
 
@@ -153,9 +159,15 @@ def _files_before(writer: DeltaTableWriter, before: datetime.datetime) -> list[s
     for slot in {line.slot for line in lines}:
         earlier = [line.lsn for line in lines if line.slot == slot and line.refreshed_at < before]
         kept |= {max(earlier)} if earlier else set()
+    return [path for path, lsn in _lsn_of_files(writer) if lsn not in kept]
+
+
+def _lsn_of_files(writer: DeltaTableWriter) -> list[tuple[str, int]]:
+    """The manifest's files, one for each refresh, and their LSNs."""
     files = writer.files()
-    lsns = zip(files["path"].to_pylist(), files["min.lsn"].to_pylist(), strict=True)
-    return [path for path, lsn in lsns if lsn not in kept]
+    if not files.num_rows:
+        return []
+    return list(zip(files["path"].to_pylist(), files["min.lsn"].to_pylist(), strict=True))
 
 
 class ManifestWriter:
@@ -192,6 +204,12 @@ class ManifestWriter:
 
     def lines(self) -> list[ManifestLine]:
         return _lines_of(self._open(), self._slot)
+
+    def newest(self) -> list[ManifestLine]:
+        """Those of the last refresh; none where there was none."""
+        writer = self._open()
+        lsn = writer.watermark(self._lsn_id)
+        return _lines_of(writer, self._slot, lsn, lsn) if lsn else []
 
     def last_lsn(self) -> int:
         return self._open().watermark(self._lsn_id)

@@ -49,7 +49,7 @@ def test_the_lines_of_a_refresh_come_together_and_the_newest_count(root: Locatio
     writer.append([line(10), line(10, "public.b")])
     writer.append([line(20, "public.b"), line(20)])
     assert newest(read_lines(root, SLOT)) == [line(20), line(20, "public.b")]
-    assert writer.last_lsn() == 20
+    assert writer.last_lsn() == 20 and writer.newest() == newest(read_lines(root, SLOT))
     assert [each.lsn for each in read_lines(root, SLOT)] == [10, 10, 20, 20]
 
 

@@ -1,0 +1,184 @@
+"""One base table under one mirror: what it holds, and the commits that replace its files.
+
+Each commit of rows carries three application transactions: ``mirror/SLOT`` is the LSN to which the table was brought,
+``mirror/SLOT/place`` tells the generation it comes from, and ``mirror/SLOT/owner`` is the mirror's number. So a refresh
+that was cut short is taken up table by table, whatever the manifest says, and a mirror that was overtaken commits
+nothing more: deltalake refuses a commit when one of these moved since the table was looked at.
+
+Added columns come in a commit of the metadata alone, ahead of the rows: the files there already have nulls in them. All
+other changes of the columns need the table written anew, which one commit does, too.
+
+Called by ``pipeline.mirror.refresh``. deltalake only, no Spark.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+from deltalake.transaction import AddAction
+
+from xidstream.pipeline.errors import SinkFailed
+from xidstream.pipeline.faultpoints import reach
+from xidstream.pipeline.mirror.key_ranges import FileFacts, RangedKey
+from xidstream.pipeline.mirror.plan import BaseFile
+from xidstream.pipeline.spark.delta_table import NOTHING, DeltaTableWriter
+from xidstream.pipeline.spark.naming import Location
+from xidstream.pipeline.spark.placement import Target
+from xidstream.pipeline.spark.table_metadata import PREFIX, TableMetadata
+from xidstream.pipeline.state.manifest import KEEPS_ITS_LOG, check_owner
+
+TEXT_FIELD: Final = pa.field("_text", pa.map_(pa.string(), pa.string()))
+"""PostgreSQL's text of values that their columns cannot hold. Only a base table that has such values has it."""
+
+
+@dataclass(frozen=True)
+class NewFile:
+    """``path`` is relative to the table's directory."""
+
+    path: str
+    size_bytes: int
+    facts: FileFacts
+
+
+@dataclass(frozen=True)
+class MirrorMarks:
+    """Who commits, of which slot."""
+
+    application_id: str
+    owner: int
+
+    @property
+    def lsn_id(self) -> str:
+        return f"mirror/{self.application_id}"
+
+    @property
+    def place_id(self) -> str:
+        return f"{self.lsn_id}/place"
+
+    def versions(self, lsn: int, place: int) -> dict[str, int]:
+        return {self.lsn_id: lsn, self.place_id: place, f"{self.lsn_id}/owner": self.owner}
+
+
+class BaseTable:
+    """``label`` is ``schema.table``. Raises SnapshotOutdated from what commits: look at everything again."""
+
+    def __init__(self, writer: DeltaTableWriter, location: Location, marks: MirrorMarks) -> None:
+        self._writer = writer
+        self._marks = marks
+        self.location = location
+        self.label = writer.label
+        check_owner(writer, marks.application_id, marks.owner)
+        if writer.watermark(marks.lsn_id) == NOTHING and writer.files().num_rows:
+            raise SinkFailed(
+                f"the base table of {self.label} was not written by a mirror of this slot",
+                remedy="give each slot a root of its own, or move away what stands below current/",
+            )
+
+    @classmethod
+    def open_or_create(
+        cls,
+        location: Location,
+        label: str,
+        fields: Sequence[pa.Field],
+        about: TableMetadata,
+        marks: MirrorMarks,
+    ) -> BaseTable:
+        columns = [_target(field) for field in fields]
+        writer = DeltaTableWriter.open_or_create(location, label, columns, about)
+        return cls(writer, location, marks)
+
+    @property
+    def lsn(self) -> int:
+        """To which its last commit brought it; 0 for a table that was never filled."""
+        return self._writer.watermark(self._marks.lsn_id)
+
+    @property
+    def place(self) -> int:
+        """Of the snapshot that it comes from."""
+        return self._writer.watermark(self._marks.place_id)
+
+    @property
+    def version(self) -> int:
+        return self._writer.version
+
+    @property
+    def fields(self) -> list[pa.Field]:
+        return [column.field for column in self._writer.columns]
+
+    @property
+    def has_text(self) -> bool:
+        return any(column.name == TEXT_FIELD.name for column in self._writer.columns)
+
+    def files(self, key: RangedKey) -> list[BaseFile]:
+        found = self._writer.files()
+        rows = zip(
+            found["path"].to_pylist(),
+            found["size_bytes"].to_pylist(),
+            found["num_records"].to_pylist(),
+            key.ranges_in(found),
+            strict=True,
+        )
+        return [BaseFile(*row) for row in rows]
+
+    def absolute(self, path: str) -> str:
+        return f"{self.location.uri}/{path}"
+
+    def describe(self, about: TableMetadata) -> None:
+        self._writer.describe(about)
+
+    def add_columns(self, fields: Sequence[pa.Field]) -> None:
+        self._writer.add_columns([_target(field) for field in fields])
+
+    def replace(
+        self, new: Sequence[NewFile], key: RangedKey, removed: Sequence[BaseFile], lsn: int, place: int
+    ) -> None:
+        """Put ``new`` in the place of ``removed``: the table is at ``lsn`` from here on."""
+        self._swap(new, key, [file.path for file in removed], lsn, place)
+
+    def replace_all(
+        self, new: Sequence[NewFile], key: RangedKey, fields: Sequence[pa.Field], lsn: int, place: int
+    ) -> None:
+        """Put ``new`` in the place of all there is, with other columns."""
+        self._swap(new, key, None, lsn, place, [_target(field) for field in fields])
+
+    def _swap(
+        self,
+        new: Sequence[NewFile],
+        key: RangedKey,
+        removed: Sequence[str] | None,
+        lsn: int,
+        place: int,
+        columns: Sequence[Target] | None = None,
+    ) -> None:
+        now_ms = int(time.time() * 1000)
+        added = [
+            AddAction(file.path, file.size_bytes, {}, now_ms, True, key.statistics(file.facts))
+            for file in new
+            if file.facts.n_rows
+        ]
+        reach("base_written")
+        self._writer.swap(added, removed, self._marks.versions(lsn, place), columns)
+        reach("base_committed")
+
+
+def about_base(label: str, key: Sequence[str] | None, ranged: RangedKey) -> TableMetadata:
+    """What a base table says of itself."""
+    return TableMetadata(
+        f"The PostgreSQL table {label} as it was at one LSN: current/_manifest says at which, for each version.",
+        {
+            f"{PREFIX}source": label,
+            f"{PREFIX}key": json.dumps(list(key or ()), ensure_ascii=False),
+            **ranged.properties,
+            **KEEPS_ITS_LOG,
+        },
+        {},
+    )
+
+
+def _target(field: pa.Field) -> Target:
+    return Target(field.name, field.type, field.name)

@@ -1,0 +1,162 @@
+"""All base tables of one slot under one mirror: refresh them to one LSN, name them, remove what is old.
+
+``BaseTables`` holds the number that fences (``ManifestWriter.claim``), taken at its first refresh. ``refresh`` does
+nothing where the log has no newer commit than the manifest. Otherwise each table in turn is refreshed
+(``pipeline.mirror.refresh``), and then the manifest names them all. Somebody else's commit in between makes it look at
+everything again: at the manifest, which tells whether this mirror was overtaken, at the log, and at each table.
+
+A table that has no snapshot, or whose generation has ended, is left out, with its reason. The manifest then does not
+name it at the new LSN.
+
+Called by ``actors.mirror``, from one thread at a time.
+"""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from xidstream.pipeline.config import redacted
+from xidstream.pipeline.errors import PreconditionMissing, StorageFault, Superseded, Unsupported
+from xidstream.pipeline.faultpoints import reach
+from xidstream.pipeline.mirror import rewrite
+from xidstream.pipeline.mirror.base_table import MirrorMarks
+from xidstream.pipeline.mirror.refresh import TableRefresh, TableRefresher, directory_of
+from xidstream.pipeline.mirror.vacuum import Vacuumed, vacuum
+from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.spark.delta_table import SnapshotOutdated
+from xidstream.pipeline.spark.naming import Location
+from xidstream.pipeline.spark.spark_errors import fault_of
+from xidstream.pipeline.state.change_log import ChangeLog
+from xidstream.pipeline.state.manifest import ManifestLine, ManifestWriter
+from xidstream.pipeline.state.table_at import TableAt
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ATTEMPTS: Final = 4
+"""Of a refresh, in the face of others' commits. Each failure means that another mirror got through, which ends soon."""
+
+
+@dataclass(frozen=True)
+class Refreshed:
+    """What a refresh did. ``left_out``: table → why the manifest does not name it at this LSN."""
+
+    lsn: Lsn
+    tables: tuple[TableRefresh, ...]
+    left_out: Mapping[str, str]
+    seconds: float
+
+    @property
+    def bytes_written(self) -> int:
+        return sum(table.bytes_written for table in self.tables)
+
+
+class BaseTables:
+    """Of the log below ``uri``. ``slot`` must be given where there are several. Raises XidstreamErrors alone."""
+
+    def __init__(self, uri: str, slot: str | None, file_bytes: int) -> None:
+        root = Location.parse(uri)
+        if not root.is_local:
+            raise Unsupported(
+                f"base tables are written by Spark, whose wheels have no connector for {redacted(root.uri)}",
+                remedy="give the sink a folder that all executors share",
+            )
+        self._root = root
+        self._slot = slot
+        self._file_bytes = file_bytes
+        self._manifest: ManifestWriter | None = None
+
+    @property
+    def owner(self) -> int:
+        """The number of this mirror; 0 before its first refresh."""
+        return 0 if self._manifest is None else self._manifest.owner
+
+    def refresh(self, spark: SparkSession) -> Refreshed | None:
+        """None where there is nothing new."""
+        session = rewrite.mirror_session(spark)
+        try:
+            for _ in range(ATTEMPTS):
+                try:
+                    with rewrite.in_own_pool(session):
+                        return self._refresh(session)
+                except SnapshotOutdated:
+                    continue
+        except Exception as error:
+            raise fault_of(error, "refreshing the base tables") from error
+        raise StorageFault(f"base tables were changed by others during {ATTEMPTS} attempts to refresh them")
+
+    def vacuum(self, retention_s: float) -> Vacuumed:
+        """Remove what no reader needs who takes up to ``retention_s``."""
+        log = ChangeLog(self._root.uri, self._slot)
+        manifest = self._claimed(log)
+        try:
+            return vacuum(self._root, log.application_id, manifest, datetime.timedelta(seconds=retention_s))
+        except SnapshotOutdated as error:
+            raise Superseded("another mirror has changed the manifest meanwhile") from error
+        except Exception as error:
+            raise fault_of(error, "removing what base tables no longer need") from error
+
+    def _claimed(self, log: ChangeLog) -> ManifestWriter:
+        if self._manifest is None:
+            manifest = ManifestWriter(self._root, log.application_id)
+            manifest.claim()
+            self._manifest = manifest
+        return self._manifest
+
+    def _refresh(self, session: SparkSession) -> Refreshed | None:
+        began_s = time.monotonic()
+        log = ChangeLog(self._root.uri, self._slot)
+        lsn = log.last_commit_lsn
+        manifest = self._claimed(log)
+        manifest.check()
+        if lsn <= manifest.last_lsn():
+            return None
+        lines = {line.table: line for line in manifest.newest()}
+        marks = MirrorMarks(log.application_id, manifest.owner)
+        tables, left_out = _tables_at(log, lsn)
+        done = []
+        for table in tables:
+            # Between two tables: what overtook this mirror need not meet it at each of them.
+            manifest.check()
+            line = lines.get(table.shape.table)
+            done.append(TableRefresher(session, self._root, marks, table, line, self._file_bytes).run())
+        if done:
+            reach("committing_manifest")
+            manifest.append(_lines(log.application_id, lsn, tables, done))
+            reach("manifest_committed")
+        return Refreshed(lsn, tuple(done), left_out, time.monotonic() - began_s)
+
+
+def _tables_at(log: ChangeLog, lsn: Lsn) -> tuple[list[TableAt], dict[str, str]]:
+    """The tables that have a state there, and the reasons why others have none."""
+    found, left_out = [], {}
+    generations = log.generations()
+    for name in log.tables():
+        try:
+            found.append(log.table_at(name, lsn, generations))
+        except (PreconditionMissing, Unsupported) as error:
+            left_out[name] = error.message
+    return found, left_out
+
+
+def _lines(
+    application_id: str, lsn: int, tables: Sequence[TableAt], done: Sequence[TableRefresh]
+) -> list[ManifestLine]:
+    now = datetime.datetime.now(datetime.timezone.utc)
+    return [
+        ManifestLine(
+            application_id,
+            lsn,
+            now,
+            table.shape.table,
+            directory_of(table),
+            table.generation.number,
+            int(table.generation.bounds.place),
+            refreshed.version,
+        )
+        for table, refreshed in zip(tables, done, strict=True)
+    ]

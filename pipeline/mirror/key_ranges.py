@@ -1,0 +1,164 @@
+"""The lowest and highest key of a base table's file: from its Parquet footer into the Delta log, and back.
+
+Integers, text, dates and timestamps have ranges. Decimals have none, because a Delta log has them as JSON numbers,
+which readers take for floats. Floats have none because of NaN, and booleans and bytes because it would not pay. A key
+of such columns alone is right all the same: the table is then written as a whole (``pipeline.mirror.refresh``).
+
+Values are kept as Parquet stores them: a date is days, a timestamp is microseconds, both since 1970. So years that
+Python's datetime does not know are no trouble. In the log a timestamp has milliseconds, as Delta wants it, so a file's
+lowest is rounded down and its highest up. A file with a key that its column cannot hold (infinity, which is null there)
+or beyond the year 9999 has no range.
+
+Other engines skip files by the same statistics. ``delta.dataSkippingStatsColumns`` must name the columns that have them
+in each file, and no other (see ``pipeline.spark.table_metadata``). deltalake reads there no names but plain ones: a
+blank, a hyphen, a dot or a letter beyond ASCII makes it take all columns for ones with statistics, and every filter of
+a dataset then finds nothing (deltalake 1.6.6). So a column with such a name counts as one without range.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pyarrow.types as pt
+
+from xidstream.pipeline.mirror.plan import KeyRange
+from xidstream.pipeline.spark.table_metadata import STATISTICS
+
+_PLAIN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_EPOCH: Final = datetime.datetime(1970, 1, 1)
+_LAST_DAY: Final = (datetime.date(9999, 12, 31) - _EPOCH.date()).days
+_FIRST_DAY: Final = (datetime.date(1, 1, 1) - _EPOCH.date()).days
+_DAY_US: Final = 86_400_000_000
+
+
+def _has_range(type_: pa.DataType) -> bool:
+    return bool(
+        pt.is_integer(type_)
+        or pt.is_string(type_)
+        or pt.is_large_string(type_)
+        or pt.is_date32(type_)
+        or pt.is_timestamp(type_)
+    )
+
+
+@dataclass(frozen=True)
+class FileFacts:
+    """What the footer of a new file says. ``range`` is None where a key column has no full statistics."""
+
+    n_rows: int
+    range: KeyRange | None
+
+
+@dataclass(frozen=True)
+class RangedKey:
+    """The key columns of one base table that have ranges, in the key's order, and their Arrow types."""
+
+    columns: tuple[str, ...]
+    types: tuple[pa.DataType, ...]
+
+    @classmethod
+    def of(cls, key: Sequence[str] | None, types: Mapping[str, pa.DataType]) -> RangedKey:
+        chosen = [name for name in key or () if _PLAIN.fullmatch(name) and _has_range(types[name])]
+        return cls(tuple(chosen), tuple(types[name] for name in chosen))
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """What the table must say of its statistics."""
+        return {STATISTICS: ",".join(self.columns)}
+
+    def facts_of(self, path: str) -> FileFacts:
+        """Of a Parquet file on this machine. Raises OSError and what pyarrow raises for a file that is none."""
+        footer = pq.read_metadata(path)
+        lows, highs = [], []
+        for name in self.columns:
+            bounds = _bounds(footer, name)
+            if bounds is None:
+                return FileFacts(footer.num_rows, None)
+            lows.append(bounds[0])
+            highs.append(bounds[1])
+        found = KeyRange(tuple(lows), tuple(highs)) if self.columns and footer.num_rows else None
+        if found is not None and not self._is_writable(found):
+            found = None
+        return FileFacts(footer.num_rows, found)
+
+    def statistics(self, facts: FileFacts) -> str:
+        """The JSON of an add action."""
+        stats: dict[str, Any] = {"numRecords": facts.n_rows}
+        if facts.range is not None:
+            names, types = self.columns, self.types
+            stats["minValues"] = dict(zip(names, map(_json_low, facts.range.low, types), strict=True))
+            stats["maxValues"] = dict(zip(names, map(_json_high, facts.range.high, types), strict=True))
+            stats["nullCount"] = dict.fromkeys(names, 0)
+        return json.dumps(stats)
+
+    def ranges_in(self, files: pa.Table) -> list[KeyRange | None]:
+        """Of the files that ``DeltaTableWriter.files`` lists."""
+        if not self.columns:
+            return [None] * files.num_rows
+        lows = [self._column(files, f"min.{name}", i) for i, name in enumerate(self.columns)]
+        highs = [self._column(files, f"max.{name}", i) for i, name in enumerate(self.columns)]
+        ranges: list[KeyRange | None] = []
+        for low, high in zip(zip(*lows, strict=True), zip(*highs, strict=True), strict=True):
+            ranges.append(None if None in low or None in high else KeyRange(low, high))
+        return ranges
+
+    def _column(self, files: pa.Table, name: str, index: int) -> list[Any]:
+        if name not in files.column_names:
+            return [None] * files.num_rows
+        column = files[name]
+        if pt.is_timestamp(self.types[index]):
+            column = column.cast(pa.timestamp("us")).cast(pa.int64())
+        elif pt.is_date32(self.types[index]):
+            column = column.cast(pa.int32())
+        values: list[Any] = column.to_pylist()
+        return values
+
+    def _is_writable(self, found: KeyRange) -> bool:
+        for low, high, type_ in zip(found.low, found.high, self.types, strict=True):
+            day_units = 1 if pt.is_date32(type_) else _DAY_US if pt.is_timestamp(type_) else 0
+            if day_units and not (_FIRST_DAY * day_units <= low and high < _LAST_DAY * day_units):
+                return False
+        return True
+
+
+def _bounds(footer: Any, name: str) -> tuple[Any, Any] | None:
+    """The lowest and highest value of a column in a file; None where a null or a row group hides them."""
+    index = next(
+        (i for i in range(footer.num_columns) if footer.schema.column(i).path == name),
+        None,
+    )
+    if index is None:
+        return None
+    lows, highs = [], []
+    for group in range(footer.num_row_groups):
+        statistics = footer.row_group(group).column(index).statistics
+        if statistics is None or not statistics.has_min_max or statistics.null_count != 0:
+            return None
+        low, high = statistics.min_raw, statistics.max_raw
+        lows.append(low.decode() if isinstance(low, bytes) else low)
+        highs.append(high.decode() if isinstance(high, bytes) else high)
+    return (min(lows), max(highs)) if lows else None
+
+
+def _json_low(value: Any, type_: pa.DataType) -> Any:
+    return _json(value - value % 1000 if pt.is_timestamp(type_) else value, type_)
+
+
+def _json_high(value: Any, type_: pa.DataType) -> Any:
+    return _json(value + -value % 1000 if pt.is_timestamp(type_) else value, type_)
+
+
+def _json(value: Any, type_: pa.DataType) -> Any:
+    if pt.is_date32(type_):
+        return (_EPOCH + datetime.timedelta(days=value)).date().isoformat()
+    if pt.is_timestamp(type_):
+        text = (_EPOCH + datetime.timedelta(microseconds=value)).isoformat(timespec="milliseconds")
+        return text if type_.tz is None else f"{text}Z"
+    return value

@@ -1,0 +1,163 @@
+"""Which files of a base table a refresh replaces, and what by: decided from numbers alone, without Spark or Delta.
+
+The files of a base table are cut by ranges of the key. Each one's lowest and highest value of each key column stand in
+the Delta log. A refresh knows its *net rows*: one for each key that changed. A file is *touched* if one of these keys
+lies within its ranges. Only touched files are read and written again. Two facts of a net row are used, which need not
+agree:
+
+- Its key may lie within the ranges of several files (those of keys with several columns overlap). All of them are
+  touched: the key's former row is in one of them. This is what a right result depends on.
+- It has one *slot*: the last file, in the order of lowest keys, that begins at or below it. There its new row goes.
+  This is what keeps the ranges narrow, and nothing else depends on it. Of a key with several columns a file's lowest
+  tuple is not known, only each column's lowest value, which together are at or below it.
+
+``plan_swap`` makes groups of files that are replaced together. A file that has grown beyond one and a half times the
+target is cut, by ranges, into files of about the target. Small neighbours are joined. New rows between files, or behind
+the last one, become a file of their own, unless the file in front of them is small.
+
+Rejected: a hash of the key in place of ranges. It scatters neighbours over all files, so every refresh touches all.
+Also rejected: to write only new files with the changed rows and leave the old ones, since Delta's deletion vectors,
+which would mark the old rows, can be read but not written by deltalake.
+
+Called by ``pipeline.mirror.refresh``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+SMALL: Final = 0.5
+"""Of the target: a file below it is joined with its neighbour when one of the two is written anyway."""
+LARGE: Final = 1.5
+"""Of the target: a file above it is cut when it is written anyway."""
+MOST_GROUPS: Final = 64
+"""In one Spark job: each is a branch of its plan, and a plan's making takes longer with each branch."""
+_ROW_BYTES: Final = 100
+"""Of a row in Parquet, for a table of which nothing is known."""
+
+
+@dataclass(frozen=True)
+class KeyRange:
+    """``low[i] <= value <= high[i]`` for the i-th key column that has statistics, of each row of the file."""
+
+    low: tuple[Any, ...]
+    high: tuple[Any, ...]
+
+    def holds(self, key: Sequence[Any]) -> bool:
+        return all(low <= value <= high for low, value, high in zip(self.low, key, self.high, strict=True))
+
+
+@dataclass(frozen=True)
+class BaseFile:
+    """``path`` is relative to the table's directory. ``range`` is None where the log has no statistics of it."""
+
+    path: str
+    size_bytes: int
+    n_rows: int
+    range: KeyRange | None
+
+
+@dataclass(frozen=True)
+class Group:
+    """``files``, indexes of the table's files, are replaced by ``n_files`` new ones, which also take the new rows of
+    ``slots``. There may be no old files, and the new ones may turn out to be fewer."""
+
+    files: tuple[int, ...]
+    slots: tuple[int, ...]
+    bytes: int
+    n_files: int = 1
+
+
+def in_key_order(files: Iterable[BaseFile]) -> list[BaseFile] | None:
+    """The files by their lowest key; None if one of them has no range, and the table must be written as a whole."""
+    files = list(files)
+    if any(file.range is None for file in files):
+        return None
+    return sorted(files, key=lambda file: (file.range.low, file.range.high, file.path) if file.range else ())
+
+
+def row_bytes(files: Iterable[BaseFile]) -> float:
+    """Of a row of the table, in its files."""
+    files = list(files)
+    n_rows = sum(file.n_rows for file in files)
+    return sum(file.size_bytes for file in files) / n_rows if n_rows else _ROW_BYTES
+
+
+def n_files_for(n_bytes: float, target_bytes: int) -> int:
+    """How many files of about the target's size take so many bytes."""
+    return 1 if n_bytes <= LARGE * target_bytes else math.ceil(n_bytes / target_bytes)
+
+
+def plan_swap(
+    files: Sequence[BaseFile], touched: Mapping[int, int], arriving: Mapping[int, int], target_bytes: int
+) -> list[Group]:
+    """``files`` are in key order. ``touched``: for the index of each touched file, how many of the keys lie within its
+    ranges. ``arriving``: for each slot, how many net rows that are not gone have their place there.
+    """
+    bytes_a_row = row_bytes(files)
+    small = SMALL * target_bytes
+    groups: list[Group] = []
+    for i, file in enumerate(files):
+        n_new = arriving.get(i, 0)
+        # A row that was there before replaces itself.
+        n_more = max(0, n_new - min(touched.get(i, 0), file.n_rows))
+        if i in touched or (n_new and file.size_bytes < small):
+            groups.append(Group((i,), (i,), file.size_bytes + int(n_more * bytes_a_row)))
+        elif n_new:
+            groups.append(Group((), (i,), int(n_new * bytes_a_row)))
+    joined = _joined(groups, files, target_bytes)
+    return [Group(g.files, g.slots, g.bytes, n_files_for(g.bytes, target_bytes)) for g in joined]
+
+
+def _joined(groups: Sequence[Group], files: Sequence[BaseFile], target_bytes: int) -> list[Group]:
+    """Groups with small neighbours in them: other groups, and files that would have been kept."""
+    small = SMALL * target_bytes
+    done: list[Group] = []
+    taken: set[int] = {i for group in groups for i in group.files}
+    for group in groups:
+        last = done[-1] if done else None
+        near = last is not None and group.slots[0] - last.slots[-1] <= 1
+        if (
+            near
+            and last is not None
+            and min(last.bytes, group.bytes) < small
+            and last.bytes + group.bytes <= target_bytes
+        ):
+            done[-1] = group = _union(last, group)
+        else:
+            done.append(group)
+        # The next file, if it is small and nobody else's.
+        following = group.slots[-1] + 1
+        if (
+            group.files
+            and following < len(files)
+            and following not in taken
+            and files[following].size_bytes < small
+            and group.bytes + files[following].size_bytes <= target_bytes
+        ):
+            taken.add(following)
+            done[-1] = _union(group, Group((following,), (following,), files[following].size_bytes))
+    return done
+
+
+def _union(a: Group, b: Group) -> Group:
+    return Group(a.files + b.files, tuple(sorted({*a.slots, *b.slots})), a.bytes + b.bytes)
+
+
+def removed(files: Sequence[BaseFile], groups: Iterable[Group]) -> list[BaseFile]:
+    """The files that the groups replace."""
+    return [files[i] for group in groups for i in group.files]
+
+
+def jobs(groups: Sequence[Group]) -> list[Sequence[Group]]:
+    """The groups in portions, each for one Spark job."""
+    return [groups[i : i + MOST_GROUPS] for i in range(0, len(groups), MOST_GROUPS)]
+
+
+def kept_versions(named: Collection[int], present: int) -> list[int]:
+    """The versions of a base table whose files stay: those that the manifest names, and the present one, which the
+    next refresh starts from even if the manifest does not name it yet."""
+    return sorted({*named, present})

@@ -1,0 +1,250 @@
+"""What Spark does for a refresh: count which files are touched, and write the files that take their place.
+
+No row passes through Python. Net rows are kept on the executors' disks while a refresh uses them several times. What
+comes to the driver is one count for each touched file and each slot.
+
+A touched file's new version is its rows without the net keys (a left anti join, the keys are broadcast), and behind
+them its net rows that are not gone. One task reads one group and writes one file, in which most rows keep their order.
+There is no shuffle of the base. Only a group that is cut into several files is sorted by ranges of the key.
+
+``mirror_session`` gives a session of its own over the user's SparkContext. Its settings are the mirror's alone, and its
+jobs have their own pool. Files are read and written by Spark, so it must reach the root itself: a folder does, and an
+object store does not (Spark's wheels have no connector).
+
+Called by ``pipeline.mirror.refresh``, on the driver, on one thread.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import reduce
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+import pyarrow.types as pt
+
+from xidstream.pipeline.mirror.key_ranges import RangedKey
+from xidstream.pipeline.mirror.plan import BaseFile, Group
+from xidstream.pipeline.spark.naming import Location
+from xidstream.pipeline.spark.spark_schemas import quoted, spark_schema
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+GONE: Final = "_gone"
+"""Of a net row: the key has no row any more (``pipeline.state.fold``)."""
+SLOT: Final = "_slot"
+TEXT: Final = "_text"
+POOL: Final = "xidstream-mirror"
+BROADCAST_KEYS: Final = 4_000_000
+"""Net keys up to here are broadcast, some 100 MB of integers. More are joined by a shuffle, which costs no memory."""
+_JOB_BYTES: Final = 64 << 20
+
+_CONF: Final = {
+    # Delta wants timestamps that other engines read, with statistics.
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED",
+    "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.sources.parallelPartitionDiscovery.threshold": "100000",
+}
+_READ: Final = {
+    "ignoreCorruptFiles": "false",
+    "ignoreMissingFiles": "false",
+    "__globPaths__": "false",
+    "recursiveFileLookup": "true",
+}
+
+
+@dataclass(frozen=True)
+class NetCounts:
+    """How many net keys lie within each touched file's ranges; how many new rows each slot gets; how many net rows
+    there are; how many of their keys have a null (no range tells where those are, and no join finds them), and how many
+    rows have a text."""
+
+    touched: dict[int, int]
+    arriving: dict[int, int]
+    n_keys: int
+    n_null_keys: int
+    n_texts: int
+
+
+def mirror_session(spark: SparkSession) -> SparkSession:
+    session = spark.newSession()
+    for key, value in _CONF.items():
+        session.conf.set(key, value)
+    return session
+
+
+@contextmanager
+def in_own_pool(spark: SparkSession) -> Iterator[None]:
+    """The jobs of this thread, within, are of the mirror's pool: with Spark's FAIR scheduler the sink's go first."""
+    context: Any = spark.sparkContext
+    before = context.getLocalProperty("spark.scheduler.pool")
+    context.setLocalProperty("spark.scheduler.pool", POOL)
+    try:
+        yield
+    finally:
+        context.setLocalProperty("spark.scheduler.pool", before)
+
+
+def set_shuffle_partitions(session: SparkSession, n_bytes: int) -> None:
+    """For tables of about this size."""
+    n = max(int(session.sparkContext.defaultParallelism), min(2_000, n_bytes // _JOB_BYTES))
+    session.conf.set("spark.sql.shuffle.partitions", str(n))
+
+
+def read_files(session: SparkSession, schema: pa.Schema, paths: Sequence[str]) -> DataFrame:
+    """Parquet files of a table in its present columns; a column that a file does not have is null."""
+    if not paths:
+        return session.createDataFrame([], spark_schema(schema))
+    uris = [f"file://{path}" if path.startswith("/") else path for path in paths]
+    return session.read.schema(spark_schema(schema)).options(**_READ).parquet(*uris)
+
+
+class SlotFinder:
+    """The slot of a net row, and the files whose ranges hold its key, as Spark computes them. ``files`` have ranges and
+    are in key order."""
+
+    def __init__(self, key: RangedKey, files: Sequence[BaseFile]) -> None:
+        self._key = key
+        self._files = files
+
+    def slot(self) -> Column:
+        """How many files, but the first, begin at or below the key; as text.
+
+        Spark compiles each branch of a plan that has a number of its own in it. A text is no part of the code, so all
+        branches of ``group_frame`` share theirs.
+        """
+        return self._between(0, len(self._files) - 1).cast("string")
+
+    def _between(self, low: int, high: int) -> Column:
+        """A tree of comparisons, so that a row is compared with a few of many files."""
+        from pyspark.sql import functions
+
+        if low >= high:
+            return functions.lit(low)
+        middle = (low + high + 1) // 2
+        below = self._is_below(self._files[middle])
+        return functions.when(below, self._between(low, middle - 1)).otherwise(self._between(middle, high))
+
+    def _is_below(self, file: BaseFile) -> Column:
+        """Whether the key lies before all of the file's rows, column by column."""
+        from pyspark.sql import functions
+
+        assert file.range is not None
+        condition = functions.lit(False)
+        columns = list(zip(self._key.columns, file.range.low, self._key.types, strict=True))
+        for name, low, type_ in reversed(columns):
+            value, bound = functions.col(quoted(name)), _literal(functions.lit(low), type_)
+            condition = (value < bound) | ((value == bound) & condition)
+        return condition
+
+    def counts(self, net: DataFrame, key: Sequence[str]) -> NetCounts:
+        """``net`` has the column SLOT. ``key``: all its columns, also those without ranges."""
+        from pyspark.sql import functions
+
+        session = net.sparkSession
+        low_names = [f"_low{i}" for i in range(len(self._key.columns))]
+        high_names = [f"_high{i}" for i in range(len(self._key.columns))]
+        types = ["string" if _is_text(t) else "bigint" for t in self._key.types]
+        fields = ["_file int"]
+        fields += [f"{name} {t}" for name, t in zip(low_names, types, strict=True)]
+        fields += [f"{name} {t}" for name, t in zip(high_names, types, strict=True)]
+        ranges = [file.range for file in self._files]
+        rows = [(i, *r.low, *r.high) for i, r in enumerate(ranges) if r is not None]
+        boxes = session.createDataFrame(rows, ", ".join(fields))
+        within = functions.lit(True)
+        for name, low, high, type_ in zip(
+            self._key.columns, low_names, high_names, self._key.types, strict=True
+        ):
+            value = functions.col(quoted(name))
+            within &= value >= _literal(functions.col(low), type_)
+            within &= value <= _literal(functions.col(high), type_)
+        keys = net.select(*map(quoted, self._key.columns), SLOT, GONE)
+        touched = keys.join(functions.broadcast(boxes), within).groupBy("_file").count()
+        arriving = keys.where(~functions.col(GONE)).groupBy(SLOT).count()
+        is_null = [functions.col(quoted(name)).isNull() for name in key]
+        has_null = reduce(lambda a, b: a | b, is_null).cast("int")
+        has_text = functions.col(TEXT).isNotNull().cast("int") if TEXT in net.columns else functions.lit(0)
+        whole = net.agg(
+            functions.count(functions.lit(1)), functions.sum(has_null), functions.sum(has_text)
+        ).toDF("n", "nulls", "texts")
+        collected = (
+            touched.select(functions.lit("touched"), functions.col("_file").cast("string"), "count")
+            .union(arriving.select(functions.lit("arriving"), SLOT, "count"))
+            .union(whole.select(functions.lit("n"), functions.lit("0"), "n"))
+            .union(whole.select(functions.lit("nulls"), functions.lit("0"), "nulls"))
+            .union(whole.select(functions.lit("texts"), functions.lit("0"), "texts"))
+            .collect()
+        )
+        found: dict[str, dict[int, int]] = {"touched": {}, "arriving": {}, "n": {}, "nulls": {}, "texts": {}}
+        for kind, index, count in collected:
+            found[kind][int(index)] = count or 0
+        ones = [found[kind].get(0, 0) for kind in ("n", "nulls", "texts")]
+        return NetCounts(found["touched"], found["arriving"], *ones)
+
+
+def group_frame(
+    groups: Sequence[Group],
+    base: Sequence[DataFrame],
+    net: DataFrame,
+    key: Sequence[str],
+    columns: Sequence[str],
+    n_keys: int,
+) -> DataFrame:
+    """The rows of the groups' new files, each file one partition. ``base[i]``: the rows of the i-th group's old files.
+
+    ``key`` and ``columns`` are the table's. ``n_keys``: of net rows.
+    """
+    from pyspark.sql import functions
+
+    keys = net.select(*map(quoted, key))
+    if n_keys <= BROADCAST_KEYS:
+        keys = functions.broadcast(keys)
+    frames = []
+    for group, rows in zip(groups, base, strict=True):
+        new = net.where(functions.col(SLOT).isin([str(slot) for slot in group.slots]) & ~functions.col(GONE))
+        new = new.select(*map(quoted, columns))
+        if group.files:
+            new = rows.join(keys, list(key), "left_anti").select(*map(quoted, columns)).union(new)
+        frames.append(cut(new, key, group.n_files))
+    return reduce(lambda a, b: a.union(b), frames)
+
+
+def cut(rows: DataFrame, key: Sequence[str] | None, n_files: int) -> DataFrame:
+    """One partition for each file, by ranges of the key where there are several."""
+    if n_files == 1 or not key:
+        return rows.coalesce(n_files)
+    names = [quoted(name) for name in key]
+    return rows.repartitionByRange(n_files, *names).sortWithinPartitions(*names)
+
+
+def write_files(rows: DataFrame, table: Location, directory: str) -> list[str]:
+    """One file for each partition with rows, on disk, as paths relative to the table. Raises what Spark raises."""
+    folder = f"{table.uri}/{directory}"
+    rows.write.option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false").parquet(f"file://{folder}")
+    names = sorted(name for name in os.listdir(folder) if name.endswith(".parquet"))
+    paths = [f"{directory}/{name}" for name in names]
+    table.sync(paths)
+    return paths
+
+
+def _is_text(type_: pa.DataType) -> bool:
+    return bool(pt.is_string(type_) or pt.is_large_string(type_))
+
+
+def _literal(value: Column, type_: pa.DataType) -> Column:
+    """A bound, which is a number for a date or a timestamp, as a value of the column's type."""
+    from pyspark.sql import functions
+
+    if pt.is_date32(type_):
+        return functions.date_from_unix_date(value.cast("int"))
+    if pt.is_timestamp(type_):
+        instant = functions.timestamp_micros(value.cast("long"))
+        return instant.cast("timestamp_ntz") if type_.tz is None else instant
+    return value

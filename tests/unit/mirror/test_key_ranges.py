@@ -1,0 +1,100 @@
+"""Lowest and highest keys: from a Parquet file's footer into the Delta log, and back, never narrower."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable
+from deltalake.transaction import AddAction
+
+from xidstream.pipeline.mirror.key_ranges import RangedKey
+from xidstream.pipeline.mirror.plan import KeyRange
+
+EPOCH = datetime.datetime(1970, 1, 1)
+
+
+def written(folder: Path, schema: pa.Schema, *rows: dict[str, Any]) -> str:
+    path = folder / "part.parquet"
+    pq.write_table(pa.Table.from_pylist(list(rows), schema=schema), path, row_group_size=2)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("type_", "values", "low", "high"),
+    [
+        (pa.int64(), [5, -3, 9], -3, 9),
+        (pa.int16(), [5, -3, 9], -3, 9),
+        (pa.string(), ["b", "ä", "a"], "a", "ä"),
+        (
+            pa.date32(),
+            [datetime.date(1969, 12, 31), datetime.date(2020, 1, 1), datetime.date(1970, 1, 1)],
+            -1,
+            18262,
+        ),
+    ],
+)
+def test_ranges_come_back_from_the_delta_log_as_the_footer_has_them(
+    tmp_path: Path, type_: pa.DataType, values: list[Any], low: Any, high: Any
+) -> None:
+    schema = pa.schema([("id", type_), ("v", pa.string())])
+    key = RangedKey.of(["id"], {"id": type_, "v": pa.string()})
+    table = DeltaTable.create(str(tmp_path / "t"), schema=schema, configuration=key.properties)
+    path = written(tmp_path / "t", schema, *[{"id": value, "v": "x"} for value in values])
+    facts = key.facts_of(path)
+    assert (facts.n_rows, facts.range) == (3, KeyRange((low,), (high,)))
+    action = AddAction("part.parquet", os.path.getsize(path), {}, 0, True, key.statistics(facts))
+    table.create_write_transaction([action], "append", table.schema())
+    table.update_incremental()
+    assert key.ranges_in(pa.table(table.get_add_actions(flatten=True))) == [facts.range]
+    found = table.to_pyarrow_table(filters=[("v", "=", "x"), ("id", ">=", min(values))])
+    assert found.num_rows == 3, "an engine that skips by the statistics loses no row"
+
+
+@pytest.mark.parametrize("zone", [None, "UTC"])
+def test_a_timestamps_range_is_rounded_outwards_to_milliseconds(tmp_path: Path, zone: str | None) -> None:
+    type_ = pa.timestamp("us", zone)
+    schema = pa.schema([("at", type_)])
+    key = RangedKey.of(["at"], {"at": type_})
+    table = DeltaTable.create(str(tmp_path / "t"), schema=schema, configuration=key.properties)
+    times = [EPOCH + datetime.timedelta(microseconds=us) for us in (-1_500, 1_234_567)]
+    path = written(tmp_path / "t", schema, *[{"at": time} for time in times])
+    facts = key.facts_of(path)
+    assert facts.range == KeyRange((-1_500,), (1_234_567,))
+    action = AddAction("part.parquet", os.path.getsize(path), {}, 0, True, key.statistics(facts))
+    table.create_write_transaction([action], "append", table.schema())
+    table.update_incremental()
+    assert key.ranges_in(pa.table(table.get_add_actions(flatten=True))) == [KeyRange((-2_000,), (1_235_000,))]
+
+
+def test_a_key_that_its_column_cannot_hold_leaves_the_file_without_a_range(tmp_path: Path) -> None:
+    schema = pa.schema([("day", pa.date32())])
+    key = RangedKey.of(["day"], {"day": pa.date32()})
+    facts = key.facts_of(written(tmp_path, schema, {"day": datetime.date(2020, 1, 1)}, {"day": None}))
+    assert facts.range is None
+    assert json.loads(key.statistics(facts)) == {"numRecords": 2}
+
+
+def test_a_date_beyond_the_year_9999_leaves_the_file_without_a_range(tmp_path: Path) -> None:
+    path = tmp_path / "part.parquet"
+    pq.write_table(pa.table({"day": pa.array([0, 3_000_000], pa.int32()).cast(pa.date32())}), path)
+    assert RangedKey.of(["day"], {"day": pa.date32()}).facts_of(str(path)).range is None
+
+
+def test_columns_whose_names_or_types_have_no_statistics_are_left_out_of_the_ranges() -> None:
+    types = {
+        "id": pa.int64(),
+        "ä": pa.int64(),
+        "a b": pa.int64(),
+        "n": pa.decimal128(10, 2),
+        "f": pa.float64(),
+    }
+    assert RangedKey.of(list(types), types).columns == ("id",)
+    assert RangedKey.of(None, types).columns == ()
+    assert RangedKey.of(["n"], types).properties == {"delta.dataSkippingStatsColumns": ""}
