@@ -119,6 +119,11 @@ class ChangeStream:
                     remedy="call .foreachBatch(function) or .toDelta(uri) before start, or give the setting sink",
                 )
             make = self._sink_of_config
+        if self._config.mirror_every:
+            raise ConfigError(
+                "mirror_every is a setting of `xidstream run`",
+                remedy="leave it out, and refresh base tables with xidstream.Mirror(uri).start(spark, every=…)",
+            )
         adopt_spark(spark)
         refuse_travelling(self._config)
         require(self._config, self._check_sink, tell=log.warning)

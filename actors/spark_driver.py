@@ -21,6 +21,7 @@ from xidstream.actors.driver.batch_loop import BatchLoop, LoopProgress
 from xidstream.actors.driver.printed_lines import PrintedLines
 from xidstream.actors.driver.spark_master import SparkMaster
 from xidstream.actors.driver.trouble import session_trouble, trouble_of
+from xidstream.actors.mirror import MirrorLoop, start_beside
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import ComponentLost
 from xidstream.pipeline.exchange import SlotIdentity
@@ -34,6 +35,7 @@ class SparkDriver:
         self._configs = configs
         self._loops: dict[str, BatchLoop] = {}
         self._names: dict[str, str] = {}
+        self._mirrors: dict[str, MirrorLoop] = {}
         self._lines = PrintedLines()
 
     def start(self) -> None:
@@ -61,6 +63,9 @@ class SparkDriver:
         # In this order: what ends the loop before must never find this one under the old name.
         self._names[slot] = name
         self._loops[slot] = loop
+        if config.mirror_every and slot not in self._mirrors:
+            # Once, for all epochs: nothing of it belongs to one.
+            self._mirrors[slot] = start_beside(config, self._spark, print)
         loop.run()
 
     def end(self, slot: str, name: str) -> None:
@@ -95,6 +100,8 @@ class SparkDriver:
         return os.getpid()
 
     def close(self) -> None:
+        for mirror in self._mirrors.values():
+            mirror.stop()
         from xidstream.actors.driver.session import stop_spark
 
         stop_spark()

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from xidstream.pipeline.errors import ConfigError
-from xidstream.pipeline.pg_rules import Streaming, check_slot_name, check_stream_options, work_mem
+from xidstream.pipeline.pg_rules import Streaming, check_slot_name, check_stream_options, duration_s, work_mem
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -209,6 +209,25 @@ class Config:
         "nothing else notices a link that only one side has lost",
     )
 
+    # -- base tables
+    mirror_every: str = _setting(
+        "",
+        "how often the run brings the base tables below the sink's current/ up to the log, in its Spark session, e.g. "
+        "60s; empty: never. Each refresh writes whole files, so a short interval writes more",
+    )
+    mirror_file_bytes: int = _setting(
+        32 * MIB,
+        "size of a base table's files: a refresh writes each file anew that holds a changed key, so smaller ones cost "
+        "less to refresh, and larger ones less to list and open",
+        size=True,
+    )
+    mirror_vacuum: bool = _setting(
+        False, "after a refresh, remove the files of base tables that no reader needs within mirror_retention"
+    )
+    mirror_retention: str = _setting(
+        "24h", "how long a reader may take for one moment of the base tables: a day covers the longest query"
+    )
+
     # -- Spark
     spark_executors: int = _setting(1, "RayDP executors; the least, if spark_executors_max is more")
     spark_executors_max: int = _setting(
@@ -257,6 +276,10 @@ class Config:
             raise ConfigError(f"snapshot must be initial, only or never, got {self.snapshot!r}")
         check_stream_options(Streaming(self.streaming), self.proto_version, two_phase=self.two_phase)
         work_mem(self.logical_decoding_work_mem)
+        if self.mirror_every and not 1 <= duration_s(self.mirror_every, "mirror_every") <= 86_400:
+            raise ConfigError(f"mirror_every must be from 1s to 1d, got {self.mirror_every!r}")
+        if not 60 <= duration_s(self.mirror_retention, "mirror_retention") <= 86_400 * 366:
+            raise ConfigError(f"mirror_retention must be from 1min to 366d, got {self.mirror_retention!r}")
         limits: tuple[tuple[str, float, float], ...] = (
             ("block_bytes", 1 << 10, 1 << 30),
             ("linger_ms", 0, 60_000),
@@ -270,6 +293,7 @@ class Config:
             ("buffers_idle_s", 0, 86_400),
             ("batch_rows", 1, 1 << 40),
             ("batch_bytes", 1, 1 << 40),
+            ("mirror_file_bytes", MIB, 1 << 32),
             ("snapshot_connections", 1, 64),
             ("snapshot_bytes_per_s", 0, 1 << 40),
             ("status_interval_ms", 100, 600_000),

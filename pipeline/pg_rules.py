@@ -17,6 +17,9 @@ _SLOT_NAME: Final = re.compile(r"[a-z0-9_]{1,63}")
 """ReplicationSlotValidateName in slot.c."""
 _MEMORY: Final = re.compile(r"([0-9]{1,10}) ?(kB|MB|GB)")
 _UNITS_KB: Final = {"kB": 1, "MB": 1024, "GB": 1024 * 1024}
+_DURATION: Final = re.compile(r"\s*([0-9]{1,9}(?:\.[0-9]{1,3})?)\s*(ms|s|min|h|d)\s*")
+_UNITS_S: Final = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3_600.0, "d": 86_400.0}
+"""PostgreSQL's own units of time, but for microseconds."""
 _MIN_WORK_MEM_KB: Final = 64
 _MAX_WORK_MEM_KB: Final = (1 << 31) - 1
 _HIGHEST_PROTO_VERSION: Final = 4
@@ -63,3 +66,13 @@ def work_mem(text: str | None) -> str | None:
     if not _MIN_WORK_MEM_KB <= int(match[1]) * _UNITS_KB[match[2]] <= _MAX_WORK_MEM_KB:
         raise ConfigError(f"logical_decoding_work_mem is at least 64kB and less than 2048GB, not {text}")
     return match[1] + match[2]
+
+
+def duration_s(text: str, name: str) -> float:
+    """The seconds of ``60s``, ``5min``, ``24h``, as PostgreSQL writes units of time. Raises ConfigError."""
+    match = _DURATION.fullmatch(text)
+    if match is None:
+        raise ConfigError(
+            f"{name} must be a time with its unit (ms, s, min, h, d), such as 60s, got {text!r}"
+        )
+    return float(match[1]) * _UNITS_S[match[2]]

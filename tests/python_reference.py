@@ -24,7 +24,7 @@ CHOSEN: Final = {
 }
 ORDER: Final = (
     *("spark_session", "ChangeStream", "StreamingQuery", "SparkBatch"),
-    *("ChangeLog", "LogState", "Lsn", "Config"),
+    *("ChangeLog", "LogState", "Mirror", "Lsn", "Config"),
 )
 
 
@@ -50,7 +50,7 @@ def _entry(name: str, thing: Any) -> str:
     if not isinstance(thing, type):
         return f"### {_signature(name, thing)}\n\n{_text(thing)}\n"
     made = {"Config": "Config", "Lsn": "Lsn(value: int)"}
-    made |= {each: _bare(each, thing) for each in ("ChangeStream", "ChangeLog") if each == name}
+    made |= {each: _bare(each, thing) for each in ("ChangeStream", "ChangeLog", "Mirror") if each == name}
     parts = [f"### `{made.get(name, name)}`\n\n{_text(thing)}\n"]
     for member in members(name, thing):
         found = inspect.getattr_static(thing, member)

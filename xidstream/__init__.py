@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from xidstream.actors.change_stream import ChangeStream, StreamingQuery
     from xidstream.actors.driver.session import spark_session
+    from xidstream.actors.mirror import Mirror
     from xidstream.pipeline import errors
     from xidstream.pipeline.config import Config
     from xidstream.pipeline.pg import Lsn
@@ -28,6 +29,7 @@ __all__ = [
     "Config",
     "LogState",
     "Lsn",
+    "Mirror",
     "SparkBatch",
     "StreamingQuery",
     "__version__",
@@ -41,6 +43,7 @@ _HOMES: Final = {
     "ChangeStream": "xidstream.actors.change_stream",
     "StreamingQuery": "xidstream.actors.change_stream",
     "Config": "xidstream.pipeline.config",
+    "Mirror": "xidstream.actors.mirror",
     "Lsn": "xidstream.pipeline.pg",
     "SparkBatch": "xidstream.pipeline.spark.spark_batch",
     "spark_session": "xidstream.actors.driver.session",

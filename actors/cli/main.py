@@ -9,6 +9,7 @@ defect and says so, with the traceback only under ``--debug``.
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import traceback
 from pathlib import Path
@@ -18,6 +19,7 @@ import click
 
 from xidstream.actors.cli.options import RunCommand, build_config, build_configs, setting_options
 from xidstream.actors.runtime.signals import StopRequest
+from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import ExitStatus, XidstreamError
 from xidstream.pipeline.pg import Lsn, Xid
 
@@ -148,6 +150,37 @@ def status(config_file: Path | None, **options: Any) -> None:
             _tell(error.message, error.remedy)
     if worst:
         raise SystemExit(worst)
+
+
+@cli.command(short_help="Bring base tables below the sink's current/ up to the log.")
+@setting_options(
+    "sink",
+    "slot",
+    "mirror_file_bytes",
+    "mirror_retention",
+    *(f.name for f in dataclasses.fields(Config) if f.name.startswith("spark_")),
+)
+@click.option("--every", metavar="TIME", help="Go on, and refresh so often (60s), until interrupted.")
+@click.option("--vacuum", is_flag=True, help="Then remove what no reader needs within --mirror-retention.")
+def mirror(config_file: Path | None, every: str | None, vacuum: bool, **options: Any) -> None:
+    """Bring the base tables of a Delta sink up to its change log: plain Delta tables that any engine reads.
+
+    They are below URI/current, one for each table that has a snapshot, with its own columns alone. All are at one
+    commit, and URI/current/_manifest names the versions that belong together. Only files with changed keys are
+    written anew. It needs the sink's folder, and no server. --slot tells which log, where several slots write to it.
+
+    A slot's base tables have one mirror at a time: the one that began last. `run --mirror-every` is one, too.
+    """
+    config = build_config(config_file, {**options, "mirror_every": every, "mirror_vacuum": vacuum or None})
+    config.require("sink")
+    stop = StopRequest()
+    stop.listen()
+    from xidstream.actors.cli.mirror import mirror_command
+
+    try:
+        mirror_command(config, stop)
+    finally:
+        stop.deafen()
 
 
 @cli.group(short_help="Create or drop a slot, or give up a transaction.")

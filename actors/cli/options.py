@@ -31,6 +31,8 @@ _METAVARS: Final = {
     "proto_version": "1-4",
     "logical_decoding_work_mem": "SIZE",
     "spark_executor_memory": "SIZE",
+    "mirror_every": "TIME",
+    "mirror_retention": "TIME",
 }
 
 SECTIONS: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
@@ -49,6 +51,7 @@ SECTIONS: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     ),
     "Sink": (("sink", "storage"), ()),
     "Snapshots": (("snapshot", "snapshot_connections"), ("snapshot_bytes_per_s",)),
+    "Mirror": (("mirror_every", "mirror_vacuum"), ("mirror_retention", "mirror_file_bytes")),
     "Latency": (("linger_ms", "batch_rows"), ("stream_linger_ms", "block_bytes")),
     "Memory": (
         ("buffer_memory_bytes", "buffers_max", "backlog_bytes", "batch_bytes"),

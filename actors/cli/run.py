@@ -24,7 +24,7 @@ from xidstream.actors.runtime.signals import StopRequest
 from xidstream.actors.supervision.shared_session import SharedSession
 from xidstream.actors.supervision.supervisor import Supervisor
 from xidstream.pipeline.config import Config
-from xidstream.pipeline.errors import ExitStatus, XidstreamError
+from xidstream.pipeline.errors import ConfigError, ExitStatus, XidstreamError
 from xidstream.pipeline.faultpoints import VARIABLE, armed
 from xidstream.pipeline.spark.sink import check_sink_spec
 
@@ -39,6 +39,11 @@ def run_pipeline(configs: Sequence[Config], stop: StopRequest) -> None:
     configs = [dataclasses.replace(config, sink=check_sink_spec(config.sink)) for config in configs]
     for config in configs:
         refuse_travelling(config)
+        if config.mirror_every and not config.sink.startswith("delta:"):
+            raise ConfigError(
+                "mirror_every is for a Delta sink: base tables are made from its change log",
+                remedy="leave mirror_every out, or give --sink delta:URI",
+            )
     with Display() as display:
         failures = _Run(configs, display, stop).run()
         if failures:

@@ -33,6 +33,12 @@ _EXECUTOR_TIMEOUT_S = 120
 
 _LOG4J = Path(__file__).resolve().parent / "log4j2.properties"
 
+_FAIR = {
+    "spark.scheduler.mode": "FAIR",
+    "spark.scheduler.allocation.file": f"file:{Path(__file__).resolve().parent / 'fairscheduler.xml'}",
+}
+"""For a run that refreshes base tables beside its sink."""
+
 BASE_CONF = {
     **SPARK_CONF,
     # Executors must not wait for a whole CPU, nor Ray's scheduler for memory that Spark never uses.
@@ -83,6 +89,7 @@ def start_spark(config: Config, app_name: str) -> SparkSession:
         "spark.ray.raydp_spark_executor.actor.resource.cpu": str(config.spark_executor_cpus),
         "spark.executorEnv.PYTHONPATH": _python_path(),
         **_dynamic_allocation(config),
+        **(_FAIR if config.mirror_every else {}),
         **config.spark_conf,
     }
     executors = (config.spark_executors, config.spark_executor_cores, config.spark_executor_memory)

@@ -1,0 +1,195 @@
+"""Refreshes base tables, once or again and again: for the command line, for a run, and for a PySpark script.
+
+``Mirror`` is the public class. ``MirrorLoop`` repeats refreshes on whatever thread calls it, until it is stopped. It
+ends at the first error that repeating does not mend (``errors.POLICY``), another mirror of the slot among them. Any
+other error it tells, and it goes on at the next turn: nothing that readers see has changed.
+
+In a run the loop has a thread of the Spark driver's process (``start_beside``). It shares the session's executors with
+the sink, and nothing else: no lock, no table that the sink writes. Its jobs are in a pool of their own, behind the
+sink's (``fairscheduler.xml``). A task of its that runs already is not interrupted. So the sink waits for one task at
+the most, which reads and writes one file, and only where it needs Spark at all.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from xidstream.pipeline.config import Config
+from xidstream.pipeline.errors import Action, Superseded, UsageError, XidstreamError
+from xidstream.pipeline.mirror.base_tables import BaseTables, Refreshed
+from xidstream.pipeline.mirror.vacuum import Vacuumed
+from xidstream.pipeline.pg_rules import duration_s
+from xidstream.pipeline.quantities import counted, human_bytes
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_DEFAULTS = Config()
+JOB_GROUP = "xidstream-mirror"
+
+
+class Mirror:
+    """Base tables of the change log below ``uri``: plain Delta tables that any engine reads, at one LSN.
+
+    ``slot`` is needed where several slots write below ``uri``. The tables are below ``uri/current``, and
+    ``uri/current/_manifest`` names the versions that belong together (docs/mirror.md).
+    """
+
+    def __init__(
+        self, uri: str, slot: str | None = None, *, file_bytes: int = _DEFAULTS.mirror_file_bytes
+    ) -> None:
+        self._tables = BaseTables(uri, slot, file_bytes)
+        self._loop: MirrorLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    def refresh(self, spark: SparkSession) -> Refreshed | None:
+        """Bring all base tables to the newest complete commit of the log; None where there is nothing new.
+
+        ``spark``: any session that reads and writes the folder. Raises Superseded where another mirror of the slot has
+        taken over.
+        """
+        return self._tables.refresh(spark)
+
+    def vacuum(self, retention: str = _DEFAULTS.mirror_retention) -> Vacuumed:
+        """Remove what no reader needs who takes up to ``retention`` (``24h``) for one moment of the tables."""
+        return self._tables.vacuum(duration_s(retention, "retention"))
+
+    def start(self, spark: SparkSession, every: str) -> None:
+        """Refresh now and ``every`` so often (``60s``), on a thread, until ``stop``."""
+        self._loop = MirrorLoop(self._tables, spark, every_s=duration_s(every, "every"))
+        self._thread = threading.Thread(target=self._loop.run_quietly, name="xidstream-mirror", daemon=True)
+        self._thread.start()
+
+    def exception(self) -> BaseException | None:
+        """What ended the thread that ``start`` began; None while it runs, and after ``stop``."""
+        return None if self._loop is None else self._loop.failure
+
+    def stop(self) -> None:
+        """End it. A refresh in hand is given up: the next one takes up what it has done."""
+        if self._loop is not None and self._thread is not None:
+            self._loop.stop()
+            self._thread.join()
+
+
+class MirrorLoop:
+    """``every_s`` None: once. ``vacuum_s``: the retention of a vacuum after each refresh; None: no vacuum.
+
+    ``waits_for_log``: a log that is not there yet is no error, because the sink beside has only begun.
+    """
+
+    def __init__(
+        self,
+        tables: BaseTables,
+        spark: SparkSession,
+        *,
+        every_s: float | None,
+        vacuum_s: float | None = None,
+        tell: Callable[[str], None] = lambda text: None,
+        group: str = JOB_GROUP,
+        waits_for_log: bool = False,
+    ) -> None:
+        self._waits_for_log = waits_for_log
+        self._has_told = False
+        self._tables = tables
+        self._spark = spark
+        self._every_s = every_s
+        self._vacuum_s = vacuum_s
+        self._tell = tell
+        self._group = group
+        self._stop = threading.Event()
+        self.failure: BaseException | None = None
+
+    def stop(self) -> None:
+        """Any thread: end now. Spark's jobs of the refresh in hand are cancelled."""
+        self._stop.set()
+        self._spark.sparkContext.cancelJobGroup(self._group)
+
+    def run(self) -> None:
+        """Raises what ended it."""
+        self._spark.sparkContext.setJobGroup(self._group, "base tables", interruptOnCancel=False)
+        while not self._stop.is_set():
+            began_s = time.monotonic()
+            try:
+                self._turn()
+            except XidstreamError as error:
+                if self._stop.is_set():
+                    return
+                if not (isinstance(error, UsageError) and self._waits_for_log):
+                    if self._every_s is None or not _is_mended_by_repeating(error):
+                        raise
+                    self._tell(f"base tables: {error.message}; the next refresh takes it up")
+            if self._every_s is None:
+                return
+            self._stop.wait(max(0.0, self._every_s - (time.monotonic() - began_s)))
+
+    def run_quietly(self) -> None:
+        """The same on a thread of its own: the error is kept and told."""
+        try:
+            self.run()
+        except BaseException as error:  # noqa: BLE001 - for whoever asks for it
+            self.failure = error
+            text = (
+                error.message if isinstance(error, XidstreamError) else f"unexpected {type(error).__name__}"
+            )
+            self._tell(f"base tables are not refreshed any more: {text}")
+
+    def _turn(self) -> None:
+        refreshed = self._tables.refresh(self._spark)
+        self._waits_for_log = False
+        if refreshed is not None or not self._has_told:
+            self._has_told = True
+            self._tell(describe(refreshed))
+        if self._vacuum_s is not None:
+            vacuumed = self._tables.vacuum(self._vacuum_s)
+            if vacuumed.n_files:
+                self._tell(f"base tables: {counted(vacuumed.n_files, 'old file')} removed")
+
+
+def _is_mended_by_repeating(error: XidstreamError) -> bool:
+    return error.policy.action is not Action.STOP and not isinstance(error, Superseded)
+
+
+def describe(refreshed: Refreshed | None) -> str:
+    """A line for people."""
+    if refreshed is None:
+        return "base tables: nothing new"
+    changed = [table for table in refreshed.tables if table.n_files_written or table.n_files_removed]
+    text = (
+        f"base tables: {counted(len(refreshed.tables), 'table')} at {refreshed.lsn}, {len(changed)} of them changed, "
+        f"{human_bytes(refreshed.bytes_written)} written in {refreshed.seconds:.1f} s"
+    )
+    left_out = [f"  left out: {table} ({reason})" for table, reason in sorted(refreshed.left_out.items())]
+    return "\n".join([text, *left_out])
+
+
+def loop_of(
+    config: Config,
+    spark: SparkSession,
+    *,
+    every_s: float | None,
+    tell: Callable[[str], None],
+    beside: str = "",
+) -> MirrorLoop:
+    """By the settings of a command, or of the run ``beside``, a slot's name. Its sink is ``delta:URI``."""
+    tables = BaseTables(config.sink.partition(":")[2], config.slot or None, config.mirror_file_bytes)
+    vacuum_s = duration_s(config.mirror_retention, "mirror_retention") if config.mirror_vacuum else None
+    return MirrorLoop(
+        tables,
+        spark,
+        every_s=every_s,
+        vacuum_s=vacuum_s,
+        tell=tell,
+        group=f"{JOB_GROUP}-{beside}",
+        waits_for_log=bool(beside),
+    )
+
+
+def start_beside(config: Config, spark: SparkSession, tell: Callable[[str], None]) -> MirrorLoop:
+    """The loop of a run with ``mirror_every``, on a thread of this process."""
+    every_s = duration_s(config.mirror_every, "mirror_every")
+    loop = loop_of(config, spark, every_s=every_s, tell=tell, beside=config.slot)
+    threading.Thread(target=loop.run_quietly, name=f"xidstream-mirror-{config.slot}", daemon=True).start()
+    return loop

@@ -1,0 +1,294 @@
+"""Base tables: refreshed to one LSN, named by the manifest, and right whatever a refresh was cut short by."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+
+from tests.spark.change_log_maker import INT8, TEXT, LogMaker, as_rows, keyed
+from tests.spark.support import IDENTITY
+from xidstream.actors.mirror import Mirror
+from xidstream.pipeline import faultpoints
+from xidstream.pipeline.errors import ComponentLost, Superseded
+from xidstream.pipeline.faultpoints import FaultPlan
+from xidstream.pipeline.mirror.refresh import Answer
+from xidstream.pipeline.spark import delta
+from xidstream.pipeline.spark.naming import Location
+from xidstream.pipeline.state.manifest import ManifestLine, base_at, newest, read_lines
+
+pytestmark = pytest.mark.spark
+
+A = keyed("a", {"id": INT8, "name": TEXT}, "id", relid=1)
+PAIRS = keyed("pairs", {"shop": TEXT, "number": INT8, "note": TEXT}, "shop", "number", relid=2)
+LOOSE = keyed("loose", {"n": INT8, "t": TEXT}, relid=3)
+TABLES = (A, PAIRS, LOOSE)
+SMALL_FILES = 4 << 10
+
+
+@pytest.fixture
+def log(tmp_path: Path, spark: Any, make_batch: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(delta, "warm_up", lambda spark: None)
+    maker = LogMaker(tmp_path / "delta", spark, make_batch)
+    yield maker
+    maker.sink.close()
+
+
+def lines_of(log: LogMaker) -> list[ManifestLine]:
+    return read_lines(Location.parse(str(log.path)), IDENTITY.application_id)
+
+
+def read(log: LogMaker, line: ManifestLine) -> list[Any]:
+    """By deltalake alone, as any engine would."""
+    table = DeltaTable(str(log.path / "current" / line.directory), version=line.version)
+    return as_rows(
+        [{k: v for k, v in row.items() if k != "_text"} for row in table.to_pyarrow_table().to_pylist()]
+    )
+
+
+def assert_named_moments_are_right(log: LogMaker) -> None:
+    for line in lines_of(log):
+        assert read(log, line) == log.states[line.lsn][line.table], (line.table, line.lsn)
+
+
+def filled(n: int, start: int = 0) -> list[dict[str, Any]]:
+    return [{"id": i, "name": f"name {i}" * 5} for i in range(start, start + n)]
+
+
+def files_of(log: LogMaker, directory: str = "public.a") -> set[str]:
+    return set(DeltaTable(str(log.path / "current" / directory)).file_uris())
+
+
+def test_refreshes_at_random_moments_name_what_the_source_held_then(log: LogMaker, spark: Any) -> None:
+    dice = random.Random(18)
+    log.snapshot(A, filled(300))
+    log.snapshot(PAIRS, [{"shop": f"s{i % 7}", "number": i, "note": "n" * 40} for i in range(300)])
+    log.snapshot(LOOSE, [{"n": i % 5, "t": "t"} for i in range(50)])
+    mirror = Mirror(str(log.path), file_bytes=2 * SMALL_FILES)
+    answers = set()
+    for _ in range(4):
+        for _ in range(dice.randint(1, 4)):
+            log.random_commit(dice, TABLES)
+        refreshed = mirror.refresh(spark)
+        assert refreshed is not None and refreshed.lsn == log.lsn and not refreshed.left_out
+        answers |= {table.answer for table in refreshed.tables}
+        assert len(newest(lines_of(log))) == len(TABLES)
+    assert mirror.refresh(spark) is None, "there is nothing new"
+    assert_named_moments_are_right(log)
+    assert answers >= {Answer.BUILD, Answer.SWAP, Answer.REWRITE}
+
+
+def test_only_touched_files_are_written_and_an_untouched_table_has_no_commit(
+    log: LogMaker, spark: Any
+) -> None:
+    log.snapshot(A, filled(2_000))
+    log.snapshot(PAIRS, [{"shop": "s", "number": 1, "note": "x"}])
+    log.insert(A, {"id": 5_000, "name": "x"})
+    mirror = Mirror(str(log.path), file_bytes=SMALL_FILES)
+    mirror.refresh(spark)
+    before, version = files_of(log), {line.table: line.version for line in lines_of(log)}
+    assert len(before) > 5
+    log.tables["public.a"][700]["name"] = "new"
+    log.commit((A, [{"id": 700, "name": "new", "_change": 2}]))
+    refreshed = mirror.refresh(spark)
+    assert refreshed is not None
+    assert [table.answer for table in refreshed.tables] == [Answer.SWAP, Answer.KEEP]
+    assert len(before - files_of(log)) == 1 and len(files_of(log) - before) == 1
+    last = {line.table: line.version for line in newest(lines_of(log))}
+    assert last["public.pairs"] == version["public.pairs"] and last["public.a"] > version["public.a"]
+    assert_named_moments_are_right(log)
+
+
+def test_a_truncate_a_new_generation_and_an_added_column_are_followed(log: LogMaker, spark: Any) -> None:
+    log.snapshot(A, filled(100))
+    log.insert(A, *filled(5, 1_000))
+    mirror = Mirror(str(log.path), file_bytes=SMALL_FILES)
+    mirror.refresh(spark)
+    log.truncate(A)
+    log.insert(A, *filled(3, 2_000))
+    mirror.refresh(spark)
+    wide = keyed("a", {"id": INT8, "name": TEXT, "more": TEXT}, "id", relid=1)
+    for row in log.tables["public.a"]:
+        row["more"] = None
+    log.insert(wide, {"id": 7, "name": "seven", "more": "m"})
+    mirror.refresh(spark)
+    log.snapshot(wide, [{"id": i, "name": "again", "more": None} for i in range(50)])
+    log.insert(wide, {"id": 70, "name": "x", "more": None})
+    refreshed = mirror.refresh(spark)
+    assert refreshed is not None and [table.answer for table in refreshed.tables] == [Answer.BUILD]
+    assert_named_moments_are_right(log)
+    assert {line.generation for line in lines_of(log)} == {1, 2}
+
+
+def test_a_text_that_the_column_cannot_hold_brings_the_column_for_texts_and_nothing_else_does(
+    log: LogMaker, spark: Any
+) -> None:
+    dated = keyed("dated", {"id": INT8, "day": 1082}, "id", relid=4)
+    log.snapshot(dated, [{"id": i, "day": None} for i in range(50)])
+    log.insert(dated, {"id": 100, "day": None})
+    mirror = Mirror(str(log.path), file_bytes=SMALL_FILES)
+    mirror.refresh(spark)
+    table = str(log.path / "current" / "public.dated")
+    assert [f.name for f in DeltaTable(table).schema().fields] == ["id", "day"]
+    log.tables["public.dated"].append({"id": 101, "day": None})
+    log.commit((dated, [{"id": 101, "day": None, "_text": {"day": "infinity"}}]))
+    mirror.refresh(spark)
+    rows = DeltaTable(table).to_pyarrow_table().to_pylist()
+    assert [row["_text"] for row in rows if row["id"] == 101] == [[("day", "infinity")]]
+    assert len(rows) == 52 and all(row["_text"] is None for row in rows if row["id"] != 101)
+    assert_named_moments_are_right(log)
+
+
+def test_a_part_of_a_key_that_its_column_cannot_hold_is_one_row_all_the_same(
+    log: LogMaker, spark: Any
+) -> None:
+    dated = keyed("days", {"id": INT8, "day": 1082, "n": INT8}, "id", "day", relid=5)
+    log.snapshot(dated, [{"id": i, "day": None, "n": 0} for i in range(1, 3)])
+    mirror = Mirror(str(log.path), file_bytes=SMALL_FILES)
+    for n in range(3):
+        row = {"id": 7, "day": None, "n": n}
+        log.tables["public.days"] = [r for r in log.tables["public.days"] if r["id"] != 7] + [row]
+        log.commit((dated, [{**row, "_text": {"day": "infinity"}, "_change": 0 if n == 0 else 2}]))
+        mirror.refresh(spark)
+    assert_named_moments_are_right(log)
+
+
+POINTS = ["writing_base", "base_written", "base_committed", "committing_manifest", "manifest_committed"]
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_refresh_that_dies_anywhere_is_taken_up_by_the_next_mirror(
+    log: LogMaker, spark: Any, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    dice = random.Random(point)
+    log.snapshot(A, filled(300))
+    log.snapshot(PAIRS, [{"shop": f"s{i % 7}", "number": i, "note": "n" * 40} for i in range(300)])
+    log.random_commit(dice, (A, PAIRS))
+    if point != "writing_base":  # then the very first refresh dies
+        Mirror(str(log.path), file_bytes=SMALL_FILES).refresh(spark)
+    log.random_commit(dice, (A, PAIRS))
+    log.insert(A, {"id": 9_000, "name": "x"})
+    log.insert(PAIRS, {"shop": "x", "number": 9_000, "note": "x"})
+    named = {(line.table, line.lsn) for line in lines_of(log)}
+    with monkeypatch.context() as patch:
+        patch.setattr(faultpoints, "_plan", FaultPlan(f"{point}:error", None))
+        with pytest.raises(ComponentLost):
+            Mirror(str(log.path), file_bytes=SMALL_FILES).refresh(spark)
+    if point != "manifest_committed":
+        assert {(line.table, line.lsn) for line in lines_of(log)} == named
+    assert_named_moments_are_right(log)
+    if point != "base_written":  # else the log has nothing more, and the same LSN is reached again
+        log.random_commit(dice, (A, PAIRS))
+    Mirror(str(log.path), file_bytes=SMALL_FILES).refresh(spark)
+    assert {line.lsn for line in newest(lines_of(log))} == {log.lsn}
+    assert_named_moments_are_right(log)
+
+
+def test_a_mirror_that_was_overtaken_ends_and_names_nothing_more(log: LogMaker, spark: Any) -> None:
+    log.snapshot(A, filled(100))
+    log.insert(A, {"id": 1_000, "name": "x"})
+    older, newer = (Mirror(str(log.path), file_bytes=SMALL_FILES) for _ in range(2))
+    older.refresh(spark)
+    log.insert(A, {"id": 1_001, "name": "x"})
+    newer.refresh(spark)
+    log.insert(A, {"id": 1_002, "name": "x"})
+    with pytest.raises(Superseded, match="another mirror of slot orders has taken over"):
+        older.refresh(spark)
+    newer.refresh(spark)
+    assert_named_moments_are_right(log)
+
+
+@pytest.mark.parametrize("point", POINTS[:4])
+def test_a_mirror_that_is_overtaken_in_the_middle_of_a_refresh_tears_nothing(
+    log: LogMaker, spark: Any, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    log.snapshot(A, filled(100))
+    log.snapshot(PAIRS, [{"shop": "s", "number": 1, "note": "x"}])
+    log.insert(A, {"id": 1_000, "name": "x"})
+    older, newer = (Mirror(str(log.path), file_bytes=SMALL_FILES) for _ in range(2))
+    older.refresh(spark)
+    log.insert(A, {"id": 1_001, "name": "x"})
+    log.insert(PAIRS, {"shop": "t", "number": 2, "note": "x"})
+    with monkeypatch.context() as patch:
+        patch.setattr(faultpoints, "_plan", _Between(point, lambda: newer.refresh(spark)))
+        with pytest.raises(Superseded):
+            older.refresh(spark)
+    log.insert(A, {"id": 1_002, "name": "x"})
+    newer.refresh(spark)
+    assert {line.lsn for line in newest(lines_of(log))} == {log.lsn}
+    assert_named_moments_are_right(log)
+
+
+class _Between:
+    """Does something when a point is reached for the first time."""
+
+    def __init__(self, point: str, act: Callable[[], object]) -> None:
+        self._point, self._act, self._done = point, act, False
+
+    def reach(self, point: str) -> None:
+        if point == self._point and not self._done:
+            self._done = True
+            self._act()
+
+
+def test_a_vacuum_leaves_what_the_manifest_names_and_takes_the_rest(
+    log: LogMaker, spark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log.snapshot(A, filled(300))
+    mirror = Mirror(str(log.path), file_bytes=SMALL_FILES)
+    for i in range(4):
+        log.insert(A, {"id": 1_000 + i, "name": "x"})
+        mirror.refresh(spark)
+    with monkeypatch.context() as patch:  # what an attempt leaves that failed
+        patch.setattr(faultpoints, "_plan", FaultPlan("base_written:error", None))
+        log.insert(A, {"id": 2_000, "name": "x"})
+        with pytest.raises(ComponentLost):
+            mirror.refresh(spark)
+    on_disk = set(map(str, (log.path / "current" / "public.a").rglob("*.parquet")))
+    vacuumed = mirror.vacuum("24h")
+    assert vacuumed.n_files == 1 and len(lines_of(log)) == 4, "all refreshes are of the last 24 hours"
+    assert_named_moments_are_right(log)
+    monkeypatch.setattr("xidstream.pipeline.mirror.vacuum.datetime", _Later)
+    vacuumed = mirror.vacuum("24h")
+    assert vacuumed.n_files >= 1 and len(lines_of(log)) == 1
+    assert_named_moments_are_right(log)
+    left = set(map(str, (log.path / "current" / "public.a").rglob("*.parquet")))
+    assert left == files_of(log) and left < on_disk
+    mirror.refresh(spark)
+    assert_named_moments_are_right(log)
+
+
+class _Later:
+    """The module ``datetime``, two days from now."""
+
+    import datetime as _real
+
+    timedelta, timezone = _real.timedelta, _real.timezone
+
+    class datetime:  # noqa: N801 - the class's own name
+        @staticmethod
+        def now(zone: Any) -> Any:
+            real = _Later._real
+            return real.datetime.now(zone) + real.timedelta(days=2)
+
+
+def test_the_newest_base_at_or_below_an_lsn_is_found(log: LogMaker, spark: Any) -> None:
+    log.snapshot(A, filled(10))
+    mirror = Mirror(str(log.path))
+    lsns = []
+    for i in range(3):
+        lsns.append(log.insert(A, {"id": 1_000 + i, "name": "x"}))
+        mirror.refresh(spark)
+    root = Location.parse(str(log.path))
+
+    def base(lsn: int, generation: int = 1) -> int | None:
+        found = base_at(root, IDENTITY.application_id, "public.a", generation, lsn)
+        return None if found is None else found.lsn
+
+    asked = (lsns[0] - 1, lsns[0], lsns[2] - 1, lsns[2] + 100)
+    assert [base(lsn) for lsn in asked] == [None, lsns[0], lsns[1], lsns[2]]
+    assert base(lsns[2], generation=2) is None
