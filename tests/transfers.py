@@ -1,0 +1,258 @@
+"""Transfers between two tables whose balances always have the same sum, and readers that check it.
+
+Clients move money, and whole rows, from one table to the other: in transactions with savepoints, some of which are
+rolled back, and some transactions are rolled back as a whole. So the sum over both tables is the same after each
+commit, and any read that mixes two moments shows another one.
+
+``python -m tests.transfers --manifest 9500 --as-of 500`` is the long run: a server, a stream into Delta tables, a
+mirror in a process of its own that is killed (SIGKILL) again and again, and readers. It prints counts, and ends with
+status 1 at the first wrong sum. The suite has a short one (tests/e2e/test_mirror.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pyarrow.compute as pc
+from deltalake import DeltaTable
+
+N_ROWS = 2_000
+FIRST_BALANCE = 1_000
+TOTAL = 2 * N_ROWS * FIRST_BALANCE
+SCHEMA = f"""
+    create table a (id int primary key, balance bigint not null, note text);
+    create table b (id int primary key, balance bigint not null, note text);
+    insert into a select i, {FIRST_BALANCE}, repeat('n', 100) from generate_series(1, {N_ROWS}) i;
+    insert into b select i, {FIRST_BALANCE}, repeat('n', 100) from generate_series(1, {N_ROWS}) i;
+    create publication p for table a, b;
+"""
+
+
+class Clients:
+    """Threads that make transfers until ``stop``. ``connect`` gives a connection in autocommit."""
+
+    def __init__(
+        self, connect: Callable[[], psycopg.Connection[Any]], n: int = 4, seed: int = 1, pause_s: float = 0.01
+    ) -> None:
+        self._connect = connect
+        self._pause_s = pause_s
+        self._stop = threading.Event()
+        self._failures: list[BaseException] = []
+        self.n_commits = [0] * n
+        dice = [random.Random(seed * 100 + i) for i in range(n)]
+        self._threads = [threading.Thread(target=self._run, args=(dice[i], i), daemon=True) for i in range(n)]
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+        assert not self._failures, self._failures
+
+    def _run(self, dice: random.Random, number: int) -> None:
+        try:
+            with self._connect() as session:
+                while not self._stop.wait(self._pause_s):
+                    self._transaction(session, dice, number)
+        except BaseException as error:
+            self._failures.append(error)
+
+    def _transaction(self, session: psycopg.Connection[Any], dice: random.Random, number: int) -> None:
+        session.execute(b"begin")
+        for _ in range(dice.randint(1, 3)):
+            undone = dice.random() < 0.3
+            if undone:
+                session.execute(b"savepoint s")
+                self._move(session, dice, number, half=dice.random() < 0.5)
+                session.execute(b"rollback to savepoint s")
+            self._move(session, dice, number)
+        is_kept = dice.random() < 0.85
+        session.execute(b"commit" if is_kept else b"rollback")
+        self.n_commits[number] += is_kept
+
+    def _move(
+        self, session: psycopg.Connection[Any], dice: random.Random, number: int, *, half: bool = False
+    ) -> None:
+        """``half``: only one side of it, which is then rolled back. Clients have rows of their own."""
+        one, other = dice.sample(["a", "b"], 2)
+        ids = [4 * dice.randrange(N_ROWS // 4) + number + 1 for _ in range(2)]
+        if dice.random() < 0.2:
+            # A row moves with its balance, in place of one that is added to.
+            moved = session.execute(
+                f"delete from {one} where id = %s returning balance", (ids[0],)
+            ).fetchone()  # type: ignore[arg-type]
+            if moved is not None and not half:
+                session.execute(
+                    f"insert into {other} values (%s, %s, 'moved') "  # type: ignore[arg-type]
+                    f"on conflict (id) do update set balance = {other}.balance + excluded.balance",
+                    (ids[0], moved[0]),
+                )
+            return
+        amount = dice.randint(1, 50)
+        statement = (
+            "insert into {} values (%s, %s, 'new') on conflict (id) do update set balance = {}.balance + %s"
+        )
+        session.execute(statement.format(one, one), (ids[0], -amount, -amount))  # type: ignore[arg-type]
+        if not half:
+            session.execute(statement.format(other, other), (ids[1], amount, amount))  # type: ignore[arg-type]
+
+
+def manifest_sum(root: Path) -> tuple[int, int] | None:
+    """The newest moment that the manifest names, as any engine reads it: its LSN and the sum of all balances. None
+    where there is none yet."""
+    current = root / "current"
+    if not (current / "_manifest" / "_delta_log").exists():
+        return None
+    lines = DeltaTable(str(current / "_manifest")).to_pyarrow_table().to_pylist()
+    if not lines:
+        return None
+    last = max(line["lsn"] for line in lines)
+    total = 0
+    named = [line for line in lines if line["lsn"] == last]
+    assert sorted(line["table"] for line in named) == ["public.a", "public.b"], named
+    for line in named:
+        table = DeltaTable(str(current / line["directory"]), version=line["version"])
+        total += pc.sum(table.to_pyarrow_table(columns=["balance"])["balance"]).as_py()
+    return last, total
+
+
+def as_of_sum(root: Path, spark: Any) -> tuple[int, int]:
+    """The newest commit of the log, as ``ChangeLog`` reads it."""
+    from xidstream import ChangeLog
+
+    state = ChangeLog(str(root)).as_of(spark)
+    totals = [state[f"public.{table}"].agg({"balance": "sum"}).collect()[0][0] for table in ("a", "b")]
+    return int(state.lsn), sum(totals)
+
+
+class KilledMirror:
+    """``xidstream mirror --every 1s`` as a process, which is killed at random moments and started again."""
+
+    def __init__(self, root: Path, seed: int) -> None:
+        self._root = root
+        self._dice = random.Random(seed)
+        self._stop = threading.Event()
+        self.n_kills = 0
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        command = [
+            sys.executable,
+            "-m",
+            "xidstream",
+            "mirror",
+            "--sink",
+            f"delta:{self._root}",
+            "--every",
+            "1s",
+        ]
+        log = (self._root.parent / "mirror.log").open("ab")
+        while not self._stop.is_set():
+            process = subprocess.Popen(command, stdout=log, stderr=log)
+            if self._stop.wait(self._dice.uniform(25, 60)):
+                process.terminate()
+                process.wait()
+                return
+            process.kill()
+            process.wait()
+            self.n_kills += 1
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--manifest", type=int, default=9_500, help="reads by the manifest")
+    parser.add_argument("--as-of", type=int, default=500, help="reads by ChangeLog.as_of in Spark")
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="xs-transfers-") as folder:
+        failed = _long_run(Path(folder), options.manifest, options.as_of, options.seed)
+    raise SystemExit(1 if failed else 0)
+
+
+def _long_run(folder: Path, n_manifest: int, n_as_of: int, seed: int) -> bool:
+    from benchmarks.source import Source, server
+    from xidstream import ChangeStream, spark_session
+
+    root = folder / "delta"
+    with server() as running:
+        source = Source(running, "transfers")
+        for statement in filter(str.strip, SCHEMA.split(";")):
+            source.execute(statement)
+        spark = spark_session("transfers")
+        settings = {
+            "dsn": source.dsn,
+            "slot": "transfers",
+            "publication": "p",
+            "storage": str(folder / "storage"),
+            "create_slot": True,
+            "snapshot": "initial",
+        }
+        query = ChangeStream(settings).toDelta(str(root)).start(spark)
+        clients = Clients(lambda: psycopg.connect(source.dsn, autocommit=True), seed=seed)
+        while has_no_snapshots(root):
+            assert query.isActive, query.exception()
+            time.sleep(1)
+        mirror = KilledMirror(root, seed)
+        try:
+            return _read(root, spark, n_manifest, n_as_of, clients, mirror, query)
+        finally:
+            clients.stop()
+            mirror.stop()
+            query.stop()
+            source.close()
+
+
+def has_no_snapshots(root: Path) -> bool:
+    """Whether the log has no snapshot of both tables yet, so that a mirror has nothing to do."""
+    folder = root / "_snapshots"
+    if not (folder / "_delta_log").exists():
+        return True
+    return DeltaTable(str(folder)).to_pyarrow_table().num_rows < 2
+
+
+def _read(
+    root: Path, spark: Any, n_manifest: int, n_as_of: int, clients: Clients, mirror: KilledMirror, query: Any
+) -> bool:
+    n = {"manifest": 0, "as_of": 0}
+    wrong: list[tuple[str, int, int]] = []
+    moments: set[tuple[str, int]] = set()
+    while (n["manifest"] < n_manifest or n["as_of"] < n_as_of) and not wrong:
+        assert query.isActive, query.exception()
+        kind = "as_of" if n["as_of"] * n_manifest < n["manifest"] * n_as_of or not n_manifest else "manifest"
+        found = as_of_sum(root, spark) if kind == "as_of" else manifest_sum(root)
+        if found is None:
+            time.sleep(0.5)
+            continue
+        n[kind] += 1
+        moments.add((kind, found[0]))
+        if found[1] != TOTAL:
+            wrong.append((kind, *found))
+        if sum(n.values()) % 500 == 0:
+            print(f"{n} reads, {len(moments)} moments, {sum(clients.n_commits)} commits", flush=True)
+    print(
+        f"reads: {n}; different moments: {len(moments)}; commits of clients: {sum(clients.n_commits)}; kills of the "
+        f"mirror: {mirror.n_kills}; wrong sums: {wrong}"
+    )
+    return bool(wrong)
+
+
+if __name__ == "__main__":
+    main()
