@@ -101,7 +101,8 @@ class SparkDriver:
 
     def close(self) -> None:
         for mirror in self._mirrors.values():
-            mirror.stop()
+            with contextlib.suppress(Py4JError, OSError):  # a lost JVM
+                mirror.stop()
         from xidstream.actors.driver.session import stop_spark
 
         stop_spark()

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 GONE: Final = "_gone"
 """Of a net row: the key has no row any more (``pipeline.state.fold``)."""
-SLOT: Final = "_slot"
+SLOT: Final = "_xidstream_slot"
 TEXT: Final = "_text"
 POOL: Final = "xidstream-mirror"
 BROADCAST_KEYS: Final = 4_000_000
