@@ -209,6 +209,8 @@ class TableRefresher:
         finder = rewrite.SlotFinder(self._key, files)
         rewrite.set_shuffle_partitions(self._session, tail.n_bytes)
         net = net_changes(self._read(files), tail.frame, self._shape).withColumn(rewrite.SLOT, finder.slot())
+        # What is kept is kept in portions with statistics. So each group decodes little more than its own rows.
+        net = net.sortWithinPartitions(rewrite.SLOT)
         with _on_disk(net):
             counts = finder.counts(net, self._shape.key or ())
             if counts.n_null_keys:
