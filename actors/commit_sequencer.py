@@ -5,10 +5,13 @@ What its entries wait for are Ray's references to what buffers return; the reade
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from typing import Any
 
+from xidstream.actors.runtime.process_facts import this_process
 from xidstream.actors.runtime.ray_errors import unwrap
+from xidstream.pipeline.account.model import SequencerReport
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.exchange import Opened
 from xidstream.pipeline.pg import Lsn
@@ -22,6 +25,13 @@ class CommitSequencer(CommitSequence):
     async def open(self, reader: Any, opened: Opened, target_lsn: Lsn | None) -> None:
         """``CommitSequence.open`` with the handle of the reader."""
         await super().open(reader.feedback.remote, opened, target_lsn)
+
+    async def account(self) -> SequencerReport | None:
+        """``CommitSequence.account`` with this process."""
+        report = await super().account()
+        return (
+            None if report is None else dataclasses.replace(report, process=this_process("commit sequencer"))
+        )
 
     def pid(self) -> int:
         return os.getpid()

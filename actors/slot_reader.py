@@ -20,7 +20,9 @@ from xidstream.actors.reader.reading import Reading
 from xidstream.actors.reader.sender import Sender
 from xidstream.actors.reader.sending_thread import SendingThread
 from xidstream.actors.runtime.allocator import return_freed_memory
+from xidstream.actors.runtime.process_facts import this_process
 from xidstream.actors.runtime.secrets import take_up
+from xidstream.pipeline.account.model import ReaderPart, ReaderReport, largest
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import ConnectionLost
 from xidstream.pipeline.exchange import Opened
@@ -181,6 +183,31 @@ class SlotReader:
             n_moved=self._pool.n_moved,
             open=tuple(held),
         )
+
+    def account(self, *, with_processes: bool) -> ReaderReport | None:
+        """For the run's account; None before ``run``. ``with_processes``: the buffers are asked, too."""
+        stats = self.stats()
+        if stats is None:
+            return None
+        parts = self._pool.open_parts()
+        reader = ReaderPart(
+            received_lsn=str(stats.received_lsn),
+            told_lsn=str(stats.flushed_lsn),
+            n_messages=stats.n_messages,
+            n_bytes=stats.n_bytes,
+            paused_by=self._reading.paused_by,
+            silent_s=round(self._reading.silent_s, 3),
+            pending_bytes=stats.pending_bytes,
+            in_flight_bytes=stats.in_flight_bytes,
+            backlog_bytes=stats.backlog_bytes,
+            n_buffers=stats.n_buffers,
+            n_buffers_asked=stats.n_buffers_asked,
+            n_moved=stats.n_moved,
+            n_open=len(parts),
+            n_open_rows=sum(each.n_rows for each in parts),
+        )
+        processes = (this_process("slot reader"), *self._pool.fleet.processes()) if with_processes else ()
+        return ReaderReport(reader, largest(parts), processes)
 
     def _tell_blockers(self, blockers: tuple[Blocker, ...]) -> None:
         names = "; ".join(map(str, blockers)) or "transactions that cannot be seen"

@@ -17,11 +17,14 @@ from typing import Any
 
 from py4j.protocol import Py4JError
 
-from xidstream.actors.driver.batch_loop import BatchLoop, LoopProgress
+from xidstream.actors.driver.batch_loop import BatchLoop, LoopProgress, sink_part
 from xidstream.actors.driver.printed_lines import PrintedLines
 from xidstream.actors.driver.spark_master import SparkMaster
 from xidstream.actors.driver.trouble import session_trouble, trouble_of
 from xidstream.actors.mirror import MirrorLoop, start_beside
+from xidstream.actors.runtime.process_facts import this_process
+from xidstream.pipeline.account import BatchHistory
+from xidstream.pipeline.account.model import SinkReport
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import ComponentLost
 from xidstream.pipeline.exchange import SlotIdentity
@@ -59,6 +62,7 @@ class SparkDriver:
             config.storage,
             identity,
             self.progress(slot),
+            self._loops[slot].history if slot in self._loops else None,
         )
         # In this order: what ends the loop before must never find this one under the old name.
         self._names[slot] = name
@@ -85,6 +89,22 @@ class SparkDriver:
 
     def progress(self, slot: str) -> LoopProgress:
         return self._loops[slot].progress if slot in self._loops else LoopProgress()
+
+    def account(self, slot: str) -> SinkReport:
+        """For the run's account. It asks the JVM, so it may take as long as the JVM does."""
+        loop = self._loops.get(slot)
+        part = (
+            sink_part(LoopProgress(), BatchHistory()) if loop is None else loop.sink_part(self._n_executors())
+        )
+        return SinkReport(part, this_process("Spark driver"))
+
+    def _n_executors(self) -> int | None:
+        from xidstream.actors.driver.session import n_executors
+
+        try:
+            return n_executors(self._spark)
+        except (Py4JError, OSError):
+            return None  # a lost JVM: ``trouble`` says so
 
     def call_snapshot_log(self, slot: str, method: str, *arguments: Any) -> Any:
         """A method of the ``SnapshotLog`` of the slot's sink."""

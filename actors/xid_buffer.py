@@ -12,6 +12,8 @@ import pyarrow as pa
 
 from xidstream.actors.runtime.allocator import return_freed_memory
 from xidstream.actors.runtime.object_store import put_arrow
+from xidstream.actors.runtime.process_facts import this_process
+from xidstream.pipeline.account.model import ProcessPart
 from xidstream.pipeline.stages.transaction_buffer import BufferSettings, TransactionBuffer
 
 
@@ -24,3 +26,6 @@ class XidBuffer(TransactionBuffer):
 
     def pid(self) -> int:
         return os.getpid()
+
+    def process(self, part: str) -> ProcessPart:
+        return this_process(part)

@@ -1,4 +1,4 @@
-"""What the commands ``check``, ``status`` and ``slot`` do and print; the findings are ``actors.preflight``'s."""
+"""What the commands ``check`` and ``slot`` do and print; the findings are ``actors.preflight``'s."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ from xidstream.pipeline.segments import (
     Storage,
     holds_slot,
     read_progress,
-    read_skips,
     remove_slot,
     take_over_progress,
     write_skip,
@@ -33,11 +32,8 @@ from xidstream.pipeline.segments import (
 from xidstream.pipeline.slot.admin import (
     Blocker,
     create_slot,
-    current_flush_lsn,
     describe_slot,
     drop_slot,
-    existing_slot,
-    stream_stats,
 )
 from xidstream.pipeline.slot.connection import ReplicationConnection
 from xidstream.pipeline.stages.slot_record import without_publications
@@ -80,66 +76,9 @@ def _print_beside(console: Console, mark: Text, text: Text) -> None:
     console.print(grid)
 
 
-def print_status(config: Config) -> None:
-    """Raises PreconditionMissing where there is no such slot."""
-    state = existing_slot(config.dsn, config.slot)
-    flush = current_flush_lsn(config.dsn)
-    lines = [
-        ("slot", f"{state.name} ({state.plugin}, database {state.database})"),
-        ("read by", f"process {state.active_pid}" if state.active else "nobody"),
-        (
-            "confirmed",
-            f"{state.confirmed_flush}, {counted(flush - (state.confirmed_flush or 0), 'byte')} behind the server",
-        ),
-        (
-            "keeps WAL from",
-            f"{state.restart_lsn}, {counted(flush - (state.restart_lsn or 0), 'byte')} ({state.wal_status})",
-        ),
-        ("two-phase", "yes" if state.two_phase else "no"),
-    ]
-    stats = stream_stats(config.dsn, config.slot)
-    if stats is not None:
-        blocks = counted(stats.stream_count, "block")
-        streamed = (
-            f"{counted(stats.stream_txns, 'transaction')} in {blocks}, {counted(stats.stream_bytes, 'byte')}"
-        )
-        lines.append(("streamed", streamed))
-        lines.append(
-            ("all", f"{counted(stats.total_txns, 'transaction')}, {counted(stats.total_bytes, 'byte')}")
-        )
-    if config.storage:
-        lines.append(("recorded", _recorded(config)))
-        lines += [("given up", text) for text in _skips(config)]
-    for name, value in lines:
-        click.echo(f"{name:<16}{value}")
-
-
-def _recorded(config: Config) -> str:
-    record = read_progress(*_stored(config))
-    return "nothing yet" if record is None else f"{record.confirmed_lsn} by epoch {record.epoch}"
-
-
-def _skips(config: Config) -> list[str]:
-    """What was given up, and what became of it."""
-    storage, layout = _stored(config)
-    record = read_progress(storage, layout)
-    lines = []
-    for skip in read_skips(storage, layout):
-        if skip.left_out_at is not None:
-            state = f"left out on {skip.left_out_at:%Y-%m-%d %H:%M:%S} UTC"
-        elif record is not None and record.confirmed_lsn > skip.commit_lsn:
-            state = "without effect: no transaction had this xid and this commit LSN"
-        else:
-            state = "not met yet"
-        by = f", by {skip.recorded_by}" if skip.recorded_by else ""
-        why = f" ({skip.reason})" if skip.reason else ""
-        lines.append(f"xid {skip.xid}, commit LSN {skip.commit_lsn}{by}{why}: {state}")
-    return lines
-
-
 def skip_command(config: Config, xid: Xid, commit_lsn: Lsn, reason: str) -> None:
     """Record that a transaction is given up. Raises PreconditionMissing, UsageError, with nothing recorded."""
-    stored = _stored(config)
+    stored = stored_slot(config)
     record = read_progress(*stored)
     if record is None:
         raise PreconditionMissing(
@@ -159,7 +98,7 @@ def skip_command(config: Config, xid: Xid, commit_lsn: Lsn, reason: str) -> None
     )
 
 
-def _stored(config: Config) -> tuple[Storage, Layout]:
+def stored_slot(config: Config) -> tuple[Storage, Layout]:
     """Where the pipeline keeps what it records of this slot; the server tells its system identifier."""
     with ReplicationConnection(without_publications(config)) as connection:
         system = connection.identify_system()
@@ -172,7 +111,7 @@ def create_slot_command(config: Config, *, failover: bool) -> None:
 
     Raises PreconditionMissing where the storage has the record of an earlier slot.
     """
-    stored = _stored(config) if config.storage else None
+    stored = stored_slot(config) if config.storage else None
     if stored is not None and not describe_slot(config.dsn, config.slot).exists and holds_slot(*stored):
         raise PreconditionMissing(
             f"storage {redacted(config.storage)} holds the record of an earlier slot {config.slot}: a run would take "
@@ -192,7 +131,7 @@ def drop_slot_command(config: Config) -> None:
 
     Raises SlotInUse, with nothing removed; PreconditionMissing where there is neither slot nor record.
     """
-    stored = _stored(config) if config.storage else None
+    stored = stored_slot(config) if config.storage else None
     # The storage is asked first: one that cannot be reached is told while the slot is still there.
     is_recorded = stored is not None and holds_slot(*stored)
     if is_recorded and not describe_slot(config.dsn, config.slot).exists:

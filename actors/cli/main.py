@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -124,10 +125,15 @@ def check(config_file: Path | None, **options: Any) -> None:
         raise SystemExit(ExitStatus.PRECONDITION)
 
 
-@cli.command()
+@cli.command(short_help="Show what a run is doing, or what its slot holds back.")
 @setting_options(*_CONNECTION, "storage")
-def status(config_file: Path | None, **options: Any) -> None:
-    """What the slot holds back and what the pipeline has confirmed.
+@click.option("--watch", is_flag=True, help="Show it again each second, until interrupted.")
+@click.option("--json", "as_json", is_flag=True, help="Print the account of the run as JSON, one a line.")
+def status(config_file: Path | None, watch: bool, as_json: bool, **options: Any) -> None:
+    """What the run of a slot is doing: open transactions, rates, what waits for what, restarts.
+
+    The run is found by its slot, on this machine or, with RAY_ADDRESS, on a Ray cluster. Where nothing runs: what the
+    slot holds back and what the pipeline has confirmed, which needs --dsn. docs/status.md lists the fields of the JSON.
 
     Of a file with several [[slots]] each is shown, or with --slot the one of that name. One that cannot be shown does
     not hide the others, and the exit status is the worst.
@@ -135,14 +141,20 @@ def status(config_file: Path | None, **options: Any) -> None:
     configs = build_configs(config_file, options)
     for config in configs:
         config.require("slot")
-    from xidstream.actors.cli.checks import print_status
+    if watch and as_json:
+        raise click.UsageError("--watch and --json are two ways to show it: give one of them")
+    from xidstream.actors.cli import status as shown
 
+    if watch:
+        with suppress(KeyboardInterrupt):
+            shown.watch(configs)
+        return
     worst = ExitStatus.DONE
     for config in configs:
-        if len(configs) > 1:
+        if len(configs) > 1 and not as_json:
             click.echo(f"\nslot {config.slot}")
         try:
-            print_status(config)
+            shown.print_json(config) if as_json else shown.print_status(config)
         except XidstreamError as error:
             if len(configs) == 1:
                 raise

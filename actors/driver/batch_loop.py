@@ -20,12 +20,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 import ray
 
 from xidstream.actors.driver.object_store_frames import ObjectStoreFrames
 from xidstream.actors.driver.stored_frames import StoredFrames
 from xidstream.actors.driver.users_session import is_raydp
 from xidstream.actors.runtime.ray_errors import unwrap
+from xidstream.pipeline.account import BatchHistory, SinkPart
+from xidstream.pipeline.account.batches import MOST_LATENCIES_OF_A_BATCH
 from xidstream.pipeline.errors import ComponentLost
 from xidstream.pipeline.exchange import Batch, SlotIdentity, Tenure
 from xidstream.pipeline.faultpoints import reach
@@ -57,8 +62,25 @@ class LoopProgress:
     sink_lsn: Lsn = INVALID_LSN
 
 
+def sink_part(
+    progress: LoopProgress, history: BatchHistory, idle_s: float | None = None, n_executors: int | None = None
+) -> SinkPart:
+    return SinkPart(
+        last_commit_lsn=str(progress.last_commit_lsn) if progress.last_commit_lsn else None,
+        n_batches=progress.n_batches,
+        n_transactions=progress.n_transactions,
+        n_rows=progress.n_rows,
+        last_lag_ms=progress.lag_ms,
+        latency=history.latency,
+        in_hand=history.in_hand(time.monotonic()),
+        batches=history.batches,
+        idle_s=idle_s,
+        n_executors=n_executors,
+    )
+
+
 class BatchLoop:
-    """``before`` is the progress of the run's earlier epochs."""
+    """``before`` is the progress of the run's earlier epochs, and ``history`` has their last batches."""
 
     def __init__(
         self,
@@ -68,6 +90,7 @@ class BatchLoop:
         storage_uri: str,
         identity: SlotIdentity,
         before: LoopProgress,
+        history: BatchHistory | None = None,
     ) -> None:
         self._spark = spark
         self._sink = sink
@@ -80,6 +103,7 @@ class BatchLoop:
         self._writing_since_s: float | None = None
         self._idle_since_s: float | None = None
         self.progress = before
+        self.history = history or BatchHistory()
         self._is_claimed = False
         self._staged: StagedSnapshots | None = None
 
@@ -142,6 +166,16 @@ class BatchLoop:
             return getattr(self._staged, method)(*arguments)
         return getattr(self._sink.snapshot_log(), method)(*arguments)
 
+    def sink_part(self, n_executors: int | None) -> SinkPart:
+        """For the run's account."""
+        return sink_part(self.progress, self.history, self.idle_s, n_executors)
+
+    @property
+    def idle_s(self) -> float | None:
+        """For how long the batch in hand has had a Spark job and no running task, as ``is_stalled`` last saw it."""
+        since_s = self._idle_since_s
+        return None if since_s is None else time.monotonic() - since_s
+
     def is_stalled(self) -> bool:
         """Whether the batch in hand has waited for ``STALLED_AFTER_S`` with a job and no running task.
 
@@ -164,6 +198,7 @@ class BatchLoop:
 
     def _take(self, batch: Batch, tenure: Tenure) -> None:
         self._writing_since_s = time.monotonic()
+        self.history.begin(self._writing_since_s, batch.n_transactions, batch.n_rows, batch.n_bytes)
         try:
             # A batch without content only moves the position: its transactions changed no published table.
             if _has_content(batch):
@@ -171,9 +206,13 @@ class BatchLoop:
                 reach("writing_batch")
                 self._sink.write(self._spark_batch(batch))
                 reach("batch_written")
+        except BaseException:
+            self.history.dropped()
+            raise
         finally:
             self._writing_since_s = None
         if self._stop.is_set():
+            self.history.dropped()
             return
         self._call("batch_done", batch.number)
         reach("batch_reported")
@@ -198,14 +237,17 @@ class BatchLoop:
     def _count(self, batch: Batch) -> None:
         before = self.progress
         lag_ms = before.lag_ms
-        committed_us = _last_commit_us(batch)
-        if committed_us is not None:
-            lag_ms = max(0.0, time.time() * 1000 - committed_us / 1000)
+        committed_us = _commits_us(batch)
+        now_us = time.time_ns() // 1000
+        if len(committed_us):
+            lag_ms = max(0.0, (now_us - int(committed_us[-1])) / 1000)
+        lsn = batch.last_commit_lsn or before.last_commit_lsn
+        self.history.done(time.monotonic(), now_us, str(lsn), committed_us)
         self.progress = LoopProgress(
             n_batches=before.n_batches + 1,
             n_rows=before.n_rows + batch.n_rows,
             n_transactions=before.n_transactions + sum(u.transactions.num_rows for u in batch.units),
-            last_commit_lsn=batch.last_commit_lsn or before.last_commit_lsn,
+            last_commit_lsn=lsn,
             lag_ms=lag_ms,
             sink_lsn=before.sink_lsn,
         )
@@ -215,9 +257,18 @@ def _has_content(batch: Batch) -> bool:
     return any(u.transactions.num_rows or u.messages for u in batch.units)
 
 
-def _last_commit_us(batch: Batch) -> int | None:
+def _commits_us(batch: Batch) -> npt.NDArray[np.int64]:
+    """When the last of its transactions committed, as many as the history keeps, in microseconds since the Unix
+    epoch."""
+    parts: list[npt.NDArray[np.int64]] = []
+    n = 0
     for unit in reversed(batch.units):
-        n = unit.transactions.num_rows
-        if n:
-            return int(unit.transactions.column("commit_timestamp")[n - 1].value)
-    return None
+        if n >= MOST_LATENCIES_OF_A_BATCH:
+            break
+        if unit.transactions.num_rows:
+            column = unit.transactions.column("commit_timestamp").slice(
+                max(0, unit.transactions.num_rows - MOST_LATENCIES_OF_A_BATCH)
+            )
+            parts.append(column.cast(pa.int64()).to_numpy(zero_copy_only=False))
+            n += len(column)
+    return np.concatenate(parts[::-1]) if parts else np.empty(0, np.int64)

@@ -12,17 +12,20 @@ buffers. Nothing here waits but ``await_ready`` and ``pids``. ``BufferPool`` own
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 import ray
 
 from xidstream.actors.reader.buffer_handle import BufferHandle
 from xidstream.actors.reader.buffer_quota import QuotaShare
+from xidstream.pipeline.account.model import ProcessPart
 from xidstream.pipeline.buffer import BufferPoolPolicy
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.stages.transaction_buffer import BufferSettings
 
 _CHECK_INTERVAL_S = 1.0
+_PROCESS_ANSWER_S = 0.5
 
 
 class BufferFleet:
@@ -48,6 +51,22 @@ class BufferFleet:
 
     def pids(self) -> list[int]:
         return list(ray.get([buffer.actor.pid.remote() for buffer in list(self.handles.values())]))
+
+    def processes(self) -> list[ProcessPart]:
+        """The buffers' processes. One that is busy with a block for too long answers nothing: its pid is unknown."""
+        names = {number: f"xid buffer {number}" for number in sorted(self.handles)}
+        asked = {}
+        for number, name in names.items():
+            buffer = self.handles.get(number)
+            if buffer is not None and buffer.is_placed:
+                asked[buffer.actor.process.remote(name)] = number
+        refs = list(asked)
+        answered, _ = ray.wait(refs, num_returns=len(refs), timeout=_PROCESS_ANSWER_S) if refs else ([], [])
+        parts = {number: ProcessPart(name, None, None, None) for number, name in names.items()}
+        for ref in answered:
+            with contextlib.suppress(ray.exceptions.RayError):  # it has died: whoever watches it raises that
+                parts[asked[ref]] = ray.get(ref)
+        return list(parts.values())
 
     @property
     def n_buffers(self) -> int:

@@ -13,7 +13,8 @@ What a buffer raised comes out of ``collect``, ``adapt`` and ``BufferFleet.check
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 
 import ray
 
@@ -21,11 +22,13 @@ from xidstream.actors.reader.buffer_fleet import BufferFleet
 from xidstream.actors.reader.buffer_handle import BufferHandle, held_of
 from xidstream.actors.reader.buffer_quota import QuotaShare
 from xidstream.actors.reader.in_flight import InFlight
+from xidstream.pipeline.account.model import OpenPart, named
 from xidstream.pipeline.buffer import BufferPoolPolicy
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.exchange import TransactionEnd
 from xidstream.pipeline.pg import Xid
 from xidstream.pipeline.protocol.spares import Spares
+from xidstream.pipeline.relations import RelationVersion
 from xidstream.pipeline.stages.transaction_buffer import BufferSettings, Held
 from xidstream.pipeline.stream import PlainBlock, Prepared, TransactionBlock
 
@@ -36,10 +39,21 @@ _PARCEL_BLOCKS = 2
 @dataclass
 class _Open:
     """An open transaction. ``held``: what its buffer last told; ``n_steps``: how many blocks its buffers got,
-    which fail where one is missing."""
+    which fail where one is missing. The rest is of the blocks that were sent, for the run's account."""
 
     held: Held
     n_steps: int = 0
+    since_s: float = field(default_factory=time.monotonic)
+    streamed: bool = True
+    n_bytes: int = 0
+    n_rolled_back: int = 0
+    versions: dict[int, RelationVersion] = field(default_factory=dict)
+
+    def note(self, cut: TransactionBlock) -> None:
+        self.streamed = cut.streamed
+        self.n_bytes += cut.block.n_bytes
+        self.n_rolled_back += len(cut.aborted)
+        self.versions.update(cut.block.relations.versions)
 
     def next_step(self) -> int:
         self.n_steps += 1
@@ -72,6 +86,29 @@ class BufferPool:
     def open_transactions(self) -> list[Held]:
         return [each.held for each in list(self._open.values())]
 
+    def open_parts(self) -> list[OpenPart]:
+        """Of each open transaction, for the run's account. Any thread may ask."""
+        return [self._part(each) for each in list(self._open.values())]
+
+    def _part(self, each: _Open) -> OpenPart:
+        held = each.held
+        tables = {version.name for version in list(each.versions.values())}
+        owner = self._policy.owner(held.xid)
+        return OpenPart(
+            xid=int(held.xid),
+            age_s=round(time.monotonic() - each.since_s, 3),
+            n_rows=held.n_rows,
+            n_bytes=each.n_bytes,
+            n_bytes_in_memory=held.n_bytes_in_memory,
+            n_bytes_spilled=held.n_bytes_spilled,
+            n_segments=held.n_segments,
+            n_rolled_back_subtransactions=each.n_rolled_back,
+            tables=named(tables),
+            n_tables=len(tables),
+            buffer=-1 if owner is None else owner,
+            streamed=each.streamed,
+        )
+
     # -- blocks and ends -------------------------------------------------------------------------------
 
     def add_block(self, cut: TransactionBlock) -> None:
@@ -80,6 +117,7 @@ class BufferPool:
         transaction = self._open.get(cut.xid)
         if transaction is None:
             transaction = self._open[cut.xid] = _Open(Held(cut.xid, 0, 0, 0))
+        transaction.note(cut)
         buffer.parcel.add_block(cut, transaction.next_step())
         if buffer.parcel.n_bytes >= self._parcel_bytes:
             self._send(buffer)

@@ -54,6 +54,7 @@ class Reading:
         self.flushed_lsn = confirmed_flush_lsn
         self.received_lsn = INVALID_LSN
         self.paused = False
+        self._heard_s = time.monotonic()
         self.unsendable: Unsendable | None = None
         """What the server could not send: it has ended the stream."""
 
@@ -63,6 +64,16 @@ class Reading:
             # In this order: a status clears the mark before it reads the position.
             self.flushed_lsn = lsn
             self._policy.position_changed()
+
+    @property
+    def paused_by(self) -> str | None:
+        """The setting whose limit keeps it from reading; None while it reads."""
+        return self._policy.exceeded(self._credit()) if self.paused else None
+
+    @property
+    def silent_s(self) -> float:
+        """For how long the server has sent nothing."""
+        return time.monotonic() - self._heard_s
 
     def run(self, sending: SendingThread) -> None:
         """Read until ``stop`` is set. Raises ConnectionLost, ProtocolViolation, SlotLost and what buffers raise."""
@@ -140,6 +151,8 @@ class Reading:
         if self.unsendable is not None:
             return
         now_s = time.monotonic()
+        if flowing:
+            self._heard_s = now_s
         actions = self._policy.rest(now_s, drained=drained, flowing=flowing)
         if actions is None:
             self._sending.check()

@@ -63,6 +63,21 @@ def connect_ray(*, namespace: str = "xidstream") -> None:
         require_usable_nodes()
 
 
+def join_cluster() -> None:
+    """Join the cluster to ask something of it: nothing is started there but a task. Raises EnvironmentFault."""
+    if ray.is_initialized():
+        return
+    try:
+        ray.init(
+            namespace="xidstream",
+            log_to_driver=False,
+            logging_level=logging.WARNING,
+            configure_logging=False,
+        )
+    except Exception as error:  # Ray raises plain Exception here, too
+        raise _no_ray(error, local=False) from error
+
+
 def _no_ray(error: Exception, *, local: bool) -> EnvironmentFault:
     reason = str(error).strip().splitlines()[0]
     if local:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -11,12 +12,14 @@ import ray
 
 from xidstream.actors.driver.batch_loop import LoopProgress
 from xidstream.actors.runtime.ray_errors import unwrap
+from xidstream.pipeline.account.model import SinkReport
 from xidstream.pipeline.errors import ComponentLost
 from xidstream.pipeline.exchange import SlotIdentity
 
 _ANSWER_S = 10.0
 _END_S = 15.0
 _CANCEL_INTERVAL_S = 0.5
+_ACCOUNT_S = 2.0
 
 
 class ActorDriver:
@@ -44,6 +47,8 @@ class ActorDriver:
         self._name = ""
         self._running: ray.ObjectRef | None = None
         self._watch: ray.ObjectRef | None = None
+        self._accounting: ray.ObjectRef | None = None
+        self._account_lock = threading.Lock()
         self._lost = False
 
     def start(self) -> ray.ObjectRef | None:
@@ -101,6 +106,22 @@ class ActorDriver:
     def progress(self) -> LoopProgress:
         progress: LoopProgress = self._get(self._actor.progress.remote(self._slot), _ANSWER_S)
         return progress
+
+    def account(self) -> SinkReport | None:
+        with self._account_lock:
+            # One question at a time: a JVM that hangs must not take all of the actor's threads. What took too long is
+            # read the next time.
+            if self._accounting is None:
+                self._accounting = self._actor.account.remote(self._slot)
+            if not ray.wait([self._accounting], timeout=_ACCOUNT_S)[0]:
+                return None
+            accounting, self._accounting = self._accounting, None
+            try:
+                report: SinkReport = ray.get(accounting)
+            except Exception:  # noqa: BLE001
+                # This is only for display. The supervisor watches the driver and raises its errors.
+                return None
+            return report
 
     def take_output(self) -> list[str]:
         return list(self._get(self._actor.take_output.remote(), _ANSWER_S))

@@ -18,6 +18,7 @@ from xidstream.actors.driver.batch_loop import BatchLoop, LoopProgress
 from xidstream.actors.driver.spark_master import SparkMaster
 from xidstream.actors.driver.trouble import trouble_of
 from xidstream.actors.driver.users_session import is_raydp
+from xidstream.pipeline.account.model import SinkReport
 from xidstream.pipeline.errors import ComponentLost, SinkFailed
 from xidstream.pipeline.exchange import SlotIdentity
 from xidstream.pipeline.spark.sink import Sink
@@ -60,6 +61,10 @@ class Driver(Protocol):
 
     def progress(self) -> LoopProgress: ...
 
+    def account(self) -> SinkReport | None:
+        """For the run's account. Never waits long: None where there is no answer."""
+        ...
+
     def take_output(self) -> list[str]: ...
 
     def close(self) -> None: ...
@@ -84,8 +89,15 @@ class InProcessDriver:
         return None
 
     def begin(self, sequencer: Any, identity: SlotIdentity) -> None:
+        history = None if self._loop is None else self._loop.history
         loop = BatchLoop(
-            self._spark, self._make(identity), sequencer, self._storage_uri, identity, self.progress()
+            self._spark,
+            self._make(identity),
+            sequencer,
+            self._storage_uri,
+            identity,
+            self.progress(),
+            history,
         )
         future: Future[None] = Future()
         self._loop, self._future = loop, future
@@ -130,6 +142,10 @@ class InProcessDriver:
 
     def progress(self) -> LoopProgress:
         return self._loop.progress if self._loop is not None else LoopProgress()
+
+    def account(self) -> SinkReport | None:
+        # The session is the user's, and its JVM is not asked: the user's thread may be in it.
+        return None if self._loop is None else SinkReport(self._loop.sink_part(None))
 
     def take_output(self) -> list[str]:
         return []

@@ -24,12 +24,13 @@ from xidstream.actors.runtime.ray_errors import unwrap
 from xidstream.actors.runtime.secrets import ReaderSecrets
 from xidstream.actors.slot_reader import ReaderStats, SlotReader
 from xidstream.actors.supervision.placement import READER_CPUS, SEQUENCER_CPUS, RoomWatch, free_cpus, unplaced
+from xidstream.pipeline.account.model import ReaderReport, SequencerReport
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import ComponentLost
 from xidstream.pipeline.exchange import Opened
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.snapshot.tables import Surveyed
-from xidstream.pipeline.stages.commit_sequence import SequencerStats
+from xidstream.pipeline.stages.sequencer_stats import SequencerStats
 
 READER, SEQUENCER, DRIVER = "slot reader", "commit sequencer", "Spark driver"
 _AWAITED = {READER: "the slot reader", SEQUENCER: "the storage", DRIVER: "the Spark session"}
@@ -134,6 +135,14 @@ class Epoch:
         stats: SequencerStats | None = _ask(self.sequencer)
         return stats
 
+    def reader_report(self, *, with_processes: bool) -> ReaderReport | None:
+        report: ReaderReport | None = _ask(self._reader, "account", with_processes=with_processes)
+        return report
+
+    def sequencer_report(self) -> SequencerReport | None:
+        report: SequencerReport | None = _ask(self.sequencer, "account")
+        return report
+
     def end(self) -> None:
         """End all parts by force, whatever they do."""
         for part in (self._reader, self.sequencer):
@@ -185,9 +194,9 @@ def _actor(kind: type, *arguments: Any, **options: Any) -> Any:
     return ray.remote(kind).options(**options).remote(*arguments)
 
 
-def _ask(part: Any, method: str = "stats") -> Any:
+def _ask(part: Any, method: str = "stats", **arguments: Any) -> Any:
     try:
-        return ray.get(getattr(part, method).remote(), timeout=2)
+        return ray.get(getattr(part, method).remote(**arguments), timeout=2)
     except Exception:  # noqa: BLE001
         # This is only for display. The supervisor watches the part and raises its errors.
         return None

@@ -27,7 +27,9 @@ from xidstream.actors.runtime.secrets import ReaderSecrets, without_secrets
 from xidstream.actors.slot_reader import ReaderStats
 from xidstream.actors.supervision.drivers import Driver
 from xidstream.actors.supervision.epoch import Epoch, StopRequested
+from xidstream.actors.supervision.run_accounts import Parts, RunAccounts
 from xidstream.actors.supervision.slot_snapshots import SlotSnapshots
+from xidstream.pipeline.account.model import Account, is_caught_up
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import (
     Action,
@@ -41,7 +43,7 @@ from xidstream.pipeline.exchange import Opened
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.restarts import Restarts
 from xidstream.pipeline.snapshot.progress import SnapshotProgress
-from xidstream.pipeline.stages.commit_sequence import SequencerStats
+from xidstream.pipeline.stages.sequencer_stats import SequencerStats
 
 log = logging.getLogger(__name__)
 
@@ -65,13 +67,16 @@ class Status:
 
     @property
     def is_caught_up(self) -> bool:
-        """Whether all transactions that the server has sent are delivered and confirmed, and it has sent all that it
-        had when the slot was opened. What the sink has not taken is behind, and an open transaction is not."""
+        """As ``pipeline.account.model.is_caught_up`` says."""
         opened, reader, sequencer = self.opened, self.reader, self.sequencer
         if opened is None or reader is None or sequencer is None:
             return False
-        nothing_waits = not (sequencer.n_waiting or reader.backlog_bytes or reader.paused)
-        return nothing_waits and sequencer.confirmed_lsn >= opened.target_lsn
+        return is_caught_up(
+            n_waiting=sequencer.n_waiting,
+            backlog_bytes=reader.backlog_bytes,
+            is_paused=reader.paused,
+            has_reached_target=sequencer.confirmed_lsn >= opened.target_lsn,
+        )
 
 
 class Supervisor:
@@ -103,6 +108,7 @@ class Supervisor:
         self._last_output: list[str] = []
         self._final: Status | None = None
         self._snapshots = SlotSnapshots(config, notify)
+        self._accounts = RunAccounts(config, self._parts, notify)
 
     @property
     def pids(self) -> list[int]:
@@ -116,6 +122,7 @@ class Supervisor:
 
     def run(self) -> None:
         """Run until the work is done or ``stop`` was called. Raises an error that needs a person."""
+        self._accounts.serve()
         try:
             while not self._stop.is_set():
                 try:
@@ -127,6 +134,7 @@ class Supervisor:
                     if error.policy.action is Action.STOP:
                         raise
                     pause_s = self._pause_after(error)
+                    self._accounts.failed(error, pause_s)
                     if self._stop.is_set():
                         self._notify(f"{error.message}; changes that were not confirmed will come again")
                         return
@@ -135,6 +143,7 @@ class Supervisor:
                     self._notify(f"{error.message}; starting again in {pause_s:.1f} s")
                 self._stop.wait(pause_s)
         finally:
+            self._accounts.close()
             self._snapshots.stop()
             driver = self._driver
             if driver is not None:
@@ -153,6 +162,19 @@ class Supervisor:
             return Status(epoch.name, None, None, None, progress, snapshots, epoch.waiting_for)
         parts = epoch.reader_stats(), epoch.sequencer_stats()
         return Status(epoch.name, epoch.opened, *parts, progress, snapshots)
+
+    def account(self) -> Account:
+        """All that is known of the run: docs/status.md. The parts and the server are asked, which may take seconds."""
+        return self._accounts.account()
+
+    def _parts(self) -> Parts:
+        epoch, driver = self._epoch, self._driver
+        if epoch is not None:
+            state = "starting" if epoch.opened is None else "reading"
+        else:
+            state = "ended" if self._final is not None else "restarting" if self._epoch_name else "starting"
+        is_ready = driver is not None and self._driver_starting is None
+        return Parts(state, self._epoch_name, epoch, driver if is_ready else None, self._snapshots.progress())
 
     def take_output(self) -> list[str]:
         """The lines that the sink printed since the last call."""
@@ -215,6 +237,7 @@ class Supervisor:
                 epoch.raise_root_cause()
                 raise
             self._tell_left_out(epoch, left_out)
+            self._accounts.look()
             # Progress is noted while the driver lives. When the driver itself died, nobody can be asked any more.
             progress = self._driver_progress()
             self._restarts.took_batch = self._restarts.took_batch or progress.n_batches > n_batches

@@ -86,6 +86,8 @@ class OpenTransaction:
         self.streamed = streamed
         self.n_segments = 0
         """How many segments were written so far."""
+        self.n_bytes_spilled = 0
+        """Of the files that its segments and messages are in now."""
         self.n_steps = 0
         """How many blocks it has taken."""
         self.state = State.OPEN
@@ -165,6 +167,7 @@ class OpenTransaction:
         self._survivors.truncate(n_rows)
         self._groups.truncate(n_rows)
         gone = [s.segment.key for s in self._spilled if s.first >= n_rows]
+        self.n_bytes_spilled -= sum(s.segment.n_bytes for s in self._spilled if s.first >= n_rows)
         self._spilled = [s.up_to(n_rows) for s in self._spilled if s.first < n_rows]
         self._n_cuts = sum(s.cut for s in self._spilled)
         return gone
@@ -192,6 +195,7 @@ class OpenTransaction:
         ]
         self._n_cuts -= 1
         self.n_segments += 1
+        self.n_bytes_spilled += shorter.n_bytes - segment.n_bytes
 
     def group_sizes(self) -> dict[RelationVersion, int]:
         return {key: self._groups.size(key) for key in self._groups if key is not None}
@@ -219,6 +223,7 @@ class OpenTransaction:
     def messages_spilled(self, file: MessageFile) -> None:
         self._message_files.append(file)
         self.n_segments += 1
+        self.n_bytes_spilled += file.n_bytes
 
     def take_group(self, relation: RelationVersion) -> list[pa.RecordBatch]:
         """Hand over the rows of one relation version. ``spilled`` must follow with their segment."""
@@ -229,6 +234,7 @@ class OpenTransaction:
         """``batches`` are in ``segment`` now."""
         self._spilled.append(_Spilled(segment, rows.first_seq(batches[0]), rows.last_seq(batches[-1]) + 1))
         self.n_segments += 1
+        self.n_bytes_spilled += segment.n_bytes
 
     @property
     def has_segments(self) -> bool:

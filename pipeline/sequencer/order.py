@@ -205,6 +205,14 @@ class CommitOrder:
     def n_waiting(self) -> int:
         return len(self._entries)
 
+    @property
+    def head(self) -> tuple[int, Kind, EntryState, Lsn] | None:
+        """The first entry that is not done: its ticket, kind, state and last commit LSN; None if all are."""
+        if not self._entries:
+            return None
+        entry = self._entries[0]
+        return entry.ticket, entry.kind, entry.state, entry.last_commit_lsn
+
     def holds_before(self, ticket: int) -> bool:
         """Whether a hold that came before ``ticket`` is not resolved yet."""
         return any(

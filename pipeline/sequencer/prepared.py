@@ -13,7 +13,7 @@ because the server need not have sent the PREPARE.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from xidstream.pipeline.errors import ProtocolViolation, SlotLost
 from xidstream.pipeline.exchange import (
@@ -38,6 +38,9 @@ class PreparedBook:
 
     def __len__(self) -> int:
         return len(self._by_xid)
+
+    def __iter__(self) -> Iterator[PreparedTransaction]:
+        return iter(self._by_xid.values())
 
     def add(self, prepared: PreparedTransaction) -> PreparedTransaction | None:
         """Take a record. Returns the one that it replaces, if the server repeats a PREPARE that was not confirmed."""

@@ -21,6 +21,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
+from xidstream.pipeline.account.model import SequencerReport
 from xidstream.pipeline.buffer.transaction import left_out, nothing, undeliverable
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import SlotLost, XidstreamError
@@ -29,6 +30,7 @@ from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.pg import INVALID_LSN, Lsn, Xid
 from xidstream.pipeline.poison import NOBODY
 from xidstream.pipeline.sequencer import CommitOrder, Delivered, FinishedPrepares, PreparedBook
+from xidstream.pipeline.stages.sequencer_stats import SequencerStats, sequencer_report
 from xidstream.pipeline.stages.slot_storage import SlotStorage
 from xidstream.pipeline.stream import (
     Committed,
@@ -49,20 +51,6 @@ class Entry:
     ticket: int
     cut: Cut
     result: Any = None
-
-
-@dataclass(frozen=True)
-class SequencerStats:
-    n_rows: int
-    n_transactions: int
-    n_batches: int
-    n_waiting: int
-    n_prepared: int
-    confirmed_lsn: Lsn
-    last_commit_lsn: Lsn
-    last_commit_timestamp_us: int
-    left_out: tuple[tuple[Xid, Lsn], ...] = ()
-    """Transactions that were given up and that this epoch met."""
 
 
 TellReader = Callable[[Lsn, int], Awaitable[None]]
@@ -95,6 +83,7 @@ class CommitSequence:
         self._finished = FinishedPrepares()
         self._is_open = False
         self._delivered = Delivered()
+        self._recording_since_s: float | None = None
 
     # -- set-up ----------------------------------------------------------------------------------------
 
@@ -303,6 +292,13 @@ class CommitSequence:
             left_out=tuple(self._left_out),
         )
 
+    async def account(self) -> SequencerReport | None:
+        """For the run's account; None before ``open`` is done."""
+        stats = await self.stats()
+        since_s = self._recording_since_s
+        recording_s = None if since_s is None else time.monotonic() - since_s
+        return None if stats is None else sequencer_report(stats, self._order, self._prepared, recording_s)
+
     # -- inside ----------------------------------------------------------------------------------------
 
     async def _confirm_forever(self) -> None:
@@ -314,7 +310,9 @@ class CommitSequence:
             if confirmed > self._confirmed:
                 reach("recording")
                 due = self._finished.due(done_ticket)
+                self._recording_since_s = time.monotonic()
                 await asyncio.to_thread(self._storage.record, confirmed, list(due.values()))
+                self._recording_since_s = None
                 self._finished.forget(due)
                 reach("recorded")
             # Awaited, so that whoever sees the run finished knows that the reader has the last position.

@@ -90,6 +90,7 @@ class Held:
     n_rows: int
     n_bytes_in_memory: int
     n_segments: int
+    n_bytes_spilled: int = 0
 
 
 @dataclass(frozen=True)
@@ -280,7 +281,13 @@ class TransactionBuffer:
 
     def _hold(self, transaction: OpenTransaction) -> Held:
         self._spill_what_is_too_much()
-        return Held(transaction.xid, transaction.n_rows, transaction.n_bytes, transaction.n_segments)
+        return Held(
+            transaction.xid,
+            transaction.n_rows,
+            transaction.n_bytes,
+            transaction.n_segments,
+            transaction.n_bytes_spilled,
+        )
 
     def _spill_what_is_too_much(self) -> None:
         while (spill := self._memory.next_spill(self._open.values())) is not None:

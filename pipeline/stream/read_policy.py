@@ -135,11 +135,16 @@ class ReadPolicy:
 
     def is_over_credit(self, credit: Credit) -> bool:
         """Whether nothing more may be read now."""
-        return (
-            credit.in_flight_bytes + credit.pending_bytes > self._reader_memory_bytes
-            # What is queued may have ended: that is known when it is sent.
-            or credit.backlog_bytes + credit.queued_bytes > self._backlog_limit_bytes
-        )
+        return self.exceeded(credit) is not None
+
+    def exceeded(self, credit: Credit) -> str | None:
+        """The setting whose limit is reached, so that nothing more may be read now; None if there is none."""
+        if credit.in_flight_bytes + credit.pending_bytes > self._reader_memory_bytes:
+            return "reader_memory_bytes"
+        # What is queued may have ended: that is known when it is sent.
+        if credit.backlog_bytes + credit.queued_bytes > self._backlog_limit_bytes:
+            return "backlog_bytes"
+        return None
 
     def pause(self, now_s: float, in_flight_bytes: int) -> tuple[Action, ...]:
         """What to do in place of reading, as long as it is over credit."""

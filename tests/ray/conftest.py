@@ -23,6 +23,7 @@ from xidstream.actors.driver.batch_loop import LoopProgress
 from xidstream.actors.driver.object_store_frames import read_object
 from xidstream.actors.runtime.ray_cluster import connect_ray
 from xidstream.actors.supervision.supervisor import Supervisor
+from xidstream.pipeline.account.model import SinkReport
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import ComponentLost
 from xidstream.pipeline.exchange import Batch, SlotIdentity
@@ -91,6 +92,9 @@ class CollectingDriver:
             n_rows=self.n_rows,
             last_commit_lsn=INVALID_LSN,
         )
+
+    def account(self) -> SinkReport | None:
+        return None
 
     def take_output(self) -> list[str]:
         return []

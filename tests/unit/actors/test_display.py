@@ -17,7 +17,7 @@ from xidstream.actors.supervision.supervisor import Status
 from xidstream.pipeline.exchange import Opened, PrepareCover, SlotIdentity
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.snapshot.progress import SnapshotProgress, TableProgress
-from xidstream.pipeline.stages.commit_sequence import SequencerStats
+from xidstream.pipeline.stages.sequencer_stats import SequencerStats
 
 OPENED = Opened(
     identity=SlotIdentity(1, "shop", "s"),

@@ -1,0 +1,194 @@
+"""What ``xidstream status`` does: it finds the run of a slot and shows its account, or else what slot and storage say.
+
+A run is found by its slot (``runtime.run_search``). Where the dsn is given as well, a run of another server's slot of
+the same name is passed over. ``--json`` prints one account a line, of a run in the very bytes that the run gave, so
+that it works across versions. ``--watch`` asks again each second, until it is interrupted.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import click
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from xidstream.actors.cli.checks import stored_slot
+from xidstream.actors.cli.status_view import view
+from xidstream.actors.runtime.run_search import answers
+from xidstream.pipeline.account import Account, StoredPart, Window
+from xidstream.pipeline.account.codec import of_json, to_json
+from xidstream.pipeline.config import Config
+from xidstream.pipeline.errors import ConfigError, UsageError, XidstreamError
+from xidstream.pipeline.quantities import counted
+from xidstream.pipeline.segments import read_progress, read_skips
+from xidstream.pipeline.slot.admin import current_flush_lsn, existing_slot, stream_stats
+from xidstream.pipeline.slot.connection import ReplicationConnection
+from xidstream.pipeline.slot.slot_account import slot_part
+from xidstream.pipeline.stages.slot_record import without_publications
+
+_WATCH_INTERVAL_S: Final = 1.0
+_FILE_WIDTH: Final = 160
+
+
+class Asking:
+    """What is remembered from one question to the next. ``search``: finds the accounts of a slot's runs, as JSON."""
+
+    def __init__(self, search: Callable[[str], list[str]] = answers) -> None:
+        self._search = search
+        self._servers: dict[str, str | None] = {}
+        self._positions: dict[str, Window] = {}
+
+    def runs(self, config: Config) -> list[str]:
+        """The accounts of the runs of this slot, as JSON."""
+        found = self._search(config.slot)
+        server = self._server(config) if found else None
+        return [answer for answer in found if server is None or _server_of(answer) in (None, server)]
+
+    def stopped(self, config: Config) -> Account:
+        """The account of a slot that nothing runs for. Raises PreconditionMissing where there is no such slot, and
+        ConfigError where the settings name no server."""
+        require_server(config)
+        positions = self._positions.setdefault(config.slot, Window(60.0))
+        now = datetime.datetime.now(datetime.timezone.utc)
+        slot = slot_part(config.dsn, config.slot, positions)
+        return Account(at=now, run=None, slot=slot, stored=_stored(config) if config.storage else None)
+
+    def _server(self, config: Config) -> str | None:
+        """The system identifier of the server that the settings name; None where they name none, or it is silent."""
+        try:
+            config.require("dsn")
+            if config.dsn not in self._servers:
+                with ReplicationConnection(without_publications(config)) as connection:
+                    self._servers[config.dsn] = connection.identify_system().system_identifier
+        except XidstreamError:
+            return None  # the run may be asked all the same: a person wants to see it most when the server is silent
+        return self._servers[config.dsn]
+
+
+def _server_of(answer: str) -> str | None:
+    run = json.loads(answer).get("run") or {}
+    server = run.get("system_identifier")
+    return None if server is None else str(server)
+
+
+def require_server(config: Config) -> None:
+    """Raise ConfigError where the settings do not say which server to ask in place of a run."""
+    try:
+        config.require("dsn")
+    except ConfigError as error:
+        raise ConfigError(
+            f"no run of slot {config.slot} was found; {error.message}", remedy=error.remedy
+        ) from None
+
+
+def print_json(config: Config) -> None:
+    """Raises PreconditionMissing where there is neither run nor slot."""
+    asking = Asking()
+    for answer in asking.runs(config) or [to_json(asking.stopped(config))]:
+        click.echo(answer)
+
+
+def print_status(config: Config) -> None:
+    """Raises PreconditionMissing where there is neither run nor slot."""
+    found = Asking().runs(config)
+    if not found:
+        _print_stopped(config)
+        return
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=_FILE_WIDTH)
+    for answer in found:
+        console.print(view(of_json(answer)))
+
+
+def watch(configs: Sequence[Config], times: int | None = None) -> None:
+    """Show the accounts until interrupted, or so many ``times``. Raises UsageError where there is no terminal."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        raise UsageError("--watch needs a terminal", remedy="leave it out, or use --json")
+    asking = Asking()
+    with Live(console=console, screen=True, auto_refresh=False) as live:
+        n = 0
+        while times is None or n < times:
+            n += 1
+            live.update(Group(*(_shown(asking, config) for config in configs)), refresh=True)
+            time.sleep(_WATCH_INTERVAL_S)
+
+
+def _shown(asking: Asking, config: Config) -> RenderableType:
+    try:
+        found = asking.runs(config)
+        accounts = [of_json(answer) for answer in found] or [asking.stopped(config)]
+    except XidstreamError as error:
+        return Text(f"slot {config.slot}: {error.message}\n  remedy: {error.remedy}", style="bold red")
+    return Group(*map(view, accounts))
+
+
+def _stored(config: Config) -> StoredPart:
+    record = read_progress(*stored_slot(config))
+    if record is None:
+        return StoredPart(None, None, tuple(_skips(config)))
+    return StoredPart(str(record.confirmed_lsn), record.epoch, tuple(_skips(config)))
+
+
+def _print_stopped(config: Config) -> None:
+    """What slot and storage say."""
+    require_server(config)
+    state = existing_slot(config.dsn, config.slot)
+    flush = current_flush_lsn(config.dsn)
+    lines = [
+        ("slot", f"{state.name} ({state.plugin}, database {state.database})"),
+        ("read by", f"process {state.active_pid}" if state.active else "nobody"),
+        (
+            "confirmed",
+            f"{state.confirmed_flush}, {counted(flush - (state.confirmed_flush or 0), 'byte')} behind the server",
+        ),
+        (
+            "keeps WAL from",
+            f"{state.restart_lsn}, {counted(flush - (state.restart_lsn or 0), 'byte')} ({state.wal_status})",
+        ),
+        ("two-phase", "yes" if state.two_phase else "no"),
+    ]
+    stats = stream_stats(config.dsn, config.slot)
+    if stats is not None:
+        blocks = counted(stats.stream_count, "block")
+        streamed = (
+            f"{counted(stats.stream_txns, 'transaction')} in {blocks}, {counted(stats.stream_bytes, 'byte')}"
+        )
+        lines.append(("streamed", streamed))
+        lines.append(
+            ("all", f"{counted(stats.total_txns, 'transaction')}, {counted(stats.total_bytes, 'byte')}")
+        )
+    if config.storage:
+        stored = _stored(config)
+        recorded = (
+            "nothing yet" if stored.epoch is None else f"{stored.confirmed_lsn} by epoch {stored.epoch}"
+        )
+        lines.append(("recorded", recorded))
+        lines += [("given up", text) for text in stored.given_up]
+    for name, value in lines:
+        click.echo(f"{name:<16}{value}")
+
+
+def _skips(config: Config) -> list[str]:
+    """What was given up, and what became of it."""
+    storage, layout = stored_slot(config)
+    record = read_progress(storage, layout)
+    lines = []
+    for skip in read_skips(storage, layout):
+        if skip.left_out_at is not None:
+            state = f"left out on {skip.left_out_at:%Y-%m-%d %H:%M:%S} UTC"
+        elif record is not None and record.confirmed_lsn > skip.commit_lsn:
+            state = "without effect: no transaction had this xid and this commit LSN"
+        else:
+            state = "not met yet"
+        by = f", by {skip.recorded_by}" if skip.recorded_by else ""
+        why = f" ({skip.reason})" if skip.reason else ""
+        lines.append(f"xid {skip.xid}, commit LSN {skip.commit_lsn}{by}{why}: {state}")
+    return lines

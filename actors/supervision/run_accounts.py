@@ -1,0 +1,223 @@
+"""The account of one slot's run: gathered from its parts when somebody asks, and looked at for stalls meanwhile.
+
+Whoever connects to the run's socket (``runtime.run_socket``) gets all of it: the actors, their processes and the server
+are asked then. For stalls the supervisor's thread asks three actors every ``LOOK_INTERVAL_S`` for what they know
+already; that is all that a run does when nobody looks. What the parts mean is decided in ``pipeline.account``.
+
+``look`` and ``failed`` are for the supervisor's thread. ``account`` is for any thread.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import logging
+import os
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from xidstream.actors.runtime.process_facts import this_process
+from xidstream.actors.runtime.run_socket import RunSocket
+from xidstream.actors.supervision.drivers import Driver
+from xidstream.actors.supervision.epoch import Epoch
+from xidstream.pipeline.account import Account, RestartPart, RunPart, SlotPart, Stall, StallWatch, Window
+from xidstream.pipeline.account.codec import to_json
+from xidstream.pipeline.account.model import (
+    ProcessPart,
+    ReaderReport,
+    SequencerReport,
+    SinkReport,
+    is_caught_up,
+)
+from xidstream.pipeline.account.stalls import LOOK_INTERVAL_S
+from xidstream.pipeline.config import Config, redacted
+from xidstream.pipeline.errors import XidstreamError
+from xidstream.pipeline.exchange import SlotIdentity
+from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.slot.conninfo import complete
+from xidstream.pipeline.slot.slot_account import RATE_WINDOW_S, slot_part
+from xidstream.pipeline.snapshot.progress import SnapshotProgress
+
+log = logging.getLogger(__name__)
+
+_MOST_RESTARTS: Final = 20
+_READ_WINDOW_S: Final = 10.0
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What the supervisor has at the moment. ``driver`` is None while its session starts."""
+
+    state: str
+    epoch_name: str
+    epoch: Epoch | None
+    driver: Driver | None
+    snapshots: SnapshotProgress | None
+
+
+class RunAccounts:
+    """``config`` has its secrets; ``notify`` tells people of stalls."""
+
+    def __init__(self, config: Config, parts: Callable[[], Parts], notify: Callable[[str], None]) -> None:
+        self._config = config
+        self._parts = parts
+        self._notify = notify
+        self._started_at = _now()
+        self._restarts: deque[RestartPart] = deque(maxlen=_MOST_RESTARTS)
+        self._n_restarts = 0
+        self._lock = threading.Lock()
+        self._slot_lock = threading.Lock()
+        self._stalls = StallWatch(config.status_interval_ms / 1000)
+        self._read = Window(_READ_WINDOW_S)
+        self._delivered = Window(_READ_WINDOW_S)
+        self._positions = Window(RATE_WINDOW_S)
+        self._identity: SlotIdentity | None = None
+        self._told: dict[tuple[str, str], float] = {}
+        self._next_look_s = 0.0
+        self._socket: RunSocket | None = None
+
+    # -- the supervisor's thread -----------------------------------------------------------------------
+
+    def serve(self) -> None:
+        """From here on whoever is on this machine can ask. A run is not kept from working where that fails."""
+        try:
+            self._socket = RunSocket(self._config.slot, lambda: to_json(self.account()))
+        except OSError as error:
+            log.warning("no account of this run can be asked for: %s", error.strerror)
+
+    def close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+
+    def failed(self, error: XidstreamError, pause_s: float | None) -> None:
+        """An error ended the epoch; ``pause_s`` until the next one, None if there is none."""
+        self._n_restarts += pause_s is not None
+        self._restarts.append(RestartPart(_now(), type(error).__name__, error.message, error.remedy, pause_s))
+
+    def look(self) -> None:
+        """Tell of stalls that begin or end, if it is time to look."""
+        now_s = time.monotonic()
+        if now_s < self._next_look_s:
+            return
+        self._next_look_s = now_s + LOOK_INTERVAL_S
+        stalls = {(stall.part, stall.waits_for): stall for stall in self._gather(with_processes=False).stalls}
+        for pair in [pair for pair in self._told if pair not in stalls]:
+            part, waits_for = pair
+            self._notify(f"no longer stalled: the {part} had waited for the {waits_for}")
+            del self._told[pair]
+        for pair, stall in stalls.items():
+            if pair not in self._told:
+                self._told[pair] = now_s
+                self._notify(told(stall))
+
+    # -- any thread ------------------------------------------------------------------------------------
+
+    def account(self) -> Account:
+        """All of it. Parts that do not answer within seconds are missing."""
+        account = self._gather(with_processes=True)
+        slot, error = self._slot()
+        return dataclasses.replace(account, slot=slot, slot_error=error)
+
+    def _gather(self, *, with_processes: bool) -> Account:
+        parts = self._parts()
+        epoch = parts.epoch
+        reader = sequencer = None
+        if epoch is not None and epoch.opened is not None:
+            reader = epoch.reader_report(with_processes=with_processes)
+            sequencer = epoch.sequencer_report()
+        sink = None if parts.driver is None else parts.driver.account()
+        account = Account(
+            at=_now(),
+            run=self._run(parts, reader, sequencer),
+            reader=None if reader is None else reader.reader,
+            open=() if reader is None else reader.open,
+            prepared=() if sequencer is None else sequencer.prepared,
+            sequencer=None if sequencer is None else sequencer.sequencer,
+            sink=None if sink is None else sink.sink,
+            snapshots=parts.snapshots,
+            processes=_processes(reader, sequencer, sink) if with_processes else (),
+            restarts=tuple(self._restarts),
+            n_restarts=self._n_restarts,
+            last_error=self._restarts[-1] if self._restarts else None,
+        )
+        with self._lock:
+            now_s = time.monotonic()
+            return dataclasses.replace(
+                self._with_rates(account, now_s), stalls=self._stalls.look(account, now_s)
+            )
+
+    def _run(self, parts: Parts, reader: ReaderReport | None, sequencer: SequencerReport | None) -> RunPart:
+        config, epoch = self._config, parts.epoch
+        caught_up = False
+        if epoch is not None and epoch.opened is not None and reader is not None and sequencer is not None:
+            caught_up = is_caught_up(
+                n_waiting=sequencer.sequencer.n_waiting,
+                backlog_bytes=reader.reader.backlog_bytes,
+                is_paused=reader.reader.paused_by is not None,
+                has_reached_target=Lsn.parse(sequencer.sequencer.confirmed_lsn) >= epoch.opened.target_lsn,
+            )
+        if epoch is not None and epoch.opened is not None:
+            self._identity = epoch.opened.identity
+        identity = self._identity
+        return RunPart(
+            slot=config.slot,
+            system_identifier=None if identity is None else str(identity.system_identifier),
+            database=None if identity is None else identity.database,
+            publication=config.publication,
+            sink=redacted(config.sink),
+            storage=redacted(config.storage),
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            started_at=self._started_at,
+            state=parts.state,
+            waiting_for=() if epoch is None else epoch.waiting_for if epoch.opened is None else (),
+            epoch=parts.epoch_name,
+            is_caught_up=caught_up,
+        )
+
+    def _with_rates(self, account: Account, now_s: float) -> Account:
+        reader, sink = account.reader, account.sink
+        if reader is not None:
+            self._read.note(now_s, reader.n_messages, reader.n_bytes)
+            if (rates := self._read.per_s) is not None:
+                reader = dataclasses.replace(reader, messages_per_s=rates[0], bytes_per_s=rates[1])
+        if sink is not None:
+            self._delivered.note(now_s, sink.n_rows)
+            if (rates := self._delivered.per_s) is not None:
+                sink = dataclasses.replace(sink, rows_per_s=rates[0])
+        return dataclasses.replace(account, reader=reader, sink=sink)
+
+    def _slot(self) -> tuple[SlotPart | None, str | None]:
+        epoch = self._parts().epoch
+        opened = None if epoch is None else epoch.opened
+        dsn = self._config.dsn if opened is None else complete(self._config.dsn, **opened.server)
+        try:
+            with self._slot_lock:
+                return slot_part(dsn, self._config.slot, self._positions), None
+        except XidstreamError as error:
+            return None, error.message
+
+
+def told(stall: Stall) -> str:
+    """A stall as a line of the log."""
+    return f"stalled: the {stall.part} waits for the {stall.waits_for}: {stall.text}"
+
+
+def _processes(
+    reader: ReaderReport | None, sequencer: SequencerReport | None, sink: SinkReport | None
+) -> tuple[ProcessPart, ...]:
+    found = [this_process("run")]
+    found += [] if reader is None else reader.processes
+    for report in (sequencer, sink):
+        if report is not None and report.process is not None:
+            found.append(report.process)
+    return tuple(found)
+
+
+def _now() -> datetime.datetime:
+    return datetime.datetime.now(datetime.timezone.utc)

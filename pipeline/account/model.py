@@ -1,0 +1,297 @@
+"""The parts of a run's account: plain values, as they stand in its JSON.
+
+The names of the fields are the keys of the JSON, and docs/status.md says what each is. A key keeps its meaning within
+one ``VERSION``. New keys may come in, and a reader passes over those that it does not know. LSNs are text, as
+PostgreSQL prints them. A part that is not known at the moment is None, and never zero.
+
+Rejected: the actors' own records (``ReaderStats`` and its like) as the contract. They change with the code, and they
+are asked for several times a second.
+"""
+
+from __future__ import annotations
+
+import datetime
+from dataclasses import dataclass
+from typing import Final
+
+from xidstream.pipeline.snapshot.progress import SnapshotProgress
+
+VERSION: Final = 1
+"""Of the JSON. It changes when a key loses or changes its meaning."""
+MOST_OPEN: Final = 100
+MOST_PREPARED: Final = 100
+MOST_TABLES: Final = 20
+"""How many open transactions, prepared ones, and tables of one of them an account names at most."""
+
+
+@dataclass(frozen=True)
+class RunPart:
+    """``state``: starting, reading, restarting or ended. ``waiting_for``: what a start waits for, in words.
+    ``system_identifier`` (of the server) and ``database`` are None before the slot is ours."""
+
+    slot: str
+    system_identifier: str | None
+    database: str | None
+    publication: tuple[str, ...]
+    sink: str
+    storage: str
+    pid: int
+    host: str
+    started_at: datetime.datetime
+    state: str
+    waiting_for: tuple[str, ...]
+    epoch: str
+    is_caught_up: bool
+
+
+@dataclass(frozen=True)
+class SlotPart:
+    """The slot as the server has it. ``behind_bytes``: from what is confirmed to the server's position.
+    ``flush_lag_s``: how long what was confirmed last had taken, by the server's own measure; None where nothing is
+    under way. ``lost_in_s``: when the slot may be lost if nothing more is confirmed, at the present rate of WAL."""
+
+    name: str
+    database: str | None
+    plugin: str | None
+    active_pid: int | None
+    two_phase: bool | None
+    confirmed_lsn: str | None
+    restart_lsn: str | None
+    server_lsn: str
+    behind_bytes: int
+    flush_lag_s: float | None
+    wal_held_bytes: int
+    wal_limit_bytes: int | None
+    wal_status: str | None
+    safe_wal_size_bytes: int | None
+    invalidation_reason: str | None
+    wal_bytes_per_s: float | None = None
+    lost_in_s: float | None = None
+
+
+@dataclass(frozen=True)
+class ReaderPart:
+    """Counts are since the epoch began. ``paused_by``: the setting whose limit is reached, or None.
+    ``silent_s``: since the server last sent anything."""
+
+    received_lsn: str
+    told_lsn: str
+    n_messages: int
+    n_bytes: int
+    paused_by: str | None
+    silent_s: float
+    pending_bytes: int
+    in_flight_bytes: int
+    backlog_bytes: int
+    n_buffers: int
+    n_buffers_asked: int
+    n_moved: int
+    n_open: int
+    n_open_rows: int
+    messages_per_s: float | None = None
+    bytes_per_s: float | None = None
+
+
+@dataclass(frozen=True)
+class OpenPart:
+    """A transaction that is not committed yet, as far as it was sent to its buffer. ``n_rows``: those that were not
+    rolled back. ``tables``: at most ``MOST_TABLES`` of ``n_tables``. ``age_s``: since its first block."""
+
+    xid: int
+    age_s: float
+    n_rows: int
+    n_bytes: int
+    n_bytes_in_memory: int
+    n_bytes_spilled: int
+    n_segments: int
+    n_rolled_back_subtransactions: int
+    tables: tuple[str, ...]
+    n_tables: int
+    buffer: int
+    streamed: bool
+
+
+@dataclass(frozen=True)
+class PreparedPart:
+    """A transaction between PREPARE and COMMIT or ROLLBACK PREPARED, whose rows are in the storage."""
+
+    xid: int
+    gid: str
+    prepare_lsn: str
+    n_rows: int
+    n_bytes: int
+    tables: tuple[str, ...]
+    n_tables: int
+
+
+@dataclass(frozen=True)
+class SequencerPart:
+    """Counts are since the epoch began. ``n_waiting``: entries of the commit order that are not done. The head is the
+    first of them: ``head_state`` is waiting (for its buffer), ready, taken (by the sink) or stuck. ``recording_s``: for
+    how long the storage has not taken the position."""
+
+    confirmed_lsn: str
+    n_waiting: int
+    head_ticket: int | None
+    head_kind: str | None
+    head_state: str | None
+    head_commit_lsn: str | None
+    recording_s: float | None
+    n_prepared: int
+    n_batches: int
+    n_transactions: int
+    n_rows: int
+    n_left_out: int
+
+
+@dataclass(frozen=True)
+class BatchPart:
+    """A batch that the sink holds. ``seconds``: from the sequencer to the report that it is done."""
+
+    done_at: datetime.datetime
+    seconds: float
+    n_transactions: int
+    n_rows: int
+    n_bytes: int
+    last_commit_lsn: str
+
+
+@dataclass(frozen=True)
+class BatchInHand:
+    for_s: float
+    n_transactions: int
+    n_rows: int
+    n_bytes: int
+
+
+@dataclass(frozen=True)
+class LatencyPart:
+    """From COMMIT, on the server's clock, to the report of the sink, of the last ``n_transactions``."""
+
+    p50_ms: float
+    p99_ms: float
+    n_transactions: int
+
+
+@dataclass(frozen=True)
+class SinkPart:
+    """Counts are since the driver began. ``idle_s``: for how long Spark has had a job and no running task.
+    ``n_executors``: None where the driver did not ask."""
+
+    last_commit_lsn: str | None
+    n_batches: int
+    n_transactions: int
+    n_rows: int
+    last_lag_ms: float | None
+    latency: LatencyPart | None
+    in_hand: BatchInHand | None
+    batches: tuple[BatchPart, ...]
+    idle_s: float | None = None
+    n_executors: int | None = None
+    rows_per_s: float | None = None
+
+
+@dataclass(frozen=True)
+class ProcessPart:
+    """``memory_bytes`` is the resident set. It and ``pid`` are None for a process that did not answer in time."""
+
+    part: str
+    pid: int | None
+    node: str | None
+    memory_bytes: int | None
+
+
+@dataclass(frozen=True)
+class RestartPart:
+    """An error that ended an epoch. ``pause_s``: until the next one; None if there is none."""
+
+    at: datetime.datetime
+    error: str
+    message: str
+    remedy: str
+    pause_s: float | None
+
+
+@dataclass(frozen=True)
+class Stall:
+    """``part`` waits for ``waits_for``, since ``for_s``. ``text`` says it for people, with what to do."""
+
+    part: str
+    waits_for: str
+    for_s: float
+    text: str
+
+
+@dataclass(frozen=True)
+class StoredPart:
+    """What the storage records of the slot. ``given_up`` is in words."""
+
+    confirmed_lsn: str | None
+    epoch: str | None
+    given_up: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Account:
+    """``run`` is None where nothing runs: then slot and storage alone say something. ``slot_error``: why the server
+    did not tell of its slot. ``open`` has the largest first, ``restarts`` and ``batches`` the last at the end."""
+
+    at: datetime.datetime
+    run: RunPart | None
+    slot: SlotPart | None = None
+    slot_error: str | None = None
+    stored: StoredPart | None = None
+    reader: ReaderPart | None = None
+    open: tuple[OpenPart, ...] = ()
+    prepared: tuple[PreparedPart, ...] = ()
+    sequencer: SequencerPart | None = None
+    sink: SinkPart | None = None
+    snapshots: SnapshotProgress | None = None
+    processes: tuple[ProcessPart, ...] = ()
+    restarts: tuple[RestartPart, ...] = ()
+    n_restarts: int = 0
+    last_error: RestartPart | None = None
+    stalls: tuple[Stall, ...] = ()
+    version: int = VERSION
+
+
+@dataclass(frozen=True)
+class ReaderReport:
+    """What the slot reader gives for an account."""
+
+    reader: ReaderPart
+    open: tuple[OpenPart, ...]
+    processes: tuple[ProcessPart, ...] = ()
+
+
+@dataclass(frozen=True)
+class SequencerReport:
+    """What the commit sequencer gives for an account."""
+
+    sequencer: SequencerPart
+    prepared: tuple[PreparedPart, ...]
+    process: ProcessPart | None = None
+
+
+@dataclass(frozen=True)
+class SinkReport:
+    """What the process of the batch loop gives for an account."""
+
+    sink: SinkPart
+    process: ProcessPart | None = None
+
+
+def largest(transactions: list[OpenPart]) -> tuple[OpenPart, ...]:
+    """Those that an account names."""
+    return tuple(sorted(transactions, key=lambda each: (-each.n_rows, each.xid))[:MOST_OPEN])
+
+
+def named(tables: set[str]) -> tuple[str, ...]:
+    """Those of a transaction's tables that an account names."""
+    return tuple(sorted(tables)[:MOST_TABLES])
+
+
+def is_caught_up(*, n_waiting: int, backlog_bytes: int, is_paused: bool, has_reached_target: bool) -> bool:
+    """Whether all transactions that the server has sent are delivered and confirmed, and it has sent all that it had
+    when the slot was opened. What the sink has not taken is behind, and an open transaction is not."""
+    return has_reached_target and not (n_waiting or backlog_bytes or is_paused)

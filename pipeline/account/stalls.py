@@ -1,0 +1,197 @@
+"""Which part of a run waits for what, from one account after the other.
+
+A *stall* is work that does not move for ``STALLED_AFTER_S``. The supervisor looks every ``LOOK_INTERVAL_S``, so a stall
+is told within 30 s. Two kinds of signs tell one:
+
+- A part says itself for how long it has waited: the server was silent, a batch is in the sink's hands, the storage has
+  not taken a position.
+- A count does not grow although there is work: bytes are on their way to a buffer, and none were decoded; the next
+  entry of the commit order waits for its content; reading is paused, and no batch ends.
+
+One cause is told once. A sink that does not return also fills the backlog and pauses the reader: then only the sink is
+named. A stall is no error, and ends nothing: a large batch may take its minutes. What ends a part that hangs for good
+is elsewhere (``receive_timeout_ms``; the watch on Spark's jobs).
+
+This is plain state over the caller's clock. The caller tells people, and puts the stalls into the account.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from xidstream.pipeline.account.model import Account, ReaderPart, RestartPart, SequencerPart, SinkPart, Stall
+from xidstream.pipeline.quantities import counted, human_bytes
+
+STALLED_AFTER_S: Final = 15.0
+LOOK_INTERVAL_S: Final = 5.0
+_IDLE_AFTER_S: Final = 10.0
+_ANSWER_S: Final = 10.0
+"""Above the interval in which the server is asked: it may take so long to answer."""
+
+READER, SEQUENCER, BUFFERS, SINK, DRIVER = (
+    "slot reader",
+    "commit sequencer",
+    "xid buffers",
+    "sink",
+    "Spark driver",
+)
+SERVER, STORAGE, EXECUTORS, SNAPSHOTS = "server", "storage", "Spark executors", "snapshots"
+_CAUSES: Final = {
+    "ConnectionLost": SERVER,
+    "StorageFault": STORAGE,
+    "SegmentCorrupt": STORAGE,
+    "SlotInUse": "another reader of the slot",
+}
+"""What a run that starts again waits for, by the error that ended its last epoch."""
+
+
+class StallWatch:
+    """One run's. ``status_interval_s``: how often the server is asked when nothing happens."""
+
+    def __init__(self, status_interval_s: float) -> None:
+        self._silence_limit_s = max(STALLED_AFTER_S, status_interval_s + _ANSWER_S)
+        self._epoch = ""
+        self._marks: dict[str, tuple[float, int]] = {}
+
+    def look(self, account: Account, now_s: float) -> tuple[Stall, ...]:
+        """What waits now. ``now_s``: a monotonic clock's."""
+        run = account.run
+        if run is None:
+            return ()
+        if run.epoch != self._epoch:
+            self._epoch, self._marks = run.epoch, {}
+        if run.state in ("starting", "restarting") and account.last_error is not None:
+            return tuple(_restarting(account, account.last_error))
+        sink_stalls = tuple(self._sink(account.sink))
+        sequencer_stalls = tuple(self._sequencer(account, now_s, sink_is_told=bool(sink_stalls)))
+        reader_stalls = tuple(self._reader(account, now_s, sink_is_told=bool(sink_stalls)))
+        return (*sink_stalls, *sequencer_stalls, *reader_stalls)
+
+    # -- the parts -------------------------------------------------------------------------------------
+
+    def _sink(self, sink: SinkPart | None) -> Iterator[Stall]:
+        hand = None if sink is None else sink.in_hand
+        if sink is None or hand is None or hand.for_s < STALLED_AFTER_S:
+            return
+        what = f"a batch of {counted(hand.n_transactions, 'transaction')} and {counted(hand.n_rows, 'row')}"
+        if sink.idle_s is not None and sink.idle_s >= _IDLE_AFTER_S:
+            n = sink.n_executors
+            there = "" if n is None else f"; {counted(n, 'executor')} registered"
+            yield Stall(
+                SINK,
+                EXECUTORS,
+                sink.idle_s,
+                f"{what} waits for Spark's executors: no task has run for {sink.idle_s:.0f} s{there} (see that Ray has "
+                "CPUs and memory for them)",
+            )
+            return
+        yield Stall(
+            SEQUENCER,
+            SINK,
+            hand.for_s,
+            f"the sink has had {what} in hand for {hand.for_s:.0f} s (look at what your sink waits for)",
+        )
+
+    def _sequencer(self, account: Account, now_s: float, *, sink_is_told: bool) -> Iterator[Stall]:
+        sequencer, sink = account.sequencer, account.sink
+        if sequencer is None:
+            return
+        if sequencer.recording_s is not None and sequencer.recording_s >= STALLED_AFTER_S:
+            for_s = sequencer.recording_s
+            yield Stall(
+                SEQUENCER,
+                STORAGE,
+                for_s,
+                f"the storage has not taken the confirmed position for {for_s:.0f} s (check that it can be reached and "
+                "has space)",
+            )
+        ticket = -1 if sequencer.head_ticket is None else sequencer.head_ticket
+        waits = sequencer.head_kind != "position" and sequencer.head_state == "waiting"
+        if (for_s := self._still("head", waits, ticket, now_s)) >= STALLED_AFTER_S:
+            yield _unsealed(sequencer, for_s)
+        n_batches = 0 if sink is None else sink.n_batches
+        unpulled = (
+            sequencer.head_state == "ready" and (sink is None or sink.in_hand is None) and not sink_is_told
+        )
+        if (for_s := self._still("pull", unpulled, n_batches, now_s)) >= STALLED_AFTER_S:
+            yield _unpulled(account, sequencer, for_s)
+
+    def _reader(self, account: Account, now_s: float, *, sink_is_told: bool) -> Iterator[Stall]:
+        reader = account.reader
+        if reader is None:
+            return
+        if reader.paused_by is None and reader.silent_s >= self._silence_limit_s:
+            yield Stall(
+                READER,
+                SERVER,
+                reader.silent_s,
+                f"the server has sent nothing for {reader.silent_s:.0f} s, though it was asked (look at the "
+                "network, and at the walsender in pg_stat_activity)",
+            )
+        n_decoded = reader.n_bytes - reader.in_flight_bytes
+        if (
+            for_s := self._still("decoding", reader.in_flight_bytes > 0, n_decoded, now_s)
+        ) >= STALLED_AFTER_S:
+            yield _undecoded(reader, for_s)
+        n_batches = 0 if account.sink is None else account.sink.n_batches
+        backlogged = reader.paused_by == "backlog_bytes" and not sink_is_told
+        if (for_s := self._still("backlog", backlogged, n_batches, now_s)) >= STALLED_AFTER_S:
+            yield Stall(
+                READER,
+                SINK,
+                for_s,
+                f"reading is paused for {for_s:.0f} s: {human_bytes(reader.backlog_bytes)} wait for the sink, and no "
+                "batch has ended",
+            )
+
+    def _still(self, name: str, is_waiting: bool, count: int, now_s: float) -> float:
+        """For how long this has waited without ``count`` having grown; 0 if it does not wait."""
+        since_s, highest = self._marks.get(name, (now_s, -1))
+        if not is_waiting or count > highest or name not in self._marks:
+            since_s = now_s
+        self._marks[name] = (since_s, max(highest, count))
+        return now_s - since_s
+
+
+def _restarting(account: Account, error: RestartPart) -> Iterator[Stall]:
+    cause = _CAUSES.get(error.error)
+    if cause is not None:
+        for_s = max(0.0, (account.at - error.at).total_seconds())
+        yield Stall("run", cause, for_s, f"the run starts again: {error.message} ({error.remedy})")
+
+
+def _unsealed(sequencer: SequencerPart, for_s: float) -> Stall:
+    if sequencer.head_kind == "hold":
+        text = f"a PREPARE has waited for the storage for {for_s:.0f} s (check that it can be reached and has space)"
+        return Stall(SEQUENCER, STORAGE, for_s, text)
+    return Stall(
+        SEQUENCER,
+        BUFFERS,
+        for_s,
+        f"the commit at {sequencer.head_commit_lsn} has waited for its xid buffer for {for_s:.0f} s (look at the "
+        "buffers' CPU, and at the storage they write to)",
+    )
+
+
+def _unpulled(account: Account, sequencer: SequencerPart, for_s: float) -> Stall:
+    if account.snapshots is not None and account.snapshots.tables:
+        text = f"commits have waited for {for_s:.0f} s: a function gets the tables' snapshots first"
+        return Stall(SEQUENCER, SNAPSHOTS, for_s, text)
+    return Stall(
+        SEQUENCER,
+        DRIVER,
+        for_s,
+        f"the commit at {sequencer.head_commit_lsn} is ready, and the Spark driver has not asked for it for "
+        f"{for_s:.0f} s",
+    )
+
+
+def _undecoded(reader: ReaderPart, for_s: float) -> Stall:
+    return Stall(
+        READER,
+        BUFFERS,
+        for_s,
+        f"{human_bytes(reader.in_flight_bytes)} were sent to the xid buffers, and none decoded for {for_s:.0f} s "
+        "(look at the buffers' CPU, and at the storage they write to)",
+    )

@@ -1,0 +1,76 @@
+"""What the commit sequencer tells of itself: figures for the display, and its part of the run's account.
+
+``CommitSequence`` makes both on its event loop, when it is asked. The account's part costs a walk over the prepared
+transactions, so it is not made for the display, which asks several times a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from xidstream.pipeline.account.model import (
+    MOST_PREPARED,
+    PreparedPart,
+    SequencerPart,
+    SequencerReport,
+    named,
+)
+from xidstream.pipeline.exchange import PreparedTransaction
+from xidstream.pipeline.pg import Lsn, Xid
+from xidstream.pipeline.sequencer import CommitOrder
+
+
+@dataclass(frozen=True)
+class SequencerStats:
+    n_rows: int
+    n_transactions: int
+    n_batches: int
+    n_waiting: int
+    n_prepared: int
+    confirmed_lsn: Lsn
+    last_commit_lsn: Lsn
+    last_commit_timestamp_us: int
+    left_out: tuple[tuple[Xid, Lsn], ...] = ()
+    """Transactions that were given up and that this epoch met."""
+
+
+def sequencer_report(
+    stats: SequencerStats,
+    order: CommitOrder,
+    prepared: Iterable[PreparedTransaction],
+    recording_s: float | None,
+) -> SequencerReport:
+    """``recording_s``: for how long the storage has not taken a position; None if it has."""
+    head = order.head
+    ticket, kind, state, commit_lsn = (None, None, None, None) if head is None else head
+    part = SequencerPart(
+        confirmed_lsn=str(stats.confirmed_lsn),
+        n_waiting=stats.n_waiting,
+        head_ticket=ticket,
+        head_kind=None if kind is None else kind.value,
+        head_state=None if state is None else state.value,
+        head_commit_lsn=str(commit_lsn) if commit_lsn else None,
+        recording_s=recording_s,
+        n_prepared=stats.n_prepared,
+        n_batches=stats.n_batches,
+        n_transactions=stats.n_transactions,
+        n_rows=stats.n_rows,
+        n_left_out=len(stats.left_out),
+    )
+    oldest = sorted(prepared, key=lambda each: each.prepare_lsn)[:MOST_PREPARED]
+    return SequencerReport(part, tuple(map(_prepared_part, oldest)))
+
+
+def _prepared_part(prepared: PreparedTransaction) -> PreparedPart:
+    tables = {segment.relation.name for segment in prepared.segments}
+    return PreparedPart(
+        xid=int(prepared.xid),
+        gid=prepared.gid,
+        prepare_lsn=str(prepared.prepare_lsn),
+        n_rows=sum(segment.n_rows for segment in prepared.segments),
+        n_bytes=sum(segment.n_bytes for segment in prepared.segments)
+        + sum(file.n_bytes for file in prepared.messages),
+        tables=named(tables),
+        n_tables=len(tables),
+    )

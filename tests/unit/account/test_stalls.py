@@ -1,0 +1,146 @@
+"""Which part waits for what, told within 30 s, once, and not told of a run that works."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from tests.unit.account.accounts import FAILED, FULL, HAND, WELL, reader, run, sequencer, sink
+from xidstream.pipeline.account import Account, StallWatch
+from xidstream.pipeline.account.stalls import LOOK_INTERVAL_S
+
+WAITING = {"n_waiting": 2, "head_ticket": 7, "head_kind": "unit", "head_commit_lsn": "0/1100000"}
+NO_BATCH = sequencer(head_state="taken", **WAITING)
+
+STALLED = {
+    "the server is silent although it is asked every 10 s": (
+        reader(silent_s=21.0),
+        ("slot reader", "server", "sent nothing for 21 s"),
+    ),
+    "what was sent to a buffer is not decoded": (
+        reader(in_flight_bytes=8 << 20),
+        ("slot reader", "xid buffers", "8.0 MiB were sent to the xid buffers"),
+    ),
+    "reading is paused because the buffers do not keep up": (
+        reader(in_flight_bytes=64 << 20, paused_by="reader_memory_bytes"),
+        ("slot reader", "xid buffers", "none decoded"),
+    ),
+    "reading is paused because of what waits for the sink": (
+        reader(backlog_bytes=128 << 20, paused_by="backlog_bytes"),
+        ("slot reader", "sink", "128.0 MiB wait for the sink"),
+    ),
+    "the head of the order waits for its buffer": (
+        sequencer(head_state="waiting", **WAITING),
+        ("commit sequencer", "xid buffers", "the commit at 0/1100000"),
+    ),
+    "a PREPARE waits for the storage": (
+        sequencer(**{**WAITING, "head_kind": "hold", "head_state": "waiting"}),
+        ("commit sequencer", "storage", "a PREPARE"),
+    ),
+    "the storage does not take the position": (
+        sequencer(recording_s=15.0),
+        ("commit sequencer", "storage", "confirmed position"),
+    ),
+    "a batch is in the sink's hands": (
+        sink(in_hand=HAND),
+        ("commit sequencer", "sink", "3 transactions and 1,000 rows in hand for 16 s"),
+    ),
+    "Spark has a job and no executor": (
+        sink(in_hand=HAND, idle_s=12.0, n_executors=0),
+        ("sink", "Spark executors", "0 executors registered"),
+    ),
+    "the driver does not pull": (
+        sequencer(head_state="ready", **WAITING),
+        ("commit sequencer", "Spark driver", "has not asked for it"),
+    ),
+    "a function gets the snapshots first": (
+        sequencer(dataclasses.replace(WELL, snapshots=FULL.snapshots), head_state="ready", **WAITING),
+        ("commit sequencer", "snapshots", "snapshots first"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STALLED)
+def test_within_thirty_seconds_the_part_that_waits_is_named_with_what_it_waits_for(name: str) -> None:
+    account, (part, waits_for, text) = STALLED[name]
+    watch, now_s = StallWatch(10.0), 100.0
+    watch.look(WELL, now_s - LOOK_INTERVAL_S)
+    while not (stalls := watch.look(account, now_s)):
+        now_s += LOOK_INTERVAL_S
+        assert now_s <= 125.0, "a look more may pass before the next one: then it is 30 s"
+    (stall,) = stalls
+    assert (stall.part, stall.waits_for) == (part, waits_for)
+    assert text in stall.text
+
+
+def look_on(accounts: list[Account]) -> list[tuple[str, str]]:
+    """What was told at any of the looks, one every ``LOOK_INTERVAL_S``."""
+    watch = StallWatch(10.0)
+    looks = [watch.look(account, i * LOOK_INTERVAL_S) for i, account in enumerate(accounts)]
+    return [(stall.part, stall.waits_for) for stalls in looks for stall in stalls]
+
+
+WORKING = {
+    "nothing happens": [WELL] * 20,
+    "the server answers every 10 s": [reader(silent_s=s) for s in (0.0, 5.0, 10.0, 0.1) * 5],
+    "blocks are decoded, and others follow": [
+        reader(in_flight_bytes=8 << 20, n_bytes=(50 + i) << 20) for i in range(20)
+    ],
+    "reading is paused, and batches end": [
+        sink(reader(backlog_bytes=128 << 20, paused_by="backlog_bytes"), n_batches=3 + i) for i in range(20)
+    ],
+    "one head follows the other": [
+        sequencer(head_state="waiting", **{**WAITING, "head_ticket": i}) for i in range(20)
+    ],
+    "each batch takes ten seconds": [
+        sink(in_hand=dataclasses.replace(HAND, for_s=5.0 * (i % 3)), n_batches=i // 3) for i in range(20)
+    ],
+    "a keepalive's position is the head": [
+        sequencer(**{**WAITING, "head_kind": "position", "head_state": "done"})
+    ]
+    * 20,
+    "a silent server of a paused reader": [
+        sink(reader(silent_s=9.0 * i, paused_by="backlog_bytes"), n_batches=i) for i in range(20)
+    ],
+}
+
+
+@pytest.mark.parametrize("name", WORKING)
+def test_a_run_that_works_is_told_no_stall(name: str) -> None:
+    assert look_on(WORKING[name]) == []
+
+
+def test_a_sink_that_does_not_return_is_the_one_cause_that_is_told() -> None:
+    stuck = sink(
+        reader(NO_BATCH, backlog_bytes=128 << 20, paused_by="backlog_bytes"),
+        in_hand=dataclasses.replace(HAND, for_s=60.0),
+    )
+    assert set(look_on([stuck] * 10)) == {("commit sequencer", "sink")}
+
+
+def test_a_stall_ends_with_the_first_progress() -> None:
+    watch, stuck = StallWatch(10.0), reader(in_flight_bytes=8 << 20)
+    assert [bool(watch.look(stuck, s)) for s in (0.0, 10.0, 20.0)] == [False, False, True]
+    assert not watch.look(reader(in_flight_bytes=7 << 20), 25.0), "a MiB was decoded"
+    assert [bool(watch.look(reader(in_flight_bytes=7 << 20), s)) for s in (30.0, 40.0)] == [False, True]
+
+
+def test_another_epoch_counts_anew() -> None:
+    watch = StallWatch(10.0)
+    stuck = reader(in_flight_bytes=8 << 20)
+    watch.look(stuck, 0.0)
+    assert not watch.look(run(reader(stuck, n_bytes=9 << 20), epoch="another"), 20.0)
+
+
+@pytest.mark.parametrize(
+    ("error", "waits_for"),
+    [("StorageFault", "storage"), ("ConnectionLost", "server"), ("SlotInUse", "another reader of the slot")],
+)
+def test_a_run_that_starts_again_waits_for_what_failed(error: str, waits_for: str) -> None:
+    failed = dataclasses.replace(FAILED, error=error)
+    account = dataclasses.replace(run(state="restarting"), last_error=failed)
+    (stall,) = StallWatch(10.0).look(account, 0.0)
+    assert (stall.part, stall.waits_for, stall.for_s) == ("run", waits_for, 20.0)
+    assert failed.message in stall.text and failed.remedy in stall.text
+    assert not StallWatch(10.0).look(dataclasses.replace(account, run=WELL.run), 0.0), "it reads again"

@@ -1,0 +1,94 @@
+"""What a person sees of an account, on a terminal of any width."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+
+import pytest
+from rich.console import Console
+
+from tests.unit.account.accounts import AT, FULL, HAND, OPEN, SLOT, WELL, reader, run, sink
+from xidstream.actors.cli.status_view import view
+from xidstream.pipeline.account import Account, StoredPart
+
+
+def shown(account: Account, width: int = 120) -> str:
+    console = Console(file=io.StringIO(), width=width, highlight=False, force_terminal=False)
+    console.print(view(account))
+    out = console.file
+    assert isinstance(out, io.StringIO)
+    return out.getvalue()
+
+
+def test_a_run_that_is_well_is_said_to_be_in_its_first_words() -> None:
+    text = shown(WELL)
+    assert text.splitlines()[1].startswith("caught up · running for 2 h 5 min")
+    assert "confirmed 0/1000000 · 2.0 MiB behind the server" in text
+    assert "120 ms (p50), 1.5 s (p99) of 30 transactions" in text
+    assert "stalled" not in text and "lost in" not in text
+
+
+def test_an_open_transaction_is_named_before_it_commits_with_all_that_is_known_of_it() -> None:
+    line = next(line for line in shown(FULL).splitlines() if "xid 749" in line)
+    for fact in ("█", "3 min 4 s", "400,000", "90.0 MiB", "60.0 MiB", "public.orders, public.parts"):
+        assert fact in line, line
+
+
+def test_stalls_come_first_then_the_way_of_the_data_and_at_last_the_restarts() -> None:
+    text = shown(FULL, 200)
+    order = [
+        "stalled · running",
+        "stalled: the commit sequencer waits for the sink",
+        "slot  ",
+        "reader  ",
+        "sink  ",
+        "xid 749",
+        "payment-1",
+        "snapshot of",
+        "xid buffer 0",
+        "the storage is full, started again after 1.0 s",
+        "remedy: check space",
+    ]
+    places = [text.index(each) for each in order]
+    assert places == sorted(places)
+    assert "no answer" in text
+
+
+def test_a_paused_reader_a_batch_in_hand_and_a_slot_that_may_be_lost_are_said() -> None:
+    slot = dataclasses.replace(SLOT, wal_bytes_per_s=1 << 20, lost_in_s=1024.0)
+    account = dataclasses.replace(
+        sink(reader(paused_by="backlog_bytes", backlog_bytes=128 << 20), in_hand=HAND), slot=slot
+    )
+    text = shown(account, 200)
+    assert "paused: backlog_bytes is reached" in text and "128.0 MiB wait for the sink" in text
+    assert "writing for 16 s: 3 transactions, 1,000 rows" in text
+    assert "limit 1.0 GiB" in text and "lost in 17 min 4 s if nothing more is confirmed" in text
+
+
+def test_where_nothing_runs_the_slot_and_the_storage_say_what_they_know() -> None:
+    stopped = Account(
+        at=AT,
+        run=None,
+        slot=dataclasses.replace(SLOT, active_pid=None),
+        stored=StoredPart("0/10", "e1", ("xid 7: left out",)),
+    )
+    text = shown(stopped)
+    assert "no run was found" in text and "nobody reads it" in text
+    assert "confirmed 0/10, by epoch e1" in text and "given up: xid 7: left out" in text
+
+
+def test_a_run_that_starts_says_what_it_waits_for_and_shows_no_number_that_is_not_known() -> None:
+    account = Account(at=AT, run=run(state="starting", waiting_for=("the Spark session",)).run)
+    text = shown(account)
+    assert "starting" in text and "waiting for the Spark session" in text
+    assert "reader" not in text and " 0 " not in text
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_no_line_is_wider_than_the_terminal_and_a_tables_name_is_no_markup(width: int) -> None:
+    strange = dataclasses.replace(OPEN, tables=("public.[red]x[/red]",), n_tables=1)
+    text = shown(dataclasses.replace(FULL, open=(strange,)), width)
+    assert max(len(line) for line in text.splitlines()) <= width
+    if width == 200:
+        assert "public.[red]x[/red]" in text
