@@ -30,6 +30,7 @@ from xidstream.actors.preflight import findings_of, require
 from xidstream.actors.runtime.ray_cluster import connect_ray
 from xidstream.actors.runtime.secrets import refuse_travelling
 from xidstream.actors.supervision.drivers import InProcessDriver
+from xidstream.actors.supervision.page import StatusPage, serve
 from xidstream.actors.supervision.placement import await_room
 from xidstream.actors.supervision.supervisor import Supervisor
 from xidstream.pipeline.config import Config, redacted
@@ -131,7 +132,8 @@ class ChangeStream:
         connect_ray()
         await_room(self._config, spark)
         driver = InProcessDriver(spark, self._config.storage, make)
-        return StreamingQuery(Supervisor(self._config, lambda: driver), self._config.slot)
+        supervisor = Supervisor(self._config, lambda: driver)
+        return StreamingQuery(supervisor, self._config.slot, serve(self._config, [supervisor]))
 
     def _sink_of_config(self, identity: SlotIdentity) -> Sink:
         return make_sink(self._config.sink, identity)
@@ -148,8 +150,9 @@ class ChangeStream:
 class StreamingQuery:
     """A running query; the methods are Spark's."""
 
-    def __init__(self, supervisor: Supervisor, slot: str = "") -> None:
+    def __init__(self, supervisor: Supervisor, slot: str = "", page: StatusPage | None = None) -> None:
         self._supervisor = supervisor
+        self._page = page
         self._slot = slot
         self._exception: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="xidstream-query", daemon=True)
@@ -226,6 +229,9 @@ class StreamingQuery:
             self._supervisor.run()
         except BaseException as error:  # noqa: BLE001 - raised again where it is awaited
             self._exception = error
+        finally:
+            if self._page is not None:
+                self._page.close()
 
 
 def _snapshots_json(progress: SnapshotProgress) -> dict[str, Any]:

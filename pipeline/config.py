@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from xidstream.pipeline.addresses import host_and_port
 from xidstream.pipeline.errors import ConfigError
 from xidstream.pipeline.pg_rules import Streaming, check_slot_name, check_stream_options, duration_s, work_mem
 
@@ -208,6 +209,11 @@ class Config:
         "lost; not less than two of these intervals, and 0: for ever. It is like PostgreSQL's wal_receiver_timeout: "
         "nothing else notices a link that only one side has lost",
     )
+    status_address: str = _setting(
+        "",
+        "HOST:PORT of the run's status page (docs/status.md), or off; default: a free port of 127.0.0.1 if Ray is the "
+        "run's own, off on a cluster. Whoever can reach it may read it: names of tables and texts of errors are in it",
+    )
 
     # -- base tables
     mirror_every: str = _setting(
@@ -274,6 +280,8 @@ class Config:
             raise ConfigError(f"streaming must be off, on or parallel, got {self.streaming!r}")
         if self.snapshot and self.snapshot not in [each.value for each in SnapshotMode]:
             raise ConfigError(f"snapshot must be initial, only or never, got {self.snapshot!r}")
+        if self.status_address not in ("", "off"):
+            host_and_port(self.status_address, "status_address")
         check_stream_options(Streaming(self.streaming), self.proto_version, two_phase=self.two_phase)
         work_mem(self.logical_decoding_work_mem)
         if self.mirror_every and not 1 <= duration_s(self.mirror_every, "mirror_every") <= 86_400:

@@ -21,6 +21,7 @@ from xidstream.actors.reader.buffer_quota import start_quota
 from xidstream.actors.runtime.ray_cluster import connect_ray
 from xidstream.actors.runtime.secrets import refuse_travelling, without_secrets
 from xidstream.actors.runtime.signals import StopRequest
+from xidstream.actors.supervision.page import serve
 from xidstream.actors.supervision.shared_session import SharedSession
 from xidstream.actors.supervision.supervisor import Supervisor
 from xidstream.pipeline.config import Config
@@ -107,6 +108,15 @@ class _Run:
             self._stop.tell(supervisor.stop)
         if armed():
             self._display.line(f"{VARIABLE} is set: parts of this run will fail on purpose", "bold red")
+        page = serve(configs[0], list(supervisors.values()))
+        try:
+            self._await(supervisors)
+        finally:
+            if page is not None:
+                page.close()
+
+    def _await(self, supervisors: dict[str, Supervisor]) -> None:
+        """Run them all to their end."""
         threads = [self._start(slot, supervisor.run) for slot, supervisor in supervisors.items()]
         while living := [thread for thread in threads if thread.is_alive()]:
             living[0].join(_REFRESH_S)

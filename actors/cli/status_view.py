@@ -51,6 +51,8 @@ def _head(account: Account) -> RenderableType:
     if run.waiting_for:
         phrases.append(f"waiting for {' and '.join(run.waiting_for)}")
     phrases.append(f"process {run.pid} on {run.host}")
+    if run.page is not None:
+        phrases.append(run.page)
     if account.n_restarts:
         phrases.append(counted(account.n_restarts, "restart"))
     return Group(Rule(f"slot {run.slot}", style="cyan"), Phrases(phrases, style))

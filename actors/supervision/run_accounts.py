@@ -80,6 +80,8 @@ class RunAccounts:
         self._told: dict[tuple[str, str], float] = {}
         self._next_look_s = 0.0
         self._socket: RunSocket | None = None
+        self.page: str | None = None
+        """The address of the run's status page."""
 
     # -- the supervisor's thread -----------------------------------------------------------------------
 
@@ -178,6 +180,7 @@ class RunAccounts:
             waiting_for=() if epoch is None else epoch.waiting_for if epoch.opened is None else (),
             epoch=parts.epoch_name,
             is_caught_up=caught_up,
+            page=self.page,
         )
 
     def _with_rates(self, account: Account, now_s: float) -> Account:

@@ -163,6 +163,10 @@ class Supervisor:
         parts = epoch.reader_stats(), epoch.sequencer_stats()
         return Status(epoch.name, epoch.opened, *parts, progress, snapshots)
 
+    def shown_at(self, page: str) -> None:
+        """The account names the address of the status page."""
+        self._accounts.page = page
+
     def account(self) -> Account:
         """All that is known of the run: docs/status.md. The parts and the server are asked, which may take seconds."""
         return self._accounts.account()

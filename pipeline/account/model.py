@@ -27,6 +27,7 @@ MOST_TABLES: Final = 20
 @dataclass(frozen=True)
 class RunPart:
     """``state``: starting, reading, restarting or ended. ``waiting_for``: what a start waits for, in words.
+    ``page``: where the status page is served.
     ``system_identifier`` (of the server) and ``database`` are None before the slot is ours."""
 
     slot: str
@@ -42,6 +43,7 @@ class RunPart:
     waiting_for: tuple[str, ...]
     epoch: str
     is_caught_up: bool
+    page: str | None = None
 
 
 @dataclass(frozen=True)

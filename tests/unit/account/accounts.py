@@ -39,6 +39,7 @@ RUN = RunPart(
     waiting_for=(),
     epoch="20261123T000000-0a0b0c0d",
     is_caught_up=True,
+    page="http://127.0.0.1:8275/",
 )
 SLOT = SlotPart(
     name="shop",

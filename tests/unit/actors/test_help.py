@@ -42,7 +42,17 @@ def test_help_all_shows_every_setting_and_help_only_the_usual_ones_in_sections(
     assert settings_of(usual) == [name for names, _ in SECTIONS.values() for name in names]
     for text in (everything, usual):
         titles = re.findall(r"^(\w+):$", text, re.MULTILINE)
-        assert titles == ["Source", "Sink", "Snapshots", "Mirror", "Latency", "Memory", "Spark", "General"]
+        assert titles == [
+            "Source",
+            "Sink",
+            "Snapshots",
+            "Mirror",
+            "Latency",
+            "Memory",
+            "Status",
+            "Spark",
+            "General",
+        ]
         assert max(map(len, text.splitlines())) <= max(width, 100), "the examples are the longest lines"
     assert "15 more settings: `xidstream run --help-all`" in usual
     assert "more settings" not in everything

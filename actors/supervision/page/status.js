@@ -1,0 +1,193 @@
+// Asks for the accounts each second, and draws them. Text goes in as text only. docs/status.md says what the keys are.
+"use strict";
+
+const EVERY_MS = 1000, MOST_SAMPLES = 900, RELEASED_FOR_MS = 15000, MOST_RELEASED = 5;
+const seen = new Map();  // slot → {samples, open, released}
+
+function make(tag, className, ...children) {
+  const node = document.createElement(tag);
+  if (className) node.className = className;
+  node.append(...children.filter((child) => child !== null && child !== undefined));
+  return node;
+}
+
+const number = (n) => n.toLocaleString("en-US");
+const counted = (n, noun) => `${number(n)} ${noun}${n === 1 ? "" : "s"}`;
+
+function bytes(n) {
+  for (const unit of ["B", "KiB", "MiB", "GiB"]) {
+    if (n < 1024) return `${n.toFixed(unit === "B" ? 0 : 1)} ${unit}`;
+    n /= 1024;
+  }
+  return `${n.toFixed(1)} TiB`;
+}
+
+function seconds(s) {
+  if (s < 10) return `${s.toFixed(1)} s`;
+  s = Math.round(s);
+  for (const [unit, smaller, n, m] of [["d", "h", 86400, 3600], ["h", "min", 3600, 60], ["min", "s", 60, 1]])
+    if (s >= n) return `${Math.floor(s / n)} ${unit} ${Math.floor((s % n) / m)} ${smaller}`;
+  return `${s} s`;
+}
+
+const ms = (n) => (n < 1000 ? `${n.toFixed(0)} ms` : `${(n / 1000).toFixed(1)} s`);
+
+function card(title, waits, big, ...facts) {
+  const lines = facts.filter(Boolean).map((fact) => make("div", "fact dim", fact));
+  return make("section", waits ? "card waits" : "card", make("h3", "", title), make("div", "big", big), ...lines);
+}
+
+function bar(share, full) {
+  const inner = make("div");
+  inner.style.width = `${Math.max(0, Math.min(100, share * 100))}%`;
+  return make("div", full ? "bar full" : "bar", inner);
+}
+
+function wide(title, ...children) {
+  return make("section", "card wide", make("h3", "", title), ...children);
+}
+
+function table(names, rows) {
+  const isText = (i) => typeof (rows[0] || [])[i] !== "number";
+  const row = (tag, cells) => make("tr", "", ...cells.map((cell, i) =>
+    make(tag, isText(i) ? "" : "n", cell === null ? "" : typeof cell === "number" ? number(cell) : cell)));
+  return make("table", "", make("thead", "", row("th", names)), make("tbody", "", ...rows.map((cells) => row("td", cells))));
+}
+
+// -- over time ---------------------------------------------------------------------------------------------------
+
+function remember(account, now) {
+  const name = account.run.slot;
+  if (!seen.has(name)) seen.set(name, {samples: [], open: new Map(), released: []});
+  const memory = seen.get(name);
+  memory.samples.push({at: now, behind: account.slot && account.slot.behind_bytes, held: account.slot && account.slot.wal_held_bytes,
+    lag: account.slot && account.slot.flush_lag_s});
+  if (memory.samples.length > MOST_SAMPLES) memory.samples.shift();
+  if (account.reader) {
+    const open = new Map(account.open.map((each) => [each.xid, each]));
+    for (const [xid, each] of memory.open) if (!open.has(xid) && account.reader.n_open <= open.size) memory.released.push({at: now, each});
+    memory.open = open;
+  }
+  memory.released = memory.released.filter((each) => now - each.at < RELEASED_FOR_MS).slice(-MOST_RELEASED);
+  return memory;
+}
+
+function curve(title, samples, key, shown, limit) {
+  const known = samples.filter((each) => each[key] !== null && each[key] !== undefined);
+  if (known.length < 2) return null;
+  const most = Math.max(...known.map((each) => each[key]), 1e-9);
+  const first = known[0].at, span = Math.max(1, known[known.length - 1].at - first);
+  const points = known.map((each) => `${((each.at - first) / span * 100).toFixed(2)},${(38 - each[key] / most * 36).toFixed(2)}`);
+  const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+  svg.setAttribute("viewBox", "0 0 100 40");
+  svg.setAttribute("preserveAspectRatio", "none");
+  svg.setAttribute("role", "img");
+  svg.setAttribute("aria-label", `${title}: now ${shown(known[known.length - 1][key])}, at most ${shown(most)}`);
+  const line = document.createElementNS(svg.namespaceURI, "line");
+  for (const [k, v] of [["x1", 0], ["x2", 100], ["y1", 39], ["y2", 39]]) line.setAttribute(k, v);
+  const path = document.createElementNS(svg.namespaceURI, "path");
+  path.setAttribute("d", `M${points.join(" L")}`);
+  svg.append(line, path);
+  const axis = make("div", "axis", make("span", "", `the last ${seconds(span / 1000)}`), make("span", "", `at most ${shown(most)}`));
+  return make("section", "card", make("h3", "", title), make("div", "big", shown(known[known.length - 1][key])), svg, axis,
+    limit ? bar(known[known.length - 1][key] / limit, known[known.length - 1][key] > 0.8 * limit) : null,
+    limit ? make("div", "fact dim", `limit ${bytes(limit)}`) : null);
+}
+
+// -- one slot ----------------------------------------------------------------------------------------------------
+
+function way(account) {
+  const {slot, reader, sequencer, sink} = account;
+  const waits = (part) => account.stalls.some((stall) => stall.part === part || stall.waits_for === part);
+  const cards = [];
+  if (slot) cards.push(card("slot", waits("server"), `${bytes(slot.behind_bytes)} behind`,
+    `confirmed ${slot.confirmed_lsn} of ${slot.server_lsn}`, `holds ${bytes(slot.wal_held_bytes)} of WAL (${slot.wal_status})`,
+    slot.lost_in_s !== null && `lost in ${seconds(slot.lost_in_s)} if nothing more is confirmed`));
+  else if (account.slot_error) cards.push(card("slot", true, "not known", account.slot_error));
+  if (reader) cards.push(card("slot reader", reader.paused_by || waits("slot reader"),
+    reader.paused_by ? "paused" : reader.bytes_per_s === null ? "reading" : `${bytes(reader.bytes_per_s)}/s`,
+    reader.paused_by && `${reader.paused_by} is reached`,
+    reader.messages_per_s !== null && `${number(Math.round(reader.messages_per_s))} messages/s`, `${bytes(reader.n_bytes)} read`));
+  if (reader) cards.push(card("xid buffers", waits("xid buffers"), counted(reader.n_open, "open transaction"),
+    counted(reader.n_open_rows, "row"), `${bytes(reader.in_flight_bytes + reader.pending_bytes)} not decoded yet`,
+    counted(reader.n_buffers, "buffer") + (reader.n_buffers_asked ? `, ${reader.n_buffers_asked} more requested` : "")));
+  if (sequencer) cards.push(card("commit sequencer", waits("commit sequencer"), `${number(sequencer.n_waiting)} waiting`,
+    `confirmed ${sequencer.confirmed_lsn}`, sequencer.n_prepared && `${sequencer.n_prepared} prepared`,
+    reader && reader.backlog_bytes && `${bytes(reader.backlog_bytes)} wait for the sink`));
+  if (sink) cards.push(card("sink", waits("sink"),
+    sink.in_hand ? `writing for ${seconds(sink.in_hand.for_s)}` : sink.rows_per_s ? `${number(Math.round(sink.rows_per_s))} rows/s` : "idle",
+    sink.in_hand && `${counted(sink.in_hand.n_transactions, "transaction")}, ${counted(sink.in_hand.n_rows, "row")} in hand`,
+    `${counted(sink.n_rows, "row")} delivered`,
+    sink.latency && `COMMIT to sink ${ms(sink.latency.p50_ms)} (p50), ${ms(sink.latency.p99_ms)} (p99)`));
+  return make("div", "cards", ...cards);
+}
+
+function openRow(each, most, released) {
+  const tables = each.tables.slice(0, 3).join(", ") + (each.n_tables > 3 ? ` and ${each.n_tables - 3} more` : "");
+  const facts = [released ? "ended" : `open for ${seconds(each.age_s)}`, counted(each.n_rows, "row"), bytes(each.n_bytes),
+    `${bytes(each.n_bytes_spilled)} spilled`, `buffer ${each.buffer}`, tables];
+  if (each.n_rolled_back_subtransactions) facts.splice(4, 0, `${counted(each.n_rolled_back_subtransactions, "subtransaction")} rolled back`);
+  return make("div", released ? "open released" : "open", make("strong", "", `xid ${each.xid}`), bar(each.n_rows / most),
+    make("div", "fact", facts.join(" · ")));
+}
+
+function draw(account, now) {
+  const run = account.run, memory = remember(account, now), stalled = account.stalls.length > 0;
+  const state = stalled ? "stalled" : run.state === "reading" && run.is_caught_up ? "caught up" : run.state;
+  const tone = stalled ? "bad" : run.state === "reading" ? "good" : "warn";
+  const parts = [make("div", "head", make("h2", "", run.slot), make("span", `state ${tone}`, state),
+    make("span", "dim", `running for ${seconds((Date.parse(account.at) - Date.parse(run.started_at)) / 1000)}`),
+    run.waiting_for.length ? make("span", "warn", `waiting for ${run.waiting_for.join(" and ")}`) : null,
+    make("span", "dim", `process ${run.pid} on ${run.host}`),
+    account.n_restarts ? make("span", "warn", counted(account.n_restarts, "restart")) : null)];
+  for (const stall of account.stalls)
+    parts.push(make("p", "stall", make("strong", "bad", `The ${stall.part} waits for the ${stall.waits_for}: `), stall.text));
+  parts.push(way(account));
+  if (account.open.length || memory.released.length) {
+    const most = Math.max(1, ...account.open.map((each) => each.n_rows), ...memory.released.map((each) => each.each.n_rows));
+    parts.push(wide("open transactions", ...memory.released.map((each) => openRow(each.each, most, true)),
+      ...account.open.slice(0, 20).map((each) => openRow(each, most, false))));
+  }
+  parts.push(make("div", "cards", curve("not confirmed yet", memory.samples, "behind", bytes),
+    curve("lag", memory.samples, "lag", seconds),
+    curve("WAL held", memory.samples, "held", bytes, account.slot && account.slot.wal_limit_bytes)));
+  if (account.prepared.length)
+    parts.push(wide("prepared transactions", table(["xid", "gid", "LSN", "rows", "bytes"],
+      account.prepared.map((each) => [`${each.xid}`, each.gid, each.prepare_lsn, each.n_rows, bytes(each.n_bytes)]))));
+  const snapshots = account.snapshots;
+  if (snapshots && snapshots.tables.length)
+    parts.push(wide("snapshots", ...snapshots.tables.map((each) => make("div", "open", make("strong", "", each.table),
+      bar(each.n_bytes ? each.n_bytes_read / each.n_bytes : 0), make("div", "fact",
+        `${each.state} · ${each.n_ranges_read} of ${each.n_ranges} ranges · ${counted(each.n_rows, "row")}`)))));
+  if (account.sink && account.sink.batches.length)
+    parts.push(wide("last batches", table(["done", "transactions", "rows", "bytes", "took", "up to"],
+      account.sink.batches.slice(-5).reverse().map((each) => [each.done_at.slice(11, 19), each.n_transactions, each.n_rows,
+        bytes(each.n_bytes), ms(each.seconds * 1000), each.last_commit_lsn]))));
+  if (account.restarts.length)
+    parts.push(wide("events", table(["when (UTC)", "what", "what to do"],
+      account.restarts.slice(-10).reverse().map((each) => [each.at.slice(0, 19).replace("T", " "), each.message, each.remedy]))));
+  if (account.processes.length)
+    parts.push(wide("processes", table(["process", "pid", "node", "memory"], account.processes.map((each) =>
+      [each.part, each.pid === null ? "no answer" : `${each.pid}`, each.node || "", each.memory_bytes === null ? "" : bytes(each.memory_bytes)]))));
+  return make("article", "slot", ...parts);
+}
+
+async function ask() {
+  const when = document.getElementById("when");
+  try {
+    const answer = await fetch("accounts.json", {cache: "no-store"});
+    if (!answer.ok) throw new Error(`status ${answer.status}`);
+    const accounts = (await answer.json()).filter((account) => account.run);
+    document.getElementById("slots").replaceChildren(...accounts.map((account) => draw(account, Date.now())));
+    when.textContent = `as of ${new Date().toLocaleTimeString()}`;
+    when.className = "";
+    const stalled = accounts.some((account) => account.stalls.length);
+    document.title = `${stalled ? "stalled · " : ""}${accounts.map((account) => account.run.slot).join(", ")} · xidstream`;
+  } catch (error) {
+    when.textContent = "the run does not answer: it has ended, or restarts (`xidstream status` says which)";
+    when.className = "bad";
+  }
+  setTimeout(ask, EVERY_MS);
+}
+
+ask();
