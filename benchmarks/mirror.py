@@ -146,7 +146,7 @@ class _Log:
         tenure = Tenure(1, "bench", 1, {}, Lsn(1 << 40))
         log = SnapshotLog(self._root, application_id, Ownership(application_id, "messages", "bench", tenure))
         bounds = SnapshotBounds(Lsn(99), Lsn(100), 700, 700, (), 1_700_000_000_000_000)
-        target = log.target(RELATION)
+        target = log.target(RELATION, bounds.place)
         files = ParquetFiles(target.table, target.directory, target.conform.schema, "_commit_lsn")
         for first in range(0, rows, _PIECE):
             ids = np.arange(first, min(rows, first + _PIECE))

@@ -68,7 +68,7 @@ class LogMaker:
         bounds = SnapshotBounds(
             Lsn(place), Lsn(place + 1), self.lsn * 10, self.lsn * 10, (), 1_700_000_000_000_000
         )
-        target = log.target(relation)
+        target = log.target(relation, bounds.place)
         files = ParquetFiles(target.table, target.directory, target.conform.schema, "_commit_lsn")
         columns = [pa.array([row[f.name] for row in rows], f.type) for f in relation.arrow_fields]
         text = pa.nulls(len(rows), pa.map_(pa.string(), pa.string()))
