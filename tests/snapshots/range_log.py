@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -55,24 +55,35 @@ class RangeLog:
     def costs(self, places: Mapping[str, int], kills: Sequence[tuple[int, str]]) -> RangeCosts:
         """``places``: of each table's snapshot that counts. ``kills``: how many lines there were at each.
 
-        A range that was begun, and does not count, is the cost of the last kill before it was begun again.
+        A range that was begun again under the same snapshot is the cost of the last kill before that. A snapshot that
+        was given up, with all its ranges, is the cost of the kill that is nearest to its last line: the table may have
+        been taken anew much later.
         """
         lines = self.lines()
-        done = {(line["table"], line["number"], line["place"]) for line in lines if line["what"] == "done"}
-        begun: dict[tuple[str, int], list[tuple[int, int]]] = {}
+        begun: Counter[tuple[str, int, int]] = Counter()
+        done: set[tuple[str, int, int]] = set()
+        last: dict[tuple[str, int], int] = {}
+        wasted: list[tuple[str, bool]] = []
         for at, line in enumerate(lines):
-            if line["what"] == "begun":
-                begun.setdefault((line["table"], line["number"]), []).append((at, line["place"]))
-        costs = RangeCosts(sum(place == places[table] for table, _, place in done))
+            name = (line["table"], line["place"], line["number"])
+            last[name[:2]] = at
+            if line["what"] == "done":
+                done.add(name)
+            elif line["what"] == "begun":
+                begun[name] += 1
+                if begun[name] > 1:
+                    wasted.append((next((k for n, k in reversed(kills) if n <= at), "no kill"), False))
+        for table, place, number in begun:
+            if place != places[table]:
+                end = last[table, place]
+                nearest = min(kills, key=lambda kill: abs(kill[0] - end), default=(0, "no kill"))
+                wasted.append((nearest[1], (table, place, number) in done))
+        costs = RangeCosts(sum(place == places[table] for table, place, _ in done))
         costs.by_kill = {kill: (0, 0) for _, kill in kills}
-        for (table, number), each in begun.items():
-            for (_, place), (again_at, next_place) in itertools.pairwise(each):
-                whole = place != next_place and (table, number, place) in done
-                cause = next((kill for at, kill in reversed(kills) if at <= again_at), "no kill")
-                n, n_whole = costs.by_kill.get(cause, (0, 0))
-                costs.by_kill[cause] = (n + 1, n_whole + whole)
+        for cause, whole in wasted:
+            n, n_whole = costs.by_kill.get(cause, (0, 0))
+            costs.by_kill[cause] = (n + 1, n_whole + whole)
         costs.n_again = sum(n for n, _ in costs.by_kill.values())
         costs.n_whole = sum(n for _, n in costs.by_kill.values())
-        attempts = {(line["table"], line["place"]) for line in lines}
-        costs.n_tables_anew = sum(place != places[table] for table, place in attempts)
+        costs.n_tables_anew = sum(place != places[table] for table, place in last)
         return costs

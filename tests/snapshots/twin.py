@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from pathlib import Path
 
 import pyarrow as pa
@@ -19,6 +18,7 @@ from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.segments import Storage
 from xidstream.pipeline.slot.admin import create_slot
 
+_WAITING_BYTES = 128 << 20
 _OPTIONS = Options(
     streaming="off",
     block_bytes=4 << 20,
@@ -30,29 +30,37 @@ _OPTIONS = Options(
 
 
 class ParquetSink(Sink):
-    """A file for each table and batch below ``folder``; nothing stays in memory but the commits' LSNs."""
+    """Files for each table below ``folder``, each of many batches; what is not in a file yet is bounded. ``flush`` at
+    the end."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
         self._folder = folder
-        self._n_batches = 0
+        self._waiting: dict[tuple[str, pa.Schema], list[pa.Table]] = {}
+        self._n_waiting_bytes = 0
+        self._n_files = 0
         self.commit_lsns: list[int] = []
 
     def write(self, batch: Batch, storage: Storage) -> None:
-        fresh: defaultdict[tuple[str, pa.Schema], list[pa.Table]] = defaultdict(list)
         for unit in batch.units:
             parts = [(p.relation, part_rows(p, pa.Table.to_batches)) for p in unit.memory]
             parts += [(p.relation, read_segment(p, storage)) for p in unit.segments]
             for relation, rows in parts:
                 above = rows.filter(pa.compute.greater(rows["_commit_lsn"], self.watermark))
-                fresh[relation.table, above.schema].append(above)
+                self._waiting.setdefault((relation.table, above.schema), []).append(above)
+                self._n_waiting_bytes += above.nbytes
             self.commit_lsns += [n for n in unit.transactions["commit_lsn"].to_pylist() if n > self.watermark]
-        for number, ((table, _), tables) in enumerate(fresh.items()):
+        self.watermark = max([self.watermark, *self.commit_lsns[-1:]])
+        if self._n_waiting_bytes > _WAITING_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        for (table, _), tables in self._waiting.items():
             folder = self._folder / table.encode().hex()
             folder.mkdir(parents=True, exist_ok=True)
-            pq.write_table(pa.concat_tables(tables), folder / f"{self._n_batches:06}-{number}.parquet")
-        self._n_batches += 1
-        self.watermark = max([self.watermark, *self.commit_lsns[-1:]])
+            pq.write_table(pa.concat_tables(tables), folder / f"{self._n_files:06}.parquet")
+            self._n_files += 1
+        self._waiting, self._n_waiting_bytes = {}, 0
 
     def files(self, table: str) -> list[str]:
         return sorted(str(path) for path in (self._folder / table.encode().hex()).glob("*.parquet"))
@@ -79,3 +87,4 @@ class Twin:
         ) as pipeline:
             pipeline.read_until(target, timeout_s=timeout_s)
             pipeline.stop()
+        self.sink.flush()
