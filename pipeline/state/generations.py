@@ -80,6 +80,6 @@ def generation_at(table: str, generations: Sequence[TableGeneration], lsn: Lsn) 
     first = next((g for g in generations if g.ended is None), generations[0])
     raise PreconditionMissing(
         f"table {table} is not known at {lsn}: its snapshot is valid from {first.bounds.valid_from}",
-        remedy="ask for a later LSN; where that is beyond the newest complete commit, a run of the slot brings it within "
-        "seconds",
+        remedy="ask for a later LSN; where that is beyond the newest complete commit, a run of the slot brings it "
+        "within seconds",
     )
