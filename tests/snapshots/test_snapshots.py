@@ -16,18 +16,19 @@ from tests.snapshots.snapshot_round import Kill
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("version", "kills", "options"),
-    [
-        (18, ["reader@30", "slot-reader@60"], []),
-        pytest.param(16, ["holder@50", "run@60"], ["--two-phase"], marks=pytest.mark.slow),
-    ],
+    [(18, ["reader@30", "slot-reader@60"], []), (16, ["holder@50", "run@60"], ["--two-phase"])],
 )
 def test_a_run_with_killed_parts_folds_to_the_twin_at_every_commit(
     tmp_path: Path, version: int, kills: list[str], options: list[str]
 ) -> None:
     out = tmp_path / "found.json"
+    # SIGTERM, unlike SIGKILL, takes the server and the run with it.
     command = [
+        "timeout",
+        "570",
         sys.executable,
         "-m",
         "tests.snapshots",
@@ -42,7 +43,7 @@ def test_a_run_with_killed_parts_folds_to_the_twin_at_every_commit(
     command += ["--bytes-per-s", "600000", "--out", str(out), *options, "--kills", *kills]
     env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=570, stdin=subprocess.DEVNULL, env=env, check=False
+        command, capture_output=True, text=True, timeout=595, stdin=subprocess.DEVNULL, env=env, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     (found,) = json.loads(out.read_text())["rounds"]
