@@ -122,8 +122,8 @@ class ChangeLog:
         commit. Keep the one for the next call's other.
 
         With ``net`` there is one row for each key that is not as it was: ``_change_type`` is ``insert``, ``update`` or
-        ``delete``, and the values are the last ones. Unchanged ones are filled in from the state at ``since``. Where
-        that is not known, ``_unchanged`` names what is missing.
+        ``delete``, and the values are the last ones; a deleted row has its key alone. Unchanged values are filled in
+        from the state at ``since``. Where that is not known, ``_unchanged`` names what is missing.
         """
         last = self.last_commit_lsn
         upto = last if until is None else self._bounded(until, last)

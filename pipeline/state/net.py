@@ -1,9 +1,10 @@
 """The changes of a table between two LSNs: as the log has them, or in their net form, one row for each key.
 
 The net form says what became of each key that existed before, or does so now: ``insert``, ``update`` or ``delete``,
-with the values of its last row. A key that came and went between the two LSNs is left out. Whether a key existed before
-is told by its first row in the log: an insert, or the arrival of a changed key, says no, and all others yes. Where a
-TRUNCATE stands between, the state before tells it, and each of its keys that nothing set again is deleted.
+with the values of its last row (a deleted one has its key alone). A key that came and went between the two LSNs is left
+out. Whether a key existed before is told by its first row in the log: an insert, or the arrival of a changed key, says
+no, and all others yes. Where a TRUNCATE stands between, the state before tells it, and each of its keys that nothing
+set again is deleted.
 
 Called by ``change_log``.
 """
@@ -51,6 +52,9 @@ def net_rows(spark: SparkSession, at: TableAt, since: Lsn, before: DataFrame | N
     if net.facts.truncated_at is not None and before is not None:
         rows = _with_truncated(net)
     gone, existed = f.col("gone"), f.col("existed")
+    keys = {part.column for part in key_parts(at.shape)}
+    # What a deleted row held is known or not, as it happens: its key is what says something.
+    rows = rows.withColumns({c: f.when(~gone, f.col(c)) for i, c in enumerate(net.columns) if i not in keys})
     kind = f.when(gone, "delete").when(existed, "update").otherwise("insert").alias("_change_type")
     return restored(
         rows.filter(~gone | existed),
