@@ -64,7 +64,7 @@ unit: setup ## Run the tests that need no server, no Ray and no JVM: about a min
 
 faults: setup ## Run every variant of lost links, slots and storages (`make test` runs one of each): minutes
 	XIDSTREAM_LONG=1 $(PY) -m pytest -m "not cluster" tests/ray/test_storage_faults.py tests/ray/test_link_and_slot.py \
-	    tests/ray/test_poison.py tests/ray/test_secrets.py tests/chaos tests/snapshots \
+	    tests/ray/test_poison.py tests/ray/test_secrets.py tests/chaos tests/snapshots tests/e2e/test_snapshots.py \
 	    tests/unit/spark/test_segment_links.py tests/unit/spark/test_s3_copies.py tests/spark/test_linked_tables.py \
 	    $(PYTEST_ARGS)
 
