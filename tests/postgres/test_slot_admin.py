@@ -21,6 +21,7 @@ from xidstream.pipeline.slot.admin import (
     describe_slot,
     drop_slot,
     held_wal_bytes,
+    read_slot,
     stream_stats,
 )
 from xidstream.pipeline.slot.connection import ReplicationConnection
@@ -208,11 +209,15 @@ def test_flush_position_advances_with_writes(database: Database) -> None:
 
 def test_a_slot_keeps_the_wal_that_was_written_since_it_was_last_confirmed(database: Database) -> None:
     name = f"s_{database.name}"
-    assert held_wal_bytes(database.connection, name) is None
+
+    def held() -> int | None:
+        return held_wal_bytes(database.connection, read_slot(database.connection, name))
+
+    assert held() is None
     create_slot(database.dsn(), name)
-    before = held_wal_bytes(database.connection, name)
+    before = held()
     database.execute("SELECT pg_logical_emit_message(true, 'test', repeat('x', 1000000))")
-    after = held_wal_bytes(database.connection, name)
+    after = held()
     assert before is not None and after is not None and after >= before + 1_000_000
     drop_slot(database.dsn(), name)
 
