@@ -96,7 +96,7 @@ def test_the_wheel_holds_every_module_and_nothing_under_another_name(installed: 
     wanted = {
         f"{prefix}{file.relative_to(ROOT)}"
         for folder, prefix in (("actors", "xidstream/"), ("pipeline", "xidstream/"), ("xidstream", ""))
-        for pattern in ("*.py", "*.properties", "*.xml", "py.typed")
+        for pattern in ("*.py", "*.css", "*.html", "*.js", "*.properties", "*.xml", "py.typed")
         for file in (ROOT / folder).rglob(pattern)
     }
     assert len(wanted) > 100
