@@ -81,6 +81,7 @@ def _show(
         storage=str(storage),
         sink=f"delta:{output}",
         create_slot=True,
+        snapshot="never",  # the tables are empty when the slot is made, and a snapshot later would have rows twice
         buffers_max=2,
         buffer_memory_bytes=16 << 20,
         batch_rows=10_000_000,
