@@ -33,7 +33,8 @@ from xidstream.actors.supervision.drivers import InProcessDriver
 from xidstream.actors.supervision.page import StatusPage, serve
 from xidstream.actors.supervision.placement import await_room
 from xidstream.actors.supervision.supervisor import Supervisor
-from xidstream.pipeline.config import Config, redacted
+from xidstream.pipeline.config import Config
+from xidstream.pipeline.credentials import redacted
 from xidstream.pipeline.errors import ConfigError, UsageError
 from xidstream.pipeline.exchange import SlotIdentity
 from xidstream.pipeline.findings import Finding

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from xidstream.pipeline.addresses import host_and_port
+from xidstream.pipeline.credentials import holds_credentials, is_secret_name, redacted
 from xidstream.pipeline.errors import ConfigError
 from xidstream.pipeline.pg_rules import Streaming, check_slot_name, check_stream_options, duration_s, work_mem
 
@@ -42,9 +43,6 @@ _SIZE = re.compile(r"\s*(\d+)\s*([kKMGT]?i?B?)\s*")
 _JVM_SIZE = re.compile(r"(\d+)([kmgt])b?", re.IGNORECASE)
 _LEAST_EXECUTOR_BYTES = 450 * MIB
 """Spark refuses an executor with less: one and a half times the memory that it reserves (UnifiedMemoryManager)."""
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
-_SECRET = re.compile(r"(?i)secret|password|token|(access|account)[_.]?key|^sig$")
-"""Names of secrets: Spark's own rule (spark.redaction.regex), and the names in Azure's URIs."""
 _UNITS = {"": 1, "B": 1, "k": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
@@ -57,45 +55,6 @@ def parse_size(text: str | int, name: str) -> int:
         raise ConfigError(f"{name} must be a size such as 64MB, got {text!r}")
     unit = match[2].rstrip("B").rstrip("i").replace("K", "k")
     return int(match[1]) * _UNITS[unit]
-
-
-def redacted(uri: str) -> str:
-    """A URI, or a setting that ends with one (``delta:s3://…``), for people: without user information and query.
-
-    The whole query is left out, because object stores and their versions differ in which of its keys are secret. A key
-    that should have been percent-encoded may hold ``/``, ``?`` and ``@``. If it is then unclear which part is secret,
-    only the scheme is shown. A path without a scheme holds no secret and stays as it is.
-    """
-    scheme = _SCHEME.match(uri)
-    if scheme is None:
-        return uri
-    shown, _, query = uri.partition("?")
-    if "@" in query:
-        return f"{scheme[0]}***"
-    before, _, after = shown.rpartition("@")
-    if not before:
-        return shown
-    prefix, slashes, _ = before.partition("://")
-    return f"{prefix}{slashes}{after}" if slashes else f"{scheme[0]}***"
-
-
-def holds_credentials(uri: str) -> bool:
-    """Whether a URI, or a setting that ends with one, has a password in its user part or a secret in its query.
-
-    A name alone is no secret (``abfs://container@account``).
-    """
-    scheme = _SCHEME.match(uri)
-    if scheme is None:
-        return False
-    path, _, query = uri.partition("?")
-    # If a key has an unencoded '?' or '@' in it, the user part is all from the scheme to the last '@'.
-    user = (uri if "@" in query else path).rpartition("@")[0].partition("://")[2]
-    return ":" in user or any(_SECRET.search(part.partition("=")[0]) for part in query.split("&"))
-
-
-def holds_secret_option(options: Mapping[str, str]) -> bool:
-    """Whether the name of an option, such as deltalake's storage options have, is that of a secret."""
-    return any(_SECRET.search(key) for key in options)
 
 
 def _setting(default: Any, text: str, **kwargs: Any) -> Any:
@@ -353,7 +312,7 @@ class Config:
                     "…), in the provider's credentials file, or by the role of the machine",
                 )
         for key in self.spark_conf:
-            if _SECRET.search(key):
+            if is_secret_name(key):
                 raise ConfigError(
                     f"spark_conf: {key} looks like a secret: it would be in the arguments of RayDP's actors",
                     remedy="give it to each node in its environment, or in a file of Hadoop's or the provider's",

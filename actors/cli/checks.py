@@ -13,7 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from xidstream.actors.preflight import findings_of
-from xidstream.pipeline.config import Config, redacted
+from xidstream.pipeline.config import Config
+from xidstream.pipeline.credentials import redacted
 from xidstream.pipeline.errors import PreconditionMissing, UsageError
 from xidstream.pipeline.exchange import PrepareCover
 from xidstream.pipeline.findings import Status

@@ -15,7 +15,7 @@ import secrets
 import sys
 from typing import TYPE_CHECKING, Any
 
-from xidstream.pipeline.config import redacted
+from xidstream.pipeline.credentials import redacted
 from xidstream.pipeline.errors import PreconditionMissing, Unsupported, UsageError
 from xidstream.pipeline.segments import RowsReader, Storage, write_rows
 from xidstream.pipeline.spark.session import warm_up

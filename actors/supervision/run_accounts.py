@@ -35,7 +35,8 @@ from xidstream.pipeline.account.model import (
     is_caught_up,
 )
 from xidstream.pipeline.account.stalls import LOOK_INTERVAL_S
-from xidstream.pipeline.config import Config, redacted
+from xidstream.pipeline.config import Config
+from xidstream.pipeline.credentials import redacted
 from xidstream.pipeline.errors import XidstreamError
 from xidstream.pipeline.exchange import SlotIdentity
 from xidstream.pipeline.pg import Lsn

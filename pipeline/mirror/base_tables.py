@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from xidstream.pipeline.config import redacted
+from xidstream.pipeline.credentials import redacted
 from xidstream.pipeline.errors import PreconditionMissing, StorageFault, Superseded, Unsupported
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.mirror import rewrite

@@ -33,7 +33,7 @@ from typing import Any, BinaryIO, Final
 import pyarrow as pa
 from pyarrow import fs
 
-from xidstream.pipeline.config import redacted
+from xidstream.pipeline.credentials import redacted
 from xidstream.pipeline.errors import ConfigError, StorageFault, UsageError
 from xidstream.pipeline.segments.keys import is_transaction_folder
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
 
-from xidstream.pipeline.config import redacted
+from xidstream.pipeline.credentials import redacted
 from xidstream.pipeline.errors import ConfigError
 from xidstream.pipeline.exchange import SlotIdentity, Tenure
 from xidstream.pipeline.pg import Lsn

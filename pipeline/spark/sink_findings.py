@@ -26,7 +26,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from xidstream.pipeline.config import redacted
+from xidstream.pipeline.credentials import redacted
 from xidstream.pipeline.errors import ConfigError, UsageError, XidstreamError
 from xidstream.pipeline.exchange import SlotIdentity, Tenure
 from xidstream.pipeline.findings import Finding

@@ -28,7 +28,7 @@ from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 
-from xidstream.pipeline.config import holds_secret_option
+from xidstream.pipeline.credentials import holds_secret_option
 from xidstream.pipeline.errors import StorageFault, Unsupported
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.pg import Lsn

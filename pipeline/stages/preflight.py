@@ -13,7 +13,8 @@ has its own patience (``pipeline.restarts``).
 
 from __future__ import annotations
 
-from xidstream.pipeline.config import Config, redacted
+from xidstream.pipeline.config import Config
+from xidstream.pipeline.credentials import redacted
 from xidstream.pipeline.errors import ConfigError, XidstreamError
 from xidstream.pipeline.exchange import SlotIdentity, Tenure
 from xidstream.pipeline.findings import Finding, Status

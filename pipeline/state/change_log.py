@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from xidstream.pipeline.config import redacted
+from xidstream.pipeline.credentials import redacted
 from xidstream.pipeline.errors import PreconditionMissing, Unsupported, UsageError
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.spark import naming

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from xidstream.pipeline.config import Config, holds_credentials, load_toml, redacted
+from xidstream.pipeline.config import Config, load_toml
+from xidstream.pipeline.credentials import holds_credentials, redacted
 from xidstream.pipeline.errors import ConfigError
 from xidstream.pipeline.slot_list import configs_of
 
