@@ -13,7 +13,6 @@ run that has ended has nobody who would commit them.
 
 from __future__ import annotations
 
-import dataclasses
 import queue
 import threading
 import time
@@ -26,18 +25,17 @@ from xidstream.pipeline.errors import ComponentLost, SegmentCorrupt, XidstreamEr
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.quantities import counted, human_bytes
 from xidstream.pipeline.snapshot.course import Again, Course, Dropped, Event, Failed
-from xidstream.pipeline.snapshot.generation import GenerationState
-from xidstream.pipeline.snapshot.progress import ReadingRate, SnapshotProgress, progress_of
+from xidstream.pipeline.snapshot.progress import ReadingRate, SnapshotProgress, Sums, progress_of
+from xidstream.pipeline.snapshot.resting import Resting
 from xidstream.pipeline.snapshot.tables import Surveyed
-from xidstream.pipeline.spark.snapshot_log import GenerationLine
 from xidstream.pipeline.stages.snapshot_book import SnapshotBook
+from xidstream.pipeline.stages.snapshot_lines import SnapshotLines, recovered
 
 _LOOK_S = 10.0
 _WAITING_LOOK_S = 1.0
 """While the stream alone has to come on."""
 _POLL_S = 0.5
 _NOTE_S = 1.0
-_FIRST_REST_S, _LONGEST_REST_S = 1.0, 60.0
 
 
 class SnapshotTaking:
@@ -62,15 +60,14 @@ class SnapshotTaking:
         self._events: queue.SimpleQueue[Event | Taken] = queue.SimpleQueue()
         self._steps = SnapshotSteps(config, book, call_sink, self._last_number, self._events.put, self._fail)
         self._course: Course | None = None
-        self._lines: list[GenerationLine] | None = None
+        self._lines: SnapshotLines | None = None
         self._is_ready = False
         """Whether the sink was told that lines may be added."""
-        self._rests: dict[int, tuple[float, float]] = {}
-        """By relid: until when a table rests, and for how long."""
+        self._resting = Resting()
         self._stop = threading.Event()
         self._last_text = ""
-        self._finished = self._told = (0, 0, 0)
-        """Tables, rows and bytes: all that were taken, and those that people were told of."""
+        self._finished = self._told = Sums()
+        """Of all tables that were taken, and of those that people were told of."""
         self._held_wal_bytes: int | None = None
         """By the slot, as of the last look."""
         self._rate = ReadingRate()
@@ -80,7 +77,6 @@ class SnapshotTaking:
         """Whether every table that is wanted has its snapshot, as of the last look."""
         self.is_reached = False
         """Whether the sink's log is also whole up to where they are valid from."""
-        self._reached = 0
         self.failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="xidstream-snapshots", daemon=True)
         self._thread.start()
@@ -94,11 +90,11 @@ class SnapshotTaking:
     def progress(self) -> SnapshotProgress:
         course = self._course
         tables = [] if course is None else list(course.tables.values())
-        return progress_of(tables, *self._finished, self._held_wal_bytes, self._rate.bytes_per_s)
+        return progress_of(tables, self._finished, self._held_wal_bytes, self._rate.bytes_per_s)
 
     def _last_number(self, table: str) -> int:
         """Of the table's generations that the sink told of; 0 for none. On any thread."""
-        return max((line.number for line in self._lines or () if line.table == table), default=0)
+        return 0 if self._lines is None else self._lines.last_number(table)
 
     def _fail(self, error: BaseException) -> None:
         self.failure = error
@@ -111,7 +107,8 @@ class SnapshotTaking:
                     self._try_to_look()
                     is_waiting = self.is_complete and not self.is_reached
                     look_s = time.monotonic() + (_WAITING_LOOK_S if is_waiting else _LOOK_S)
-                self._wake_resting()
+                for relid in self._resting.wake(time.monotonic()):
+                    self._handle(Again(relid))
                 if time.monotonic() >= note_s:
                     note_s = time.monotonic() + _NOTE_S
                     self._rate.note(time.monotonic(), self.progress().n_bytes_read)
@@ -141,7 +138,9 @@ class SnapshotTaking:
         """What is there, and what is wanted?"""
         wants = self._book.is_wanting()
         if self._lines is None or (wants and not self._is_ready):
-            self._lines, self._is_ready = self._recovered(makes=wants), wants
+            if self._once:
+                self._call_sink("clean")
+            self._lines, self._is_ready = recovered(self._call_sink, self._book, makes=wants), wants
         if self._course is None and not wants and not self._book.is_one_standing(self._lines):
             self.is_complete = self.is_reached = True
             return
@@ -152,8 +151,7 @@ class SnapshotTaking:
         needs = self._book.needs(surveyed.sources, self._lines)
         for line, reason in needs.ended:
             self._call_sink("end", line, reason)
-            self._lines.remove(line)
-            self._lines.append(dataclasses.replace(line, state=GenerationState.ENDED))
+            self._lines.end(line)
             self._notify(f"the snapshot of table {line.table} does not stand any more: {reason}")
         if needs.wanted and self._course is None:
             self._course = Course(self._steps.start_readers())
@@ -169,36 +167,17 @@ class SnapshotTaking:
             self._rate = ReadingRate()
             self._steps.end_actors()
             self._tell_complete()
-        self.is_reached = self.is_complete and self._reaches(surveyed.confirmed_lsn)
+        self.is_reached = self.is_complete and self._reaches(self._lines, surveyed.confirmed_lsn)
 
-    def _reaches(self, confirmed_lsn: Lsn) -> bool:
+    def _reaches(self, lines: SnapshotLines, confirmed_lsn: Lsn) -> bool:
         """Whether the log is whole up to where the snapshots are valid from. Has it say so."""
-        if self._once:
+        if self._once or lines.is_reached():
             return True  # a function has no log
-        standing = [
-            line for line in self._lines or () if line.is_ours and line.state is GenerationState.FINISHED
-        ]
-        valid_from = Lsn(max((line.valid_from for line in standing), default=0))
-        if valid_from > self._reached:
-            if confirmed_lsn < valid_from.record_end:
-                return False
-            self._call_sink("reach", valid_from)
-            self._reached = valid_from
+        if not lines.may_reach(confirmed_lsn):
+            return False
+        self._call_sink("reach", lines.valid_from)
+        lines.reach()
         return True
-
-    def _recovered(self, *, makes: bool) -> list[GenerationLine]:
-        """The sink's lines, with those of rows that an earlier run named and did not come to tell. ``makes``: see
-        ``SnapshotLog.lines``."""
-        if self._once:
-            self._call_sink("clean")
-        lines: list[GenerationLine] = self._call_sink("lines", makes)
-        unfinished = self._book.unfinished(lines)
-        for generation in unfinished:
-            if self._call_sink("commit", generation, None):
-                self._book.finish(generation)
-            else:
-                self._book.give_up(generation)
-        return list(self._call_sink("lines", makes)) if unfinished else lines
 
     def _tell(self, text: str) -> None:
         """Each text once in a row."""
@@ -207,14 +186,11 @@ class SnapshotTaking:
             self._notify(text)
 
     def _tell_complete(self) -> None:
-        n_tables, n_rows, n_bytes = (
-            after - before for after, before in zip(self._finished, self._told, strict=True)
-        )
-        self._told = self._finished
-        if n_tables:
+        news, self._told = self._finished.less(self._told), self._finished
+        if news.n_tables:
             self._notify(
-                f"{counted(n_tables, 'table')}: the rows from before are in the sink, {counted(n_rows, 'row')}, "
-                f"{human_bytes(n_bytes)} of the server's files"
+                f"{counted(news.n_tables, 'table')}: the rows from before are in the sink, "
+                f"{counted(news.n_rows, 'row')}, {human_bytes(news.n_bytes)} of the server's files"
             )
 
     def _handle(self, event: Event | Taken) -> None:
@@ -224,38 +200,14 @@ class SnapshotTaking:
         if self._course is None:
             return
         if isinstance(event, Failed) and self._course.is_in_hand(event.relid, event.attempt):
-            _, last_s = self._rests.get(event.relid, (0.0, _FIRST_REST_S / 2))
-            rest_s = min(2 * last_s, _LONGEST_REST_S)
-            self._rests[event.relid] = (time.monotonic() + rest_s, rest_s)
+            self._resting.rest(event.relid, time.monotonic())
         for action in self._course.handle(event):
             self._steps.submit(action)
 
     def _note(self, taken: Taken) -> None:
         assert self._lines is not None
         generation = taken.generation
-        n_tables, n_rows, n_bytes = self._finished
-        self._finished = (n_tables + 1, n_rows + taken.n_rows, n_bytes + taken.n_bytes)
-        self._rests.pop(generation.relid, None)
+        self._finished = self._finished.plus(1, taken.n_rows, taken.n_bytes)
+        self._resting.forget(generation.relid)
         self.valid_from = max(self.valid_from, generation.bounds.valid_from)
-        self._lines = [
-            dataclasses.replace(line, is_ours=False) if line.table == generation.name else line
-            for line in self._lines
-        ]
-        self._lines.append(
-            GenerationLine(
-                generation.name,
-                generation.relid,
-                generation.number,
-                int(generation.bounds.place),
-                int(generation.bounds.valid_from),
-                GenerationState.FINISHED,
-                is_ours=True,
-            )
-        )
-
-    def _wake_resting(self) -> None:
-        now_s = time.monotonic()
-        for relid in [relid for relid, (due_s, _) in self._rests.items() if due_s <= now_s]:
-            # How long it rested is kept: the next rest is longer.
-            self._rests[relid] = (float("inf"), self._rests[relid][1])
-            self._handle(Again(relid))
+        self._lines.finish(generation)

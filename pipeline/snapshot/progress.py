@@ -62,6 +62,21 @@ class SnapshotProgress:
         )
 
 
+@dataclass(frozen=True)
+class Sums:
+    """Of tables that were taken. ``n_bytes``: of the server's files."""
+
+    n_tables: int = 0
+    n_rows: int = 0
+    n_bytes: int = 0
+
+    def plus(self, n_tables: int, n_rows: int, n_bytes: int) -> Sums:
+        return Sums(self.n_tables + n_tables, self.n_rows + n_rows, self.n_bytes + n_bytes)
+
+    def less(self, other: Sums) -> Sums:
+        return self.plus(-other.n_tables, -other.n_rows, -other.n_bytes)
+
+
 class ReadingRate:
     """Of the last minute, from what one thread notes. ``bytes_per_s`` may be read by others."""
 
@@ -97,12 +112,13 @@ def table_progress(course: TableCourse) -> TableProgress:
 
 
 def progress_of(
-    tables: Sequence[TableCourse],
-    n_finished: int,
-    n_rows_finished: int,
-    n_bytes_finished: int,
-    held_wal_bytes: int | None,
-    bytes_per_s: float | None,
+    tables: Sequence[TableCourse], finished: Sums, held_wal_bytes: int | None, bytes_per_s: float | None
 ) -> SnapshotProgress:
-    found = tuple(map(table_progress, tables))
-    return SnapshotProgress(found, n_finished, n_rows_finished, n_bytes_finished, held_wal_bytes, bytes_per_s)
+    return SnapshotProgress(
+        tuple(map(table_progress, tables)),
+        finished.n_tables,
+        finished.n_rows,
+        finished.n_bytes,
+        held_wal_bytes,
+        bytes_per_s,
+    )

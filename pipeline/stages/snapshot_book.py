@@ -72,7 +72,7 @@ class SnapshotBook:
         del self._taken[_name(generation)]
         forget_taken(self._storage, self._layout, [generation])
 
-    def needs(self, sources: Sequence[PublishedSource], lines: Sequence[GenerationLine]) -> Needs:
+    def needs(self, sources: Sequence[PublishedSource], lines: Iterable[GenerationLine]) -> Needs:
         """Of the tables that are published now."""
         wishes = read_wishes(self._storage, self._layout)
         published = {source.relation.relid: source for source in sources}

@@ -1,4 +1,4 @@
-"""How long a table rests whose snapshot failed: without Ray, because nothing is read."""
+"""How snapshots are led, without Ray: nothing is read here."""
 
 from __future__ import annotations
 
@@ -8,16 +8,20 @@ from typing import Any
 
 import pytest
 
-from xidstream.actors.snapshot import taking as taking_module
 from xidstream.actors.snapshot.taking import SnapshotTaking
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import ComponentLost
+from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.relations import Column, RelationVersion, ReplicaIdentity
 from xidstream.pipeline.segments import Layout, Storage
 from xidstream.pipeline.snapshot.course import Course, Failed, Hold, Wanted
 from xidstream.pipeline.snapshot.decision import Decision
+from xidstream.pipeline.snapshot.generation import GenerationState
+from xidstream.pipeline.snapshot.resting import Resting
 from xidstream.pipeline.snapshot.tables import Leaf, PublishedSource
+from xidstream.pipeline.spark.snapshot_log import GenerationLine
 from xidstream.pipeline.stages.snapshot_book import SnapshotBook
+from xidstream.pipeline.stages.snapshot_lines import SnapshotLines
 
 RELATION = RelationVersion(1, "public", "t", ReplicaIdentity.DEFAULT, (Column("id", 20, -1, True),))
 SOURCE = PublishedSource(RELATION, "[]", None, (Leaf(1, "public", "t", 1, 8192),), attnums=(1,))
@@ -36,14 +40,28 @@ def taking(tmp_path: Path) -> Iterator[SnapshotTaking]:
 
 
 def test_readers_that_all_fail_for_one_lost_snapshot_make_the_table_rest_once(
-    taking: SnapshotTaking, monkeypatch: pytest.MonkeyPatch
+    taking: SnapshotTaking,
 ) -> None:
-    monkeypatch.setattr(taking_module, "_FIRST_REST_S", 16.0)  # longer than this test
+    taking._resting = Resting(first_s=16.0)  # longer than this test
     course = taking._course = Course(4)
     (hold,) = course.handle(Wanted(SOURCE, wait_for_writers=False))
     assert isinstance(hold, Hold)
-    rests = []
     for _ in range(4):
         taking._handle(Failed(1, hold.attempt))
-        rests.append(taking._rests[1][1])
-    assert rests == [16.0] * 4
+    assert taking._resting.rest(1, now_s=0.0) == 32.0, "the rest behind the first one"
+
+
+def test_the_log_says_that_it_is_whole_when_the_slot_is_confirmed_behind_the_snapshots_and_says_it_once(
+    taking: SnapshotTaking,
+) -> None:
+    told: list[tuple[Any, ...]] = []
+    taking._call_sink = lambda *call: told.append(call)
+    valid_from = Lsn(0x5000)
+    lines = SnapshotLines(
+        [GenerationLine("public.t", 1, 1, 0x4FFF, int(valid_from), GenerationState.FINISHED, is_ours=True)]
+    )
+    assert not taking._reaches(lines, valid_from.before)
+    assert told == []
+    for _ in range(2):
+        assert taking._reaches(lines, valid_from)
+    assert told == [("reach", valid_from)]
