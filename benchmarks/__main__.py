@@ -10,7 +10,20 @@ from typing import Any
 
 from benchmarks import results
 
-CASES = ("drain", "lag", "delta", "latency", "growth", "tables", "profile", "startup", "snapshot", "state")
+CASES = (
+    "drain",
+    "lag",
+    "delta",
+    "latency",
+    "growth",
+    "tables",
+    "profile",
+    "startup",
+    "snapshot",
+    "snapshot_peers",
+    "snapshot_lag",
+    "state",
+)
 
 
 def cases(
@@ -75,6 +88,16 @@ def cases(
         sizes = (200_000, 2_000) if quick else (largest, 100_000)
         return current_state.run(*sizes, repeats)
 
+    def snapshot_peers() -> Any:
+        from benchmarks import snapshot_peers
+
+        return snapshot_peers.run(rows, repeats, with_debezium=with_debezium)
+
+    def snapshot_lag() -> Any:
+        from benchmarks import snapshot_lag
+
+        return snapshot_lag.run(*((100_000, 5.0) if quick else (1_000_000, 30.0)))
+
     return {
         "drain": drain,
         "lag": lag,
@@ -85,6 +108,8 @@ def cases(
         "profile": profile,
         "startup": startup,
         "snapshot": snapshot,
+        "snapshot_peers": snapshot_peers,
+        "snapshot_lag": snapshot_lag,
         "state": state,
     }
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from benchmarks.processes import Usage, Watch
@@ -72,8 +73,9 @@ class Arrival:
 
 @dataclass
 class Stream:
-    """A running stream; ``arrivals`` grows."""
+    """A running stream; ``arrivals`` grows. ``delta``: where its tables are, if it writes any."""
 
+    delta: Path = Path()
     query: Any = None
     supervisor: Any = None
     arrivals: list[Arrival] = field(default_factory=list)
@@ -155,7 +157,7 @@ def stream(
                 **settings,
             }
         )
-        running = Stream()
+        running = Stream(Path(folder) / "delta")
 
         def make(identity: SlotIdentity) -> Sink:
             sink = DeltaSink(f"{folder}/delta", identity) if delta else ForeachSink(action)

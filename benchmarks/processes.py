@@ -13,6 +13,8 @@ _ROLES = (
     ("ray::SlotReader", "reader"),
     ("ray::XidBuffer", "buffers"),
     ("ray::CommitSequencer", "sequencer"),
+    ("ray::SnapshotReader", "snapshot readers"),
+    ("ray::SnapshotHolder", "snapshot holder"),
     ("xidstream.pipeline.spark.daemon", "spark"),
     ("pyspark", "spark"),
     ("raydp", "spark"),
@@ -24,6 +26,19 @@ _ROLES = (
 """The first of these marks that is in a command line gives the role. This process has the role ``driver``."""
 
 _INTERVAL_S = 0.25
+
+
+def server_cpu_s(postmaster: int) -> float:
+    """CPU seconds of a server's processes so far, those that have ended included."""
+    server = psutil.Process(postmaster)
+    total = 0.0
+    for process in [server, *server.children(recursive=True)]:
+        try:
+            times = process.cpu_times()
+        except psutil.Error:
+            continue  # it ended, and counts with the postmaster's children soon
+        total += times.user + times.system + times.children_user + times.children_system
+    return float(total)
 
 
 def role_of(command_line: str) -> str:
