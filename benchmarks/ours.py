@@ -16,10 +16,10 @@ from typing import Any
 
 from benchmarks.processes import Usage, Watch
 from benchmarks.source import PUBLICATION, Source
-from xidstream.actors.change_stream import StreamingQuery
 from xidstream.actors.demo.embedded_postgres import EmbeddedPostgres
 from xidstream.actors.driver.session import start_spark, stop_spark
 from xidstream.actors.runtime.ray_cluster import connect_ray
+from xidstream.actors.streaming_query import StreamingQuery
 from xidstream.actors.supervision.drivers import InProcessDriver
 from xidstream.actors.supervision.supervisor import Supervisor
 from xidstream.pipeline.config import Config

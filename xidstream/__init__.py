@@ -14,9 +14,10 @@ from importlib import import_module, metadata
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from xidstream.actors.change_stream import ChangeStream, StreamingQuery
+    from xidstream.actors.change_stream import ChangeStream
     from xidstream.actors.driver.session import spark_session
     from xidstream.actors.mirror import Mirror
+    from xidstream.actors.streaming_query import StreamingQuery
     from xidstream.pipeline import errors
     from xidstream.pipeline.config import Config
     from xidstream.pipeline.pg import Lsn
@@ -41,7 +42,7 @@ _HOMES: Final = {
     "ChangeLog": "xidstream.pipeline.state.change_log",
     "LogState": "xidstream.pipeline.state.change_log",
     "ChangeStream": "xidstream.actors.change_stream",
-    "StreamingQuery": "xidstream.actors.change_stream",
+    "StreamingQuery": "xidstream.actors.streaming_query",
     "Config": "xidstream.pipeline.config",
     "Mirror": "xidstream.actors.mirror",
     "Lsn": "xidstream.pipeline.pg",

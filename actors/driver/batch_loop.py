@@ -30,7 +30,7 @@ from xidstream.actors.driver.stored_frames import StoredFrames
 from xidstream.actors.driver.users_session import is_raydp
 from xidstream.actors.runtime.ray_errors import unwrap
 from xidstream.pipeline.account import BatchHistory, SinkPart
-from xidstream.pipeline.account.batches import MOST_LATENCIES_OF_A_BATCH
+from xidstream.pipeline.account.batches import MOST_BATCHES, MOST_LATENCIES_OF_A_BATCH
 from xidstream.pipeline.errors import ComponentLost
 from xidstream.pipeline.exchange import Batch, SlotIdentity, Tenure
 from xidstream.pipeline.faultpoints import reach
@@ -73,7 +73,7 @@ def sink_part(
         last_lag_ms=progress.lag_ms,
         latency=history.latency,
         in_hand=history.in_hand(time.monotonic()),
-        batches=history.batches,
+        batches=history.batches[-MOST_BATCHES:],
         idle_s=idle_s,
         n_executors=n_executors,
     )

@@ -26,11 +26,17 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _PROBE = ".xidstream-check"
+_RECENT = "spark.sql.streaming.numRecentProgressUpdates"
 
 
 def is_raydp(spark: SparkSession) -> bool:
     """Whether its executors are Ray actors, whose JVMs can read Ray's objects."""
     return str(spark.sparkContext.master).startswith("ray")
+
+
+def n_recent_updates(spark: SparkSession) -> int:
+    """How many progress updates a query keeps: Spark's own setting, at least 1."""
+    return max(1, int(spark.conf.get(_RECENT, "100") or "100"))
 
 
 def adopt_spark(spark: SparkSession) -> None:

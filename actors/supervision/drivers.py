@@ -18,6 +18,8 @@ from xidstream.actors.driver.batch_loop import BatchLoop, LoopProgress
 from xidstream.actors.driver.spark_master import SparkMaster
 from xidstream.actors.driver.trouble import trouble_of
 from xidstream.actors.driver.users_session import is_raydp
+from xidstream.pipeline.account import BatchHistory
+from xidstream.pipeline.account.batches import MOST_BATCHES
 from xidstream.pipeline.account.model import SinkReport
 from xidstream.pipeline.errors import ComponentLost, SinkFailed
 from xidstream.pipeline.exchange import SlotIdentity
@@ -71,11 +73,21 @@ class Driver(Protocol):
 
 
 class InProcessDriver:
-    """Runs the loop on a thread of the user's process, with the user's session. It never ends the session."""
+    """Runs the loop on a thread of the user's process, with the user's session. It never ends the session.
+
+    ``history`` has the last batches of all its loops, ``n_recent`` of them or more.
+    """
 
     replaceable = False
 
-    def __init__(self, spark: SparkSession, storage_uri: str, make: Callable[[SlotIdentity], Sink]) -> None:
+    def __init__(
+        self,
+        spark: SparkSession,
+        storage_uri: str,
+        make: Callable[[SlotIdentity], Sink],
+        n_recent: int = MOST_BATCHES,
+    ) -> None:
+        self.history = BatchHistory(max(n_recent, MOST_BATCHES))
         self._spark = spark
         self._storage_uri = storage_uri
         self._make = make
@@ -89,7 +101,6 @@ class InProcessDriver:
         return None
 
     def begin(self, sequencer: Any, identity: SlotIdentity) -> None:
-        history = None if self._loop is None else self._loop.history
         loop = BatchLoop(
             self._spark,
             self._make(identity),
@@ -97,7 +108,7 @@ class InProcessDriver:
             self._storage_uri,
             identity,
             self.progress(),
-            history,
+            self.history,
         )
         future: Future[None] = Future()
         self._loop, self._future = loop, future

@@ -118,6 +118,11 @@ class RunAccounts:
                 self._told[pair] = now_s
                 self._notify(told(stall))
 
+    @property
+    def last_error(self) -> RestartPart | None:
+        """What ended the last epoch that failed."""
+        return self._restarts[-1] if self._restarts else None
+
     # -- any thread ------------------------------------------------------------------------------------
 
     def account(self) -> Account:
@@ -146,7 +151,7 @@ class RunAccounts:
             processes=_processes(reader, sequencer, sink) if with_processes else (),
             restarts=tuple(self._restarts),
             n_restarts=self._n_restarts,
-            last_error=self._restarts[-1] if self._restarts else None,
+            last_error=self.last_error,
         )
         with self._lock:
             now_s = time.monotonic()

@@ -64,6 +64,10 @@ class Status:
     snapshots: SnapshotProgress | None = None
     waiting_for: tuple[str, ...] = ()
     """What an epoch that is not open yet waits for, in words."""
+    state: str = "starting"
+    """As in an account: starting, reading, restarting or ended."""
+    last_error: str | None = None
+    """What ended the last epoch that failed."""
 
     @property
     def is_caught_up(self) -> bool:
@@ -154,14 +158,15 @@ class Supervisor:
     def status(self) -> Status:
         """Ask the parts for their state. A part that does not answer at once is missing. After the end, the last
         status."""
-        epoch = self._epoch
+        epoch, state, error = self._epoch, self._state(), self._accounts.last_error
+        told: dict[str, Any] = {"state": state, "last_error": None if error is None else error.message}
         if epoch is None:
-            return self._final or Status(self._epoch_name, None, None, None, self._driver_progress())
+            return self._final or Status(self._epoch_name, None, None, None, self._driver_progress(), **told)
         progress, snapshots = self._driver_progress(), self._snapshots.progress()
         if epoch.opened is None:
-            return Status(epoch.name, None, None, None, progress, snapshots, epoch.waiting_for)
+            return Status(epoch.name, None, None, None, progress, snapshots, epoch.waiting_for, **told)
         parts = epoch.reader_stats(), epoch.sequencer_stats()
-        return Status(epoch.name, epoch.opened, *parts, progress, snapshots)
+        return Status(epoch.name, epoch.opened, *parts, progress, snapshots, **told)
 
     def shown_at(self, page: str) -> None:
         """The account names the address of the status page."""
@@ -171,14 +176,18 @@ class Supervisor:
         """All that is known of the run: docs/status.md. The parts and the server are asked, which may take seconds."""
         return self._accounts.account()
 
+    def _state(self) -> str:
+        epoch = self._epoch
+        if epoch is not None:
+            return "starting" if epoch.opened is None else "reading"
+        return "ended" if self._final is not None else "restarting" if self._epoch_name else "starting"
+
     def _parts(self) -> Parts:
         epoch, driver = self._epoch, self._driver
-        if epoch is not None:
-            state = "starting" if epoch.opened is None else "reading"
-        else:
-            state = "ended" if self._final is not None else "restarting" if self._epoch_name else "starting"
         is_ready = driver is not None and self._driver_starting is None
-        return Parts(state, self._epoch_name, epoch, driver if is_ready else None, self._snapshots.progress())
+        return Parts(
+            self._state(), self._epoch_name, epoch, driver if is_ready else None, self._snapshots.progress()
+        )
 
     def take_output(self) -> list[str]:
         """The lines that the sink printed since the last call."""

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from xidstream.pipeline.account.model import BatchInHand, BatchPart, LatencyPart
 
 MOST_BATCHES: Final = 20
+"""How many batches an account has."""
 MOST_LATENCIES: Final = 10_000
 MOST_LATENCIES_OF_A_BATCH: Final = 1_000
 """Transactions whose latency is kept: enough for a 99th percentile. Of a batch the last ones."""
@@ -33,10 +34,12 @@ class _Begun:
 
 
 class BatchHistory:
-    """``now_s``: a monotonic clock's; ``now_us``: microseconds since the Unix epoch."""
+    """``n_kept``: how many batches are kept. ``now_s``: a monotonic clock's; ``now_us``: microseconds since the Unix
+    epoch."""
 
-    def __init__(self) -> None:
-        self._batches: deque[BatchPart] = deque(maxlen=MOST_BATCHES)
+    def __init__(self, n_kept: int = MOST_BATCHES) -> None:
+        self._batches: deque[BatchPart] = deque(maxlen=n_kept)
+        self._n_done = 0
         self._latencies_ms: deque[npt.NDArray[np.float64]] = deque()
         self._n_latencies = 0
         self._begun: _Begun | None = None
@@ -66,8 +69,11 @@ class BatchHistory:
                 begun.n_rows,
                 begun.n_bytes,
                 last_commit_lsn,
+                self._n_done,
+                max(0.0, (now_us - int(committed_us[-1])) / 1000) if len(committed_us) else None,
             )
         )
+        self._n_done += 1
         if len(committed_us):
             kept = committed_us[-MOST_LATENCIES_OF_A_BATCH:]
             self._latencies_ms.append(np.maximum(now_us - kept, 0) / 1000)
@@ -78,6 +84,11 @@ class BatchHistory:
     @property
     def batches(self) -> tuple[BatchPart, ...]:
         return tuple(self._batches)
+
+    @property
+    def is_in_hand(self) -> bool:
+        """Whether the sink has a batch."""
+        return self._begun is not None
 
     def in_hand(self, now_s: float) -> BatchInHand | None:
         begun = self._begun

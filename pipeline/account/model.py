@@ -148,7 +148,8 @@ class SequencerPart:
 
 @dataclass(frozen=True)
 class BatchPart:
-    """A batch that the sink holds. ``seconds``: from the sequencer to the report that it is done."""
+    """A batch that the sink holds. ``seconds``: from the sequencer to the report that it is done. ``number``: from 0
+    since the driver began. ``lag_ms``: from COMMIT of its last transaction to that report; None if it has none."""
 
     done_at: datetime.datetime
     seconds: float
@@ -156,6 +157,8 @@ class BatchPart:
     n_rows: int
     n_bytes: int
     last_commit_lsn: str
+    number: int = 0
+    lag_ms: float | None = None
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from pyspark.sql.streaming import StreamingQueryListener
 
 import xidstream
 from tests.e2e.conftest import Pipeline
@@ -26,6 +27,26 @@ NEWEST = pytest.mark.parametrize("postgres_server", [18], indirect=True)
 ROWS = """
 insert into t select i, 'note ' || i, i / 100.0 from generate_series({}::bigint, {}::bigint) i
 """
+
+
+class Heard(StreamingQueryListener):
+    """Notes what it is told, and raises each time."""
+
+    def __init__(self) -> None:
+        self.batches: list[Any] = []
+        self.others: list[Any] = []
+
+    def onQueryStarted(self, event: Any) -> None:  # noqa: N802 - Spark's name
+        self.others.append(("started", event.name))
+        raise ValueError("no")
+
+    def onQueryProgress(self, event: Any) -> None:  # noqa: N802
+        self.batches.append(event.progress)
+        raise ValueError("no")
+
+    def onQueryTerminated(self, event: Any) -> None:  # noqa: N802
+        self.others.append(("terminated", event.errorClassOnException))
+        raise ValueError("no")
 
 
 def set_up(database: Database) -> None:
@@ -91,13 +112,15 @@ def test_committed_rows_arrive_in_commit_order_at_each_protocol(
 @NEWEST
 def test_rows_of_an_open_transaction_are_decoded_before_commit_and_released_after(pipeline: Pipeline) -> None:
     set_up(pipeline.database)
-    query = pipeline.start(buffer_memory_bytes="1MB", block_bytes=256 << 10)
+    query, heard = pipeline.start(buffer_memory_bytes="1MB", block_bytes=256 << 10), Heard()
+    query.addListener(heard)
     with pipeline.database.connect() as open_:
         pipeline.wait_until_reading()
         open_.execute(b"begin")
         open_.execute(ROWS.format(1, 100_000).encode())
         pipeline.wait_until(lambda: (query.lastProgress["openRows"] or 0) > 90_000)
         assert pipeline.segments(), "a buffer over its memory spills before COMMIT"
+        pipeline.wait_until(lambda: query.status["message"] == "Waiting for data to arrive")
         pipeline.database.execute("insert into u values (1, 1)")
         pipeline.wait_until(lambda: len(pipeline.transactions) == 1)
         assert pipeline.transactions[0]["tables"] == ["public.u"]
@@ -105,10 +128,17 @@ def test_rows_of_an_open_transaction_are_decoded_before_commit_and_released_afte
         pipeline.wait_until(lambda: len(pipeline.transactions) == 2)
     pipeline.wait_until(lambda: not pipeline.segments())
     query.stop()
-    assert query.exception() is None
+    assert query.exception() is None and query.awaitTermination(0)
     rows = pipeline.rows("public.t")
     assert [r["id"] for r in rows] == list(range(1, 100_001))
     assert [r["_seq"] for r in rows] == list(range(100_000))
+
+    recent = query.recentProgress
+    assert sum(progress["numInputRows"] for progress in recent) == 100_001
+    assert query.lastProgress["sources"][0]["endOffset"] == query.lastProgress["lastCommitLsn"]
+    assert query.status == {"message": "Stopped", "isDataAvailable": False, "isTriggerActive": False}
+    assert [progress.batchId for progress in heard.batches] == [progress["batchId"] for progress in recent]
+    assert heard.others == [("terminated", None)]
 
 
 @NEWEST
@@ -263,10 +293,14 @@ def test_an_exception_in_the_handler_ends_the_query_with_nothing_confirmed(pipel
     def fail(batch: Any) -> None:
         raise ValueError("no")
 
-    query = ChangeStream(pipeline.config()).foreachBatch(fail).start(pipeline.spark)
+    heard = Heard()
+    query = ChangeStream(pipeline.config()).addListener(heard).foreachBatch(fail).start(pipeline.spark)
     with pytest.raises(SinkFailed, match="ValueError") as caught:
         query.awaitTermination(60)
     assert isinstance(caught.value.__cause__, ValueError)
+    assert heard.others == [("started", pipeline.config().slot), ("terminated", "SinkFailed")]
+    assert heard.batches == query.recentProgress == []
+    assert query.status["message"].startswith("Terminated with exception: ")
     printed = "".join(traceback.format_exception(caught.value))
     assert "ValueError: no\n" in printed and 'raise ValueError("no")' in printed and "  remedy: " in printed
     pipeline.run_available()

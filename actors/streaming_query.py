@@ -1,0 +1,200 @@
+"""A running query of the Python interface; its names are those of PySpark's ``StreamingQuery``.
+
+It runs the supervisor on a thread. What it tells of the run is asked for when a script wants to know it:
+``pipeline.account.query`` gives it Spark's shapes. Listeners have a thread of their own (``supervision.listeners``).
+
+``ChangeStream.start`` makes it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from typing import Any
+
+from xidstream.actors.supervision.listeners import Listeners
+from xidstream.actors.supervision.page import StatusPage
+from xidstream.actors.supervision.supervisor import Supervisor
+from xidstream.pipeline.account.batches import MOST_BATCHES, BatchHistory
+from xidstream.pipeline.account.query import QueryName, ended_status, recent_progress, status_of
+from xidstream.pipeline.snapshot.progress import SnapshotProgress
+
+
+class StreamingQuery:
+    """A running query; the methods are Spark's."""
+
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        name: QueryName | None = None,
+        history: BatchHistory | None = None,
+        n_recent: int = MOST_BATCHES,
+        page: StatusPage | None = None,
+        listeners: Iterable[Any] = (),
+    ) -> None:
+        self._supervisor = supervisor
+        self._name = name or QueryName.of("", "", "")
+        self._history = history or BatchHistory()
+        self._n_recent = n_recent
+        self._page = page
+        self._exception: BaseException | None = None
+        self._ended = threading.Event()
+        self._listeners = Listeners(
+            self._name,
+            lambda: self._history.batches,
+            lambda: self._supervisor.status().is_caught_up,
+            listeners,
+        )
+        self._thread = threading.Thread(target=self._run, name="xidstream-query", daemon=True)
+        self._thread.start()
+
+    def __repr__(self) -> str:
+        state = "active" if self.isActive else "failed" if self._exception is not None else "ended"
+        progress = self._supervisor.status().driver
+        return (
+            f"StreamingQuery(slot {self._name.name!r}, {state}, {progress.n_transactions:,} transactions and "
+            f"{progress.n_rows:,} rows up to {progress.last_commit_lsn})"
+        )
+
+    @property
+    def isActive(self) -> bool:  # noqa: N802 - Spark's name
+        """Whether it still runs."""
+        return not self._ended.is_set()
+
+    @property
+    def id(self) -> str:
+        """The same for all queries on one slot with one storage."""
+        return self._name.id
+
+    @property
+    def runId(self) -> str:  # noqa: N802
+        """Of this query alone."""
+        return self._name.run_id
+
+    @property
+    def name(self) -> str:
+        """The slot's."""
+        return self._name.name
+
+    @property
+    def status(self) -> dict[str, Any]:
+        """``message``, for people; ``isDataAvailable``, whether committed rows are on their way to the sink;
+        ``isTriggerActive``, whether the sink has a batch in hand."""
+        if not self.isActive:
+            return ended_status(self._exception)
+        status = self._supervisor.status()
+        return status_of(
+            state=status.state,
+            waiting_for=status.waiting_for,
+            is_in_hand=self._history.is_in_hand,
+            is_caught_up=status.is_caught_up,
+            last_error=status.last_error,
+        )
+
+    @property
+    def recentProgress(self) -> list[dict[str, Any]]:  # noqa: N802
+        """The last batches that the sink has, oldest first, each as Spark's progress of a trigger.
+
+        ``batchId``, from 0 since the start; ``timestamp`` of its begin; ``numInputRows``, ``inputRowsPerSecond``,
+        ``processedRowsPerSecond``, ``durationMs``. Its one source has ``startOffset`` and ``endOffset``, commit LSNs,
+        and as ``metrics`` ``numTransactions``, ``numBytes``, and ``lagMs`` from COMMIT of the last transaction until
+        the sink had it. As many as ``spark.sql.streaming.numRecentProgressUpdates`` says: 100.
+        """
+        return recent_progress(self._name, self._history.batches, self._n_recent)
+
+    @property
+    def lastProgress(self) -> dict[str, Any]:  # noqa: N802
+        """Numbers for people and monitoring. LSNs are text, as PostgreSQL prints them.
+
+        ``epoch``; ``batches``, ``transactions``, ``rows`` that the sink has had since the start; ``lastCommitLsn`` and
+        ``lagMs`` of the last batch; ``caughtUp``, whether all transactions that the server has sent are delivered and
+        confirmed; ``confirmedLsn``, up to which the server was told that all is durable; ``preparedTransactions``;
+        ``receivedBytes``; ``openTransactions`` and ``openRows`` that are streamed and not committed yet; ``paused``,
+        whether reading waits for memory; ``waitingForSinkBytes`` and ``inFlightBytes``. ``snapshots``: ``tables`` in
+        hand or waiting, each with ``table``, ``state``, ``ranges``, ``rangesRead``, ``rows``, ``bytes`` and
+        ``bytesRead``; ``finished``, ``rows`` and ``bytesRead`` of this query; ``bytesPerS`` of the last minute and
+        ``secondsLeft``; ``heldWalBytes`` that the server keeps for the slot meanwhile. What is not known at the moment
+        is None. After the first batch it has all keys of the newest ``recentProgress`` as well.
+        """
+        status = self._supervisor.status()
+        driver, sequencer, reader = status.driver, status.sequencer, status.reader
+        return {
+            **(recent_progress(self._name, self._history.batches, 1) or [{}])[0],
+            "snapshots": None if status.snapshots is None else _snapshots_json(status.snapshots),
+            "epoch": status.epoch,
+            "batches": driver.n_batches,
+            "transactions": driver.n_transactions,
+            "rows": driver.n_rows,
+            "lastCommitLsn": str(driver.last_commit_lsn),
+            "lagMs": driver.lag_ms,
+            "caughtUp": status.is_caught_up,
+            "confirmedLsn": str(sequencer.confirmed_lsn) if sequencer else None,
+            "preparedTransactions": sequencer.n_prepared if sequencer else None,
+            "receivedBytes": reader.n_bytes if reader else None,
+            "openTransactions": len(reader.open) if reader else None,
+            "openRows": sum(rows for _, rows, _, _ in reader.open) if reader else None,
+            "paused": reader.paused if reader else None,
+            "waitingForSinkBytes": reader.backlog_bytes if reader else None,
+            "inFlightBytes": reader.in_flight_bytes if reader else None,
+        }
+
+    def awaitTermination(self, timeout: float | None = None) -> bool:  # noqa: N802
+        """Wait, at most ``timeout`` seconds; True when the query has ended. Raises what ended it."""
+        self._thread.join(timeout)
+        if self.isActive:
+            return False
+        if self._exception is not None:
+            raise self._exception
+        return True
+
+    def stop(self) -> None:
+        """End it cleanly: the batch in hand is finished and confirmed. Returns when it has ended."""
+        self._supervisor.stop()
+        self._thread.join()
+
+    def addListener(self, listener: Any) -> None:  # noqa: N802
+        """As ``ChangeStream.addListener``, for what comes from now on: ``onQueryStarted`` is over."""
+        self._listeners.add(listener)
+
+    def removeListener(self, listener: Any) -> None:  # noqa: N802
+        """It hears nothing more."""
+        self._listeners.remove(listener)
+
+    def exception(self) -> BaseException | None:
+        """What ended the query; None while it runs, and after an end without failure."""
+        return self._exception
+
+    def _run(self) -> None:
+        try:
+            self._supervisor.run()
+        except BaseException as error:  # noqa: BLE001 - raised again where it is awaited
+            self._exception = error
+        finally:
+            self._ended.set()
+            if self._page is not None:
+                self._page.close()
+            self._listeners.end(self._exception)
+
+
+def _snapshots_json(progress: SnapshotProgress) -> dict[str, Any]:
+    return {
+        "finished": progress.n_finished,
+        "rows": progress.n_rows,
+        "bytes": progress.n_bytes,
+        "bytesRead": progress.n_bytes_read,
+        "bytesPerS": progress.bytes_per_s,
+        "secondsLeft": progress.seconds_left,
+        "heldWalBytes": progress.held_wal_bytes,
+        "tables": [
+            {
+                "table": table.table,
+                "state": table.state,
+                "ranges": table.n_ranges,
+                "rangesRead": table.n_ranges_read,
+                "rows": table.n_rows,
+                "bytes": table.n_bytes,
+                "bytesRead": table.n_bytes_read,
+            }
+            for table in progress.tables
+        ],
+    }
