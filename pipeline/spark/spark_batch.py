@@ -63,7 +63,7 @@ class SparkBatch:
         return self._batch.tables
 
     def dataframe(self, table: str | TableName) -> DataFrame:
-        """The rows of ``schema.table``, with the columns that the README's chapter on rows describes.
+        """The rows of ``schema.table``, with the columns of docs/rows.md.
 
         A ``(schema, table)`` pair tells names with dots in them apart. Raises UsageError where the batch has no row of
         that table.
