@@ -1,4 +1,4 @@
-"""docs/settings.md and docs/cluster.md say what the code does: every block is read, every setting is there."""
+"""Settings, clusters and deployment in docs/ say what the code does: every block is read, every setting is there."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_the_table_has_every_setting_with_its_default_and_its_sentence() -> None
     assert page_with_table(TEXT) == TEXT, "run `make docs`"
 
 
-@pytest.mark.parametrize("page", ["settings.md", "cluster.md"])
+@pytest.mark.parametrize("page", ["settings.md", "cluster.md", "deployment.md"])
 def test_every_block_is_a_complete_file_of_settings(page: str) -> None:
     blocks = re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / page).read_text(encoding="utf-8"), re.DOTALL)
     assert page != "settings.md" or len(blocks) == len(PROFILES)
