@@ -17,7 +17,7 @@ export PIP_ROOT_USER_ACTION := ignore
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-slow unit faults soak chaos snapshots cluster-test bench bench-quick docs lint format clean distclean
+.PHONY: help setup demo test test-slow unit faults soak chaos snapshots cluster-test bench bench-quick docs site lint format clean distclean
 
 help: ## Show this list
 	@echo "Targets (make PYTHON=/path/to/python3.12 … chooses the interpreter of a new environment):"
@@ -41,7 +41,7 @@ endef
 
 $(STAMP): pyproject.toml constraints.txt
 	$(make-venv)
-	$(PY) -m pip install --quiet -c constraints.txt -e '.[pinned,test,dev]'
+	$(PY) -m pip install --quiet -c constraints.txt -e '.[pinned,test,dev,docs]'
 	@touch $(DEMO_STAMP) $(STAMP)
 
 # What a user installs, and neither test nor lint tools.
@@ -85,9 +85,15 @@ bench: setup ## Measure everything, about 35 minutes on a quiet machine, and ren
 bench-quick: setup ## The same at a small scale, without Debezium; writes only benchmarks/out
 	$(PY) -m benchmarks --quick --no-debezium drain lag latency growth tables profile startup
 
-docs: setup ## Write the settings into docs/settings.md, and the Python reference into docs/python.md
+docs: setup ## Write what is made of the code into docs/ (settings, Python reference, figures), and make the site
 	$(PY) -m tests.settings_table
 	$(PY) -m tests.python_reference
+	$(PY) -m tests.sizing_table
+	@$(MAKE) --no-print-directory site
+
+# Without --quiet, which would hide the warnings from the strict build, too.
+site: setup ## Make the pages of docs/ a site, build/site/index.html; a link that leads nowhere fails
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --clean
 
 cluster-test: setup ## Test several nodes, nodes that die, and Ray's autoscaler, on this machine: about ten minutes
 	@$(PY) -m pytest tests/cluster -m cluster $(PYTEST_ARGS)
