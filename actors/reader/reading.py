@@ -169,7 +169,7 @@ class Reading:
         self._connection.check_notices()
         self.received_lsn = max(self.received_lsn, keepalive.end_lsn)
         now_s = time.monotonic()
-        actions = self._policy.keepalive(now_s, reply_requested=keepalive.reply_requested)
+        actions = self._policy.keepalive(now_s, keepalive.end_lsn, reply_requested=keepalive.reply_requested)
         self._perform(actions, now_s, keepalive.end_lsn)
 
     # -- performing ------------------------------------------------------------------------------------

@@ -12,7 +12,8 @@ order given, and decides nothing itself. The rules:
 - *Looks.* The socket is empty every few hundred rows. What is not done for each row is therefore done by the clock.
 - *Lingering.* ``Linger`` says when what was gathered is cut.
 - *Status.* ``StatusPace`` says when the server is told the position. The server is also asked where it is, at each
-  ``status_interval_s``: an idle publication must not hold WAL back.
+  ``status_interval_s``: an idle publication must not hold WAL back. A server that writes much is asked each second. It
+  says where it is by itself only when it has decoded all there is, which may not be for many seconds.
 - *Silence.* A link that only one side has lost stays open. A server that was asked, and sent nothing for
   ``receive_timeout_ms``, counts as lost.
 - *Positions.* The server sends keepalives as often as it likes; a position goes to the sequencer at a bounded rate.
@@ -32,6 +33,7 @@ from typing import Final
 
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import ConnectionLost
+from xidstream.pipeline.pg import INVALID_LSN, Lsn
 from xidstream.pipeline.stream.linger import Linger
 from xidstream.pipeline.stream.status_pace import StatusPace
 
@@ -45,6 +47,9 @@ LOOK_INTERVAL_S: Final = 0.002
 FLOWING_LOOK_INTERVAL_S: Final = 0.01
 POSITION_INTERVAL_S: Final = 0.25
 """How often the server is asked where it is, by a run that waits for nothing else."""
+BUSY_ASK_INTERVAL_S: Final = 1.0
+BUSY_BYTES: Final = 16 << 20
+"""A server that has moved so far since it was asked is asked again soon: this is one file of WAL."""
 
 
 class Step(enum.Enum):
@@ -128,6 +133,7 @@ class ReadPolicy:
         self._nap_s = self._naps_s[0]
         self._is_quiet = False
         self._next_look_s = self._next_ask_s = self._next_position_s = now_s
+        self._server_lsn = self._asked_at_lsn = INVALID_LSN
         self._asked_s: float | None = None
         """When the server was asked, of what it has not answered yet."""
 
@@ -200,6 +206,7 @@ class ReadPolicy:
             return tuple(actions)
         if now_s >= self._next_ask_s:
             self._next_ask_s = now_s + self._ask_interval_s
+            self._asked_at_lsn = self._server_lsn
             self._asked_s = now_s if self._asked_s is None else self._asked_s
             actions.append(Step.ASK_POSITION)
         wait_s = min(IDLE_WAIT_S, self._linger_s) if whole_bytes else IDLE_WAIT_S
@@ -218,9 +225,12 @@ class ReadPolicy:
 
     # -- positions and the status ----------------------------------------------------------------------
 
-    def keepalive(self, now_s: float, *, reply_requested: bool) -> tuple[Action, ...]:
+    def keepalive(self, now_s: float, server_lsn: Lsn, *, reply_requested: bool) -> tuple[Action, ...]:
         """The server has said where it is."""
         actions: list[Action] = []
+        self._server_lsn = max(server_lsn, self._server_lsn)
+        if self._server_lsn - self._asked_at_lsn >= BUSY_BYTES:
+            self._next_ask_s = min(self._next_ask_s, now_s + BUSY_ASK_INTERVAL_S)
         if now_s >= self._next_position_s:
             self._next_position_s = now_s + POSITION_INTERVAL_S / 2
             actions.append(Step.PASS_POSITION)

@@ -8,6 +8,7 @@ import pytest
 
 from xidstream.pipeline.config import MIB, Config
 from xidstream.pipeline.errors import ConnectionLost
+from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.stream.linger import FLOOD_BYTES, FLOOD_LINGERS
 from xidstream.pipeline.stream.read_policy import (
     FLOWING_LOOK_INTERVAL_S,
@@ -28,6 +29,7 @@ from xidstream.pipeline.stream.read_policy import (
 )
 from xidstream.pipeline.stream.status_pace import ANSWER_INTERVAL_S
 
+LSN = Lsn(1 << 32)
 NOTHING = Gathered(whole_bytes=0, has_open_rows=False, cut_bytes=0, sent_bytes=0)
 LIMIT_BYTES = 64 * MIB
 BACKLOG_BYTES = 128 * MIB
@@ -230,6 +232,23 @@ def test_an_idle_server_is_asked_where_it_is_in_each_status_interval() -> None:
     assert reader.times_of(Step.ASK_POSITION) == pytest.approx([0, 10, 20], abs=2 * IDLE_WAIT_S)
 
 
+def test_a_server_that_writes_much_is_asked_each_second_until_it_rests_again() -> None:
+    """Ten seconds of 100 MB/s were a gigabyte that was not confirmed."""
+    reader = Reader(status_interval_s=10.0, receive_timeout_ms=0)
+    lsn = LSN
+    for tenth in range(400):
+        lsn = Lsn(lsn + (10_000_000 if tenth < 200 else 100_000 if tenth < 250 else 0))
+        reader.perform(reader.policy.keepalive(reader.now_s, lsn, reply_requested=False))
+        reader.idle_until((tenth + 1) / 10)
+    asked = [int(at_s // 10) for at_s in reader.times_of(Step.ASK_POSITION)]
+    assert [asked.count(ten) for ten in range(4)] == [
+        pytest.approx(9, abs=1),
+        pytest.approx(9, abs=1),
+        pytest.approx(2, abs=1),
+        1,
+    ]
+
+
 def test_a_run_that_waits_for_a_position_asks_for_it_four_times_a_second() -> None:
     reader = Reader(available_now=True, receive_timeout_ms=0)
     reader.idle_until(1)
@@ -271,7 +290,7 @@ def test_of_many_keepalives_a_few_positions_a_second_are_passed_on() -> None:
     reader = Reader()
     n_passed = 0
     for millisecond in range(1000):
-        actions = reader.policy.keepalive(100 + millisecond / 1000, reply_requested=False)
+        actions = reader.policy.keepalive(100 + millisecond / 1000, LSN, reply_requested=False)
         n_passed += Step.PASS_POSITION in actions
         assert Step.SEND_STATUS not in actions
     assert n_passed == 2 / POSITION_INTERVAL_S
@@ -280,11 +299,11 @@ def test_of_many_keepalives_a_few_positions_a_second_are_passed_on() -> None:
 def test_a_keepalive_that_asks_is_answered_at_a_bounded_rate() -> None:
     reader = Reader()
     for _ in range(1000):
-        reader.perform(reader.policy.keepalive(reader.now_s, reply_requested=True))
+        reader.perform(reader.policy.keepalive(reader.now_s, LSN, reply_requested=True))
         reader.now_s += 0.001
     assert len(reader.times_of(Step.SEND_STATUS)) == pytest.approx(1 / ANSWER_INTERVAL_S, abs=1)
 
 
 def test_the_position_of_a_keepalive_is_passed_on_before_it_is_answered() -> None:
     reader = Reader()
-    assert reader.policy.keepalive(100, reply_requested=True) == (Step.PASS_POSITION, Step.SEND_STATUS)
+    assert reader.policy.keepalive(100, LSN, reply_requested=True) == (Step.PASS_POSITION, Step.SEND_STATUS)
