@@ -9,6 +9,10 @@ again. An epoch worked if one of these is true:
 - It lasted for ``WORKED_AFTER_S``, because there may be nothing to deliver. This does not count between two storage
   faults in a row: a transaction larger than the disk fills the disk anew in every epoch, and would do so for ever.
 
+The pauses grow, up to ``LONGEST_PAUSE_S``; while the server is away up to ``LONGEST_PAUSE_WITHOUT_SERVER_S`` alone.
+An epoch that finds no server costs a process and no session, and a promoted standby waits for its reader: a failover is
+meant to be over in seconds.
+
 This is plain state over the caller's clock. The supervisor waits and reports.
 """
 
@@ -16,13 +20,14 @@ from __future__ import annotations
 
 from typing import Final
 
-from xidstream.pipeline.errors import StorageFault, XidstreamError
+from xidstream.pipeline.errors import ConnectionLost, StorageFault, XidstreamError
 from xidstream.pipeline.pg import Lsn
 
 GIVE_UP_AFTER_S: Final = 300.0
 GIVE_UP_BEFORE_ANY_WORKED_S: Final = 20.0
 FIRST_PAUSE_S: Final = 0.5
 LONGEST_PAUSE_S: Final = 15.0
+LONGEST_PAUSE_WITHOUT_SERVER_S: Final = 4.0
 WORKED_AFTER_S: Final = 2 * LONGEST_PAUSE_S
 
 
@@ -61,7 +66,7 @@ class Restarts:
         if now_s - self._failing_since_s >= limit_s:
             return None
         pause_s, self._pause_s = self._pause_s, min(self._pause_s * 2, LONGEST_PAUSE_S)
-        return pause_s
+        return min(pause_s, LONGEST_PAUSE_WITHOUT_SERVER_S) if isinstance(error, ConnectionLost) else pause_s
 
     def _worked(self, error: XidstreamError, reading_s: float | None) -> bool:
         after_fault, self._storage_failed = self._storage_failed, isinstance(error, StorageFault)

@@ -137,6 +137,13 @@ def test_pauses_grow_to_a_quarter_of_a_minute_and_begin_anew_behind_an_epoch_tha
     assert clock.pauses == [0.5, 1, 2, 4, 8, 15, 15, 15, 0.5]
 
 
+def test_a_server_that_is_away_is_tried_again_within_seconds_however_long_it_is_away(clock: Clock) -> None:
+    """A promoted standby waited for up to a quarter of a minute for its reader."""
+    away = fails(ConnectionLost("no server listens there"))
+    Scripted(clock, fails(takes_batch=True), *[away] * 6, fails(), ends).run()
+    assert clock.pauses == [0.5, 1, 2, 4, 4, 4, 4, 15]
+
+
 def test_an_epoch_that_lasted_worked_though_there_was_nothing_to_deliver(clock: Clock) -> None:
     supervisor = Scripted(clock, *[fails(reads=True, lasts_s=31)] * 100, ends)
     supervisor.run()
