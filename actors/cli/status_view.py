@@ -101,8 +101,6 @@ def _lines(account: Account) -> Iterator[tuple[str, list[str], str]]:
 
 def _slot(slot: SlotPart) -> list[str]:
     phrases = [f"confirmed {slot.confirmed_lsn}", f"{human_bytes(slot.behind_bytes)} behind the server"]
-    if slot.flush_lag_s is not None:
-        phrases.append(f"last lag {human_s(slot.flush_lag_s)}")
     held = f"holds {human_bytes(slot.wal_held_bytes)} of WAL ({slot.wal_status or 'status unknown'})"
     if slot.wal_limit_bytes is not None:
         held += f", limit {human_bytes(slot.wal_limit_bytes)}"
@@ -151,11 +149,11 @@ def _sink(sink: SinkPart) -> list[str]:
     phrases.append(f"{counted(sink.n_rows, 'row')} delivered")
     if sink.rows_per_s:
         phrases.append(f"{sink.rows_per_s:,.0f} rows/s")
+    if sink.last_lag_ms is not None:
+        phrases.append(f"{human_ms(sink.last_lag_ms)} from COMMIT to the sink")
     if (latency := sink.latency) is not None:
         of = counted(latency.n_transactions, "transaction")
-        phrases.append(
-            f"from COMMIT to the sink {human_ms(latency.p50_ms)} (p50), {human_ms(latency.p99_ms)} (p99) of {of}"
-        )
+        phrases.append(f"{human_ms(latency.p50_ms)} (p50), {human_ms(latency.p99_ms)} (p99) of {of}")
     if sink.last_commit_lsn is not None:
         phrases.append(f"up to {sink.last_commit_lsn}")
     return phrases

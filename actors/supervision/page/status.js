@@ -51,7 +51,9 @@ function table(names, rows) {
   const isText = (i) => typeof (rows[0] || [])[i] !== "number";
   const row = (tag, cells) => make("tr", "", ...cells.map((cell, i) =>
     make(tag, isText(i) ? "" : "n", cell === null ? "" : typeof cell === "number" ? number(cell) : cell)));
-  return make("table", "", make("thead", "", row("th", names)), make("tbody", "", ...rows.map((cells) => row("td", cells))));
+  // A table that is wider than a phone is moved sideways, and not the page.
+  return make("div", "scroll", make("table", "", make("thead", "", row("th", names)),
+    make("tbody", "", ...rows.map((cells) => row("td", cells)))));
 }
 
 // -- over time ---------------------------------------------------------------------------------------------------
@@ -61,7 +63,7 @@ function remember(account, now) {
   if (!seen.has(name)) seen.set(name, {samples: [], open: new Map(), released: []});
   const memory = seen.get(name);
   memory.samples.push({at: now, behind: account.slot && account.slot.behind_bytes, held: account.slot && account.slot.wal_held_bytes,
-    lag: account.slot && account.slot.flush_lag_s});
+    lag: lagOf(account.sink)});
   if (memory.samples.length > MOST_SAMPLES) memory.samples.shift();
   if (account.reader) {
     const open = new Map(account.open.map((each) => [each.xid, each]));
@@ -70,6 +72,12 @@ function remember(account, now) {
   }
   memory.released = memory.released.filter((each) => now - each.at < RELEASED_FOR_MS).slice(-MOST_RELEASED);
   return memory;
+}
+
+// Seconds from COMMIT to the sink. What the sink has in hand is late by as long as it has been there.
+function lagOf(sink) {
+  if (!sink || sink.last_lag_ms === null) return sink && sink.in_hand ? sink.in_hand.for_s : null;
+  return Math.max(sink.last_lag_ms / 1000, sink.in_hand ? sink.in_hand.for_s : 0);
 }
 
 function curve(title, samples, key, shown, limit) {
@@ -149,7 +157,7 @@ function draw(account, now) {
       ...account.open.slice(0, 20).map((each) => openRow(each, most, false))));
   }
   parts.push(make("div", "cards", curve("not confirmed yet", memory.samples, "behind", bytes),
-    curve("lag", memory.samples, "lag", seconds),
+    curve("lag from COMMIT to the sink", memory.samples, "lag", seconds),
     curve("WAL held", memory.samples, "held", bytes, account.slot && account.slot.wal_limit_bytes)));
   if (account.prepared.length)
     parts.push(wide("prepared transactions", table(["xid", "gid", "LSN", "rows", "bytes"],
