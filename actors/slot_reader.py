@@ -205,6 +205,7 @@ class SlotReader:
             n_moved=stats.n_moved,
             n_open=len(parts),
             n_open_rows=sum(each.n_rows for each in parts),
+            oldest_open_s=max((each.age_s for each in parts), default=0.0),
         )
         processes = (this_process("slot reader"), *self._pool.fleet.processes()) if with_processes else ()
         return ReaderReport(reader, largest(parts), processes)

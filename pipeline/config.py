@@ -173,6 +173,11 @@ class Config:
         "HOST:PORT of the run's status page (docs/status.md), or off; default: a free port of 127.0.0.1 if Ray is the "
         "run's own, off on a cluster. Whoever can reach it may read it: names of tables and texts of errors are in it",
     )
+    metrics_port: int = _setting(
+        0,
+        "port of this machine where Ray offers the run's metrics to Prometheus (docs/metrics.md), if Ray is the run's "
+        "own; 0: a free one, which `xidstream status` shows",
+    )
 
     # -- base tables
     mirror_every: str = _setting(
@@ -265,6 +270,7 @@ class Config:
             ("snapshot_bytes_per_s", 0, 1 << 40),
             ("status_interval_ms", 100, 600_000),
             ("receive_timeout_ms", 0, 86_400_000),
+            ("metrics_port", 0, 65_535),
             ("spark_executors", 1, 10_000),
             ("spark_executors_max", 0, 10_000),
             ("spark_executors_idle_s", 1, 86_400),

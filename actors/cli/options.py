@@ -58,7 +58,7 @@ SECTIONS: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
         ("buffer_memory_bytes", "buffers_max", "backlog_bytes", "batch_bytes"),
         ("reader_memory_bytes", "buffers_min", "buffers_idle_s", "buffer_cpus", "buffer_resource"),
     ),
-    "Status": (("status_address",), ()),
+    "Status": (("status_address",), ("metrics_port",)),
     "Spark": (
         ("spark_executors", "spark_executors_max", "spark_executor_cores", "spark_executor_memory"),
         ("spark_executors_idle_s", "spark_executor_cpus"),

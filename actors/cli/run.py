@@ -68,7 +68,7 @@ class _Run:
         if ready and not self._stop.asked:
             self._display.starting("Ray")
             with self._stop.held():
-                connect_ray()
+                connect_ray(metrics_port=self._configs[0].metrics_port)
         if self._stop.asked:
             self._display.line("stopped before anything was read", "yellow")
         elif ready:

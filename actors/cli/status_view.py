@@ -53,6 +53,8 @@ def _head(account: Account) -> RenderableType:
     phrases.append(f"process {run.pid} on {run.host}")
     if run.page is not None:
         phrases.append(run.page)
+    if run.metrics is not None:
+        phrases.append(run.metrics)
     if account.n_restarts:
         phrases.append(counted(account.n_restarts, "restart"))
     return Group(Rule(f"slot {run.slot}", style="cyan"), Phrases(phrases, style))

@@ -29,8 +29,10 @@ def _without_noise(record: logging.LogRecord) -> bool:
     return not record.getMessage().startswith(_TOKEN_ENABLED)
 
 
-def connect_ray(*, namespace: str = "xidstream") -> None:
+def connect_ray(*, namespace: str = "xidstream", metrics_port: int = 0) -> None:
     """Join the cluster that RAY_ADDRESS or the job names, or else start one on this machine.
+
+    ``metrics_port``: where a Ray that is started offers metrics; 0: a free port.
 
     Raises EnvironmentFault if Ray does not start or is not there. Raises PreconditionMissing if Spark cannot start
     here, or on a node of the cluster.
@@ -54,6 +56,7 @@ def connect_ray(*, namespace: str = "xidstream") -> None:
             configure_logging=False,
             include_dashboard=False if local else None,
             object_store_memory=LOCAL_OBJECT_STORE_BYTES if local else None,
+            _metrics_export_port=metrics_port if local and metrics_port else None,
         )
     except Exception as error:  # Ray raises plain Exception where its own processes are too slow to start
         raise _no_ray(error, local=local) from error

@@ -1,10 +1,10 @@
-"""The account of one slot's run: gathered from its parts when somebody asks, and looked at for stalls meanwhile.
+"""The account of one slot's run, gathered from its parts when somebody asks.
 
 Whoever connects to the run's socket (``runtime.run_socket``) gets all of it: the actors, their processes and the server
-are asked then. For stalls the supervisor's thread asks three actors every ``LOOK_INTERVAL_S`` for what they know
-already; that is all that a run does when nobody looks. What the parts mean is decided in ``pipeline.account``.
+are asked then. ``RunWatch`` (``supervision.run_watch``) asks for less, and more often. What the parts mean is decided
+in ``pipeline.account``.
 
-``look`` and ``failed`` are for the supervisor's thread. ``account`` is for any thread.
+``failed`` is for the supervisor's thread, the rest for any thread.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from xidstream.actors.runtime.process_facts import this_process
 from xidstream.actors.runtime.run_socket import RunSocket
 from xidstream.actors.supervision.drivers import Driver
 from xidstream.actors.supervision.epoch import Epoch
-from xidstream.pipeline.account import Account, RestartPart, RunPart, SlotPart, Stall, StallWatch, Window
+from xidstream.pipeline.account import Account, RestartPart, RunPart, SlotPart, StallWatch, Window
 from xidstream.pipeline.account.codec import to_json
 from xidstream.pipeline.account.model import (
     ProcessPart,
@@ -34,7 +34,6 @@ from xidstream.pipeline.account.model import (
     SinkReport,
     is_caught_up,
 )
-from xidstream.pipeline.account.stalls import LOOK_INTERVAL_S
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.credentials import redacted
 from xidstream.pipeline.errors import XidstreamError
@@ -62,12 +61,11 @@ class Parts:
 
 
 class RunAccounts:
-    """``config`` has its secrets; ``notify`` tells people of stalls."""
+    """``config`` has its secrets."""
 
-    def __init__(self, config: Config, parts: Callable[[], Parts], notify: Callable[[str], None]) -> None:
+    def __init__(self, config: Config, parts: Callable[[], Parts]) -> None:
         self._config = config
         self._parts = parts
-        self._notify = notify
         self._started_at = _now()
         self._restarts: deque[RestartPart] = deque(maxlen=_MOST_RESTARTS)
         self._n_restarts = 0
@@ -78,11 +76,11 @@ class RunAccounts:
         self._delivered = Window(_READ_WINDOW_S)
         self._positions = Window(RATE_WINDOW_S)
         self._identity: SlotIdentity | None = None
-        self._told: dict[tuple[str, str], float] = {}
-        self._next_look_s = 0.0
         self._socket: RunSocket | None = None
         self.page: str | None = None
         """The address of the run's status page."""
+        self.metrics: str | None = None
+        """Where Ray offers the run's metrics."""
 
     # -- the supervisor's thread -----------------------------------------------------------------------
 
@@ -102,22 +100,6 @@ class RunAccounts:
         self._n_restarts += pause_s is not None
         self._restarts.append(RestartPart(_now(), type(error).__name__, error.message, error.remedy, pause_s))
 
-    def look(self) -> None:
-        """Tell of stalls that begin or end, if it is time to look."""
-        now_s = time.monotonic()
-        if now_s < self._next_look_s:
-            return
-        self._next_look_s = now_s + LOOK_INTERVAL_S
-        stalls = {(stall.part, stall.waits_for): stall for stall in self._gather(with_processes=False).stalls}
-        for pair in [pair for pair in self._told if pair not in stalls]:
-            part, waits_for = pair
-            self._notify(f"no longer stalled: the {part} had waited for the {waits_for}")
-            del self._told[pair]
-        for pair, stall in stalls.items():
-            if pair not in self._told:
-                self._told[pair] = now_s
-                self._notify(told(stall))
-
     @property
     def last_error(self) -> RestartPart | None:
         """What ended the last epoch that failed."""
@@ -128,8 +110,12 @@ class RunAccounts:
     def account(self) -> Account:
         """All of it. Parts that do not answer within seconds are missing."""
         account = self._gather(with_processes=True)
-        slot, error = self._slot()
+        slot, error = self.slot()
         return dataclasses.replace(account, slot=slot, slot_error=error)
+
+    def glance(self) -> Account:
+        """What three of the actors know already: nothing of the slot and the processes."""
+        return self._gather(with_processes=False)
 
     def _gather(self, *, with_processes: bool) -> Account:
         parts = self._parts()
@@ -187,6 +173,7 @@ class RunAccounts:
             epoch=parts.epoch_name,
             is_caught_up=caught_up,
             page=self.page,
+            metrics=self.metrics,
         )
 
     def _with_rates(self, account: Account, now_s: float) -> Account:
@@ -201,7 +188,8 @@ class RunAccounts:
                 sink = dataclasses.replace(sink, rows_per_s=rates[0])
         return dataclasses.replace(account, reader=reader, sink=sink)
 
-    def _slot(self) -> tuple[SlotPart | None, str | None]:
+    def slot(self) -> tuple[SlotPart | None, str | None]:
+        """As the server has it, or why the server did not tell."""
         epoch = self._parts().epoch
         opened = None if epoch is None else epoch.opened
         dsn = self._config.dsn if opened is None else complete(self._config.dsn, **opened.server)
@@ -210,11 +198,6 @@ class RunAccounts:
                 return slot_part(dsn, self._config.slot, self._positions), None
         except XidstreamError as error:
             return None, error.message
-
-
-def told(stall: Stall) -> str:
-    """A stall as a line of the log."""
-    return f"stalled: the {stall.part} waits for the {stall.waits_for}: {stall.text}"
 
 
 def _processes(

@@ -28,6 +28,7 @@ from xidstream.actors.slot_reader import ReaderStats
 from xidstream.actors.supervision.drivers import Driver
 from xidstream.actors.supervision.epoch import Epoch, StopRequested
 from xidstream.actors.supervision.run_accounts import Parts, RunAccounts
+from xidstream.actors.supervision.run_watch import RunWatch
 from xidstream.actors.supervision.slot_snapshots import SlotSnapshots
 from xidstream.pipeline.account.model import Account, is_caught_up
 from xidstream.pipeline.config import Config
@@ -112,7 +113,8 @@ class Supervisor:
         self._last_output: list[str] = []
         self._final: Status | None = None
         self._snapshots = SlotSnapshots(config, notify)
-        self._accounts = RunAccounts(config, self._parts, notify)
+        self._accounts = RunAccounts(config, self._parts)
+        self._run_watch = RunWatch(self._accounts, notify)
 
     @property
     def pids(self) -> list[int]:
@@ -127,6 +129,7 @@ class Supervisor:
     def run(self) -> None:
         """Run until the work is done or ``stop`` was called. Raises an error that needs a person."""
         self._accounts.serve()
+        self._run_watch.start()
         try:
             while not self._stop.is_set():
                 try:
@@ -147,6 +150,7 @@ class Supervisor:
                     self._notify(f"{error.message}; starting again in {pause_s:.1f} s")
                 self._stop.wait(pause_s)
         finally:
+            self._run_watch.close()
             self._accounts.close()
             self._snapshots.stop()
             driver = self._driver
@@ -250,7 +254,6 @@ class Supervisor:
                 epoch.raise_root_cause()
                 raise
             self._tell_left_out(epoch, left_out)
-            self._accounts.look()
             # Progress is noted while the driver lives. When the driver itself died, nobody can be asked any more.
             progress = self._driver_progress()
             self._restarts.took_batch = self._restarts.took_batch or progress.n_batches > n_batches

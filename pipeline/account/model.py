@@ -27,7 +27,7 @@ MOST_TABLES: Final = 20
 @dataclass(frozen=True)
 class RunPart:
     """``state``: starting, reading, restarting or ended. ``waiting_for``: what a start waits for, in words.
-    ``page``: where the status page is served.
+    ``page``: where the status page is served. ``metrics``: where Ray offers this run's metrics.
     ``system_identifier`` (of the server) and ``database`` are None before the slot is ours."""
 
     slot: str
@@ -44,6 +44,7 @@ class RunPart:
     epoch: str
     is_caught_up: bool
     page: str | None = None
+    metrics: str | None = None
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,8 @@ class SlotPart:
 @dataclass(frozen=True)
 class ReaderPart:
     """Counts are since the epoch began. ``paused_by``: the setting whose limit is reached, or None.
-    ``silent_s``: since the server last sent anything."""
+    ``silent_s``: since the server last sent anything. ``oldest_open_s``: since the first block of the oldest open
+    transaction, 0 where none is open."""
 
     received_lsn: str
     told_lsn: str
@@ -92,6 +94,7 @@ class ReaderPart:
     n_open_rows: int
     messages_per_s: float | None = None
     bytes_per_s: float | None = None
+    oldest_open_s: float = 0.0
 
 
 @dataclass(frozen=True)

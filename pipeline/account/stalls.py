@@ -29,7 +29,8 @@ _IDLE_AFTER_S: Final = 10.0
 _ANSWER_S: Final = 10.0
 """Above the interval in which the server is asked: it may take so long to answer."""
 
-READER, SEQUENCER, BUFFERS, SINK, DRIVER = (
+RUN, READER, SEQUENCER, BUFFERS, SINK, DRIVER = (
+    "run",
     "slot reader",
     "commit sequencer",
     "xid buffers",
@@ -44,6 +45,19 @@ _CAUSES: Final = {
     "SlotInUse": "another reader of the slot",
 }
 """What a run that starts again waits for, by the error that ended its last epoch."""
+PAIRS: Final = (
+    (READER, SERVER),
+    (READER, BUFFERS),
+    (READER, SINK),
+    (SEQUENCER, BUFFERS),
+    (SEQUENCER, STORAGE),
+    (SEQUENCER, SINK),
+    (SEQUENCER, DRIVER),
+    (SEQUENCER, SNAPSHOTS),
+    (SINK, EXECUTORS),
+    *((RUN, cause) for cause in dict.fromkeys(_CAUSES.values())),
+)
+"""All that can be told: which part, and what it waits for."""
 
 
 class StallWatch:
@@ -158,7 +172,7 @@ def _restarting(account: Account, error: RestartPart) -> Iterator[Stall]:
     cause = _CAUSES.get(error.error)
     if cause is not None:
         for_s = max(0.0, (account.at - error.at).total_seconds())
-        yield Stall("run", cause, for_s, f"the run starts again: {error.message} ({error.remedy})")
+        yield Stall(RUN, cause, for_s, f"the run starts again: {error.message} ({error.remedy})")
 
 
 def _unsealed(sequencer: SequencerPart, for_s: float) -> Stall:

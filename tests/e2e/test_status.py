@@ -1,4 +1,5 @@
-"""A run that works is asked from another process: of a transaction that is open, and of a sink that hangs."""
+"""A run that works is asked from another process: of a transaction that is open, and of a sink that hangs. Its metrics
+are scraped as Prometheus does it."""
 
 from __future__ import annotations
 
@@ -7,9 +8,11 @@ import logging
 import subprocess
 import sys
 import threading
+import urllib.request
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.e2e.conftest import Pipeline
 from tests.waiting import wait_until
@@ -35,6 +38,18 @@ def account(pipeline: Pipeline) -> dict[str, Any]:
     assert asked.returncode == 0, asked.stderr
     (line,) = asked.stdout.splitlines()
     return dict(json.loads(line))
+
+
+def metrics(told: dict[str, Any]) -> dict[str, float]:
+    """What Ray's agent gives a Prometheus that asks for the metrics of this run's slot, with their own labels."""
+    with urllib.request.urlopen(told["run"]["metrics"], timeout=30) as answer:
+        families = list(text_string_to_metric_families(answer.read().decode()))
+    found = {}
+    for sample in (sample for family in families for sample in family.samples):
+        if sample.labels.get("slot") == told["run"]["slot"]:
+            own = [sample.labels[label] for label in ("part", "waits_for") if label in sample.labels]
+            found[" ".join((sample.name, *own))] = sample.value
+    return found
 
 
 def rolled_back(query: Any) -> list[Any]:
@@ -97,6 +112,15 @@ def test_status_names_a_large_transaction_before_it_commits_and_then_the_sink_th
         (stall,) = told["stalls"]
         assert (stall["part"], stall["waits_for"]) == ("commit sequencer", "sink")
         assert told["sink"]["in_hand"]["n_rows"] == 55_000 and told["open"] == []
+        stalled = "ray_xidstream_stalled commit sequencer sink"
+        wait_until(lambda: metrics(told).get(stalled) == 1, 40)
+        scraped = metrics(told)
+        assert scraped["ray_xidstream_sink_in_hand_rows"] == 55_000 and scraped["ray_xidstream_run_up"] == 1
+        assert scraped["ray_xidstream_stalled slot reader server"] == 0
+        assert (
+            scraped["ray_xidstream_slot_wal_held_bytes"] > 0 and scraped["ray_xidstream_server_answers"] == 1
+        )
+        assert scraped["ray_xidstream_reader_received_bytes_total"] > 64_000 * 100
         may_return.set()
         wait_until(lambda: query.lastProgress["caughtUp"] and query.lastProgress["rows"] == 55_000, 60)
         wait_until(lambda: "no longer stalled" in caplog.text, 30)

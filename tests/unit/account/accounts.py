@@ -40,6 +40,7 @@ RUN = RunPart(
     epoch="20261123T000000-0a0b0c0d",
     is_caught_up=True,
     page="http://127.0.0.1:8275/",
+    metrics="http://127.0.0.1:8276/metrics",
 )
 SLOT = SlotPart(
     name="shop",
@@ -73,6 +74,7 @@ READER = ReaderPart(
     n_moved=0,
     n_open=1,
     n_open_rows=400_000,
+    oldest_open_s=184.0,
 )
 SEQUENCER = SequencerPart(
     confirmed_lsn="0/1000000",

@@ -1,0 +1,86 @@
+"""Looks at one slot's run as long as it lasts: tells people of stalls, and sets the metrics.
+
+A thread gathers the account every ``LOOK_INTERVAL_S``: three calls to actors, for what they know already. The server is
+asked for the slot every ``_SLOT_INTERVAL_S``, on a connection that lasts some milliseconds. That is all that a run does
+when nobody looks. It goes on while the run starts again, because a monitor must see that, too.
+
+Stalls are told while the run reads. That it starts again, and why, is told by the supervisor.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+from xidstream.actors.supervision.ray_metrics import RayMetrics, metrics_url
+from xidstream.actors.supervision.run_accounts import RunAccounts
+from xidstream.pipeline.account import SlotPart, Stall
+from xidstream.pipeline.account.stalls import LOOK_INTERVAL_S
+
+log = logging.getLogger(__name__)
+
+_SLOT_INTERVAL_S: Final = 30.0
+_END_S: Final = 2.0
+"""What a look in hand is given at the end of the run."""
+
+
+class RunWatch:
+    """``notify`` tells people, on the watch's thread."""
+
+    def __init__(self, accounts: RunAccounts, notify: Callable[[str], None]) -> None:
+        self._accounts = accounts
+        self._notify = notify
+        self._metrics = RayMetrics()
+        self._told: set[tuple[str, str]] = set()
+        self._next_slot_s = 0.0
+        self._slot: tuple[SlotPart | None, str | None] = (None, None)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="xidstream-watch", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(_END_S)
+
+    def _watch(self) -> None:
+        while not self._stop.wait(LOOK_INTERVAL_S):
+            try:
+                self._look()
+            except Exception:
+                # A defect in what is only shown must not end the run.
+                log.exception("the run cannot be watched")
+
+    def _look(self) -> None:
+        account = self._accounts.glance()
+        if account.run is not None and account.run.state == "reading":
+            self._tell(account.stalls)
+        now_s = time.monotonic()
+        if now_s >= self._next_slot_s:
+            self._next_slot_s = now_s + _SLOT_INTERVAL_S
+            self._slot = self._accounts.slot()
+            self._accounts.metrics = metrics_url()
+        if not self._stop.is_set():
+            slot, error = self._slot
+            self._metrics.set(dataclasses.replace(account, slot=slot, slot_error=error))
+
+    def _tell(self, stalls: tuple[Stall, ...]) -> None:
+        """Of stalls that begin or end."""
+        now = {(stall.part, stall.waits_for): stall for stall in stalls}
+        for part, waits_for in self._told - now.keys():
+            self._notify(f"no longer stalled: the {part} had waited for the {waits_for}")
+        for pair, stall in now.items():
+            if pair not in self._told:
+                self._notify(told(stall))
+        self._told = set(now)
+
+
+def told(stall: Stall) -> str:
+    """A stall as a line of the log."""
+    return f"stalled: the {stall.part} waits for the {stall.waits_for}: {stall.text}"
