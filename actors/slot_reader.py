@@ -16,6 +16,7 @@ from typing import Any
 
 from xidstream.actors.reader.buffer_pool import BufferPool
 from xidstream.actors.reader.buffer_quota import QuotaShare
+from xidstream.actors.reader.heart import beating
 from xidstream.actors.reader.reading import Reading
 from xidstream.actors.reader.sender import Sender
 from xidstream.actors.reader.sending_thread import SendingThread
@@ -138,7 +139,8 @@ class SlotReader:
         self._sending = SendingThread(self._sender, self._pool)
         self._sending.start()
         try:
-            self._reading.run(self._sending)
+            with beating(self._slot.connection.same_server_dsn, self._config.heartbeat_interval_s):
+                self._reading.run(self._sending)
         finally:
             # First the slot, which must not wait for Ray to be free for another reader.
             self._slot.connection.close()

@@ -168,6 +168,10 @@ class Config:
         "lost; not less than two of these intervals, and 0: for ever. It is like PostgreSQL's wal_receiver_timeout: "
         "nothing else notices a link that only one side has lost",
     )
+    heartbeat_interval_s: float = _setting(
+        0.0,
+        "how often the reader writes a heartbeat into the server's WAL; 0: never (docs/failover.md says why)",
+    )
     status_address: str = _setting(
         "",
         "HOST:PORT of the run's status page (docs/status.md), or off; default: a free port of 127.0.0.1 if Ray is the "
@@ -271,6 +275,7 @@ class Config:
             ("status_interval_ms", 100, 600_000),
             ("receive_timeout_ms", 0, 86_400_000),
             ("metrics_port", 0, 65_535),
+            ("heartbeat_interval_s", 0, 86_400),
             ("spark_executors", 1, 10_000),
             ("spark_executors_max", 0, 10_000),
             ("spark_executors_idle_s", 1, 86_400),

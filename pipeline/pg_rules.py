@@ -23,6 +23,8 @@ _UNITS_S: Final = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3_600.0, "d": 86_400
 _MIN_WORK_MEM_KB: Final = 64
 _MAX_WORK_MEM_KB: Final = (1 << 31) - 1
 _HIGHEST_PROTO_VERSION: Final = 4
+HEARTBEAT_PREFIX: Final = b"xidstream"
+"""The prefix of logical messages that are our own heartbeats, of whatever slot: no sink gets them."""
 
 
 class Streaming(enum.Enum):

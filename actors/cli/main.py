@@ -101,6 +101,7 @@ def run(config_file: Path | None, **options: Any) -> None:
     "proto_version",
     "logical_decoding_work_mem",
     "two_phase",
+    "heartbeat_interval_s",
     "create_slot",
     "snapshot",
     "snapshot_connections",

@@ -48,7 +48,7 @@ SECTIONS: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
             "streaming",
             "logical_decoding_work_mem",
         ),
-        ("proto_version", "status_interval_ms", "receive_timeout_ms"),
+        ("proto_version", "status_interval_ms", "receive_timeout_ms", "heartbeat_interval_s"),
     ),
     "Sink": (("sink", "storage"), ()),
     "Snapshots": (("snapshot", "snapshot_connections"), ("snapshot_bytes_per_s",)),

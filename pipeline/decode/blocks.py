@@ -28,6 +28,7 @@ from xidstream.pipeline.decode.table_decoder import DecodedTable, RowIndex, deco
 from xidstream.pipeline.errors import UsageError
 from xidstream.pipeline.exchange import Undeliverable
 from xidstream.pipeline.pg import POSTGRES_EPOCH_UNIX_US, Lsn, Xid
+from xidstream.pipeline.pg_rules import HEARTBEAT_PREFIX
 from xidstream.pipeline.poison import NOBODY, BadRows, GivenUp, given_up_among
 from xidstream.pipeline.relations import RelationVersion
 from xidstream.pipeline.rows import MESSAGES_SCHEMA, TRANSACTIONS_SCHEMA, Stamp
@@ -241,6 +242,16 @@ class _Block:
         if code < 0:
             raise scan_fault(code, error, self._story, self._relations)
         self.rows = rows.pick(slice(code))
+        if len(self.logical):
+            self._leave_out_heartbeats()
+
+    def _leave_out_heartbeats(self) -> None:
+        """They were written to be confirmed, and for no sink. What a transaction has beside them stays."""
+        logical, prefix = self.logical, np.frombuffer(HEARTBEAT_PREFIX, np.uint8)
+        ours = logical[:, codes.LOGICAL_PREFIX_LENGTH] == len(prefix)
+        starts = logical[ours, codes.LOGICAL_PREFIX_START]
+        ours[ours] = (self._payload[starts[:, None] + np.arange(len(prefix))] == prefix).all(axis=1)
+        self.logical = logical[~ours]
 
     def leave_out(self, owners: Collection[int], first_ordinal: int) -> None:
         """Forget the rows of ``owners``, and number the others without a gap."""

@@ -91,6 +91,7 @@ def slot_settings(config: Config) -> SlotSettings:
         proto_version=config.proto_version,
         logical_decoding_work_mem=config.logical_decoding_work_mem,
         two_phase=config.two_phase,
+        heartbeat_interval_s=config.heartbeat_interval_s,
     )
 
 

@@ -51,6 +51,7 @@ def server_findings(settings: SlotSettings, *, will_create_slot: bool = False) -
             findings += _check_slot(connection, settings, slot, will_create_slot=will_create_slot)
             findings.append(_check_streaming(settings, version))
             findings += _check_two_phase(connection, settings, slot)
+            findings += _check_heartbeat(connection, settings)
     except XidstreamError as error:
         findings.append(Finding.of_error("connection", error))
     return findings
@@ -247,6 +248,20 @@ def _check_streaming(settings: SlotSettings, version: int) -> Finding:
             "PostgreSQL 14 and protocol 2 stream",
         )
     return Finding.ok("streaming", what)
+
+
+def _check_heartbeat(connection: psycopg.Connection[Any], settings: SlotSettings) -> list[Finding]:
+    if not settings.heartbeat_interval_s:
+        return []
+    if _value(connection, "SELECT pg_is_in_recovery()"):
+        return [
+            Finding.warning(
+                "heartbeat",
+                "this is a standby: no heartbeat can be written, and the run goes on without",
+                "leave heartbeat_interval_s out, or connect to the primary",
+            )
+        ]
+    return [Finding.ok("heartbeat", f"a heartbeat each {settings.heartbeat_interval_s:g} s")]
 
 
 def _check_two_phase(

@@ -133,6 +133,21 @@ def test_messages_have_their_commit_only_when_transactional() -> None:
     assert got["content"] == [b"", b"1", b"2", b"3"]
 
 
+def test_heartbeats_are_left_out_with_their_transactions_and_nothing_else_is() -> None:
+    decoded = decode(
+        begin(100, 7), logical("xidstream", b""), commit(100),
+        begin(200, 8), logical("xidstreaM", b"theirs", lsn=2), insert(["1"]), logical("xidstream", b"x"), commit(200),
+        logical("xidstream", b"", flags=0),
+        logical("xidstream2", b"theirs", lsn=3, flags=0),
+    )  # fmt: skip
+    assert decoded.messages is not None
+    assert decoded.messages.to_pydict()["lsn"] == [2, 3]
+    assert decoded.transactions.to_pydict()["xid"] == [8]
+    assert decoded.stamp.xid.tolist() == [7, 8]
+    alone = decode(begin(100, 7), logical("xidstream", b""), commit(100))
+    assert (alone.messages, alone.transactions.num_rows, alone.n_rows) == (None, 0, 0)
+
+
 def test_only_messages_outside_transactions_is_a_block_too() -> None:
     decoded = decode(logical("p", b"", flags=0))
     assert decoded.messages is not None
