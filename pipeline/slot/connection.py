@@ -97,6 +97,7 @@ class ReplicationConnection:
     """A connection to a walsender of our own, bound to the DSN's database.
 
     ``pgconn`` is psycopg's ``PGconn``, for the hot loop. ``server_version`` is ``server_version_num``.
+    ``server_options`` lead a DSN to the server that was reached; no secret is in them.
     Raises ConnectionLost or PreconditionMissing, never with a secret in the message.
     """
 
@@ -115,6 +116,12 @@ class ReplicationConnection:
         self.pgconn = self._connection.pgconn
         self.pgconn.notice_handler = self._take_notice
         self.server_version = self.pgconn.server_version
+        # Now, because others ask for it on other threads, and a connection that was closed meanwhile does not tell it.
+        self.server_options: dict[str, str] = {
+            name: value.decode()
+            for name in ("host", "port", "hostaddr")
+            if (value := getattr(self.pgconn, name))
+        }
         self._poll = select.poll()
         self._poll.register(self.pgconn.socket, select.POLLIN)
         try:
@@ -138,12 +145,6 @@ class ReplicationConnection:
     def same_server_dsn(self) -> str:
         """The settings' DSN, for further connections to this very server. The DSN alone may lead to another one."""
         return complete(self._settings.dsn, **self.server_options)
-
-    @property
-    def server_options(self) -> dict[str, str]:
-        """What leads a DSN to the server that was reached. No secret is in it."""
-        names = ("host", "port", "hostaddr")
-        return {name: value.decode() for name in names if (value := getattr(self.pgconn, name))}
 
     # -- commands ----------------------------------------------------------------------------------------
 

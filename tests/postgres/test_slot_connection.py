@@ -466,3 +466,12 @@ def assert_no_secret(thing: object, secret: str) -> None:
     if isinstance(thing, XidstreamError):
         texts += [thing.message, thing.remedy, repr(thing.__reduce__())]
     assert all(secret not in text for text in texts), texts
+
+
+def test_a_connection_that_was_closed_still_says_which_server_it_was(database: Database) -> None:
+    """Snapshots asked for it while the reader of the slot ended, and psycopg's own error ended the run."""
+    made = prepare(database)
+    with ReplicationConnection(made) as connection:
+        open_dsn = connection.same_server_dsn
+    assert connection.same_server_dsn == open_dsn
+    assert not describe_slot(open_dsn, made.slot).active
