@@ -25,10 +25,11 @@ SHOWN: Final = {
     "Examples": ["examples/*.py"],
     "Ray's cluster launcher": ["cluster.yaml", "cluster.local.yaml"],
     "Kubernetes": ["kubernetes/*.yaml", "kubernetes/Dockerfile"],
+    "Prometheus": ["observability/alerts.yml"],
 }
 """Chapters of files.md, and the files in them."""
 _FOLDERS: Final = {"examples": "examples", "kubernetes": "kubernetes"}
-_LANGUAGES: Final = {".py": "python", ".yaml": "yaml"}
+_LANGUAGES: Final = {".py": "python", ".yaml": "yaml", ".yml": "yaml"}
 _FENCED: Final = re.compile(r"^(```.*?^```)", re.S | re.M)
 _LINK: Final = re.compile(r"\[([^\]]*)\]\(([^)\s]+)\)")
 _FILE_NAME: Final = re.compile(r"(?:[\w-]+/)*[\w-]+\.md")
