@@ -62,6 +62,7 @@ class DeltaTableWriter:
         self._table = table
         self._location = location
         self._described: TableMetadata | None = None
+        self._watermarks: dict[tuple[int, str], int] = {}
         self.label = label
         if table.metadata().partition_columns:
             raise SinkFailed(
@@ -128,8 +129,11 @@ class DeltaTableWriter:
 
     def watermark(self, application_id: str) -> int:
         """The version last committed under ``application_id`` in this snapshot, or ``NOTHING``."""
-        version = self._table.transaction_version(application_id)
-        return NOTHING if version is None else int(version)
+        asked = (self.version, application_id)
+        if asked not in self._watermarks:
+            version = self._table.transaction_version(application_id)  # deltalake looks for it each time
+            self._watermarks[asked] = NOTHING if version is None else int(version)
+        return self._watermarks[asked]
 
     def add_columns(self, columns: Sequence[Target]) -> None:
         """Widen the table, in a commit of its own, before any file with the new columns is committed.
@@ -260,6 +264,7 @@ class DeltaTableWriter:
     def _refresh(self) -> None:
         """The snapshot of what is there now, and that on disk."""
         before = self.version
+        self._watermarks.clear()
         self._table.update_incremental()
         if self.version > before + 1:
             # What others committed may be other properties.
