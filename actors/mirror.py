@@ -7,7 +7,8 @@ other error it tells, and it goes on at the next turn: nothing that readers see 
 In a run the loop has a thread of the Spark driver's process (``start_beside``). It shares the session's executors with
 the sink, and nothing else: no lock, no table that the sink writes. Its jobs are in a pool of their own, behind the
 sink's (``fairscheduler.xml``). A task of its that runs already is not interrupted. So the sink waits for one task at
-the most, which reads and writes one file, and only where it needs Spark at all.
+the most, which reads and writes one file, and only where it needs Spark at all. Most refreshes start no job, and write
+their files on threads of this process.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ class MirrorLoop:
         self.failure: BaseException | None = None
 
     def stop(self) -> None:
-        """Any thread: end now. Spark's jobs of the refresh in hand are cancelled."""
+        """Any thread: end now. The refresh in hand is given up, and its Spark jobs are cancelled."""
         self._stop.set()
         self._spark.sparkContext.cancelJobGroup(self._group)
 
@@ -137,7 +138,7 @@ class MirrorLoop:
             self._tell(f"base tables are not refreshed any more: {text}")
 
     def _turn(self) -> None:
-        refreshed = self._tables.refresh(self._spark)
+        refreshed = self._tables.refresh(self._spark, self._stop.is_set)
         self._waits_for_log = False
         if refreshed is not None or not self._has_told:
             self._has_told = True

@@ -15,12 +15,18 @@ from __future__ import annotations
 
 import datetime
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from xidstream.pipeline.credentials import redacted
-from xidstream.pipeline.errors import PreconditionMissing, StorageFault, Superseded, Unsupported
+from xidstream.pipeline.errors import (
+    ComponentLost,
+    PreconditionMissing,
+    StorageFault,
+    Superseded,
+    Unsupported,
+)
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.mirror import rewrite
 from xidstream.pipeline.mirror.base_table import MirrorMarks
@@ -75,14 +81,22 @@ class BaseTables:
         """The number of this mirror; 0 before its first refresh."""
         return 0 if self._manifest is None else self._manifest.owner
 
-    def refresh(self, spark: SparkSession) -> Refreshed | None:
-        """None where there is nothing new."""
+    def refresh(
+        self, spark: SparkSession, is_given_up: Callable[[], bool] = lambda: False
+    ) -> Refreshed | None:
+        """None where there is nothing new. Raises ComponentLost where ``is_given_up`` says so, which is asked now and
+        then; Spark's jobs are the caller's to cancel."""
+
+        def check() -> None:
+            if is_given_up():
+                raise ComponentLost("the refresh of base tables was given up")
+
         session = rewrite.mirror_session(spark)
         try:
             for _ in range(ATTEMPTS):
                 try:
                     with rewrite.in_own_pool(session):
-                        return self._refresh(session)
+                        return self._refresh(session, check)
                 except SnapshotOutdated:
                     continue
         except Exception as error:
@@ -107,7 +121,7 @@ class BaseTables:
             self._manifest = manifest
         return self._manifest
 
-    def _refresh(self, session: SparkSession) -> Refreshed | None:
+    def _refresh(self, session: SparkSession, check: Callable[[], None]) -> Refreshed | None:
         began_s = time.monotonic()
         log = ChangeLog(self._root.uri, self._slot)
         lsn = log.last_commit_lsn
@@ -122,8 +136,11 @@ class BaseTables:
         for table in tables:
             # Between two tables: what overtook this mirror need not meet it at each of them.
             manifest.check()
+            check()
             line = lines.get(table.shape.table)
-            done.append(TableRefresher(session, self._root, marks, table, line, self._file_bytes).run())
+            done.append(
+                TableRefresher(session, self._root, marks, table, line, self._file_bytes, check).run()
+            )
         if done:
             reach("committing_manifest")
             manifest.append(_lines(log.application_id, lsn, tables, done))

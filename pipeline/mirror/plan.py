@@ -35,6 +35,8 @@ LARGE: Final = 1.5
 """Of the target: a file above it is cut when it is written anyway."""
 MOST_GROUPS: Final = 64
 """In one Spark job: each is a branch of its plan, and a plan's making takes longer with each branch."""
+FILE_ROWS: Final = 1_000_000
+"""Of a file, whatever its bytes: a touched file costs its rows, and narrow rows take few bytes."""
 _ROW_BYTES: Final = 100
 """Of a row in Parquet, for a table of which nothing is known."""
 
@@ -48,6 +50,11 @@ class KeyRange:
 
     def holds(self, key: Sequence[Any]) -> bool:
         return all(low <= value <= high for low, value, high in zip(self.low, key, self.high, strict=True))
+
+    def meets(self, other: KeyRange) -> bool:
+        """Whether a key may lie within both."""
+        sides = zip(self.low, self.high, other.low, other.high, strict=True)
+        return all(low <= other_high and other_low <= high for low, high, other_low, other_high in sides)
 
 
 @dataclass(frozen=True)
@@ -71,6 +78,19 @@ class Group:
     n_files: int = 1
 
 
+@dataclass(frozen=True)
+class NetCounts:
+    """Of net rows: how many keys lie within each touched file's ranges; how many new rows each slot gets; how many net
+    rows there are; how many of their keys have a null (no range tells where those are, and no join finds them), and how
+    many rows have a text."""
+
+    touched: dict[int, int]
+    arriving: dict[int, int]
+    n_keys: int
+    n_null_keys: int
+    n_texts: int
+
+
 def in_key_order(files: Iterable[BaseFile]) -> list[BaseFile] | None:
     """The files by their lowest key; None if one of them has no range, and the table must be written as a whole."""
     files = list(files)
@@ -86,18 +106,20 @@ def row_bytes(files: Iterable[BaseFile]) -> float:
     return sum(file.size_bytes for file in files) / n_rows if n_rows else _ROW_BYTES
 
 
-def n_files_for(n_bytes: float, target_bytes: int) -> int:
-    """How many files of about the target's size take so many bytes."""
-    return 1 if n_bytes <= LARGE * target_bytes else math.ceil(n_bytes / target_bytes)
+def n_files_for(size: float, target: float) -> int:
+    """How many files of about the target's size, in bytes or in rows, take so much."""
+    return 1 if size <= LARGE * target else math.ceil(size / target)
 
 
 def plan_swap(
     files: Sequence[BaseFile], touched: Mapping[int, int], arriving: Mapping[int, int], target_bytes: int
 ) -> list[Group]:
     """``files`` are in key order. ``touched``: for the index of each touched file, how many of the keys lie within its
-    ranges. ``arriving``: for each slot, how many net rows that are not gone have their place there.
+    ranges. ``arriving``: for each slot, how many net rows that are not gone have their place there. ``target_bytes``:
+    of a file, which has no more than about ``FILE_ROWS`` rows all the same.
     """
     bytes_a_row = row_bytes(files)
+    target_bytes = min(target_bytes, int(FILE_ROWS * bytes_a_row))
     small = SMALL * target_bytes
     groups: list[Group] = []
     for i, file in enumerate(files):

@@ -12,7 +12,7 @@ For each table there is one of four answers, and ``what_to_do`` decides it:
 - *rewrite*: the fold of the base and what is behind it, all files written anew. For tables without a key (a multiset:
   no range tells where a row is), after a TRUNCATE, after a change of columns other than an addition, and where a key
   has no ranges (``pipeline.mirror.key_ranges``).
-- *swap*: the usual one, only touched files (``pipeline.mirror.plan``).
+- *swap*: the usual one, only touched files (``pipeline.mirror.swap``).
 
 Another mirror of the slot makes itself known in the manifest, and this one ends with Superseded at its next look. What
 it has in hand then is refused by Delta (``pipeline.mirror.base_table``).
@@ -20,16 +20,14 @@ it has in hand then is refused by Delta (``pipeline.mirror.base_table``).
 Rejected: upserting every batch of the sink. It writes files anew at each commit, keeps the sink from its next batch,
 and readers of two tables see two moments.
 
-Called by ``pipeline.mirror.mirror``. Runs on the driver, on one thread; Spark does the work.
+Called by ``pipeline.mirror.base_tables``, on the driver, on one thread.
 """
 
 from __future__ import annotations
 
 import enum
 import os
-import uuid
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -45,24 +43,25 @@ from xidstream.pipeline.mirror.base_table import (
     about_base,
 )
 from xidstream.pipeline.mirror.key_ranges import RangedKey
+from xidstream.pipeline.mirror.net_rows import NetRows
 from xidstream.pipeline.mirror.plan import (
+    FILE_ROWS,
     BaseFile,
-    Group,
     in_key_order,
-    jobs,
     n_files_for,
-    plan_swap,
     removed,
 )
+from xidstream.pipeline.mirror.swap import Swap, base_rows, new_directory
+from xidstream.pipeline.mirror.tail_rows import net_of
 from xidstream.pipeline.spark.delta_table import SnapshotOutdated
 from xidstream.pipeline.spark.naming import Location
-from xidstream.pipeline.state.fold import fold, net_changes
+from xidstream.pipeline.state.fold import fold
 from xidstream.pipeline.state.manifest import ManifestLine, current
 from xidstream.pipeline.state.shape import TableShape
 from xidstream.pipeline.state.table_at import LogRows, TableAt
+from xidstream.pipeline.state.tail import TailFacts, tail_facts
 
 if TYPE_CHECKING:
-    from pyspark import StorageLevel
     from pyspark.sql import DataFrame, SparkSession
 
 
@@ -122,7 +121,8 @@ def new_columns(base: Sequence[pa.Field], wanted: Sequence[pa.Field]) -> list[pa
 
 
 class TableRefresher:
-    """Refreshes one table to the LSN of ``log``. ``line``: the table's in the manifest, or None."""
+    """Refreshes one table to the LSN of ``log``. ``line``: the table's in the manifest, or None. ``check`` raises where
+    the refresh is to be given up."""
 
     def __init__(
         self,
@@ -132,7 +132,9 @@ class TableRefresher:
         log: TableAt,
         line: ManifestLine | None,
         file_bytes: int,
+        check: Callable[[], None],
     ) -> None:
+        self._check = check
         self._session = session
         self._log = log
         self._lsn = lsn = int(log.lsn)
@@ -157,44 +159,60 @@ class TableRefresher:
         base, log = self._base, self._log
         is_same = base.place == self._place
         added = new_columns(base.fields, self._fields)
-        tail = log.tail(self._session, self._since) if base.lsn and is_same else None
         files = base.files(self._key)
         ordered = in_key_order(files) if self._key.columns else None
+        log_files = log.tail_files(self._since) if base.lsn and is_same else []
+        net = tail = facts = None
+        if log_files:
+            if ordered and added is not None:
+                net = net_of(log, log_files, self._since, self._fields, self._key)
+            if net is None:
+                tail, facts = self._tail(self._since)
         answer = what_to_do(
             is_built=base.lsn > 0,
             is_same_generation=is_same,
-            has_changes=tail is not None,
-            has_truncate=tail is not None and _has(tail.frame, "_change_type = 'truncate'"),
+            has_changes=bool(log_files),
+            has_truncate=facts is not None and facts.truncated_at is not None,
             columns_fit=added is not None,
             has_ranges=bool(ordered),
         )
         if answer is Answer.BUILD:
-            snapshot, tail = log.snapshot(self._session), log.tail(self._session)
-            return self._write_all(Answer.BUILD, snapshot, tail, len(files))
+            return self._write_all(answer, log.snapshot(self._session), *self._tail(0), len(files))
         if answer is Answer.REWRITE:
-            return self._rewrite(files, tail)
+            return self._rewrite(files, tail, facts)
         base.describe(self._about)
         base.add_columns(added or [])
-        if answer is Answer.KEEP or tail is None or ordered is None:
+        if answer is Answer.KEEP or ordered is None:
             return TableRefresh(self._label, Answer.KEEP, base.version, n_files_kept=len(files))
-        return self._swap(ordered, tail)
+        return self._swap(ordered, net, tail, facts)
+
+    def _tail(self, since: int) -> tuple[LogRows | None, TailFacts | None]:
+        tail = self._log.tail(self._session, since)
+        return tail, None if tail is None else tail_facts(tail.frame, self._shape)
 
     # -- all files -------------------------------------------------------------------------------------
 
-    def _rewrite(self, files: Sequence[BaseFile], tail: LogRows | None) -> TableRefresh:
-        rows = LogRows(self._read(files), sum(file.size_bytes for file in files))
-        return self._write_all(Answer.REWRITE, rows, tail, len(files))
+    def _rewrite(
+        self, files: Sequence[BaseFile], tail: LogRows | None, facts: TailFacts | None
+    ) -> TableRefresh:
+        frame = base_rows(self._session, self._base, files)
+        n_bytes, n_rows = sum(file.size_bytes for file in files), sum(file.n_rows for file in files)
+        rows = LogRows(frame, n_bytes, n_rows)
+        return self._write_all(Answer.REWRITE, rows, tail, facts, len(files))
 
-    def _write_all(self, answer: Answer, rows: LogRows, tail: LogRows | None, n_removed: int) -> TableRefresh:
+    def _write_all(
+        self, answer: Answer, rows: LogRows, tail: LogRows | None, facts: TailFacts | None, n_removed: int
+    ) -> TableRefresh:
         n_bytes = rows.n_bytes + (0 if tail is None else tail.n_bytes)
         rewrite.set_shuffle_partitions(self._session, n_bytes)
-        has_text = any(_has(each.frame, "_text is not null") for each in (rows, tail) if each is not None)
-        folded = rows.frame if tail is None else fold(rows.frame, tail.frame, self._shape)
+        has_text = bool(facts and facts.n_texts) or _has_text(rows.frame)
+        folded = rows.frame if tail is None else fold(rows.frame, tail.frame, self._shape, facts)
         fields = [*self._fields, TEXT_FIELD] if has_text else self._fields
         folded = _conformed(folded, fields)
-        n_files = n_files_for(n_bytes, self._file_bytes)
+        n_rows = rows.n_rows + (0 if tail is None else tail.n_rows)
+        n_files = max(n_files_for(n_bytes, self._file_bytes), n_files_for(n_rows, FILE_ROWS))
         reach("writing_base")
-        directory = _new_directory()
+        directory = new_directory()
         paths = rewrite.write_files(
             rewrite.cut(folded, self._shape.key, n_files), self._base.location, directory
         )
@@ -205,54 +223,31 @@ class TableRefresher:
 
     # -- touched files ---------------------------------------------------------------------------------
 
-    def _swap(self, files: Sequence[BaseFile], tail: LogRows) -> TableRefresh:
-        finder = rewrite.SlotFinder(self._key, files)
-        rewrite.set_shuffle_partitions(self._session, tail.n_bytes)
-        net = net_changes(self._read(files), tail.frame, self._shape).withColumn(rewrite.SLOT, finder.slot())
-        # What is kept is kept in portions with statistics. So each group decodes little more than its own rows.
-        net = net.sortWithinPartitions(rewrite.SLOT)
-        with _on_disk(net):
-            counts = finder.counts(net, self._shape.key or ())
-            if counts.n_null_keys:
-                return self._rewrite(files, tail)
-            if counts.n_texts and not self._base.has_text:
-                self._base.add_columns([TEXT_FIELD])
-            fields = self._base.fields
-            groups = plan_swap(files, counts.touched, counts.arriving, self._file_bytes)
-            paths = []
-            reach("writing_base")
-            for portion in jobs(groups):
-                directory = _new_directory()
-                frame = self._frame(portion, files, net, fields, counts.n_keys)
-                paths += rewrite.write_files(frame, self._base.location, directory)
-            new = self._new_files(paths)
-        gone = removed(files, groups)
+    def _swap(
+        self,
+        files: Sequence[BaseFile],
+        net: NetRows | None,
+        tail: LogRows | None,
+        facts: TailFacts | None,
+    ) -> TableRefresh:
+        swap = Swap(self._session, self._base, self._shape, self._key, self._file_bytes, self._check)
+        swapped = None if net is None else swap.here(files, net)
+        if swapped is None:
+            if tail is None or facts is None:
+                tail, facts = self._tail(self._since)
+            assert tail is not None and facts is not None
+            swapped = swap.by_spark(files, tail, facts)
+        if swapped is None:
+            return self._rewrite(files, tail, facts)
+        new = self._new_files(swapped.paths)
+        gone = removed(files, swapped.groups)
         if not new and not gone:
             # All that is new had no effect, or was in the snapshot already. The next refresh begins behind it.
             return TableRefresh(self._label, Answer.KEEP, self._base.version, n_files_kept=len(files))
         self._base.replace(new, self._key, gone, self._lsn, self._place)
         return self._done(Answer.SWAP, new, len(gone), len(files) - len(gone))
 
-    def _frame(
-        self,
-        groups: Sequence[Group],
-        files: Sequence[BaseFile],
-        net: DataFrame,
-        fields: Sequence[pa.Field],
-        n_keys: int,
-    ) -> DataFrame:
-        base = [self._read([files[i] for i in group.files], fields) for group in groups]
-        names = [field.name for field in fields]
-        return rewrite.group_frame(groups, base, net, self._shape.key or (), names, n_keys)
-
     # -- both ------------------------------------------------------------------------------------------
-
-    def _read(self, files: Sequence[BaseFile], fields: Sequence[pa.Field] | None = None) -> DataFrame:
-        """The rows of files in the base's own columns and ``_text``, or in ``fields``."""
-        if fields is None:
-            fields = self._base.fields if self._base.has_text else [*self._base.fields, TEXT_FIELD]
-        paths = [self._base.absolute(file.path) for file in files]
-        return rewrite.read_files(self._session, pa.schema(list(fields)), paths)
 
     def _new_files(self, paths: Sequence[str]) -> list[NewFile]:
         found = []
@@ -294,22 +289,5 @@ def _conformed(rows: DataFrame, fields: Sequence[pa.Field]) -> DataFrame:
     return rows.select(*columns)
 
 
-def _has(rows: DataFrame, condition: str) -> bool:
-    return bool(rows.where(condition).limit(1).count())
-
-
-def _new_directory() -> str:
-    return f"refresh-{uuid.uuid4().hex}"
-
-
-@contextmanager
-def _on_disk(rows: DataFrame) -> Iterator[None]:
-    """Keep ``rows`` on the executors' disks meanwhile: they are used several times, and memory is the sink's."""
-    from pyspark import StorageLevel as Levels
-
-    level: StorageLevel = Levels.DISK_ONLY
-    rows.persist(level)
-    try:
-        yield
-    finally:
-        rows.unpersist()
+def _has_text(rows: DataFrame) -> bool:
+    return bool(rows.where("_text is not null").limit(1).count())

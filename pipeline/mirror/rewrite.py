@@ -1,17 +1,18 @@
-"""What Spark does for a refresh: count which files are touched, and write the files that take their place.
+"""What Spark does for a refresh: net rows into files, and the new files of swaps that are too large for the driver.
 
-No row passes through Python. Net rows are kept on the executors' disks while a refresh uses them several times. What
-comes to the driver is one count for each touched file and each slot.
+Net rows are written once, as Parquet beside the table's own files (``write_net``), where this process and all executors
+read them. Their directory goes with the refresh, or with the next vacuum.
 
-A touched file's new version is its rows without the net keys (a left anti join, the keys are broadcast), and behind
-them its net rows that are not gone. One task reads one group and writes one file, in which most rows keep their order.
-There is no shuffle of the base. Only a group that is cut into several files is sorted by ranges of the key.
+No row passes through Python. Of a large swap, what comes to the driver is one count for each touched file and each
+slot. A touched file's new version is its rows without the net keys (a left anti join, the keys are broadcast), and
+behind them its net rows that are not gone. One task reads one group and writes one file, in which most rows keep their
+order. There is no shuffle of the base. Only a group that is cut into several files is sorted by ranges of the key.
 
 ``mirror_session`` gives a session of its own over the user's SparkContext. Its settings are the mirror's alone, and its
 jobs have their own pool. Files are read and written by Spark, so it must reach the root itself: a folder does, and an
 object store does not (Spark's wheels have no connector).
 
-Called by ``pipeline.mirror.refresh``, on the driver, on one thread.
+Called by ``pipeline.mirror.refresh`` and ``pipeline.mirror.swap``, on the driver, on one thread.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,21 +27,22 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from xidstream.pipeline.mirror.key_ranges import RangedKey
-from xidstream.pipeline.mirror.plan import BaseFile, Group
+from xidstream.pipeline.mirror.net_rows import CHANGE, TEXT
+from xidstream.pipeline.mirror.plan import BaseFile, Group, KeyRange, NetCounts
 from xidstream.pipeline.spark.naming import Location
 from xidstream.pipeline.spark.spark_schemas import quoted, spark_schema
+from xidstream.pipeline.state.fold import DELETED
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-GONE: Final = "_gone"
-"""Of a net row: the key has no row any more (``pipeline.state.fold``)."""
-SLOT: Final = "_xidstream_slot"
-TEXT: Final = "_text"
+SLOT: Final = "_seq"
+"""Of a net row, beside the source's columns: a name of the contract, so none of theirs."""
 POOL: Final = "xidstream-mirror"
 BROADCAST_KEYS: Final = 4_000_000
 """Net keys up to here are broadcast, some 100 MB of integers. More are joined by a shuffle, which costs no memory."""
 _JOB_BYTES: Final = 64 << 20
+_NET_ROW_GROUP_BYTES: Final = 8 << 20
 
 _CONF: Final = {
     # Delta wants timestamps that other engines read, with statistics.
@@ -58,19 +59,6 @@ _READ: Final = {
     "__globPaths__": "false",
     "recursiveFileLookup": "true",
 }
-
-
-@dataclass(frozen=True)
-class NetCounts:
-    """How many net keys lie within each touched file's ranges; how many new rows each slot gets; how many net rows
-    there are; how many of their keys have a null (no range tells where those are, and no join finds them), and how many
-    rows have a text."""
-
-    touched: dict[int, int]
-    arriving: dict[int, int]
-    n_keys: int
-    n_null_keys: int
-    n_texts: int
 
 
 def mirror_session(spark: SparkSession) -> SparkSession:
@@ -159,15 +147,17 @@ class SlotFinder:
         rows = [(i, *r.low, *r.high) for i, r in enumerate(ranges) if r is not None]
         boxes = session.createDataFrame(rows, ", ".join(fields))
         within = functions.lit(True)
-        for name, low, high, type_ in zip(
-            self._key.columns, low_names, high_names, self._key.types, strict=True
-        ):
-            value = functions.col(quoted(name))
+        names = [f"_key{i}" for i in range(len(self._key.columns))]
+        for name, low, high, type_ in zip(names, low_names, high_names, self._key.types, strict=True):
+            value = functions.col(name)
             within &= value >= _literal(functions.col(low), type_)
             within &= value <= _literal(functions.col(high), type_)
-        keys = net.select(*map(quoted, self._key.columns), SLOT, GONE)
+        parts = [
+            functions.col(quoted(c)).alias(name) for c, name in zip(self._key.columns, names, strict=True)
+        ]
+        keys = net.select(*parts, SLOT, CHANGE)
         touched = keys.join(functions.broadcast(boxes), within).groupBy("_file").count()
-        arriving = keys.where(~functions.col(GONE)).groupBy(SLOT).count()
+        arriving = keys.where(_is_there()).groupBy(SLOT).count()
         is_null = [functions.col(quoted(name)).isNull() for name in key]
         has_null = reduce(lambda a, b: a | b, is_null).cast("int")
         has_text = functions.col(TEXT).isNotNull().cast("int") if TEXT in net.columns else functions.lit(0)
@@ -208,7 +198,7 @@ def group_frame(
         keys = functions.broadcast(keys)
     frames = []
     for group, rows in zip(groups, base, strict=True):
-        new = net.where(functions.col(SLOT).isin([str(slot) for slot in group.slots]) & ~functions.col(GONE))
+        new = net.where(functions.col(SLOT).isin([str(slot) for slot in group.slots]) & _is_there())
         new = new.select(*map(quoted, columns))
         if group.files:
             new = rows.join(keys, list(key), "left_anti").select(*map(quoted, columns)).union(new)
@@ -232,6 +222,52 @@ def write_files(rows: DataFrame, table: Location, directory: str) -> list[str]:
     paths = [f"{directory}/{name}" for name in names]
     table.sync(paths)
     return paths
+
+
+def write_net(net: DataFrame, table: Location, directory: str) -> list[str]:
+    """One row for each changed key (``pipeline.state.fold.net_changes``), as absolute paths of files.
+
+    Without dictionaries: so a footer says how many bytes the values take in memory.
+    """
+    folder = f"{table.uri}/{directory}"
+    options = {
+        "mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
+        "parquet.enable.dictionary": "false",
+        "parquet.block.size": str(_NET_ROW_GROUP_BYTES),
+    }
+    net.write.options(**options).parquet(f"file://{folder}")
+    return [f"{folder}/{name}" for name in sorted(os.listdir(folder)) if name.endswith(".parquet")]
+
+
+def bounds_of(tail: DataFrame, key: RangedKey) -> KeyRange | None:
+    """The lowest and highest value of each ranged column of the key in all rows of a tail. Runs a small job."""
+    from pyspark.sql import functions
+
+    ends = []
+    for name, type_ in zip(key.columns, key.types, strict=True):
+        value = _stored(functions.col(quoted(name)), type_)
+        ends += [functions.min(value), functions.max(value)]
+    found = tail.agg(*ends).first()
+    if found is None or None in found:
+        return None
+    return KeyRange(tuple(found[::2]), tuple(found[1::2]))
+
+
+def _is_there() -> Column:
+    from pyspark.sql import functions
+
+    return functions.col(CHANGE) != DELETED
+
+
+def _stored(value: Column, type_: pa.DataType) -> Column:
+    """A value of the column's type as Parquet stores it: the reverse of ``_literal``."""
+    from pyspark.sql import functions
+
+    if pt.is_date32(type_):
+        return functions.unix_date(value)
+    if pt.is_timestamp(type_):
+        return functions.unix_micros(value.cast("timestamp"))
+    return value
 
 
 def _is_text(type_: pa.DataType) -> bool:

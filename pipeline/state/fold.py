@@ -3,15 +3,16 @@
 **For the mirror and all other callers**, two functions whose signatures stay:
 
 - ``net_changes(base, tail, shape)``: one row for each key that the tail touches. Its columns are the source's, in the
-  shape's order and types (the key's are among them), then ``_text`` and ``_gone`` (boolean). Unchanged TOAST values are
-  filled in. Where ``_gone`` is true, the columns beside the key mean nothing. A TRUNCATE touches every key of the base.
-  Only for tables with a key.
+  shape's order and types (the key's are among them), then ``_text`` and ``_change_type``: names that no source's
+  column has. Unchanged TOAST values are filled in. ``update_postimage`` is the key's row, whether there was one before
+  or not. With ``delete`` there is none, and the columns beside the key mean nothing. A TRUNCATE touches every key of
+  the base. Only for tables with a key.
 - ``fold(base, tail, shape)``: the table's rows, in the source's columns and ``_text``. Tables without a key, too.
 
 ``base``: rows in the source's columns, with ``_text`` if the table has such values: a snapshot's (``shaped``), or a
 base table's. For ``net_changes`` the part of a base that has all touched keys is enough. ``tail``: the log's rows
 behind the base that the snapshot does not contain (``contained``), in any order, in the contract's columns and the
-source's (``shaped``).
+source's (``shaped``). ``facts``: those of the tail (``tail_facts``), if they are known; else a small job finds them.
 
 The rule. insert and update_postimage set a row, delete removes it, and so does a preimage whose postimage has another
 key. TRUNCATE removes all before it. The last word on a key counts. So untouched rows of the base are kept by an anti
@@ -34,6 +35,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from xidstream.pipeline.errors import UsageError
+from xidstream.pipeline.rows import CHANGE_TYPES, DELETE, UPDATE_POSTIMAGE
 from xidstream.pipeline.state.inherited import inherited_values
 from xidstream.pipeline.state.keyless import fold_keyless
 from xidstream.pipeline.state.prepared import (
@@ -56,28 +58,33 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 
-def net_changes(base: DataFrame, tail: DataFrame, shape: TableShape) -> DataFrame:
-    """One row for each touched key: the source's columns, ``_text``, ``_gone``. Runs a small job."""
+def net_changes(
+    base: DataFrame, tail: DataFrame, shape: TableShape, facts: TailFacts | None = None
+) -> DataFrame:
+    """One row for each touched key: the source's columns, ``_text``, ``_change_type``."""
     from pyspark.sql import functions as f
 
-    net = keyed_net(base, tail, shape)
+    net = keyed_net(base, tail, shape, facts=facts)
     rows = net.rows.select(*net.columns, "text", "gone")
     if net.facts.truncated_at is not None:
         rows = rows.unionByName(net.untouched().select(*net.columns, "text", f.lit(True).alias("gone")))
-    return restored(rows, shape, [f.col("text").alias("_text"), f.col("gone").alias("_gone")])
+    kind = f.when(f.col("gone"), DELETED).otherwise(SET).alias("_change_type")
+    return restored(rows, shape, [f.col("text").alias("_text"), kind])
 
 
-def fold(base: DataFrame, tail: DataFrame, shape: TableShape) -> DataFrame:
-    """All rows of the table: the source's columns, ``_text``. Runs a small job."""
+def fold(base: DataFrame, tail: DataFrame, shape: TableShape, facts: TailFacts | None = None) -> DataFrame:
+    """All rows of the table: the source's columns, ``_text``."""
     from pyspark.sql import functions as f
 
     if shape.key is None:
-        return fold_keyless(base, tail, shape)
-    net = keyed_net(base, tail, shape)
+        return fold_keyless(base, tail, shape, facts)
+    net = keyed_net(base, tail, shape, facts=facts)
     there = net.base_and_changes() if net.fits_one_scan else net.base_or_changes()
     return restored(there, shape, [f.col("text").alias("_text")])
 
 
+SET: Final = CHANGE_TYPES[UPDATE_POSTIMAGE]
+DELETED: Final = CHANGE_TYPES[DELETE]
 _OF_CHANGES: Final = ("lsn", "seq", "xid", "time")
 
 
@@ -154,12 +161,19 @@ class KeyedNet:
         return f.broadcast(touched) if self.facts.keys_are_few else touched
 
 
-def keyed_net(base: DataFrame, tail: DataFrame, shape: TableShape, *, existed: bool = False) -> KeyedNet:
-    """``existed``: whether that column is wanted; else it is null. Runs a small job."""
+def keyed_net(
+    base: DataFrame,
+    tail: DataFrame,
+    shape: TableShape,
+    *,
+    existed: bool = False,
+    facts: TailFacts | None = None,
+) -> KeyedNet:
+    """``existed``: whether that column is wanted; else it is null. ``facts``: the tail's; a small job finds them."""
     if shape.key is None:
         raise UsageError(f"table {shape.table} has no key: its rows are folded as a multiset")
     rows = prepared_tail(tail, shape)
-    facts = facts_of(rows, shape)
+    facts = facts_of(rows, shape) if facts is None else facts
     rows = behind_truncate(rows, facts)
     toasted = [i for i, name in enumerate(shape.columns) if name in facts.unchanged]
     net = _Net(shape, facts, toasted)

@@ -13,20 +13,22 @@ from typing import TYPE_CHECKING
 
 from xidstream.pipeline.state.prepared import all_of, prepared, restored, value_columns
 from xidstream.pipeline.state.shape import TableShape
-from xidstream.pipeline.state.tail import behind_truncate, facts_of, prepared_tail
+from xidstream.pipeline.state.tail import TailFacts, behind_truncate, facts_of, prepared_tail
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import DataType
 
 
-def fold_keyless(base: DataFrame, tail: DataFrame, shape: TableShape) -> DataFrame:
-    """As ``fold``. Runs a small job."""
+def fold_keyless(
+    base: DataFrame, tail: DataFrame, shape: TableShape, facts: TailFacts | None = None
+) -> DataFrame:
+    """As ``fold``."""
     from pyspark.sql import Window
     from pyspark.sql import functions as f
 
     rows = prepared_tail(tail, shape)
-    facts = facts_of(rows, shape)
+    facts = facts_of(rows, shape) if facts is None else facts
     rows = behind_truncate(rows, facts)
     columns = [*value_columns(shape), "text"]
     before = prepared(base, shape).select(*columns)

@@ -46,12 +46,14 @@ MAX_LSN: Final = (1 << 63) - 1
 
 @dataclass(frozen=True)
 class LogFile:
-    """``path``: below the table's directory. The LSNs are those of its rows, or the widest where they are not known."""
+    """``path``: below the table's directory. The LSNs are those of its rows, or the widest where they are not known.
+    ``n_rows``: 0 where it is not known."""
 
     path: str
     n_bytes: int
     min_lsn: int
     max_lsn: int
+    n_rows: int = 0
 
 
 @contextmanager
@@ -104,6 +106,7 @@ class LogTable:
             values("size_bytes", 0),
             values(f"min.{column}", 0),
             values(f"max.{column}", MAX_LSN),
+            values("num_records", 0),
             strict=True,
         )
         return [

@@ -9,7 +9,7 @@ Called by ``change_log``, and by the mirror. Frames are lazy.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,7 @@ from xidstream.pipeline.rows import SNAPSHOT
 from xidstream.pipeline.spark.contained import without_contained
 from xidstream.pipeline.state.fold import fold
 from xidstream.pipeline.state.generations import TableGeneration
-from xidstream.pipeline.state.log_table import LogTable
+from xidstream.pipeline.state.log_table import LogFile, LogTable
 from xidstream.pipeline.state.manifest import Base
 from xidstream.pipeline.state.prepared import prepared, restored
 from xidstream.pipeline.state.shape import TableShape, shaped
@@ -33,10 +33,11 @@ def _no_base() -> None:
 
 @dataclass(frozen=True)
 class LogRows:
-    """Rows in the contract's columns and the shape's. ``n_bytes``: of the files that they are read from."""
+    """Rows in the contract's columns and the shape's. ``n_bytes`` and ``n_rows``: of the files they are read from."""
 
     frame: DataFrame
     n_bytes: int
+    n_rows: int
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,14 @@ class TableAt:
         files = self.log_table.files(place, place)
         rows = self.log_table.rows(spark, files)
         rows = rows.filter((f.col("_commit_lsn") == place) & (f.col("_change_type") == SNAPSHOT))
-        return LogRows(shaped(rows, self.shape), sum(file.n_bytes for file in files))
+        return self._log_rows(rows, files)
+
+    def tail_files(self, since: int) -> list[LogFile]:
+        """Those that may have changes behind ``since``, up to the LSN."""
+        files = self.log_table.files(since + 1, self.lsn)
+        # No commit has the place of a snapshot, so that file has its rows alone.
+        place = int(self.generation.bounds.place)
+        return [file for file in files if not file.min_lsn == file.max_lsn == place]
 
     def tail(self, spark: SparkSession, since: int = 0) -> LogRows | None:
         """The changes behind ``since``, up to the LSN, that the snapshot does not contain; None where no file has any.
@@ -66,17 +74,19 @@ class TableAt:
         """
         from pyspark.sql import functions as f
 
-        files = self.log_table.files(since + 1, self.lsn)
-        # No commit has the place of a snapshot, so that file has its rows alone.
-        place = int(self.generation.bounds.place)
-        files = [file for file in files if not file.min_lsn == file.max_lsn == place]
+        files = self.tail_files(since)
         if not files:
             return None
         lsn = f.col("_commit_lsn")
         rows = self.log_table.rows(spark, files)
         rows = rows.filter((lsn > since) & (lsn <= int(self.lsn)) & (f.col("_change_type") != SNAPSHOT))
-        rows = without_contained(rows, self.generation.bounds)
-        return LogRows(shaped(rows, self.shape), sum(file.n_bytes for file in files))
+        if since < self.generation.bounds.valid_from:
+            rows = without_contained(rows, self.generation.bounds)
+        return self._log_rows(rows, files)
+
+    def _log_rows(self, rows: DataFrame, files: Sequence[LogFile]) -> LogRows:
+        n_bytes, n_rows = sum(file.n_bytes for file in files), sum(file.n_rows for file in files)
+        return LogRows(shaped(rows, self.shape), n_bytes, n_rows)
 
     def state(self, spark: SparkSession) -> DataFrame:
         """The table's rows: the source's columns, ``_text``."""

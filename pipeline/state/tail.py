@@ -34,7 +34,7 @@ _ROW_BYTES = 64
 class TailFacts:
     """``n_preimages``: old tuples. ``n_removals``: those and deletes. ``truncated_at``: place of the last TRUNCATE, as
     ``order_of`` packs it. ``unchanged``: names of the columns that some row lacks. ``key_bytes``: of texts in keys, or
-    in the rows that are taken away where there is no key."""
+    in the rows that are taken away where there is no key. ``n_texts``: rows with a value that a column cannot hold."""
 
     n_rows: int
     n_preimages: int
@@ -42,6 +42,7 @@ class TailFacts:
     truncated_at: int | None
     unchanged: frozenset[str]
     key_bytes: int
+    n_texts: int
 
     @property
     def keys_are_few(self) -> bool:
@@ -69,6 +70,11 @@ def prepared_tail(tail: DataFrame, shape: TableShape) -> DataFrame:
     return prepared(tail, shape, more)
 
 
+def tail_facts(tail: DataFrame, shape: TableShape) -> TailFacts:
+    """Of the log's rows as the folds take them, for whoever decides by them before a fold. Runs a small job."""
+    return facts_of(prepared_tail(tail, shape), shape)
+
+
 def facts_of(rows: DataFrame, shape: TableShape) -> TailFacts:
     """Runs a job over ``prepared_tail``."""
     from pyspark.sql import functions as f
@@ -89,11 +95,13 @@ def facts_of(rows: DataFrame, shape: TableShape) -> TailFacts:
         f.max(f.when(kind == "truncate", f.col("place"))),
         f.array_distinct(f.flatten(f.collect_set("unchanged"))),
         f.coalesce(f.sum(wide), f.lit(0)),
+        f.count("text"),
     ).first()
     assert found is not None
     truncated_at = None if found[3] is None else int(found[3])
+    unchanged = frozenset(found[4] or ())
     return TailFacts(
-        int(found[0]), int(found[1]), int(found[2]), truncated_at, frozenset(found[4] or ()), int(found[5])
+        int(found[0]), int(found[1]), int(found[2]), truncated_at, unchanged, int(found[5]), int(found[6])
     )
 
 

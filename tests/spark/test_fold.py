@@ -116,7 +116,7 @@ def test_net_changes_of_a_random_log_take_a_base_to_the_tables_state(spark: Any,
     assert len(touched) == len(set(touched)), "one row for each key"
     for row in changes:
         state.pop(row["id"], None)
-        if not row["_gone"]:
+        if row["_change_type"] != "delete":
             state[row["id"]] = values_of(row)
     assert Counter(state.values()) == log.states[-1][1], f"seed {seed}"
 
@@ -223,7 +223,7 @@ def test_net_changes_need_a_key_and_name_every_row_that_a_truncate_took(spark: A
     ]
     tail = frame(spark, log, {**CONTRACT, **columns})
     rows = {
-        row["id"]: (row["v"], row["_gone"])
+        row["id"]: (row["v"], row["_change_type"] == "delete")
         for row in dicts(net_changes(base, tail, shape_of(("id",), columns)))
     }
     assert rows[2] == ("new", False)

@@ -16,6 +16,7 @@ from xidstream.actors.mirror import Mirror
 from xidstream.pipeline import faultpoints
 from xidstream.pipeline.errors import ComponentLost, Superseded
 from xidstream.pipeline.faultpoints import FaultPlan
+from xidstream.pipeline.mirror import local_swap, refresh
 from xidstream.pipeline.mirror.refresh import Answer
 from xidstream.pipeline.spark import delta
 from xidstream.pipeline.spark.naming import Location
@@ -24,7 +25,7 @@ from xidstream.pipeline.state.manifest import ManifestLine, base_at, newest, rea
 pytestmark = pytest.mark.spark
 
 A = keyed("a", {"id": INT8, "name": TEXT}, "id", relid=1)
-PAIRS = keyed("pairs", {"shop": TEXT, "number": INT8, "note": TEXT}, "shop", "number", relid=2)
+PAIRS = keyed("pairs", {"shop": TEXT, "number": INT8, "_gone": TEXT}, "shop", "number", relid=2)
 LOOSE = keyed("loose", {"n": INT8, "t": TEXT}, relid=3)
 TABLES = (A, PAIRS, LOOSE)
 SMALL_FILES = 4 << 10
@@ -63,17 +64,34 @@ def files_of(log: LogMaker, directory: str = "public.a") -> set[str]:
     return set(DeltaTable(str(log.path / "current" / directory)).file_uris())
 
 
-def test_refreshes_at_random_moments_name_what_the_source_held_then(log: LogMaker, spark: Any) -> None:
+def by_spark(patch: pytest.MonkeyPatch) -> None:
+    """The net rows are Spark's; the files are written here."""
+    patch.setattr(refresh, "net_of", lambda *whatever: None)
+
+
+def by_executors(patch: pytest.MonkeyPatch) -> None:
+    """All is done by Spark, as for a refresh that is too large for this process."""
+    patch.setattr(local_swap, "NET_ROWS", 0)
+
+
+WAYS: list[Callable[[pytest.MonkeyPatch], None]] = [lambda patch: None, by_spark, by_executors]
+
+
+def test_refreshes_at_random_moments_name_what_the_source_held_then_whoever_writes_them(
+    log: LogMaker, spark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     dice = random.Random(18)
     log.snapshot(A, filled(300))
-    log.snapshot(PAIRS, [{"shop": f"s{i % 7}", "number": i, "note": "n" * 40} for i in range(300)])
+    log.snapshot(PAIRS, [{"shop": f"s{i % 7}", "number": i, "_gone": "n" * 40} for i in range(300)])
     log.snapshot(LOOSE, [{"n": i % 5, "t": "t"} for i in range(50)])
     mirror = Mirror(str(log.path), file_bytes=2 * SMALL_FILES)
     answers = set()
-    for _ in range(4):
-        for _ in range(dice.randint(1, 4)):
+    for way in (WAYS[0], *WAYS):
+        for _ in range(dice.randint(2, 4)):
             log.random_commit(dice, TABLES)
-        refreshed = mirror.refresh(spark)
+        with monkeypatch.context() as patch:
+            way(patch)
+            refreshed = mirror.refresh(spark)
         assert refreshed is not None and refreshed.lsn == log.lsn and not refreshed.left_out
         answers |= {table.answer for table in refreshed.tables}
         assert len(newest(lines_of(log))) == len(TABLES)
@@ -86,7 +104,7 @@ def test_only_touched_files_are_written_and_an_untouched_table_has_no_commit(
     log: LogMaker, spark: Any
 ) -> None:
     log.snapshot(A, filled(2_000))
-    log.snapshot(PAIRS, [{"shop": "s", "number": 1, "note": "x"}])
+    log.snapshot(PAIRS, [{"shop": "s", "number": 1, "_gone": "x"}])
     log.insert(A, {"id": 5_000, "name": "x"})
     mirror = Mirror(str(log.path), file_bytes=SMALL_FILES)
     mirror.refresh(spark)
@@ -166,13 +184,13 @@ def test_a_refresh_that_dies_anywhere_is_taken_up_by_the_next_mirror(
 ) -> None:
     dice = random.Random(point)
     log.snapshot(A, filled(300))
-    log.snapshot(PAIRS, [{"shop": f"s{i % 7}", "number": i, "note": "n" * 40} for i in range(300)])
+    log.snapshot(PAIRS, [{"shop": f"s{i % 7}", "number": i, "_gone": "n" * 40} for i in range(300)])
     log.random_commit(dice, (A, PAIRS))
     if point != "writing_base":  # then the very first refresh dies
         Mirror(str(log.path), file_bytes=SMALL_FILES).refresh(spark)
     log.random_commit(dice, (A, PAIRS))
     log.insert(A, {"id": 9_000, "name": "x"})
-    log.insert(PAIRS, {"shop": "x", "number": 9_000, "note": "x"})
+    log.insert(PAIRS, {"shop": "x", "number": 9_000, "_gone": "x"})
     named = {(line.table, line.lsn) for line in lines_of(log)}
     with monkeypatch.context() as patch:
         patch.setattr(faultpoints, "_plan", FaultPlan(f"{point}:error", None))
@@ -207,12 +225,12 @@ def test_a_mirror_that_is_overtaken_in_the_middle_of_a_refresh_tears_nothing(
     log: LogMaker, spark: Any, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
     log.snapshot(A, filled(100))
-    log.snapshot(PAIRS, [{"shop": "s", "number": 1, "note": "x"}])
+    log.snapshot(PAIRS, [{"shop": "s", "number": 1, "_gone": "x"}])
     log.insert(A, {"id": 1_000, "name": "x"})
     older, newer = (Mirror(str(log.path), file_bytes=SMALL_FILES) for _ in range(2))
     older.refresh(spark)
     log.insert(A, {"id": 1_001, "name": "x"})
-    log.insert(PAIRS, {"shop": "t", "number": 2, "note": "x"})
+    log.insert(PAIRS, {"shop": "t", "number": 2, "_gone": "x"})
     with monkeypatch.context() as patch:
         patch.setattr(faultpoints, "_plan", _Between(point, lambda: newer.refresh(spark)))
         with pytest.raises(Superseded):

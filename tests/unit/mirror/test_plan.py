@@ -64,6 +64,16 @@ def test_a_touched_file_that_has_grown_beyond_one_and_a_half_is_cut() -> None:
     assert group.n_files == 1
 
 
+def test_a_file_of_narrow_rows_is_cut_by_its_rows() -> None:
+    files = [
+        file(0, 99, size=20_000_000, n_rows=2_000_000),
+        file(100, 199, size=10_000_000, n_rows=1_000_000),
+    ]
+    first, second = plan_swap(files, {0: 1, 1: 1}, {0: 1, 1: 1}, target_bytes=32 << 20)
+    assert (first.files, first.n_files) == ((0,), 2)
+    assert (second.files, second.n_files) == ((1,), 1)
+
+
 def test_small_neighbours_of_a_touched_file_are_joined_with_it_and_far_ones_are_kept() -> None:
     files = [file(0, 99, size=300), file(100, 199, size=300), file(200, 299), file(300, 399, size=300)]
     (group,) = plan_swap(files, touched={0: 1}, arriving={0: 1}, target_bytes=TARGET)

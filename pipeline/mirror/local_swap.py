@@ -1,0 +1,157 @@
+"""The new files of a swap, written by this process: for refreshes that replace a bounded part of a table.
+
+A touched file is read in pieces, its rows whose key has a net row are left out, and behind the others stand the net
+rows of its slots. So memory depends on the size of a piece, and not on that of a file or of the table. A few threads
+each write a group of files (``pipeline.mirror.plan``). A group that is cut into several files is sorted by key in
+memory, so it must be small (``fits``).
+
+Spark does the same for larger refreshes (``pipeline.mirror.rewrite``), on all its executors. It takes a second or
+more to begin, and its Parquet writer is slower, so most refreshes are done here.
+
+Rejected: rows that are put in place instead of behind, which costs a second pass and gives readers nothing, since
+ranges are those of files.
+
+Plain pyarrow, no Spark. Called by ``pipeline.mirror.swap``.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from xidstream.pipeline.late_binding import SPARK_METADATA, halved, statistics_leaves
+from xidstream.pipeline.mirror.net_rows import NetRows, in_schema, without
+from xidstream.pipeline.mirror.plan import BaseFile, Group
+from xidstream.pipeline.spark.naming import Location
+
+THREADS: Final = 4
+"""At most, and no more than there are processors: each writes a group, and reads with pyarrow's own threads."""
+NET_ROWS: Final = 2_000_000
+NET_BYTES: Final = 256 << 20
+"""Of net rows, uncompressed: what is held in memory."""
+REPLACED_BYTES: Final = 2 << 30
+"""Of files that are replaced: more is for all executors of a cluster."""
+CUT_BYTES: Final = 128 << 20
+"""Of a group that is sorted, in Parquet."""
+_PIECE_BYTES: Final = 32 << 20
+_PIECE_ROWS: Final = 128 << 10
+_ROW_GROUP_BYTES: Final = 64 << 20
+_ROW_GROUP_ROWS: Final = 1 << 20
+_PAGE_BYTES: Final = 1 << 30
+
+
+def fits(groups: Iterable[Group]) -> bool:
+    """Whether these groups are for this process."""
+    groups = list(groups)
+    is_small = sum(group.bytes for group in groups) <= REPLACED_BYTES
+    return is_small and all(not g.files or g.n_files == 1 or g.bytes <= CUT_BYTES for g in groups)
+
+
+@dataclass(frozen=True)
+class LocalSwap:
+    """``files``: the table's, in key order. ``schema``: the table's columns. ``check`` raises where the refresh is to
+    be given up."""
+
+    table: Location
+    schema: pa.Schema
+    files: Sequence[BaseFile]
+    net: NetRows
+    key: Sequence[str]
+    check: Callable[[], None]
+
+    def write(self, groups: Sequence[Group], directory: str) -> list[str]:
+        """The new files, on disk, as paths relative to the table. Raises OSError and what pyarrow raises."""
+        starts = self.net.slots(self.files)
+        n_threads = max(1, min(THREADS, os.cpu_count() or 1, len(groups)))
+        is_over = threading.Event()
+
+        def write_one(numbered: tuple[int, Group]) -> list[str]:
+            if is_over.is_set():
+                return []
+            try:
+                return self._write_group(f"{directory}/{numbered[0]:05d}", numbered[1], starts)
+            except BaseException:
+                is_over.set()  # The other groups are of no use any more.
+                raise
+
+        with ThreadPoolExecutor(n_threads, thread_name_prefix="xidstream-mirror-write") as threads:
+            found = list(threads.map(write_one, enumerate(groups)))
+        paths = [path for some in found for path in some]
+        self.table.sync_folders(paths)
+        return paths
+
+    def _write_group(self, stem: str, group: Group, starts: Sequence[int]) -> list[str]:
+        arriving = self.net.arriving(starts, group.slots, self.schema)
+        if group.n_files == 1:
+            return self._write_file(f"{stem}.parquet", self._rows(group, arriving))
+        rows = arriving
+        if group.files:
+            rows = pa.concat_tables(self._rows(group, arriving)).combine_chunks()
+            rows = rows.sort_by([(name, "ascending") for name in self.key])
+        n_rows = -(-rows.num_rows // group.n_files)
+        paths = []
+        for i in range(group.n_files):
+            part = rows.slice(i * n_rows, n_rows)
+            paths += self._write_file(f"{stem}-{i:05d}.parquet", [part])
+        return paths
+
+    def _rows(self, group: Group, arriving: pa.Table) -> Iterator[pa.Table]:
+        for i in group.files:
+            keys = self.net.keys_near(self.files[i])
+            for rows in read_pieces(f"{self.table.uri}/{self.files[i].path}"):
+                yield without(in_schema(rows, self.schema), keys)
+        yield arriving
+
+    def _write_file(self, path: str, tables: Iterable[pa.Table]) -> list[str]:
+        """No file without a row."""
+        groups = _row_groups(tables, self.check)
+        first = next(groups, None)
+        if first is None:
+            return []
+        options: dict[str, Any] = {
+            "compression": "snappy",
+            "write_statistics": statistics_leaves(self.schema),
+            "store_schema": False,
+        }
+        with self.table.create(path) as sink, pq.ParquetWriter(sink, self.schema, **options) as writer:
+            for rows in chain([first], groups):
+                writer.write_table(rows, row_group_size=rows.num_rows)
+            writer.add_key_value_metadata(SPARK_METADATA)
+        self.table.sync([path])
+        return [path]
+
+
+def read_pieces(path: str, names: Sequence[str] | None = None) -> Iterator[pa.Table]:
+    """The rows of a file, so many at a time that a piece has about ``_PIECE_BYTES``; all columns, or those of ``names``
+    that it has."""
+    with pq.ParquetFile(path) as file:
+        footer = file.metadata
+        columns = None if names is None else [name for name in names if name in file.schema_arrow.names]
+        n_bytes = sum(footer.row_group(i).total_byte_size for i in range(footer.num_row_groups))
+        n_rows = _PIECE_BYTES * max(1, footer.num_rows) // max(1, n_bytes)
+        for batch in file.iter_batches(max(1, min(_PIECE_ROWS, n_rows)), columns=columns):
+            yield pa.Table.from_batches([batch])
+
+
+def _row_groups(tables: Iterable[pa.Table], check: Callable[[], None]) -> Iterator[pa.Table]:
+    pending: list[pa.Table] = []
+    n_rows = n_bytes = 0
+    for rows in tables:
+        check()
+        if not rows.num_rows:
+            continue
+        pending.append(rows)
+        n_rows, n_bytes = n_rows + rows.num_rows, n_bytes + rows.nbytes
+        if n_rows >= _ROW_GROUP_ROWS or n_bytes >= _ROW_GROUP_BYTES:
+            yield from halved(pa.concat_tables(pending), _PAGE_BYTES)
+            pending, n_rows, n_bytes = [], 0, 0
+    if pending:
+        yield from halved(pa.concat_tables(pending), _PAGE_BYTES)

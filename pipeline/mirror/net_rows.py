@@ -1,0 +1,162 @@
+"""The net rows of one refresh in this process's memory: by key, by slot, and against the rows of a file.
+
+A *net row* says what became of one key (``pipeline.state.fold``): its last row, or that it has none any more. They are
+sorted here by the key's ranged columns. So the rows of a slot (``pipeline.mirror.plan``) are neighbours, and so are the
+keys that lie within a file's range of the first column. Both are found by bisection: per file, not per row.
+
+Equality of keys is Arrow's. It is that of PostgreSQL for every type but floats and arrays, so tables with those in
+their keys are not for this module (``is_comparable``). A key with a null (a value that its column cannot hold) equals
+nothing here: ``n_null_keys`` tells of them, and the table is then written as a whole.
+
+Plain pyarrow, no Spark, no loop over rows. Called by ``swap``, ``local_swap`` and ``tail_rows`` of this package.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pt
+
+from xidstream.pipeline.mirror.key_ranges import RangedKey
+from xidstream.pipeline.mirror.plan import BaseFile, NetCounts
+from xidstream.pipeline.state.fold import DELETED
+
+CHANGE: Final = "_change_type"
+"""Of a net row: ``delete`` where the key has no row any more (``pipeline.state.fold``)."""
+TEXT: Final = "_text"
+_PLACE: Final = "n"
+
+
+def is_comparable(key: Iterable[str], types: Mapping[str, pa.DataType]) -> bool:
+    """Whether Arrow's equality of such keys is PostgreSQL's."""
+    return not any(pt.is_floating(types[name]) or pt.is_nested(types[name]) for name in key)
+
+
+class NetRows:
+    """``rows``: the table's columns, ``_text`` and ``_change_type``. ``key``: the key's columns, ``ranged`` those that
+    have ranges, at least one."""
+
+    def __init__(self, rows: pa.Table, key: Sequence[str], ranged: RangedKey) -> None:
+        self._rows = rows.combine_chunks()
+        self._key = list(key)
+        self._order = pc.sort_indices(self._rows, sort_keys=[(name, "ascending") for name in ranged.columns])
+        self._bounds = [_as_stored(pc.take(_whole(self._rows[name]), self._order)) for name in ranged.columns]
+        is_set = pc.not_equal(_whole(self._rows[CHANGE]), DELETED)
+        self._is_set = pc.take(is_set, self._order)
+        sums = np.cumsum(self._is_set.to_numpy(zero_copy_only=False), dtype=np.int64)
+        self._n_set_before = np.concatenate([np.zeros(1, np.int64), sums])
+
+    def __len__(self) -> int:
+        return int(self._rows.num_rows)
+
+    @property
+    def n_null_keys(self) -> int:
+        return sum(self._rows[name].null_count for name in self._key)
+
+    def counts(self, files: Sequence[BaseFile]) -> NetCounts:
+        """``files`` have ranges, and are in key order."""
+        starts = self.slots(files)
+        arriving = {}
+        for i, (first, behind) in enumerate(pairwise(starts)):
+            n = int(self._n_set_before[behind] - self._n_set_before[first])
+            if n:
+                arriving[i] = n
+        touched = {i: n for i, file in enumerate(files) if (n := self._n_within(file))}
+        texts = len(self) - self._rows[TEXT].null_count if TEXT in self._rows.column_names else 0
+        return NetCounts(touched, arriving, len(self), self.n_null_keys, texts)
+
+    def slots(self, files: Sequence[BaseFile]) -> list[int]:
+        """``len(files) + 1`` places in the order of the key: the rows of slot i are those from the i-th up to the
+        next."""
+        places = range(len(self))
+        lows = [file.range.low for file in files[1:] if file.range is not None]
+        return [0, *(bisect_left(places, low, key=self._key_at) for low in lows), len(self)]
+
+    def arriving(self, starts: Sequence[int], slots: Iterable[int], schema: pa.Schema) -> pa.Table:
+        """The rows of the slots that are not gone, by key, in ``schema``."""
+        pieces = [self._order.slice(0, 0)]
+        for slot in slots:
+            piece = slice(starts[slot], starts[slot + 1])
+            pieces.append(pc.filter(self._order[piece], self._is_set[piece]))
+        return in_schema(self._rows.take(pa.concat_arrays(pieces)), schema)
+
+    def keys_near(self, file: BaseFile) -> pa.Table:
+        """The key columns of all net rows that may have a row in the file."""
+        first, behind = self._near(file)
+        return self._rows.select(self._key).take(self._order[first:behind])
+
+    # -- inside ----------------------------------------------------------------------------------------
+
+    def _key_at(self, place: int) -> tuple[Any, ...]:
+        return tuple(column[place].as_py() for column in self._bounds)
+
+    def _near(self, file: BaseFile) -> tuple[int, int]:
+        """The places of the rows within the file's range of the first column."""
+        assert file.range is not None
+        places, first = range(len(self)), self._bounds[0]
+
+        def value(place: int) -> Any:
+            return first[place].as_py()
+
+        low, high = file.range.low[0], file.range.high[0]
+        return bisect_left(places, low, key=value), bisect_right(places, high, key=value)
+
+    def _n_within(self, file: BaseFile) -> int:
+        """How many keys lie within the file's ranges of all columns."""
+        assert file.range is not None
+        first, behind = self._near(file)
+        if first == behind or len(self._bounds) == 1:
+            return behind - first
+        within = pa.repeat(pa.scalar(True), behind - first)
+        for column, low, high in zip(self._bounds[1:], file.range.low[1:], file.range.high[1:], strict=True):
+            part = column[first:behind]
+            within = pc.and_(within, pc.and_(pc.greater_equal(part, low), pc.less_equal(part, high)))
+        return int(pc.sum(within).as_py() or 0)
+
+
+def without(rows: pa.Table, keys: pa.Table) -> pa.Table:
+    """``rows`` in their order, without those whose key is in ``keys`` (of the key's columns, and types)."""
+    names = keys.column_names
+    if not keys.num_rows or not rows.num_rows:
+        return rows
+    if len(names) == 1:
+        is_new = pc.is_in(rows[names[0]], value_set=_whole(keys[names[0]]))
+        return rows.filter(pc.invert(is_new)) if pc.any(is_new).as_py() else rows
+    # Names of our own: a key's column may be called as the place.
+    parts = [f"k{i}" for i in range(len(names))]
+    there = rows.select(names).rename_columns(parts)
+    there = there.append_column(_PLACE, pa.array(np.arange(rows.num_rows)))
+    kept = there.join(keys.rename_columns(parts), parts, join_type="left anti")[_PLACE]
+    return rows.take(kept.take(pc.sort_indices(kept))) if len(kept) < rows.num_rows else rows
+
+
+def in_schema(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    """``rows`` in the columns and types of ``schema``; null what they have not."""
+    there = set(rows.column_names)
+    columns = [
+        rows[field.name].cast(field.type)
+        if field.name in there
+        else pa.chunked_array([pa.nulls(rows.num_rows, field.type)])
+        for field in schema
+    ]
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _whole(column: pa.ChunkedArray) -> pa.Array:
+    found = column.combine_chunks()
+    return found if isinstance(found, pa.Array) else pa.concat_arrays(found.chunks)
+
+
+def _as_stored(values: pa.Array) -> pa.Array:
+    """A key's values as ``KeyRange`` has them."""
+    if pt.is_date32(values.type):
+        return values.cast(pa.int32())
+    if pt.is_timestamp(values.type):
+        return values.cast(pa.int64())
+    return values

@@ -1,0 +1,178 @@
+"""A swap: the touched files of one table get new versions, by this process or by Spark.
+
+The net rows come from this process (``pipeline.mirror.tail_rows``), or from Spark. They go into the table's files here
+(``pipeline.mirror.local_swap``) as long as they are some hundreds of megabytes at most, and what they replace is not
+much more. That is nearly every refresh. What is larger, and keys whose equality Arrow does not share, Spark does
+(``pipeline.mirror.rewrite``).
+
+A tail that lacks unchanged values takes them from the base. Then only those files are read for it whose ranges meet the
+tail's.
+
+Called by ``pipeline.mirror.refresh``, which commits what is written.
+"""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from xidstream.pipeline.faultpoints import reach
+from xidstream.pipeline.mirror import local_swap, rewrite
+from xidstream.pipeline.mirror.base_table import TEXT_FIELD, BaseTable
+from xidstream.pipeline.mirror.key_ranges import RangedKey
+from xidstream.pipeline.mirror.net_rows import CHANGE, NetRows, in_schema, is_comparable
+from xidstream.pipeline.mirror.plan import BaseFile, Group, NetCounts, jobs, plan_swap
+from xidstream.pipeline.state.fold import net_changes
+from xidstream.pipeline.state.shape import TableShape
+from xidstream.pipeline.state.table_at import LogRows
+from xidstream.pipeline.state.tail import TailFacts
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+@dataclass(frozen=True)
+class Swapped:
+    """``paths``, relative to the table, take the place of the files of ``groups``."""
+
+    paths: list[str]
+    groups: list[Group]
+
+
+@dataclass(frozen=True)
+class _Net:
+    """Net rows in Parquet files. ``n_bytes``: of their values."""
+
+    paths: list[str]
+    n_rows: int
+    n_bytes: int
+
+
+@dataclass(frozen=True)
+class Swap:
+    """Of one table. ``check`` raises where the refresh is to be given up."""
+
+    session: SparkSession
+    base: BaseTable
+    shape: TableShape
+    ranged: RangedKey
+    file_bytes: int
+    check: Callable[[], None]
+
+    def here(self, files: Sequence[BaseFile], net: NetRows) -> Swapped | None:
+        """``files``: all of the table's, in key order. None where so much is replaced that Spark should do it."""
+        counts = net.counts(files)
+        groups = self._plan(files, counts)
+        if not local_swap.fits(groups):
+            return None
+        reach("writing_base")
+        schema = pa.schema(self.base.fields)
+        swap = local_swap.LocalSwap(self.base.location, schema, files, net, self._key, self.check)
+        return Swapped(swap.write(groups, new_directory()), groups)
+
+    def by_spark(self, files: Sequence[BaseFile], tail: LogRows, facts: TailFacts) -> Swapped | None:
+        """None where a key has a null: write the table as a whole."""
+        rewrite.set_shuffle_partitions(self.session, tail.n_bytes)
+        base = base_rows(self.session, self.base, self._with_values(files, tail, facts))
+        with self._written(net_changes(base, tail.frame, self.shape, facts)) as net:
+            types = {field.name: field.type for field in self.base.fields}
+            is_small = net.n_rows <= local_swap.NET_ROWS and net.n_bytes <= local_swap.NET_BYTES
+            if is_small and is_comparable(self._key, types):
+                rows = NetRows(self._read(net), self._key, self.ranged)
+                if rows.n_null_keys:
+                    return None
+                if (swapped := self.here(files, rows)) is not None:
+                    return swapped
+            return self._in_executors(files, net)
+
+    @property
+    def _key(self) -> tuple[str, ...]:
+        return self.shape.key or ()
+
+    def _plan(self, files: Sequence[BaseFile], counts: NetCounts) -> list[Group]:
+        if counts.n_texts and not self.base.has_text:
+            self.base.add_columns([TEXT_FIELD])
+        return plan_swap(files, counts.touched, counts.arriving, self.file_bytes)
+
+    # -- net rows --------------------------------------------------------------------------------------
+
+    def _with_values(self, files: Sequence[BaseFile], tail: LogRows, facts: TailFacts) -> list[BaseFile]:
+        """The files that may have a value which the tail lacks."""
+        if not facts.unchanged:
+            return []
+        bounds = rewrite.bounds_of(tail.frame, self.ranged)
+        return [file for file in files if bounds is None or file.range is None or file.range.meets(bounds)]
+
+    @contextmanager
+    def _written(self, net: DataFrame) -> Iterator[_Net]:
+        directory = f"net-{uuid.uuid4().hex}"
+        try:
+            paths = rewrite.write_net(net, self.base.location, directory)
+            footers = [pq.read_metadata(path) for path in paths]
+            sizes = [f.row_group(i).total_byte_size for f in footers for i in range(f.num_row_groups)]
+            yield _Net(paths, sum(footer.num_rows for footer in footers), sum(sizes))
+        finally:
+            shutil.rmtree(f"{self.base.location.uri}/{directory}", ignore_errors=True)
+
+    @property
+    def _net_schema(self) -> pa.Schema:
+        fields = [field for field in self.base.fields if field.name != TEXT_FIELD.name]
+        return pa.schema([*fields, TEXT_FIELD, pa.field(CHANGE, pa.string())])
+
+    def _read(self, net: _Net) -> pa.Table:
+        schema = self._net_schema
+        tables = [in_schema(pq.ParquetFile(path).read(), schema) for path in net.paths]
+        return pa.concat_tables([schema.empty_table(), *tables])
+
+    # -- files -----------------------------------------------------------------------------------------
+
+    def _in_executors(self, files: Sequence[BaseFile], written: _Net) -> Swapped | None:
+        finder = rewrite.SlotFinder(self.ranged, files)
+        schema = self._net_schema
+        net = rewrite.read_files(self.session, schema, written.paths).withColumn(rewrite.SLOT, finder.slot())
+        # In order, and so in portions with statistics: each group decodes little more than its own rows.
+        with self._written(net.sortWithinPartitions(rewrite.SLOT)) as in_slots:
+            schema = schema.append(pa.field(rewrite.SLOT, pa.string()))
+            net = rewrite.read_files(self.session, schema, in_slots.paths)
+            counts = finder.counts(net, self._key)
+            if counts.n_null_keys:
+                return None
+            groups = self._plan(files, counts)
+            reach("writing_base")
+            paths = []
+            for portion in jobs(groups):
+                paths += self._write_portion(portion, files, net, counts.n_keys)
+        return Swapped(paths, groups)
+
+    def _write_portion(
+        self, groups: Sequence[Group], files: Sequence[BaseFile], net: DataFrame, n_keys: int
+    ) -> list[str]:
+        fields = self.base.fields
+        names = [field.name for field in fields]
+        old = [base_rows(self.session, self.base, [files[i] for i in g.files], fields) for g in groups]
+        frame = rewrite.group_frame(groups, old, net, self._key, names, n_keys)
+        return rewrite.write_files(frame, self.base.location, new_directory())
+
+
+def base_rows(
+    session: SparkSession,
+    base: BaseTable,
+    files: Sequence[BaseFile],
+    fields: Sequence[pa.Field] | None = None,
+) -> DataFrame:
+    """The rows of files of a base table in its own columns and ``_text``, or in ``fields``."""
+    if fields is None:
+        fields = base.fields if base.has_text else [*base.fields, TEXT_FIELD]
+    paths = [base.absolute(file.path) for file in files]
+    return rewrite.read_files(session, pa.schema(list(fields)), paths)
+
+
+def new_directory() -> str:
+    return f"refresh-{uuid.uuid4().hex}"

@@ -1,0 +1,103 @@
+"""Files that this process writes for a swap: what is in them, and in how many."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from xidstream.pipeline.errors import ComponentLost
+from xidstream.pipeline.mirror import local_swap
+from xidstream.pipeline.mirror.key_ranges import RangedKey
+from xidstream.pipeline.mirror.local_swap import LocalSwap, fits
+from xidstream.pipeline.mirror.net_rows import NetRows
+from xidstream.pipeline.mirror.plan import BaseFile, Group, KeyRange
+from xidstream.pipeline.spark.naming import Location
+
+SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string()), ("f", pa.float64())])
+KEY = RangedKey.of(["id"], {"id": pa.int64()})
+
+
+def base_file(folder: Path, name: str, ids: Sequence[int]) -> BaseFile:
+    rows = pa.table({"id": pa.array(ids, pa.int64()), "v": [f"old {i}" for i in ids]})
+    pq.write_table(rows, folder / name, row_group_size=7)
+    return BaseFile(name, 1_000, len(ids), KeyRange((min(ids),), (max(ids),)))
+
+
+def swap(
+    folder: Path,
+    files: Sequence[BaseFile],
+    new: dict[int, str | None],
+    check: Callable[[], None] = lambda: None,
+) -> LocalSwap:
+    """``new``: id → its new value; None where it is gone."""
+    schema = pa.schema([*SCHEMA, ("_change_type", pa.string())])
+    kinds = {True: "delete", False: "update_postimage"}
+    rows = [{"id": i, "v": v, "_change_type": kinds[v is None]} for i, v in new.items()]
+    net = NetRows(pa.Table.from_pylist(rows, schema=schema), ["id"], KEY)
+    return LocalSwap(Location.parse(str(folder)), SCHEMA, files, net, ["id"], check)
+
+
+def read(folder: Path, path: str) -> dict[int, Any]:
+    rows = pq.read_table(folder / path)
+    assert rows.schema.equals(SCHEMA)
+    found = dict(zip(rows["id"].to_pylist(), rows["v"].to_pylist(), strict=True))
+    assert len(found) == rows.num_rows
+    return found
+
+
+def test_a_file_keeps_its_rows_but_the_changed_ones_and_gets_those_of_its_slot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_swap, "_PIECE_ROWS", 5)
+    files = [base_file(tmp_path, "a", range(0, 40, 2)), base_file(tmp_path, "b", range(50, 90))]
+    new = {4: "new", 7: "between", 6: None, 45: "behind", 60: "new", 61: None}
+    paths = swap(tmp_path, files, new).write([Group((0,), (0,), 1), Group((1,), (1,), 1)], "refresh-1")
+    first, second = (read(tmp_path, path) for path in paths)
+    old = {i: f"old {i}" for i in range(0, 40, 2) if i != 6}
+    assert first == {**old, 4: "new", 7: "between", 45: "behind"}
+    assert second == {**{i: f"old {i}" for i in range(50, 90) if i != 61}, 60: "new"}
+
+
+def test_a_group_is_cut_by_key_and_one_without_rows_leaves_no_file(tmp_path: Path) -> None:
+    files = [base_file(tmp_path, "a", [9, 1, 5, 3]), base_file(tmp_path, "b", [20, 21])]
+    new = {2: "x", 7: "x", 20: None, 21: None, 100: "y", 101: "y"}
+    groups = [Group((0,), (0,), 1, 3), Group((1,), (), 1)]
+    paths = swap(tmp_path, files, new).write(groups, "refresh-1")
+    assert [list(read(tmp_path, path)) for path in paths] == [[1, 2], [3, 5], [7, 9]]
+    paths = swap(tmp_path, files, new).write([Group((), (1,), 1, 2)], "refresh-2")
+    assert [list(read(tmp_path, path)) for path in paths] == [[100], [101]]
+
+
+def test_floats_have_no_statistics_because_readers_order_nan_otherwise(tmp_path: Path) -> None:
+    files = [base_file(tmp_path, "a", [1, 2])]
+    (path,) = swap(tmp_path, files, {1: "new"}).write([Group((0,), (0,), 1)], "refresh-1")
+    footer = pq.read_metadata(tmp_path / path)
+    assert [footer.row_group(0).column(i).statistics is None for i in range(3)] == [False, False, True]
+
+
+def test_a_refresh_that_is_given_up_writes_no_further_file(tmp_path: Path) -> None:
+    files = [base_file(tmp_path, f"{i}", [i]) for i in range(20)]
+    asked = []
+
+    def check() -> None:
+        asked.append(1)
+        if len(asked) > 3:
+            raise ComponentLost("given up")
+
+    with pytest.raises(ComponentLost):
+        swap(tmp_path, files, dict.fromkeys(range(20), "x"), check).write(
+            [Group((i,), (i,), 1) for i in range(20)], "refresh-1"
+        )
+    assert len(asked) < 20
+
+
+def test_a_large_part_of_a_table_and_a_large_group_that_must_be_sorted_are_for_spark() -> None:
+    gigabyte = 1 << 30
+    assert fits([Group((0,), (0,), gigabyte), Group((), (1,), gigabyte - 1, 20)])
+    assert not fits([Group((i,), (i,), gigabyte) for i in range(3)])
+    assert not fits([Group((0,), (0,), gigabyte, 2)])

@@ -1,0 +1,138 @@
+"""The net of a short tail without Spark: the last word on each key, and what is left to Spark."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import types as t
+
+from xidstream.pipeline.mirror import local_swap
+from xidstream.pipeline.mirror.key_ranges import RangedKey
+from xidstream.pipeline.mirror.net_rows import NetRows
+from xidstream.pipeline.mirror.plan import BaseFile, KeyRange
+from xidstream.pipeline.mirror.tail_rows import net_of
+from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.rows import CONTRACT_FIELDS
+from xidstream.pipeline.snapshot.bounds import SnapshotBounds
+from xidstream.pipeline.spark.delta_table import DeltaTableWriter
+from xidstream.pipeline.spark.naming import Location
+from xidstream.pipeline.spark.parquet_files import ParquetFiles
+from xidstream.pipeline.spark.placement import Target
+from xidstream.pipeline.state.generations import TableGeneration
+from xidstream.pipeline.state.log_table import LogTable
+from xidstream.pipeline.state.shape import ColumnShape, TableShape
+from xidstream.pipeline.state.table_at import TableAt
+
+FIELDS = [pa.field("n", pa.int64()), pa.field("v", pa.string())]
+SCHEMA = pa.schema([*FIELDS, *CONTRACT_FIELDS])
+KEY = RangedKey.of(["n"], {"n": pa.int64()})
+HELD = {"n": ColumnShape(t.LongType(), ("n",)), "v": ColumnShape(t.StringType(), ("v",))}
+EVERYTHING = [BaseFile("f", 1, 1, KeyRange((0,), (100,)))]
+
+
+def change(lsn: int, seq: int, n: int | None, v: str | None = None, **more: Any) -> dict[str, Any]:
+    return {
+        "_change_type": "update_postimage",
+        "_commit_lsn": lsn,
+        "_seq": seq,
+        "_xid": 1,
+        "n": n,
+        "v": v,
+        **more,
+    }
+
+
+def log_of(folder: Path, *files: list[dict[str, Any]], held: dict[str, ColumnShape] = HELD) -> TableAt:
+    """A table of the log with these files, whose snapshot is valid from 100."""
+    location = Location.parse(str(folder))
+    columns = [Target(field.name, field.type, field.name) for field in SCHEMA]
+    writer = DeltaTableWriter.open_or_create(location, "t", columns)
+    for number, rows in enumerate(files, 1):
+        parquet = ParquetFiles(location, f"data-{number}", SCHEMA, "_commit_lsn")
+        parquet.write(pa.RecordBatch.from_pylist(rows, schema=SCHEMA))
+        writer.commit(parquet.close(), {"slot": number})
+    bounds = SnapshotBounds(Lsn(99), Lsn(100), 5, 5, (), 0)
+    generation = TableGeneration("public.t", 1, 1, bounds, ("n",), None)
+    return TableAt(LogTable(location), generation, TableShape("public.t", held, ("n",)), Lsn(300))
+
+
+def net(log: TableAt, since: int = 100) -> NetRows | None:
+    return net_of(log, log.tail_files(since), since, FIELDS, KEY)
+
+
+def rows_of(found: NetRows | None) -> tuple[list[tuple[int, str]], int]:
+    """What is set, and how many keys there are."""
+    assert found is not None
+    rows = found.arriving(found.slots(EVERYTHING), [0], pa.schema(FIELDS)).to_pylist()
+    return [(row["n"], row["v"]) for row in rows], len(found)
+
+
+def test_the_last_word_on_a_key_counts_in_commit_order_whatever_file_it_is_in(tmp_path: Path) -> None:
+    later = [
+        change(200, 0, 1, "last"),
+        change(200, 1, 2, _change_type="delete"),
+        change(301, 0, 1, "too late"),
+    ]
+    earlier = [
+        change(100, 0, 9, "in the base"),
+        change(150, 0, 1, "first"),
+        change(150, 1, 2, "x"),
+        change(150, 2, 3, _change_type="delete"),
+        change(150, 3, 3, "again"),
+        change(150, 4, 4, _change_type="update_preimage"),
+        change(150, 5, 5, "moved", _change_type="update_postimage"),
+    ]
+    assert rows_of(net(log_of(tmp_path, later, earlier))) == ([(1, "last"), (3, "again"), (5, "moved")], 5)
+
+
+def test_a_full_old_tuple_under_the_same_key_is_no_last_word(tmp_path: Path) -> None:
+    log = log_of(
+        tmp_path, [change(150, 0, 1, "old", _change_type="update_preimage"), change(150, 1, 1, "new")]
+    )
+    assert rows_of(net(log)) == ([(1, "new")], 1)
+
+
+def test_a_column_that_is_held_under_another_name_is_read_from_there(tmp_path: Path) -> None:
+    held = {"n": HELD["n"], "w": ColumnShape(t.StringType(), ("v",))}
+    log = log_of(tmp_path, [change(150, 0, 1, "value")], held=held)
+    found = net_of(log, log.tail_files(100), 100, [FIELDS[0], pa.field("w", pa.string())], KEY)
+    assert found is not None
+    schema = pa.schema([("w", pa.string())])
+    assert found.arriving(found.slots(EVERYTHING), [0], schema).to_pylist() == [{"w": "value"}]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        change(150, 1, None, _change_type="truncate"),
+        change(150, 1, 2, _unchanged=["v"]),
+        change(150, 1, None, "a key that its column cannot hold"),
+    ],
+    ids=["truncate", "unchanged value", "null key"],
+)
+def test_what_takes_more_than_the_last_word_is_left_to_spark(tmp_path: Path, row: dict[str, Any]) -> None:
+    assert net(log_of(tmp_path, [change(150, 0, 1, "x"), row])) is None
+
+
+def test_rows_that_the_snapshot_may_contain_and_columns_in_two_places_are_left_to_spark(
+    tmp_path: Path,
+) -> None:
+    log = log_of(tmp_path, [change(150, 0, 1, "x")])
+    assert net(log, since=99) is None and net(log, since=100) is not None
+    held = {**HELD, "v": ColumnShape(t.StringType(), ("v", "v_1"))}
+    assert net(TableAt(log.log_table, log.generation, TableShape("public.t", held, ("n",)), log.lsn)) is None
+
+
+def test_more_rows_than_this_process_is_to_hold_are_left_to_spark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = log_of(tmp_path, [change(150, i, i, "x") for i in range(10)])
+    monkeypatch.setattr(local_swap, "NET_ROWS", 9)
+    assert net(log) is None
+    monkeypatch.setattr(local_swap, "NET_ROWS", 10)
+    assert net(log) is not None
+    monkeypatch.setattr(local_swap, "NET_BYTES", 100)
+    assert net(log) is None
