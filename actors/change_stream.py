@@ -99,7 +99,7 @@ class ChangeStream:
         return self._copy(available_now=availableNow)
 
     def addListener(self, listener: Any) -> ChangeStream:  # noqa: N802 - Spark's name
-        """``listener`` hears of the query from its start to its end.
+        """Tell ``listener`` of the query, from its start to its end.
 
         It is a ``pyspark.sql.streaming.StreamingQueryListener``, or any object with its methods, and gets PySpark's
         events: ``onQueryStarted``; ``onQueryProgress`` after each batch, with what ``recentProgress`` has of it;

@@ -63,17 +63,17 @@ class StreamingQuery:
 
     @property
     def id(self) -> str:
-        """The same for all queries on one slot with one storage."""
+        """The same for all queries on one slot with one storage, as Spark's is for one checkpoint."""
         return self._name.id
 
     @property
     def runId(self) -> str:  # noqa: N802
-        """Of this query alone."""
+        """This query's own."""
         return self._name.run_id
 
     @property
     def name(self) -> str:
-        """The slot's."""
+        """The slot's name."""
         return self._name.name
 
     @property
@@ -95,10 +95,10 @@ class StreamingQuery:
     def recentProgress(self) -> list[dict[str, Any]]:  # noqa: N802
         """The last batches that the sink has, oldest first, each as Spark's progress of a trigger.
 
-        ``batchId``, from 0 since the start; ``timestamp`` of its begin; ``numInputRows``, ``inputRowsPerSecond``,
+        ``batchId``, from 0 since the start; ``timestamp``, when it began; ``numInputRows``, ``inputRowsPerSecond``,
         ``processedRowsPerSecond``, ``durationMs``. Its one source has ``startOffset`` and ``endOffset``, commit LSNs,
         and as ``metrics`` ``numTransactions``, ``numBytes``, and ``lagMs`` from COMMIT of the last transaction until
-        the sink had it. As many as ``spark.sql.streaming.numRecentProgressUpdates`` says: 100.
+        the sink had it. As many as ``spark.sql.streaming.numRecentProgressUpdates`` says, 100 by default.
         """
         return recent_progress(self._name, self._history.batches, self._n_recent)
 
@@ -153,7 +153,7 @@ class StreamingQuery:
         self._thread.join()
 
     def addListener(self, listener: Any) -> None:  # noqa: N802
-        """As ``ChangeStream.addListener``, for what comes from now on: ``onQueryStarted`` is over."""
+        """As ``ChangeStream.addListener``, but it hears only what comes from now on, and no ``onQueryStarted``."""
         self._listeners.add(listener)
 
     def removeListener(self, listener: Any) -> None:  # noqa: N802
