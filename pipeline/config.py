@@ -19,7 +19,6 @@ from __future__ import annotations
 import dataclasses
 import enum
 import os
-import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -30,6 +29,7 @@ from xidstream.pipeline.addresses import host_and_port
 from xidstream.pipeline.credentials import holds_credentials, is_secret_name, redacted
 from xidstream.pipeline.errors import ConfigError
 from xidstream.pipeline.pg_rules import Streaming, check_slot_name, check_stream_options, duration_s, work_mem
+from xidstream.pipeline.sizes import jvm_bytes, parse_size
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -39,26 +39,15 @@ else:
 MIB = 1 << 20
 _LIBPQ = frozenset({"PGSERVICE", "PGHOST", "PGHOSTADDR", "PGPORT", "PGDATABASE", "PGUSER"})
 """Variables that say where the server is."""
-_SIZE = re.compile(r"\s*(\d+)\s*([kKMGT]?i?B?)\s*")
-_JVM_SIZE = re.compile(r"(\d+)([kmgt])b?", re.IGNORECASE)
 _LEAST_EXECUTOR_BYTES = 450 * MIB
 """Spark refuses an executor with less: one and a half times the memory that it reserves (UnifiedMemoryManager)."""
-_UNITS = {"": 1, "B": 1, "k": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
-def parse_size(text: str | int, name: str) -> int:
-    """``64MB``, ``4 MiB``, ``1000``: bytes, in powers of 1024 as PostgreSQL counts. Raises ConfigError."""
-    if isinstance(text, int):
-        return text
-    match = _SIZE.fullmatch(text)
-    if match is None:
-        raise ConfigError(f"{name} must be a size such as 64MB, got {text!r}")
-    unit = match[2].rstrip("B").rstrip("i").replace("K", "k")
-    return int(match[1]) * _UNITS[unit]
-
-
-def _setting(default: Any, text: str, **kwargs: Any) -> Any:
-    return field(default=default, metadata={"help": text, **kwargs})
+def _setting(
+    default: Any, text: str, *, size: bool = False, within: tuple[float, float] | None = None
+) -> Any:
+    """``size``: bytes, which people write as ``parse_size`` reads them. ``within``: the least and the most."""
+    return field(default=default, metadata={"help": text, "size": size, "within": within})
 
 
 class SnapshotMode(enum.Enum):
@@ -108,11 +97,13 @@ class Config:
         4,
         "how many connections read snapshots at a time, beside as many that hold them, where the server has room; "
         "each reader is a process",
+        within=(1, 64),
     )
     snapshot_bytes_per_s: int = _setting(
         0,
         "the most bytes per second that all readers of snapshots together take from the server; 0: no limit",
         size=True,
+        within=(0, 1 << 40),
     )
     available_now: bool = _setting(False, "handle all transactions committed before the start, then end")
 
@@ -121,56 +112,78 @@ class Config:
         4 * MIB,
         "raw bytes sent to a buffer at once; below 1MB sending blocks is slower than the walsender",
         size=True,
+        within=(1 << 10, 1 << 30),
     )
     linger_ms: int = _setting(
         10,
         "how long a small transaction may wait for others to share its block; up to ten times that in a flood, or "
         "while earlier blocks wait to be sent",
+        within=(0, 60_000),
     )
     stream_linger_ms: int = _setting(
         2000,
         "how long rows of an open transaction may wait in the reader; shorter makes smaller blocks, which cost more",
+        within=(0, 600_000),
     )
     reader_memory_bytes: int = _setting(
-        64 * MIB, "raw bytes the reader may hold: gathered, or sent to buffers and not decoded yet", size=True
+        64 * MIB,
+        "raw bytes the reader may hold: gathered, or sent to buffers and not decoded yet",
+        size=True,
+        within=(MIB, 1 << 40),
     )
     buffer_memory_bytes: int = _setting(
-        64 * MIB, "decoded bytes one buffer may hold before it spills the largest part to storage", size=True
+        64 * MIB,
+        "decoded bytes one buffer may hold before it spills the largest part to storage",
+        size=True,
+        within=(MIB, 1 << 40),
     )
     backlog_bytes: int = _setting(
         128 * MIB,
         "decoded bytes of committed small transactions that may wait for the sink before reading stops",
         size=True,
+        within=(MIB, 1 << 40),
     )
-    buffers_min: int = _setting(1, "how many buffer actors are kept ready")
-    buffers_max: int = _setting(4, "the most buffer actors; more open transactions than that share them")
-    buffer_cpus: float = _setting(0.1, "CPUs that one buffer actor asks Ray for")
+    buffers_min: int = _setting(1, "how many buffer actors are kept ready", within=(1, 10_000))
+    buffers_max: int = _setting(
+        4, "the most buffer actors; more open transactions than that share them", within=(1, 10_000)
+    )
+    buffer_cpus: float = _setting(0.1, "CPUs that one buffer actor asks Ray for", within=(0, 1_000))
     buffer_resource: str = _setting(
         "",
         "custom Ray resource; each buffer beyond buffers_min asks for one, so that nodes with it are added",
     )
     buffers_idle_s: float = _setting(
-        30.0, "how long a buffer beyond buffers_min may have nothing to do before it is given back"
+        30.0,
+        "how long a buffer beyond buffers_min may have nothing to do before it is given back",
+        within=(0, 86_400),
     )
     batch_rows: int = _setting(
-        1_000_000, "rows after which a batch is full; one transaction with more is a batch of its own"
+        1_000_000,
+        "rows after which a batch is full; one transaction with more is a batch of its own",
+        within=(1, 1 << 40),
     )
     batch_bytes: int = _setting(
-        64 * MIB, "bytes of rows after which a batch is full: Arrow in memory, Parquet in storage", size=True
+        64 * MIB,
+        "bytes of rows after which a batch is full: Arrow in memory, Parquet in storage",
+        size=True,
+        within=(1, 1 << 40),
     )
     status_interval_ms: int = _setting(
         10_000,
         "how often the reader reports to the server when nothing happens; a sixth of wal_sender_timeout's default",
+        within=(100, 600_000),
     )
     receive_timeout_ms: int = _setting(
         60_000,
         "how long the server may stay silent, although asked each status_interval_ms, before the connection counts as "
         "lost; not less than two of these intervals, and 0: for ever. It is like PostgreSQL's wal_receiver_timeout: "
         "nothing else notices a link that only one side has lost",
+        within=(0, 86_400_000),
     )
     heartbeat_interval_s: float = _setting(
         0.0,
         "how often the reader writes a heartbeat into the server's WAL; 0: never (docs/failover.md says why)",
+        within=(0, 86_400),
     )
     status_address: str = _setting(
         "",
@@ -181,6 +194,7 @@ class Config:
         0,
         "port of this machine where Ray offers the run's metrics to Prometheus (docs/metrics.md), if Ray is the run's "
         "own; 0: a free one, which `xidstream status` shows",
+        within=(0, 65_535),
     )
 
     # -- base tables
@@ -194,6 +208,7 @@ class Config:
         "size of a base table's files: a refresh writes each file anew that holds a changed key, so smaller ones cost "
         "less to refresh, and larger ones less to list and open",
         size=True,
+        within=(MIB, 1 << 32),
     )
     mirror_vacuum: bool = _setting(
         False, "after a refresh, remove the files of base tables that no reader needs within mirror_retention"
@@ -203,19 +218,24 @@ class Config:
     )
 
     # -- Spark
-    spark_executors: int = _setting(1, "RayDP executors; the least, if spark_executors_max is more")
+    spark_executors: int = _setting(
+        1, "RayDP executors; the least, if spark_executors_max is more", within=(1, 10_000)
+    )
     spark_executors_max: int = _setting(
         0,
         "the most executors that Spark's dynamic allocation may ask Ray for while tasks wait; 0: only spark_executors",
+        within=(0, 10_000),
     )
     spark_executors_idle_s: float = _setting(
-        60.0, "how long an executor beyond spark_executors may have no task before it is given back"
+        60.0,
+        "how long an executor beyond spark_executors may have no task before it is given back",
+        within=(1, 86_400),
     )
-    spark_executor_cores: int = _setting(2, "task slots of an executor")
+    spark_executor_cores: int = _setting(2, "task slots of an executor", within=(1, 1_000))
     spark_executor_memory: str = _setting(
         "512m", "JVM heap of an executor, with its unit, and at least 450m; rows live outside it"
     )
-    spark_executor_cpus: float = _setting(0.5, "CPUs that one executor asks Ray for")
+    spark_executor_cpus: float = _setting(0.5, "CPUs that one executor asks Ray for", within=(0, 1_000))
     spark_conf: Mapping[str, str] = field(
         default_factory=dict, metadata={"help": "further Spark settings ([spark_conf] in the file)"}
     )
@@ -256,36 +276,9 @@ class Config:
             raise ConfigError(f"mirror_every must be from 1s to 1d, got {self.mirror_every!r}")
         if not 60 <= duration_s(self.mirror_retention, "mirror_retention") <= 86_400 * 366:
             raise ConfigError(f"mirror_retention must be from 1min to 366d, got {self.mirror_retention!r}")
-        limits: tuple[tuple[str, float, float], ...] = (
-            ("block_bytes", 1 << 10, 1 << 30),
-            ("linger_ms", 0, 60_000),
-            ("stream_linger_ms", 0, 600_000),
-            ("reader_memory_bytes", MIB, 1 << 40),
-            ("buffer_memory_bytes", MIB, 1 << 40),
-            ("backlog_bytes", MIB, 1 << 40),
-            ("buffers_min", 1, 10_000),
-            ("buffers_max", 1, 10_000),
-            ("buffer_cpus", 0, 1_000),
-            ("buffers_idle_s", 0, 86_400),
-            ("batch_rows", 1, 1 << 40),
-            ("batch_bytes", 1, 1 << 40),
-            ("mirror_file_bytes", MIB, 1 << 32),
-            ("snapshot_connections", 1, 64),
-            ("snapshot_bytes_per_s", 0, 1 << 40),
-            ("status_interval_ms", 100, 600_000),
-            ("receive_timeout_ms", 0, 86_400_000),
-            ("metrics_port", 0, 65_535),
-            ("heartbeat_interval_s", 0, 86_400),
-            ("spark_executors", 1, 10_000),
-            ("spark_executors_max", 0, 10_000),
-            ("spark_executors_idle_s", 1, 86_400),
-            ("spark_executor_cores", 1, 1_000),
-            ("spark_executor_cpus", 0, 1_000),
-        )
-        for name, low, high in limits:
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
-                raise ConfigError(f"{name} must be from {low} to {high}, got {value!r}")
+        for f in dataclasses.fields(self):
+            if f.metadata.get("within"):
+                _check_within(f.name, getattr(self, f.name), *f.metadata["within"])
         if self.buffer_resource in ("CPU", "GPU", "memory", "object_store_memory"):
             raise ConfigError(
                 f"buffer_resource must be a custom resource, not Ray's own {self.buffer_resource}"
@@ -302,8 +295,7 @@ class Config:
                 remedy=f"raise it to {2 * self.status_interval_ms} or more, or lower status_interval_ms; with 0 the "
                 "server may stay silent for ever",
             )
-        heap = _JVM_SIZE.fullmatch(str(self.spark_executor_memory))
-        if heap is None or int(heap[1]) * _UNITS[heap[2].upper().replace("K", "k")] < _LEAST_EXECUTOR_BYTES:
+        if (jvm_bytes(str(self.spark_executor_memory)) or 0) < _LEAST_EXECUTOR_BYTES:
             raise ConfigError(
                 f"spark_executor_memory must be a size of 450m or more with its unit (k, m, g or t), got "
                 f"{self.spark_executor_memory!r}",
@@ -383,6 +375,11 @@ class Config:
                 raise ConfigError(f"{name} must be a string, got {type(value).__name__}")
             arguments[name] = value
         return cls(**arguments)
+
+
+def _check_within(name: str, value: Any, least: float, most: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
+        raise ConfigError(f"{name} must be from {least} to {most}, got {value!r}")
 
 
 def _default_of(f: dataclasses.Field[Any]) -> Any:

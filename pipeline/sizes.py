@@ -1,0 +1,28 @@
+"""Sizes as people write them in settings: of memory and of files, and of a JVM's heap."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from xidstream.pipeline.errors import ConfigError
+
+_SIZE: Final = re.compile(r"\s*(\d+)\s*([kKMGT]?i?B?)\s*")
+_JVM_SIZE: Final = re.compile(r"(\d+)([kmgt])b?", re.IGNORECASE)
+_UNITS: Final = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+def parse_size(text: str | int, name: str) -> int:
+    """``64MB``, ``4 MiB``, ``1000``: bytes, in powers of 1024 as PostgreSQL counts. Raises ConfigError."""
+    if isinstance(text, int):
+        return text
+    match = _SIZE.fullmatch(text)
+    if match is None:
+        raise ConfigError(f"{name} must be a size such as 64MB, got {text!r}")
+    return int(match[1]) * _UNITS[match[2].rstrip("B").rstrip("i").upper()]
+
+
+def jvm_bytes(text: str) -> int | None:
+    """Of a size as the JVM takes it, which has a unit: ``512m``. None where it is none."""
+    match = _JVM_SIZE.fullmatch(text)
+    return None if match is None else int(match[1]) * _UNITS[match[2].upper()]
