@@ -190,6 +190,10 @@ class Config:
         "HOST:PORT of the run's status page (docs/status.md), or off; default: a free port of 127.0.0.1 if Ray is the "
         "run's own, off on a cluster. Whoever can reach it may read it: names of tables and texts of errors are in it",
     )
+    log_format: str = _setting(
+        "text",
+        "what `xidstream run` writes to stderr: text for people, or json, an event a line (docs/status.md)",
+    )
     metrics_port: int = _setting(
         0,
         "port of this machine where Ray offers the run's metrics to Prometheus (docs/metrics.md), if Ray is the run's "
@@ -268,6 +272,8 @@ class Config:
             raise ConfigError(f"streaming must be off, on or parallel, got {self.streaming!r}")
         if self.snapshot and self.snapshot not in [each.value for each in SnapshotMode]:
             raise ConfigError(f"snapshot must be initial, only or never, got {self.snapshot!r}")
+        if self.log_format not in ("text", "json"):
+            raise ConfigError(f"log_format must be text or json, got {self.log_format!r}")
         if self.status_address not in ("", "off"):
             host_and_port(self.status_address, "status_address")
         check_stream_options(Streaming(self.streaming), self.proto_version, two_phase=self.two_phase)

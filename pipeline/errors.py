@@ -5,8 +5,8 @@ environment fails), and one table, ``POLICY``, that maps each class to what the 
 restart, stop), the exit status of the command line, and the remedy that a person reads. An error may carry a
 more exact remedy than its class has.
 
-Errors cross process borders inside Ray's own exceptions, so each pickles: the state is the three arguments
-of ``XidstreamError`` and nothing else. No message ever holds a row's value, a password or a conninfo string.
+Errors cross process borders inside Ray's own exceptions, so each pickles: the state is the arguments of
+``XidstreamError`` and nothing else. No message ever holds a row's value, a password or a conninfo string.
 
 In Python nobody looks for an attribute ``remedy``. So the remedy is a note of the exception (PEP 678): tracebacks and
 notebooks show it below the message, and ``str`` stays one sentence. Python 3.10 has no notes; there it is a line of
@@ -16,6 +16,7 @@ notebooks show it below the message, and ``str`` stays one sentence. Python 3.10
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -43,12 +44,16 @@ class ExitStatus(enum.IntEnum):
 class XidstreamError(Exception):
     """Base of all errors that this project raises on purpose.
 
-    ``message`` is one clear sentence; ``remedy`` what the reader can do, or None for the class's own.
+    ``message`` is one clear sentence; ``remedy`` what the reader can do, or None for the class's own. ``facts`` are
+    those of the message that programs look for (``xid``, ``lsn``, ``commit_lsn``).
     """
 
-    def __init__(self, message: str, *, remedy: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, remedy: str | None = None, facts: Mapping[str, str | int] | None = None
+    ) -> None:
         super().__init__(message)
         self.message = message
+        self.facts: Mapping[str, str | int] = facts or {}
         self._remedy = remedy
         if HAS_NOTES:
             self.add_note(f"  remedy: {self.remedy}")
@@ -57,7 +62,7 @@ class XidstreamError(Exception):
         return self.message if HAS_NOTES else f"{self.message}\n  remedy: {self.remedy}"
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild, (type(self), self.message, self._remedy))
+        return (_rebuild, (type(self), self.message, self._remedy, self.facts))
 
     @property
     def policy(self) -> Policy:
@@ -71,8 +76,10 @@ class XidstreamError(Exception):
         return self._remedy if self._remedy is not None else self.policy.remedy
 
 
-def _rebuild(cls: type[XidstreamError], message: str, remedy: str | None) -> XidstreamError:
-    return cls(message, remedy=remedy)
+def _rebuild(
+    cls: type[XidstreamError], message: str, remedy: str | None, facts: Mapping[str, str | int]
+) -> XidstreamError:
+    return cls(message, remedy=remedy, facts=facts)
 
 
 # -- the server broke protocol -------------------------------------------------------------------------

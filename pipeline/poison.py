@@ -58,7 +58,9 @@ class Poison:
     def of(self, xid: Xid, commit_lsn: Lsn) -> XidstreamError:
         """The error, with the command that gives this transaction up."""
         remedy = self.error("").remedy.replace("XID", str(xid)).replace("LSN", str(commit_lsn))
-        return self.error(f"xid {xid}, LSN {self.lsn}: {self.what} (commit LSN {commit_lsn})", remedy=remedy)
+        facts: dict[str, str | int] = {"xid": int(xid), "lsn": str(self.lsn), "commit_lsn": str(commit_lsn)}
+        text = f"xid {xid}, LSN {self.lsn}: {self.what} (commit LSN {commit_lsn})"
+        return self.error(text, remedy=remedy, facts=facts)
 
     def to_json(self) -> dict[str, str]:
         return {"lsn": str(self.lsn), "what": self.what, "error": self.error.__name__}

@@ -12,8 +12,8 @@ from typing import Any
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import ConfigError
 
-RUN_SETTINGS = frozenset({"buffers_max", "metrics_port", "spark_conf", "status_address"})
-"""Settings of the whole run, because it has one Ray, one Spark session, one cap on buffers and one status
+RUN_SETTINGS = frozenset({"buffers_max", "log_format", "metrics_port", "spark_conf", "status_address"})
+"""Settings of the whole run, because it has one Ray, one Spark session, one log, one cap on buffers and one status
 page. All settings whose names begin with ``spark_`` belong to them, too."""
 
 

@@ -11,6 +11,7 @@ A line of the live picture is broken between its parts and never within one, wha
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from collections import deque
@@ -25,6 +26,7 @@ from rich.text import Text
 
 from xidstream.actors.runtime.elapsed import Elapsed
 from xidstream.actors.supervision.supervisor import Status
+from xidstream.pipeline.events import Event
 from xidstream.pipeline.quantities import counted, human_bytes, human_ms, human_s
 from xidstream.pipeline.snapshot.progress import SnapshotProgress
 
@@ -230,6 +232,12 @@ class Display:
     def line(self, text: str, style: str = "") -> None:
         # A terminal's line is broken between words; a file's reader breaks lines itself.
         self._console.print(Text(text, style=style), soft_wrap=self._live is None)
+
+    def tell(self, slot: str, text: str, style: str, *, several: bool) -> None:
+        """A line about one slot of the run, with its name if there are several. Of an error also the remedy."""
+        if isinstance(text, Event) and text.level >= logging.ERROR and "remedy" in text.facts:
+            text = f"{text}\n  remedy: {text.facts['remedy']}"
+        self.line(f"{slot}: {text}" if several else text, style)
 
     def _starting(self, slot: str, waiting_for: tuple[str, ...], *, several: bool) -> RenderableType:
         """What is waited for, and since when: the beginning of the run, or the end of the last epoch. Where there is no

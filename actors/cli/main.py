@@ -10,6 +10,7 @@ defect and says so, with the traceback only under ``--debug``.
 from __future__ import annotations
 
 import dataclasses
+import logging
 import sys
 import traceback
 from contextlib import suppress
@@ -18,10 +19,12 @@ from typing import Any
 
 import click
 
+from xidstream.actors.cli.json_log import logs_json
 from xidstream.actors.cli.options import RunCommand, build_config, build_configs, setting_options
 from xidstream.actors.runtime.signals import StopRequest
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import ExitStatus, XidstreamError
+from xidstream.pipeline.events import Event, of_error
 from xidstream.pipeline.pg import Lsn, Xid
 
 _CONNECTION = ("dsn", "slot", "publication")
@@ -320,7 +323,7 @@ def main(arguments: list[str] | None = None) -> None:
         code = int(ExitStatus.DONE)
     except XidstreamError as error:
         code = int(error.policy.exit_status)
-        _tell(error.message, error.remedy)
+        _tell(error.message, error.remedy, error)
         if debug:
             traceback.print_exc()
     except click.UsageError as error:
@@ -345,6 +348,10 @@ def main(arguments: list[str] | None = None) -> None:
     raise SystemExit(code)
 
 
-def _tell(message: str, remedy: str) -> None:
+def _tell(message: str, remedy: str, error: XidstreamError | None = None) -> None:
+    if logs_json():
+        told = Event("failed", message, logging.ERROR, remedy=remedy)
+        logging.getLogger("xidstream").error(told if error is None else of_error("failed", message, error))
+        return
     click.echo(f"xidstream: {message}", err=True)
     click.echo(f"  remedy: {remedy}", err=True)

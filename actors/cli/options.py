@@ -30,6 +30,7 @@ _METAVARS: Final = {
     "snapshot": "initial|only|never",
     "proto_version": "1-4",
     "status_address": "HOST:PORT|off",
+    "log_format": "text|json",
     "logical_decoding_work_mem": "SIZE",
     "spark_executor_memory": "SIZE",
     "mirror_every": "TIME",
@@ -58,7 +59,7 @@ SECTIONS: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
         ("buffer_memory_bytes", "buffers_max", "backlog_bytes", "batch_bytes"),
         ("reader_memory_bytes", "buffers_min", "buffers_idle_s", "buffer_cpus", "buffer_resource"),
     ),
-    "Status": (("status_address",), ("metrics_port",)),
+    "Status": (("status_address", "log_format"), ("metrics_port",)),
     "Spark": (
         ("spark_executors", "spark_executors_max", "spark_executor_cores", "spark_executor_memory"),
         ("spark_executors_idle_s", "spark_executor_cpus"),

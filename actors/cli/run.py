@@ -8,14 +8,15 @@ when all slots have ended, with the worst error.
 from __future__ import annotations
 
 import dataclasses
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
-import click
-
 from xidstream.actors.cli.display import Display, summary
+from xidstream.actors.cli.event_lines import EventLines
+from xidstream.actors.cli.json_log import log_as_json
 from xidstream.actors.preflight import require
 from xidstream.actors.reader.buffer_quota import start_quota
 from xidstream.actors.runtime.ray_cluster import connect_ray
@@ -26,6 +27,7 @@ from xidstream.actors.supervision.shared_session import SharedSession
 from xidstream.actors.supervision.supervisor import Supervisor
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import ConfigError, ExitStatus, XidstreamError
+from xidstream.pipeline.events import Event, of_error
 from xidstream.pipeline.faultpoints import VARIABLE, armed
 from xidstream.pipeline.spark.sink import check_sink_spec
 
@@ -45,14 +47,15 @@ def run_pipeline(configs: Sequence[Config], stop: StopRequest) -> None:
                 "mirror_every is for a Delta sink: base tables are made from its change log",
                 remedy="leave mirror_every out, or give --sink delta:URI",
             )
-    with Display() as display:
+    display: Display | EventLines = EventLines() if configs[0].log_format == "json" else Display()
+    with display:
         failures = _Run(configs, display, stop).run()
         if failures:
             raise max(failures, key=_exit_status)
 
 
 class _Run:
-    def __init__(self, configs: Sequence[Config], display: Display, stop: StopRequest) -> None:
+    def __init__(self, configs: Sequence[Config], display: Display | EventLines, stop: StopRequest) -> None:
         self._configs = configs
         self._display = display
         self._stop = stop
@@ -68,12 +71,19 @@ class _Run:
         if ready and not self._stop.asked:
             self._display.starting("Ray")
             with self._stop.held():
-                connect_ray(metrics_port=self._configs[0].metrics_port)
+                self._connect_ray()
         if self._stop.asked:
             self._display.line("stopped before anything was read", "yellow")
         elif ready:
             self._supervise(ready)
         return [self._failures[config.slot] for config in self._configs if config.slot in self._failures]
+
+    def _connect_ray(self) -> None:
+        config = self._configs[0]
+        json_logs = config.log_format == "json"
+        connect_ray(metrics_port=config.metrics_port, json_logs=json_logs)
+        if json_logs:
+            log_as_json()
 
     def _check(self) -> None:
         """The preflight of each slot, beside the others'."""
@@ -89,7 +99,7 @@ class _Run:
     def _check_one(self, config: Config) -> None:
         require(
             config,
-            tell=lambda text: click.echo(f"{config.slot}: {text}" if self._several else text, err=True),
+            tell=partial(self._tell, config.slot),
             stopped=lambda: self._stop.asked,
         )
 
@@ -125,7 +135,8 @@ class _Run:
         for slot, supervisor in supervisors.items():
             if slot not in self._failures:
                 took = f"in {self._display.elapsed_s:.0f} s"
-                self._tell(slot, f"done: {summary(supervisor.status())} · {took}", "")
+                text = f"done: {summary(supervisor.status())} · {took}"
+                self._tell(slot, Event("done", text, logging.INFO), "")
 
     def _start(self, slot: str, work: Callable[[], None]) -> threading.Thread:
         """On a thread that does not keep the process from ending at once, when that is asked for."""
@@ -150,13 +161,13 @@ class _Run:
     def _fail(self, slot: str, error: BaseException) -> None:
         self._failures[slot] = error
         if self._several:
-            text = f"unexpected {type(error).__name__}"
+            event = Event("slot_failed", f"unexpected {type(error).__name__}", logging.ERROR)
             if isinstance(error, XidstreamError):
-                text = f"{error.message}\n  remedy: {error.remedy}"
-            self._tell(slot, text, "bold red")
+                event = of_error("slot_failed", error.message, error, logging.ERROR)
+            self._tell(slot, event, "bold red")
 
     def _tell(self, slot: str, text: str, style: str = "yellow") -> None:
-        self._display.line(f"{slot}: {text}" if self._several else text, style)
+        self._display.tell(slot, text, style, several=self._several)
 
 
 def _exit_status(error: BaseException) -> ExitStatus:

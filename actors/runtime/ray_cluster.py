@@ -21,6 +21,7 @@ LOCAL_OBJECT_STORE_BYTES = 1 << 30
 """Enough for the reader's blocks, a backlog and the batch in hand. Ray's default takes 30 % of the machine's memory."""
 
 
+_JSON_LOGS = ray.LoggingConfig(encoding="JSON", log_level="WARNING", additional_log_standard_attrs=["name"])
 _TOKEN_ENABLED = "Token authentication is enabled for this Ray cluster"
 
 
@@ -29,10 +30,11 @@ def _without_noise(record: logging.LogRecord) -> bool:
     return not record.getMessage().startswith(_TOKEN_ENABLED)
 
 
-def connect_ray(*, namespace: str = "xidstream", metrics_port: int = 0) -> None:
+def connect_ray(*, namespace: str = "xidstream", metrics_port: int = 0, json_logs: bool = False) -> None:
     """Join the cluster that RAY_ADDRESS or the job names, or else start one on this machine.
 
-    ``metrics_port``: where a Ray that is started offers metrics; 0: a free port.
+    ``metrics_port``: where a Ray that is started offers metrics; 0: a free port. ``json_logs``: the processes of this
+    run's actors log JSON into Ray's files.
 
     Raises EnvironmentFault if Ray does not start or is not there. Raises PreconditionMissing if Spark cannot start
     here, or on a node of the cluster.
@@ -57,6 +59,7 @@ def connect_ray(*, namespace: str = "xidstream", metrics_port: int = 0) -> None:
             include_dashboard=False if local else None,
             object_store_memory=LOCAL_OBJECT_STORE_BYTES if local else None,
             _metrics_export_port=metrics_port if local and metrics_port else None,
+            logging_config=_JSON_LOGS if json_logs else None,
         )
     except Exception as error:  # Ray raises plain Exception where its own processes are too slow to start
         raise _no_ray(error, local=local) from error

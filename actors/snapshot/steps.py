@@ -18,6 +18,7 @@ from xidstream.actors.snapshot.actors import SnapshotActors
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import Action as Policy
 from xidstream.pipeline.errors import ComponentLost, ConnectionLost, StorageFault, XidstreamError
+from xidstream.pipeline.events import of_error
 from xidstream.pipeline.snapshot.course import (
     Action,
     Commit,
@@ -126,7 +127,7 @@ class SnapshotSteps:
             if error.policy.action is Policy.STOP:
                 self._fail(_with_way_out(error, action))
                 return
-            log.warning("snapshots: %s", error.message)
+            log.warning(of_error("snapshot_failed", f"snapshots: {error.message}", error))
             if isinstance(action, Read) and isinstance(error, _LOST_WITH_ITS_RANGE):
                 self._stop.wait(_FIRST_PAUSE_S)
                 self._report(ReaderLost(relid, action.attempt, action.task.range.number))
@@ -172,7 +173,7 @@ class SnapshotSteps:
             except XidstreamError as error:
                 if error.policy.action is Policy.STOP:
                     raise
-                log.warning("snapshots: %s; trying again", error.message)
+                log.warning(of_error("snapshot_retried", f"snapshots: {error.message}; trying again", error))
                 if self._stop.wait(pause_s):
                     raise ComponentLost("the run ends") from error
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)

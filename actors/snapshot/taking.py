@@ -13,12 +13,14 @@ run that has ended has nobody who would commit them.
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
 from collections.abc import Callable
 
 from xidstream.actors.snapshot.steps import CallSink, SnapshotSteps, Taken
+from xidstream.pipeline import events
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import Action as Policy
 from xidstream.pipeline.errors import ComponentLost, SegmentCorrupt, XidstreamError
@@ -132,7 +134,8 @@ class SnapshotTaking:
                 raise
             # While the stream starts there is nobody to ask. What lasts is told.
             if not isinstance(error, ComponentLost):
-                self._tell(f"snapshots: {error.message}; asking again in {_LOOK_S:.0f} s")
+                text = f"snapshots: {error.message}; asking again in {_LOOK_S:.0f} s"
+                self._tell(events.of_error("snapshots_wait", text, error))
 
     def _look(self) -> None:
         """What is there, and what is wanted?"""
@@ -152,11 +155,13 @@ class SnapshotTaking:
         for line, reason in needs.ended:
             self._call_sink("end", line, reason)
             self._lines.end(line)
-            self._notify(f"the snapshot of table {line.table} does not stand any more: {reason}")
+            text = f"the snapshot of table {line.table} does not stand any more: {reason}"
+            self._notify(events.Event("snapshot_ended", text, table=line.table))
         if needs.wanted and self._course is None:
             self._course = Course(self._steps.start_readers())
         if waiting := self._steps.waiting_for():
-            self._tell(f"snapshots wait for who wrote before the table was published: {'; '.join(waiting)}")
+            text = f"snapshots wait for who wrote before the table was published: {'; '.join(waiting)}"
+            self._tell(events.Event("snapshots_wait", text))
         for relid in needs.unwanted:
             self._handle(Dropped(relid))
         for wanted in needs.wanted:
@@ -188,10 +193,12 @@ class SnapshotTaking:
     def _tell_complete(self) -> None:
         news, self._told = self._finished.less(self._told), self._finished
         if news.n_tables:
-            self._notify(
+            text = (
                 f"{counted(news.n_tables, 'table')}: the rows from before are in the sink, "
                 f"{counted(news.n_rows, 'row')}, {human_bytes(news.n_bytes)} of the server's files"
             )
+            facts = {"n_tables": news.n_tables, "n_rows": news.n_rows, "n_bytes": news.n_bytes}
+            self._notify(events.Event("snapshots_taken", text, logging.INFO, **facts))
 
     def _handle(self, event: Event | Taken) -> None:
         if isinstance(event, Taken):

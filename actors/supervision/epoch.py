@@ -27,6 +27,7 @@ from xidstream.actors.supervision.placement import READER_CPUS, SEQUENCER_CPUS, 
 from xidstream.pipeline.account.model import ReaderReport, SequencerReport
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import ComponentLost
+from xidstream.pipeline.events import Event
 from xidstream.pipeline.exchange import Opened
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.snapshot.tables import Surveyed
@@ -187,7 +188,7 @@ class Epoch:
         """That parts take long to start is no news."""
         told = self._lack or _ask(self._reader, "waiting_for")
         if told is not None:
-            self._notify(told)
+            self._notify(Event("waiting", told))
 
 
 def _actor(kind: type, *arguments: Any, **options: Any) -> Any:

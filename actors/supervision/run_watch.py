@@ -18,8 +18,9 @@ from typing import Final
 
 from xidstream.actors.supervision.ray_metrics import RayMetrics, metrics_url
 from xidstream.actors.supervision.run_accounts import RunAccounts
-from xidstream.pipeline.account import SlotPart, Stall
+from xidstream.pipeline.account import Account, SequencerPart, SlotPart, Stall
 from xidstream.pipeline.account.stalls import LOOK_INTERVAL_S
+from xidstream.pipeline.events import Event
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +61,7 @@ class RunWatch:
     def _look(self) -> None:
         account = self._accounts.glance()
         if account.run is not None and account.run.state == "reading":
-            self._tell(account.stalls)
+            self._tell(account)
         now_s = time.monotonic()
         if now_s >= self._next_slot_s:
             self._next_slot_s = now_s + _SLOT_INTERVAL_S
@@ -70,17 +71,20 @@ class RunWatch:
             slot, error = self._slot
             self._metrics.set(dataclasses.replace(account, slot=slot, slot_error=error))
 
-    def _tell(self, stalls: tuple[Stall, ...]) -> None:
+    def _tell(self, account: Account) -> None:
         """Of stalls that begin or end."""
-        now = {(stall.part, stall.waits_for): stall for stall in stalls}
+        now = {(stall.part, stall.waits_for): stall for stall in account.stalls}
         for part, waits_for in self._told - now.keys():
-            self._notify(f"no longer stalled: the {part} had waited for the {waits_for}")
+            text = f"no longer stalled: the {part} had waited for the {waits_for}"
+            self._notify(Event("stall_over", text, part=part, waits_for=waits_for))
         for pair, stall in now.items():
             if pair not in self._told:
-                self._notify(told(stall))
+                self._notify(told(stall, account.sequencer))
         self._told = set(now)
 
 
-def told(stall: Stall) -> str:
-    """A stall as a line of the log."""
-    return f"stalled: the {stall.part} waits for the {stall.waits_for}: {stall.text}"
+def told(stall: Stall, sequencer: SequencerPart | None) -> Event:
+    """``sequencer``: it knows the commit that waits, where one does."""
+    text = f"stalled: the {stall.part} waits for the {stall.waits_for}: {stall.text}"
+    lsn = None if sequencer is None else sequencer.head_commit_lsn
+    return Event("stalled", text, part=stall.part, waits_for=stall.waits_for, for_s=stall.for_s, lsn=lsn)

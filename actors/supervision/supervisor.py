@@ -40,6 +40,7 @@ from xidstream.pipeline.errors import (
     SlotLost,
     XidstreamError,
 )
+from xidstream.pipeline.events import Event, of_error
 from xidstream.pipeline.exchange import Opened
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.restarts import Restarts
@@ -143,11 +144,13 @@ class Supervisor:
                     pause_s = self._pause_after(error)
                     self._accounts.failed(error, pause_s)
                     if self._stop.is_set():
-                        self._notify(f"{error.message}; changes that were not confirmed will come again")
+                        text = f"{error.message}; changes that were not confirmed will come again"
+                        self._notify(of_error("stopped", text, error))
                         return
                     if pause_s is None:
                         raise
-                    self._notify(f"{error.message}; starting again in {pause_s:.1f} s")
+                    text = f"{error.message}; starting again in {pause_s:.1f} s"
+                    self._notify(of_error("restarting", text, error, pause_s=round(pause_s, 3)))
                 self._stop.wait(pause_s)
         finally:
             self._run_watch.close()
@@ -274,10 +277,11 @@ class Supervisor:
             if pair not in told:
                 told.add(pair)
                 xid, commit_lsn = pair
-                self._notify(
+                text = (
                     f"transaction {int(xid)}, committed at LSN {commit_lsn}, was given up with `slot skip`: "
                     "none of its changes is delivered"
                 )
+                self._notify(Event("given_up", text, xid=int(xid), commit_lsn=str(commit_lsn)))
 
     def _pause_after(self, error: XidstreamError) -> float | None:
         """The seconds until the next epoch; None to give up."""
@@ -298,7 +302,7 @@ class Supervisor:
                 raise StopRequested
             if not told:
                 told = True
-                self._notify("waiting for the batch in hand to end before starting again")
+                self._notify(Event("waiting", "waiting for the batch in hand to end before starting again"))
         if driver is not None and driver.end(0) and driver.is_alive():
             return driver
         if driver is not None:

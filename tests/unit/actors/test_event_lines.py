@@ -1,0 +1,67 @@
+"""``run --log-format json``: every line on stderr is JSON, a run that is well is quiet, and the end names its error."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.unit.actors.test_display import OPENED, READER, SEQUENCER
+from xidstream.actors.cli.event_lines import EventLines
+from xidstream.actors.driver.batch_loop import LoopProgress
+from xidstream.actors.supervision.supervisor import Status
+from xidstream.pipeline.events import Event
+
+READING = Status("epoch-1", OPENED, READER, SEQUENCER, LoopProgress())
+STARTING = Status("", None, None, None, LoopProgress(), waiting_for=("the slot reader",))
+
+
+def told(caplog: pytest.LogCaptureFixture) -> list[tuple[str, dict[str, object]]]:
+    events = [record.msg for record in caplog.records]
+    caplog.clear()
+    return [(event.name, dict(event.facts)) for event in events if isinstance(event, Event)]
+
+
+def test_a_run_that_is_well_says_that_it_waits_and_reads_and_then_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    lines = EventLines()
+    with caplog.at_level(logging.INFO, "xidstream"):
+        for _ in range(3):
+            lines.show({"shop": STARTING})
+        assert told(caplog) == [("waiting", {"slot": "shop"})]
+        for _ in range(50):
+            lines.show({"shop": READING})
+        assert told(caplog) == [("reading", {"slot": "shop", "lsn": "0/10", "epoch": "epoch-1"})]
+        lines.show({"shop": dataclasses.replace(READING, epoch="epoch-2")})
+        assert told(caplog) == [("reading", {"slot": "shop", "lsn": "0/10", "epoch": "epoch-2"})]
+        lines.tell("shop", Event("stalled", "stalled: …", part="sink"), "yellow", several=False)
+        lines.line("stopped before anything was read", "yellow")
+        assert told(caplog) == [("stalled", {"slot": "shop", "part": "sink"}), ("note", {})]
+
+
+def test_the_command_line_writes_json_alone_and_the_last_line_has_the_error_and_its_remedy(
+    tmp_path: Path,
+) -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        dsn = f"host=127.0.0.1 port={nobody.getsockname()[1]} user=u dbname=d password=hush"
+        options = ["--slot", "s", "--publication", "p", "--storage", str(tmp_path), "--sink", "console"]
+        ended = subprocess.run(
+            [sys.executable, "-m", "actors", "run", "--dsn", dsn, *options, "--log-format", "json"],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+    assert ended.stdout == "" and "hush" not in ended.stderr
+    lines = [json.loads(line) for line in ended.stderr.splitlines()]
+    assert [line["event"] for line in lines][-1] == "failed" and ended.returncode != 0, ended.stderr
+    assert lines[-1]["level"] == "error" and lines[-1]["error"] and lines[-1]["remedy"]
+    assert all({"time", "level", "logger", "event", "message"} <= set(line) for line in lines)
