@@ -55,8 +55,9 @@ class RunWatch:
             try:
                 self._look()
             except Exception:
-                # A defect in what is only shown must not end the run.
-                log.exception("the run cannot be watched")
+                # A defect in what is only shown must not end the run. At its end Ray may be gone already.
+                if not self._stop.is_set():
+                    log.exception("the run cannot be watched")
 
     def _look(self) -> None:
         account = self._accounts.glance()

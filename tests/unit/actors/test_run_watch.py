@@ -1,0 +1,62 @@
+"""What a watched run says of stalls: when one begins, when it is over, and nothing while the run starts again."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from tests.unit.account.accounts import FULL, SEQUENCER, SLOT, WELL, run
+from xidstream.actors.supervision.run_accounts import Parts, RunAccounts
+from xidstream.actors.supervision.run_watch import RunWatch, told
+from xidstream.pipeline.account import Account, SlotPart
+from xidstream.pipeline.config import Config
+from xidstream.pipeline.events import Event
+
+STALLED = dataclasses.replace(WELL, stalls=FULL.stalls)
+
+
+class Scripted(RunAccounts):
+    """Its accounts are the test's; ``n_asked``: how often the server was asked."""
+
+    def __init__(self, *accounts: Account) -> None:
+        super().__init__(Config(slot="shop"), lambda: Parts("reading", "e", None, None, None))
+        self._script = list(accounts)
+        self.n_asked = 0
+
+    def glance(self) -> Account:
+        return self._script.pop(0)
+
+    def slot(self) -> tuple[SlotPart | None, str | None]:
+        self.n_asked += 1
+        return SLOT, None
+
+
+def watched(*accounts: Account) -> tuple[list[str], Scripted]:
+    notices: list[str] = []
+    scripted = Scripted(*accounts)
+    watch = RunWatch(scripted, notices.append)
+    for _ in accounts:
+        watch._look()
+    return notices, scripted
+
+
+def test_a_stall_is_told_when_it_begins_and_when_it_is_over_and_once() -> None:
+    notices, _ = watched(WELL, STALLED, STALLED, STALLED, WELL, WELL)
+    assert [notice.partition(":")[0] for notice in notices] == ["stalled", "no longer stalled"]
+    assert isinstance(notices[0], Event) and notices[0].facts["waits_for"] == "sink"
+
+
+def test_a_run_that_starts_again_is_told_of_by_its_error_and_not_as_a_stall() -> None:
+    notices, _ = watched(run(STALLED, state="restarting"), run(STALLED, state="starting"))
+    assert notices == []
+
+
+def test_the_server_is_asked_once_in_half_a_minute() -> None:
+    _, scripted = watched(*[WELL] * 6)
+    assert scripted.n_asked == 1
+
+
+def test_a_stall_names_the_commit_that_waits() -> None:
+    (stall,) = FULL.stalls
+    waiting = dataclasses.replace(SEQUENCER, head_commit_lsn="0/1100000")
+    assert told(stall, waiting).facts["lsn"] == "0/1100000"
+    assert "lsn" not in told(stall, None).facts
