@@ -87,6 +87,10 @@ class Config:
     )
     create_slot: bool = _setting(False, "create the slot if it is missing")
     two_phase: bool = _setting(False, "decode two-phase commit (sets the slot's flag for good)")
+    failover: bool = _setting(
+        False,
+        "have standbys synchronise the slot (sets the slot's flag for good; PostgreSQL 17, docs/failover.md)",
+    )
     snapshot: str = _setting(
         "",
         "read the rows that published tables have before the stream: initial (and go on), only (and end), or never; "

@@ -106,7 +106,7 @@ def stored_slot(config: Config) -> tuple[Storage, Layout]:
     return Storage(config.storage), Layout(int(system.system_identifier), config.slot, "command")
 
 
-def create_slot_command(config: Config, *, failover: bool) -> None:
+def create_slot_command(config: Config) -> None:
     """Where a storage is given the slot is recorded in it: so a run knows this server's from one that took the place
     of another server's of the same name.
 
@@ -120,7 +120,7 @@ def create_slot_command(config: Config, *, failover: bool) -> None:
             remedy="remove it with `xidstream slot drop --storage URI`, or use another name or storage",
         )
     lsn = create_slot(
-        config.dsn, config.slot, two_phase=config.two_phase, failover=failover, on_wait=tell_blockers
+        config.dsn, config.slot, two_phase=config.two_phase, failover=config.failover, on_wait=tell_blockers
     )
     if stored is not None:
         take_over_progress(*stored, None, lsn, cover=PrepareCover())

@@ -104,6 +104,7 @@ def run(config_file: Path | None, **options: Any) -> None:
     "proto_version",
     "logical_decoding_work_mem",
     "two_phase",
+    "failover",
     "heartbeat_interval_s",
     "create_slot",
     "snapshot",
@@ -205,9 +206,8 @@ def slot() -> None:
 
 
 @slot.command()
-@setting_options("dsn", "slot", "two_phase", "storage")
-@click.option("--failover", is_flag=True, help="Let standbys synchronise the slot (PostgreSQL 17 and later).")
-def create(config_file: Path | None, failover: bool, **options: Any) -> None:
+@setting_options("dsn", "slot", "two_phase", "failover", "storage")
+def create(config_file: Path | None, **options: Any) -> None:
     """Create the slot; changes are kept by the server from then on.
 
     Given --storage, it refuses where that still has the record of an earlier slot of this name: a run would take
@@ -217,7 +217,7 @@ def create(config_file: Path | None, failover: bool, **options: Any) -> None:
     config.require("slot")
     from xidstream.actors.cli.checks import create_slot_command
 
-    create_slot_command(config, failover=failover)
+    create_slot_command(config)
 
 
 @slot.command(short_help="Drop the slot, and with it what was not read yet.")

@@ -46,6 +46,7 @@ SECTIONS: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
             "create_slot",
             "available_now",
             "two_phase",
+            "failover",
             "streaming",
             "logical_decoding_work_mem",
         ),

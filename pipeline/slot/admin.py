@@ -42,7 +42,8 @@ class SlotState:
     """One slot, as pg_replication_slots had it. Where ``exists`` is False the rest is None.
 
     ``wal_status``: reserved, extended, unreserved or lost (13+). ``invalidation_reason``: 17+.
-    ``two_phase``: 14+.
+    ``two_phase``: 14+. ``failover``: 17+. ``awaits_promotion``: the server is a standby, and the slot its copy of the
+    primary's (17+).
     """
 
     name: str
@@ -56,6 +57,8 @@ class SlotState:
     wal_status: str | None = None
     invalidation_reason: str | None = None
     two_phase: bool | None = None
+    failover: bool | None = None
+    awaits_promotion: bool = False
 
     @property
     def is_lost(self) -> bool:
@@ -153,7 +156,10 @@ def read_slot(connection: psycopg.Connection[Any], slot: str) -> SlotState:
     """``describe_slot`` over a connection that is there already."""
     with connection.cursor(row_factory=dict_row) as cursor:
         # `*`, because each version has other columns.
-        row = cursor.execute("SELECT * FROM pg_replication_slots WHERE slot_name = %s", (slot,)).fetchone()
+        row = cursor.execute(
+            "SELECT *, pg_is_in_recovery() AS is_standby FROM pg_replication_slots WHERE slot_name = %s",
+            (slot,),
+        ).fetchone()
     if row is None:
         return SlotState(slot, exists=False)
     return SlotState(
@@ -168,6 +174,9 @@ def read_slot(connection: psycopg.Connection[Any], slot: str) -> SlotState:
         wal_status=row.get("wal_status"),
         invalidation_reason=row.get("invalidation_reason"),
         two_phase=row.get("two_phase"),
+        failover=row.get("failover"),
+        # On a primary the column means nothing: it stays true after a promotion.
+        awaits_promotion=row["is_standby"] and bool(row.get("synced")),
     )
 
 

@@ -164,6 +164,12 @@ class ReplicationConnection:
         """The value of a setting in this session. Raises PreconditionMissing if there is no such setting."""
         return self._ask(f"SHOW {setting}")[0]
 
+    def execute(self, command: str, doing: str) -> None:
+        """A command that returns nothing."""
+        result = self._query(command)
+        if result.status != pq.ExecStatus.COMMAND_OK:
+            raise from_result(result, doing)
+
     def start_replication(self, slot: str, start_lsn: Lsn, options: StreamOptions) -> None:
         """Enter COPY_BOTH. 0/0 starts at the slot's confirmed position.
 
@@ -197,9 +203,8 @@ class ReplicationConnection:
 
     def copy_loop(self) -> CopyLoop:
         """The compiled loop over this connection. Call this after replication has started, on the same thread."""
-        from xidstream.pipeline.slot.copy_loop import (
-            CopyLoop,  # loads numba, which commands and checks do not need
-        )
+        # Not above: it loads numba, which commands and checks do not need.
+        from xidstream.pipeline.slot.copy_loop import CopyLoop
 
         return CopyLoop.of(self.pgconn)
 
@@ -333,9 +338,7 @@ class ReplicationConnection:
         if work_mem is not None and self.server_version >= PG13:
             settings["logical_decoding_work_mem"] = work_mem
         command = "; ".join(f"SET {name} = {quote_literal(value)}" for name, value in settings.items())
-        result = self._query(command)
-        if result.status != pq.ExecStatus.COMMAND_OK:
-            raise from_result(result, "session settings")
+        self.execute(command, "session settings")
 
     def _ask(self, command: str) -> list[str]:
         result = self._query(command)
@@ -388,11 +391,8 @@ class ReplicationConnection:
             status = self._query(
                 f"SELECT wal_status FROM pg_replication_slots WHERE slot_name = {quote_literal(slot)}"
             )
-            if (
-                status.status == pq.ExecStatus.TUPLES_OK
-                and status.ntuples
-                and status.get_value(0, 0) == b"lost"
-            ):
+            found = status.status == pq.ExecStatus.TUPLES_OK and status.ntuples
+            if found and status.get_value(0, 0) == b"lost":
                 return SlotLost(f"{self._doing}: {report.message} (SQLSTATE {report.sqlstate})")
         return from_report(report, self._doing)
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from xidstream.pipeline.config import Config
-from xidstream.pipeline.errors import PreconditionMissing, SlotLost
+from xidstream.pipeline.errors import ConnectionLost, PreconditionMissing, SlotLost
 from xidstream.pipeline.exchange import Opened, PrepareCover, SlotIdentity
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
 from xidstream.pipeline.pg_rules import Streaming
@@ -31,7 +31,7 @@ from xidstream.pipeline.slot.admin import (
 from xidstream.pipeline.slot.connection import ReplicationConnection
 from xidstream.pipeline.slot.failures import REMEDY_CREATE_SLOT
 from xidstream.pipeline.slot.settings import SlotSettings
-from xidstream.pipeline.slot.stream_options import StreamOptions, stream_options
+from xidstream.pipeline.slot.stream_options import StreamOptions, failover_command, stream_options
 
 
 @dataclass(frozen=True)
@@ -91,6 +91,7 @@ def slot_settings(config: Config) -> SlotSettings:
         proto_version=config.proto_version,
         logical_decoding_work_mem=config.logical_decoding_work_mem,
         two_phase=config.two_phase,
+        failover=config.failover,
         heartbeat_interval_s=config.heartbeat_interval_s,
     )
 
@@ -132,7 +133,9 @@ def _connected(
                 f'slot "{settings.slot}" does not exist',
                 remedy=REMEDY_CREATE_SLOT,
             )
-        create_slot(dsn, settings.slot, two_phase=settings.two_phase, on_wait=on_wait)
+        create_slot(
+            dsn, settings.slot, two_phase=settings.two_phase, failover=settings.failover, on_wait=on_wait
+        )
         state = describe_slot(dsn, settings.slot)
     if state.plugin != PLUGIN:
         raise PreconditionMissing(
@@ -142,6 +145,16 @@ def _connected(
     if state.is_lost:
         raise SlotLost(
             f'slot "{settings.slot}" was invalidated by the server ({state.invalidation_reason or state.wal_status})'
+        )
+    if state.awaits_promotion:
+        raise ConnectionLost(
+            f"slot \"{settings.slot}\" is a standby's copy of the primary's: it can be read after the promotion",
+            remedy="name all hosts in the dsn, with target_session_attrs=read-write: then a standby is passed over",
+        )
+    if settings.failover and not state.failover:
+        connection.execute(
+            failover_command(settings.slot, connection.server_version),
+            f'making slot "{settings.slot}" a failover slot',
         )
     flush_lsn = settled_flush_lsn(dsn)
     system = connection.identify_system()

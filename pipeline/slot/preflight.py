@@ -19,6 +19,7 @@ from xidstream.pipeline.pg_rules import Streaming
 from xidstream.pipeline.slot.admin import PLUGIN, SlotState, read_slot, sql_connection
 from xidstream.pipeline.slot.connection import ReplicationConnection
 from xidstream.pipeline.slot.conninfo import display
+from xidstream.pipeline.slot.failover_findings import failover_findings
 from xidstream.pipeline.slot.failures import (
     REMEDY_CREATE_SLOT,
     REMEDY_OUTPUT_PLUGIN,
@@ -51,6 +52,7 @@ def server_findings(settings: SlotSettings, *, will_create_slot: bool = False) -
             findings += _check_slot(connection, settings, slot, will_create_slot=will_create_slot)
             findings.append(_check_streaming(settings, version))
             findings += _check_two_phase(connection, settings, slot)
+            findings += failover_findings(connection, settings, slot)
             findings += _check_heartbeat(connection, settings)
     except XidstreamError as error:
         findings.append(Finding.of_error("connection", error))

@@ -27,6 +27,7 @@ class SlotSettings:
         None or ``server`` leaves the server's. Default 4MB: any size drains equally fast, and at most this
         much is left to send after a COMMIT.
     two_phase: ask for prepared transactions at PREPARE (PostgreSQL 15). It marks the slot for good.
+    failover: have standbys synchronise the slot (PostgreSQL 17). It marks the slot for good.
     heartbeat_interval_s: how often a heartbeat is to be written; 0: never.
     query_timeout_s: how long an answer to a replication command may take. Default 60: a server answers these at
         once, and only a server that is gone needs longer. (Creating a slot is not bound by it.)
@@ -41,6 +42,7 @@ class SlotSettings:
     proto_version: int | None = None
     logical_decoding_work_mem: str | None = "4MB"
     two_phase: bool = False
+    failover: bool = False
     heartbeat_interval_s: float = 0.0
     query_timeout_s: float = 60.0
 

@@ -99,6 +99,14 @@ def stream_options(settings: SlotSettings, server_version: int) -> StreamOptions
     )
 
 
+def failover_command(slot: str, server_version: int) -> str:
+    """The replication command that has standbys synchronise a slot. SQL has none. Raises Unsupported before 17."""
+    check_slot_name(slot)
+    if server_version < PG17:
+        raise Unsupported("a failover slot needs PostgreSQL 17", remedy="leave failover (--failover) out")
+    return f"ALTER_REPLICATION_SLOT {quote_identifier(slot)} (FAILOVER true)"
+
+
 def start_replication_command(slot: str, start_lsn: Lsn, options: StreamOptions) -> str:
     """The command's text. A ``start_lsn`` at or below the slot's confirmed position, such as 0/0, means that position
     (fact 26)."""

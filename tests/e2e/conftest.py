@@ -65,7 +65,7 @@ class Pipeline:
     def create_slot(self, **settings: Any) -> None:
         """As ``xidstream slot create`` does: what commits from here on is read. A run that only makes the slot would
         start three processes."""
-        create_slot_command(self.config(**settings), failover=False)
+        create_slot_command(self.config(**settings))
 
     def handle(self, batch: Any) -> None:
         """Collect a batch as Arrow: what a user's function would see."""

@@ -86,7 +86,7 @@ def two_runs(tmp_path_factory: pytest.TempPathFactory, spark: Any) -> Iterator[R
     ):
         made = Restored(server, tmp_path_factory.mktemp("sink") / "now", spark)
         made.execute("create table t (id int primary key)", "create publication p for table t")
-        create_slot_command(made.config(), failover=False)
+        create_slot_command(made.config())
         made.execute("insert into t values (1)")
         made.run()
         made.keep_server()
@@ -111,7 +111,7 @@ def test_after_a_restore_the_old_root_is_refused_and_another_one_gets_everything
     # The walsender of the run that ended needs a moment to notice.
     wait_until(lambda: not describe_slot(restored.server.conninfo(), "s").active)
     drop_slot_command(restored.config())
-    create_slot_command(restored.config(), failover=False)
+    create_slot_command(restored.config())
     restored.execute("insert into t values (1000)")
     with pytest.raises(SinkDiverged, match="was restored") as refused:
         restored.run()

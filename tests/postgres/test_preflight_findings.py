@@ -73,6 +73,20 @@ def test_sound_setup_has_nothing_but_ok(sound: Database) -> None:
     }  # fmt: skip
 
 
+def test_failover_is_refused_where_the_server_has_none_and_else_says_what_it_lacks(sound: Database) -> None:
+    findings = server_findings(settings(sound, failover=True, heartbeat_interval_s=5))
+    assert finding(findings, "heartbeat").statement == "a heartbeat each 5 s"
+    if sound.version < 17:
+        assert finding(findings, "failover").status is Status.FAILED
+        return
+    warned = [f.statement for f in findings if f.check == "failover" and f.status is Status.WARNING]
+    assert ["turn it on for good" in warned[0], "synchronized_standby_slots is empty" in warned[1]] == [
+        True,
+        True,
+    ]
+    assert failed(findings) == set()
+
+
 def test_preflight_changes_nothing(sound: Database) -> None:
     before = describe_slot(sound.dsn(), f"s_{sound.name}")
     server_findings(settings(sound, two_phase=True))

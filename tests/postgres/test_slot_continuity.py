@@ -151,7 +151,7 @@ def test_servers_whose_slots_share_a_name_share_a_storage_when_each_slot_was_cre
     write_progress(storage, Layout(7_000_000_000_000_000_001, config.slot, "e"), Lsn(0x100))
     with pytest.raises(SlotLost, match="another server"):
         check_record(config)
-    create_slot_command(config, failover=False)
+    create_slot_command(config)
     check_record(config)
     slot = open_slot(slot_settings(config), create=False)
     try:

@@ -195,7 +195,7 @@ class RayPipeline:
     def create_slot(self, **settings: Any) -> None:
         """As ``xidstream slot create`` does: what commits from here on is read. A run that only makes the slot would
         start three processes."""
-        create_slot_command(self.config(**settings), failover=False)
+        create_slot_command(self.config(**settings))
 
     def start(self, **settings: Any) -> Supervisor:
         """Returns when the parts are there."""

@@ -10,6 +10,7 @@ from xidstream.pipeline.errors import ConfigError, Unsupported
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
 from xidstream.pipeline.slot.settings import SlotSettings, Streaming
 from xidstream.pipeline.slot.stream_options import (
+    failover_command,
     server_proto_version,
     start_replication_command,
     stream_options,
@@ -87,3 +88,9 @@ def test_what_was_asked_for_by_name_and_is_not_there_is_unsupported(
 def test_slot_name_is_checked_again_where_the_command_is_made() -> None:
     with pytest.raises(ConfigError):
         start_replication_command('s" LOGICAL 0/0; --', INVALID_LSN, stream_options(make(), 180_000))
+
+
+def test_a_failover_slot_needs_postgresql_17() -> None:
+    assert failover_command("s", 170000) == 'ALTER_REPLICATION_SLOT "s" (FAILOVER true)'
+    with pytest.raises(Unsupported, match="PostgreSQL 17"):
+        failover_command("s", 169999)
