@@ -19,7 +19,6 @@ from __future__ import annotations
 import dataclasses
 import enum
 import os
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,12 +28,8 @@ from xidstream.pipeline.addresses import host_and_port
 from xidstream.pipeline.credentials import holds_credentials, is_secret_name, redacted
 from xidstream.pipeline.errors import ConfigError
 from xidstream.pipeline.pg_rules import Streaming, check_slot_name, check_stream_options, duration_s, work_mem
+from xidstream.pipeline.settings_file import load_toml
 from xidstream.pipeline.sizes import jvm_bytes, parse_size
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 MIB = 1 << 20
 _LIBPQ = frozenset({"PGSERVICE", "PGHOST", "PGHOSTADDR", "PGPORT", "PGDATABASE", "PGUSER"})
@@ -394,16 +389,3 @@ def _check_within(name: str, value: Any, least: float, most: float) -> None:
 
 def _default_of(f: dataclasses.Field[Any]) -> Any:
     return f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
-
-
-def load_toml(path: Path) -> dict[str, Any]:
-    """The keys of a settings file. Raises ConfigError when it cannot be read or parsed."""
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(
-            f"cannot read {path}: {error.strerror}", remedy="give the path of a TOML file"
-        ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        text = f"{path} is not valid TOML: {error}"
-        raise ConfigError(text, remedy="correct the file; docs/settings.md has examples") from None

@@ -16,8 +16,9 @@ from typing import Any, Final
 
 import click
 
-from xidstream.pipeline.config import Config, load_toml
+from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import ConfigError
+from xidstream.pipeline.settings_file import load_toml
 from xidstream.pipeline.slot_list import configs_of
 
 _STRUCTURED = {"spark_conf"}

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from xidstream.pipeline.config import Config, load_toml
+from xidstream.pipeline.config import Config
 from xidstream.pipeline.credentials import holds_credentials, redacted
 from xidstream.pipeline.errors import ConfigError
+from xidstream.pipeline.settings_file import load_toml
 from xidstream.pipeline.slot_list import configs_of
 
 SECRET = "hunter2"
