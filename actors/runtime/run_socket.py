@@ -36,6 +36,7 @@ _PREFIX: Final = "xidstream/"
 _LISTED: Final = Path("/proc/net/unix")
 _CREDENTIALS: Final = struct.Struct("3i")  # of SO_PEERCRED: pid, uid, gid
 _ANSWER_S: Final = 20.0
+_CLOSE_S: Final = 2.0
 _CHUNK_BYTES: Final = 1 << 16
 
 
@@ -48,12 +49,16 @@ class RunSocket:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.bind(f"\0{self.name}")
         self._socket.listen(8)
-        threading.Thread(target=self._serve, name="xidstream-account", daemon=True).start()
+        self._thread = threading.Thread(target=self._serve, name="xidstream-account", daemon=True)
+        self._thread.start()
 
     def close(self) -> None:
+        """The run is not found any more, unless a slow reader is still being answered."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread
         self._socket.close()
+        # The kernel lists the socket until the thread has left it.
+        self._thread.join(_CLOSE_S)
 
     def _serve(self) -> None:
         while True:
