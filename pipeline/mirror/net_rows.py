@@ -1,8 +1,9 @@
 """The net rows of one refresh in this process's memory: by key, by slot, and against the rows of a file.
 
-A *net row* says what became of one key (``pipeline.state.fold``): its last row, or that it has none any more. They are
-sorted here by the key's ranged columns. So the rows of a slot (``pipeline.mirror.plan``) are neighbours, and so are the
-keys that lie within a file's range of the first column. Both are found by bisection: per file, not per row.
+A *net row* says what became of one key: its last row, or that it has none any more. They come from Spark's fold, or
+are the last words of a simple tail (``pipeline.mirror.tail_rows``). They are sorted here by the key, ranged columns
+first. So the rows of one key are neighbours, and so are those of a slot (``pipeline.mirror.plan``), and the keys that
+lie within a file's range of the first column. Slots and ranges are found by bisection: per file, not per row.
 
 Equality of keys is Arrow's. It is that of PostgreSQL for every type but floats and arrays, so tables with those in
 their keys are not for this module (``is_comparable``). A key with a null (a value that its column cannot hold) equals
@@ -25,10 +26,12 @@ import pyarrow.types as pt
 
 from xidstream.pipeline.mirror.key_ranges import RangedKey
 from xidstream.pipeline.mirror.plan import BaseFile, NetCounts
-from xidstream.pipeline.state.fold import DELETED
+from xidstream.pipeline.rows import CHANGE_TYPES, DELETE, UPDATE_PREIMAGE
 
 CHANGE: Final = "_change_type"
-"""Of a net row: ``delete`` where the key has no row any more (``pipeline.state.fold``)."""
+"""Of a net row: what the last word on its key is."""
+TAKE_AWAY: Final = (CHANGE_TYPES[DELETE], CHANGE_TYPES[UPDATE_PREIMAGE])
+"""With one of these as the last word on it, a key has no row."""
 TEXT: Final = "_text"
 _PLACE: Final = "n"
 
@@ -39,21 +42,23 @@ def is_comparable(key: Iterable[str], types: Mapping[str, pa.DataType]) -> bool:
 
 
 class NetRows:
-    """``rows``: the table's columns, ``_text`` and ``_change_type``. ``key``: the key's columns, ``ranged`` those that
-    have ranges, at least one."""
+    """``rows``: the table's columns, ``_text`` and ``_change_type``, in commit order where a key has several: its last
+    row counts. ``key``: the key's columns, ``ranged`` those that have ranges, at least one."""
 
     def __init__(self, rows: pa.Table, key: Sequence[str], ranged: RangedKey) -> None:
         self._rows = rows.combine_chunks()
         self._key = list(key)
-        self._order = pc.sort_indices(self._rows, sort_keys=[(name, "ascending") for name in ranged.columns])
+        names = [*ranged.columns, *(name for name in key if name not in ranged.columns)]
+        order = pc.sort_indices(self._rows, sort_keys=[(name, "ascending") for name in names])
+        self._order = _last_of_each(order, [_whole(self._rows[name]) for name in names])
         self._bounds = [_as_stored(pc.take(_whole(self._rows[name]), self._order)) for name in ranged.columns]
-        is_set = pc.not_equal(_whole(self._rows[CHANGE]), DELETED)
-        self._is_set = pc.take(is_set, self._order)
+        is_gone = pc.is_in(_whole(self._rows[CHANGE]), value_set=pa.array(TAKE_AWAY))
+        self._is_set = pc.take(pc.invert(is_gone), self._order)
         sums = np.cumsum(self._is_set.to_numpy(zero_copy_only=False), dtype=np.int64)
         self._n_set_before = np.concatenate([np.zeros(1, np.int64), sums])
 
     def __len__(self) -> int:
-        return int(self._rows.num_rows)
+        return len(self._order)
 
     @property
     def n_null_keys(self) -> int:
@@ -68,8 +73,7 @@ class NetRows:
             if n:
                 arriving[i] = n
         touched = {i: n for i, file in enumerate(files) if (n := self._n_within(file))}
-        texts = len(self) - self._rows[TEXT].null_count if TEXT in self._rows.column_names else 0
-        return NetCounts(touched, arriving, len(self), self.n_null_keys, texts)
+        return NetCounts(touched, arriving, len(self), self.n_null_keys, self._n_texts())
 
     def slots(self, files: Sequence[BaseFile]) -> list[int]:
         """``len(files) + 1`` places in the order of the key: the rows of slot i are those from the i-th up to the
@@ -92,6 +96,14 @@ class NetRows:
         return self._rows.select(self._key).take(self._order[first:behind])
 
     # -- inside ----------------------------------------------------------------------------------------
+
+    def _n_texts(self) -> int:
+        texts = _whole(self._rows[TEXT])
+        return (
+            0
+            if texts.null_count == len(texts)
+            else int(pc.sum(texts.take(self._order).is_valid()).as_py() or 0)
+        )
 
     def _key_at(self, place: int) -> tuple[Any, ...]:
         return tuple(column[place].as_py() for column in self._bounds)
@@ -118,6 +130,22 @@ class NetRows:
             part = column[first:behind]
             within = pc.and_(within, pc.and_(pc.greater_equal(part, low), pc.less_equal(part, high)))
         return int(pc.sum(within).as_py() or 0)
+
+
+def _last_of_each(order: pa.Array, columns: Sequence[pa.Array]) -> pa.Array:
+    """``order`` (stable, by ``columns``) without the rows behind which another one with the same values comes.
+
+    A null equals nothing.
+    """
+    if len(order) < 2:
+        return order
+    is_same = pa.repeat(pa.scalar(True), len(order) - 1)
+    for column in columns:
+        values = pc.take(column, order)
+        is_same = pc.and_(is_same, pc.equal(values[:-1], values[1:]).fill_null(False))
+    if not pc.any(is_same).as_py():
+        return order
+    return pc.filter(order, pa.concat_arrays([pc.invert(is_same), pa.array([True])]))
 
 
 def without(rows: pa.Table, keys: pa.Table) -> pa.Table:

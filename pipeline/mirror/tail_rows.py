@@ -25,8 +25,7 @@ import pyarrow.compute as pc
 from xidstream.pipeline.mirror import local_swap
 from xidstream.pipeline.mirror.key_ranges import RangedKey
 from xidstream.pipeline.mirror.net_rows import CHANGE, TEXT, NetRows, in_schema, is_comparable
-from xidstream.pipeline.rows import CHANGE_TYPES, DELETE, SNAPSHOT, TRUNCATE, UPDATE_PREIMAGE
-from xidstream.pipeline.state.fold import DELETED, SET
+from xidstream.pipeline.rows import CHANGE_TYPES, SNAPSHOT, TRUNCATE
 from xidstream.pipeline.state.log_table import LogFile
 from xidstream.pipeline.state.shape import TableShape
 from xidstream.pipeline.state.table_at import TableAt
@@ -34,7 +33,6 @@ from xidstream.pipeline.state.table_at import TableAt
 _LSN: Final = "_commit_lsn"
 _SEQ: Final = "_seq"
 _UNCHANGED: Final = "_unchanged"
-_TAKE_AWAY: Final = [CHANGE_TYPES[DELETE], CHANGE_TYPES[UPDATE_PREIMAGE]]
 
 
 def net_of(
@@ -67,25 +65,14 @@ def net_of(
     tail = pa.concat_tables([schema.empty_table(), *(in_schema(rows, schema) for rows in pieces)])
     if any(tail[name].null_count for name in key):
         return None
-    net = last_words(tail.combine_chunks(), key)
-    is_gone = pc.is_in(net[CHANGE], value_set=pa.array(_TAKE_AWAY))
-    kind = pc.if_else(is_gone, DELETED, SET)
-    net = net.drop_columns([_LSN, _SEQ, CHANGE]).append_column(CHANGE, kind)
-    return NetRows(net, key, ranged)
+    return NetRows(_in_commit_order(tail.combine_chunks()).drop_columns([_LSN, _SEQ]), key, ranged)
 
 
-def last_words(tail: pa.Table, key: Sequence[str]) -> pa.Table:
-    """The last row of each key, in commit order. No key has a null."""
+def _in_commit_order(tail: pa.Table) -> pa.Table:
     lsn, seq = (tail[name].to_numpy() for name in (_LSN, _SEQ))
-    if not np.all((lsn[1:] > lsn[:-1]) | ((lsn[1:] == lsn[:-1]) & (seq[1:] > seq[:-1]))):
-        order = np.lexsort((seq, lsn))
-        tail = tail.take(pa.array(order))
-    # Names of our own: a key's column may be called as the place.
-    parts = [f"k{i}" for i in range(len(key))]
-    places = tail.select(list(key)).rename_columns(parts)
-    places = places.append_column("n", pa.array(np.arange(tail.num_rows)))
-    last = places.group_by(parts).aggregate([("n", "max")])["n_max"]
-    return tail if len(last) == tail.num_rows else tail.take(pc.take(last, pc.sort_indices(last)))
+    if np.all((lsn[1:] > lsn[:-1]) | ((lsn[1:] == lsn[:-1]) & (seq[1:] > seq[:-1]))):
+        return tail
+    return tail.take(pa.array(np.lexsort((seq, lsn))))
 
 
 def _is_plain(shape: TableShape, fields: Sequence[pa.Field]) -> bool:
@@ -105,7 +92,8 @@ def _changes(path: str, shape: TableShape, since: int, upto: int) -> Iterator[pa
         lsn = rows[_LSN]
         within = pc.and_(pc.greater(lsn, int(since)), pc.less_equal(lsn, int(upto)))
         within = pc.and_(within, pc.not_equal(rows[CHANGE], SNAPSHOT))
-        yield pa.table(chosen).filter(within)
+        found = pa.table(chosen)
+        yield found if pc.all(within).as_py() else found.filter(within)
 
 
 def _is_simple(rows: pa.Table) -> bool:

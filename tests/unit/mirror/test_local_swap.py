@@ -35,7 +35,8 @@ def swap(
     check: Callable[[], None] = lambda: None,
 ) -> LocalSwap:
     """``new``: id → its new value; None where it is gone."""
-    schema = pa.schema([*SCHEMA, ("_change_type", pa.string())])
+    text = pa.field("_text", pa.map_(pa.string(), pa.string()))
+    schema = pa.schema([*SCHEMA, text, ("_change_type", pa.string())])
     kinds = {True: "delete", False: "update_postimage"}
     rows = [{"id": i, "v": v, "_change_type": kinds[v is None]} for i, v in new.items()]
     net = NetRows(pa.Table.from_pylist(rows, schema=schema), ["id"], KEY)

@@ -88,6 +88,13 @@ def test_the_last_word_on_a_key_counts_in_commit_order_whatever_file_it_is_in(tm
     assert rows_of(net(log_of(tmp_path, later, earlier))) == ([(1, "last"), (3, "again"), (5, "moved")], 5)
 
 
+def test_of_very_many_rows_of_few_keys_each_keys_last_one_counts(tmp_path: Path) -> None:
+    changes = [change(150, i, i * 7 % 50, f"{i}") for i in range(20_000)]
+    found, n_keys = rows_of(net(log_of(tmp_path, changes)))
+    last = {row["n"]: row["v"] for row in changes}
+    assert (dict(found), n_keys) == (last, 50)
+
+
 def test_a_full_old_tuple_under_the_same_key_is_no_last_word(tmp_path: Path) -> None:
     log = log_of(
         tmp_path, [change(150, 0, 1, "old", _change_type="update_preimage"), change(150, 1, 1, "new")]
