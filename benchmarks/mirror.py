@@ -9,8 +9,9 @@ sink's layout, with a snapshot of the table and then commits that update rows. *
   wrote, in its own file sizes; ``merge_same_files``: into a copy of our base table, with our files and statistics.
 - ``rewrite``: Spark reads all, leaves out the changed keys, adds the new rows and writes all (once for each size).
 
-Seconds, and bytes of new Parquet files for each byte of the changed rows (as they are in the base's files). At the end
-each table's rows are compared by count and sum.
+Seconds, CPU seconds (of Spark's JVM, too, with what it collects and compiles meanwhile), and bytes of new Parquet files
+for each byte of the changed rows (as they are in the base's files). ``refresh_memory_bytes``: by how much this process
+was larger at most than before. At the end each table's rows are compared by count and sum.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import os
 import shutil
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,6 +30,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import psutil
 import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable, write_deltalake
@@ -108,11 +111,13 @@ def _one(
     row_bytes = _size(base) / rows
     found: dict[str, Any] = {"load": os.getloadavg()[0]}
     before = _parquet(base)
-    found["refresh_s"] = _timed(lambda: mirror.refresh(spark))
+    with _Growth() as growth:
+        found |= _costs("refresh", lambda: mirror.refresh(spark))
+    found["refresh_memory_bytes"] = growth.most_bytes
     found["refresh_bytes_per_byte"] = _new_bytes(base, before) / (n * row_bytes)
     for name in ("merge", "merge_same_files"):
         before = _parquet(folder / name)
-        found[f"{name}_s"] = _timed(lambda name=name: _merge(folder / name, values_of(ids, number)))
+        found |= _costs(name, lambda name=name: _merge(folder / name, values_of(ids, number)))
         found[f"{name}_bytes_per_byte"] = _new_bytes(folder / name, before) / (n * row_bytes)
     found["rewrite_s"] = _timed(lambda: _rewrite(spark, folder, base, values_of(ids, number)))
     found["merge_over_refresh"] = found["merge_s"] / found["refresh_s"]
@@ -242,6 +247,41 @@ def _timed(act: Any) -> float:
     began_s = time.monotonic()
     act()
     return time.monotonic() - began_s
+
+
+def _costs(name: str, act: Any) -> dict[str, float]:
+    cpu_s = _cpu_s()
+    seconds = _timed(act)
+    return {f"{name}_s": seconds, f"{name}_cpu_s": _cpu_s() - cpu_s}
+
+
+def _cpu_s() -> float:
+    me = psutil.Process()
+    times = [process.cpu_times() for process in (me, *me.children(recursive=True))]
+    return float(sum(time.user + time.system for time in times))
+
+
+class _Growth:
+    """Of this process's resident memory, looked at every 20 ms."""
+
+    def __init__(self) -> None:
+        self._process = psutil.Process()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+        self.most_bytes = 0
+
+    def __enter__(self) -> _Growth:
+        self._first = self._process.memory_info().rss
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        while not self._stop.wait(0.02):
+            self.most_bytes = max(self.most_bytes, self._process.memory_info().rss - self._first)
 
 
 def _parquet(table: Path) -> set[Path]:
