@@ -208,8 +208,8 @@ class Config:
     )
     mirror_file_bytes: int = _setting(
         32 * MIB,
-        "size of a base table's files: a refresh writes each file anew that holds a changed key, so smaller ones cost "
-        "less to refresh, and larger ones less to list and open",
+        "size of a base table's files, of which none has much more than a million rows: a refresh writes each file "
+        "anew that holds a changed key, so smaller ones cost less to refresh, and larger ones less to list and open",
         size=True,
         within=(MIB, 1 << 32),
     )

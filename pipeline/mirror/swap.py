@@ -112,6 +112,7 @@ class Swap:
 
     @contextmanager
     def _written(self, net: DataFrame) -> Iterator[_Net]:
+        """Files with the rows, meanwhile. What cannot be removed then, the next vacuum removes."""
         directory = f"net-{uuid.uuid4().hex}"
         try:
             paths = rewrite.write_net(net, self.base.location, directory)

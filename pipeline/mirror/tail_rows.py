@@ -63,9 +63,11 @@ def net_of(
         ]
     )
     tail = pa.concat_tables([schema.empty_table(), *(in_schema(rows, schema) for rows in pieces)])
+    del pieces  # so that the rows are here twice for a moment only
     if any(tail[name].null_count for name in key):
         return None
-    return NetRows(_in_commit_order(tail.combine_chunks()).drop_columns([_LSN, _SEQ]), key, ranged)
+    tail = _in_commit_order(tail.combine_chunks())
+    return NetRows(tail.drop_columns([_LSN, _SEQ]), key, ranged)
 
 
 def _in_commit_order(tail: pa.Table) -> pa.Table:
