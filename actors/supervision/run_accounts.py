@@ -47,6 +47,8 @@ log = logging.getLogger(__name__)
 
 _MOST_RESTARTS: Final = 20
 _READ_WINDOW_S: Final = 10.0
+_SLOT_WAIT_S: Final = 5.0
+"""For the answer to a question that another thread has asked."""
 
 
 @dataclass(frozen=True)
@@ -193,11 +195,15 @@ class RunAccounts:
         epoch = self._parts().epoch
         opened = None if epoch is None else epoch.opened
         dsn = self._config.dsn if opened is None else complete(self._config.dsn, **opened.server)
+        # A link that is dead may keep an earlier question for a minute, and whoever looks wants to know it now.
+        if not self._slot_lock.acquire(timeout=_SLOT_WAIT_S):
+            return None, "the server has not answered an earlier question yet"
         try:
-            with self._slot_lock:
-                return slot_part(dsn, self._config.slot, self._positions), None
+            return slot_part(dsn, self._config.slot, self._positions), None
         except XidstreamError as error:
             return None, error.message
+        finally:
+            self._slot_lock.release()
 
 
 def _processes(

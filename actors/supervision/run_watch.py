@@ -1,8 +1,9 @@
 """Looks at one slot's run as long as it lasts: tells people of stalls, and sets the metrics.
 
 A thread gathers the account every ``LOOK_INTERVAL_S``: three calls to actors, for what they know already. The server is
-asked for the slot every ``_SLOT_INTERVAL_S``, on a connection that lasts some milliseconds. That is all that a run does
-when nobody looks. It goes on while the run starts again, because a monitor must see that, too.
+asked for the slot every ``_SLOT_INTERVAL_S``, on a connection that lasts some milliseconds, and on a thread of its own:
+a link that is dead may keep it for a minute, which is when people must be told. That is all that a run does when nobody
+looks. It goes on while the run starts again, because a monitor must see that, too.
 
 Stalls are told while the run reads. That it starts again, and why, is told by the supervisor.
 """
@@ -25,6 +26,8 @@ from xidstream.pipeline.events import Event
 log = logging.getLogger(__name__)
 
 _SLOT_INTERVAL_S: Final = 30.0
+_SLOT_OLD_S: Final = 75.0
+"""After so long without an answer the server counts as one that does not answer."""
 _END_S: Final = 2.0
 """What a look in hand is given at the end of the run."""
 
@@ -37,8 +40,8 @@ class RunWatch:
         self._notify = notify
         self._metrics = RayMetrics()
         self._told: set[tuple[str, str]] = set()
-        self._next_slot_s = 0.0
         self._slot: tuple[SlotPart | None, str | None] = (None, None)
+        self._asked_s = self._answered_s = float("-inf")
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="xidstream-watch", daemon=True)
 
@@ -60,17 +63,31 @@ class RunWatch:
                     log.exception("the run cannot be watched")
 
     def _look(self) -> None:
+        if self._accounts.metrics is None:
+            self._accounts.metrics = metrics_url()
         account = self._accounts.glance()
         if account.run is not None and account.run.state == "reading":
             self._tell(account)
-        now_s = time.monotonic()
-        if now_s >= self._next_slot_s:
-            self._next_slot_s = now_s + _SLOT_INTERVAL_S
-            self._slot = self._accounts.slot()
-            self._accounts.metrics = metrics_url()
+        slot, error = self._slot_part(time.monotonic())
         if not self._stop.is_set():
-            slot, error = self._slot
             self._metrics.set(dataclasses.replace(account, slot=slot, slot_error=error))
+
+    def _slot_part(self, now_s: float) -> tuple[SlotPart | None, str | None]:
+        """The last answer, or why there is none. The server is asked again if it is time to."""
+        is_asked = self._asked_s > self._answered_s
+        if not is_asked and now_s - self._asked_s >= _SLOT_INTERVAL_S:
+            self._asked_s = now_s
+            threading.Thread(target=self._ask_for_slot, name="xidstream-slot", daemon=True).start()
+        elif is_asked and now_s - self._asked_s >= _SLOT_OLD_S:
+            return None, f"the server has not answered for {now_s - self._asked_s:.0f} s"
+        return self._slot
+
+    def _ask_for_slot(self) -> None:
+        answer: tuple[SlotPart | None, str | None] = None, "the question failed"
+        try:
+            answer = self._accounts.slot()
+        finally:
+            self._slot, self._answered_s = answer, time.monotonic()
 
     def _tell(self, account: Account) -> None:
         """Of stalls that begin or end."""

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
+
+import pytest
 
 from tests.unit.account.accounts import FULL, SEQUENCER, SLOT, WELL, run
+from tests.waiting import wait_until
+from xidstream.actors.supervision import run_accounts
 from xidstream.actors.supervision.run_accounts import Parts, RunAccounts
 from xidstream.actors.supervision.run_watch import RunWatch, told
 from xidstream.pipeline.account import Account, SlotPart
@@ -15,18 +20,21 @@ STALLED = dataclasses.replace(WELL, stalls=FULL.stalls)
 
 
 class Scripted(RunAccounts):
-    """Its accounts are the test's; ``n_asked``: how often the server was asked."""
+    """Its accounts are the test's. ``n_asked``: how often the server was asked; it answers when it may."""
 
     def __init__(self, *accounts: Account) -> None:
         super().__init__(Config(slot="shop"), lambda: Parts("reading", "e", None, None, None))
         self._script = list(accounts)
         self.n_asked = 0
+        self.may_answer = threading.Event()
+        self.may_answer.set()
 
     def glance(self) -> Account:
         return self._script.pop(0)
 
     def slot(self) -> tuple[SlotPart | None, str | None]:
         self.n_asked += 1
+        assert self.may_answer.wait(60)
         return SLOT, None
 
 
@@ -55,8 +63,47 @@ def test_the_server_is_asked_once_in_half_a_minute() -> None:
     assert scripted.n_asked == 1
 
 
+def test_a_server_that_does_not_answer_keeps_no_stall_from_being_told_and_is_said_not_to_answer() -> None:
+    notices: list[str] = []
+    scripted = Scripted(WELL, STALLED, WELL)
+    scripted.may_answer.clear()
+    watch = RunWatch(scripted, notices.append)
+    try:
+        for _ in range(3):
+            watch._look()
+        assert len(notices) == 2 and scripted.n_asked == 1
+        began_s = watch._asked_s
+        assert watch._slot_part(began_s + 40) == (None, None), "not asked again, and not given up yet"
+        assert watch._slot_part(began_s + 80) == (None, "the server has not answered for 80 s")
+    finally:
+        scripted.may_answer.set()
+    wait_until(lambda: watch._slot_part(began_s + 20) == (SLOT, None))
+
+
 def test_a_stall_names_the_commit_that_waits() -> None:
     (stall,) = FULL.stalls
     waiting = dataclasses.replace(SEQUENCER, head_commit_lsn="0/1100000")
     assert told(stall, waiting).facts["lsn"] == "0/1100000"
     assert "lsn" not in told(stall, None).facts
+
+
+def test_who_asks_while_an_earlier_question_hangs_is_told_so_and_does_not_hang(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked, may_answer = threading.Event(), threading.Event()
+
+    def hang(*_: object) -> SlotPart:
+        asked.set()
+        assert may_answer.wait(60)
+        return SLOT
+
+    monkeypatch.setattr(run_accounts, "slot_part", hang)
+    monkeypatch.setattr(run_accounts, "_SLOT_WAIT_S", 0.05)
+    accounts = RunAccounts(Config(slot="shop"), lambda: Parts("reading", "e", None, None, None))
+    first = threading.Thread(target=accounts.slot)
+    first.start()
+    assert asked.wait(10)
+    assert accounts.slot() == (None, "the server has not answered an earlier question yet")
+    may_answer.set()
+    first.join()
+    assert accounts.slot() == (SLOT, None)
