@@ -90,8 +90,8 @@ def _check_failover_slot(
         findings.append(
             Finding.warning(
                 _CHECK,
-                "PostgreSQL 17 does not synchronise where two_phase began, and may refuse a slot with both",
-                "leave failover or two_phase out, or upgrade to PostgreSQL 18",
+                "PostgreSQL 17 does not synchronise where two_phase began, and may refuse failover until later",
+                f"make the slot without failover, and turn it on later, or upgrade to PostgreSQL 18; {_SEE}",
             )
         )
     if slot.exists and not slot.failover:

@@ -105,6 +105,7 @@ class Watch:
         self._dsn = dsn
         self.wal: list[tuple[float, int]] = []
         self.unconfirmed: list[int] = []
+        self.not_decoded: list[int] = []
         self.held: list[int] = []
 
     def look_for(self, seconds: float) -> None:
@@ -112,21 +113,23 @@ class Watch:
             deadline_s = time.monotonic() + seconds
             while time.monotonic() < deadline_s:
                 row = admin.execute(
-                    "select end_lsn - '0/0', end_lsn - confirmed_flush_lsn, end_lsn - restart_lsn"
-                    " from pg_replication_slots, pg_current_wal_flush_lsn() as end_lsn where slot_name = 'beaten'"
+                    "select end_lsn - '0/0', end_lsn - confirmed_flush_lsn, end_lsn - restart_lsn, end_lsn - sent_lsn"
+                    " from pg_replication_slots join pg_stat_replication on pid = active_pid,"
+                    " pg_current_wal_flush_lsn() as end_lsn where slot_name = 'beaten'"
                 ).fetchone()
                 assert row is not None
                 self.wal.append((time.monotonic(), int(row[0])))
                 self.unconfirmed.append(int(row[1]))
                 self.held.append(int(row[2]))
+                self.not_decoded.append(int(row[3]))
                 time.sleep(0.5)
 
     def __str__(self) -> str:
-        most = max(self.unconfirmed)
+        most, undecoded = max(zip(self.unconfirmed, self.not_decoded, strict=True))
         return (
             f"{self.bytes_per_s / 1e6:.0f} MB/s of WAL; unconfirmed {self.median_unconfirmed / 1e6:.1f} MB (median), "
-            f"{most / 1e6:.0f} at most; held at most {max(self.held) / 1e6:.0f} MB, which is "
-            f"{max(self.held) / self.bytes_per_s:.1f} s of it"
+            f"{most / 1e6:.0f} at most ({undecoded / 1e6:.0f} of them not decoded by the server); held at most "
+            f"{max(self.held) / 1e6:.0f} MB, which is {max(self.held) / self.bytes_per_s:.1f} s of it"
         )
 
     @property
