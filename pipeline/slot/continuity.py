@@ -4,6 +4,9 @@ Asked before a slot is created or read. Four things cannot be mended by reading 
 what is lost: the slot is gone though a position of it is recorded; the record is another server's; the server's
 timeline branched off below what was delivered; it is an older timeline, or no descendant of the recorded one.
 
+A standby without the slot is no loss: a DSN with several hosts leads there while the primary restarts. A run that ended
+then, with the advice to begin anew, would lose what the primary still has.
+
 A timeline that is new but branched off at or above the recorded position is a failover that lost nothing: all that
 was delivered exists there, and the slot was either kept (a failover slot, ``restart``) or its loss is told by the
 first rule.
@@ -18,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from xidstream.pipeline.errors import SlotLost
+from xidstream.pipeline.errors import ConnectionLost, SlotLost
 from xidstream.pipeline.pg import Lsn
 
 if TYPE_CHECKING:
@@ -42,9 +45,11 @@ def check_continuity(
     recorded: Recorded,
     *,
     slot_exists: bool,
+    is_standby: bool,
     switch_points: Mapping[int, Lsn],
 ) -> None:
-    """Raise SlotLost; return where reading may go on, or begin.
+    """Raise SlotLost, or ConnectionLost where the slot may be on another server; return where reading may go on, or
+    begin.
 
     ``switch_points``: the server's history, where each of its earlier timelines ended.
     """
@@ -58,6 +63,13 @@ def check_continuity(
                 "beside the other's, or give it a storage (--storage) of its own",
             )
         return
+    if not slot_exists and is_standby:
+        raise ConnectionLost(
+            f"this server is a standby without slot {slot!r}, of which {recorded.confirmed_lsn} is recorded as "
+            "confirmed: the primary may have it",
+            remedy="have the dsn lead to the primary (target_session_attrs=read-write); where the slot was this "
+            "standby's own it is gone, and what committed after that position is lost",
+        )
     if not slot_exists:
         raise SlotLost(
             f"slot {slot!r} does not exist any more, though {recorded.confirmed_lsn} of it is recorded as confirmed: "

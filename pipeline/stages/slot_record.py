@@ -25,7 +25,7 @@ from xidstream.pipeline.slot.settings import SlotSettings
 
 
 def check_server(config: Config, connection: ReplicationConnection, *, remember: bool) -> None:
-    """Raise SlotLost where the connection's server cannot go on from the record; ``remember`` writes its timeline down.
+    """Raise what ``check_continuity`` says of the connection's server; ``remember`` writes its timeline down.
 
     Raises also StorageFault, SegmentCorrupt, and what connecting raises.
     """
@@ -42,6 +42,7 @@ def check_server(config: Config, connection: ReplicationConnection, *, remember:
             () if progress is not None else other_servers(storage, layout),
         ),
         slot_exists=describe_slot(connection.same_server_dsn, config.slot).exists,
+        is_standby=connection.pgconn.parameter_status(b"in_hot_standby") == b"on",  # PostgreSQL 14
         switch_points=connection.switch_points(system.timeline) if is_new_timeline else {},
     )
     if remember and timeline != system.timeline:

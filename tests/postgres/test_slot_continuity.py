@@ -63,6 +63,19 @@ def test_a_promoted_server_goes_on_where_it_has_what_was_delivered_and_only_ther
     assert read_timeline(storage, layout) == 1
 
 
+def test_a_run_that_is_led_to_a_standby_while_its_primary_restarts_is_not_told_that_its_slot_is_lost(
+    own_postgres: Callable[..., EmbeddedPostgres], tmp_path: Path
+) -> None:
+    """It ended with status 4, and the advice to drop the slot."""
+    server = own_postgres()
+    config = Config(dsn=server.conninfo(), slot="s", publication=("p",), storage=str(tmp_path / "storage"))
+    write_progress(Storage(config.storage), layout_of(config.dsn, config), current_flush_lsn(config.dsn))
+    (server.data_dir / "standby.signal").touch()
+    server.restart()
+    with pytest.raises(ConnectionLost, match="is a standby without slot 's'"):
+        check_record(config)
+
+
 def test_a_failover_between_two_connections_of_one_start_is_not_passed_over(
     own_postgres: Callable[..., EmbeddedPostgres], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

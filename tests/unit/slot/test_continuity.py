@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from xidstream.pipeline.errors import ExitStatus, SlotLost
+from xidstream.pipeline.errors import ConnectionLost, ExitStatus, SlotLost
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.slot.connection import SystemIdentity
 from xidstream.pipeline.slot.continuity import Recorded, check_continuity
@@ -19,12 +19,20 @@ def check(
     recorded: int | None = 2,
     timeline: int = 2,
     slot_exists: bool = True,
+    is_standby: bool = False,
     others: tuple[int, ...] = (),
     switch_points: Mapping[int, Lsn] | None = None,
 ) -> None:
     system = SystemIdentity("7001", timeline, Lsn(0x1000), "db")
     known = Recorded(None if confirmed is None else Lsn(confirmed), recorded, others)
-    check_continuity("s", system, known, slot_exists=slot_exists, switch_points=switch_points or {})
+    check_continuity(
+        "s",
+        system,
+        known,
+        slot_exists=slot_exists,
+        is_standby=is_standby,
+        switch_points=switch_points or {},
+    )
 
 
 @pytest.mark.parametrize(
@@ -37,6 +45,7 @@ def check(
         {"timeline": 3, "switch_points": {2: Lsn(0x200)}},  # a failover exactly at what was delivered
         {"timeline": 5, "switch_points": {1: Lsn(0x10), 2: Lsn(0x300), 4: Lsn(0x400)}},
         {"others": (1, 2)},  # a storage that servers share
+        {"is_standby": True},  # which decodes
     ],
 )
 def test_a_server_that_has_all_that_was_delivered_may_go_on(case: dict[str, Any]) -> None:
@@ -61,3 +70,9 @@ def test_what_is_lost_is_said_and_ends_with_status_4(case: dict[str, Any], says:
         check(**case)
     assert caught.value.policy.exit_status is ExitStatus.TERMINAL
     assert "snapshot" in caught.value.remedy
+
+
+def test_a_standby_without_the_slot_is_no_loss_while_the_primary_may_have_it() -> None:
+    with pytest.raises(ConnectionLost, match="the primary may have it"):
+        check(slot_exists=False, is_standby=True)
+    check(confirmed=None, recorded=None, slot_exists=False, is_standby=True)
