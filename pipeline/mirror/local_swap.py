@@ -42,9 +42,9 @@ REPLACED_BYTES: Final = 2 << 30
 CUT_BYTES: Final = 128 << 20
 """Of a group that is sorted, in Parquet."""
 _PIECE_BYTES: Final = 32 << 20
-_PIECE_ROWS: Final = 128 << 10
-_ROW_GROUP_BYTES: Final = 64 << 20
-_ROW_GROUP_ROWS: Final = 1 << 20
+_PIECE_ROWS: Final = 32 << 10
+_ROW_GROUP_BYTES: Final = 32 << 20
+_ROW_GROUP_ROWS: Final = 256 << 10
 _PAGE_BYTES: Final = 1 << 30
 
 
@@ -90,8 +90,9 @@ class LocalSwap:
 
     def _write_group(self, stem: str, group: Group, starts: Sequence[int]) -> list[str]:
         arriving = self.net.arriving(starts, group.slots, self.schema)
+        repeating = self._repeating(group)
         if group.n_files == 1:
-            return self._write_file(f"{stem}.parquet", self._rows(group, arriving))
+            return self._write_file(f"{stem}.parquet", self._rows(group, arriving), repeating)
         rows = arriving
         if group.files:
             rows = pa.concat_tables(self._rows(group, arriving)).combine_chunks()
@@ -100,8 +101,20 @@ class LocalSwap:
         paths = []
         for i in range(group.n_files):
             part = rows.slice(i * n_rows, n_rows)
-            paths += self._write_file(f"{stem}-{i:05d}.parquet", [part])
+            paths += self._write_file(f"{stem}-{i:05d}.parquet", [part], repeating)
         return paths
+
+    def _repeating(self, group: Group) -> list[str]:
+        """The columns that are written with a dictionary: those that have one in a file before, and new ones. It pays
+        where values repeat, and costs much where they do not. Spark found out when it wrote the table."""
+        file = self.files[group.files[0] if group.files else 0]
+        footer = pq.read_metadata(f"{self.table.uri}/{file.path}")
+        chunks = [
+            footer.row_group(0).column(i) for i in range(footer.num_columns if footer.num_row_groups else 0)
+        ]
+        there = {chunk.path_in_schema.partition(".")[0] for chunk in chunks}
+        new = [name for name in self.schema.names if name.partition(".")[0] not in there]
+        return [*new, *(chunk.path_in_schema for chunk in chunks if chunk.has_dictionary_page)]
 
     def _rows(self, group: Group, arriving: pa.Table) -> Iterator[pa.Table]:
         for i in group.files:
@@ -110,7 +123,7 @@ class LocalSwap:
                 yield without(in_schema(rows, self.schema), keys)
         yield arriving
 
-    def _write_file(self, path: str, tables: Iterable[pa.Table]) -> list[str]:
+    def _write_file(self, path: str, tables: Iterable[pa.Table], repeating: list[str]) -> list[str]:
         """No file without a row."""
         groups = _row_groups(tables, self.check)
         first = next(groups, None)
@@ -118,6 +131,7 @@ class LocalSwap:
             return []
         options: dict[str, Any] = {
             "compression": "snappy",
+            "use_dictionary": repeating,
             "write_statistics": statistics_leaves(self.schema),
             "store_schema": False,
         }

@@ -20,6 +20,7 @@ from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
@@ -34,6 +35,8 @@ TAKE_AWAY: Final = (CHANGE_TYPES[DELETE], CHANGE_TYPES[UPDATE_PREIMAGE])
 """With one of these as the last word on it, a key has no row."""
 TEXT: Final = "_text"
 _PLACE: Final = "n"
+_SLICE_ROWS: Final = 2_000
+"""A slice of that many rows is cheaper to write as one than to copy together with others."""
 
 
 def is_comparable(key: Iterable[str], types: Mapping[str, pa.DataType]) -> bool:
@@ -154,14 +157,24 @@ def without(rows: pa.Table, keys: pa.Table) -> pa.Table:
     if not keys.num_rows or not rows.num_rows:
         return rows
     if len(names) == 1:
-        is_new = pc.is_in(rows[names[0]], value_set=_whole(keys[names[0]]))
-        return rows.filter(pc.invert(is_new)) if pc.any(is_new).as_py() else rows
+        is_new = _whole(pc.is_in(rows[names[0]], value_set=_whole(keys[names[0]])))
+        return _but(rows, np.flatnonzero(is_new.to_numpy(zero_copy_only=False)))
     # Names of our own: a key's column may be called as the place.
     parts = [f"k{i}" for i in range(len(names))]
     there = rows.select(names).rename_columns(parts)
     there = there.append_column(_PLACE, pa.array(np.arange(rows.num_rows)))
-    kept = there.join(keys.rename_columns(parts), parts, join_type="left anti")[_PLACE]
-    return rows.take(kept.take(pc.sort_indices(kept))) if len(kept) < rows.num_rows else rows
+    new = there.join(keys.rename_columns(parts), parts, join_type="left semi")[_PLACE]
+    return _but(rows, np.sort(new.to_numpy()))
+
+
+def _but(rows: pa.Table, places: npt.NDArray[np.int64]) -> pa.Table:
+    """``rows`` without those at ``places``, which ascend. Nothing is copied where these are few."""
+    if len(places) * _SLICE_ROWS <= rows.num_rows:
+        ends = pairwise([-1, *places.tolist(), rows.num_rows])
+        return pa.concat_tables([rows.slice(last + 1, place - last - 1) for last, place in ends])
+    is_kept = np.ones(rows.num_rows, bool)
+    is_kept[places] = False
+    return rows.filter(pa.array(is_kept))
 
 
 def in_schema(rows: pa.Table, schema: pa.Schema) -> pa.Table:

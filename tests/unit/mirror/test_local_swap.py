@@ -74,6 +74,16 @@ def test_a_group_is_cut_by_key_and_one_without_rows_leaves_no_file(tmp_path: Pat
     assert [list(read(tmp_path, path)) for path in paths] == [[100], [101]]
 
 
+def test_a_column_keeps_its_dictionary_or_its_lack_of_one_and_a_new_column_has_one(tmp_path: Path) -> None:
+    rows = pa.table({"id": pa.array(range(9), pa.int64()), "v": ["same"] * 9})
+    pq.write_table(rows, tmp_path / "a", use_dictionary=["v"])
+    files = [BaseFile("a", 1, 9, KeyRange((0,), (8,)))]
+    groups = [Group((0,), (0,), 1), Group((), (0,), 1)]
+    for path in swap(tmp_path, files, {1: "new"}).write(groups, "refresh-1"):
+        row_group = pq.read_metadata(tmp_path / path).row_group(0)
+        assert [row_group.column(i).has_dictionary_page for i in range(3)] == [False, True, True]
+
+
 def test_floats_have_no_statistics_because_readers_order_nan_otherwise(tmp_path: Path) -> None:
     files = [base_file(tmp_path, "a", [1, 2])]
     (path,) = swap(tmp_path, files, {1: "new"}).write([Group((0,), (0,), 1)], "refresh-1")

@@ -95,6 +95,16 @@ def test_rows_with_a_new_version_are_left_out_and_the_others_keep_their_order(ke
     assert without(table, table.slice(0, 0).select(list(key))) is table
 
 
+@pytest.mark.parametrize(
+    "taken", [[], [0], [9_999], [0, 1, 5_000, 9_999], list(range(0, 10_000, 3)), list(range(10_000))]
+)
+def test_few_rows_or_many_are_left_out_alike(taken: list[int]) -> None:
+    table = pa.table({"shop": ["s"] * 10_000, "n": pa.array(range(10_000), pa.int64())})
+    for key in (["n"], ["shop", "n"]):
+        found = without(table, table.select(key).take(pa.array(taken, pa.int64())))
+        assert found["n"].to_pylist() == sorted(set(range(10_000)) - set(taken))
+
+
 def test_a_column_that_a_file_lacks_is_null_and_floats_and_arrays_in_keys_are_not_compared_here() -> None:
     rows = in_schema(pa.table({"n": pa.array([1], pa.int32())}), SCHEMA)
     assert rows.to_pylist() == [{"shop": None, "n": 1, "v": None}]

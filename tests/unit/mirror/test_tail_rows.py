@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import types as t
 
 from xidstream.pipeline.mirror import local_swap
 from xidstream.pipeline.mirror.key_ranges import RangedKey
 from xidstream.pipeline.mirror.net_rows import NetRows
-from xidstream.pipeline.mirror.plan import BaseFile, KeyRange
+from xidstream.pipeline.mirror.plan import BaseFile, KeyRange, in_key_order, plan_swap, removed
 from xidstream.pipeline.mirror.tail_rows import net_of
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.rows import CONTRACT_FIELDS
@@ -143,3 +145,40 @@ def test_more_rows_than_this_process_is_to_hold_are_left_to_spark(
     assert net(log) is not None
     monkeypatch.setattr(local_swap, "NET_BYTES", 100)
     assert net(log) is None
+
+
+def test_files_that_are_refreshed_by_random_tails_hold_what_the_changes_say(tmp_path: Path) -> None:
+    dice = random.Random(18)
+    model = {i: f"old {i}" for i in range(0, 600, 2)}
+    pq.write_table(pa.table({"n": list(model), "v": list(model.values())}), tmp_path / "base.parquet")
+    paths, lsn = ["base.parquet"], 100
+    for number in range(8):
+        rows = []
+        for seq in range(dice.choice([0, 1, 5, 300])):
+            n, v = dice.randrange(700), f"{number}.{seq}"
+            kind = dice.choice(["insert", "update_postimage", "update_preimage", "delete"])
+            rows.append(change(lsn + 1 + seq // 7, seq, n, v, _change_type=kind))
+            if kind in ("delete", "update_preimage"):
+                model.pop(n, None)
+            else:
+                model[n] = v
+        log = log_of(tmp_path / f"log-{number}", rows or [change(lsn, 0, 0)])
+        log = TableAt(log.log_table, log.generation, log.shape, Lsn(lsn + 100))
+        facts = [KEY.facts_of(str(tmp_path / path)) for path in paths]
+        sizes = [(tmp_path / path).stat().st_size for path in paths]
+        files = in_key_order(
+            BaseFile(path, size, f.n_rows, f.range) for path, size, f in zip(paths, sizes, facts, strict=True)
+        )
+        found = net(log, lsn)
+        assert files and found is not None
+        counts = found.counts(files)
+        groups = plan_swap(files, counts.touched, counts.arriving, 2_000)
+        swap = local_swap.LocalSwap(
+            Location.parse(str(tmp_path)), pa.schema(FIELDS), files, found, ["n"], lambda: None
+        )
+        gone = {file.path for file in removed(files, groups)}
+        paths = [path for path in paths if path not in gone] + swap.write(groups, f"refresh-{number}")
+        held = [row for path in paths for row in pq.read_table(tmp_path / path).to_pylist()]
+        assert sorted((row["n"], row["v"]) for row in held) == sorted(model.items())
+        lsn += 100
+    assert len(paths) > 1
