@@ -222,8 +222,8 @@ _OF_SLOT: Final = (
     ),
     _gauge(
         "slot_flush_lag_seconds",
-        "how long the last commit took to be confirmed, as pg_stat_replication has it; no sample when nothing is under "
-        "way",
+        "how long the last commit took to be confirmed once it was sent (pg_stat_replication); no sample when nothing "
+        "is under way",
         _slot(lambda slot: slot.flush_lag_s),
     ),
     _gauge(
