@@ -232,8 +232,8 @@ def test_an_idle_server_is_asked_where_it_is_in_each_status_interval() -> None:
     assert reader.times_of(Step.ASK_POSITION) == pytest.approx([0, 10, 20], abs=2 * IDLE_WAIT_S)
 
 
-def test_a_server_that_writes_much_is_asked_each_second_until_it_rests_again() -> None:
-    """Ten seconds of 100 MB/s were a gigabyte that was not confirmed."""
+def test_a_server_that_writes_much_is_asked_all_the_time_until_it_rests_again() -> None:
+    """One second of it was 83 MB that the server had decoded, and that was not confirmed."""
     reader = Reader(status_interval_s=10.0, receive_timeout_ms=0)
     lsn = LSN
     for tenth in range(400):
@@ -242,9 +242,9 @@ def test_a_server_that_writes_much_is_asked_each_second_until_it_rests_again() -
         reader.idle_until((tenth + 1) / 10)
     asked = [int(at_s // 10) for at_s in reader.times_of(Step.ASK_POSITION)]
     assert [asked.count(ten) for ten in range(4)] == [
-        pytest.approx(9, abs=1),
-        pytest.approx(9, abs=1),
-        pytest.approx(2, abs=1),
+        pytest.approx(27, abs=5),
+        pytest.approx(27, abs=5),
+        pytest.approx(5, abs=2),
         1,
     ]
 
