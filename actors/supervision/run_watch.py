@@ -68,7 +68,9 @@ class RunWatch:
         account = self._accounts.glance()
         if account.run is not None and account.run.state == "reading":
             self._tell(account)
-        slot, error = self._slot_part(time.monotonic())
+        is_ours = account.run is not None and account.run.system_identifier is not None
+        # Before, there may be no slot yet: its creation waits for whoever writes.
+        slot, error = self._slot_part(time.monotonic()) if is_ours else (None, None)
         if not self._stop.is_set():
             self._metrics.set(dataclasses.replace(account, slot=slot, slot_error=error))
 

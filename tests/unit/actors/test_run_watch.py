@@ -63,6 +63,12 @@ def test_the_server_is_asked_once_in_half_a_minute() -> None:
     assert scripted.n_asked == 1
 
 
+def test_a_slot_that_is_not_there_yet_is_not_asked_for_and_the_server_is_not_said_to_be_silent() -> None:
+    """Its creation may wait for minutes, for transactions that were open: the alert fired."""
+    _, scripted = watched(*[run(WELL, system_identifier=None, state="starting")] * 3)
+    assert scripted.n_asked == 0
+
+
 def test_a_server_that_does_not_answer_keeps_no_stall_from_being_told_and_is_said_not_to_answer() -> None:
     notices: list[str] = []
     scripted = Scripted(WELL, STALLED, WELL)
