@@ -290,6 +290,10 @@ class Config:
             )
         if self.buffers_max < self.buffers_min:
             raise ConfigError(f"buffers_max ({self.buffers_max}) is below buffers_min ({self.buffers_min})")
+        if 0 < self.heartbeat_interval_s < 0.1:
+            raise ConfigError(
+                f"heartbeat_interval_s must be 0 or at least 0.1, got {self.heartbeat_interval_s}"
+            )
         if self.reader_memory_bytes < 2 * self.block_bytes:
             raise ConfigError("reader_memory_bytes must hold at least two blocks (block_bytes)")
         if 0 < self.receive_timeout_ms < 2 * self.status_interval_ms:

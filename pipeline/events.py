@@ -75,4 +75,4 @@ class JsonLines(logging.Formatter):
             line["at"] = [
                 f"{place.filename}:{place.lineno}" for place in traceback.extract_tb(error.__traceback__)
             ]
-        return json.dumps(line, ensure_ascii=False)
+        return json.dumps(line)

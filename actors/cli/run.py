@@ -21,7 +21,7 @@ from xidstream.actors.preflight import require
 from xidstream.actors.reader.buffer_quota import start_quota
 from xidstream.actors.runtime.ray_cluster import connect_ray
 from xidstream.actors.runtime.secrets import refuse_travelling, without_secrets
-from xidstream.actors.runtime.signals import StopRequest
+from xidstream.actors.runtime.signals import STOPPING, StopRequest
 from xidstream.actors.supervision.page import serve
 from xidstream.actors.supervision.shared_session import SharedSession
 from xidstream.actors.supervision.supervisor import Supervisor
@@ -47,7 +47,8 @@ def run_pipeline(configs: Sequence[Config], stop: StopRequest) -> None:
                 "mirror_every is for a Delta sink: base tables are made from its change log",
                 remedy="leave mirror_every out, or give --sink delta:URI",
             )
-    display: Display | EventLines = EventLines() if configs[0].log_format == "json" else Display()
+    stop.is_quiet = configs[0].log_format == "json"
+    display: Display | EventLines = EventLines() if stop.is_quiet else Display()
     with display:
         failures = _Run(configs, display, stop).run()
         if failures:
@@ -61,6 +62,7 @@ class _Run:
         self._stop = stop
         self._several = len(configs) > 1
         self._failures: dict[str, BaseException] = {}
+        self._is_stop_told = False
 
     def run(self) -> list[BaseException]:
         """What the slots failed with, none of it raised here."""
@@ -81,9 +83,11 @@ class _Run:
     def _connect_ray(self) -> None:
         config = self._configs[0]
         json_logs = config.log_format == "json"
-        connect_ray(metrics_port=config.metrics_port, json_logs=json_logs)
-        if json_logs:
-            log_as_json()
+        try:
+            connect_ray(metrics_port=config.metrics_port, json_logs=json_logs)
+        finally:
+            if json_logs:
+                log_as_json()
 
     def _check(self) -> None:
         """The preflight of each slot, beside the others'."""
@@ -157,6 +161,9 @@ class _Run:
                 print(line, flush=True)
         statuses = {slot: supervisor.status() for slot, supervisor in supervisors.items()}
         self._display.show(statuses)
+        if self._stop.is_quiet and self._stop.asked and not self._is_stop_told:
+            self._is_stop_told = True
+            self._display.line(Event("stopping", STOPPING, logging.INFO))
 
     def _fail(self, slot: str, error: BaseException) -> None:
         self._failures[slot] = error

@@ -40,9 +40,10 @@ def _beat_until(over: threading.Event, dsn: str, interval_s: float) -> None:
     while not over.is_set():
         try:
             with heart(dsn) as connection:
-                while not over.wait(interval_s):
+                while not over.is_set():
                     beat(connection)
                     is_told = False
+                    over.wait(interval_s)
         except XidstreamError as error:
             if not is_told:
                 log.warning("no heartbeat was written: %s", error.message)

@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 _STDERR = 2
-_TOLD = b"stopping: the batch in hand is finished first (a second signal ends the run at once)\n"
+STOPPING = "stopping: the batch in hand is finished first (a second signal ends the run at once)"
 
 
 class StopRequest:
@@ -27,6 +27,8 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.asked = False
+        self.is_quiet = False
+        """Whether somebody else tells of the request: the handler can write no more than plain text."""
         self._at_once = False
         self._held = False
         self._stops: list[Callable[[], None]] = []
@@ -74,8 +76,10 @@ class StopRequest:
                 raise KeyboardInterrupt
             return
         self.asked = True
-        with suppress(OSError):  # a terminal that is gone
-            # On a terminal the line has the live picture and ^C already.
-            os.write(_STDERR, b"\n" + _TOLD if os.isatty(_STDERR) else _TOLD)
+        if not self.is_quiet:
+            with suppress(OSError):  # a terminal that is gone
+                # On a terminal the line has the live picture and ^C already.
+                before = "\n" if os.isatty(_STDERR) else ""
+                os.write(_STDERR, f"{before}{STOPPING}\n".encode())
         for stop in self._stops:
             stop()

@@ -108,9 +108,14 @@ class Listeners:
 
     def _run(self, events: QueryEvents, first: list[Any]) -> None:
         self._tell(events.started(_now()), first)
-        while not self._over.wait(_LOOK_EVERY_S):
-            self._look(events)
-        self._look(events)
+        while True:
+            is_over = self._over.wait(_LOOK_EVERY_S)
+            try:
+                self._look(events)
+            except Exception:
+                log.exception("the listeners of the query on slot %s miss an event", self._query.name)
+            if is_over:
+                break
         self._tell(events.terminated(self._error))
 
     def _look(self, events: QueryEvents) -> None:

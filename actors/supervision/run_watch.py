@@ -88,6 +88,8 @@ class RunWatch:
         answer: tuple[SlotPart | None, str | None] = None, "the question failed"
         try:
             answer = self._accounts.slot()
+        except Exception:
+            log.exception("the server cannot be asked for the slot")
         finally:
             self._slot, self._answered_s = answer, time.monotonic()
 

@@ -102,7 +102,8 @@ class SlotSnapshots:
             pass  # the loop has only begun, or has ended: the next check tells it
 
     def progress(self) -> SnapshotProgress | None:
-        return None if self._taking is None else self._taking.progress()
+        taking = self._taking  # asked on other threads, while ``begin`` may end it
+        return None if taking is None else taking.progress()
 
     def stop(self) -> None:
         if self._taking is not None:

@@ -246,9 +246,16 @@ class _Block:
             self._leave_out_heartbeats()
 
     def _leave_out_heartbeats(self) -> None:
-        """They were written to be confirmed, and for no sink. What a transaction has beside them stays."""
+        """They were written to be confirmed, and for no sink. What a transaction has beside them stays.
+
+        A heartbeat is transactional and empty. So a message of somebody else under our prefix is delivered if it says
+        anything.
+        """
         logical, prefix = self.logical, np.frombuffer(HEARTBEAT_PREFIX, np.uint8)
         ours = logical[:, codes.LOGICAL_PREFIX_LENGTH] == len(prefix)
+        ours &= (logical[:, codes.LOGICAL_TRANSACTIONAL] == 1) & (
+            logical[:, codes.LOGICAL_CONTENT_LENGTH] == 0
+        )
         starts = logical[ours, codes.LOGICAL_PREFIX_START]
         ours[ours] = (self._payload[starts[:, None] + np.arange(len(prefix))] == prefix).all(axis=1)
         self.logical = logical[~ours]

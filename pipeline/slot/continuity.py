@@ -47,12 +47,16 @@ def check_continuity(
     slot_exists: bool,
     is_standby: bool,
     switch_points: Mapping[int, Lsn],
+    awaits_promotion: bool = False,
 ) -> None:
-    """Raise SlotLost, or ConnectionLost where the slot may be on another server; return where reading may go on, or
+    """Raise SlotLost, or ConnectionLost where the slot may be on another server; returns if reading may go on, or
     begin.
 
-    ``switch_points``: the server's history, where each of its earlier timelines ended.
+    ``switch_points``: the server's history, where each of its earlier timelines ended. ``awaits_promotion``: the slot
+    is a standby's copy.
     """
+    if awaits_promotion:
+        raise standbys_copy(slot)
     if recorded.confirmed_lsn is None:
         if recorded.other_servers:
             raise SlotLost(
@@ -90,6 +94,14 @@ def check_continuity(
             f"{recorded.confirmed_lsn} was delivered of that: it was restored, or failed over, to an older state",
             remedy=f"what was delivered may not exist there: {_NEW_SNAPSHOT}",
         )
+
+
+def standbys_copy(slot: str) -> ConnectionLost:
+    """Whatever the copy is like: the standby may drop it and make it again, and the primary's slot is another one."""
+    return ConnectionLost(
+        f"slot \"{slot}\" is a standby's copy of the primary's: it can be read after the promotion",
+        remedy="name all hosts in the dsn, with target_session_attrs=read-write: then a standby is passed over",
+    )
 
 
 def check_positions(slot: str, recorded_lsn: Lsn, confirmed_lsn: Lsn, wal_end_lsn: Lsn) -> None:

@@ -23,6 +23,7 @@ import psycopg
 from xidstream.pipeline.pg_rules import HEARTBEAT_PREFIX
 from xidstream.pipeline.slot.admin import sql_connection
 from xidstream.pipeline.slot.conninfo import complete
+from xidstream.pipeline.slot.stream_options import PG14
 
 _TIME_LIMIT_S = 10
 
@@ -32,6 +33,8 @@ def heart(dsn: str) -> Iterator[psycopg.Connection[Any]]:
     """The connection that ``beat`` takes. Raises what connecting raises; an error inside the block is one of ours."""
     with sql_connection(complete(dsn, connect_timeout=str(_TIME_LIMIT_S)), "heartbeat") as connection:
         connection.execute(f"SET statement_timeout = {_TIME_LIMIT_S * 1000}".encode())
+        if connection.info.server_version >= PG14:
+            connection.execute("SET idle_session_timeout = 0")  # it idles from one beat to the next
         # A standby that the server would wait for has nothing to do with it.
         connection.execute("SET synchronous_commit = local")
         yield connection

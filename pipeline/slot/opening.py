@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from xidstream.pipeline.config import Config
-from xidstream.pipeline.errors import ConnectionLost, PreconditionMissing, SlotLost
+from xidstream.pipeline.errors import PreconditionMissing, SlotLost
 from xidstream.pipeline.exchange import Opened, PrepareCover, SlotIdentity
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
 from xidstream.pipeline.pg_rules import Streaming
@@ -29,6 +29,7 @@ from xidstream.pipeline.slot.admin import (
     settled_flush_lsn,
 )
 from xidstream.pipeline.slot.connection import ReplicationConnection
+from xidstream.pipeline.slot.continuity import standbys_copy
 from xidstream.pipeline.slot.failures import REMEDY_CREATE_SLOT
 from xidstream.pipeline.slot.settings import SlotSettings
 from xidstream.pipeline.slot.stream_options import StreamOptions, failover_command, stream_options
@@ -142,14 +143,11 @@ def _connected(
             f'slot "{settings.slot}" uses the plugin {state.plugin}, not {PLUGIN}',
             remedy="give another slot, or drop it and create it anew",
         )
+    if state.awaits_promotion:
+        raise standbys_copy(settings.slot)
     if state.is_lost:
         raise SlotLost(
             f'slot "{settings.slot}" was invalidated by the server ({state.invalidation_reason or state.wal_status})'
-        )
-    if state.awaits_promotion:
-        raise ConnectionLost(
-            f"slot \"{settings.slot}\" is a standby's copy of the primary's: it can be read after the promotion",
-            remedy="name all hosts in the dsn, with target_session_attrs=read-write: then a standby is passed over",
         )
     if settings.failover and not state.failover:
         connection.execute(

@@ -19,6 +19,7 @@ from xidstream.pipeline.pg_rules import Streaming
 from xidstream.pipeline.slot.admin import PLUGIN, SlotState, read_slot, sql_connection
 from xidstream.pipeline.slot.connection import ReplicationConnection
 from xidstream.pipeline.slot.conninfo import display
+from xidstream.pipeline.slot.continuity import standbys_copy
 from xidstream.pipeline.slot.failover_findings import failover_findings
 from xidstream.pipeline.slot.failures import (
     REMEDY_CREATE_SLOT,
@@ -175,6 +176,9 @@ def _check_slot(
                 "correct dbname, or use another name",
             )
         ]
+    if slot.awaits_promotion:
+        error = standbys_copy(slot.name)
+        return [Finding.warning("slot", error.message, error.remedy)]
     if slot.is_lost:
         reason = f" ({slot.invalidation_reason})" if slot.invalidation_reason else ""
         return [

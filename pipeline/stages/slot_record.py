@@ -32,6 +32,7 @@ def check_server(config: Config, connection: ReplicationConnection, *, remember:
     system = connection.identify_system()
     storage, layout = Storage(config.storage), Layout(int(system.system_identifier), config.slot, "check")
     progress, timeline = read_progress(storage, layout), read_timeline(storage, layout)
+    slot = describe_slot(connection.same_server_dsn, config.slot)
     is_new_timeline = timeline is not None and timeline < system.timeline
     check_continuity(
         config.slot,
@@ -41,9 +42,10 @@ def check_server(config: Config, connection: ReplicationConnection, *, remember:
             timeline,
             () if progress is not None else other_servers(storage, layout),
         ),
-        slot_exists=describe_slot(connection.same_server_dsn, config.slot).exists,
+        slot_exists=slot.exists,
         is_standby=connection.pgconn.parameter_status(b"in_hot_standby") == b"on",  # PostgreSQL 14
         switch_points=connection.switch_points(system.timeline) if is_new_timeline else {},
+        awaits_promotion=slot.awaits_promotion,
     )
     if remember and timeline != system.timeline:
         write_timeline(storage, layout, system.timeline)

@@ -221,3 +221,8 @@ def test_a_file_that_cannot_be_read_and_one_that_is_no_toml_have_remedies_of_the
     with pytest.raises(ConfigError, match="not valid TOML") as broken:
         load_toml(tmp_path / "broken.toml")
     assert "correct the file" in broken.value.remedy
+
+
+def test_heartbeats_that_would_flood_the_source_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"heartbeat_interval_s must be 0 or at least 0\.1"):
+        Config(heartbeat_interval_s=1e-6)

@@ -48,6 +48,13 @@ def test_an_event_is_its_text_wherever_text_is_taken() -> None:
     )
 
 
+def test_names_with_line_separators_and_other_letters_stay_in_one_line_of_ascii(lines: Lines) -> None:
+    name = "public.été\u2028\u0085x"
+    lines.logger.warning(Event("note", f"table {name}", table=name))
+    (line,) = lines.told
+    assert line["table"] == name and lines.stream.getvalue().isascii()
+
+
 def test_a_line_has_time_level_logger_event_message_and_the_facts(lines: Lines) -> None:
     lines.logger.warning(STALL)
     (line,) = lines.told

@@ -29,6 +29,16 @@ def send(number: signal.Signals) -> None:
     signal.raise_signal(number)
 
 
+def test_a_request_that_somebody_else_tells_of_writes_nothing_itself(
+    request_to_stop: StopRequest, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Each line of a run that logs JSON is JSON."""
+    request_to_stop.is_quiet = True
+    send(signal.SIGTERM)
+    assert request_to_stop.asked
+    assert capfd.readouterr() == ("", "")
+
+
 @each_first
 def test_the_first_signal_asks_and_the_second_ends(
     request_to_stop: StopRequest,

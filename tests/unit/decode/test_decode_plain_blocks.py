@@ -136,14 +136,20 @@ def test_messages_have_their_commit_only_when_transactional() -> None:
 def test_heartbeats_are_left_out_with_their_transactions_and_nothing_else_is() -> None:
     decoded = decode(
         begin(100, 7), logical("xidstream", b""), commit(100),
-        begin(200, 8), logical("xidstreaM", b"theirs", lsn=2), insert(["1"]), logical("xidstream", b"x"), commit(200),
-        logical("xidstream", b"", flags=0),
+        begin(200, 8), logical("xidstreaM", b"theirs", lsn=2), insert(["1"]), logical("xidstream", b""), commit(200),
         logical("xidstream2", b"theirs", lsn=3, flags=0),
     )  # fmt: skip
     assert decoded.messages is not None
     assert decoded.messages.to_pydict()["lsn"] == [2, 3]
     assert decoded.transactions.to_pydict()["xid"] == [8]
     assert decoded.stamp.xid.tolist() == [7, 8]
+    theirs = decode(
+        begin(100, 7),
+        logical("xidstream", b"x", lsn=4),
+        commit(100),
+        logical("xidstream", b"", flags=0, lsn=5),
+    ).messages
+    assert theirs is not None and sorted(theirs.to_pydict()["lsn"]) == [4, 5], "heartbeats are not like this"
     alone = decode(begin(100, 7), logical("xidstream", b""), commit(100))
     assert (alone.messages, alone.transactions.num_rows, alone.n_rows) == (None, 0, 0)
 

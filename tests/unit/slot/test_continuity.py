@@ -20,6 +20,7 @@ def check(
     timeline: int = 2,
     slot_exists: bool = True,
     is_standby: bool = False,
+    awaits_promotion: bool = False,
     others: tuple[int, ...] = (),
     switch_points: Mapping[int, Lsn] | None = None,
 ) -> None:
@@ -32,6 +33,7 @@ def check(
         slot_exists=slot_exists,
         is_standby=is_standby,
         switch_points=switch_points or {},
+        awaits_promotion=awaits_promotion,
     )
 
 
@@ -76,3 +78,12 @@ def test_a_standby_without_the_slot_is_no_loss_while_the_primary_may_have_it() -
     with pytest.raises(ConnectionLost, match="the primary may have it"):
         check(slot_exists=False, is_standby=True)
     check(confirmed=None, recorded=None, slot_exists=False, is_standby=True)
+
+
+@pytest.mark.parametrize(
+    "record", [{}, {"timeline": 1}, {"confirmed": None, "recorded": None, "others": (6001,)}]
+)
+def test_a_standbys_copy_is_waited_for_whatever_its_server_is_like(record: dict[str, Any]) -> None:
+    """It was lost (status 4) where the standby had not followed a failover yet."""
+    with pytest.raises(ConnectionLost, match="a standby's copy of the primary's"):
+        check(is_standby=True, awaits_promotion=True, **record)
