@@ -110,12 +110,18 @@ class RangedKey:
         return ranges
 
     def _column(self, files: pa.Table, name: str, index: int) -> list[Any]:
+        """None of a column that had another type before: its files are about to be written anew."""
+        nothing = [None] * files.num_rows
         if name not in files.column_names:
-            return [None] * files.num_rows
+            return nothing
         column = files[name]
         if pt.is_timestamp(self.types[index]):
+            if not pt.is_timestamp(column.type):
+                return nothing
             column = column.cast(pa.timestamp("us")).cast(pa.int64())
         elif pt.is_date32(self.types[index]):
+            if not pt.is_date32(column.type):
+                return nothing
             column = column.cast(pa.int32())
         values: list[Any] = column.to_pylist()
         return values

@@ -40,7 +40,8 @@ NET_BYTES: Final = 256 << 20
 REPLACED_BYTES: Final = 2 << 30
 """Of files that are replaced: more is for all executors of a cluster."""
 CUT_BYTES: Final = 128 << 20
-"""Of a group that is sorted, in Parquet."""
+"""Of all groups that are sorted, in Parquet: several threads may have one each."""
+_PROBE_ROWS: Final = 64
 _PIECE_BYTES: Final = 32 << 20
 _PIECE_ROWS: Final = 32 << 10
 _ROW_GROUP_BYTES: Final = 32 << 20
@@ -51,8 +52,8 @@ _PAGE_BYTES: Final = 1 << 30
 def fits(groups: Iterable[Group]) -> bool:
     """Whether these groups are for this process."""
     groups = list(groups)
-    is_small = sum(group.bytes for group in groups) <= REPLACED_BYTES
-    return is_small and all(not g.files or g.n_files == 1 or g.bytes <= CUT_BYTES for g in groups)
+    cut_bytes = sum(group.bytes for group in groups if group.files and group.n_files > 1)
+    return sum(group.bytes for group in groups) <= REPLACED_BYTES and cut_bytes <= CUT_BYTES
 
 
 @dataclass(frozen=True)
@@ -145,12 +146,18 @@ class LocalSwap:
 
 def read_pieces(path: str, names: Sequence[str] | None = None) -> Iterator[pa.Table]:
     """The rows of a file, so many at a time that a piece has about ``_PIECE_BYTES``; all columns, or those of ``names``
-    that it has."""
+    that it has.
+
+    The footer does not say what values take that repeat in a dictionary. So the first rows are read for that, too.
+    """
     with pq.ParquetFile(path) as file:
         footer = file.metadata
         columns = None if names is None else [name for name in names if name in file.schema_arrow.names]
         n_bytes = sum(footer.row_group(i).total_byte_size for i in range(footer.num_row_groups))
         n_rows = _PIECE_BYTES * max(1, footer.num_rows) // max(1, n_bytes)
+        for first in file.iter_batches(_PROBE_ROWS, columns=columns):
+            n_rows = min(n_rows, _PIECE_BYTES * first.num_rows // max(1, first.nbytes))
+            break
         for batch in file.iter_batches(max(1, min(_PIECE_ROWS, n_rows)), columns=columns):
             yield pa.Table.from_batches([batch])
 

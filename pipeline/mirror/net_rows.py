@@ -96,7 +96,9 @@ class NetRows:
     def keys_near(self, file: BaseFile) -> pa.Table:
         """The key columns of all net rows that may have a row in the file."""
         first, behind = self._near(file)
-        return self._rows.select(self._key).take(self._order[first:behind])
+        order = self._order[first:behind]
+        is_within = self._is_within(file, first, behind)
+        return self._rows.select(self._key).take(order if is_within is None else pc.filter(order, is_within))
 
     # -- inside ----------------------------------------------------------------------------------------
 
@@ -124,15 +126,20 @@ class NetRows:
 
     def _n_within(self, file: BaseFile) -> int:
         """How many keys lie within the file's ranges of all columns."""
-        assert file.range is not None
         first, behind = self._near(file)
+        is_within = self._is_within(file, first, behind)
+        return behind - first if is_within is None else int(pc.sum(is_within).as_py() or 0)
+
+    def _is_within(self, file: BaseFile, first: int, behind: int) -> pa.Array | None:
+        """Of the places near the file, whether their keys lie within the ranges of its other columns. None: all do."""
+        assert file.range is not None
         if first == behind or len(self._bounds) == 1:
-            return behind - first
+            return None
         within = pa.repeat(pa.scalar(True), behind - first)
         for column, low, high in zip(self._bounds[1:], file.range.low[1:], file.range.high[1:], strict=True):
             part = column[first:behind]
             within = pc.and_(within, pc.and_(pc.greater_equal(part, low), pc.less_equal(part, high)))
-        return int(pc.sum(within).as_py() or 0)
+        return within
 
 
 def _last_of_each(order: pa.Array, columns: Sequence[pa.Array]) -> pa.Array:

@@ -98,3 +98,26 @@ def test_columns_whose_names_or_types_have_no_statistics_are_left_out_of_the_ran
     assert RangedKey.of(list(types), types).columns == ("id",)
     assert RangedKey.of(None, types).columns == ()
     assert RangedKey.of(["n"], types).properties == {"delta.dataSkippingStatsColumns": ""}
+
+
+@pytest.mark.parametrize(
+    ("before", "value", "now"),
+    [
+        (pa.string(), "abc", pa.date32()),
+        (pa.string(), "abc", pa.timestamp("us")),
+        (pa.int64(), 1 << 40, pa.date32()),
+    ],
+)
+def test_a_key_that_had_another_type_before_has_no_ranges(
+    tmp_path: Path, before: pa.DataType, value: Any, now: pa.DataType
+) -> None:
+    """The mirror of the whole slot failed at each refresh behind a new snapshot."""
+    schema = pa.schema([("id", before)])
+    key = RangedKey.of(["id"], {"id": before})
+    table = DeltaTable.create(str(tmp_path / "t"), schema=schema, configuration=key.properties)
+    path = written(tmp_path / "t", schema, {"id": value})
+    action = AddAction("part.parquet", os.path.getsize(path), {}, 0, True, key.statistics(key.facts_of(path)))
+    table.create_write_transaction([action], "append", table.schema())
+    table.update_incremental()
+    files = pa.table(table.get_add_actions(flatten=True))
+    assert RangedKey.of(["id"], {"id": now}).ranges_in(files) == [None]

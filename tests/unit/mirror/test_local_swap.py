@@ -112,3 +112,16 @@ def test_a_large_part_of_a_table_and_a_large_group_that_must_be_sorted_are_for_s
     assert fits([Group((0,), (0,), gigabyte), Group((), (1,), gigabyte - 1, 20)])
     assert not fits([Group((i,), (i,), gigabyte) for i in range(3)])
     assert not fits([Group((0,), (0,), gigabyte, 2)])
+    assert fits([Group((0,), (0,), 100 << 20, 2)])
+    assert not fits([Group((i,), (i,), 100 << 20, 2) for i in range(2)]), (
+        "each is sorted on a thread of its own"
+    )
+
+
+def test_a_piece_of_values_that_repeat_in_a_dictionary_is_as_small_as_any(tmp_path: Path) -> None:
+    n_rows, value = 8_000, "x" * 20_000
+    pq.write_table(pa.table({"id": range(n_rows), "v": [value] * n_rows}), tmp_path / "a")
+    assert (tmp_path / "a").stat().st_size < 1 << 20
+    pieces = list(local_swap.read_pieces(f"{tmp_path}/a"))
+    assert max(piece.nbytes for piece in pieces) < 40 << 20
+    assert sum(piece.num_rows for piece in pieces) == n_rows

@@ -78,6 +78,13 @@ def test_dates_and_timestamps_are_found_in_the_ranges_that_the_log_has_as_number
     assert (counts.touched, counts.arriving) == ({0: 2, 1: 2}, {0: 3, 1: 2})
 
 
+def test_of_a_tenants_many_keys_only_those_within_a_file_are_looked_for_in_it() -> None:
+    rows = net([{"shop": "a", "n": n} for n in range(100)], "shop", "n")
+    assert rows.keys_near(file(("a", 10), ("a", 12))).to_pylist() == [
+        {"shop": "a", "n": n} for n in (10, 11, 12)
+    ]
+
+
 def test_null_keys_and_texts_are_counted() -> None:
     rows = net([{"n": None, "shop": "a"}, {"n": 1, "shop": "a", "_text": [("v", "x")]}], "shop", "n")
     counts = rows.counts([file(("a", 0), ("a", 9))])
