@@ -29,7 +29,8 @@ from xidstream import ChangeStream, SparkBatch, spark_session
 from xidstream.actors.demo.embedded_postgres import EmbeddedPostgres
 from xidstream.pipeline.config import Config
 
-_SLOT = "shop"
+_SLOT = "pictures"
+"""No other run of this machine has it: ``status`` finds runs by their slot."""
 _SCHEMA = """
     create table orders (id bigint primary key, customer int, total numeric(12,2), note text);
     create table customers (id int primary key, name text);
@@ -149,7 +150,7 @@ def _scenes(browser: Any, server: EmbeddedPostgres, folder: Path, work: Path) ->
     held = threading.Event()
 
     def handle(batch: SparkBatch) -> None:
-        held.wait(60)
+        held.wait(120)
 
     query = ChangeStream(Config(**settings, snapshot="never")).foreachBatch(handle).start(spark)
     try:
