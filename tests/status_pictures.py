@@ -39,7 +39,7 @@ _SCHEMA = """
     insert into history select i, repeat(md5(i::text), 8) from generate_series(1, 1200000) i;
     create publication shop for table orders, customers;
 """
-_WIDE, _PHONE = {"width": 1200, "height": 1500}, {"width": 390, "height": 1800}
+_WIDE, _PHONE = {"width": 1200, "height": 600}, {"width": 390, "height": 800}
 
 
 class Pictures:
