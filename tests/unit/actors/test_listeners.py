@@ -77,6 +77,20 @@ def test_a_listener_hears_start_batches_and_end_in_order() -> None:
     ]
 
 
+def test_a_look_that_fails_is_logged_and_the_listener_still_hears_of_the_end(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fails() -> tuple[BatchPart, ...]:
+        if threading.current_thread() is not threading.main_thread():
+            raise RuntimeError("defect")
+        return ()
+
+    heard = Heard()
+    Listeners(QUERY, fails, bool, [heard]).end(None)
+    assert heard.events == [("started", "shop"), ("terminated", None, None)]
+    assert "miss an event" in caplog.text
+
+
 def test_one_that_comes_later_hears_the_rest_and_one_that_is_removed_nothing_more() -> None:
     first, later = Heard(), Heard()
     query = Query()

@@ -86,6 +86,17 @@ def test_a_server_that_does_not_answer_keeps_no_stall_from_being_told_and_is_sai
     wait_until(lambda: watch._slot_part(began_s + 20) == (SLOT, None))
 
 
+def test_a_question_that_fails_is_logged_and_asked_again_later(caplog: pytest.LogCaptureFixture) -> None:
+    class Failing(Scripted):
+        def slot(self) -> tuple[SlotPart | None, str | None]:
+            raise RuntimeError("defect")
+
+    watch = RunWatch(Failing(WELL), lambda text: None)
+    watch._look()
+    wait_until(lambda: watch._slot == (None, "the question failed"))
+    assert "the server cannot be asked for the slot" in caplog.text
+
+
 def test_a_stall_names_the_commit_that_waits() -> None:
     (stall,) = FULL.stalls
     waiting = dataclasses.replace(SEQUENCER, head_commit_lsn="0/1100000")
