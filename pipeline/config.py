@@ -32,6 +32,7 @@ from xidstream.pipeline.settings_file import load_toml
 from xidstream.pipeline.sizes import jvm_bytes, parse_size
 
 MIB = 1 << 20
+GIB = 1 << 30
 _LIBPQ = frozenset({"PGSERVICE", "PGHOST", "PGHOSTADDR", "PGPORT", "PGDATABASE", "PGUSER"})
 """Variables that say where the server is."""
 _LEAST_EXECUTOR_BYTES = 450 * MIB
@@ -141,6 +142,27 @@ class Config:
         "decoded bytes of committed small transactions that may wait for the sink before reading stops",
         size=True,
         within=(MIB, 1 << 40),
+    )
+    journal_after_bytes: int = _setting(
+        64 * MIB,
+        "decoded bytes of committed small transactions that may wait for the sink before they are written to the "
+        "journal in the storage, and confirmed (docs/journal.md); half of backlog_bytes, so that reading does not "
+        "stop. 0: all that is committed is written, also while the sink keeps up",
+        size=True,
+        within=(0, 1 << 40),
+    )
+    journal_after_s: float = _setting(
+        5.0,
+        "how long a committed transaction may wait for the sink before it is written to the journal: longer than a "
+        "batch takes while the sink keeps up",
+        within=(0, 86_400),
+    )
+    journal_max_bytes: int = _setting(
+        64 * GIB,
+        "the most bytes in the storage that the journal may hold; from then on transactions wait in the slot, and "
+        "reading stops at backlog_bytes. 0: no journal, so that the slot is confirmed only behind the sink",
+        size=True,
+        within=(0, 1 << 50),
     )
     buffers_min: int = _setting(1, "how many buffer actors are kept ready", within=(1, 10_000))
     buffers_max: int = _setting(

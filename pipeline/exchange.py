@@ -199,6 +199,31 @@ class Batch:
 
 
 @dataclass(frozen=True)
+class JournalFile:
+    """One file of the journal: consecutive release units that are committed, and that the sink does not hold yet.
+
+    ``number`` counts the slot's files, from 0, over all epochs; ``epoch`` wrote it. The LSNs are of its transactions:
+    0/0 where it has messages outside of transactions alone. ``stored_keys`` are the objects of its units that were
+    files before, and now belong to the journal.
+    """
+
+    number: int
+    epoch: str
+    first_commit_lsn: Lsn
+    last_commit_lsn: Lsn
+    end_lsn: Lsn
+    """The greatest end of its units: confirmed when the record names the file."""
+    first_commit_timestamp_us: int
+    """Microseconds since the Unix epoch, UTC; 0 without a transaction."""
+    n_units: int
+    n_transactions: int
+    n_rows: int
+    n_bytes: int
+    """Of the file, and of the objects that it names."""
+    stored_keys: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class SlotIdentity:
     """What a sink's application id and storage keys are made of."""
 
