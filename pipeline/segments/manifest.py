@@ -9,7 +9,6 @@ rows; segments of the older ones are removed as soon as a newer one is there. A 
 late and write its own after that, which then names segments that are gone: the newest *complete* one is the
 record. Overwriting one key was considered and rejected, because then the late one wins.
 
-Relations are written once and referred to by index: a transaction of ten thousand segments has few tables.
 Records of an older xidstream are converted when they are loaded (``older_prepared``).
 """
 
@@ -18,13 +17,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Final
 
-from xidstream.pipeline import late_binding
 from xidstream.pipeline.errors import SegmentCorrupt, UsageError
-from xidstream.pipeline.exchange import MessageFile, PreparedTransaction, Segment
-from xidstream.pipeline.late_binding import RowFile
+from xidstream.pipeline.exchange import MessageFile, PreparedTransaction
 from xidstream.pipeline.pg import INVALID_LSN, Lsn, Xid
 from xidstream.pipeline.poison import Poison
-from xidstream.pipeline.relations import RelationVersion
 from xidstream.pipeline.segments.envelope import seal, unseal
 from xidstream.pipeline.segments.keys import Layout, PreparedName
 from xidstream.pipeline.segments.older_prepared import (
@@ -36,8 +32,16 @@ from xidstream.pipeline.segments.older_prepared import (
     older_record,
 )
 from xidstream.pipeline.segments.progress import read_progress
-from xidstream.pipeline.segments.segment_file import stored_object, verify_messages
 from xidstream.pipeline.segments.storage import Storage
+from xidstream.pipeline.segments.stored_parts import (
+    Relations,
+    messages_from_json,
+    messages_to_json,
+    relations_from_json,
+    segment_from_json,
+    segment_to_json,
+    verify_stored,
+)
 
 FORMAT: Final = "xidstream.prepared-transaction"
 VERSION: Final = 3
@@ -101,10 +105,7 @@ def verify_prepared(storage: Storage, prepared: PreparedTransaction) -> None:
 
     One object is in memory at a time. Segments may be filled in, even for another commit, which no reader minds.
     """
-    for segment in prepared.segments:
-        late_binding.verify(stored_object(storage, segment.key), segment.file, name=segment.key)
-    for file in prepared.messages:
-        verify_messages(file, stored_object(storage, file.key))
+    verify_stored(storage, prepared.segments, prepared.messages)
 
 
 def _damaged(xid: Xid, prepare_end_lsn: Lsn, reason: SegmentCorrupt) -> PreparedTransaction:
@@ -207,15 +208,8 @@ def _delete_with_segments(storage: Storage, layout: Layout, names: _Names) -> No
 
 
 def prepared_to_json(prepared: PreparedTransaction) -> bytes:
-    numbers: dict[RelationVersion, int] = {}
-    segments = [
-        {
-            "key": s.key,
-            "relation": numbers.setdefault(s.relation, len(numbers)),
-            "file": s.file.to_json(),
-        }
-        for s in prepared.segments
-    ]
+    relations = Relations()
+    segments = [segment_to_json(segment, relations) for segment in prepared.segments]
     content = {
         "xid": int(prepared.xid),
         "gid": prepared.gid,
@@ -223,12 +217,9 @@ def prepared_to_json(prepared: PreparedTransaction) -> bytes:
         "prepare_end_lsn": str(prepared.prepare_end_lsn),
         "streamed": bool(prepared.streamed),
         "origin": prepared.origin,
-        "relations": [relation.to_json() for relation in numbers],
+        "relations": relations.to_json(),
         "segments": segments,
-        "messages": [
-            {"key": m.key, "n_rows": int(m.n_rows), "n_bytes": int(m.n_bytes), "checksum": m.checksum}
-            for m in prepared.messages
-        ],
+        "messages": [messages_to_json(file) for file in prepared.messages],
         "poison": None if prepared.poison is None else prepared.poison.to_json(),
     }
     return seal(FORMAT, VERSION, content)
@@ -238,7 +229,7 @@ def prepared_from_json(data: bytes, key: str) -> PreparedTransaction | OlderReco
     """``key`` is for the message only. Raises SegmentCorrupt, Unsupported."""
     content = unseal(data, FORMAT, VERSION, key, remedy=_REMEDY, oldest=OLDEST_VERSION)
     try:
-        relations = [RelationVersion.from_json(r) for r in content["relations"]]
+        relations = relations_from_json(content["relations"])
         prepared = PreparedTransaction(
             xid=Xid(content["xid"]),
             gid=content["gid"],
@@ -246,7 +237,9 @@ def prepared_from_json(data: bytes, key: str) -> PreparedTransaction | OlderReco
             prepare_end_lsn=Lsn.parse(content["prepare_end_lsn"]),
             streamed=content["streamed"],
             origin=content["origin"],
-            segments=() if is_older(content) else tuple(_segment(s, relations) for s in content["segments"]),
+            segments=()
+            if is_older(content)
+            else tuple(segment_from_json(s, relations) for s in content["segments"]),
             messages=_messages(content),
             poison=None if content.get("poison") is None else Poison.from_json(content["poison"]),
         )
@@ -255,13 +248,7 @@ def prepared_from_json(data: bytes, key: str) -> PreparedTransaction | OlderReco
         raise SegmentCorrupt(f"manifest {key!r} lacks a part or has a wrong one", remedy=_REMEDY) from error
 
 
-def _segment(value: dict[str, Any], relations: list[RelationVersion]) -> Segment:
-    return Segment(value["key"], relations[value["relation"]], RowFile.from_json(value["file"]))
-
-
 def _messages(content: dict[str, Any]) -> tuple[MessageFile, ...]:
     if "messages" in content:
-        return tuple(
-            MessageFile(m["key"], m["n_rows"], m["n_bytes"], m["checksum"]) for m in content["messages"]
-        )
+        return tuple(messages_from_json(m) for m in content["messages"])
     return messages_of(content)
