@@ -199,6 +199,19 @@ class Batch:
 
 
 @dataclass(frozen=True)
+class UnitEnd:
+    """Where a release unit stands in the WAL, and how many transactions it has. ``Sealed`` does not say it.
+
+    The commit LSNs are 0/0 where it has no transaction but messages outside of transactions.
+    """
+
+    first_commit_lsn: Lsn
+    last_commit_lsn: Lsn
+    end_lsn: Lsn
+    n_transactions: int
+
+
+@dataclass(frozen=True)
 class JournalFile:
     """One file of the journal: consecutive release units that are committed, and that the sink does not hold yet.
 

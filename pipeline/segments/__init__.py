@@ -7,6 +7,7 @@ Everything that outlives a process is here, and nothing else is stored anywhere:
         epochs/<epoch>/<xid>-<first LSN>/<number>.arrow     its logical messages
         prepared/<xid>-<prepare end LSN>.<epoch>.json       a prepared transaction
         prepared/<xid>-<prepare end LSN>.<epoch>.messages.arrow     its logical messages, of an older xidstream
+        journal/<number>.<epoch>.journal                    committed transactions that the sink does not hold yet
         progress.json                                       the confirmed LSN, by whom; what is finished up to it
         server.json                                         the server's timeline
 
@@ -15,9 +16,9 @@ Invariants:
 - An object is there whole or not at all, and never changes after that, but for two things. ``progress.json`` and
   ``server.json`` are replaced whole. Rows may be filled in at COMMIT (``pipeline.late_binding``), which changes a few
   bytes once. What is read is compared with the length and checksum taken while it was written.
-- What may be confirmed because of an object (a prepared transaction and all it names, the position) is on
-  disk, not only in a cache, when the call that wrote it returns. Segments of open transactions are not: the
-  slot has them still.
+- What may be confirmed because of an object (a prepared transaction or a journal file with all it names, the
+  position) is on disk, not only in a cache, when the call that wrote it returns. Segments of open transactions are
+  not: the slot has them still.
 - Every failure is a StorageFault that names the object; a damaged object is a SegmentCorrupt.
 - Keys are made of numbers and of names that PostgreSQL and we restrict; a gid or a table's name is content.
 
@@ -29,7 +30,13 @@ and to lose).
 
 from xidstream.pipeline.segments.cleanup import clean_dead_epochs, holds_slot, remove_slot
 from xidstream.pipeline.segments.handed_rows import HandedRows, RowsReader, write_rows
-from xidstream.pipeline.segments.keys import Layout, SegmentName
+from xidstream.pipeline.segments.journal_file import (
+    load_journal_units,
+    read_journal_file,
+    verify_journal_file,
+    write_journal_file,
+)
+from xidstream.pipeline.segments.keys import JournalName, Layout, SegmentName
 from xidstream.pipeline.segments.manifest import (
     delete_prepared,
     load_prepared,
@@ -56,6 +63,7 @@ from xidstream.pipeline.segments.storage import Storage
 
 __all__ = [
     "HandedRows",
+    "JournalName",
     "Layout",
     "ProgressRecord",
     "RowsReader",
@@ -68,16 +76,20 @@ __all__ = [
     "delete_prepared",
     "given_up",
     "holds_slot",
+    "load_journal_units",
     "load_prepared",
     "note_left_out",
     "other_servers",
+    "read_journal_file",
     "read_progress",
     "read_skips",
     "read_timeline",
     "remove_slot",
     "shorten_segment",
     "take_over_progress",
+    "verify_journal_file",
     "verify_prepared",
+    "write_journal_file",
     "write_messages",
     "write_prepared",
     "write_progress",

@@ -65,6 +65,7 @@ def remove_slot(storage: Storage, layout: Layout) -> dict[str, int]:
     removed = {}
     for folder in (
         layout.prepared_prefix,
+        layout.journal_prefix,
         layout.epochs_prefix,
         layout.skipped_prefix,
         layout.snapshots_prefix,

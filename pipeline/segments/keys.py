@@ -31,6 +31,7 @@ _PREPARED: Final = re.compile(
     rf"{_TRANSACTION}\.(?P<epoch>[A-Za-z0-9-]{{1,64}})\.(?P<kind>json|messages\.arrow)"
 )
 _SNAPSHOT: Final = re.compile(r"(?P<relid>\d{1,10})\.(?P<kind>(?:taken|told)-\d+|request|cancelled)\.json")
+_JOURNAL: Final = re.compile(r"(?P<number>[0-9]{16})\.(?P<epoch>[A-Za-z0-9-]{1,64})\.journal")
 _TRANSACTION_FOLDER: Final = re.compile(rf"\d+/[a-z0-9_]+/epochs/[A-Za-z0-9-]+/{_TRANSACTION}")
 
 
@@ -55,6 +56,13 @@ class PreparedName(NamedTuple):
     def transaction(self) -> tuple[Xid, Lsn]:
         """What names the transaction, whatever epoch wrote it."""
         return self.xid, self.prepare_end_lsn
+
+
+class JournalName(NamedTuple):
+    """What the key of a journal file says: ``epoch`` wrote it."""
+
+    number: int
+    epoch: str
 
 
 @dataclass(frozen=True)
@@ -90,6 +98,10 @@ class Layout:
     @property
     def prepared_prefix(self) -> str:
         return f"{self.root}/prepared"
+
+    @property
+    def journal_prefix(self) -> str:
+        return f"{self.root}/journal"
 
     @property
     def skipped_prefix(self) -> str:
@@ -143,6 +155,12 @@ class Layout:
         """The manifest that this epoch writes."""
         return f"{self.prepared_prefix}/{_transaction(xid, prepare_end_lsn)}.{self.epoch}.json"
 
+    def journal_key(self, number: int) -> str:
+        """The journal file that this epoch writes; ``number`` counts the slot's over all epochs, from 0."""
+        if not 0 <= number < 10**16:
+            raise UsageError(f"journal files are numbered from 0, with 16 digits, got {number}")
+        return f"{self.journal_prefix}/{number:016d}.{self.epoch}.journal"
+
     def skip_key(self, xid: Xid, commit_lsn: Lsn) -> str:
         """The record that a transaction was given up."""
         return f"{self.skipped_prefix}/{_transaction(xid, commit_lsn)}.json"
@@ -173,6 +191,13 @@ class Layout:
             raise UsageError(f"not a prepared transaction of slot {self.slot!r}: {key!r}")
         xid, lsn = Xid(int(match["xid"])), Lsn(int(match["lsn"], 16))
         return PreparedName(xid, lsn, match["epoch"], match["kind"] == "json")
+
+    def parse_journal_key(self, key: str) -> JournalName:
+        """Of any epoch. Raises UsageError on every other key."""
+        match = _JOURNAL.fullmatch(_below(key, self.journal_prefix))
+        if match is None:
+            raise UsageError(f"not a journal file of slot {self.slot!r}: {key!r}")
+        return JournalName(int(match["number"]), match["epoch"])
 
 
 def is_transaction_folder(folder: str) -> bool:

@@ -88,7 +88,7 @@ def shorten_segment(storage: Storage, segment: Segment, end: int, key: str) -> S
 def write_messages(storage: Storage, key: str, batches: Sequence[pa.RecordBatch]) -> MessageFile:
     """Write logical messages, all in ``rows.MESSAGES_SCHEMA``; otherwise as ``write_segment``."""
     with storage.create(key) as write:
-        sink = _Checksumming(write)
+        sink = Checksumming(write)
         with (
             pa.PythonFile(sink, mode="w") as file,
             pa.ipc.new_file(file, rows.MESSAGES_SCHEMA) as writer,
@@ -99,7 +99,7 @@ def write_messages(storage: Storage, key: str, batches: Sequence[pa.RecordBatch]
     return MessageFile(key, n_rows, sink.n_bytes, f"{_ALGORITHM}:{sink.crc:08x}")
 
 
-class _Checksumming:
+class Checksumming:
     """The file object that Arrow's writer writes to."""
 
     def __init__(self, write: Write) -> None:

@@ -148,6 +148,21 @@ class Storage:
             except FileNotFoundError:
                 return None
 
+    def read_tail(self, key: str, n_bytes: int) -> tuple[pa.Buffer, int] | None:
+        """The object's last ``n_bytes``, or all if it has fewer, and how many it has; None if it is missing."""
+        if self._is_local:
+            data = self.read_buffer(key)
+            return None if data is None else (data[max(0, data.size - n_bytes) :], data.size)
+        path = self._path(key)
+        with _failing("read", key):
+            try:
+                with self._filesystem.open_input_file(path) as file:
+                    size = file.size()
+                    file.seek(max(0, size - n_bytes))
+                    return file.read_buffer(), size
+            except FileNotFoundError:
+                return None
+
     def local_path(self, key: str) -> str | None:
         """Where the object is on a file system; None in an object store."""
         return self._path(key) if self._is_local else None
