@@ -9,6 +9,7 @@ import dataclasses
 import os
 from typing import Any
 
+from xidstream.actors.runtime.object_store import get_arrow, put_arrow
 from xidstream.actors.runtime.process_facts import this_process
 from xidstream.actors.runtime.ray_errors import unwrap
 from xidstream.pipeline.account.model import SequencerReport
@@ -20,11 +21,11 @@ from xidstream.pipeline.stages.commit_sequence import CommitSequence
 
 class CommitSequencer(CommitSequence):
     def __init__(self, config: Config, epoch: str) -> None:
-        super().__init__(config, epoch, lambda error: unwrap(error, "xid buffer"))
+        super().__init__(config, epoch, lambda error: unwrap(error, "xid buffer"), get_arrow, put_arrow)
 
-    async def open(self, reader: Any, opened: Opened, target_lsn: Lsn | None) -> None:
+    async def open(self, reader: Any, opened: Opened, target_lsn: Lsn | None, has_sink: bool = True) -> None:
         """``CommitSequence.open`` with the handle of the reader."""
-        await super().open(reader.feedback.remote, opened, target_lsn)
+        await super().open(reader.feedback.remote, opened, target_lsn, has_sink)
 
     async def account(self) -> SequencerReport | None:
         """``CommitSequence.account`` with this process."""

@@ -29,7 +29,7 @@ from xidstream.pipeline.errors import ConnectionLost
 from xidstream.pipeline.exchange import Opened
 from xidstream.pipeline.pg import INVALID_LSN, Lsn, Xid
 from xidstream.pipeline.protocol.spares import Spares
-from xidstream.pipeline.segments import Layout, Storage, given_up
+from xidstream.pipeline.segments import Layout, Storage, given_up, recorded_lsn
 from xidstream.pipeline.slot.admin import Blocker, advance_slot, held_wal_bytes, read_slot, sql_connection
 from xidstream.pipeline.slot.connection import ReplicationConnection
 from xidstream.pipeline.slot.opening import connect_slot, slot_settings
@@ -109,8 +109,10 @@ class SlotReader:
     def open(self) -> Opened:
         """Start replication: from here on the slot is ours, and ``run`` must follow soon."""
         config = self._config
-        self._slot.start()
-        opened = self._slot.opened()
+        # It may be further than what the server was told. Sink and journal have all of that.
+        start_lsn = recorded_lsn(Storage(config.storage), self._layout)
+        self._slot.start(start_lsn)
+        opened = self._slot.opened(start_lsn)
         self._cutter = StreamCutter(
             block_bytes=config.block_bytes,
             pending_limit_bytes=max(config.block_bytes, config.reader_memory_bytes // 2),
@@ -155,11 +157,13 @@ class SlotReader:
                 f"the server cannot send transaction {int(unsendable.xid)}, which was given up: reading on behind it"
             )
 
-    def feedback(self, confirmed_lsn: Lsn, done_ticket: int) -> None:
-        """From the sequencer: what may be confirmed, and what no longer waits for the sink."""
+    def feedback(self, confirmed_lsn: Lsn, done_ticket: int, free_ticket: int) -> None:
+        """From the sequencer: what may be confirmed, what no longer waits in memory for the sink, and up to where no
+        buffer's memory is needed any more."""
         self._reading.confirm(confirmed_lsn)
         if self._sending is not None:
             self._sending.done_ticket = max(self._sending.done_ticket, done_ticket)
+            self._sending.free_ticket = max(self._sending.free_ticket, free_ticket)
 
     def stop(self) -> None:
         """End ``run`` after the next look: it confirms what it may, and leaves the slot free."""
@@ -220,11 +224,11 @@ class SlotReader:
         identity = self._slot.identity
         # The cutter may hold the other half.
         self._spares = Spares(self._config.reader_memory_bytes // 2)
-        layout = Layout(identity.system_identifier, identity.slot, self._epoch)
-        self._given_up = given_up(Storage(self._config.storage), layout, self._slot.confirmed_flush_lsn)
+        self._layout = Layout(identity.system_identifier, identity.slot, self._epoch)
+        self._given_up = given_up(Storage(self._config.storage), self._layout, self._slot.confirmed_flush_lsn)
         settings = BufferSettings(
             self._config.storage,
-            layout,
+            self._layout,
             self._config.buffer_memory_bytes,
             self._given_up,
             bind_late=may_take_segments(self._config.sink, self._config.storage),

@@ -237,6 +237,15 @@ class JournalFile:
 
 
 @dataclass(frozen=True)
+class JournalSpan:
+    """Files of the journal that one epoch wrote, with the numbers from ``first`` to ``last``."""
+
+    epoch: str
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
 class SlotIdentity:
     """What a sink's application id and storage keys are made of."""
 
@@ -290,6 +299,8 @@ class Opened:
     server: Mapping[str, str] = field(default_factory=dict)
     """libpq's options that lead to the slot's very server, where the DSN has several."""
     snapshots: Decision = Decision(takes_snapshots=False)  # noqa: RUF009 - frozen
+    start_lsn: Lsn = INVALID_LSN
+    """What the server was asked for: where this is further than ``confirmed_flush_lsn``, it sends what follows."""
 
 
 @dataclass(frozen=True)

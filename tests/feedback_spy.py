@@ -11,8 +11,8 @@ and the storage durably hold; so a position that is confirmed too early is caugh
 - it never exceeds what the server had sent, on that connection or an earlier one (what was recorded before a kill is
   confirmed after it, perhaps before the server has repeated it);
 - when it was sent, ``_transactions`` held every transaction that ends at or below it, and ``_messages`` every
-  non-transactional message below it; and every prepared transaction whose PREPARE ends at or below it
-  was durable: by its manifest, or by being in the sink or rolled back already.
+  non-transactional message below it, or the recorded journal had them; and every prepared transaction whose PREPARE
+  ends at or below it was durable: by its manifest, or by being in the sink or rolled back already.
 
 The sink's final content stands for what should be there: whether that is complete is another judge's matter.
 """
@@ -30,6 +30,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.journal_contents import JournalContents, Journaled
+from xidstream.pipeline.segments import Layout, Storage
+
 _STATUS = struct.Struct("!qqqqB")
 _XLOG = struct.Struct("!qqq")
 _END = struct.Struct("!qqq")
@@ -37,11 +40,13 @@ _END = struct.Struct("!qqq")
 
 @dataclass(frozen=True)
 class Held:
-    """What was durable at one moment: Delta versions (-1: no table), and names of prepared manifests."""
+    """What was durable at one moment: Delta versions (-1: no table), names of prepared manifests, and what the recorded
+    journal had."""
 
     transactions_version: int = -1
     messages_version: int = -1
     manifests: frozenset[str] = frozenset()
+    journaled: Journaled = Journaled()  # noqa: RUF009 - frozen
 
 
 @dataclass(frozen=True)
@@ -155,11 +160,16 @@ class FeedbackSpy:
                 found.append(f"{shown} is beyond what the server had sent ({_lsn(status.sent)})")
             reached = max(reached, status.flush)
             held = transactions.watermark(status.held.transactions_version, last=False)
-            late = [commit for commit, end in ends if end <= status.flush and commit > held]
+            journaled = status.held.journaled
+            late = [
+                commit
+                for commit, end in ends
+                if end <= status.flush and commit > held and not journaled.has(commit, end)
+            ]
             if late:
                 found.append(f"{shown}: the sink held commits up to {_lsn(held)} only, not {_lsn(late[0])}")
             told = messages.watermark(status.held.messages_version, last=True)
-            missing = [lsn for lsn in lsns if lsn < status.flush and lsn > told]
+            missing = [lsn for lsn in lsns if told < lsn < status.flush and lsn not in journaled.messages]
             if missing:
                 found.append(
                     f"{shown}: the sink held messages up to {_lsn(told)} only, not {_lsn(missing[0])}"
@@ -267,11 +277,23 @@ class _Link:
 
 
 def observe_delta(delta: Path, storage: Path) -> Callable[[], Held]:
-    """What ``FeedbackSpy`` asks at each status: names in directories, nothing is opened."""
+    """What ``FeedbackSpy`` asks at each status: names in directories, and what the record names."""
+
+    journals: list[JournalContents] = []
+
+    def look_at_journal() -> Journaled:
+        if not journals:
+            for record in storage.glob("*/*/progress.json"):
+                layout = Layout(int(record.parent.parent.name), record.parent.name, "spy")
+                journals.append(JournalContents(Storage(str(storage)), layout))
+        return journals[0].look() if journals else Journaled()
 
     def look() -> Held:
         manifests = (p.name for p in storage.glob("*/*/prepared/*.json"))
-        return Held(_version(delta / "_transactions"), _version(delta / "_messages"), frozenset(manifests))
+        # In this order: what leaves the journal meanwhile is in the sink.
+        journaled = look_at_journal()
+        versions = _version(delta / "_transactions"), _version(delta / "_messages")
+        return Held(*versions, frozenset(manifests), journaled)
 
     return look
 

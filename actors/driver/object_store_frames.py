@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import ray
 
-from xidstream.actors.runtime.object_store import put_arrow
-from xidstream.actors.runtime.ray_errors import unwrap
+from xidstream.actors.runtime.object_store import get_arrow, put_arrow
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -26,12 +25,7 @@ if TYPE_CHECKING:
 
 def read_object(ref: ray.ObjectRef) -> Iterator[pa.RecordBatch]:
     """The record batches of one stored stream, in this process. Raises ComponentLost where its owner has ended."""
-    try:
-        content = ray.get(ref)
-    except Exception as error:
-        raise unwrap(error, "xid buffer") from error
-    with pa.ipc.open_stream(content) as reader:
-        yield from reader
+    yield from get_arrow(ref).to_batches()
 
 
 def object_store_frame(spark: SparkSession, schema: pa.Schema, refs: Sequence[ray.ObjectRef]) -> DataFrame:

@@ -44,6 +44,7 @@ class SendingThread:
         self._sender = sender
         self._pool = pool
         self.done_ticket = -1
+        self.free_ticket = -1
         self._queue: queue.SimpleQueue[Sequence[Cut] | None] = queue.SimpleQueue()
         self.submitted_bytes = self.sent_bytes = 0
         """Since the start: by the reading thread, and from here; each with what a cut counts beside its rows."""
@@ -138,7 +139,7 @@ class SendingThread:
         self._pool.adapt()
         self._pool.fleet.check_alive(now_s)
         if idle:
-            self._pool.fleet.stop_idle(self.done_ticket)
+            self._pool.fleet.stop_idle(self.free_ticket)
         self._next_look_s = now_s + (_LOOK_INTERVAL_S if self._pool.in_flight_bytes else _IDLE_INTERVAL_S)
         self._looked.set()
 

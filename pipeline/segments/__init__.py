@@ -47,6 +47,7 @@ from xidstream.pipeline.segments.progress import (
     ProgressRecord,
     check_owner,
     read_progress,
+    recorded_lsn,
     take_over_progress,
     write_progress,
 )
@@ -84,6 +85,7 @@ __all__ = [
     "read_progress",
     "read_skips",
     "read_timeline",
+    "recorded_lsn",
     "remove_slot",
     "shorten_segment",
     "take_over_progress",

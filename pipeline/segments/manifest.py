@@ -15,6 +15,7 @@ Records of an older xidstream are converted when they are loaded (``older_prepar
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Set
 from typing import Any, Final
 
 from xidstream.pipeline.errors import SegmentCorrupt, UsageError
@@ -63,7 +64,10 @@ def write_prepared(storage: Storage, layout: Layout, prepared: PreparedTransacti
 
 
 def load_prepared(
-    storage: Storage, layout: Layout, sent_again_after: Lsn | None = None
+    storage: Storage,
+    layout: Layout,
+    sent_again_after: Lsn | None = None,
+    journal_keys: Set[str] = frozenset(),
 ) -> tuple[PreparedTransaction, ...]:
     """All of this slot, of whatever epoch, in the order of their prepares; of each its newest complete record.
 
@@ -71,6 +75,7 @@ def load_prepared(
     ``progress.json`` lists as finished, messages without a manifest, and records that are not complete but
     whose PREPARE the server sends again), and converts what an older xidstream wrote. ``sent_again_after`` is the
     position that the server has confirmed; without it, it is taken to have what is recorded, which may be further.
+    ``journal_keys``: segments that are the journal's by now, where such a transaction was committed; they stay.
 
     A transaction of which no record is complete (each is damaged, or names an object that is missing or not this
     slot's) is there with ``damage`` alone: it stops nobody before its COMMIT PREPARED. What segments hold is verified
@@ -84,7 +89,7 @@ def load_prepared(
     found = []
     for transaction, names in stored.items():
         if transaction in finished:
-            _delete_with_segments(storage, layout, names)
+            _delete_with_segments(storage, layout, names, journal_keys)
             continue
         manifests = [key for key, name in names.items() if name.is_manifest]
         try:
@@ -189,7 +194,7 @@ def _delete_in_order(storage: Storage, names: _Names) -> None:
                 storage.delete([key])
 
 
-def _delete_with_segments(storage: Storage, layout: Layout, names: _Names) -> None:
+def _delete_with_segments(storage: Storage, layout: Layout, names: _Names, keep: Set[str]) -> None:
     segments: set[str] = set()
     for key, name in names.items():
         if not name.is_manifest:
@@ -201,7 +206,7 @@ def _delete_with_segments(storage: Storage, layout: Layout, names: _Names) -> No
             continue  # it cannot tell its segments, which go with their epoch instead
         segments.update(record.stored_keys())
     _delete_in_order(storage, names)
-    storage.delete(segments)
+    storage.delete(segments - keep)
 
 
 # -- as JSON ---------------------------------------------------------------------------------------------

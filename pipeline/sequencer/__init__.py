@@ -1,7 +1,20 @@
-"""Strict commit order: what may be released, and what may be confirmed."""
+"""Strict commit order: what may be released, what may be written to the journal, and what may be confirmed."""
 
 from xidstream.pipeline.sequencer.delivered import Delivered
-from xidstream.pipeline.sequencer.order import CommitOrder, EntryState
+from xidstream.pipeline.sequencer.entries import Entry, EntryState
+from xidstream.pipeline.sequencer.journal import DamagedFile, Journal
+from xidstream.pipeline.sequencer.journal_policy import JournalPolicy
+from xidstream.pipeline.sequencer.order import CommitOrder
 from xidstream.pipeline.sequencer.prepared import FinishedPrepares, PreparedBook
 
-__all__ = ["CommitOrder", "Delivered", "EntryState", "FinishedPrepares", "PreparedBook"]
+__all__ = [
+    "CommitOrder",
+    "DamagedFile",
+    "Delivered",
+    "Entry",
+    "EntryState",
+    "FinishedPrepares",
+    "Journal",
+    "JournalPolicy",
+    "PreparedBook",
+]

@@ -1,22 +1,20 @@
-"""The order of commits, and the position behind which everything is done.
+"""The order of commits, and the positions behind which everything is safe.
 
-One queue of entries in the order the server sent them. An entry is a *unit* (a transaction, or a plain block
-of many), which must be filled by its buffer, taken by the sink and reported done; a *hold*, which must be
-resolved (a PREPARE whose content must be durable first); or a *position* (a keepalive), which is done by
-itself. Buffers finish in any order; only the head of the queue is released, so the order of release is the
-order of commit.
+One queue of entries in the order the server sent them (``entries``). A *unit* (a transaction, or a plain block of many)
+must be filled by its buffer, taken by the sink and reported done. A *hold* must be resolved (a PREPARE whose content
+must be durable first). A *position* (a keepalive) is done by itself. Buffers finish in any order; only the head of the
+queue is released, so the order of release is the order of commit.
 
-    unit:      WAITING -> READY -> TAKEN -> DONE
-    hold:      WAITING -> DONE
-    position:  DONE
+Where the sink is behind, units at the head are written to the journal (``journal``): they leave the queue then, and the
+journal releases them, in front of the queue. A unit that the sink has taken may be written, too.
+
+``confirmed_lsn`` is the greatest position of the contiguous prefix that sink and journal hold together;
+``delivered_lsn`` is that of the sink alone. Neither ever goes back or passes an entry that is not done, in whatever
+order the sink reports.
 
 If a unit has a transaction that cannot be delivered, it becomes STUCK instead of DONE, as soon as the transactions
-before that one are done. Nothing behind it is ever released. When it is the head of the queue, all that committed
-before it is done, and ``undeliverable`` is its error.
-
-``confirmed_lsn`` is the greatest position of the contiguous DONE prefix. It never goes back and never passes
-an entry that is not done, in whatever order the sink reports. An illegal step raises IllegalTransition, with
-the entry's story, and changes nothing.
+before that one are done. Nothing behind it is ever released, and neither it nor what is behind it is written to the
+journal. When it is the head of all, everything that committed before it is done, and ``undeliverable`` is its error.
 
 ``stages.commit_sequence`` calls this from one thread. The reader numbers the entries with *tickets*, from 0, in the
 order of the stream. A gap in them is a lost message, and raises an error. Rejected: a heap ordered by commit LSN,
@@ -25,76 +23,45 @@ because it would hide a lost or repeated entry.
 
 from __future__ import annotations
 
-import enum
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Iterator
+from itertools import chain
 
 from xidstream.pipeline.errors import IllegalTransition, XidstreamError
-from xidstream.pipeline.exchange import Batch, Sealed
+from xidstream.pipeline.exchange import Batch, JournalFile, Sealed, UnitEnd
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
-
-
-class EntryState(enum.Enum):
-    WAITING = "waiting"
-    READY = "ready"
-    TAKEN = "taken"
-    DONE = "done"
-    STUCK = "stuck"
-
-
-class Kind(enum.Enum):
-    UNIT = "unit"
-    HOLD = "hold"
-    POSITION = "position"
-
-
-_LEGAL: dict[tuple[Kind, EntryState], frozenset[EntryState]] = {
-    (Kind.UNIT, EntryState.WAITING): frozenset({EntryState.READY}),
-    (Kind.UNIT, EntryState.READY): frozenset({EntryState.TAKEN, EntryState.STUCK}),
-    (Kind.UNIT, EntryState.TAKEN): frozenset({EntryState.DONE, EntryState.STUCK}),
-    (Kind.HOLD, EntryState.WAITING): frozenset({EntryState.DONE}),
-}
-
-
-@dataclass
-class _Entry:
-    ticket: int
-    kind: Kind
-    first_commit_lsn: Lsn
-    last_commit_lsn: Lsn
-    end_lsn: Lsn
-    n_transactions: int
-    state: EntryState = EntryState.WAITING
-    content: Sealed | None = None
-    batch_number: int | None = None
-
-    def __repr__(self) -> str:
-        return (
-            f"<{self.kind.value} {self.ticket}: {self.state.value}, commits {self.first_commit_lsn} to "
-            f"{self.last_commit_lsn}, end {self.end_lsn}, batch {self.batch_number}>"
-        )
-
-    def move(self, state: EntryState) -> None:
-        if state not in _LEGAL.get((self.kind, self.state), frozenset()):
-            raise IllegalTransition(f"{self!r} cannot become {state.value}")
-        self.state = state
+from xidstream.pipeline.sequencer.entries import Entry, EntryState, Kind
+from xidstream.pipeline.sequencer.journal import Journal
 
 
 class CommitOrder:
-    """``batch_rows`` and ``batch_bytes`` bound a batch. A unit that is larger is a batch of its own."""
+    """``batch_rows`` and ``batch_bytes`` bound a batch. A unit that is larger is a batch of its own.
 
-    def __init__(self, *, batch_rows: int, batch_bytes: int) -> None:
+    ``journal`` has what earlier epochs left, which confirmed everything up to ``confirmed_lsn``.
+    """
+
+    def __init__(
+        self,
+        *,
+        batch_rows: int,
+        batch_bytes: int,
+        journal: Journal | None = None,
+        confirmed_lsn: Lsn = INVALID_LSN,
+    ) -> None:
         self._batch_rows = batch_rows
         self._batch_bytes = batch_bytes
-        self._entries: deque[_Entry] = deque()
-        self._by_ticket: dict[int, _Entry] = {}
+        self.journal = Journal() if journal is None else journal
+        self._entries: deque[Entry] = deque()
+        self._by_ticket: dict[int, Entry] = {}
         self.next_ticket = 0
-        self._last_commit_lsn = INVALID_LSN
+        self._last_commit_lsn = self.journal.last_commit_lsn
         self._next_batch = 0
-        self._taken: dict[int, list[_Entry]] = {}
-        self.confirmed_lsn = INVALID_LSN
+        self._taken: dict[int, list[Entry]] = {}
+        self._confirmed_lsn = confirmed_lsn
         self.done_ticket = -1
-        """Every entry up to this one is done."""
+        """Every entry up to this one is done, or in the journal."""
+        self.waiting_bytes = 0
+        """In memory, of the units in the queue that are ready or taken."""
 
     # -- from the reader -------------------------------------------------------------------------------
 
@@ -109,32 +76,34 @@ class CommitOrder:
                     f"commit {first_commit_lsn} (to {last_commit_lsn}) was sent after {self._last_commit_lsn}"
                 )
             self._last_commit_lsn = last_commit_lsn
-        self._append(_Entry(ticket, Kind.UNIT, first_commit_lsn, last_commit_lsn, end_lsn, n_transactions))
+        self._append(
+            Entry(ticket, Kind.UNIT, UnitEnd(first_commit_lsn, last_commit_lsn, end_lsn, n_transactions))
+        )
 
     def add_hold(self, ticket: int, end_lsn: Lsn) -> None:
         """Nothing from here on is confirmed before ``resolve``."""
         self._check_ticket(ticket)
-        self._append(_Entry(ticket, Kind.HOLD, INVALID_LSN, INVALID_LSN, end_lsn, 0))
+        self._append(Entry(ticket, Kind.HOLD, _at(end_lsn)))
 
     def add_position(self, ticket: int, lsn: Lsn) -> None:
         """``lsn`` may be confirmed once all before it is done."""
         self._check_ticket(ticket)
-        entry = _Entry(ticket, Kind.POSITION, INVALID_LSN, INVALID_LSN, lsn, 0, EntryState.DONE)
-        self._append(entry)
+        self._append(Entry(ticket, Kind.POSITION, _at(lsn), EntryState.DONE))
         self._advance()
 
     # -- from buffers ----------------------------------------------------------------------------------
 
-    def fill(self, ticket: int, content: Sealed) -> None:
+    def fill(self, ticket: int, content: Sealed, now_s: float = 0.0) -> None:
         entry = self._entry(ticket)
         entry.move(EntryState.READY)
-        entry.content = content
+        entry.content, entry.ready_s = content, now_s
         halt = content.undeliverable
         if halt is None:
+            self.waiting_bytes += entry.memory_bytes
             return
         # From here on the entry stands for the transactions before the one that cannot be delivered.
-        entry.last_commit_lsn, entry.end_lsn = halt.last_commit_lsn, halt.end_lsn
-        entry.n_transactions = halt.n_transactions
+        first_commit_lsn = entry.end.first_commit_lsn
+        entry.end = UnitEnd(first_commit_lsn, halt.last_commit_lsn, halt.end_lsn, halt.n_transactions)
         if not halt.n_transactions and not content.messages:
             entry.move(EntryState.STUCK)
             self._advance()
@@ -150,7 +119,7 @@ class CommitOrder:
 
     def next_batch(self) -> Batch | None:
         """The next units that are ready, consecutive and in commit order; None if the next one is not ready."""
-        entries: list[_Entry] = []
+        entries: list[Entry] = []
         n_rows = n_bytes = 0
         for entry in self._releasable():
             content = entry.content
@@ -171,10 +140,10 @@ class CommitOrder:
             entry.move(EntryState.TAKEN)
             entry.batch_number = number
         self._taken[number] = entries
-        return self._batch(number, entries, n_rows, n_bytes)
+        return _batch(number, entries, n_rows, n_bytes)
 
     def batch_done(self, number: int) -> list[Sealed]:
-        """The sink holds the batch. Returns its content: its segments are not needed any more."""
+        """The sink holds the batch. Returns its content; what the journal names of it is still needed."""
         if number not in self._taken:
             raise IllegalTransition(f"batch {number} was reported done; taken are {sorted(self._taken)}")
         entries = self._taken.pop(number)
@@ -182,36 +151,112 @@ class CommitOrder:
         for entry in entries:
             assert entry.content is not None
             contents.append(entry.content)
-            if entry.content.undeliverable is not None:
+            if entry.is_stuck_behind:
                 entry.move(EntryState.STUCK)
             else:
                 entry.move(EntryState.DONE)
+                if entry.ticket in self._by_ticket:
+                    self.waiting_bytes -= entry.memory_bytes
                 entry.content = None
         self._advance()
         return contents
 
+    def put_back(self) -> None:
+        """Whoever took batches and did not report them done is lost: they are released again, in other cuts."""
+        for entries in self._taken.values():
+            for entry in entries:
+                entry.move(EntryState.READY)
+                entry.batch_number = None
+        self._taken.clear()
+
+    # -- to and from the journal -----------------------------------------------------------------------
+
+    @property
+    def oldest_ready_s(self) -> float | None:
+        """Since when the first unit has been ready that the journal could take; None if there is none."""
+        head = self._entries[0] if self._entries else None
+        return head.ready_s if head is not None and _may_be_written(head) else None
+
+    def to_write(self, file_bytes: int, file_units: int) -> list[Entry]:
+        """The units that the next file takes: those at the head that are ready or taken, of about ``file_bytes`` in
+        memory. They stay where they are until ``written``."""
+        entries: list[Entry] = []
+        n_bytes = 0
+        for entry in self._entries:
+            if entry.state is EntryState.DONE:
+                continue
+            if not _may_be_written(entry) or n_bytes >= file_bytes or len(entries) >= file_units:
+                break
+            entries.append(entry)
+            n_bytes += entry.memory_bytes
+        for entry in entries:
+            entry.is_writing = True
+        return entries
+
+    def written(self, file: JournalFile, entries: list[Entry]) -> None:
+        """``file`` is durable, with ``entries``. What the sink has taken of it by now stays with the sink."""
+        for entry in entries:
+            entry.is_writing = False
+        if all(entry.state is EntryState.DONE for entry in entries):
+            self.journal.drop(file)
+            return
+        if not self.journal:
+            self.journal.reach(self._confirmed_lsn)
+        # Those of them that are done have left the queue already. What lies between them is done.
+        while self._entries and self._entries[0].ticket <= entries[-1].ticket:
+            entry = self._entries[0]
+            if entry.content is not None:
+                self.waiting_bytes -= entry.memory_bytes
+            self._pop_head()
+        self.journal.append(file, entries)
+        self._advance()
+
     # -- inside ----------------------------------------------------------------------------------------
+
+    @property
+    def confirmed_lsn(self) -> Lsn:
+        return max(self._confirmed_lsn, self.delivered_lsn)
+
+    @property
+    def delivered_lsn(self) -> Lsn:
+        """The sink holds everything up to here."""
+        return (
+            self.journal.delivered_lsn
+            if self.journal
+            else max(self._confirmed_lsn, self.journal.delivered_lsn)
+        )
+
+    @property
+    def free_ticket(self) -> int:
+        """No buffer's memory is needed for anything up to this ticket."""
+        first = self.journal.first_ticket_in_memory
+        return self.done_ticket if first is None else min(first - 1, self.done_ticket)
 
     @property
     def undeliverable(self) -> XidstreamError | None:
         """Why nothing more will be released; None as long as there may be something to release or to confirm."""
+        return self.journal.error if self.journal else self._stuck_head
+
+    @property
+    def unwritable(self) -> XidstreamError | None:
+        """The same where there is no sink: why nothing more can be written to the journal."""
         head = self._entries[0] if self._entries else None
-        if head is None or head.state is not EntryState.STUCK:
+        if head is None or not head.is_stuck_behind:
             return None
         assert head.content is not None and head.content.undeliverable is not None
         return head.content.undeliverable.error
 
     @property
     def n_waiting(self) -> int:
-        return len(self._entries)
+        return len(self._entries) + self.journal.n_units
 
     @property
     def head(self) -> tuple[int, Kind, EntryState, Lsn] | None:
         """The first entry that is not done: its ticket, kind, state and last commit LSN; None if all are."""
-        if not self._entries:
-            return None
-        entry = self._entries[0]
-        return entry.ticket, entry.kind, entry.state, entry.last_commit_lsn
+        for entry in chain(self.journal.entries(), self._entries):
+            if entry.state is not EntryState.DONE:
+                return entry.ticket, entry.kind, entry.state, entry.last_commit_lsn
+        return None
 
     def holds_before(self, ticket: int) -> bool:
         """Whether a hold that came before ``ticket`` is not resolved yet."""
@@ -219,50 +264,67 @@ class CommitOrder:
             e.kind is Kind.HOLD and e.state is EntryState.WAITING for e in self._entries if e.ticket < ticket
         )
 
-    def _releasable(self) -> list[_Entry]:
-        ready = []
-        for entry in self._entries:
+    @property
+    def _stuck_head(self) -> XidstreamError | None:
+        head = self._entries[0] if self._entries else None
+        return self.unwritable if head is not None and head.state is EntryState.STUCK else None
+
+    def _releasable(self) -> Iterator[Entry]:
+        for entry in chain(self.journal.entries(), self._entries):
             if entry.kind is Kind.UNIT and entry.state not in (EntryState.TAKEN, EntryState.DONE):
                 if entry.state is not EntryState.READY:
-                    break
-                ready.append(entry)
-            if entry.content is not None and entry.content.undeliverable is not None:
-                break
-        return ready
-
-    def _batch(self, number: int, entries: list[_Entry], n_rows: int, n_bytes: int) -> Batch:
-        commits = [e for e in entries if e.last_commit_lsn]
-        return Batch(
-            number=number,
-            units=tuple(e.content for e in entries if e.content is not None),
-            first_commit_lsn=commits[0].first_commit_lsn if commits else INVALID_LSN,
-            last_commit_lsn=commits[-1].last_commit_lsn if commits else INVALID_LSN,
-            end_lsn=max(e.end_lsn for e in entries),
-            n_transactions=sum(e.n_transactions for e in entries),
-            n_rows=n_rows,
-            n_bytes=n_bytes,
-        )
+                    return
+                yield entry
+            if entry.is_stuck_behind:
+                return
 
     def _check_ticket(self, ticket: int) -> None:
         if ticket != self.next_ticket:
             raise IllegalTransition(f"entry {ticket} arrived where {self.next_ticket} was due")
 
-    def _append(self, entry: _Entry) -> None:
+    def _append(self, entry: Entry) -> None:
         self.next_ticket += 1
         self._entries.append(entry)
         self._by_ticket[entry.ticket] = entry
 
-    def _entry(self, ticket: int) -> _Entry:
+    def _entry(self, ticket: int) -> Entry:
         entry = self._by_ticket.get(ticket)
         if entry is None:
             raise IllegalTransition(f"entry {ticket} is unknown or already done")
         return entry
 
+    def _pop_head(self) -> None:
+        entry = self._entries.popleft()
+        del self._by_ticket[entry.ticket]
+        self.done_ticket = entry.ticket
+        self._confirmed_lsn = max(self._confirmed_lsn, entry.end_lsn)
+
     def _advance(self) -> None:
+        self.journal.advance()
         while self._entries and self._entries[0].state is EntryState.DONE:
-            entry = self._entries.popleft()
-            del self._by_ticket[entry.ticket]
-            self.done_ticket = entry.ticket
-            self.confirmed_lsn = max(self.confirmed_lsn, entry.end_lsn)
+            self._pop_head()
         if self._entries and self._entries[0].state is EntryState.STUCK:
-            self.confirmed_lsn = max(self.confirmed_lsn, self._entries[0].end_lsn)
+            self._confirmed_lsn = max(self._confirmed_lsn, self._entries[0].end_lsn)
+
+
+def _may_be_written(entry: Entry) -> bool:
+    is_ready = entry.kind is Kind.UNIT and entry.state in (EntryState.READY, EntryState.TAKEN)
+    return is_ready and not entry.is_stuck_behind
+
+
+def _at(lsn: Lsn) -> UnitEnd:
+    return UnitEnd(INVALID_LSN, INVALID_LSN, lsn, 0)
+
+
+def _batch(number: int, entries: list[Entry], n_rows: int, n_bytes: int) -> Batch:
+    commits = [e.end for e in entries if e.last_commit_lsn]
+    return Batch(
+        number=number,
+        units=tuple(e.content for e in entries if e.content is not None),
+        first_commit_lsn=commits[0].first_commit_lsn if commits else INVALID_LSN,
+        last_commit_lsn=commits[-1].last_commit_lsn if commits else INVALID_LSN,
+        end_lsn=max(e.end_lsn for e in entries),
+        n_transactions=sum(e.end.n_transactions for e in entries),
+        n_rows=n_rows,
+        n_bytes=n_bytes,
+    )

@@ -48,6 +48,11 @@ class PreparedBook:
         self._by_xid[prepared.xid] = prepared
         return replaced
 
+    def is_whole(self, xid: Xid) -> bool:
+        """Whether the record of a transaction is here, and was not found damaged when it was loaded."""
+        prepared = self._by_xid.get(xid)
+        return prepared is not None and prepared.damage is None
+
     def commit(
         self, end: TransactionEnd, sink_watermark: Lsn, *, is_given_up: bool = False
     ) -> PreparedTransaction | None:

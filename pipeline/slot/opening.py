@@ -57,12 +57,13 @@ class OpenSlot:
     no_prepare_sent: bool
     """Whether the slot has never sent a PREPARE to anybody: it is new, or had no two-phase until now."""
 
-    def start(self) -> None:
-        """START_REPLICATION from the confirmed position. Raises SlotInUse, SlotLost, PreconditionMissing."""
-        self.connection.start_replication(self.identity.slot, INVALID_LSN, self.options)
+    def start(self, start_lsn: Lsn = INVALID_LSN) -> None:
+        """START_REPLICATION from the confirmed position, or from ``start_lsn`` if that is further. Raises SlotInUse,
+        SlotLost, PreconditionMissing."""
+        self.connection.start_replication(self.identity.slot, start_lsn, self.options)
 
-    def opened(self) -> Opened:
-        """To be asked after ``start``: until then another reader may have moved the slot."""
+    def opened(self, start_lsn: Lsn = INVALID_LSN) -> Opened:
+        """To be asked after ``start``, with the same: until then another reader may have moved the slot."""
         dsn = self.connection.same_server_dsn
         state = describe_slot(dsn, self.identity.slot)
         confirmed_flush_lsn = state.confirmed_flush or self.confirmed_flush_lsn
@@ -79,6 +80,7 @@ class OpenSlot:
             timeline=self.timeline,
             history=self.history,
             server=self.connection.server_options,
+            start_lsn=start_lsn,
         )
 
 

@@ -7,17 +7,16 @@ tests run it on an event loop of their own.
 
 All state is the event loop's. Threads call ``SlotStorage`` alone: it is given what it needs and returns what it found.
 
-Confirming has one path: when the contiguous done prefix has grown, its position is recorded in storage and only
-then given to the reader. The first error of any part is kept and raised to everyone who asks: a run never
-continues beside a lost part. A transaction that cannot be delivered is no lost part: its error is raised when its turn
-comes, with all before it delivered and confirmed.
+Confirming has one path (``confirming``): what sink and journal hold is recorded, and only then told. The first error of
+any part is kept and raised to everyone who asks: a run never continues beside a lost part. A transaction that cannot be
+delivered is no lost part: its error is raised when its turn comes, with all before it delivered and confirmed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,13 +24,22 @@ from xidstream.pipeline.account.model import SequencerReport
 from xidstream.pipeline.buffer.transaction import left_out, nothing, undeliverable
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import SlotLost, XidstreamError
-from xidstream.pipeline.exchange import Batch, Opened, PreparedTransaction, Tenure, TransactionEnd
+from xidstream.pipeline.exchange import Batch, Opened, PreparedTransaction, Sealed, Tenure, TransactionEnd
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.pg import INVALID_LSN, Lsn, Xid
 from xidstream.pipeline.poison import NOBODY
-from xidstream.pipeline.sequencer import CommitOrder, Delivered, FinishedPrepares, PreparedBook
-from xidstream.pipeline.stages.sequencer_stats import SequencerStats, sequencer_report
-from xidstream.pipeline.stages.slot_storage import SlotStorage
+from xidstream.pipeline.sequencer import (
+    CommitOrder,
+    Delivered,
+    FinishedPrepares,
+    Journal,
+    JournalPolicy,
+    PreparedBook,
+)
+from xidstream.pipeline.stages.confirming import Confirming, TellReader
+from xidstream.pipeline.stages.journaling import Fetch, Journaling, Put
+from xidstream.pipeline.stages.sequencer_stats import SequencerStats, journal_stats, sequencer_report
+from xidstream.pipeline.stages.slot_storage import SlotStorage, TakenOver
 from xidstream.pipeline.stream import (
     Committed,
     CommittedPrepared,
@@ -53,17 +61,21 @@ class Entry:
     result: Any = None
 
 
-TellReader = Callable[[Lsn, int], Awaitable[None]]
-"""Tells the reader the position that may be confirmed, and the ticket up to which nothing waits for the sink."""
-
-
 class CommitSequence:
-    """``translate`` gives the error to raise in place of what awaiting a buffer's result raised."""
+    """``translate`` gives the error to raise in place of what awaiting a buffer's result raised; ``fetch`` and ``put``
+    are for rows in memory, on their way to the journal and back."""
 
     def __init__(
-        self, config: Config, epoch: str, translate: Callable[[BaseException], BaseException]
+        self,
+        config: Config,
+        epoch: str,
+        translate: Callable[[BaseException], BaseException],
+        fetch: Fetch,
+        put: Put,
     ) -> None:
         self._translate = translate
+        self._fetch = fetch
+        self._put = put
         self._config = config
         self._epoch = epoch
         self._order = CommitOrder(batch_rows=config.batch_rows, batch_bytes=config.batch_bytes)
@@ -71,9 +83,7 @@ class CommitSequence:
         self._failure: BaseException | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._target: Lsn | None = None
-        self._confirmed = INVALID_LSN
         self._stopping = False
-        self._told_ticket = -1
         self._early: dict[int, Entry] = {}
         self._prepared = PreparedBook()
         self._watermark = INVALID_LSN
@@ -82,34 +92,52 @@ class CommitSequence:
         self._leaving_out: dict[int, list[tuple[Xid, Lsn]]] = {}
         self._finished = FinishedPrepares()
         self._is_open = False
-        self._delivered = Delivered()
-        self._recording_since_s: float | None = None
+        self._is_sink_known = False
+        self._figures = Delivered()
 
     # -- set-up ----------------------------------------------------------------------------------------
 
-    async def open(self, tell_reader: TellReader, opened: Opened, target_lsn: Lsn | None) -> None:
+    async def open(
+        self, tell_reader: TellReader, opened: Opened, target_lsn: Lsn | None, has_sink: bool = True
+    ) -> None:
         """Take over the storage of this slot, which the reader holds by now.
 
-        Raises SlotLost where the slot was confirmed past what this pipeline ever recorded, or the server is older
-        than what it delivered before.
+        Without a sink everything goes to the journal, and ``target_lsn`` is reached when it is confirmed. Raises
+        SlotLost where the slot was confirmed past what this pipeline ever recorded, or the server is older than what
+        it delivered before.
         """
-        self._tell_reader = tell_reader
         self._target = target_lsn
         self._takes_snapshots = opened.snapshots.takes_snapshots
         self._storage = SlotStorage(self._config.storage, opened, self._epoch)
-        self._confirmed, self._prepared = await asyncio.to_thread(self._storage.take_over)
+        taken_over = await asyncio.to_thread(self._storage.take_over)
+        self._prepared = taken_over.prepared
+        self._has_sink = has_sink
+        self._order = self._new_order(taken_over)
+        self._journaling = self._new_journaling()
         self._given_up = opened.given_up
         # A commit that begins exactly at the confirmed position is not behind it.
-        self._watermark = self._confirmed.before
+        self._watermark = taken_over.confirmed_lsn.before
+        self._confirming = Confirming(
+            self._order, self._storage, self._journaling, self._finished, tell_reader, self._changed
+        )
         self._is_open = True
-        self._spawn(self._confirm_forever())
+        if self._stopping:
+            self._journaling.end()
+        self._journaling.begin(self._spawn)
+        self._spawn(self._confirming.confirm_forever())
 
     async def sink_opened(self, watermark: Lsn, last_owner: int) -> Tenure:
         """What the sink already holds, and from whom; transactions up to it may be repeated by the server.
 
-        Returns as whom the sink is to be claimed. Raises Superseded.
+        It is called once by each batch loop: what an earlier one took and did not report is released again. Returns as
+        whom the sink is to be claimed. Raises Superseded.
         """
         self._watermark = max(self._watermark, watermark)
+        self._order.put_back()
+        self._leaving_out.clear()
+        self._journaling.release()
+        self._is_sink_known = True
+        await self._notify()
         return await asyncio.to_thread(self._storage.tenure, last_owner)
 
     async def takes_snapshots(self) -> bool:
@@ -141,7 +169,7 @@ class CommitSequence:
             if entry.result is not None:
                 self._spawn(self._fill_from(ticket, entry.result))
             else:
-                self._order.fill(ticket, nothing(cut.end))
+                self._fill(ticket, nothing(cut.end))
         elif isinstance(cut, Prepared):
             self._order.add_hold(ticket, cut.end_lsn)
             self._spawn(self._prepare_from(ticket, entry.result))
@@ -160,12 +188,12 @@ class CommitSequence:
     def _take_unsendable(self, ticket: int, cut: Unsendable) -> None:
         if not cut.lsn or (cut.xid, cut.lsn) not in self._given_up:
             self._order.add_unit(ticket, INVALID_LSN, INVALID_LSN, INVALID_LSN, 0)
-            self._order.fill(ticket, undeliverable(cut.error))
+            self._fill(ticket, undeliverable(cut.error))
             return
         # The server decodes what commits at the confirmed position or behind it: this leaves out just the one.
         end = TransactionEnd(cut.xid, cut.lsn, Lsn(cut.lsn + 1), 0)
         self._add_transaction(ticket, end)
-        self._order.fill(ticket, left_out(end))
+        self._fill(ticket, left_out(end))
 
     def _add_transaction(self, ticket: int, end: TransactionEnd) -> None:
         self._order.add_unit(ticket, end.commit_lsn, end.commit_lsn, end.end_lsn, 1)
@@ -173,7 +201,7 @@ class CommitSequence:
     # -- from buffers ----------------------------------------------------------------------------------
 
     async def _fill_from(self, ticket: int, ref: Any) -> None:
-        self._order.fill(ticket, await ref)
+        self._fill(ticket, await ref)
 
     async def _prepare_from(self, ticket: int, ref: Any) -> None:
         record: PreparedTransaction = await ref
@@ -185,10 +213,13 @@ class CommitSequence:
     async def _fill_prepared(self, ticket: int, end: TransactionEnd) -> None:
         await self._prepares_before(ticket)
         is_given_up = (end.xid, end.commit_lsn) in self._given_up
+        if not self._prepared.is_whole(end.xid):
+            # The sink may hold it already.
+            await self._sink_known()
         try:
             prepared = self._prepared.commit(end, self._watermark, is_given_up=is_given_up)
         except SlotLost as error:
-            self._order.fill(ticket, undeliverable(error))
+            self._fill(ticket, undeliverable(error))
             return
         if is_given_up:
             content = left_out(end)
@@ -202,7 +233,7 @@ class CommitSequence:
                 content = nothing(end)  # it is damaged, but the sink holds it
         if prepared is not None:
             self._finished.add(ticket, prepared)
-        self._order.fill(ticket, content)
+        self._fill(ticket, content)
 
     async def _roll_back_prepared(self, ticket: int, cut: RolledBackPrepared) -> None:
         await self._prepares_before(ticket)
@@ -215,6 +246,13 @@ class CommitSequence:
         """A K or r may arrive while the record of its P is still being written."""
         async with self._changed:
             await self._changed.wait_for(lambda: not self._order.holds_before(ticket))
+
+    async def _sink_known(self) -> None:
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._is_sink_known or not self._has_sink)
+
+    def _fill(self, ticket: int, content: Sealed) -> None:
+        self._order.fill(ticket, content, time.monotonic())
 
     # -- to and from the driver ------------------------------------------------------------------------
 
@@ -243,17 +281,23 @@ class CommitSequence:
                     return None
 
     async def finished(self) -> bool:
+        """Raises what ended a part, and why nothing more can be delivered."""
         self._raise_failure()
         if not self.is_finished():
             self._raise_undeliverable()
         return self.is_finished()
 
     def is_finished(self) -> bool:
-        reached = self._target is not None and self._confirmed >= self._target
-        return reached or (self._stopping and self._is_all_told())
+        if not self._is_open:
+            return False
+        confirming = self._confirming
+        reached_lsn = confirming.delivered_lsn if self._has_sink else confirming.confirmed_lsn
+        if self._target is not None and reached_lsn >= self._target:
+            return True
+        return self._stopping and self._journaling.is_idle and confirming.is_all_told
 
     async def batch_done(self, number: int) -> None:
-        """The sink holds the batch: its segments go, its position may be confirmed."""
+        """The sink holds the batch: its segments go, unless the journal names them; its position may be confirmed."""
         self._raise_failure()
         if pairs := self._leaving_out.pop(number, None):
             # Before anything behind them can be confirmed.
@@ -261,10 +305,12 @@ class CommitSequence:
             self._left_out += pairs
         contents = self._order.batch_done(number)
         reach("batch_accepted")
-        self._delivered.add_batch(contents)
+        self._figures.add_batch(contents)
         await self._notify()
         keys = [key for content in contents for key in content.stored_keys()]
-        await asyncio.to_thread(self._storage.delete, self._finished.without_kept(keys))
+        in_use = self._journaling.in_use(keys)
+        unused = [key for key in self._finished.without_kept(keys) if key not in in_use]
+        await asyncio.to_thread(self._storage.delete, unused)
 
     async def aim(self, target: Lsn) -> None:
         """Be finished when everything up to ``target`` is confirmed."""
@@ -272,8 +318,10 @@ class CommitSequence:
         await self._notify()
 
     async def stop(self) -> None:
-        """No further batch is given out."""
+        """No further batch is given out; what is ready goes to the journal."""
         self._stopping = True
+        if self._is_open:
+            self._journaling.end()
         await self._notify()
 
     async def stats(self) -> SequencerStats | None:
@@ -281,49 +329,45 @@ class CommitSequence:
         if not self._is_open:
             return None
         return SequencerStats(
-            n_rows=self._delivered.n_rows,
-            n_transactions=self._delivered.n_transactions,
-            n_batches=self._delivered.n_batches,
+            n_rows=self._figures.n_rows,
+            n_transactions=self._figures.n_transactions,
+            n_batches=self._figures.n_batches,
             n_waiting=self._order.n_waiting,
             n_prepared=len(self._prepared),
-            confirmed_lsn=self._confirmed,
-            last_commit_lsn=self._delivered.last_commit_lsn,
-            last_commit_timestamp_us=self._delivered.last_commit_timestamp_us,
+            confirmed_lsn=self._confirming.confirmed_lsn,
+            last_commit_lsn=self._figures.last_commit_lsn,
+            last_commit_timestamp_us=self._figures.last_commit_timestamp_us,
             left_out=tuple(self._left_out),
+            delivered_lsn=self._confirming.delivered_lsn,
+            journal=journal_stats(self._order.journal, is_full=self._journaling.is_full),
         )
 
     async def account(self) -> SequencerReport | None:
         """For the run's account; None before ``open`` is done."""
         stats = await self.stats()
-        since_s = self._recording_since_s
-        recording_s = None if since_s is None else time.monotonic() - since_s
-        return None if stats is None else sequencer_report(stats, self._order, self._prepared, recording_s)
+        if stats is None:
+            return None
+        return sequencer_report(stats, self._order, self._prepared, self._confirming.recording_s)
 
     # -- inside ----------------------------------------------------------------------------------------
 
-    async def _confirm_forever(self) -> None:
-        """Record, then confirm: in this order, always."""
-        while True:
-            async with self._changed:
-                await self._changed.wait_for(lambda: not self._is_all_told())
-            confirmed, done_ticket = self._order.confirmed_lsn, self._order.done_ticket
-            if confirmed > self._confirmed:
-                reach("recording")
-                due = self._finished.due(done_ticket)
-                self._recording_since_s = time.monotonic()
-                await asyncio.to_thread(self._storage.record, confirmed, list(due.values()))
-                self._recording_since_s = None
-                self._finished.forget(due)
-                reach("recorded")
-            # Awaited, so that whoever sees the run finished knows that the reader has the last position.
-            reach("confirming")
-            await self._tell_reader(max(confirmed, self._confirmed), done_ticket)
-            reach("confirmed")
-            self._confirmed, self._told_ticket = max(confirmed, self._confirmed), done_ticket
-            await self._notify()
+    def _new_order(self, taken_over: TakenOver) -> CommitOrder:
+        config = self._config
+        horizon_bytes = config.batch_bytes if self._has_sink else 0
+        journal = Journal(taken_over.journal, taken_over.delivered_lsn, horizon_bytes=horizon_bytes)
+        return CommitOrder(
+            batch_rows=config.batch_rows,
+            batch_bytes=config.batch_bytes,
+            journal=journal,
+            confirmed_lsn=taken_over.confirmed_lsn,
+        )
 
-    def _is_all_told(self) -> bool:
-        return self._order.confirmed_lsn <= self._confirmed and self._order.done_ticket == self._told_ticket
+    def _new_journaling(self) -> Journaling:
+        config = self._config
+        # At backlog_bytes the reader stops: the journal begins before that, whatever is set.
+        after_bytes = min(config.journal_after_bytes, config.backlog_bytes // 2)
+        policy = JournalPolicy(after_bytes, config.journal_after_s, config.journal_max_bytes, self._has_sink)
+        return Journaling(self._order, self._storage, policy, self._fetch, self._put, self._changed)
 
     def _spawn(self, work: Any) -> None:
         async def watched() -> None:
@@ -351,8 +395,11 @@ class CommitSequence:
 
     def _raise_undeliverable(self) -> None:
         """When all before it is confirmed, the reader has heard of it, and nothing more can be released."""
-        error = self._order.undeliverable
-        if error is not None and self._is_all_told():
+        error = self._order.undeliverable if self._has_sink else self._order.unwritable
+        confirming = self._confirming
+        # Behind a damaged file the journal may grow on.
+        is_recorded = bool(self._order.journal) and confirming.delivered_lsn >= self._order.delivered_lsn
+        if error is not None and ((self._has_sink and is_recorded) or confirming.is_all_told):
             raise error
 
     def _raise_failure(self) -> None:

@@ -17,8 +17,28 @@ from xidstream.pipeline.account.model import (
     named,
 )
 from xidstream.pipeline.exchange import PreparedTransaction
-from xidstream.pipeline.pg import Lsn, Xid
-from xidstream.pipeline.sequencer import CommitOrder
+from xidstream.pipeline.pg import INVALID_LSN, Lsn, Xid
+from xidstream.pipeline.sequencer import CommitOrder, Journal
+
+
+@dataclass(frozen=True)
+class JournalStats:
+    """What the journal holds: what is committed and confirmed, and the sink does not have yet.
+
+    ``n_bytes`` is what it takes in the storage, the segments that it names included. ``n_transactions`` is 0, the first
+    commit's LSN 0/0 and its timestamp 0 where it has messages outside of transactions alone.
+    """
+
+    n_files: int
+    n_bytes: int
+    n_units: int
+    n_transactions: int
+    first_commit_lsn: Lsn
+    end_lsn: Lsn
+    first_commit_timestamp_us: int
+    """Microseconds since the Unix epoch, UTC."""
+    is_full: bool
+    """It has ``journal_max_bytes``: what commits now waits in the slot."""
 
 
 @dataclass(frozen=True)
@@ -29,10 +49,33 @@ class SequencerStats:
     n_waiting: int
     n_prepared: int
     confirmed_lsn: Lsn
+    """The server was told that all up to here is durable: in the sink, or in the journal."""
     last_commit_lsn: Lsn
     last_commit_timestamp_us: int
     left_out: tuple[tuple[Xid, Lsn], ...] = ()
     """Transactions that were given up and that this epoch met."""
+    delivered_lsn: Lsn = INVALID_LSN
+    """The sink has all up to here; never ahead of ``confirmed_lsn``."""
+    journal: JournalStats | None = None
+    """None while it is empty or off."""
+
+
+def journal_stats(journal: Journal, *, is_full: bool) -> JournalStats | None:
+    """Whole files: the sink may hold a part of the first one by now. Damaged files tell nothing."""
+    files = journal.files
+    if not files:
+        return None
+    first = next((file for file in files if file.n_transactions), None)
+    return JournalStats(
+        n_files=len(files),
+        n_bytes=journal.n_bytes,
+        n_units=sum(file.n_units for file in files),
+        n_transactions=sum(file.n_transactions for file in files),
+        first_commit_lsn=INVALID_LSN if first is None else first.first_commit_lsn,
+        end_lsn=files[-1].end_lsn,
+        first_commit_timestamp_us=0 if first is None else first.first_commit_timestamp_us,
+        is_full=is_full,
+    )
 
 
 def sequencer_report(

@@ -1,20 +1,35 @@
-"""What the sequencer keeps in storage for its slot: the confirmed position, and prepared transactions.
+"""What the sequencer keeps in storage for its slot: the confirmed position, prepared transactions, the journal.
 
 Plain blocking calls, which the sequencer's asyncio shell runs in threads. The order of writing is the guarantee:
-a position is recorded before it is confirmed, and a finished prepared transaction is listed in that same record
-before it is deleted. And the record is taken over before anything of an earlier epoch is read or cleaned: from then on
+a position is recorded before it is confirmed; a finished prepared transaction is listed in that same record before it
+is deleted; a file of the journal is durable before the record names it, and deleted when the record does not name it
+any more. And the record is taken over before anything of an earlier epoch is read or cleaned: from then on
 that one records nothing more (``pipeline.segments.progress``).
 """
 
 from __future__ import annotations
 
+import dataclasses
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
+from dataclasses import dataclass
+
+import pyarrow as pa
 
 from xidstream.pipeline.buffer.transaction import transaction_row, undeliverable
-from xidstream.pipeline.errors import SegmentCorrupt
-from xidstream.pipeline.exchange import Opened, PreparedTransaction, Sealed, Tenure, TransactionEnd
-from xidstream.pipeline.pg import Lsn, Xid
+from xidstream.pipeline.errors import ComponentLost, SegmentCorrupt
+from xidstream.pipeline.exchange import (
+    ArrowRef,
+    JournalFile,
+    JournalSpan,
+    Opened,
+    PreparedTransaction,
+    Sealed,
+    Tenure,
+    TransactionEnd,
+    UnitEnd,
+)
+from xidstream.pipeline.pg import INVALID_LSN, Lsn, Xid
 from xidstream.pipeline.segments import (
     Layout,
     ProgressRecord,
@@ -22,16 +37,30 @@ from xidstream.pipeline.segments import (
     check_owner,
     clean_dead_epochs,
     delete_prepared,
+    load_journal_units,
     load_prepared,
     note_left_out,
+    read_journal_file,
     read_progress,
     take_over_progress,
     verify_prepared,
+    write_journal_file,
     write_progress,
 )
-from xidstream.pipeline.sequencer import PreparedBook
+from xidstream.pipeline.sequencer import DamagedFile, PreparedBook
+from xidstream.pipeline.sequencer.journal import lost_journal
 from xidstream.pipeline.sequencer.prepared import lost, spilled_messages, stamp_segments
 from xidstream.pipeline.slot.continuity import check_positions
+
+
+@dataclass(frozen=True)
+class TakenOver:
+    """What was recorded when an epoch began. ``journal``: its files, in order."""
+
+    confirmed_lsn: Lsn
+    delivered_lsn: Lsn
+    prepared: PreparedBook
+    journal: tuple[JournalFile | DamagedFile, ...]
 
 
 class SlotStorage:
@@ -45,19 +74,83 @@ class SlotStorage:
         self._recording = threading.Lock()
         """The driver may ask for its tenure while a position is recorded."""
 
-    def take_over(self) -> tuple[Lsn, PreparedBook]:
-        """The recorded position and the prepared transactions; cleans up what dead runs left.
+    def take_over(self) -> TakenOver:
+        """What is recorded; cleans up what dead runs left.
 
         Raises SlotLost where the slot was confirmed past what this pipeline ever recorded, or the server is older
-        than what it delivered before.
+        than what it delivered before. Raises ComponentLost where the server begins before the end of the journal.
         """
         record = self._take_over_record()
         self._owner = record.owner
-        prepared = tuple(load_prepared(self._storage, self._layout, self._opened.confirmed_flush_lsn))
-        kept = {key for p in prepared for key in p.stored_keys()}
-        damaged = {p.xid for p in prepared if p.damage is not None}
-        clean_dead_epochs(self._storage, self._layout, kept, damaged)
-        return record.confirmed_lsn, PreparedBook(prepared, record.cover)
+        journal = tuple(self._journal_files(record))
+        read = [file for file in journal if isinstance(file, JournalFile)]
+        journal_keys = {key for file in read for key in file.stored_keys}
+        prepared = tuple(
+            load_prepared(self._storage, self._layout, self._opened.confirmed_flush_lsn, journal_keys)
+        )
+        if len(read) == len(journal):
+            # A damaged file may be restored, and what it names may be anything.
+            kept = journal_keys.union(*(p.stored_keys() for p in prepared))
+            damaged = {p.xid for p in prepared if p.damage is not None}
+            clean_dead_epochs(self._storage, self._layout, kept, damaged)
+        self._clean_journal(record)
+        return TakenOver(
+            record.confirmed_lsn, record.delivered_lsn, PreparedBook(prepared, record.cover), journal
+        )
+
+    def _journal_files(self, record: ProgressRecord) -> Iterator[JournalFile | DamagedFile]:
+        # Of the first file the sink may hold a part.
+        before_lsn = INVALID_LSN
+        for span in record.journal:
+            for number in range(span.first, span.last + 1):
+                try:
+                    file = read_journal_file(self._storage, self._layout, span.epoch, number)
+                    if file.end_lsn > record.confirmed_lsn or 0 < file.first_commit_lsn <= before_lsn:
+                        raise SegmentCorrupt(f"journal file {number} is not in the order of commits")
+                    before_lsn = max(before_lsn, file.last_commit_lsn)
+                    yield file
+                except SegmentCorrupt as error:
+                    first_lsn = max(before_lsn, record.delivered_lsn)
+                    lost = lost_journal(number, first_lsn, record.confirmed_lsn, error)
+                    yield DamagedFile(span.epoch, number, lost)
+
+    def _clean_journal(self, record: ProgressRecord) -> None:
+        """Remove files that the record does not name: a write that was cut off, or one that was delivered."""
+        named = {
+            self._layout_of(span.epoch).journal_key(number)
+            for span in record.journal
+            for number in range(span.first, span.last + 1)
+        }
+        stored = self._storage.list_keys(self._layout.journal_prefix)
+        self._storage.delete([key for key in stored if key not in named])
+
+    def _layout_of(self, epoch: str) -> Layout:
+        return dataclasses.replace(self._layout, epoch=epoch)
+
+    # -- the journal -----------------------------------------------------------------------------------
+
+    def write_journal(
+        self, number: int, units: Sequence[tuple[UnitEnd, Sealed]], fetch: Callable[[ArrowRef], pa.Table]
+    ) -> JournalFile:
+        """Make them durable as a file. It is no part of the journal before ``record`` names it."""
+        ends, contents = [end for end, _ in units], [content for _, content in units]
+        return write_journal_file(self._storage, self._layout, number, contents, ends, fetch)
+
+    def load_journal(
+        self, file: JournalFile, put: Callable[[pa.Table], ArrowRef]
+    ) -> list[tuple[UnitEnd, Sealed]]:
+        """Raises SlotLost where the file, or what it names, is damaged or missing, and Superseded where another run has
+        removed it."""
+        try:
+            return load_journal_units(self._storage, self._layout, file, put)
+        except SegmentCorrupt as error:
+            check_owner(self._storage, self._layout, self._owner)
+            raise lost_journal(file.number, file.first_commit_lsn, file.end_lsn, error) from error
+
+    def remove_journal(self, files: Sequence[JournalFile]) -> None:
+        """Files that the record does not name any more, and what they named."""
+        self.delete([self._layout_of(file.epoch).journal_key(file.number) for file in files])
+        self.delete([key for file in files for key in file.stored_keys])
 
     def tenure(self, last_owner: int) -> Tenure:
         """This epoch's hold on the slot, under a number above ``last_owner``, the last that the sink has seen: the
@@ -71,13 +164,32 @@ class SlotStorage:
             self._owner, self._layout.epoch, opened.timeline, opened.history, wal_end=opened.target_lsn
         )
 
-    def record(self, confirmed_lsn: Lsn, finished: Sequence[PreparedTransaction]) -> None:
-        """Make it durable that all up to here is through; it may be confirmed when this returns."""
+    def record(
+        self,
+        confirmed_lsn: Lsn,
+        finished: Sequence[PreparedTransaction],
+        delivered_lsn: Lsn | None = None,
+        journal: Sequence[JournalSpan] = (),
+        journal_keys: Set[str] = frozenset(),
+    ) -> None:
+        """Make it durable that all up to ``confirmed_lsn`` is through; it may be confirmed when this returns.
+
+        The sink holds it up to ``delivered_lsn``, and ``journal`` has the rest, which needs ``journal_keys``. By
+        default the sink holds all of it.
+        """
         with self._recording:
-            write_progress(self._storage, self._layout, confirmed_lsn, finished, owner=self._owner)
+            write_progress(
+                self._storage,
+                self._layout,
+                confirmed_lsn,
+                finished,
+                owner=self._owner,
+                delivered_lsn=delivered_lsn,
+                journal=journal,
+            )
         # Only now: a COMMIT PREPARED that is repeated needs its content, unless the record says it is through.
         for prepared in finished:
-            self.forget(prepared)
+            self.forget(prepared, journal_keys)
 
     def note_left_out(self, pairs: Sequence[tuple[Xid, Lsn]]) -> None:
         """Xid and commit LSN of transactions that were given up, and that this run met."""
@@ -91,9 +203,9 @@ class SlotStorage:
             named = set(record.stored_keys())
             self.delete([key for key in replaced.stored_keys() if key not in named])
 
-    def forget(self, prepared: PreparedTransaction) -> None:
+    def forget(self, prepared: PreparedTransaction, keep: Set[str] = frozenset()) -> None:
         delete_prepared(self._storage, self._layout, prepared)
-        self.delete(prepared.stored_keys())
+        self.delete([key for key in prepared.stored_keys() if key not in keep])
 
     def delete(self, keys: Sequence[str]) -> None:
         self._storage.delete(list(keys))
@@ -149,6 +261,12 @@ class SlotStorage:
         if record is None:
             return self._taken_over(None, confirmed_lsn)
         check_positions(slot, record.confirmed_lsn, confirmed_lsn, self._opened.target_lsn)
+        if record.journal and record.confirmed_lsn > max(confirmed_lsn, self._opened.start_lsn):
+            # What the journal has would come again, behind what is newer.
+            raise ComponentLost(
+                f"an earlier run recorded {record.confirmed_lsn} after this one had asked the server for what follows "
+                f"{max(confirmed_lsn, self._opened.start_lsn)}"
+            )
         return self._taken_over(record, record.confirmed_lsn)
 
     def _taken_over(

@@ -46,6 +46,9 @@ def main() -> int:
     parser.add_argument(
         "--local", action="store_true", help="without Ray and Spark: one process, forked and killed"
     )
+    parser.add_argument(
+        "--journal", action="store_true", help="write everything to the journal before the sink has it"
+    )
     parser.add_argument("--limit-s", type=float, default=0, help="no further kill or round after this time")
     parser.add_argument(
         "--faults", help="these instead, in this order; as in XIDSTREAM_FAULTS, or kills from outside"
@@ -79,7 +82,15 @@ def main() -> int:
             if arguments.local:
                 until_s = started + arguments.limit_s if arguments.limit_s else float("inf")
                 results.append(
-                    run_local(server, folder / f"seed-{seed}", plan, seed, arguments.kills, until_s)
+                    run_local(
+                        server,
+                        folder / f"seed-{seed}",
+                        plan,
+                        seed,
+                        arguments.kills,
+                        until_s,
+                        journal=arguments.journal,
+                    )
                 )
                 print(results[-1], flush=True)
                 continue
@@ -90,6 +101,7 @@ def main() -> int:
                 two_phase=two_phase,
                 driver_share=arguments.driver_share,
                 together=arguments.together,
+                journal=arguments.journal,
             )
             if arguments.faults:
                 faults = arguments.faults.split(",")
@@ -105,6 +117,7 @@ def main() -> int:
                 make_driver,
                 two_phase=two_phase,
                 streaming=streaming,
+                journal=arguments.journal,
                 kills_until_s=started + arguments.limit_s if arguments.limit_s else float("inf"),
                 say=lambda text: print(f"  {time.monotonic() - started:6.1f} {text}", flush=True),
             ).run()

@@ -104,6 +104,7 @@ class Round:
         *,
         two_phase: bool,
         streaming: str = "on",
+        journal: bool = False,
         kills_until_s: float = float("inf"),
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
@@ -114,7 +115,7 @@ class Round:
         self._faults = faults
         self._make_driver = make_driver
         self._name = f"chaos_{seed}"
-        self._options = Options(streaming=streaming, two_phase=two_phase)
+        self._options = Options(streaming=streaming, two_phase=two_phase, journal=journal)
         self._delta = folder / "delta"
         self._storage = folder / "segments"
         self.notices: list[str] = []
@@ -164,7 +165,8 @@ class Round:
             model.apply(twin.transactions)
             if found := final_difference(model, connection):
                 result.problems.append(f"the twin differs from the source tables: {found}")
-            if left := [str(p) for p in self._storage.rglob("epochs/*/*/*")]:
+            left = [str(p) for pattern in ("epochs/*/*/*", "*.journal") for p in self._storage.rglob(pattern)]
+            if left:
                 result.problems.append(f"segments are left behind: {left[:3]}")
 
     # -- the run and its kills -------------------------------------------------------------------------
@@ -173,8 +175,10 @@ class Round:
         from xidstream.actors.supervision.supervisor import Supervisor
 
         dsn = self._server.conninfo(self._name)
+        journal = {"journal_after_bytes": 0, "batch_bytes": 30_000} if self._options.journal else {}
         config = Config.of(
             {
+                **journal,
                 "dsn": spy.dsn(self._name),
                 "slot": slot,
                 "publication": ",".join(PUBLICATIONS),
@@ -333,7 +337,9 @@ class Round:
 
     def _read_twin(self, dsn: str, slot: str) -> Sink:
         sink = Sink()
-        options = replace(self._options, streaming="off", batch_rows=50_000, batch_bytes=16 << 20)
+        options = replace(
+            self._options, streaming="off", journal=False, batch_rows=50_000, batch_bytes=16 << 20
+        )
         folder = self._folder / "twin"
         folder.mkdir()
         target = self._tick()

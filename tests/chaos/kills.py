@@ -11,8 +11,14 @@ import psutil
 from tests.feedback_spy import FeedbackSpy
 from xidstream.pipeline.faultpoints import POINTS, Fault, parse
 
-STREAM_POINTS = {point: where for point, where in POINTS.items() if "snapshot" not in point}
-"""Rounds begin with empty tables, so they pass no point of snapshots: tests/e2e/test_snapshots.py kills there."""
+JOURNAL_POINTS = frozenset(point for point in POINTS if "journal" in point)
+"""Passed where the journal is forced on."""
+STREAM_POINTS = {
+    point: where
+    for point, where in POINTS.items()
+    if "snapshot" not in point and not where.startswith("mirror:") and point not in JOURNAL_POINTS
+}
+"""Rounds begin with empty tables and have no mirror, so they pass no point of these: tests/e2e kills there."""
 DRIVER_POINTS = frozenset(p for p, where in STREAM_POINTS.items() if where.startswith("driver:"))
 """A kill here costs a new Spark session, an order of magnitude more than one elsewhere."""
 PREPARED_POINTS = frozenset({"writing_prepared", "prepared_written"})
@@ -20,7 +26,13 @@ OTHER_POINTS = frozenset(STREAM_POINTS) - DRIVER_POINTS - PREPARED_POINTS
 
 
 def schedule(
-    seed: int, n_kills: int, *, two_phase: bool, driver_share: float, together: int = 1
+    seed: int,
+    n_kills: int,
+    *,
+    two_phase: bool,
+    driver_share: float,
+    together: int = 1,
+    journal: bool = False,
 ) -> list[str]:
     """``n_kills`` faults as the plan's text has them, in an order of the seed's.
 
@@ -33,12 +45,13 @@ def schedule(
     r = random.Random(f"kills {seed}")
     n_drivers = round(n_kills * driver_share)
     n_prepared = n_kills // 10 if two_phase else 0
+    others_of = OTHER_POINTS | JOURNAL_POINTS if journal else OTHER_POINTS
     points = [
         *_dealt(sorted(DRIVER_POINTS), n_drivers, before=(seed - 1) * n_drivers),
         *_dealt(sorted(PREPARED_POINTS), n_prepared, before=0),
         # The rest of a seed without prepared transactions is the larger one; an overlap harms no one.
         *_dealt(
-            sorted(OTHER_POINTS), n_kills - n_drivers - n_prepared, before=(seed - 1) * (n_kills - n_drivers)
+            sorted(others_of), n_kills - n_drivers - n_prepared, before=(seed - 1) * (n_kills - n_drivers)
         ),
     ]
     r.shuffle(points)

@@ -14,6 +14,7 @@ of executors are not passed here.
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import pickle
 import random
@@ -27,16 +28,17 @@ import psycopg
 
 from tests.chaos.chaos_round import Kill, Round, RoundResult
 from tests.chaos.judge import Verdict
-from tests.chaos.kills import PREPARED_POINTS, Plan
+from tests.chaos.kills import JOURNAL_POINTS, PREPARED_POINTS, STREAM_POINTS, Plan
 from tests.differential.compare import Model, check_confirmations, difference, final_difference
 from tests.differential.local_pipeline import LocalPipeline, Message, Options, Released, Sink
 from tests.differential.source_schema import PUBLICATIONS, set_up_statements
 from tests.differential.workload import Workload
+from tests.journal_contents import Journaled
 from xidstream.actors.demo.embedded_postgres import EmbeddedPostgres
 from xidstream.pipeline import faultpoints
 from xidstream.pipeline.decode import warm_up
 from xidstream.pipeline.errors import ConnectionLost, SlotInUse
-from xidstream.pipeline.faultpoints import POINTS, reach
+from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.slot.admin import create_slot
 
@@ -84,10 +86,11 @@ class FolderSink(Sink):
         self._n += 1
         reach("transactions_committed")
 
-    def note_confirmed(self, lsn: Lsn) -> None:
+    def note_confirmed(self, lsn: Lsn, journaled: Journaled) -> None:
         """With what is durably held."""
+        held = [int(lsn), *self._held, journaled.first_lsn, journaled.end_lsn, sorted(journaled.messages)]
         with (self._folder / "confirmations").open("a") as file:
-            file.write(f"{int(lsn)} {self._held[0]} {self._held[1]}\n")
+            file.write(json.dumps(held) + "\n")
 
     def load(self) -> Sink:
         """All that every life put here."""
@@ -97,8 +100,9 @@ class FolderSink(Sink):
             sink.transactions += transactions
             sink.messages += messages
         for line in (self._folder / "confirmations").read_text().splitlines():
-            lsn, n_transactions, n_messages = map(int, line.split())
-            sink.confirmations.append((Lsn(lsn), n_transactions, n_messages))
+            lsn, n_transactions, n_messages, first_lsn, end_lsn, messages_in = json.loads(line)
+            journaled = Journaled(first_lsn, end_lsn, frozenset(messages_in))
+            sink.confirmations.append((Lsn(lsn), n_transactions, n_messages, journaled))
         return sink
 
 
@@ -240,10 +244,12 @@ class LocalRound(Round):
         result.n_connections = self._lives
 
 
-def local_schedule(seed: int, n_kills: int, *, two_phase: bool) -> list[str]:
+def local_schedule(seed: int, n_kills: int, *, two_phase: bool, journal: bool) -> list[str]:
     """As ``kills.schedule``, over the points that one process passes."""
     r = random.Random(f"local kills {seed}")
-    points = sorted(p for p in POINTS if p not in ELSEWHERE and (two_phase or p not in PREPARED_POINTS))
+    left_out = ELSEWHERE if two_phase else ELSEWHERE | PREPARED_POINTS
+    passed = STREAM_POINTS.keys() | (JOURNAL_POINTS if journal else frozenset())
+    points = sorted(passed - left_out)
     chosen = [points[(seed * 7 + i) % len(points)] for i in range(n_kills)]
     r.shuffle(chosen)
     return [f"{p}:kill@{r.choice((1, 1, 2, 4, 9))}#l{seed}-{i}" for i, p in enumerate(chosen)]
@@ -255,10 +261,17 @@ def local_options(seed: int) -> tuple[bool, str]:
 
 
 def run_local(
-    server: EmbeddedPostgres, folder: Path, plan: Plan, seed: int, n_kills: int, kills_until_s: float
+    server: EmbeddedPostgres,
+    folder: Path,
+    plan: Plan,
+    seed: int,
+    n_kills: int,
+    kills_until_s: float,
+    *,
+    journal: bool = False,
 ) -> RoundResult:
     two_phase, streaming = local_options(seed)
-    faults = local_schedule(seed, n_kills, two_phase=two_phase)
+    faults = local_schedule(seed, n_kills, two_phase=two_phase, journal=journal)
     made = LocalRound(
         server,
         folder,
@@ -270,7 +283,7 @@ def run_local(
         streaming=streaming,
         kills_until_s=kills_until_s,
     )
-    made._options = replace(made._options, batch_rows=1_000)
+    made._options = replace(made._options, batch_rows=1_000, journal=journal)
     return made.run()
 
 

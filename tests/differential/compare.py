@@ -128,16 +128,24 @@ def same_column(a: Any, b: Any) -> bool:
 
 
 def check_confirmations(sink: Sink, *, up_to: int) -> str | None:
-    """No position was confirmed before all at or below it was in the sink, and none went back."""
+    """No position was confirmed before all at or below it was in the sink or in the journal, and none went back."""
     before = 0
-    for confirmed, n_transactions, n_messages in sink.confirmations:
+    for confirmed, n_transactions, n_messages, journaled in sink.confirmations:
         if confirmed < before:
             return f"confirmed {confirmed} after {before}"
         before = confirmed
-        late = [t for t in sink.transactions[n_transactions:] if t.end_lsn <= confirmed]
+        late = [
+            t
+            for t in sink.transactions[n_transactions:]
+            if t.end_lsn <= confirmed and not journaled.has(t.commit_lsn, t.end_lsn)
+        ]
         if late:
             return f"{confirmed} was confirmed before the sink held {late[0]}"
-        late_messages = [m for m in sink.messages[n_messages:] if not m.transactional and m.lsn < confirmed]
+        late_messages = [
+            m
+            for m in sink.messages[n_messages:]
+            if not m.transactional and m.lsn < confirmed and m.lsn not in journaled.messages
+        ]
         if late_messages:
             return f"{confirmed} was confirmed before the sink held {late_messages[0]}"
     if before < up_to:

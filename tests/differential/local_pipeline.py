@@ -22,9 +22,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from tests.differential.local_stages import LocalBuffers, LocalStages
+from tests.differential.local_stages import LocalBuffers, LocalStages, batches_of
+from tests.journal_contents import JournalContents, Journaled
 from tests.memory_parts import part_rows
-from tests.open_slot import open_slot
 from xidstream.pipeline import rows
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import ConnectionLost, SlotInUse
@@ -34,8 +34,14 @@ from xidstream.pipeline.pg import INVALID_LSN, Lsn
 from xidstream.pipeline.protocol.message_buffer import Outcome
 from xidstream.pipeline.protocol.parser import parse_keepalive
 from xidstream.pipeline.relations import RelationVersion
-from xidstream.pipeline.segments import Layout, SegmentReader, Storage, given_up
-from xidstream.pipeline.slot.opening import OpenSlot
+from xidstream.pipeline.segments import (
+    Layout,
+    SegmentReader,
+    Storage,
+    given_up,
+    recorded_lsn,
+)
+from xidstream.pipeline.slot.opening import OpenSlot, connect_slot
 from xidstream.pipeline.slot.settings import SlotSettings, Streaming
 from xidstream.pipeline.spark.released import released_messages
 from xidstream.pipeline.stream import Cut, StreamCutter
@@ -58,14 +64,22 @@ class Options:
     buffer_memory_bytes: int = 200_000
     batch_rows: int = 3_000
     batch_bytes: int = 1_000_000
+    journal: bool = False
+    """Everything is written to the journal, little of it stays in memory, and the sink is often late."""
 
     def config(self, folder: Path) -> Config:
         """What of it is a setting of the stages, with their storage."""
-        return Config(storage=str(folder), batch_rows=self.batch_rows, batch_bytes=self.batch_bytes)
+        config = Config(storage=str(folder), batch_rows=self.batch_rows, batch_bytes=self.batch_bytes)
+        if not self.journal:
+            return config
+        return dataclasses.replace(config, journal_after_bytes=0, batch_bytes=8_000)
 
     def __str__(self) -> str:
         proto = self.proto_version if self.proto_version is not None else "highest"
-        return f"streaming={self.streaming} proto={proto} two_phase={'on' if self.two_phase else 'off'}"
+        journal = " journal=on" if self.journal else ""
+        return (
+            f"streaming={self.streaming} proto={proto} two_phase={'on' if self.two_phase else 'off'}{journal}"
+        )
 
 
 @dataclass(frozen=True)
@@ -127,8 +141,8 @@ class Sink:
 
     transactions: list[Released] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
-    confirmations: list[tuple[Lsn, int, int]] = field(default_factory=list)
-    """(confirmed LSN, transactions held, messages held) for each time the server was told."""
+    confirmations: list[tuple[Lsn, int, int, Journaled]] = field(default_factory=list)
+    """(confirmed LSN, transactions held, messages held, what the journal had) for each time the server was told."""
     watermark: int = 0
     _lsns: set[int] = field(default_factory=set)
 
@@ -139,9 +153,9 @@ class Sink:
             [t for transactions, _ in contents for t in transactions], [m for _, ms in contents for m in ms]
         )
 
-    def note_confirmed(self, lsn: Lsn) -> None:
+    def note_confirmed(self, lsn: Lsn, journaled: Journaled) -> None:
         """The server is about to be told ``lsn``."""
-        self.confirmations.append((lsn, len(self.transactions), len(self.messages)))
+        self.confirmations.append((lsn, len(self.transactions), len(self.messages), journaled))
 
     def take(self, transactions: list[Released], messages: list[Message]) -> None:
         fresh = [t for t in transactions if t.commit_lsn > self.watermark]
@@ -187,7 +201,8 @@ class LocalPipeline:
             logical_decoding_work_mem=options.logical_decoding_work_mem,
             two_phase=options.two_phase,
         )
-        self.slot = _open_when_free(settings)
+        self.storage = Storage(str(folder))
+        self.slot, start_lsn = _open_when_free(settings, self.storage, epoch)
         try:
             self._connection = self.slot.connection
             self._cutter = StreamCutter(
@@ -197,10 +212,10 @@ class LocalPipeline:
             )
             self._block_bytes = options.block_bytes
             self._loop = self._connection.copy_loop()
-            self.storage = Storage(str(folder))
             self.confirmed_lsn = self.slot.confirmed_flush_lsn
-            opened = self.slot.opened()
+            opened = self.slot.opened(start_lsn)
             self.layout = Layout(opened.identity.system_identifier, opened.identity.slot, epoch)
+            self._journal = JournalContents(self.storage, self.layout)
             skipped = given_up(self.storage, self.layout, self.slot.confirmed_flush_lsn)
             self.stages = LocalStages(
                 options.config(folder),
@@ -234,7 +249,7 @@ class LocalPipeline:
         """Read, release and confirm until the confirmed position has reached ``target``."""
         deadline = time.monotonic() + timeout_s
         self._target = target
-        while self.confirmed_lsn < target:
+        while self.stages.stats().delivered_lsn < target:
             drained = self._read()
             if drained:
                 self._send(self._cutter.flush())
@@ -319,7 +334,7 @@ class LocalPipeline:
 
     def _confirm(self, lsn: Lsn) -> None:
         if lsn > self.confirmed_lsn:
-            self.sink.note_confirmed(lsn)
+            self.sink.note_confirmed(lsn, self._journal.look())
             self.confirmed_lsn = lsn
 
     def _settle(self, *, entirely: bool) -> None:
@@ -328,7 +343,9 @@ class LocalPipeline:
             self.stages.finish(shuffle, entirely=entirely)
         if shuffle is not None and self._cutter.has_open_rows and shuffle.random() < 0.1:
             self._send(self._cutter.flush_open())
-        self.stages.deliver()
+        is_late = self.options.journal and shuffle is not None and shuffle.random() < 0.7
+        if entirely or not is_late:
+            self.stages.deliver()
         if self.confirmed_lsn > before:
             self._send_status(reply=False)
 
@@ -346,13 +363,19 @@ class LocalPipeline:
         reach("status_sent")
 
 
-def _open_when_free(settings: SlotSettings) -> OpenSlot:
-    """A walsender whose client has gone needs a moment to notice."""
+def _open_when_free(settings: SlotSettings, storage: Storage, epoch: str) -> tuple[OpenSlot, Lsn]:
+    """Started as the slot reader does it; also gives from where. A walsender whose client has gone needs a moment to
+    notice."""
     deadline = time.monotonic() + 30
     while True:
+        slot = connect_slot(settings, create=False)
         try:
-            return open_slot(settings, create=False)
+            identity = slot.identity
+            start_lsn = recorded_lsn(storage, Layout(identity.system_identifier, identity.slot, epoch))
+            slot.start(start_lsn)
+            return slot, start_lsn
         except (SlotInUse, ConnectionLost):
+            slot.connection.close()
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.02)
@@ -365,7 +388,7 @@ def content_of(unit: Sealed, storage: Storage) -> tuple[list[Released], list[Mes
         row["n_rows"] = row.pop("rows")
         released.append(Released(**row))
     by_commit = {t.commit_lsn: t for t in released}
-    parts = [(p.relation, part_rows(p, pa.Table.to_batches)) for p in unit.memory]
+    parts = [(p.relation, part_rows(p, batches_of)) for p in unit.memory]
     parts += [(p.relation, read_segment(p, storage)) for p in unit.segments]
     for relation, table in parts:
         if len(by_commit) == 1:
@@ -391,7 +414,7 @@ def read_messages(unit: Sealed, storage: Storage) -> pa.Table:
         if isinstance(part, InlineMessages):
             batches.append(part.rows)
         elif isinstance(part, MemoryMessages):
-            batches += part.ref.to_batches()
+            batches += batches_of(part.ref)
         else:
             batches += released_messages(part, SegmentReader(storage.uri))
     return pa.Table.from_batches(batches, rows.MESSAGES_SCHEMA)

@@ -38,15 +38,27 @@ from xidstream.pipeline.stream.backlog import Backlog
 _Result = TypeVar("_Result")
 
 
-def put_in_process(table: pa.Table | pa.RecordBatch) -> Any:
-    return table
+class InProcess:
+    """A reference to a table, as Ray has one: told apart by identity."""
+
+    def __init__(self, table: pa.Table | pa.RecordBatch) -> None:
+        self.table = table
+
+
+def batches_of(ref: InProcess) -> list[pa.RecordBatch]:
+    return table_of(ref).to_batches()
+
+
+def table_of(ref: InProcess) -> pa.Table:
+    table = ref.table
+    return pa.Table.from_batches([table]) if isinstance(table, pa.RecordBatch) else table
 
 
 class _Buffer(TransactionBuffer):
     """``parcel``: what goes with the next call; ``known``: which relation versions it was told."""
 
     def __init__(self, settings: BufferSettings) -> None:
-        super().__init__(settings, put_in_process)
+        super().__init__(settings, InProcess)
         self.parcel = Parcel()
         self.known = KnownRelations()
 
@@ -211,7 +223,7 @@ class LocalStages:
         )
         self.buffers = LocalBuffers(settings, self._later, spares)
         self._backlog = Backlog(buffer_memory_bytes)
-        self._sequence = CommitSequence(config, epoch, lambda error: error)
+        self._sequence = CommitSequence(config, epoch, lambda error: error, fetch=table_of, put=InProcess)
         self._routing = CutRouting(self.buffers, self._submit, self._backlog)
         try:
             self._run(self._sequence.open(self._tell_reader, opened, None))
@@ -273,7 +285,7 @@ class LocalStages:
     def _submit(self, entries: Any) -> None:
         self._run(self._sequence.submit(entries))
 
-    async def _tell_reader(self, confirmed_lsn: Lsn, done_ticket: int) -> None:
+    async def _tell_reader(self, confirmed_lsn: Lsn, done_ticket: int, free_ticket: int) -> None:
         self._backlog.done(done_ticket)
         self._confirm(confirmed_lsn)
 

@@ -168,7 +168,7 @@ def test_servers_whose_slots_share_a_name_share_a_storage_when_each_slot_was_cre
     check_record(config)
     slot = open_slot(slot_settings(config), create=False)
     try:
-        recorded, _ = SlotStorage(config.storage, slot.opened(), "e").take_over()
+        recorded = SlotStorage(config.storage, slot.opened(), "e").take_over().confirmed_lsn
         assert recorded == describe_slot(config.dsn, config.slot).confirmed_flush
     finally:
         slot.connection.close()

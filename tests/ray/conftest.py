@@ -106,6 +106,7 @@ class CollectingDriver:
         from xidstream.actors.runtime.ray_errors import unwrap
 
         try:
+            ray.get(sequencer.sink_opened.remote(INVALID_LSN, 0))
             while True:
                 if self._dying:
                     self._dying, self._batches = False, 0

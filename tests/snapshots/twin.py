@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tests.differential.local_pipeline import LocalPipeline, Options, Sink, read_segment
+from tests.differential.local_stages import batches_of
 from tests.memory_parts import part_rows
 from tests.postgres_fixtures import Database
 from xidstream.pipeline.exchange import Batch
@@ -43,7 +44,7 @@ class ParquetSink(Sink):
 
     def write(self, batch: Batch, storage: Storage) -> None:
         for unit in batch.units:
-            parts = [(p.relation, part_rows(p, pa.Table.to_batches)) for p in unit.memory]
+            parts = [(p.relation, part_rows(p, batches_of)) for p in unit.memory]
             parts += [(p.relation, read_segment(p, storage)) for p in unit.segments]
             for relation, rows in parts:
                 above = rows.filter(pa.compute.greater(rows["_commit_lsn"], self.watermark))

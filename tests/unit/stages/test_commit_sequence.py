@@ -30,7 +30,7 @@ from xidstream.pipeline.stream import CommittedPrepared, Prepared, RolledBackPre
 
 
 def sequence(config: Config) -> CommitSequence:
-    return CommitSequence(config, "e", lambda error: error)
+    return CommitSequence(config, "e", lambda error: error, fetch=lambda ref: ref, put=lambda table: table)
 
 
 def test_there_are_no_figures_before_the_slot_is_open() -> None:
@@ -48,7 +48,7 @@ class Reader:
     def __init__(self) -> None:
         self.confirmed: list[Lsn] = []
 
-    async def tell(self, confirmed_lsn: Lsn, done_ticket: int) -> None:
+    async def tell(self, confirmed_lsn: Lsn, done_ticket: int, free_ticket: int) -> None:
         self.confirmed.append(confirmed_lsn)
 
 

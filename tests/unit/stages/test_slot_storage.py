@@ -128,7 +128,7 @@ def test_a_superseded_run_cannot_record_past_a_prepare_whose_segments_its_succes
         ghost.record(Lsn(0x180), [])
     # Nor does it matter where its record came between our look and our taking over: the server's position decides.
     write_progress(storage, layout("b"), Lsn(0x180), owner=2)
-    _, book = SlotStorage(str(tmp_path), opened(0x100), "c").take_over()
+    book = SlotStorage(str(tmp_path), opened(0x100), "c").take_over().prepared
     assert (len(book), storage.exists(manifest)) == (0, False)
     storage.write_bytes(manifest, prepared_to_json(prepared))
     SlotStorage(str(tmp_path), opened(0x180), "d").take_over()

@@ -1,0 +1,183 @@
+"""``python -m benchmarks.journal``: the sink is away for minutes, the server's WAL does not wait, and then all arrives.
+
+Real actors on a local Ray and an embedded server, without a JVM: this process takes the batches. For ``--minutes`` it
+takes none, while ``pgbench`` commits ``--rate`` transactions a second, and one of ``--large`` rows commits among them.
+Then it takes what comes, and the load goes on for a while. Sampled twice a second: how far the slot's confirmed
+position is behind the end of the WAL, and each process's private memory. At the end all transactions are there, once,
+in the order of their commits.
+
+Catching up is told against the live rate: the transactions that were taken in a second while the sink caught up, beside
+``--rate``. ``--kept-up`` compares a run in which the sink keeps up with one that has no journal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import ray
+
+from benchmarks.load import FILL, MIB, SETTINGS, Run
+from xidstream.actors.demo.embedded_postgres import EmbeddedPostgres
+from xidstream.actors.runtime.ray_cluster import connect_ray
+
+_AFTERWARDS_S = 20.0
+_BEHIND = """
+select pg_current_wal_flush_lsn() - confirmed_flush_lsn, pg_current_wal_flush_lsn() - '0/0'
+from pg_replication_slots where slot_name = %s"""
+
+
+class Position:
+    """How far the slot's confirmed position is behind, in bytes of WAL."""
+
+    def __init__(self, run: Run) -> None:
+        self._connection = psycopg.connect(run.database.dsn(), autocommit=True)
+        self._slot = run.pipeline.slot
+        self.behind_bytes: list[int] = []
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self.first_wal = self.last_wal = 0
+        self._thread.start()
+
+    def end(self) -> None:
+        self._stop.set()
+        self._thread.join()
+        self._connection.close()
+
+    def _watch(self) -> None:
+        while not self._stop.wait(0.5):
+            row = self._connection.execute(_BEHIND, (self._slot,)).fetchone()
+            assert row is not None
+            self.behind_bytes.append(int(row[0]))
+            self.first_wal = self.first_wal or int(row[1])
+            self.last_wal = int(row[1])
+
+
+def away(run: Run, folder: Path, seconds: float, rate: int, large: int) -> dict[str, Any]:
+    driver = run.pipeline.driver
+    driver.hold.set()
+    position = Position(run)
+    total_s = seconds + _AFTERWARDS_S
+    load = subprocess.Popen(_pgbench(run, folder, total_s, rate), stdout=subprocess.PIPE, text=True)
+    started = time.monotonic()
+    time.sleep(seconds / 3)
+    with run.database.connect() as session:
+        session.execute(FILL.format(1, large).encode())
+    large_s = time.monotonic() - started
+    time.sleep(max(0.0, seconds - (time.monotonic() - started)))
+    position.end()
+    held = run.pipeline.supervisor
+    assert held is not None
+    journal = held.status().sequencer.journal  # type: ignore[union-attr]
+    n_before = len(driver.transactions)
+    driver.hold.clear()
+    released = time.monotonic()
+    output, _ = load.communicate()
+    n_tiny = int(
+        next(line for line in output.splitlines() if "actually processed" in line).split(":")[1].split("/")[0]
+    )
+    n_away = 0
+    while len(driver.transactions) < n_tiny + 1:
+        status = held.status().sequencer
+        if not n_away and status is not None and status.journal is None and status.n_waiting < 50:
+            n_away, caught_up_s = len(driver.transactions) - n_before, time.monotonic() - released
+        run.wait(lambda: True)
+        time.sleep(0.05)
+    if not n_away:
+        n_away, caught_up_s = len(driver.transactions) - n_before, time.monotonic() - released
+    commits = [row["commit_lsn"] for row in driver.transactions]
+    behind = sorted(position.behind_bytes)
+    wal_bytes = position.last_wal - position.first_wal
+    ok = run.end("sink away", n_tiny + large, n_tiny + 1)
+    return {
+        "seconds_away": seconds,
+        "transactions": n_tiny + 1,
+        "large_committed_after_s": round(large_s, 1),
+        "wal_mb_per_s": round(wal_bytes / seconds / 1e6, 2),
+        "wal_mb": round(wal_bytes / 1e6),
+        "behind_mb_median": round(statistics.median(behind) / 1e6, 2),
+        "behind_mb_p99": round(behind[int(len(behind) * 0.99)] / 1e6, 2),
+        "behind_mb_max": round(behind[-1] / 1e6, 2),
+        "journal_mb": None if journal is None else round(journal.n_bytes / 1e6, 1),
+        "journal_files": None if journal is None else journal.n_files,
+        "caught_up_s": round(caught_up_s, 1),
+        "catch_up_per_live": round(n_away / caught_up_s / rate, 2),
+        "in_order": all(a < b for a, b in itertools.pairwise(commits)),
+        "complete": ok,
+        "grew_mib": {kind: round(n / MIB) for kind, n in run.peaks.growth.items()},
+    }
+
+
+def _pgbench(run: Run, folder: Path, seconds: float, rate: int) -> list[str]:
+    script = folder / "tiny.sql"
+    script.write_text("insert into tiny (at) values (clock_timestamp());\n")
+    server = run.database.server
+    where = ["-h", str(server.socket_dir), "-p", str(server.port), "-U", "postgres", run.database.name]
+    return [
+        str(server.bin("pgbench")), "-n", "-f", str(script), "-c", "8", "-T", str(int(seconds)), "-R", str(rate), *where
+    ]  # fmt: skip
+
+
+def kept_up(run: Run, folder: Path, seconds: float, rate: int) -> dict[str, Any]:
+    """Latencies while the sink takes everything at once."""
+    subprocess.run(_pgbench(run, folder, seconds, rate), check=True, capture_output=True)
+    n = run.database.execute("select count(*) from tiny")[0][0]
+    run.wait(lambda: len(run.pipeline.driver.transactions) == n)
+    latencies = sorted(run.latencies_ms)
+    run.end("kept up", n, n)
+    return {
+        "transactions": n,
+        "median_ms": round(statistics.median(latencies), 1),
+        "p99_ms": round(latencies[int(len(latencies) * 0.99)], 1),
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.journal", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--rate", type=int, default=2000)
+    parser.add_argument("--large", type=int, default=1_000_000)
+    parser.add_argument(
+        "--kept-up", type=float, default=0, metavar="SECONDS", help="compare with and without"
+    )
+    arguments = parser.parse_args()
+    connect_ray()
+    with tempfile.TemporaryDirectory(prefix="xs-journal-") as name:
+        folder = Path(name)
+        settings = {"max_connections": "50", "max_wal_size": "8GB"}
+        with EmbeddedPostgres(folder / "data", settings=settings) as server:
+            if arguments.kept_up:
+                found: list[dict[str, Any]] = []
+                for i, max_bytes in enumerate((0, 64 << 30) * 3):
+                    SETTINGS["journal_max_bytes"] = max_bytes
+                    run = Run(server, f"kept_{i}", folder)
+                    found.append(
+                        {
+                            "journal_max_bytes": max_bytes,
+                            **kept_up(run, folder, arguments.kept_up, arguments.rate),
+                        }
+                    )
+                print(json.dumps(found, indent=1))
+            else:
+                run = Run(server, "away", folder)
+                print(
+                    json.dumps(
+                        away(run, folder, arguments.minutes * 60, arguments.rate, arguments.large), indent=1
+                    )
+                )
+    ray.shutdown()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

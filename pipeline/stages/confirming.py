@@ -1,0 +1,101 @@
+"""Records what is safe, then tells the reader: in this order, always.
+
+What sink and journal hold without a gap is recorded in the storage, with the names of the journal's files, and only
+then given to the reader, who tells the server. What that record does not need any more is removed after it: finished
+prepared transactions, and files of the journal that were delivered.
+
+Each record is of one moment of the order. While it is written, the order moves on, and the next record has all of that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple
+
+from xidstream.pipeline.faultpoints import reach
+from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.sequencer import CommitOrder, FinishedPrepares
+from xidstream.pipeline.stages.journaling import Journaling
+from xidstream.pipeline.stages.slot_storage import SlotStorage
+
+TellReader = Callable[[Lsn, int, int], Awaitable[None]]
+"""Tells the reader the position that may be confirmed, the ticket up to which nothing waits in memory for the sink, and
+the one up to which no buffer's memory is needed."""
+
+
+class _Told(NamedTuple):
+    confirmed_lsn: Lsn
+    done_ticket: int
+    free_ticket: int
+    journal_version: int
+
+
+class Confirming:
+    """``confirmed_lsn`` and ``delivered_lsn`` are what is recorded, and the reader has heard of. ``changed`` is the
+    sequencer's condition."""
+
+    def __init__(
+        self,
+        order: CommitOrder,
+        storage: SlotStorage,
+        journaling: Journaling,
+        finished: FinishedPrepares,
+        tell_reader: TellReader,
+        changed: asyncio.Condition,
+    ) -> None:
+        self._order = order
+        self._storage = storage
+        self._journaling = journaling
+        self._finished = finished
+        self._tell_reader = tell_reader
+        self._changed = changed
+        self._recording_since_s: float | None = None
+        self._told = self._to_tell()
+        self.confirmed_lsn = order.confirmed_lsn
+        self.delivered_lsn = order.delivered_lsn
+
+    @property
+    def recording_s(self) -> float | None:
+        """For how long the storage has not taken a position; None if it has."""
+        since_s = self._recording_since_s
+        return None if since_s is None else time.monotonic() - since_s
+
+    @property
+    def is_all_told(self) -> bool:
+        return self._told == self._to_tell()
+
+    async def confirm_forever(self) -> None:
+        while True:
+            async with self._changed:
+                await self._changed.wait_for(lambda: not self.is_all_told)
+            told, delivered_lsn = self._to_tell(), self._order.delivered_lsn
+            if told.confirmed_lsn > self.confirmed_lsn or told.journal_version != self._told.journal_version:
+                await self._record(told, delivered_lsn)
+            # Awaited, so that whoever sees the run finished knows that the reader has the last position.
+            reach("confirming")
+            await self._tell_reader(told.confirmed_lsn, told.done_ticket, told.free_ticket)
+            reach("confirmed")
+            self.confirmed_lsn, self.delivered_lsn, self._told = told.confirmed_lsn, delivered_lsn, told
+            async with self._changed:
+                self._changed.notify_all()
+
+    async def _record(self, told: _Told, delivered_lsn: Lsn) -> None:
+        reach("recording")
+        due = self._finished.due(told.done_ticket)
+        in_use = self._journaling.in_use(key for each in due.values() for key in each.stored_keys())
+        spans, removed = self._order.journal.spans, self._order.journal.take_removed()
+        self._recording_since_s = time.monotonic()
+        await asyncio.to_thread(
+            self._storage.record, told.confirmed_lsn, list(due.values()), delivered_lsn, spans, in_use
+        )
+        self._recording_since_s = None
+        self._finished.forget(due)
+        reach("recorded")
+        if removed:
+            await asyncio.to_thread(self._storage.remove_journal, removed)
+
+    def _to_tell(self) -> _Told:
+        order = self._order
+        return _Told(order.confirmed_lsn, order.done_ticket, order.free_ticket, order.journal.version)

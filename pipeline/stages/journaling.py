@@ -1,0 +1,135 @@
+"""Writes what waits for the sink to the journal, and reads it again when the sink comes to it.
+
+Two loops beside the sequencer's others, on its event loop: one writes a file when ``JournalPolicy`` says that one is
+due, the other loads the next one before the sink asks for it. Each works on one file at a time, in a thread, so the
+release of what is in memory never waits for either. Both begin with ``begin``.
+
+A file that is written is no part of the journal until ``CommitSequence`` has recorded it. Rejected: an object for each
+transaction, because a flush costs more than a small transaction; and a file that grows, because an object store has
+none and a torn end would have to be told from damage.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Final
+
+import pyarrow as pa
+
+from xidstream.pipeline.errors import SlotLost
+from xidstream.pipeline.exchange import ArrowRef, Sealed
+from xidstream.pipeline.sequencer import CommitOrder, JournalPolicy
+from xidstream.pipeline.stages.slot_storage import SlotStorage
+
+FILE_BYTES: Final = 16 << 20
+"""In memory, of one file's units: two flushes of a disk, some 10 ms, are little beside writing it."""
+FILE_UNITS: Final = 4096
+"""Large transactions have nothing in memory; their names are kept for each unit."""
+
+Fetch = Callable[[ArrowRef], pa.Table]
+"""Gets what a buffer has put."""
+Put = Callable[[pa.Table], ArrowRef]
+"""Puts it where a sink gets it."""
+
+
+class Journaling:
+    """``changed`` is the sequencer's condition: it is notified after every change, also after those made here."""
+
+    def __init__(
+        self,
+        order: CommitOrder,
+        storage: SlotStorage,
+        policy: JournalPolicy,
+        fetch: Fetch,
+        put: Put,
+        changed: asyncio.Condition,
+    ) -> None:
+        self._order = order
+        self._storage = storage
+        self._policy = policy
+        self._fetch = fetch
+        self._put = put
+        self._changed = changed
+        self._writing: list[Sealed] = []
+        self._is_ending = False
+        self._is_released = False
+        self._next_number = order.journal.next_number
+
+    def begin(self, spawn: Callable[[Awaitable[None]], None]) -> None:
+        spawn(self._load_forever())
+        if self._policy.max_bytes:
+            spawn(self._write_forever())
+
+    @property
+    def is_full(self) -> bool:
+        return bool(self._order.journal) and self._policy.is_full(self._order.journal.n_bytes)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether a run that is ending has nothing left to write."""
+        return not self._writing and self._due_in_s() != 0
+
+    def end(self) -> None:
+        """Write all that is ready: nobody is going to release it."""
+        self._is_ending = True
+
+    def release(self) -> None:
+        """There is a sink: load what it will ask for."""
+        self._is_released = True
+
+    def in_use(self, keys: Iterable[str]) -> set[str]:
+        """Those of the keys that the journal names in the storage, or will when the file in hand is written."""
+        writing = {key for content in self._writing for key in content.stored_keys()}
+        return {key for key in keys if key in writing or self._order.journal.names(key)}
+
+    # -- inside ----------------------------------------------------------------------------------------
+
+    def _due_in_s(self) -> float | None:
+        order = self._order
+        return self._policy.due_in_s(
+            time.monotonic(),
+            order.oldest_ready_s,
+            order.waiting_bytes,
+            order.journal.n_bytes,
+            is_ending=self._is_ending,
+        )
+
+    async def _write_forever(self) -> None:
+        while True:
+            await self._until_due()
+            entries = self._order.to_write(FILE_BYTES, FILE_UNITS)
+            units = [(entry.end, entry.content) for entry in entries if entry.content is not None]
+            self._writing = [content for _, content in units]
+            number, self._next_number = self._next_number, self._next_number + 1
+            file = await asyncio.to_thread(self._storage.write_journal, number, units, self._fetch)
+            self._order.written(file, entries)
+            self._writing = []
+            await self._notify()
+
+    async def _until_due(self) -> None:
+        async with self._changed:
+            while (due_in_s := self._due_in_s()) != 0:
+                try:
+                    await asyncio.wait_for(self._changed.wait(), due_in_s)
+                except asyncio.TimeoutError:
+                    pass  # it is due now, unless the sink has taken it meanwhile
+
+    async def _load_forever(self) -> None:
+        journal = self._order.journal
+        while True:
+            async with self._changed:
+                while not self._is_released or (file := journal.to_load()) is None:
+                    await self._changed.wait()
+            try:
+                units = await asyncio.to_thread(self._storage.load_journal, file, self._put)
+            except SlotLost as error:
+                journal.damaged(file, error)
+            else:
+                journal.loaded(file, units, time.monotonic())
+            await self._notify()
+
+    async def _notify(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()

@@ -1,0 +1,371 @@
+"""The journal's part of the commit order: what is written, released again and confirmed, by scenario and at random."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from tests.unit.sequencer.test_order import add, content
+from xidstream.pipeline.buffer.transaction import undeliverable
+from xidstream.pipeline.errors import PoisonedChange, SlotLost
+from xidstream.pipeline.exchange import JournalFile, JournalSpan, MemoryPart, Sealed, UnitEnd
+from xidstream.pipeline.pg import INVALID_LSN, Lsn
+from xidstream.pipeline.relations import Column, RelationVersion, ReplicaIdentity
+from xidstream.pipeline.sequencer import CommitOrder, DamagedFile, Entry, Journal, JournalPolicy
+
+RELATION = RelationVersion(7, "public", "t", ReplicaIdentity.DEFAULT, (Column("id", 23, -1, True),))
+
+
+def in_memory(xid: int, n_bytes: int = 1000) -> Sealed:
+    """A unit with rows in a buffer's memory; its ``xid`` tells it apart."""
+    base = content(xid=xid)
+    part = MemoryPart(RELATION, 1, n_bytes, 1, f"ref {xid}")
+    return Sealed(base.transactions, (part,), (), (), 1, n_bytes)
+
+
+def file_of(
+    number: int, entries: Sequence[Entry], epoch: str = "e1", keys: tuple[str, ...] = ()
+) -> JournalFile:
+    ends = [entry.end for entry in entries]
+    commits = [end for end in ends if end.last_commit_lsn]
+    return JournalFile(
+        number=number,
+        epoch=epoch,
+        first_commit_lsn=commits[0].first_commit_lsn if commits else INVALID_LSN,
+        last_commit_lsn=commits[-1].last_commit_lsn if commits else INVALID_LSN,
+        end_lsn=max((end.end_lsn for end in ends), default=INVALID_LSN),
+        first_commit_timestamp_us=0,
+        n_units=len(ends),
+        n_transactions=len(commits),
+        n_rows=len(ends),
+        n_bytes=100 * len(ends),
+        stored_keys=keys,
+    )
+
+
+def ready(order: CommitOrder, *tickets: int) -> None:
+    """Units whose commits are at 100, 200, …, each ready."""
+    for ticket in tickets:
+        add(order, ticket, 100 * (ticket + 1))
+        order.fill(ticket, in_memory(700 + ticket), now_s=float(ticket))
+
+
+def make_order(journal: Journal | None = None, rows: int = 100) -> CommitOrder:
+    return CommitOrder(batch_rows=rows, batch_bytes=10**6, journal=journal)
+
+
+def write(order: CommitOrder, number: int = 0, n_units: int = 100) -> JournalFile:
+    entries = order.to_write(10**9, n_units)
+    file = file_of(number, entries)
+    order.written(file, entries)
+    return file
+
+
+def xids(units: Sequence[Sealed]) -> list[int]:
+    return [xid for unit in units for xid in unit.transactions.column("xid").to_pylist()]
+
+
+def test_what_is_written_is_confirmed_and_still_released_in_its_place() -> None:
+    order = make_order()
+    ready(order, 0, 1)
+    write(order)
+    assert (order.confirmed_lsn, order.delivered_lsn, order.done_ticket) == (204, 0, 1)
+    ready(order, 2)
+    batch = order.next_batch()
+    assert batch is not None and xids(batch.units) == [700, 701, 702]
+    order.batch_done(batch.number)
+    assert (order.confirmed_lsn, order.delivered_lsn) == (304, 304) and not order.journal
+
+
+def test_a_batch_that_the_sink_has_is_written_with_what_is_behind_it() -> None:
+    order = make_order(rows=1)
+    ready(order, 0, 1, 2)
+    first = order.next_batch()
+    assert first is not None
+    write(order)
+    assert (order.confirmed_lsn, order.delivered_lsn) == (304, 0)
+    order.batch_done(first.number)
+    assert (order.confirmed_lsn, order.delivered_lsn) == (304, 104)
+    second = order.next_batch()
+    assert second is not None and xids(second.units) == [701]
+
+
+def test_what_the_sink_took_while_the_file_was_written_stays_with_the_sink() -> None:
+    order = make_order(rows=1)
+    ready(order, 0, 1)
+    entries = order.to_write(10**9, 100)
+    batch = order.next_batch()
+    assert batch is not None
+    order.batch_done(batch.number)
+    assert order.confirmed_lsn == 104
+    order.written(file_of(0, entries), entries)
+    assert (order.confirmed_lsn, order.delivered_lsn) == (204, 104)
+    batch = order.next_batch()
+    assert batch is not None and xids(batch.units) == [701]
+
+
+def test_a_file_that_the_sink_has_overtaken_is_no_part_of_the_journal() -> None:
+    order = make_order()
+    ready(order, 0)
+    entries = order.to_write(10**9, 100)
+    batch = order.next_batch()
+    assert batch is not None
+    order.batch_done(batch.number)
+    file = file_of(0, entries)
+    order.written(file, entries)
+    assert order.journal.spans == () and order.journal.take_removed() == [file]
+    assert order.waiting_bytes == 0
+
+
+def test_nothing_is_written_past_a_unit_that_is_not_ready_a_hold_or_poison() -> None:
+    order = make_order()
+    ready(order, 0)
+    order.add_hold(1, Lsn(150))
+    add(order, 2, 300)
+    order.fill(2, in_memory(702))
+    assert [entry.ticket for entry in order.to_write(10**9, 100)] == [0]
+    order.resolve(1)
+    add(order, 3, 400)
+    assert [entry.ticket for entry in order.to_write(10**9, 100)] == [0, 2]
+    order.fill(3, undeliverable(PoisonedChange("bad")))
+    write(order)
+    assert order.confirmed_lsn == 304 and order.oldest_ready_s is None
+    assert order.undeliverable is None, "what is before it is not in the sink"
+    assert isinstance(order.unwritable, PoisonedChange)
+    batch = order.next_batch()
+    assert batch is not None
+    order.batch_done(batch.number)
+    assert isinstance(order.undeliverable, PoisonedChange)
+
+
+def test_a_position_behind_the_journal_is_confirmed_and_not_delivered_before_it() -> None:
+    order = make_order()
+    ready(order, 0)
+    order.add_position(1, Lsn(900))
+    write(order)
+    assert (order.confirmed_lsn, order.delivered_lsn) == (900, 0)
+    batch = order.next_batch()
+    assert batch is not None
+    order.batch_done(batch.number)
+    assert order.delivered_lsn == 900
+
+
+def test_the_delivered_position_does_not_go_back_when_a_journal_begins() -> None:
+    order = make_order()
+    ready(order, 0)
+    batch = order.next_batch()
+    assert batch is not None
+    order.batch_done(batch.number)
+    ready(order, 1)
+    write(order)
+    assert (order.confirmed_lsn, order.delivered_lsn) == (204, 104)
+
+
+def test_a_lost_sink_gets_again_what_it_did_not_report() -> None:
+    order = make_order(rows=1)
+    ready(order, 0, 1, 2)
+    for _ in range(2):
+        assert order.next_batch() is not None
+    write(order, n_units=1)
+    order.put_back()
+    released = []
+    while (batch := order.next_batch()) is not None:
+        released += xids(batch.units)
+        order.batch_done(batch.number)
+    assert released == [700, 701, 702] and order.delivered_lsn == 304
+
+
+def test_memory_beyond_the_horizon_is_let_go_and_loaded_when_the_sink_comes_near() -> None:
+    order = make_order(Journal(horizon_bytes=1500))
+    files = []
+    for ticket in range(4):
+        ready(order, ticket)
+        files.append(write(order, ticket))
+    journal = order.journal
+    batch = order.next_batch()
+    assert batch is not None and xids(batch.units) == [700, 701], "the others are not in memory"
+    assert order.next_batch() is None
+    order.batch_done(batch.number)
+    assert order.free_ticket == order.done_ticket == 3, "nothing needs a buffer any more"
+    assert journal.to_load() is files[2] and journal.to_load() is None, "one at a time"
+    journal.loaded(files[2], [(UnitEnd(Lsn(300), Lsn(300), Lsn(304), 1), in_memory(702))], 0.0)
+    batch = order.next_batch()
+    assert batch is not None and xids(batch.units) == [702]
+
+
+def test_buffers_are_needed_while_the_journal_has_what_they_put() -> None:
+    order = make_order()
+    ready(order, 0, 1)
+    write(order)
+    assert (order.done_ticket, order.free_ticket) == (1, -1)
+    batch = order.next_batch()
+    assert batch is not None
+    order.batch_done(batch.number)
+    assert order.free_ticket == 1
+
+
+def test_an_earlier_epochs_journal_is_released_from_where_its_sink_was() -> None:
+    ends = [UnitEnd(Lsn(i), Lsn(i), Lsn(i + 4), 1) for i in (100, 200, 300)]
+    entries = [Entry(i, None, end) for i, end in enumerate(ends)]  # type: ignore[arg-type]
+    files = [file_of(4, entries[:2], "e1"), file_of(5, entries[2:], "e2")]
+    order = make_order(Journal(files, Lsn(104)))
+    assert order.journal.spans == (JournalSpan("e1", 4, 4), JournalSpan("e2", 5, 5))
+    assert order.journal.next_number == 6 and order.next_batch() is None
+    ready_file = order.journal.to_load()
+    assert ready_file is files[0]
+    order.journal.loaded(files[0], list(zip(ends[:2], map(in_memory, (700, 701)), strict=True)), 0.0)
+    batch = order.next_batch()
+    assert batch is not None and xids(batch.units) == [701], "the sink has the first one"
+    add(order, 0, 400)
+    order.fill(0, in_memory(703))
+    assert order.next_batch() is None, "the second file is not loaded, and comes first"
+    order.batch_done(batch.number)
+    assert order.journal.spans == (JournalSpan("e2", 5, 5),) and order.delivered_lsn == 204
+
+
+def test_spans_join_the_numbers_of_one_epoch() -> None:
+    files = [file_of(n, (), epoch) for n, epoch in ((0, "a"), (1, "a"), (3, "a"), (4, "b"), (5, "b"))]
+    spans = Journal(files).spans
+    assert spans == (JournalSpan("a", 0, 1), JournalSpan("a", 3, 3), JournalSpan("b", 4, 5))
+
+
+def test_everything_before_a_damaged_file_is_released_and_nothing_behind_it() -> None:
+    order = make_order()
+    ready(order, 0)
+    first = write(order, 0)
+    ready(order, 1)
+    journal = Journal([first, DamagedFile("e1", 1, SlotLost("gone"))])
+    order = make_order(journal)
+    add(order, 0, 900)
+    order.fill(0, in_memory(708))
+    journal.to_load()
+    journal.loaded(first, [(UnitEnd(Lsn(100), Lsn(100), Lsn(104), 1), in_memory(700))], 0.0)
+    batch = order.next_batch()
+    assert batch is not None and xids(batch.units) == [700]
+    assert order.undeliverable is None
+    order.batch_done(batch.number)
+    assert isinstance(order.undeliverable, SlotLost) and order.next_batch() is None
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_any_order_of_events_releases_each_unit_once_and_in_order(seed: int) -> None:
+    """Over several epochs. What is recorded at a crash is all that the next epoch has."""
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    sink: list[int] = []
+    stored: dict[int, list[tuple[UnitEnd, int]]] = {}
+    record: tuple[Lsn, Lsn, list[JournalFile]] = (INVALID_LSN, INVALID_LSN, [])
+    n_units = 60
+    while len(sink) < n_units:
+        confirmed, delivered, files = record
+        horizon_bytes = rng.choice([0, 1500, 10**6])
+        order = CommitOrder(
+            batch_rows=rng.choice([1, 3]),
+            batch_bytes=10**6,
+            journal=Journal(files, delivered, horizon_bytes=horizon_bytes),
+            confirmed_lsn=confirmed,
+        )
+        coming = [i for i in range(n_units) if 100 * (i + 1) >= confirmed]
+        assert not coming or all(
+            i in sink or any((i in _numbers(stored, f)) for f in files) for i in range(coming[0])
+        )
+        waiting: list[int] = []
+        taken: dict[int, list[int]] = {}
+        writing: tuple[JournalFile, list[Entry]] | None = None
+        crash_after = rng.randint(5, 200)
+        tickets: dict[int, int] = {}
+        for _ in range(crash_after):
+            step = rng.choice("aaffttddwwlrp")
+            if step == "a" and coming:
+                i = coming.pop(0)
+                tickets[order.next_ticket] = i
+                waiting.append(order.next_ticket)
+                add(order, order.next_ticket, 100 * (i + 1))
+                if rng.random() < 0.2:
+                    order.add_position(order.next_ticket, Lsn(100 * (i + 1) + 50))
+            elif step == "f" and waiting:
+                ticket = waiting.pop(rng.randrange(len(waiting)))
+                order.fill(ticket, in_memory(tickets[ticket]))
+            elif step == "t" and not taken and (batch := order.next_batch()) is not None:
+                taken[batch.number] = xids(batch.units)
+            elif step == "d" and taken:
+                number, got = taken.popitem()
+                sink += got
+                order.batch_done(number)
+            elif step == "p" and rng.random() < 0.3:
+                taken.clear()
+                order.put_back()
+            elif step == "w" and writing is None:
+                entries = order.to_write(rng.choice([1, 10**6]), 5)
+                if entries:
+                    file = file_of(max(stored, default=-1) + 1, entries)
+                    stored[file.number] = [
+                        (e.end, xids([e.content])[0]) for e in entries if e.content is not None
+                    ]
+                    writing = (file, entries)
+            elif step == "w" and writing is not None:
+                order.written(*writing)
+                writing = None
+            elif step == "l" and (wanted := order.journal.to_load()) is not None:
+                units = [(end, in_memory(i)) for end, i in stored[wanted.number]]
+                order.journal.loaded(wanted, units, 0.0)
+            elif step == "r":
+                record = (order.confirmed_lsn, order.delivered_lsn, order.journal.files)
+                for gone in order.journal.take_removed():
+                    del stored[gone.number]
+            assert order.delivered_lsn <= order.confirmed_lsn
+            held = {i for f in order.journal.files for i in _numbers(stored, f)}
+            safe = set(sink) | held
+            assert all(i in safe for i in range(n_units) if 100 * (i + 1) + 4 <= order.confirmed_lsn)
+            assert all(i in sink for i in range(n_units) if 100 * (i + 1) + 4 <= order.delivered_lsn)
+        # The sink knows what it holds: an epoch's repetitions are dropped by it, and nothing may come out of order.
+        sink = _deduplicated(sink)
+        stored = {n: units for n, units in stored.items() if n in {f.number for f in record[2]}}
+    assert sink == list(range(n_units))
+
+
+def _numbers(stored: dict[int, list[tuple[UnitEnd, int]]], file: JournalFile) -> list[int]:
+    return [i for _, i in stored[file.number]]
+
+
+def _deduplicated(sink: list[int]) -> list[int]:
+    kept: list[int] = []
+    for i in sink:
+        if i == len(kept):
+            kept.append(i)
+        else:
+            assert i < len(kept), "nothing is left out"
+    return kept
+
+
+def policy(**changed: object) -> JournalPolicy:
+    settings: dict[str, object] = {"after_bytes": 100, "after_s": 5.0, "max_bytes": 1000, "has_sink": True}
+    return JournalPolicy(**{**settings, **changed})  # type: ignore[arg-type]
+
+
+def test_nothing_is_due_while_the_sink_keeps_up() -> None:
+    assert policy().due_in_s(10.0, None, 0, 0, is_ending=False) is None
+    assert policy().due_in_s(10.0, 9.0, 100, 0, is_ending=False) == 4.0
+
+
+@pytest.mark.parametrize(
+    ("changed", "oldest_s", "waiting_bytes", "is_ending"),
+    [({}, 5.0, 0, False), ({}, 9.9, 101, False), ({"after_bytes": 0}, 10.0, 0, False), ({}, 9.9, 0, True)],
+    ids=["waited", "many bytes", "forced", "the end of a run"],
+)
+def test_a_file_is_due(
+    changed: dict[str, object], oldest_s: float, waiting_bytes: int, is_ending: bool
+) -> None:
+    assert policy(**changed).due_in_s(10.0, oldest_s, waiting_bytes, 0, is_ending=is_ending) == 0.0
+
+
+def test_without_a_sink_only_a_moment_is_waited() -> None:
+    due_in_s = policy(has_sink=False).due_in_s(10.0, 9.9, 0, 0, is_ending=False)
+    assert due_in_s == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("max_bytes", [0, 1000])
+def test_a_full_journal_and_one_that_is_off_take_nothing(max_bytes: int) -> None:
+    assert policy(max_bytes=max_bytes).due_in_s(10.0, 0.0, 10**9, 1000, is_ending=True) is None
