@@ -46,6 +46,8 @@ class CollectingDriver:
         self.tables: dict[str, list[pa.Table]] = {}
         self.transactions: list[dict[str, Any]] = []
         self.hold = threading.Event()
+        self.is_held = False
+        """It has seen ``hold``, and asks for nothing."""
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self._batches = 0
@@ -112,7 +114,9 @@ class CollectingDriver:
                     self._dying, self._batches = False, 0
                     raise ComponentLost("the driver was told to die")
                 while self.hold.is_set():
+                    self.is_held = True
                     time.sleep(0.02)
+                self.is_held = False
                 batch = ray.get(sequencer.next_batch.remote(0.5))
                 if batch is None:
                     if ray.get(sequencer.finished.remote()):

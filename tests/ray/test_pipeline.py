@@ -72,7 +72,7 @@ def test_a_sink_that_takes_nothing_stops_the_reading_and_not_the_connection(pipe
     database.execute("alter system set wal_sender_timeout = '2s'")
     database.execute("select pg_reload_conf()")
     try:
-        supervisor = pipeline.start(backlog_bytes="1MB", status_interval_ms=300)
+        supervisor = pipeline.start(backlog_bytes="1MB", status_interval_ms=300, journal_max_bytes=0)
         pipeline.driver.hold.set()
         for n in range(40):
             database.execute(FILL.format(n * 2000 + 1, n * 2000 + 2000))

@@ -1,0 +1,148 @@
+"""The journal with real actors: the slot does not wait for the sink, and the sink gets everything later."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import ray
+
+from tests.ray.conftest import RayPipeline
+from tests.ray.test_pipeline import FILL, NEWEST, set_up
+from tests.waiting import wait_until
+from xidstream.pipeline.errors import ExitStatus, SlotLost
+
+pytestmark = pytest.mark.ray
+
+SPILLING = {
+    "buffer_memory_bytes": "1MB",
+    "block_bytes": 256 << 10,
+    "logical_decoding_work_mem": "64kB",
+    "journal_after_s": 0.3,
+}
+
+
+def wal_end(pipeline: RayPipeline) -> int:
+    return int(pipeline.database.execute("select (pg_current_wal_flush_lsn() - '0/0')::bigint")[0][0])
+
+
+def journal_files(pipeline: RayPipeline) -> list[Path]:
+    assert isinstance(pipeline.storage, Path)
+    return sorted(pipeline.storage.rglob("*.journal"))
+
+
+def commit_some(pipeline: RayPipeline, first: int, n: int) -> None:
+    for i in range(first, first + n):
+        pipeline.database.execute("insert into small values (%s)", i)
+
+
+def hold_sink(pipeline: RayPipeline) -> None:
+    """From now on the sink takes nothing; it has all that was there before."""
+    pipeline.database.execute("insert into small values (0)")
+    wait_until(lambda: len(pipeline.driver.transactions) == 1)
+    pipeline.driver.hold.set()
+    wait_until(lambda: pipeline.driver.is_held)
+
+
+def stop_without_sink(pipeline: RayPipeline) -> None:
+    """The sink takes nothing more."""
+    assert pipeline.supervisor is not None
+    epoch = pipeline.supervisor._epoch
+    assert epoch is not None
+    pipeline.supervisor.stop()
+    wait_until(lambda: ray.get(epoch.sequencer.finished.remote()))
+    pipeline.driver.hold.clear()
+    pipeline.join()
+
+
+def small_ids(pipeline: RayPipeline) -> list[int]:
+    return [row["id"] for row in pipeline.driver.rows("public.small")]
+
+
+@NEWEST
+@pytest.mark.parametrize("killed", [False, True], ids=["", "sequencer killed"])
+def test_the_slot_is_confirmed_while_the_sink_is_away_and_all_arrives_in_order(
+    pipeline: RayPipeline, killed: bool
+) -> None:
+    set_up(pipeline.database)
+    supervisor = pipeline.start(**SPILLING, batch_bytes=4096)
+    hold_sink(pipeline)
+    commit_some(pipeline, 1, 40)
+    pipeline.database.execute(FILL.format(1, 30_000))
+    commit_some(pipeline, 41, 40)
+    target = wal_end(pipeline)
+    wait_until(lambda: pipeline.confirmed() >= target)
+    assert len(pipeline.driver.transactions) == 1 and journal_files(pipeline) and pipeline.segments()
+    if killed:
+        before = supervisor.pids
+        os.kill(pipeline.sequencer_pid(), signal.SIGKILL)
+        pipeline.driver.hold.clear()
+        wait_until(lambda: bool(supervisor.pids) and supervisor.pids != before)
+    commit_some(pipeline, 81, 3)
+    pipeline.driver.hold.clear()
+    wait_until(lambda: len(pipeline.driver.transactions) >= 85)
+    commits = [t["commit_lsn"] for t in pipeline.driver.transactions]
+    assert commits == sorted(commits) and len(set(commits)) == len(commits) == 85
+    assert small_ids(pipeline) == list(range(84))
+    assert [r["id"] for r in pipeline.driver.rows("public.big")] == list(range(1, 30_001))
+    wait_until(lambda: not journal_files(pipeline) and not pipeline.segments())
+
+
+@NEWEST
+def test_a_stopped_run_leaves_what_it_had_in_the_journal_and_the_next_one_delivers_it(
+    pipeline: RayPipeline, tmp_path: Path
+) -> None:
+    set_up(pipeline.database)
+    settings = {**SPILLING, "journal_after_s": 3600}
+    pipeline.start(**settings)
+    hold_sink(pipeline)
+    commit_some(pipeline, 1, 5)
+    pipeline.database.execute(FILL.format(1, 20_000))
+    target = wal_end(pipeline)
+    wait_until(lambda: (s := pipeline.supervisor) and s.status().sequencer.n_waiting >= 1)  # type: ignore[union-attr]
+    wait_until(lambda: (s := pipeline.supervisor) and s.status().reader.received_lsn >= target)  # type: ignore[union-attr]
+    assert pipeline.confirmed() < target and not journal_files(pipeline)
+    stop_without_sink(pipeline)
+    assert pipeline.confirmed() >= target
+    assert small_ids(pipeline) == [0] and journal_files(pipeline)
+
+    successor = RayPipeline(pipeline.database, tmp_path)
+    successor.run_available(**settings)
+    assert small_ids(successor) == [1, 2, 3, 4, 5]
+    assert [r["id"] for r in successor.driver.rows("public.big")] == list(range(1, 20_001))
+    assert not journal_files(pipeline) and not pipeline.segments()
+
+
+@NEWEST
+@pytest.mark.parametrize("damage", ["altered", "missing", "segment missing"])
+def test_a_damaged_journal_ends_the_run_behind_all_that_came_before(
+    pipeline: RayPipeline, tmp_path: Path, damage: str
+) -> None:
+    set_up(pipeline.database)
+    pipeline.start(**SPILLING)
+    hold_sink(pipeline)
+    commit_some(pipeline, 1, 1)
+    wait_until(lambda: len(journal_files(pipeline)) == 1)
+    pipeline.database.execute(FILL.format(1, 20_000))
+    wait_until(lambda: len(journal_files(pipeline)) == 2)
+    commit_some(pipeline, 2, 1)
+    target = wal_end(pipeline)
+    wait_until(lambda: pipeline.confirmed() >= target)
+    stop_without_sink(pipeline)
+
+    victim = journal_files(pipeline)[1] if damage != "segment missing" else pipeline.segments()[0]
+    if damage == "altered":
+        content = bytearray(victim.read_bytes())
+        content[20] ^= 1
+        victim.write_bytes(content)
+    else:
+        victim.unlink()
+    successor = RayPipeline(pipeline.database, tmp_path)
+    with pytest.raises(SlotLost) as raised:
+        successor.run_available(**SPILLING)
+    assert small_ids(successor) == [1] and successor.driver.n_rows == 1
+    assert raised.value.policy.exit_status is ExitStatus.TERMINAL
+    assert "journal" in raised.value.message and "restore the object" in raised.value.remedy
+    assert len(journal_files(pipeline)) >= (1 if damage == "missing" else 2), "nothing else was removed"
