@@ -175,16 +175,16 @@ def directory_from_json(data: pa.Buffer, layout: Layout, epoch: str, number: int
         relations = relations_from_json(content["relations"])
         directory = Directory(
             units=tuple(_unit_from_json(unit, relations) for unit in content["units"]),
-            objects=tuple(StoredObject(*stored) for stored in content["objects"]),
-            transactions=content["transactions"],
-            inline_messages=content["inline_messages"],
-            first_commit_timestamp_us=content["first_commit_timestamp_us"],
+            objects=tuple(StoredObject(*map(_count, stored)) for stored in content["objects"]),
+            transactions=_count(content["transactions"]),
+            inline_messages=_count_or_none(content["inline_messages"]),
+            first_commit_timestamp_us=_number(content["first_commit_timestamp_us"]),
         )
         for _, unit in directory.units:
             for named in unit.stored_keys():
                 layout.parse_segment_key(named)
-        if not directory.units or any(n < 0 for stored in directory.objects for n in stored):
-            raise ValueError("no units, or no sizes")
+        if not directory.units:
+            raise ValueError("no units")
     except UsageError as error:
         raise SegmentCorrupt(f"journal file {key!r}: {error.message}", remedy=REMEDY) from error
     except (LookupError, TypeError, ValueError, AttributeError) as error:
@@ -199,33 +199,43 @@ def _unit_from_json(value: dict[str, Any], relations: Sequence[RelationVersion])
         Lsn.parse(value["first_commit_lsn"]),
         Lsn.parse(value["last_commit_lsn"]),
         Lsn.parse(value["end_lsn"]),
-        value["n_transactions"],
+        _count(value["n_transactions"]),
     )
     unit = Sealed(
         transactions=_no_rows(rows.TRANSACTIONS_SCHEMA),
-        memory=tuple(
-            MemoryPart(relations[relation], n_rows, n_bytes, first_commit_lsn, stored, place)
-            for stored, place, relation, n_rows, n_bytes, first_commit_lsn in value["memory"]
-        ),
+        memory=tuple(_memory_from_json(part, relations) for part in value["memory"]),
         segments=tuple(
             SegmentPart(
-                segment_from_json(part, relations), Commit(part["commit_lsn"], part["commit_timestamp_us"])
+                segment_from_json(part, relations),
+                Commit(_count(part["commit_lsn"]), _number(part["commit_timestamp_us"])),
             )
             for part in value["segments"]
         ),
         messages=tuple(_message_from_json(part) for part in value["messages"]),
-        n_rows=value["n_rows"],
-        n_bytes=value["n_bytes"],
+        n_rows=_count(value["n_rows"]),
+        n_bytes=_count(value["n_bytes"]),
         left_out=tuple((Xid(xid), Lsn.parse(lsn)) for xid, lsn in value["left_out"]),
     )
     return end, unit
+
+
+def _memory_from_json(value: list[Any], relations: Sequence[RelationVersion]) -> MemoryPart:
+    stored, place, relation, n_rows, n_bytes, first_commit_lsn = value
+    return MemoryPart(
+        relation=relations[_count(relation)],
+        n_rows=_count(n_rows),
+        n_bytes=_count(n_bytes),
+        first_commit_lsn=_count(first_commit_lsn),
+        ref=_count(stored),
+        place=_count_or_none(place),
+    )
 
 
 def _message_from_json(value: dict[str, Any]) -> MessagePart:
     if value["kind"] == "inline":
         return InlineMessages(_no_rows(rows.MESSAGES_SCHEMA))
     if value["kind"] == "memory":
-        return MemoryMessages(value["n_bytes"], value["object"])
+        return MemoryMessages(_count(value["n_bytes"]), _count(value["object"]))
     if value["kind"] != "spilled":
         raise ValueError("another kind of messages")
     return SpilledMessages(
@@ -233,6 +243,22 @@ def _message_from_json(value: dict[str, Any]) -> MessagePart:
         None if value["commit_lsn"] is None else Lsn.parse(value["commit_lsn"]),
         None if value["xid"] is None else Xid(value["xid"]),
     )
+
+
+def _number(value: Any) -> int:
+    if type(value) is not int:
+        raise ValueError("not a number")
+    return value
+
+
+def _count(value: Any) -> int:
+    if _number(value) < 0:
+        raise ValueError("below zero")
+    return int(value)
+
+
+def _count_or_none(value: Any) -> int | None:
+    return None if value is None else _count(value)
 
 
 def _no_rows(schema: pa.Schema) -> pa.RecordBatch:

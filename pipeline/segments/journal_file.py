@@ -304,7 +304,7 @@ class _Opened:
 
     def _batches(self, number: int) -> tuple[list[pa.RecordBatch], pa.Schema]:
         objects = self._directory.objects
-        if not isinstance(number, int) or not 0 <= number < len(objects):
+        if number >= len(objects):
             self.refuse("has not the objects that its units refer to")
         data = self._data[self._starts[number] : self._starts[number + 1]]
         if zlib.crc32(data) != objects[number].crc32:

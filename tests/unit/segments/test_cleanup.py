@@ -84,9 +84,11 @@ def test_a_dropped_slots_record_goes_whole_and_its_neighbours_stay(storage, layo
     write_progress(storage, layout, Lsn(5))
     write_prepared(storage, layout, prepare())
     spill(storage, Layout(layout.system_identifier, layout.slot, "old"), 1)
+    storage.write_bytes(layout.journal_key(0), b"journal")
     assert holds_slot(storage, layout)
     assert remove_slot(storage, layout) == {
         layout.prepared_prefix: 1,
+        layout.journal_prefix: 1,
         layout.epochs_prefix: 2,
         layout.progress_key: 1,
     }

@@ -3,23 +3,36 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import json
+import os
+import struct
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from tests.memory_parts import part_rows
-from tests.unit.segments.conftest import COMMIT, XID, make_batch, read
+from tests.unit.segments.conftest import COMMIT, XID, files_below, make_batch, read
 from xidstream.pipeline import rows
+from xidstream.pipeline.errors import ComponentLost, SegmentCorrupt, StorageFault, Unsupported, UsageError
 from xidstream.pipeline.exchange import (
     ArrowRef,
     InlineMessages,
+    JournalFile,
     MemoryMessages,
+    MemoryPart,
     Sealed,
     SegmentPart,
     SpilledMessages,
+    Undeliverable,
     UnitEnd,
 )
+from xidstream.pipeline.late_binding import fill
 from xidstream.pipeline.packs import FEW_TABLES, UnitParts
 from xidstream.pipeline.pg import INVALID_LSN, Lsn, Xid
 from xidstream.pipeline.relations import Column, RelationVersion, ReplicaIdentity
@@ -27,10 +40,14 @@ from xidstream.pipeline.segments import (
     Layout,
     Storage,
     load_journal_units,
+    read_journal_file,
+    verify_journal_file,
     write_journal_file,
     write_messages,
     write_segment,
 )
+from xidstream.pipeline.segments.envelope import seal
+from xidstream.pipeline.segments.journal_directory import FORMAT, VERSION
 
 TIMESTAMP_US = 1_700_000_000_123_456
 
@@ -103,7 +120,7 @@ class Written:
         self.file = write_journal_file(storage, layout, 3, self.units, self.ends, self.store.fetch)
         self.key = layout.journal_key(3)
 
-    def _units(self, relation: RelationVersion) -> Sequence[tuple[Sealed, UnitEnd]]:
+    def _units(self, relation: RelationVersion) -> Iterator[tuple[Sealed, UnitEnd]]:
         layout, storage = self.layout, self.storage
         of_few = UnitParts(self.store.put, 1)
         of_few.add(table(1), rows_of(table(1), 5, 0x1000))
@@ -154,6 +171,9 @@ class Written:
         return load_journal_units(self.storage, self.layout, self.file, store.put)
 
 
+TRAILER = struct.Struct("<QI8s")
+
+
 @pytest.fixture
 def written(storage, layout, relation) -> Written:
     return Written(storage, layout, relation)
@@ -170,6 +190,23 @@ def without_refs(unit: Sealed) -> Sealed:
     )
 
 
+@pytest.fixture
+def small(local, layout) -> Written:
+    """On a local disk, of one unit with one row: its bytes can be altered one by one."""
+    return Small(local, layout, table(1))
+
+
+class Small(Written):
+    def _units(self, relation: RelationVersion) -> Iterator[tuple[Sealed, UnitEnd]]:
+        ref = self.store.put(rows_of(relation, 1, 0x1000))
+        inline = InlineMessages(message_rows(1))
+        part = MemoryPart(relation, 1, 100, 0x1000, ref)
+        yield unit(transaction_rows(0x1000), 1, memory=(part,), messages=(inline,)), ONE_END
+
+
+ONE_END = UnitEnd(Lsn(0x1000), Lsn(0x1000), Lsn(0x1030), 1)
+
+
 def test_units_come_back_as_written_but_for_their_references(written, relation) -> None:
     loaded_into = Store()
     loaded = written.load(loaded_into)
@@ -184,3 +221,451 @@ def test_units_come_back_as_written_but_for_their_references(written, relation) 
                 assert loaded_into[part.ref] == written.store[before.ref]
     (_, large), *_ = loaded[1:]
     assert read(written.storage, large.segments[0].segment).num_rows == 307
+
+
+def test_a_part_of_a_filled_segment_is_loaded_as_before(local, layout, relation) -> None:
+    written = Written(local, layout, relation)
+    (part, _) = written.units[1].segments
+    fill(local.local_path(part.segment.key), part.segment.file, COMMIT, name="x")
+    assert written.load()[1][1].segments == written.units[1].segments
+
+
+def test_each_object_is_fetched_and_put_once_however_many_parts_it_has(written) -> None:
+    n_objects = len({part.ref for unit in written.units for part in unit.memory}) + 1
+    assert written.store.n_reads == n_objects
+    loaded_into = Store()
+    (*_, (_, packed)) = written.load(loaded_into)
+    assert len(loaded_into) == n_objects
+    assert len(packed.memory) == FEW_TABLES + 4
+    assert len({part.ref for part in packed.memory}) == 1
+
+
+def test_the_header_tells_what_the_file_holds(written) -> None:
+    stored_keys = [key for unit in written.units for key in unit.stored_keys()]
+    sizes = [len(written.storage.read_bytes(key)) for key in (written.key, *stored_keys)]
+    assert written.file == JournalFile(
+        number=3,
+        epoch=written.layout.epoch,
+        first_commit_lsn=Lsn(0x1000),
+        last_commit_lsn=Lsn(0x3000),
+        end_lsn=Lsn(0x3030),
+        first_commit_timestamp_us=TIMESTAMP_US,
+        n_units=4,
+        n_transactions=4,
+        n_rows=8 + 614 + 210,
+        n_bytes=sum(sizes),
+        stored_keys=tuple(stored_keys),
+    )
+    assert len(stored_keys) == 4
+    later = dataclasses.replace(written.layout, epoch="20260102T000000-later")
+    for look in (read_journal_file, verify_journal_file):
+        assert look(written.storage, later, written.layout.epoch, 3) == written.file
+    loaded = load_journal_units(written.storage, later, written.file, Store().put)
+    assert [end for end, _ in loaded] == list(written.ends)
+
+
+def test_reading_the_header_leaves_the_rows_alone(written) -> None:
+    altered = bytearray(written.storage.read_bytes(written.key))
+    altered[200] ^= 1
+    written.storage.write_bytes(written.key, bytes(altered))
+    written.storage.delete(written.file.stored_keys)
+    assert read_journal_file(written.storage, written.layout, written.layout.epoch, 3) == written.file
+
+
+def test_messages_outside_of_transactions_alone_have_a_file_without_a_commit(storage, layout) -> None:
+    made = unit(transaction_rows(), messages=(InlineMessages(message_rows(2)),))
+    end = UnitEnd(INVALID_LSN, INVALID_LSN, Lsn(0x2400), 0)
+    file = write_journal_file(storage, layout, 0, [made], [end], Store().fetch)
+    assert (file.first_commit_lsn, file.last_commit_lsn, file.end_lsn) == (0, 0, 0x2400)
+    assert (file.first_commit_timestamp_us, file.n_transactions, file.stored_keys) == (0, 0, ())
+    assert load_journal_units(storage, layout, file, Store().put) == [(end, made)]
+
+
+def test_transactions_that_left_nothing_have_a_place_in_the_file(storage, layout) -> None:
+    """A unit may be empty and still move the position; the first of the file has no transaction's line."""
+    units = [unit(transaction_rows()), unit(transaction_rows(0x2000)), unit(transaction_rows())]
+    ends = [UnitEnd(Lsn(n), Lsn(n), Lsn(n + 0x30), 1) for n in (0x1000, 0x2000, 0x3000)]
+    file = write_journal_file(storage, layout, 0, units, ends, Store().fetch)
+    assert (file.first_commit_lsn, file.end_lsn, file.n_transactions) == (0x1000, 0x3030, 3)
+    assert file.first_commit_timestamp_us == TIMESTAMP_US
+    assert load_journal_units(storage, layout, file, Store().put) == list(zip(ends, units, strict=True))
+
+
+def test_a_header_of_many_units_is_found(storage, layout) -> None:
+    """It is longer than what is read of an object store at first."""
+    units = [unit(transaction_rows(n)) for n in range(1, 1_001)]
+    ends = [UnitEnd(Lsn(n), Lsn(n), Lsn(n), 1) for n in range(1, 1_001)]
+    file = write_journal_file(storage, layout, 0, units, ends, Store().fetch)
+    *_, (n_directory_bytes, _, _) = TRAILER.iter_unpack(storage.read_bytes(layout.journal_key(0))[-20:])
+    assert n_directory_bytes > 64 << 10
+    assert read_journal_file(storage, layout, layout.epoch, 0) == file
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(
+        st.tuples(
+            st.lists(st.tuples(st.integers(1, 40), st.integers(1, 4)), max_size=60),
+            st.lists(st.integers(0, 3), max_size=3),
+            st.integers(0, 3),
+        ),
+        min_size=1,
+        max_size=5,
+    )
+)
+def test_units_of_any_shape_come_back(tmp_path_factory, layout, shapes) -> None:
+    """Of each unit: the tables of its parts with their rows, the sizes of its messages, its transactions."""
+    storage, store, units, ends = Storage(str(tmp_path_factory.mktemp("journal"))), Store(), [], []
+    for lsn, (parts, messages, n_transactions) in enumerate(shapes, 1):
+        made = UnitParts(store.put, len(parts))
+        for number, n_rows in parts:
+            made.add(table(number), rows_of(table(number), n_rows, lsn))
+        inline = tuple(InlineMessages(message_rows(n)) for n in messages)
+        transactions = transaction_rows(*[lsn] * n_transactions)
+        units.append(unit(transactions, 1, memory=made.finish(), messages=inline))
+        ends.append(UnitEnd(Lsn(lsn), Lsn(lsn), Lsn(lsn), n_transactions))
+    file = write_journal_file(storage, layout, 0, units, ends, store.fetch)
+    assert verify_journal_file(storage, layout, layout.epoch, 0) == file
+    loaded_into = Store()
+    for before, (_, found) in zip(
+        units, load_journal_units(storage, layout, file, loaded_into.put), strict=True
+    ):
+        assert without_refs(found) == without_refs(before)
+        for part, original in zip(found.memory, before.memory, strict=True):
+            assert loaded_into[part.ref] == store[original.ref]
+
+
+# -- what is not written -----------------------------------------------------------------------------------
+
+
+def one_unit(store: Store, **changes: Any) -> Sealed:
+    ref = store.put(rows_of(table(1), 2, 0x1000))
+    part = dataclasses.replace(MemoryPart(table(1), 2, 100, 0x1000, ref), **changes)
+    return unit(transaction_rows(0x1000), 2, memory=(part,))
+
+
+def test_a_unit_that_ends_at_an_undeliverable_transaction_is_refused(local, layout, tmp_path: Path) -> None:
+    store = Store()
+    halted = dataclasses.replace(one_unit(store), undeliverable=Undeliverable(UsageError("x")))
+    with pytest.raises(UsageError, match="cannot be delivered"):
+        write_journal_file(local, layout, 0, [halted], [ONE_END], store.fetch)
+    assert files_below(tmp_path / "local") == set()
+
+
+def test_units_without_their_ends_are_refused(local, layout) -> None:
+    store = Store()
+    for units, ends in (([], []), ([one_unit(store)], []), ([one_unit(store)], [ONE_END] * 2)):
+        with pytest.raises(UsageError, match="units and their ends"):
+            write_journal_file(local, layout, 0, units, ends, store.fetch)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"n_rows": 3}, "2 rows, not 3"),
+        (
+            {"relation": RelationVersion(1, "public", "other", ReplicaIdentity.FULL, ())},
+            "columns of public.other",
+        ),
+        ({"place": 0}, "no place 0"),
+    ],
+)
+def test_an_object_that_is_not_what_its_part_says_is_not_confirmed(
+    local, layout, tmp_path: Path, changes: dict[str, Any], reason: str
+) -> None:
+    store = Store()
+    with pytest.raises(UsageError, match=reason):
+        write_journal_file(local, layout, 0, [one_unit(store, **changes)], [ONE_END], store.fetch)
+    assert files_below(tmp_path / "local") == set()
+
+
+def test_a_place_behind_the_end_of_its_pack_is_not_confirmed(local, layout) -> None:
+    store = Store()
+    made = UnitParts(store.put, FEW_TABLES + 1)
+    made.add(table(1), rows_of(table(1), 1, 1))
+    (part,) = made.finish()
+    for place in (1, -1):
+        wrong = unit(transaction_rows(1), 1, memory=(dataclasses.replace(part, place=place),))
+        with pytest.raises(UsageError, match=f"no place {place}"):
+            write_journal_file(local, layout, 0, [wrong], [ONE_END], store.fetch)
+
+
+def test_memory_that_is_lost_meanwhile_leaves_no_file(storage, layout) -> None:
+    store = Store()
+
+    def lost(ref: ArrowRef) -> pa.Table:
+        raise ComponentLost("its owner died")
+
+    with pytest.raises(ComponentLost):
+        write_journal_file(storage, layout, 0, [one_unit(store)], [ONE_END], lost)
+    assert storage.list_keys(layout.root) == []
+
+
+def test_a_segment_that_is_missing_already_is_not_confirmed(local, layout, relation, batches) -> None:
+    segment = write_segment(local, layout.segment_key(Xid(XID), Lsn(1), 0), relation, XID, batches)
+    local.delete([segment.key])
+    gone = unit(transaction_rows(1), 1_007, segments=(SegmentPart(segment, COMMIT),))
+    with pytest.raises(StorageFault, match=segment.key):
+        write_journal_file(local, layout, 0, [gone], [ONE_END], Store().fetch)
+    assert local.list_keys(layout.journal_prefix) == []
+
+
+def test_all_is_flushed_when_the_file_is_written_and_segments_before_it_appears(
+    local, layout, relation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log: list[str] = []
+    fsync, replace = os.fsync, os.replace
+
+    def spy_fsync(descriptor: int) -> None:
+        log.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        fsync(descriptor)
+
+    def spy_replace(source: str, target: str) -> None:
+        log.append(f"-> {target}")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", spy_fsync)
+    monkeypatch.setattr(os, "replace", spy_replace)
+    written = Written(local, layout, relation)
+    appeared = log.index(f"-> {local.local_path(written.key)}")
+    assert {local.local_path(key) for key in written.file.stored_keys} <= set(log[:appeared])
+    assert local.local_path(written.key) in log[appeared:]
+    assert local.local_path(layout.journal_prefix) in log[appeared:]
+
+
+# -- damage ------------------------------------------------------------------------------------------------
+
+
+Look = Callable[[Written], object]
+
+
+def look(written: Written) -> JournalFile:
+    return read_journal_file(written.storage, written.layout, written.layout.epoch, 3)
+
+
+def verify(written: Written) -> JournalFile:
+    return verify_journal_file(written.storage, written.layout, written.layout.epoch, 3)
+
+
+def refused(written: Written, *looks: Look, match: str | None = None) -> None:
+    for each in looks or (look, verify, Written.load):
+        with pytest.raises(SegmentCorrupt, match=match or written.key) as caught:
+            each(written)
+        assert written.key in caught.value.message or match is not None
+        assert caught.value.remedy
+
+
+def test_a_missing_file_is_named(written) -> None:
+    written.storage.delete([written.key])
+    refused(written, match=f"{written.key}.*is missing")
+
+
+def test_a_file_cut_off_anywhere_is_refused(written) -> None:
+    whole = written.storage.read_bytes(written.key)
+    for length in {
+        0,
+        1,
+        8,
+        27,
+        28,
+        *range(100, len(whole), len(whole) // 15),
+        *range(len(whole) - 8, len(whole)),
+    }:
+        written.storage.write_bytes(written.key, whole[:length])
+        refused(written)
+
+
+def test_a_file_that_is_longer_than_written_is_refused(written) -> None:
+    whole = written.storage.read_bytes(written.key)
+    for longer in (whole + b"\0", b"\0" + whole, whole[:100] + b"\0" * 8 + whole[100:], whole + whole):
+        written.storage.write_bytes(written.key, longer)
+        refused(written)
+
+
+def test_an_altered_bit_is_found_wherever_it_is(small) -> None:
+    path = Path(small.storage.local_path(small.key))
+    whole = path.read_bytes()
+    in_directory = len(whole) - TRAILER.unpack(whole[-TRAILER.size :])[0] - TRAILER.size
+    for position in {*range(0, len(whole), 3), *range(len(whole) - TRAILER.size, len(whole))}:
+        altered = bytearray(whole)
+        altered[position] ^= 1 << position % 8
+        path.write_bytes(altered)
+        refused(small, verify, *([look, Written.load] if position >= in_directory else []))
+    path.write_bytes(whole)
+    assert small.load()[0][0] == ONE_END
+
+
+def test_an_altered_byte_gives_no_unit_wherever_it_is(written) -> None:
+    whole = written.storage.read_bytes(written.key)
+    for position in range(3, len(whole), len(whole) // 15):
+        altered = bytearray(whole)
+        altered[position] ^= 0x10
+        written.storage.write_bytes(written.key, bytes(altered))
+        refused(written, verify, Written.load)
+
+
+def test_objects_that_changed_places_are_found(small) -> None:
+    """A writer's defect, under a checksum that fits."""
+    whole = small.storage.read_bytes(small.key)
+    (first, _), (second, _), (third, _) = directory_of(whole)["objects"]
+    streams = [
+        whole[8 : 8 + first],
+        whole[8 + first : 8 + first + second],
+        whole[8 + first + second :][:third],
+    ]
+
+    def swapped(content: dict[str, Any]) -> None:
+        content["objects"] = [content["objects"][n] for n in (2, 1, 0)]
+
+    small.storage.write_bytes(small.key, b"".join([whole[:8], *streams[::-1], rewritten(whole, swapped)]))
+    look(small)
+    refused(small, verify)
+
+
+def test_a_file_of_another_name_is_refused(written) -> None:
+    whole, layout = written.storage.read_bytes(written.key), written.layout
+    other_epoch = dataclasses.replace(layout, epoch="20260102T000000-other")
+    others = [
+        (layout, 4),
+        (other_epoch, 3),
+        (dataclasses.replace(layout, slot="other"), 3),
+        (dataclasses.replace(layout, system_identifier=1), 3),
+    ]
+    for other, number in others:
+        written.storage.write_bytes(other.journal_key(number), whole)
+        for each in (read_journal_file, verify_journal_file):
+            with pytest.raises(SegmentCorrupt, match="its content is another file's"):
+                each(written.storage, other, other.epoch, number)
+
+
+def test_a_file_that_is_not_the_one_that_was_written_gives_no_unit(storage, layout) -> None:
+    store, made = Store(), []
+    for n in (1, 2):
+        units = [unit(transaction_rows(0x1000))] * n
+        made.append(write_journal_file(storage, layout, 0, units, [ONE_END] * n, store.fetch))
+    assert len(load_journal_units(storage, layout, made[1], store.put)) == 2
+    with pytest.raises(SegmentCorrupt, match="another than the one that was written"):
+        load_journal_units(storage, layout, made[0], store.put)
+
+
+@pytest.mark.parametrize("place", range(4))
+def test_a_segment_that_is_missing_or_altered_is_named(written, place: int) -> None:
+    key = written.file.stored_keys[place]
+    whole = written.storage.read_bytes(key)
+    altered = bytearray(whole)
+    altered[len(whole) // 2] ^= 1
+    for damaged in (None, whole[:-1], bytes(altered)):
+        if damaged is None:
+            written.storage.delete([key])
+        else:
+            written.storage.write_bytes(key, damaged)
+        assert look(written) == written.file
+        loaded_into = Store()
+        with pytest.raises(SegmentCorrupt, match=key):
+            verify(written)
+        with pytest.raises(SegmentCorrupt, match=key):
+            written.load(loaded_into)
+        assert not loaded_into, "segments are verified before anything is put"
+    written.storage.write_bytes(key, whole)
+    assert verify(written) == written.file
+
+
+# -- a writer's defects, under checksums that fit ----------------------------------------------------------
+
+
+def directory_of(whole: bytes) -> dict[str, Any]:
+    n_bytes = TRAILER.unpack(whole[-TRAILER.size :])[0]
+    return json.loads(whole[-TRAILER.size - n_bytes : -TRAILER.size])["content"]
+
+
+def rewritten(whole: bytes, change: Callable[[dict[str, Any]], object], version: int = VERSION) -> bytes:
+    """The file's end with another directory."""
+    content = directory_of(whole)
+    change(content)
+    document = seal(FORMAT, version, content)
+    return document + TRAILER.pack(len(document), zlib.crc32(document), b"XIDSJRNL")
+
+
+def with_directory(
+    written: Written, change: Callable[[dict[str, Any]], object], version: int = VERSION
+) -> None:
+    whole = written.storage.read_bytes(written.key)
+    start = len(whole) - TRAILER.unpack(whole[-TRAILER.size :])[0] - TRAILER.size
+    written.storage.write_bytes(written.key, whole[:start] + rewritten(whole, change, version))
+
+
+def memory(content: dict[str, Any]) -> list[Any]:
+    return content["units"][0]["memory"][0]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda c: c.pop("relations"),
+        lambda c: c.pop("objects"),
+        lambda c: c.update(units=[]),
+        lambda c: c.update(units=None),
+        lambda c: c.update(units=[3]),
+        lambda c: c.update(slot=None),
+        lambda c: c["units"][0].pop("end_lsn"),
+        lambda c: c["units"][0].update(end_lsn="x"),
+        lambda c: c["units"][0].update(end_lsn=3),
+        lambda c: c["units"][0].update(left_out=[[1 << 40, "0/1"]]),
+        lambda c: c["units"][0].update(segments=[{"key": "../etc"}]),
+        lambda c: c["units"][0].update(messages=[{"kind": "other"}]),
+        lambda c: c["objects"].append([-8, 0]),
+        lambda c: c["objects"][0].pop(),
+        lambda c: memory(c).pop(),
+        lambda c: memory(c).__setitem__(2, 1),
+    ],
+)
+def test_a_directory_that_lacks_a_part_is_refused(small, change) -> None:
+    with_directory(small, change)
+    refused(small)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda c: c.update(transactions=7),
+        lambda c: c.update(transactions=None),
+        lambda c: c.update(transactions=c["inline_messages"]),
+        lambda c: c.update(inline_messages=None),
+        lambda c: c.update(inline_messages=2),
+        lambda c: c["units"][0]["messages"].append({"kind": "inline"}),
+        lambda c: c["units"][0]["messages"].append({"kind": "memory", "object": 2, "n_bytes": 1}),
+        lambda c: c["units"][0]["messages"].append({"kind": "memory", "object": 9, "n_bytes": 1}),
+        lambda c: c["units"].append(c["units"][0]),
+        lambda c: c["objects"].append([0, 0]),
+        lambda c: c["objects"].append([0, zlib.crc32(b"")]),
+        lambda c: memory(c).__setitem__(0, 0),
+        lambda c: memory(c).__setitem__(0, "2"),
+        lambda c: memory(c).__setitem__(0, [2]),
+        lambda c: memory(c).__setitem__(0, -1),
+        lambda c: memory(c).__setitem__(1, 0),
+        lambda c: memory(c).__setitem__(3, 9),
+    ],
+)
+def test_a_directory_that_does_not_fit_its_objects_gives_no_unit(small, change) -> None:
+    with_directory(small, change)
+    refused(small, verify)
+
+
+def test_an_object_that_is_no_arrow_stream_is_refused(small) -> None:
+    whole = small.storage.read_bytes(small.key)
+    (first, _), (second, _), (third, _) = directory_of(whole)["objects"]
+    noise = b"\xff" * third
+
+    def change(content: dict[str, Any]) -> None:
+        content["objects"][2][1] = zlib.crc32(noise)
+
+    end = rewritten(whole, change)
+    small.storage.write_bytes(small.key, whole[: 8 + first + second] + noise + end)
+    refused(small, verify, Written.load, match="no Arrow stream")
+
+
+def test_a_later_version_is_not_guessed(small) -> None:
+    with_directory(small, lambda content: None, version=VERSION + 1)
+    for each in (look, verify, Written.load):
+        with pytest.raises(Unsupported, match=small.key):
+            each(small)

@@ -6,6 +6,7 @@ import os
 import pickle
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from tests.s3_server import S3Server
@@ -139,6 +140,16 @@ def test_a_flush_reaches_the_object_and_every_folder_up_to_the_root(
     assert flushed == set()
     local.sync(["1/s/a"])
     assert flushed == {str(tmp_path / p) for p in ("", "local", "local/1", "local/1/s", "local/1/s/a")}
+
+
+def test_the_end_of_an_object_is_read_with_its_size(storage: Storage) -> None:
+    storage.write_bytes("1/a", b"0123456789")
+    for n_bytes, tail in ((0, b""), (3, b"789"), (10, b"0123456789"), (99, b"0123456789")):
+        found, size = storage.read_tail("1/a", n_bytes)
+        assert (bytes(found), size) == (tail, 10)
+    assert storage.read_tail("1/none", 3) is None
+    storage.write_bytes("1/empty", b"")
+    assert storage.read_tail("1/empty", 3) == (pa.py_buffer(b""), 0)
 
 
 def test_syncing_what_is_missing_is_a_fault(local: Storage) -> None:
