@@ -50,6 +50,13 @@ REMEDY: Final = (
 )
 
 
+TRANSACTIONS: Final = 0
+"""The number of the object with the units' transactions: a record batch for each unit."""
+INLINE_MESSAGES: Final = 1
+"""The number of the object with a record batch for each ``InlineMessages`` of the units."""
+N_OWN_OBJECTS: Final = 2
+
+
 class StoredObject(NamedTuple):
     """One of the file's Arrow IPC streams. They follow each other without a gap."""
 
@@ -61,10 +68,7 @@ class StoredObject(NamedTuple):
 class Directory:
     units: tuple[tuple[UnitEnd, Sealed], ...]
     objects: tuple[StoredObject, ...]
-    transactions: int
-    """The number of the object with a record batch for each unit."""
-    inline_messages: int | None
-    """The number of the object with a record batch for each ``InlineMessages``. None where there are none."""
+    """The first two are ``TRANSACTIONS`` and ``INLINE_MESSAGES``; parts of units refer to all others."""
     first_commit_timestamp_us: int
 
     @property
@@ -110,8 +114,6 @@ def directory_to_json(directory: Directory, layout: Layout, number: int) -> byte
         "first_commit_timestamp_us": directory.first_commit_timestamp_us,
         "relations": relations.to_json(),
         "units": units,
-        "transactions": directory.transactions,
-        "inline_messages": directory.inline_messages,
         "objects": directory.objects,
     }
     return seal(FORMAT, VERSION, content)
@@ -176,8 +178,6 @@ def directory_from_json(data: pa.Buffer, layout: Layout, epoch: str, number: int
         directory = Directory(
             units=tuple(_unit_from_json(unit, relations) for unit in content["units"]),
             objects=tuple(StoredObject(*map(_count, stored)) for stored in content["objects"]),
-            transactions=_count(content["transactions"]),
-            inline_messages=_count_or_none(content["inline_messages"]),
             first_commit_timestamp_us=_number(content["first_commit_timestamp_us"]),
         )
         for _, unit in directory.units:
@@ -227,7 +227,7 @@ def _memory_from_json(value: list[Any], relations: Sequence[RelationVersion]) ->
         n_bytes=_count(n_bytes),
         first_commit_lsn=_count(first_commit_lsn),
         ref=_count(stored),
-        place=_count_or_none(place),
+        place=None if place is None else _count(place),
     )
 
 
@@ -255,10 +255,6 @@ def _count(value: Any) -> int:
     if _number(value) < 0:
         raise ValueError("below zero")
     return int(value)
-
-
-def _count_or_none(value: Any) -> int | None:
-    return None if value is None else _count(value)
 
 
 def _no_rows(schema: pa.Schema) -> pa.RecordBatch:

@@ -7,10 +7,11 @@ writes as a reader would, as far as that is cheap: at a load it is too late to f
 The bytes, all of them under a checksum::
 
     XIDSJRNL
-    Arrow IPC stream                 one after the other: the units' transactions (a record batch for each unit),
-    ...                              their inline messages if any, and each object that they have in memory, once
-    directory                        a sealed JSON document: ``journal_directory``
-    <QI8s                            the directory's length and CRC-32, XIDSJRNL
+    Arrow IPC stream        the transactions: a record batch for each unit
+    Arrow IPC stream        the messages that units have inline: a record batch for each of these parts
+    Arrow IPC streams       what units have in memory: each object once, however many parts refer to it
+    directory               a sealed JSON document: ``journal_directory``
+    <QI8s                   the directory's length and CRC-32, XIDSJRNL
 
 The directory is at the end, because lengths and checksums are known when an object has been written: at the beginning
 it would ask for all objects in memory at once. Here one is in memory at a time, both ways.
@@ -49,7 +50,10 @@ from xidstream.pipeline.exchange import (
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.packs import PACK_SCHEMA
 from xidstream.pipeline.segments.journal_directory import (
+    INLINE_MESSAGES,
+    N_OWN_OBJECTS,
     REMEDY,
+    TRANSACTIONS,
     Directory,
     StoredObject,
     directory_from_json,
@@ -111,16 +115,14 @@ def write_journal_file(
 
 def _write_objects(write: Write, units: Sequence[Sealed], ends: Sequence[UnitEnd], fetch: Fetch) -> Directory:
     objects = _Objects(write, fetch)
-    transactions = objects.add(rows.TRANSACTIONS_SCHEMA, [unit.transactions for unit in units])
+    objects.add(rows.TRANSACTIONS_SCHEMA, [unit.transactions for unit in units])
     inline = [m.rows for unit in units for m in unit.messages if isinstance(m, InlineMessages)]
-    inline_messages = objects.add(rows.MESSAGES_SCHEMA, inline) if inline else None
+    objects.add(rows.MESSAGES_SCHEMA, inline)
     numbered = [_with_refs(unit, objects.of_part) for unit in units]
     first = next((unit.transactions for unit in units if unit.transactions.num_rows), None)
     return Directory(
         units=tuple(zip(ends, numbered, strict=True)),
         objects=tuple(objects.written),
-        transactions=transactions,
-        inline_messages=inline_messages,
         first_commit_timestamp_us=0 if first is None else first.column("commit_timestamp")[0].value,
     )
 
@@ -135,7 +137,7 @@ class _Objects:
         self._of_ref: dict[ArrowRef, tuple[int, pa.Schema, int]] = {}
 
     def add(self, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> int:
-        """Write one, and return its number."""
+        """Write one as an Arrow IPC stream, and return its number."""
         sink = Checksumming(self._write)
         with (
             pa.PythonFile(sink, mode="w") as file,
@@ -203,6 +205,7 @@ def verify_journal_file(storage: Storage, layout: Layout, epoch: str, number: in
     """Read all of it, and all segments that it names; change nothing. Raises as ``load_journal_units``."""
     opened = _Opened(storage, layout, epoch, number)
     opened.verify_segments()
+    opened.own_batches()
     for _ in opened.tables():
         pass
     return opened.file
@@ -221,7 +224,20 @@ def load_journal_units(
     if opened.file != file:
         opened.refuse("is another than the one that was written")
     opened.verify_segments()
-    return opened.units({number: put(table) for number, table in opened.tables()})
+    transactions, inline = opened.own_batches()
+    refs = {number: put(table) for number, table in opened.tables()}
+    left = iter(inline)
+    return [
+        (end, _with_refs(_filled_in(unit, batch, left), lambda part: refs[part.ref]))
+        for (end, unit), batch in zip(opened.directory.units, transactions, strict=True)
+    ]
+
+
+def _filled_in(unit: Sealed, transactions: pa.RecordBatch, inline: Iterator[pa.RecordBatch]) -> Sealed:
+    messages = tuple(
+        InlineMessages(next(inline)) if isinstance(part, InlineMessages) else part for part in unit.messages
+    )
+    return dataclasses.replace(unit, transactions=transactions, messages=messages)
 
 
 class _Opened:
@@ -232,82 +248,66 @@ class _Opened:
         self._key = key = _key(layout, epoch, number)
         data = storage.read_buffer(key)
         self._data, file_bytes = _found(key, None if data is None else (data, data.size))
-        self._directory = _directory(layout, epoch, number, self._data, file_bytes)
+        self.directory = _directory(layout, epoch, number, self._data, file_bytes)
         if self._data[: len(MAGIC)].to_pybytes() != MAGIC:
             self.refuse("is damaged at its beginning")
-        sizes = (stored.n_bytes for stored in self._directory.objects)
+        sizes = (stored.n_bytes for stored in self.directory.objects)
         self._starts = list(itertools.accumulate(sizes, initial=len(MAGIC)))
-        self.file = journal_file(self._directory, epoch, number, file_bytes)
+        self._parts = self._parts_by_object()
+        self.file = journal_file(self.directory, epoch, number, file_bytes)
 
     def refuse(self, reason: str) -> NoReturn:
         _refuse(self._key, reason)
 
     def verify_segments(self) -> None:
-        units = [unit for _, unit in self._directory.units]
+        units = [unit for _, unit in self.directory.units]
         verify_stored(
             self._storage,
             (part.segment for unit in units for part in unit.segments),
             (part.file for unit in units for part in unit.messages if isinstance(part, SpilledMessages)),
         )
 
+    def own_batches(self) -> tuple[list[pa.RecordBatch], list[pa.RecordBatch]]:
+        """The units' transactions, and their inline messages: as many record batches as there should be."""
+        units = [unit for _, unit in self.directory.units]
+        n_inline = sum(isinstance(part, InlineMessages) for unit in units for part in unit.messages)
+        return (
+            self._own(TRANSACTIONS, rows.TRANSACTIONS_SCHEMA, len(units)),
+            self._own(INLINE_MESSAGES, rows.MESSAGES_SCHEMA, n_inline),
+        )
+
     def tables(self) -> Iterator[tuple[int, pa.Table]]:
-        """The objects that parts refer to, with their numbers, verified. All others are verified too."""
-        directory = self._directory
-        parts: dict[int, list[_StoredPart]] = {}
-        for _, unit in directory.units:
-            in_memory = [part for part in unit.messages if isinstance(part, MemoryMessages)]
-            stored: list[_StoredPart] = [*unit.memory, *in_memory]
-            for part in stored:
-                parts.setdefault(part.ref, []).append(part)
-        self._transactions, self._inline = self._small()
-        own = {directory.transactions, directory.inline_messages} - {None}
-        if own & parts.keys() or own | parts.keys() != set(range(len(directory.objects))):
-            self.refuse("has not the objects that its units refer to")
-        for number, refers in parts.items():
+        """The objects that parts refer to, and their numbers: one after the other, each verified."""
+        for number, parts in self._parts.items():
             batches, schema = self._batches(number)
             table = pa.Table.from_batches(batches, schema)
-            for part in refers:
+            for part in parts:
                 if (misfit := _misfit(part, table.schema, table.num_rows)) is not None:
                     self.refuse(f"has an object {number} that is not its units': {misfit}")
             yield number, table
 
-    def units(self, refs: dict[int, ArrowRef]) -> list[tuple[UnitEnd, Sealed]]:
-        """With ``refs`` for the numbers of objects, once ``tables`` has come to its end."""
-        inline = iter(self._inline)
-        found = []
-        for (end, unit), transactions in zip(self._directory.units, self._transactions, strict=True):
-            messages = tuple(
-                InlineMessages(next(inline)) if isinstance(part, InlineMessages) else part
-                for part in unit.messages
-            )
-            unit = dataclasses.replace(unit, transactions=transactions, messages=messages)
-            found.append((end, _with_refs(unit, lambda part: refs[part.ref])))
+    def _parts_by_object(self) -> dict[int, list[_StoredPart]]:
+        found: dict[int, list[_StoredPart]] = {}
+        for _, unit in self.directory.units:
+            messages = [part for part in unit.messages if isinstance(part, MemoryMessages)]
+            stored: list[_StoredPart] = [*unit.memory, *messages]
+            for part in stored:
+                found.setdefault(part.ref, []).append(part)
+        if len(self.directory.objects) < N_OWN_OBJECTS or found.keys() != set(
+            range(N_OWN_OBJECTS, len(self.directory.objects))
+        ):
+            self.refuse("has not the objects that its units refer to")
         return found
 
-    def _small(self) -> tuple[list[pa.RecordBatch], list[pa.RecordBatch]]:
-        """The units' transactions and the inline messages: as many record batches as there should be."""
-        directory = self._directory
-        parts = [part for _, unit in directory.units for part in unit.messages]
-        n_inline = sum(isinstance(part, InlineMessages) for part in parts)
-        wanted = [(directory.transactions, rows.TRANSACTIONS_SCHEMA, len(directory.units))]
-        if directory.inline_messages is not None:
-            wanted.append((directory.inline_messages, rows.MESSAGES_SCHEMA, n_inline))
-        elif n_inline:
-            self.refuse("has none of its inline messages")
-        found = []
-        for number, expected, n_batches in wanted:
-            batches, schema = self._batches(number)
-            if not schema.equals(expected) or len(batches) != n_batches:
-                self.refuse(f"has an object {number} that is not its units'")
-            found.append(batches)
-        return found[0], found[1] if len(found) > 1 else []
+    def _own(self, number: int, schema: pa.Schema, n_batches: int) -> list[pa.RecordBatch]:
+        batches, found = self._batches(number)
+        if not found.equals(schema) or len(batches) != n_batches:
+            self.refuse(f"has an object {number} that is not its units'")
+        return batches
 
     def _batches(self, number: int) -> tuple[list[pa.RecordBatch], pa.Schema]:
-        objects = self._directory.objects
-        if number >= len(objects):
-            self.refuse("has not the objects that its units refer to")
         data = self._data[self._starts[number] : self._starts[number + 1]]
-        if zlib.crc32(data) != objects[number].crc32:
+        if zlib.crc32(data) != self.directory.objects[number].crc32:
             self.refuse(f"is damaged: object {number} differs from what was written")
         try:
             with pa.ipc.open_stream(data, options=_READ_OPTIONS) as stream:

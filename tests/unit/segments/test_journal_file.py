@@ -627,11 +627,8 @@ def test_a_directory_that_lacks_a_part_is_refused(small, change) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        lambda c: c.update(transactions=7),
-        lambda c: c.update(transactions=None),
-        lambda c: c.update(transactions=c["inline_messages"]),
-        lambda c: c.update(inline_messages=None),
-        lambda c: c.update(inline_messages=2),
+        lambda c: c["objects"].clear(),
+        lambda c: c["units"][0]["messages"].clear(),
         lambda c: c["units"][0]["messages"].append({"kind": "inline"}),
         lambda c: c["units"][0]["messages"].append({"kind": "memory", "object": 2, "n_bytes": 1}),
         lambda c: c["units"][0]["messages"].append({"kind": "memory", "object": 9, "n_bytes": 1}),
