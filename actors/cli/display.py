@@ -25,7 +25,7 @@ from rich.table import Table
 from rich.text import Text
 
 from xidstream.actors.runtime.elapsed import Elapsed
-from xidstream.actors.supervision.supervisor import Status
+from xidstream.actors.supervision.run_status import Status
 from xidstream.pipeline.events import Event
 from xidstream.pipeline.quantities import counted, human_bytes, human_ms, human_s
 from xidstream.pipeline.snapshot.progress import SnapshotProgress
@@ -101,6 +101,8 @@ def summary(status: Status, pace: Pace | None = None) -> str:
 
 
 def _where(status: Status, pace: Pace) -> str:
+    if status.waiting_for:
+        return f"waiting for {' and '.join(status.waiting_for)}"
     lag_ms = status.driver.lag_ms
     if lag_ms is None or (status.is_caught_up and not pace.is_fresh):
         return "caught up" if status.is_caught_up else "catching up"

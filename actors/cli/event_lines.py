@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from types import TracebackType
 
 from xidstream.actors.cli.json_log import log_as_json
-from xidstream.actors.supervision.supervisor import Status
+from xidstream.actors.supervision.run_status import Status
 from xidstream.pipeline.events import Event
 
 log = logging.getLogger("xidstream")
@@ -54,7 +54,7 @@ class EventLines:
                 lsn = str(opened.confirmed_flush_lsn)
                 text = f"reading slot {slot} from {lsn}"
                 self._tell(slot, Event("reading", text, logging.INFO, lsn=lsn, epoch=status.epoch))
-            elif opened is None and status.waiting_for and self._waiting.get(slot) != status.waiting_for:
+            if status.waiting_for and self._waiting.get(slot) != status.waiting_for:
                 self._waiting[slot] = status.waiting_for
                 text = f"waiting for {' and '.join(status.waiting_for)}"
                 self._tell(slot, Event("waiting", text, logging.INFO))

@@ -54,6 +54,7 @@ SECTIONS: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
         ("proto_version", "status_interval_ms", "receive_timeout_ms", "heartbeat_interval_s"),
     ),
     "Sink": (("sink", "storage"), ()),
+    "Journal": (("journal_max_bytes",), ("journal_after_bytes", "journal_after_s")),
     "Snapshots": (("snapshot", "snapshot_connections"), ("snapshot_bytes_per_s",)),
     "Mirror": (("mirror_every", "mirror_vacuum"), ("mirror_retention", "mirror_file_bytes")),
     "Latency": (("linger_ms", "batch_rows"), ("stream_linger_ms", "block_bytes")),

@@ -1,11 +1,13 @@
 """One life of a slot's reader, buffers and sequencer: made together, opened in a safe order, and ended together.
 
 Session, buffers and sequencer take seconds each. So they start side by side, while the driver finishes the batch that
-an earlier epoch left in its hands. The reader takes the slot only with ``open``, when all others have started, because
-from then on the server expects feedback from us. The sequencer takes over the storage when the slot is ours.
+an earlier epoch left in its hands. The reader takes the slot only with ``open``, when its buffers have started, because
+from then on the server expects feedback from us. The sequencer takes over the storage when the slot is ours. The
+Spark session, which takes longest, is awaited while the reader reads (``await_driver``).
 
-Every wait ends with ``StopRequested`` as soon as the run is stopped. After a while it reports what it is waiting for.
-Ray keeps a part that it has no CPUs for waiting for ever: ``supervision.placement`` says when that ends the wait.
+Every wait ends with ``StopRequested`` as soon as the run is stopped, and with the error of a part that fails meanwhile.
+After a while it reports what it is waiting for. Ray keeps a part that it has no CPUs for waiting for ever:
+``supervision.placement`` says when that ends the wait.
 """
 
 from __future__ import annotations
@@ -23,7 +25,14 @@ from xidstream.actors.runtime.ray_cluster import is_ours
 from xidstream.actors.runtime.ray_errors import unwrap
 from xidstream.actors.runtime.secrets import ReaderSecrets
 from xidstream.actors.slot_reader import ReaderStats, SlotReader
-from xidstream.actors.supervision.placement import READER_CPUS, SEQUENCER_CPUS, RoomWatch, free_cpus, unplaced
+from xidstream.actors.supervision.placement import (
+    READER_CPUS,
+    SEQUENCER_CPUS,
+    RoomWatch,
+    free_cpus,
+    unplaced,
+    unplaced_driver,
+)
 from xidstream.pipeline.account.model import ReaderReport, SequencerReport
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import ComponentLost
@@ -79,14 +88,14 @@ class Epoch:
             CommitSequencer, config, self.name, num_cpus=SEQUENCER_CPUS, max_concurrency=1000
         )
         self._preparing = self._reader.prepare.remote()
+        self._reading: ray.ObjectRef | None = None
+        self._driver_starting: ray.ObjectRef | None = None
 
     def await_prepared(self, driver_starting: ray.ObjectRef | None) -> None:
-        """Wait until the reader is connected and has its buffers, and the driver has its session. Raises the first
-        failure."""
-        waiting = {self._preparing: READER}
-        if driver_starting is not None:
-            waiting[driver_starting] = DRIVER
-        self._await(waiting)
+        """Wait until the reader is connected and has its buffers. Raises the first failure, also of a driver whose
+        session starts meanwhile."""
+        self._driver_starting = driver_starting
+        self._await({self._preparing: READER})
         self.pids = self._call(self._reader.pids.remote(), READER)
 
     def open(self) -> Opened:
@@ -98,19 +107,33 @@ class Epoch:
     def run(self, target: Lsn | None) -> None:
         """Let the sequencer take over the storage, and the reader read."""
         self._call(self.sequencer.open.remote(self._reader, self.opened, target), SEQUENCER)
-        self._reading: ray.ObjectRef = self._reader.run.remote(self.sequencer)
+        self._reading = self._reader.run.remote(self.sequencer)
+
+    def await_driver(self, driver_starting: ray.ObjectRef) -> None:
+        """Wait for the driver's session while the reader reads. Raises the first failure of the two."""
+        self._driver_starting = None
+        self._await({driver_starting: DRIVER})
+
+    def pause(self, pause_s: float) -> None:
+        """Wait while the reader reads. Raises StopRequested, and the error that ended the reader."""
+        deadline_s = time.monotonic() + pause_s
+        while (left_s := deadline_s - time.monotonic()) > 0:
+            self.check_reading()
+            if self._stop.wait(min(left_s, _POLL_S)):
+                raise StopRequested
 
     def check_reading(self) -> None:
         """If the reader has ended, raise the error that ended it."""
-        if ray.wait([self._reading], timeout=0)[0]:
+        if self._reading is not None and ray.wait([self._reading], timeout=0)[0]:
             get(self._reading, READER)
             raise ComponentLost("the slot reader ended by itself")
 
     def raise_root_cause(self) -> None:
-        """If the reader has ended, raise its error. When a buffer died, the sink only sees rows that it cannot read,
-        and the reader knows the cause."""
-        if ray.wait([self._reading], timeout=_ROOT_CAUSE_S)[0]:
+        """If reader or sequencer has failed, raise its error. When a buffer died, the sink only sees rows that it
+        cannot read, and these know the cause."""
+        if self._reading is not None and ray.wait([self._reading], timeout=_ROOT_CAUSE_S)[0]:
             get(self._reading, READER)
+        get(self.sequencer.finished.remote(), SEQUENCER)
 
     def aim(self, target: Lsn) -> None:
         get(self.sequencer.aim.remote(target), SEQUENCER)
@@ -125,8 +148,16 @@ class Epoch:
     def stop_reading(self) -> None:
         """Stop the reader in order, so that the server gets the last position."""
         get(self._reader.stop.remote(), READER)
-        if ray.wait([self._reading], timeout=_STOP_TIMEOUT_S)[0]:
+        if self._reading is not None and ray.wait([self._reading], timeout=_STOP_TIMEOUT_S)[0]:
             get(self._reading, READER)
+
+    def stop_in_order(self) -> None:
+        """Where no batch loop runs that would see the end: what may be confirmed is, and the server gets to know."""
+        self.stop_batches()
+        deadline_s = time.monotonic() + _STOP_TIMEOUT_S
+        while not get(self.sequencer.finished.remote(), SEQUENCER) and time.monotonic() < deadline_s:
+            time.sleep(_POLL_S)
+        self.stop_reading()
 
     def reader_stats(self) -> ReaderStats | None:
         stats: ReaderStats | None = _ask(self._reader)
@@ -164,29 +195,43 @@ class Epoch:
         waiting = list(parts)
         tell_s = time.monotonic() + _TELL_WAITING_AFTER_S
         while waiting:
-            self.waiting_for = tuple(_AWAITED[parts[ref]] for ref in waiting)
+            beside = [] if self._driver_starting is None else [_AWAITED[DRIVER]]
+            self.waiting_for = tuple([_AWAITED[parts[ref]] for ref in waiting] + beside)
             done, waiting = ray.wait(waiting, timeout=_POLL_S)
             for ref in done:
                 get(ref, parts[ref])
             if self._stop.is_set():
                 raise StopRequested
+            self._check_others()
             if waiting:
                 self._look_for_room()
             if waiting and time.monotonic() > tell_s:
                 tell_s = time.monotonic() + _TELL_AGAIN_AFTER_S
                 self._tell_waiting()
+        self.waiting_for = ()
+
+    def _check_others(self) -> None:
+        """Raise the error of a part that is not awaited now."""
+        self.check_reading()
+        starting = self._driver_starting
+        if starting is not None and ray.wait([starting], timeout=0)[0]:
+            get(starting, DRIVER)
+            self._driver_starting = None
 
     def _look_for_room(self) -> None:
         """Raises what ``RoomWatch`` raises of a lack of CPUs that lasts."""
         now_s = time.monotonic()
         if now_s >= self._next_room_s:
             self._next_room_s = now_s + _LOOK_FOR_ROOM_S
-            needed = unplaced(self._config, self._reader, self.sequencer)
+            # While the reader reads it may ask for buffers that wait for a node for as long as it takes.
+            reads = self._reading is not None
+            of = self._reader
+            needed = unplaced_driver(of) if reads else unplaced(self._config, of, self.sequencer)
             self._lack = self._room.look(now_s, needed, free_cpus()) if needed else None
 
     def _tell_waiting(self) -> None:
         """That parts take long to start is no news."""
-        told = self._lack or _ask(self._reader, "waiting_for")
+        told = self._lack or (None if self._reading is not None else _ask(self._reader, "waiting_for"))
         if told is not None:
             self._notify(Event("waiting", told))
 

@@ -141,11 +141,8 @@ def unplaced(config: Config, reader: Any, sequencer: Any) -> list[Demand]:
     """
     reader_demand, sequencer_demand, buffers_demand = demands(config)
     state: Any = ray._private.state
-    found, reader_info = [], state.actors(reader._actor_id.hex())
-    pending = [each for each in state.actors(None, None, "PENDING_CREATION").values() if _waits(each)]
-    ours = reader_info.get("OwnerAddress")
-    if any(each["ActorClassName"] == "SparkDriver" and each["OwnerAddress"] == ours for each in pending):
-        found.append(Demand("Spark driver", DRIVER_CPUS))
+    reader_info, pending = state.actors(reader._actor_id.hex()), _pending()
+    found = unplaced_driver(reader, pending)
     if _waits(reader_info):
         found += [reader_demand, buffers_demand]
     else:
@@ -156,6 +153,20 @@ def unplaced(config: Config, reader: Any, sequencer: Any) -> list[Demand]:
     if _waits(state.actors(sequencer._actor_id.hex())):
         found.append(sequencer_demand)
     return found
+
+
+def unplaced_driver(reader: Any, pending: Sequence[dict[str, Any]] | None = None) -> list[Demand]:
+    """The Spark driver's actor, if it has no process yet. It has the owner of ``reader``: the run's process."""
+    ours = ray._private.state.actors(reader._actor_id.hex()).get("OwnerAddress")
+    for each in _pending() if pending is None else pending:
+        if each["ActorClassName"] == "SparkDriver" and each["OwnerAddress"] == ours:
+            return [Demand("Spark driver", DRIVER_CPUS)]
+    return []
+
+
+def _pending() -> list[dict[str, Any]]:
+    state: Any = ray._private.state
+    return [each for each in state.actors(None, None, "PENDING_CREATION").values() if _waits(each)]
 
 
 def _waits(actor: dict[str, Any]) -> bool:

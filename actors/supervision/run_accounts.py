@@ -171,7 +171,7 @@ class RunAccounts:
             host=socket.gethostname(),
             started_at=self._started_at,
             state=parts.state,
-            waiting_for=() if epoch is None else epoch.waiting_for if epoch.opened is None else (),
+            waiting_for=() if epoch is None else epoch.waiting_for,
             epoch=parts.epoch_name,
             is_caught_up=caught_up,
             page=self.page,

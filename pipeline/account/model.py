@@ -26,7 +26,8 @@ MOST_TABLES: Final = 20
 
 @dataclass(frozen=True)
 class RunPart:
-    """``state``: starting, reading, restarting or ended. ``waiting_for``: what a start waits for, in words.
+    """``state``: starting, reading, restarting or ended. ``waiting_for``: what a start waits for, in words; one
+    that reads already may wait for the Spark session.
     ``page``: where the status page is served. ``metrics``: where Ray offers this run's metrics.
     ``system_identifier`` (of the server) and ``database`` are None before the slot is ours."""
 

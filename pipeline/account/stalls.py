@@ -78,7 +78,9 @@ class StallWatch:
         if run.state in ("starting", "restarting") and account.last_error is not None:
             return tuple(_restarting(account, account.last_error))
         sink_stalls = tuple(self._sink(account.sink))
-        sequencer_stalls = tuple(self._sequencer(account, now_s, sink_is_told=bool(sink_stalls)))
+        # Of a session that starts, what the run waits for is told already.
+        is_told = bool(sink_stalls or run.waiting_for)
+        sequencer_stalls = tuple(self._sequencer(account, now_s, sink_is_told=is_told))
         reader_stalls = tuple(self._reader(account, now_s, sink_is_told=bool(sink_stalls)))
         return (*sink_stalls, *sequencer_stalls, *reader_stalls)
 

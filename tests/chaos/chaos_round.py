@@ -211,7 +211,9 @@ class Round:
             self._wait(lambda: supervisor.status().sequencer is not None, 120, ended, "the run did not start")
             traffic.start()
             # A run that never took a batch gives up soon, and rightly so.
-            self._wait(lambda: supervisor._restarts.took_batch, 120, ended, "nothing came into the sink")
+            self._wait(
+                lambda: supervisor._retries.restarts.took_batch, 120, ended, "nothing came into the sink"
+            )
             again: list[str] = []
             for text in self._faults:
                 if time.monotonic() > self._kills_until_s:

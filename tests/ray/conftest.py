@@ -56,6 +56,7 @@ class CollectingDriver:
         self.n_active = self.most_active = 0
         self.n_rows = 0
         self._dying = False
+        self.n_begun = 0
         self.deaths_before_count = 0
         """So many loops end after their first batch was confirmed, before anybody can have seen that."""
 
@@ -78,6 +79,7 @@ class CollectingDriver:
 
     def begin(self, sequencer: Any, identity: SlotIdentity) -> None:
         self._error = None
+        self.n_begun += 1
         self._thread = threading.Thread(target=self._run, args=(sequencer,), daemon=True)
         self._thread.start()
 

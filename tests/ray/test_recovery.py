@@ -67,7 +67,7 @@ def test_a_driver_that_dies_after_its_first_batches_is_not_taken_for_one_that_ne
     database.execute("create publication p for table t")
     supervisor = pipeline.start()
     database.execute(FILL.format(1, 10))
-    wait_until(lambda: supervisor._restarts.took_batch)
+    wait_until(lambda: supervisor._retries.restarts.took_batch)
     pids = supervisor.pids
     pipeline.driver.die()
     wait_until(lambda: pipeline.error is not None or (supervisor.pids and supervisor.pids != pids))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,9 @@ class Gate:
 
     def wait(self) -> None:
         self._open.wait()
+
+    def open(self) -> None:
+        self._open.set()
 
 
 class SlowDriver(CollectingDriver):
@@ -74,3 +79,74 @@ def test_a_reader_that_waits_and_fails_while_the_driver_starts_is_told_and_the_d
         # The other transaction is open still: nobody waits for it any more, and no slot is left.
         wait_until(lambda: database.execute("select count(*) from pg_replication_slots") == [(0,)])
     assert driver.n_closed == 1
+
+
+@NEWEST
+def test_reading_begins_while_the_session_still_starts_and_the_first_batch_has_what_was_read(
+    database: Database, tmp_path: Path
+) -> None:
+    database.execute("create table t (id bigint primary key)")
+    database.execute("create publication p for table t")
+    pipeline = RayPipeline(database, tmp_path)
+    pipeline.create_slot()
+    gate = Gate.options(num_cpus=0, max_concurrency=4).remote()  # type: ignore[attr-defined]
+    driver = SlowDriver(str(pipeline.storage), gate)
+    pipeline.driver = driver
+    supervisor = pipeline.start()
+    wait_until(lambda: supervisor.status().reader is not None)
+    database.execute("insert into t select generate_series(1, 100)")
+    wait_until(lambda: (s := supervisor.status()).sequencer is not None and s.sequencer.n_waiting > 0)
+    status = supervisor.status()
+    assert (status.state, status.waiting_for) == ("reading", ("the Spark session",))
+    assert driver.n_begun == 0
+    ray.get(gate.open.remote())
+    wait_until(lambda: driver.ids("public.t") == list(range(1, 101)))
+    wait_until(lambda: supervisor.status().waiting_for == ())
+    assert pipeline.notices == [] and driver.n_begun == 1
+    pipeline.stop()
+    assert pipeline.error is None
+
+
+@NEWEST
+def test_a_reader_that_dies_while_the_session_starts_costs_an_epoch_and_no_session(
+    database: Database, tmp_path: Path
+) -> None:
+    database.execute("create table t (id bigint primary key)")
+    database.execute("create publication p for table t")
+    pipeline = RayPipeline(database, tmp_path)
+    pipeline.create_slot()
+    gate = Gate.options(num_cpus=0, max_concurrency=4).remote()  # type: ignore[attr-defined]
+    driver = SlowDriver(str(pipeline.storage), gate)
+    pipeline.driver = driver
+    supervisor = pipeline.start()
+    wait_until(lambda: supervisor.status().waiting_for == ("the Spark session",))
+    database.execute("insert into t values (1)")
+    pids = supervisor.pids
+    os.kill(pids[0], signal.SIGKILL)
+    wait_until(lambda: supervisor.pids and supervisor.pids != pids)
+    ray.get(gate.open.remote())
+    wait_until(lambda: driver.ids("public.t") == [1])
+    assert (driver.n_starts, driver.n_begun, len(pipeline.restarts())) == (1, 1, 1)
+    pipeline.stop()
+
+
+@NEWEST
+def test_a_run_stopped_while_it_reads_and_its_session_starts_ends_in_order(
+    database: Database, tmp_path: Path
+) -> None:
+    database.execute("create table t (id bigint primary key)")
+    database.execute("create publication p for table t")
+    pipeline = RayPipeline(database, tmp_path)
+    pipeline.create_slot()
+    driver = SlowDriver(str(pipeline.storage), Gate.options(num_cpus=0, max_concurrency=4).remote())  # type: ignore[attr-defined]
+    pipeline.driver = driver
+    supervisor = pipeline.start()
+    wait_until(lambda: supervisor.status().reader is not None)
+    pipeline.stop()
+    assert pipeline.error is None and driver.n_closed == 1 and pipeline.notices == []
+    wait_until(lambda: not database.execute("select active from pg_replication_slots")[0][0])
+    # Nothing was taken from the slot that nobody has.
+    database.execute("insert into t select generate_series(1, 100)")
+    pipeline.driver = CollectingDriver(str(pipeline.storage))
+    pipeline.run_available()
+    assert pipeline.driver.ids("public.t") == list(range(1, 101))

@@ -100,6 +100,10 @@ WORKING = {
         sequencer(**{**WAITING, "head_kind": "position", "head_state": "done"})
     ]
     * 20,
+    "the Spark session starts while the reader reads": [
+        run(sequencer(head_state="ready", **WAITING), waiting_for=("the Spark session",))
+    ]
+    * 20,
     "a silent server of a paused reader": [
         sink(reader(silent_s=9.0 * i, paused_by="backlog_bytes"), n_batches=i) for i in range(20)
     ],

@@ -13,7 +13,7 @@ from rich.console import Console
 from xidstream.actors.cli.display import Display, Pace, picture, summary
 from xidstream.actors.driver.batch_loop import LoopProgress
 from xidstream.actors.slot_reader import ReaderStats
-from xidstream.actors.supervision.supervisor import Status
+from xidstream.actors.supervision.run_status import Status
 from xidstream.pipeline.exchange import Opened, PrepareCover, SlotIdentity
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.snapshot.progress import SnapshotProgress, TableProgress
@@ -205,6 +205,11 @@ def test_a_file_gets_lines_without_control_characters_one_for_each_change() -> N
         "a notice",
     ]
     assert not re.search(r"[^\x20-\x7e·\n]", out.getvalue())
+
+
+def test_what_a_run_that_reads_already_waits_for_comes_first() -> None:
+    shown = dataclasses.replace(status(), waiting_for=("the Spark session",))
+    assert summary(shown, Pace()).startswith("waiting for the Spark session · ")
 
 
 def test_several_slots_are_told_apart() -> None:

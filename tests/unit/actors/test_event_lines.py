@@ -18,7 +18,7 @@ from xidstream.actors.cli.event_lines import EventLines
 from xidstream.actors.cli.run import _Run
 from xidstream.actors.driver.batch_loop import LoopProgress
 from xidstream.actors.runtime.signals import StopRequest
-from xidstream.actors.supervision.supervisor import Status
+from xidstream.actors.supervision.run_status import Status
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import EnvironmentFault
 from xidstream.pipeline.events import Event, JsonLines
@@ -46,6 +46,9 @@ def test_a_run_that_is_well_says_that_it_waits_and_reads_and_then_nothing(
         assert told(caplog) == [("reading", {"slot": "shop", "lsn": "0/10", "epoch": "epoch-1"})]
         lines.show({"shop": dataclasses.replace(READING, epoch="epoch-2")})
         assert told(caplog) == [("reading", {"slot": "shop", "lsn": "0/10", "epoch": "epoch-2"})]
+        for _ in range(3):
+            lines.show({"shop": dataclasses.replace(READING, epoch="epoch-2", waiting_for=("Spark",))})
+        assert told(caplog) == [("waiting", {"slot": "shop"})]
         lines.tell("shop", Event("stalled", "stalled: …", part="sink"), "yellow", several=False)
         lines.line("stopped before anything was read", "yellow")
         assert told(caplog) == [("stalled", {"slot": "shop", "part": "sink"}), ("note", {})]

@@ -45,6 +45,7 @@ def test_help_all_shows_every_setting_and_help_only_the_usual_ones_in_sections(
         assert titles == [
             "Source",
             "Sink",
+            "Journal",
             "Snapshots",
             "Mirror",
             "Latency",
@@ -54,7 +55,7 @@ def test_help_all_shows_every_setting_and_help_only_the_usual_ones_in_sections(
             "General",
         ]
         assert max(map(len, text.splitlines())) <= max(width, 100), "the examples are the longest lines"
-    assert "17 more settings: `xidstream run --help-all`" in usual
+    assert "19 more settings: `xidstream run --help-all`" in usual
     assert "more settings" not in everything
 
 

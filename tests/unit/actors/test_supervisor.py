@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-import xidstream.actors.supervision.supervisor
+import xidstream.actors.supervision.retries
 from xidstream.actors.supervision.supervisor import Supervisor
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import (
@@ -60,8 +60,7 @@ class Scripted(Supervisor):
         self._stop = Pauses(clock)
 
     def _run_epoch(self) -> None:
-        self._reading_since_s = None
-        self._restarts.begin()
+        self._retries.begin()
         self.n_epochs += 1
         assert self.n_epochs < 2000, "the run goes on for ever"
         (self._epochs.pop(0) if len(self._epochs) > 1 else self._epochs[0])(self)
@@ -77,11 +76,11 @@ def fails(
     sink: int = 0,
 ) -> Epoch:
     def epoch(supervisor: Scripted) -> None:
-        supervisor._restarts.reached("slot", Lsn(slot))
+        supervisor._retries.restarts.reached("slot", Lsn(slot))
         if reads or takes_batch:
-            supervisor._reading_since_s = supervisor.clock.now_s
-        supervisor._restarts.reached("sink", Lsn(sink))
-        supervisor._restarts.took_batch = takes_batch
+            supervisor._retries.delivering_since_s = supervisor.clock.now_s
+        supervisor._retries.restarts.reached("sink", Lsn(sink))
+        supervisor._retries.restarts.took_batch = takes_batch
         supervisor.clock.now_s += lasts_s
         raise error if error is not None else ComponentLost("a part was lost")
 
@@ -95,7 +94,7 @@ def ends(supervisor: Scripted) -> None:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(xidstream.actors.supervision.supervisor.time, "monotonic", made.monotonic)
+    monkeypatch.setattr(xidstream.actors.supervision.retries.time, "monotonic", made.monotonic)
     return made
 
 
@@ -257,7 +256,7 @@ def test_a_stop_during_the_pause_begins_no_further_epoch(clock: Clock) -> None:
         notify(notice)
         supervisor.stop()
 
-    supervisor._notify = stop_too
+    supervisor._retries._notify = stop_too
     supervisor.run()
     assert supervisor.n_epochs == 1
 
@@ -286,7 +285,7 @@ def test_the_driver_is_closed_at_the_end_and_what_its_sink_printed_last_is_kept(
 ) -> None:
     driver = PrintingDriver()
     supervisor = Scripted(clock, end)
-    supervisor._driver = driver  # type: ignore[assignment]
+    supervisor._held._driver = driver  # type: ignore[assignment]
     with contextlib.suppress(SlotLost):
         supervisor.run()
     assert driver.n_closed == 1

@@ -1,0 +1,43 @@
+"""What a run is doing at one moment, for its display and for scripts. Asked for several times a second."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from xidstream.actors.driver.batch_loop import LoopProgress
+from xidstream.actors.slot_reader import ReaderStats
+from xidstream.pipeline.account.model import is_caught_up
+from xidstream.pipeline.exchange import Opened
+from xidstream.pipeline.snapshot.progress import SnapshotProgress
+from xidstream.pipeline.stages.sequencer_stats import SequencerStats
+
+
+@dataclass(frozen=True)
+class Status:
+    """All that a person may want to see. A part that is not there is None."""
+
+    epoch: str
+    opened: Opened | None
+    reader: ReaderStats | None
+    sequencer: SequencerStats | None
+    driver: LoopProgress
+    snapshots: SnapshotProgress | None = None
+    waiting_for: tuple[str, ...] = ()
+    """What an epoch that starts waits for, in words; one that reads may wait for the Spark session."""
+    state: str = "starting"
+    """As in an account: starting, reading, restarting or ended."""
+    last_error: str | None = None
+    """What ended the last epoch, or batch loop, that failed."""
+
+    @property
+    def is_caught_up(self) -> bool:
+        """As ``pipeline.account.model.is_caught_up`` says."""
+        opened, reader, sequencer = self.opened, self.reader, self.sequencer
+        if opened is None or reader is None or sequencer is None:
+            return False
+        return is_caught_up(
+            n_waiting=sequencer.n_waiting,
+            backlog_bytes=reader.backlog_bytes,
+            is_paused=reader.paused,
+            has_reached_target=sequencer.confirmed_lsn >= opened.target_lsn,
+        )
