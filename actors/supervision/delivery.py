@@ -3,7 +3,17 @@
 The reader reads meanwhile, from before the session is there until the end. So neither a session that starts nor one
 that is lost keeps the server waiting: what is committed goes to the journal (``stages.journaling``), and is confirmed.
 
-An error of the batch loop ends the epoch. If the reader has failed, too, its error is raised: it knows the cause.
+A batch loop that failed by the driver's or the sink's fault is followed by another one, on the same sequencer. The new
+loop opens the sink, and the sequencer then gives out again what the earlier one had in hand. The epoch ends
+where that could not help:
+
+- The reader or the sequencer has failed. Then the loop's error is what it saw of that, and theirs is raised.
+- Rows cannot be read: a stored one is damaged (SegmentCorrupt), or the process that kept it in memory has ended, which
+  a living driver tells as ComponentLost. The server has them.
+- It is the second failure without a delivered batch in between. What is amiss may be in what the epoch holds.
+- Another run has the slot (Superseded), or the driver cannot be replaced.
+
+Errors whose policy is STOP end the run, as ever.
 """
 
 from __future__ import annotations
@@ -19,10 +29,13 @@ from xidstream.actors.supervision.held_driver import HeldDriver
 from xidstream.actors.supervision.retries import Retries
 from xidstream.actors.supervision.slot_snapshots import SlotSnapshots
 from xidstream.pipeline.errors import (
+    Action,
     ColumnNameClash,
     ComponentLost,
     PoisonedChange,
+    SegmentCorrupt,
     SlotLost,
+    Superseded,
     XidstreamError,
 )
 from xidstream.pipeline.events import Event
@@ -33,6 +46,14 @@ _POLL_S = 0.25
 LAST_BATCH_TIMEOUT_S: Final = 120.0
 _DELIVERED_BEFORE = (PoisonedChange, ColumnNameClash, SlotLost)
 """All before it is delivered, and the server shall know."""
+
+
+class LoopFailed(Exception):
+    """A batch loop ended with ``error``, while reader and sequencer live."""
+
+    def __init__(self, error: XidstreamError) -> None:
+        super().__init__(error)
+        self.error = error
 
 
 class Delivery:
@@ -58,12 +79,20 @@ class Delivery:
         self._notify = notify
         self._target = target
         self._left_out: set[object] = set()
+        self._has_failed = False
+        """Whether the last loop failed without a delivered batch."""
 
     def run(self, driver: Driver) -> None:
         """Until all is delivered, or the stop was asked for. Raises the error that ended a part."""
         try:
-            self._await_session()
-            self._run_loop(driver)
+            while True:
+                self._await_session()
+                try:
+                    self._run_loop(driver)
+                    return
+                except LoopFailed as failed:
+                    error = failed.error
+                driver = self._replaced(error)
         except StopRequested:
             # There is no loop: what is committed is in the journal, and the rest comes again.
             self._epoch.stop_in_order()
@@ -78,6 +107,7 @@ class Delivery:
 
     def _run_loop(self, driver: Driver) -> None:
         self._n_batches = self._held.progress().n_batches
+        self._n_done = self._batches_done()
         driver.begin(self._epoch.sequencer, self._opened.identity)
         self._snapshots.begin(self._epoch, self._opened, driver)
         self._retries.delivering_since_s = time.monotonic()
@@ -104,19 +134,49 @@ class Delivery:
         self._tell_left_out()
 
     def _has_ended(self, driver: Driver) -> bool:
-        """Raises the error of the part that failed first."""
+        """Raises LoopFailed, and the error of a part that failed before the loop did."""
         try:
             return driver.result(_POLL_S)
         except _DELIVERED_BEFORE:
             raise
-        except XidstreamError:
+        except XidstreamError as error:
             self._epoch.raise_root_cause()
-            raise
+            if error.policy.action is Action.STOP:
+                raise
+            raise LoopFailed(error) from error
 
     def _note_progress(self) -> None:
         restarts, progress = self._retries.restarts, self._held.progress()
         restarts.took_batch = restarts.took_batch or progress.n_batches > self._n_batches
         restarts.reached("sink", progress.sink_lsn)
+
+    def _batches_done(self) -> int:
+        stats = self._epoch.sequencer_stats()
+        return 0 if stats is None else stats.n_batches
+
+    # -- behind a loop that failed ---------------------------------------------------------------------
+
+    def _replaced(self, error: XidstreamError) -> Driver:
+        """A driver for the next loop. Raises ``error`` where the epoch cannot go on behind it."""
+        # The sequencer knows of batches that the driver did not live to count.
+        took_batch = self._retries.restarts.took_batch or self._batches_done() > self._n_done
+        self._retries.restarts.took_batch = took_batch
+        is_second = self._has_failed and not took_batch
+        if self._stop.is_set() or is_second or not self._is_drivers_own(error):
+            raise error
+        self._has_failed = True
+        pause_s = self._retries.pause_after(error)
+        if pause_s is None:
+            raise error
+        self._retries.tell(error, pause_s)
+        self._retries.begin()
+        self._epoch.pause(pause_s)
+        return self._held.ensure()
+
+    def _is_drivers_own(self, error: XidstreamError) -> bool:
+        if isinstance(error, (SegmentCorrupt, Superseded)):
+            return False
+        return not (isinstance(error, ComponentLost) and self._held.is_alive())
 
     def _tell_left_out(self) -> None:
         """What was given up is never left out silently."""

@@ -216,11 +216,13 @@ def test_a_lost_jvm_is_replaced_and_sigterm_then_ends_the_run_with_everything_co
         )
         jvms = spark_driver_jvms(process.pid)
         assert len(jvms) == 1
+        senders = walsenders(database)
         jvms[0].kill()
         # Noticed although nothing is being written: few rows do not need the JVM.
         wait_until(lambda: any(jvm.pid != jvms[0].pid for jvm in spark_driver_jvms(process.pid)), 120)
         database.execute(ROWS.format(1001, 2000))
         wait_until(lambda: len(delta(tmp_path, "_transactions")) == 2, 180)
+        assert walsenders(database) == senders, "nothing was read anew"
     finally:
         process.send_signal(signal.SIGTERM)
         output, _ = process.communicate(timeout=90)
@@ -402,6 +404,11 @@ def test_a_run_of_several_slots_does_what_can_be_done_and_ends_with_the_worst_st
 def is_read(database: Database) -> bool:
     asked = "select active from pg_replication_slots where slot_name = %s"
     return database.execute(asked, f"s_{database.name}"[:63]) == [(True,)]
+
+
+def walsenders(database: Database) -> list[tuple[int]]:
+    asked = "select active_pid from pg_replication_slots where slot_name = %s"
+    return database.execute(asked, f"s_{database.name}"[:63])
 
 
 def wait_for_reader(database: Database) -> None:

@@ -25,7 +25,7 @@ from xidstream.actors.runtime.ray_cluster import connect_ray
 from xidstream.actors.supervision.supervisor import Supervisor
 from xidstream.pipeline.account.model import SinkReport
 from xidstream.pipeline.config import Config
-from xidstream.pipeline.errors import ComponentLost
+from xidstream.pipeline.errors import ComponentLost, XidstreamError
 from xidstream.pipeline.exchange import Batch, SlotIdentity
 from xidstream.pipeline.pg import INVALID_LSN
 from xidstream.pipeline.segments import SegmentReader
@@ -55,19 +55,21 @@ class CollectingDriver:
         self.take_s = 0.0
         self.n_active = self.most_active = 0
         self.n_rows = 0
-        self._dying = False
+        self._dying: list[tuple[BaseException, bool]] = []
+        self._is_lost = False
         self.n_begun = 0
         self.deaths_before_count = 0
         """So many loops end after their first batch was confirmed, before anybody can have seen that."""
 
-    replaceable = False
+    replaceable = True
 
-    def die(self) -> None:
-        """As a lost driver: the loop ends with an error, and what it had counted is gone."""
-        self._dying = True
+    def die(self, *errors: XidstreamError, is_lost: bool | None = None) -> None:
+        """The next loops end with these, each when it has a batch in hand. With a ComponentLost, or as ``is_lost``
+        says, the driver is lost, too, and what it had counted."""
+        self._dying = [(e, isinstance(e, ComponentLost) if is_lost is None else is_lost) for e in errors]
 
     def start(self) -> None:
-        return None
+        self._is_lost = False
 
     def end(self, timeout_s: float) -> bool:
         if self._thread is not None:
@@ -75,7 +77,7 @@ class CollectingDriver:
         return self._thread is None or not self._thread.is_alive()
 
     def is_alive(self) -> bool:
-        return True
+        return not self._is_lost
 
     def begin(self, sequencer: Any, identity: SlotIdentity) -> None:
         self._error = None
@@ -112,9 +114,6 @@ class CollectingDriver:
         try:
             ray.get(sequencer.sink_opened.remote(INVALID_LSN, 0))
             while True:
-                if self._dying:
-                    self._dying, self._batches = False, 0
-                    raise ComponentLost("the driver was told to die")
                 while self.hold.is_set():
                     self.is_held = True
                     time.sleep(0.02)
@@ -124,6 +123,8 @@ class CollectingDriver:
                     if ray.get(sequencer.finished.remote()):
                         return
                     continue
+                if self._dying:
+                    self._lose(*self._dying.pop(0))
                 self.n_active += 1
                 self.most_active = max(self.most_active, self.n_active)
                 try:
@@ -135,10 +136,14 @@ class CollectingDriver:
                 if self.deaths_before_count:
                     self.deaths_before_count -= 1
                     wait_until(lambda b=batch: ray.get(sequencer.stats.remote()).confirmed_lsn >= b.end_lsn)
-                    raise ComponentLost("the driver died behind its first batch")
+                    self._lose(ComponentLost("the driver died behind its first batch"), True)
                 self._batches += 1
         except BaseException as error:
             self._error = unwrap(error, "commit sequencer")
+
+    def _lose(self, error: BaseException, is_lost: bool) -> None:
+        self._is_lost, self._batches = is_lost, 0 if is_lost else self._batches
+        raise error
 
     def _take(self, batch: Batch) -> None:
         for memory in (part for unit in batch.units for part in unit.memory):

@@ -12,6 +12,7 @@ from tests.postgres_fixtures import Database
 from tests.ray.conftest import RayPipeline, wait_until
 from tests.ray.test_pipeline import NEWEST
 from xidstream.actors.demo.embedded_postgres import EmbeddedPostgres
+from xidstream.pipeline.errors import ComponentLost
 
 pytestmark = pytest.mark.ray
 
@@ -68,12 +69,10 @@ def test_a_driver_that_dies_after_its_first_batches_is_not_taken_for_one_that_ne
     supervisor = pipeline.start()
     database.execute(FILL.format(1, 10))
     wait_until(lambda: supervisor._retries.restarts.took_batch)
-    pids = supervisor.pids
-    pipeline.driver.die()
-    wait_until(lambda: pipeline.error is not None or (supervisor.pids and supervisor.pids != pids))
-    assert pipeline.error is None
+    pipeline.driver.die(ComponentLost("the driver was told to die"))
     database.execute(FILL.format(11, 20))
-    wait_until(lambda: len(pipeline.driver.transactions) == 2)
+    wait_until(lambda: pipeline.error is not None or len(pipeline.driver.transactions) == 2)
+    assert pipeline.error is None and pipeline.driver.n_begun == 2
 
 
 @NEWEST

@@ -1,0 +1,105 @@
+"""A batch loop that fails while reader and sequencer live: only the driver's part begins again, on the same slot."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from tests.ray.conftest import RayPipeline, wait_until
+from xidstream.pipeline.errors import ComponentLost, SegmentCorrupt, StorageFault, XidstreamError
+
+pytestmark = [pytest.mark.ray, pytest.mark.parametrize("postgres_server", [18], indirect=True)]
+
+FILL = "insert into t select i, repeat('x', 100) from generate_series({}::bigint, {}::bigint) i"
+LOST = ComponentLost("the Spark driver ended")
+AWAY = StorageFault("the sink's store is away")
+
+
+@pytest.fixture
+def one_delivered(pipeline: RayPipeline) -> RayPipeline:
+    """It runs, and the sink has rows 1 to 10."""
+    database = pipeline.database
+    database.execute("create table t (id bigint primary key, note text)")
+    database.execute("create publication p for table t")
+    pipeline.create_slot()
+    pipeline.start(logical_decoding_work_mem="64kB")
+    database.execute(FILL.format(1, 10))
+    wait_until(lambda: pipeline.driver.ids("public.t") == list(range(1, 11)))
+    return pipeline
+
+
+def walsender(pipeline: RayPipeline) -> int:
+    row = pipeline.database.execute(
+        "select active_pid from pg_replication_slots where slot_name = %s", pipeline.slot
+    )
+    return int(row[0][0])
+
+
+def pids(pipeline: RayPipeline) -> list[int]:
+    assert pipeline.supervisor is not None
+    return pipeline.supervisor.pids
+
+
+@pytest.mark.parametrize("error", [LOST, AWAY], ids=["lost", "alive"])
+def test_a_loop_that_fails_with_a_batch_in_hand_costs_no_epoch_and_its_batch_comes_once_in_order(
+    one_delivered: RayPipeline, error: XidstreamError
+) -> None:
+    pipeline, database = one_delivered, one_delivered.database
+    before, sender = pids(pipeline), walsender(pipeline)
+    with database.connect() as session:
+        session.execute(b"begin")
+        session.execute(FILL.format(10_001, 20_000).encode())
+        wait_until(lambda: pipeline.open_rows() > 5_000)
+        for first in (11, 21):  # the first loop lives on after this one, and the second one fails again
+            pipeline.driver.die(error)
+            database.execute(FILL.format(first, first + 9))
+            wait_until(lambda n=first + 9: n in pipeline.driver.ids("public.t"))
+        # The open transaction was not sent again.
+        assert pipeline.open_rows() > 5_000
+        session.execute(b"commit")
+    wait_until(lambda: 20_000 in pipeline.driver.ids("public.t"))
+    assert pipeline.driver.ids("public.t") == [*range(1, 31), *range(10_001, 20_001)]
+    assert (pids(pipeline), walsender(pipeline)) == (before, sender)
+    assert pipeline.driver.n_begun == 3
+    assert [error.message in notice for notice in pipeline.restarts()] == [True, True]
+    end_lsn = pipeline.driver.transactions[-1]["end_lsn"]
+    wait_until(lambda: pipeline.confirmed() >= end_lsn)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [SegmentCorrupt("segment '0.parquet' is missing"), ComponentLost("the xid buffer ended unexpectedly")],
+    ids=["stored", "in-memory"],
+)
+def test_rows_that_cannot_be_read_are_read_again_from_the_slot(
+    one_delivered: RayPipeline, error: XidstreamError
+) -> None:
+    pipeline = one_delivered
+    before = pids(pipeline)
+    pipeline.driver.die(error, is_lost=False)
+    pipeline.database.execute(FILL.format(11, 20))
+    wait_until(lambda: pipeline.driver.ids("public.t") == list(range(1, 21)))
+    assert pids(pipeline) != before
+
+
+def test_a_second_failure_without_a_batch_in_between_ends_the_epoch(one_delivered: RayPipeline) -> None:
+    pipeline = one_delivered
+    before = pids(pipeline)
+    pipeline.driver.die(AWAY, AWAY)
+    pipeline.database.execute(FILL.format(11, 20))
+    wait_until(lambda: pipeline.driver.ids("public.t") == list(range(1, 21)))
+    assert pids(pipeline) != before
+    assert len(pipeline.restarts()) == 2
+
+
+def test_a_buffer_that_died_is_told_and_not_what_the_sink_saw_of_it(one_delivered: RayPipeline) -> None:
+    pipeline = one_delivered
+    before = pids(pipeline)
+    pipeline.driver.die(AWAY)
+    os.kill(before[1], signal.SIGKILL)
+    pipeline.database.execute(FILL.format(11, 20))
+    wait_until(lambda: pipeline.driver.ids("public.t") == list(range(1, 21)))
+    assert pids(pipeline) != before
+    assert "xid buffer" in pipeline.restarts()[0]
