@@ -93,6 +93,7 @@ class CommitSequence:
         self._finished = FinishedPrepares()
         self._is_open = False
         self._is_sink_known = False
+        self._n_loops = 0
         self._figures = Delivered()
 
     # -- set-up ----------------------------------------------------------------------------------------
@@ -133,6 +134,7 @@ class CommitSequence:
         whom the sink is to be claimed. Raises Superseded.
         """
         self._watermark = max(self._watermark, watermark)
+        self._n_loops += 1
         self._order.put_back()
         self._leaving_out.clear()
         self._journaling.release()
@@ -257,12 +259,14 @@ class CommitSequence:
     # -- to and from the driver ------------------------------------------------------------------------
 
     async def next_batch(self, wait_s: float) -> Batch | None:
-        """The next batch; None when ``wait_s`` passed without one, or nothing more is to come (``finished``)."""
-        deadline = time.monotonic() + wait_s
+        """The next batch; None when ``wait_s`` passed without one, or nothing more is to come (``finished``).
+
+        The call of a driver that died may still wait here: from the next ``sink_opened`` on it gets nothing."""
+        deadline, loop = time.monotonic() + wait_s, self._n_loops
         async with self._changed:
             while True:
                 self._raise_failure()
-                if self.is_finished():
+                if self.is_finished() or loop != self._n_loops:
                     return None
                 reach("releasing")
                 batch = None if self._stopping else self._order.next_batch()

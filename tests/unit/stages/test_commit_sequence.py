@@ -26,7 +26,7 @@ from xidstream.pipeline.rows import internal_schema
 from xidstream.pipeline.segments import Layout, Storage, write_prepared, write_segment
 from xidstream.pipeline.sequencer import FinishedPrepares
 from xidstream.pipeline.stages.commit_sequence import CommitSequence, Entry
-from xidstream.pipeline.stream import CommittedPrepared, Prepared, RolledBackPrepared
+from xidstream.pipeline.stream import Committed, CommittedPrepared, Prepared, RolledBackPrepared
 
 
 def sequence(config: Config) -> CommitSequence:
@@ -40,6 +40,39 @@ def test_there_are_no_figures_before_the_slot_is_open() -> None:
         return await sequence(Config()).stats()
 
     assert asyncio.run(ask()) is None
+
+
+def test_the_call_of_a_driver_that_died_takes_nothing_from_the_next_one(tmp_path: Path) -> None:
+    """It waits on in the sequencer. What it took then nobody would ever report, and nothing behind it was confirmed."""
+    end = TransactionEnd(Xid(700), Lsn(20), Lsn(24), 0)
+
+    async def work() -> None:
+        sequencer, reader = sequence(Config(storage=str(tmp_path))), Reader()
+        await sequencer.open(reader.tell, AT_5, None)
+        await sequencer.sink_opened(Lsn(0), 0)
+        of_the_dead = asyncio.ensure_future(sequencer.next_batch(60))
+        await asyncio.sleep(0)
+        await sequencer.sink_opened(Lsn(0), 0)
+        await sequencer.submit([Entry(0, Committed(end, False))])
+        assert await of_the_dead is None
+        batch = await sequencer.next_batch(60)
+        assert batch is not None and batch.n_transactions == 1
+
+    asyncio.run(work())
+
+
+AT_5 = Opened(
+    SlotIdentity(1, "d", "s"),
+    confirmed_flush_lsn=Lsn(5),
+    target_lsn=Lsn(100),
+    server_version=180004,
+    proto_version=4,
+    streaming="on",
+    two_phase=True,
+    cover=PrepareCover(),
+    timeline=1,
+    history={},
+)
 
 
 class Reader:
@@ -86,24 +119,12 @@ def test_finished_prepares_belong_to_the_event_loop_while_positions_are_recorded
     prepared = Prepared(Xid(700), "g", Lsn(10), Lsn(14), False, None, False)
     record = PreparedTransaction(Xid(700), "g", Lsn(10), Lsn(14), False, None, ())
     end = TransactionEnd(Xid(700), Lsn(20), Lsn(24), 0, gid="g")
-    opened = Opened(
-        SlotIdentity(1, "d", "s"),
-        confirmed_flush_lsn=Lsn(5),
-        target_lsn=Lsn(100),
-        server_version=180004,
-        proto_version=4,
-        streaming="on",
-        two_phase=True,
-        cover=PrepareCover(),
-        timeline=1,
-        history={},
-    )
     finished, reader = WatchedPrepares(), Reader()
 
     async def work() -> None:
         sequencer = sequence(Config(storage=str(tmp_path)))
         sequencer._finished = finished
-        await sequencer.open(reader.tell, opened, Lsn(24))
+        await sequencer.open(reader.tell, AT_5, Lsn(24))
         written: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         written.set_result(record)
         await sequencer.submit([Entry(0, prepared, written), Entry(1, CommittedPrepared(end))])
