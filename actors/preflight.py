@@ -22,9 +22,18 @@ SLOT_IN_USE_WAIT_S = 30.0
 _SLOT_POLL_S = 0.5
 
 
-def findings_of(config: Config, check_sink: SinkCheck | None = None) -> list[Finding]:
-    """All of it. ``check_sink``: of the sink that the run will be given; None: of ``config.sink``."""
-    findings = preflight(config, check_sink)
+def findings_of(
+    config: Config, check_sink: SinkCheck | None = None, *, has_sink: bool = True
+) -> list[Finding]:
+    """All of it. ``check_sink``: of the sink that the run will be given; None: of ``config.sink``. ``has_sink``: a
+    capture has none, and needs no Spark."""
+    findings = preflight(config, check_sink, has_sink=has_sink)
+    if not has_sink:
+        unknown = "free CPUs and memory, and whether each node reaches the server and the storage"
+        findings.append(
+            Finding.not_checked("cluster", f"what only Ray can tell, once it has started: {unknown}")
+        )
+        return findings
     try:
         findings.append(Finding.ok("java", f"Java: {ensure_java()}"))
     except PreconditionMissing as error:
@@ -46,6 +55,7 @@ def require(
     tell: Callable[[str], None],
     wait_s: float = SLOT_IN_USE_WAIT_S,
     stopped: Callable[[], bool] = lambda: False,
+    has_sink: bool = True,
 ) -> None:
     """Raise for the first thing that is missing, after telling the others; warnings are told, too.
 
@@ -56,7 +66,7 @@ def require(
     deadline_s = time.monotonic() + wait_s
     told = False
     while True:
-        findings = findings_of(config, check_sink)
+        findings = findings_of(config, check_sink, has_sink=has_sink)
         failed = [f for f in findings if f.status is Status.FAILED]
         if [f.raises for f in failed] != [SlotInUse] or time.monotonic() >= deadline_s:
             break

@@ -65,11 +65,17 @@ class ReaderStats:
 
 class SlotReader:
     def __init__(
-        self, config: Config, epoch: str, secrets_path: str | None = None, quota: Any = None
+        self,
+        config: Config,
+        epoch: str,
+        secrets_path: str | None = None,
+        quota: Any = None,
+        has_sink: bool = True,
     ) -> None:
         self._config = config
         self._epoch = epoch
         self._secrets_path = secrets_path
+        self._has_sink = has_sink
         self._share = None if quota is None else QuotaShare(quota, epoch, config.buffers_min)
         self._stop = threading.Event()
         self._waiting_for: str | None = None
@@ -231,7 +237,8 @@ class SlotReader:
             self._layout,
             self._config.buffer_memory_bytes,
             self._given_up,
-            bind_late=may_take_segments(self._config.sink, self._config.storage),
+            # In the journal, a transaction that is a segment already is a line. So are those of a capture.
+            bind_late=not self._has_sink or may_take_segments(self._config.sink, self._config.storage),
         )
         self._pool = BufferPool(self._config, settings, self._spares, self._share)
         # While the buffers load their kernels, and not when the slot is ours.

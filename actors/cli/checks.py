@@ -47,10 +47,10 @@ _MARKS = {
 }
 
 
-def print_findings(config: Config) -> bool:
+def print_findings(config: Config, *, has_sink: bool) -> bool:
     """One line each, with its remedy; whether nothing failed."""
     console = Console(highlight=False)
-    findings = findings_of(config)
+    findings = findings_of(config, has_sink=has_sink)
     for finding in findings:
         mark, style = _MARKS[finding.status]
         statement = finding.statement

@@ -74,9 +74,12 @@ def parts(status: Status, pace: Pace | None = None) -> list[str]:
     """The status as short phrases, the most important ones first. Without ``pace`` it is the end of a run."""
     driver, reader = status.driver, status.reader
     found = [_where(status, pace)] if pace is not None else []
-    found.append(
-        f"{counted(driver.n_transactions, 'transaction')}, {counted(driver.n_rows, 'row')} delivered"
-    )
+    if status.has_sink:
+        found.append(
+            f"{counted(driver.n_transactions, 'transaction')}, {counted(driver.n_rows, 'row')} delivered"
+        )
+    else:
+        found.append("into the journal")
     if pace is not None and pace.rows_per_s and pace.rows_per_s >= 1:
         found.append(f"{pace.rows_per_s:,.0f} rows/s")
     if reader is not None:

@@ -20,7 +20,13 @@ from typing import Any
 import click
 
 from xidstream.actors.cli.json_log import logs_json
-from xidstream.actors.cli.options import RunCommand, build_config, build_configs, setting_options
+from xidstream.actors.cli.options import (
+    CAPTURE_SETTINGS,
+    RunCommand,
+    build_config,
+    build_configs,
+    setting_options,
+)
 from xidstream.actors.runtime.signals import StopRequest
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import ExitStatus, XidstreamError
@@ -95,6 +101,34 @@ def run(config_file: Path | None, **options: Any) -> None:
         stop.deafen()
 
 
+@cli.command(cls=RunCommand, short_help="Write a slot's transactions to its journal, without Spark.")
+@setting_options(*CAPTURE_SETTINGS)
+def capture(config_file: Path | None, **options: Any) -> None:
+    """Read a slot into its journal in the storage, until interrupted or (--available-now) done. No Spark, no sink.
+
+    For the time while Spark or the sink is away, upgraded or broken: the slot is confirmed behind the journal, so the
+    server keeps no WAL for it. The next `run` with this slot and storage, on any machine, delivers the journal and
+    goes on behind it. A slot has one reader at a time: end the run first.
+
+    
+    Examples:
+      xidstream capture --dsn 'host=db dbname=shop user=repl' --slot shop --publication shop \
+                        --storage s3://bucket/xidstream
+      xidstream capture --config shop.toml
+    """
+    configs = build_configs(config_file, options)
+    for config in configs:
+        config.require("slot", "publication", "storage")
+    stop = StopRequest()
+    stop.listen()
+    from xidstream.actors.cli.run import capture_slots
+
+    try:
+        capture_slots(configs, stop)
+    finally:
+        stop.deafen()
+
+
 @cli.command(short_help="Tell what a run would lack, each with its remedy.")
 @setting_options(
     *_CONNECTION,
@@ -110,7 +144,8 @@ def run(config_file: Path | None, **options: Any) -> None:
     "snapshot",
     "snapshot_connections",
 )
-def check(config_file: Path | None, **options: Any) -> None:
+@click.option("--capture", is_flag=True, help="Of `xidstream capture`: without sink and Spark.")
+def check(config_file: Path | None, capture: bool, **options: Any) -> None:
     """Preflight: every precondition of `run`, each with its remedy, and what could not be checked.
 
     Give it the options of the run, --storage and --sink among them: both are tried with a file that is removed again.
@@ -125,7 +160,7 @@ def check(config_file: Path | None, **options: Any) -> None:
     for config in configs:
         if len(configs) > 1:
             click.echo(f"\nslot {config.slot}")
-        complete = print_findings(config) and complete
+        complete = print_findings(config, has_sink=not capture) and complete
     if not complete:
         raise SystemExit(ExitStatus.PRECONDITION)
 

@@ -70,9 +70,20 @@ SECTIONS: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
 }
 """Title → the settings that ``--help`` shows, and those that only ``--help-all`` adds."""
 
+CAPTURE_SETTINGS: Final = tuple(
+    name
+    for title, (usual, expert) in SECTIONS.items()
+    if title not in ("Mirror", "Spark")
+    for name in usual + expert
+    if name not in ("sink", "batch_rows", "batch_bytes", "snapshot_connections", "snapshot_bytes_per_s")
+)
+"""Those of a run without a sink."""
+
 
 class RunCommand(click.Command):
-    """A command with all settings: ``--help`` shows the most important ones by section, ``--help-all`` all of them."""
+    """A command with all settings, or most of them.
+
+    ``--help`` shows the most important ones by section, ``--help-all`` all that it has."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -92,8 +103,8 @@ class RunCommand(click.Command):
         n_left_out = 0
         for title, (usual, expert) in SECTIONS.items():
             shown = usual + expert if ctx.meta.get(_ALL) else usual
-            n_left_out += len(usual) + len(expert) - len(shown)
-            _write(ctx, formatter, title, [options.pop(name) for name in shown])
+            n_left_out += sum(name in options for name in usual + expert if name not in shown)
+            _write(ctx, formatter, title, [options.pop(name) for name in shown if name in options])
         settings = {name for usual, expert in SECTIONS.values() for name in usual + expert}
         _write(
             ctx, formatter, "General", [option for name, option in options.items() if name not in settings]
@@ -117,6 +128,8 @@ def _write(
     ctx: click.Context, formatter: click.HelpFormatter, title: str, options: list[click.Parameter]
 ) -> None:
     records = [record for option in options if (record := option.get_help_record(ctx)) is not None]
+    if not records:
+        return
     with formatter.section(title):
         formatter.write_dl(records)
 

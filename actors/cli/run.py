@@ -1,8 +1,8 @@
-"""``xidstream run``: preflight, a local or joined Ray, the supervisors, and what a person sees meanwhile.
+"""``xidstream run`` and ``xidstream capture``: preflight, Ray, the supervisors, and what a person sees meanwhile.
 
 Each slot has a supervisor, on a thread of its own. They share the Spark session (``supervision.shared_session``) and
 the cap on buffers (``reader.buffer_quota``). A slot that ends with an error says so, and the others go on. The run ends
-when all slots have ended, with the worst error.
+when all slots have ended, with the worst error. A capture is a run without a sink: it has no Spark session.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from xidstream.actors.runtime.signals import STOPPING, StopRequest
 from xidstream.actors.supervision.page import serve
 from xidstream.actors.supervision.shared_session import SharedSession
 from xidstream.actors.supervision.supervisor import Supervisor
-from xidstream.pipeline.config import Config
+from xidstream.pipeline.config import Config, SnapshotMode
 from xidstream.pipeline.errors import ConfigError, ExitStatus, XidstreamError
 from xidstream.pipeline.events import Event, of_error
 from xidstream.pipeline.faultpoints import VARIABLE, armed
@@ -47,17 +47,53 @@ def run_pipeline(configs: Sequence[Config], stop: StopRequest) -> None:
                 "mirror_every is for a Delta sink: base tables are made from its change log",
                 remedy="leave mirror_every out, or give --sink delta:URI",
             )
+    _run(configs, stop, has_sink=True)
+
+
+def capture_slots(configs: Sequence[Config], stop: StopRequest) -> None:
+    """As ``run_pipeline``, into the journals of the slots. A sink that the settings name is not used."""
+    for config in configs:
+        refuse_travelling(config)
+        _check_capture(config)
+    _run(configs, stop, has_sink=False)
+
+
+def _check_capture(config: Config) -> None:
+    if not config.journal_max_bytes:
+        raise ConfigError(
+            "a capture has only the journal to write to, and journal_max_bytes is 0",
+            remedy="raise journal_max_bytes: transactions that it has no room for wait in the slot",
+        )
+    if config.snapshot == SnapshotMode.ONLY.value:
+        raise ConfigError("snapshot = only is for a run: a capture takes no snapshots")
+    if config.create_slot and not (config.snapshot or config.sink):
+        raise ConfigError(
+            "a capture that may create the slot must know whether the rows from before it are wanted",
+            remedy="give --snapshot initial (the next run takes the tables' snapshots) or --snapshot never, or make "
+            "the slot with `xidstream slot create`",
+        )
+
+
+def _run(configs: Sequence[Config], stop: StopRequest, *, has_sink: bool) -> None:
     stop.is_quiet = configs[0].log_format == "json"
     display: Display | EventLines = EventLines() if stop.is_quiet else Display()
     with display:
-        failures = _Run(configs, display, stop).run()
+        failures = _Run(configs, display, stop, has_sink=has_sink).run()
         if failures:
             raise max(failures, key=_exit_status)
 
 
 class _Run:
-    def __init__(self, configs: Sequence[Config], display: Display | EventLines, stop: StopRequest) -> None:
+    def __init__(
+        self,
+        configs: Sequence[Config],
+        display: Display | EventLines,
+        stop: StopRequest,
+        *,
+        has_sink: bool = True,
+    ) -> None:
         self._configs = configs
+        self._has_sink = has_sink
         self._display = display
         self._stop = stop
         self._several = len(configs) > 1
@@ -84,7 +120,7 @@ class _Run:
         config = self._configs[0]
         json_logs = config.log_format == "json"
         try:
-            connect_ray(metrics_port=config.metrics_port, json_logs=json_logs)
+            connect_ray(metrics_port=config.metrics_port, json_logs=json_logs, needs_spark=self._has_sink)
         finally:
             if json_logs:
                 log_as_json()
@@ -105,6 +141,7 @@ class _Run:
             config,
             tell=partial(self._tell, config.slot),
             stopped=lambda: self._stop.asked,
+            has_sink=self._has_sink,
         )
 
     def _supervise(self, configs: Sequence[Config]) -> None:
@@ -114,7 +151,10 @@ class _Run:
             quota = start_quota(configs[0].buffers_max, sum(config.buffers_min for config in configs))
         supervisors = {
             config.slot: Supervisor(
-                config, partial(session.driver, config.slot), partial(self._tell, config.slot), quota
+                config,
+                partial(session.driver, config.slot) if self._has_sink else None,
+                partial(self._tell, config.slot),
+                quota,
             )
             for config in configs
         }

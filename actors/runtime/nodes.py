@@ -24,12 +24,16 @@ _ANSWER_S = 60.0
 _JAVA_WORKERS = "--java_worker_command="
 
 
-def require_usable_nodes() -> None:
-    """Ask each node of the cluster that this process has joined whether Java workers and Spark can start there.
+def require_usable_nodes(*, needs_spark: bool = True) -> None:
+    """Ask each node of the cluster that this process has joined whether the pipeline can run there: with
+    ``needs_spark`` also whether Java workers and Spark can start.
 
     Nodes without CPUs are not asked: neither RayDP's master nor an executor is placed there. A node that does not
     answer, because it is leaving or busy, is no reason to refuse. Raises PreconditionMissing.
     """
+    if not needs_spark:
+        _nodes_that_deny(_is_installed)
+        return
     without = _nodes_that_deny(_raylet_has_java)
     if without:
         raise PreconditionMissing(
@@ -78,6 +82,11 @@ def _nodes_that_deny(question: Callable[[], bool]) -> list[str]:
         except ray.exceptions.RayError:
             continue  # The node left meanwhile.
     return sorted(denied)
+
+
+def _is_installed() -> bool:
+    """In a worker: a node that is only half installed raises before this is called."""
+    return True
 
 
 def _raylet_has_java() -> bool:

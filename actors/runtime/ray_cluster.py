@@ -30,22 +30,30 @@ def _without_noise(record: logging.LogRecord) -> bool:
     return not record.getMessage().startswith(_TOKEN_ENABLED)
 
 
-def connect_ray(*, namespace: str = "xidstream", metrics_port: int = 0, json_logs: bool = False) -> None:
+def connect_ray(
+    *,
+    namespace: str = "xidstream",
+    metrics_port: int = 0,
+    json_logs: bool = False,
+    needs_spark: bool = True,
+) -> None:
     """Join the cluster that RAY_ADDRESS or the job names, or else start one on this machine.
 
     ``metrics_port``: where a Ray that is started offers metrics; 0: a free port. ``json_logs``: the processes of this
-    run's actors log JSON into Ray's files.
+    run's actors log JSON into Ray's files. ``needs_spark``: whether Spark will be started on this Ray.
 
     Raises EnvironmentFault if Ray does not start or is not there. Raises PreconditionMissing if Spark cannot start
     here, or on a node of the cluster.
     """
-    ensure_java()
+    if needs_spark:
+        ensure_java()
     if ray.is_initialized():
         return
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     local = is_local()
     if local:
         logging.getLogger("ray._private.authentication.authentication_token_setup").addFilter(_without_noise)
+    if local and needs_spark:
         # On one machine all of Spark stays on the loopback address, even if the host's name is unknown. Its JVMs are
         # children of the raylet and inherit the variable.
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
@@ -66,7 +74,7 @@ def connect_ray(*, namespace: str = "xidstream", metrics_port: int = 0, json_log
     if local:
         kill_with_me(_server_pids())
     else:
-        require_usable_nodes()
+        require_usable_nodes(needs_spark=needs_spark)
 
 
 def join_cluster() -> None:

@@ -67,7 +67,10 @@ class Epoch:
         quota: Any,
         stop: threading.Event,
         notify: Callable[[str], None],
+        *,
+        has_sink: bool = True,
     ) -> None:
+        """Without a sink everything goes to the journal."""
         self.name = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{secrets.token_hex(4)}"
         self.opened: Opened | None = None
         self.pids: list[int] = []
@@ -82,7 +85,8 @@ class Epoch:
         self._quota = quota
         self._stop = stop
         self._notify = notify
-        reader_arguments = (config, self.name, reader_secrets.lay_down(), quota)
+        self._has_sink = has_sink
+        reader_arguments = (config, self.name, reader_secrets.lay_down(), quota, has_sink)
         self._reader = _actor(SlotReader, *reader_arguments, num_cpus=READER_CPUS, max_concurrency=6)
         self.sequencer = _actor(
             CommitSequencer, config, self.name, num_cpus=SEQUENCER_CPUS, max_concurrency=1000
@@ -90,6 +94,11 @@ class Epoch:
         self._preparing = self._reader.prepare.remote()
         self._reading: ray.ObjectRef | None = None
         self._driver_starting: ray.ObjectRef | None = None
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether the reader was told to read, so that all three parts answer."""
+        return self._reading is not None
 
     def await_prepared(self, driver_starting: ray.ObjectRef | None) -> None:
         """Wait until the reader is connected and has its buffers. Raises the first failure, also of a driver whose
@@ -106,7 +115,7 @@ class Epoch:
 
     def run(self, target: Lsn | None) -> None:
         """Let the sequencer take over the storage, and the reader read."""
-        self._call(self.sequencer.open.remote(self._reader, self.opened, target), SEQUENCER)
+        self._call(self.sequencer.open.remote(self._reader, self.opened, target, self._has_sink), SEQUENCER)
         self._reading = self._reader.run.remote(self.sequencer)
 
     def await_driver(self, driver_starting: ray.ObjectRef) -> None:

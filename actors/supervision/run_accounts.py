@@ -25,6 +25,7 @@ from xidstream.actors.runtime.process_facts import this_process
 from xidstream.actors.runtime.run_socket import RunSocket
 from xidstream.actors.supervision.drivers import Driver
 from xidstream.actors.supervision.epoch import Epoch
+from xidstream.actors.supervision.run_status import n_journaled
 from xidstream.pipeline.account import Account, RestartPart, RunPart, SlotPart, StallWatch, Window
 from xidstream.pipeline.account.codec import to_json
 from xidstream.pipeline.account.model import (
@@ -65,8 +66,9 @@ class Parts:
 class RunAccounts:
     """``config`` has its secrets."""
 
-    def __init__(self, config: Config, parts: Callable[[], Parts]) -> None:
+    def __init__(self, config: Config, parts: Callable[[], Parts], *, has_sink: bool = True) -> None:
         self._config = config
+        self._has_sink = has_sink
         self._parts = parts
         self._started_at = _now()
         self._restarts: deque[RestartPart] = deque(maxlen=_MOST_RESTARTS)
@@ -123,7 +125,7 @@ class RunAccounts:
         parts = self._parts()
         epoch = parts.epoch
         reader = sequencer = None
-        if epoch is not None and epoch.opened is not None:
+        if epoch is not None and epoch.is_reading:
             reader = epoch.reader_report(with_processes=with_processes)
             sequencer = epoch.sequencer_report()
         sink = None if parts.driver is None else parts.driver.account()
@@ -151,8 +153,11 @@ class RunAccounts:
         config, epoch = self._config, parts.epoch
         caught_up = False
         if epoch is not None and epoch.opened is not None and reader is not None and sequencer is not None:
+            n_waiting = sequencer.sequencer.n_waiting
+            if not self._has_sink:
+                n_waiting -= n_journaled(epoch.sequencer_stats())
             caught_up = is_caught_up(
-                n_waiting=sequencer.sequencer.n_waiting,
+                n_waiting=n_waiting,
                 backlog_bytes=reader.reader.backlog_bytes,
                 is_paused=reader.reader.paused_by is not None,
                 has_reached_target=Lsn.parse(sequencer.sequencer.confirmed_lsn) >= epoch.opened.target_lsn,
@@ -165,7 +170,7 @@ class RunAccounts:
             system_identifier=None if identity is None else str(identity.system_identifier),
             database=None if identity is None else identity.database,
             publication=config.publication,
-            sink=redacted(config.sink),
+            sink=redacted(config.sink) if self._has_sink else "",
             storage=redacted(config.storage),
             pid=os.getpid(),
             host=socket.gethostname(),

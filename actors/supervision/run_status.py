@@ -28,6 +28,8 @@ class Status:
     """As in an account: starting, reading, restarting or ended."""
     last_error: str | None = None
     """What ended the last epoch, or batch loop, that failed."""
+    has_sink: bool = True
+    """Without one everything goes to the journal, and no driver delivers anything."""
 
     @property
     def is_caught_up(self) -> bool:
@@ -36,8 +38,13 @@ class Status:
         if opened is None or reader is None or sequencer is None:
             return False
         return is_caught_up(
-            n_waiting=sequencer.n_waiting,
+            n_waiting=sequencer.n_waiting - (0 if self.has_sink else n_journaled(sequencer)),
             backlog_bytes=reader.backlog_bytes,
             is_paused=reader.paused,
             has_reached_target=sequencer.confirmed_lsn >= opened.target_lsn,
         )
+
+
+def n_journaled(sequencer: SequencerStats | None) -> int:
+    """How many of the entries that wait are in the journal. Without a sink these are through."""
+    return 0 if sequencer is None or sequencer.journal is None else sequencer.journal.n_units

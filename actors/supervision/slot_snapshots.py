@@ -27,10 +27,11 @@ from xidstream.pipeline.stages.snapshot_book import SnapshotBook
 
 
 class SlotSnapshots:
-    """One run's. ``config`` has its secrets; ``notify`` tells people."""
+    """One run's. ``config`` has its secrets; ``notify`` tells people. Without a sink no table is read."""
 
-    def __init__(self, config: Config, notify: Callable[[str], None]) -> None:
+    def __init__(self, config: Config, notify: Callable[[str], None], *, has_sink: bool = True) -> None:
         self._config = config
+        self._has_sink = has_sink
         self._notify = notify
         self._epoch: Epoch | None = None
         self._driver: Driver | None = None
@@ -46,7 +47,7 @@ class SlotSnapshots:
         if opened.server != self._server:
             # What is in hand is another server's: a snapshot means nothing on any other.
             self.stop()
-        if self._taking is None and (self._is_delta or opened.snapshots.takes_snapshots):
+        if self._taking is None and self._takes(opened):
             self._server = opened.server
             identity = opened.identity
             dsn = complete(self._config.dsn, **opened.server)
@@ -66,8 +67,7 @@ class SlotSnapshots:
 
     def holds_target(self, opened: Opened) -> bool:
         """Whether the epoch's target is not known before the tables that are wanted are taken."""
-        takes = self._is_delta or opened.snapshots.takes_snapshots
-        return takes and not (self._taking is not None and self._taking.is_complete)
+        return self._takes(opened) and not (self._taking is not None and self._taking.is_complete)
 
     def check(self, target: Lsn | None) -> bool:
         """Whether the run has done what it was started for. Raises what ended the snapshots.
@@ -89,6 +89,9 @@ class SlotSnapshots:
             self._is_aimed = True
             self._epoch.aim(max(target, taking.valid_from.record_end))
         return self._config.snapshot == SnapshotMode.ONLY.value
+
+    def _takes(self, opened: Opened) -> bool:
+        return self._has_sink and (self._is_delta or opened.snapshots.takes_snapshots)
 
     @property
     def _is_delta(self) -> bool:

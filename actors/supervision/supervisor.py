@@ -23,6 +23,7 @@ from xidstream.actors.supervision.delivery import Delivery
 from xidstream.actors.supervision.drivers import Driver
 from xidstream.actors.supervision.epoch import Epoch, StopRequested
 from xidstream.actors.supervision.held_driver import HeldDriver
+from xidstream.actors.supervision.no_sink import NoSink
 from xidstream.actors.supervision.retries import Retries
 from xidstream.actors.supervision.run_accounts import Parts, RunAccounts
 from xidstream.actors.supervision.run_status import Status
@@ -38,7 +39,8 @@ log = logging.getLogger(__name__)
 
 
 class Supervisor:
-    """``make_driver`` is called for the first epoch, and again whenever the driver itself was lost.
+    """``make_driver`` is called for the first epoch, and again whenever the driver itself was lost. None: there is no
+    sink, and everything goes to the journal.
 
     ``quota`` is the cap on buffers that several slots share (``actors.reader.buffer_quota``).
     """
@@ -46,7 +48,7 @@ class Supervisor:
     def __init__(
         self,
         config: Config,
-        make_driver: Callable[[], Driver],
+        make_driver: Callable[[], Driver] | None,
         notify: Callable[[str], None] = log.warning,
         quota: Any = None,
     ) -> None:
@@ -55,13 +57,14 @@ class Supervisor:
         self._notify = notify
         self._quota = quota
         self._stop = threading.Event()
-        self._held = HeldDriver(make_driver, self._stop, notify)
+        self._has_sink = make_driver is not None
+        self._held = HeldDriver(make_driver or NoSink, self._stop, notify)
         self._target: Lsn | None = None
         self._epoch: Epoch | None = None
         self._epoch_name = ""
         self._final: Status | None = None
-        self._snapshots = SlotSnapshots(config, notify)
-        self._accounts = RunAccounts(config, self._parts)
+        self._snapshots = SlotSnapshots(config, notify, has_sink=self._has_sink)
+        self._accounts = RunAccounts(config, self._parts, has_sink=self._has_sink)
         self._retries = Retries(self._accounts, notify)
         self._run_watch = RunWatch(self._accounts, notify)
 
@@ -108,11 +111,12 @@ class Supervisor:
         """Ask the parts for their state. A part that does not answer at once is missing. After the end, the last
         status."""
         epoch, state, error = self._epoch, self._state(), self._accounts.last_error
-        told: dict[str, Any] = {"state": state, "last_error": None if error is None else error.message}
+        last_error = None if error is None else error.message
+        told: dict[str, Any] = {"state": state, "last_error": last_error, "has_sink": self._has_sink}
         if epoch is None:
             return self._final or Status(self._epoch_name, None, None, None, self._held.progress(), **told)
         progress, snapshots = self._held.progress(), self._snapshots.progress()
-        if epoch.opened is None:
+        if not epoch.is_reading:
             return Status(epoch.name, None, None, None, progress, snapshots, epoch.waiting_for, **told)
         parts = epoch.reader_stats(), epoch.sequencer_stats()
         return Status(epoch.name, epoch.opened, *parts, progress, snapshots, epoch.waiting_for, **told)
@@ -128,7 +132,7 @@ class Supervisor:
     def _state(self) -> str:
         epoch = self._epoch
         if epoch is not None:
-            return "starting" if epoch.opened is None else "reading"
+            return "reading" if epoch.is_reading else "starting"
         return "ended" if self._final is not None else "restarting" if self._epoch_name else "starting"
 
     def _parts(self) -> Parts:
@@ -142,16 +146,18 @@ class Supervisor:
 
     def _run_epoch(self) -> None:
         self._retries.begin()
-        epoch = Epoch(self._config, self._secrets, self._quota, self._stop, self._notify)
+        epoch = Epoch(
+            self._config, self._secrets, self._quota, self._stop, self._notify, has_sink=self._has_sink
+        )
         self._epoch, self._epoch_name = epoch, epoch.name
         try:
             driver = self._held.ensure()
             epoch.await_prepared(self._held.starting)
             opened = epoch.open()
-            self._retries.restarts.reached("slot", opened.confirmed_flush_lsn)
             if self._config.available_now and self._target is None:
                 self._target = opened.target_lsn
             epoch.run(None if self._snapshots.holds_target(opened) else self._target)
+            self._note_reached(epoch)
             delivery = Delivery(
                 epoch,
                 opened,
@@ -169,3 +175,10 @@ class Supervisor:
             self._snapshots.end_epoch()
             epoch.end()
             self._epoch = None
+
+    def _note_reached(self, epoch: Epoch) -> None:
+        """What earlier epochs did though nobody saw it. What only the journal got is no work of a sink."""
+        stats = epoch.sequencer_stats()
+        if stats is not None:
+            reached = stats.delivered_lsn if self._has_sink else stats.confirmed_lsn
+            self._retries.restarts.reached("slot", reached)

@@ -35,8 +35,9 @@ _UNRANKED = 2**62
 """A number of a tenure that no run has reached: who wrote to the sink last does not matter here."""
 
 
-def preflight(config: Config, check_sink: SinkCheck | None = None) -> list[Finding]:
-    """``check_sink``: of the sink that the caller will give the run; None: of ``config.sink``.
+def preflight(config: Config, check_sink: SinkCheck | None = None, *, has_sink: bool = True) -> list[Finding]:
+    """``check_sink``: of the sink that the caller will give the run; None: of ``config.sink``. ``has_sink``: whether
+    there will be one.
 
     Raises nothing but ConfigError, for a DSN that cannot be read.
     """
@@ -66,7 +67,7 @@ def preflight(config: Config, check_sink: SinkCheck | None = None) -> list[Findi
                 "publication", "tables, columns and replica identity: a publication is missing"
             )
         )
-    return findings + _sink_findings(config, check_sink, server)
+    return findings + (_sink_findings(config, check_sink, server) if has_sink else [])
 
 
 def _failed(findings: list[Finding], *checks: str) -> bool:

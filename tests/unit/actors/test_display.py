@@ -212,6 +212,11 @@ def test_what_a_run_that_reads_already_waits_for_comes_first() -> None:
     assert summary(shown, Pace()).startswith("waiting for the Spark session · ")
 
 
+def test_a_capture_says_where_it_writes_and_not_what_nobody_delivers() -> None:
+    shown = summary(dataclasses.replace(status(), has_sink=False), Pace())
+    assert "into the journal" in shown and "delivered" not in shown
+
+
 def test_several_slots_are_told_apart() -> None:
     out = io.StringIO()
     with Display(out, Clock()) as display:

@@ -14,10 +14,16 @@ from xidstream.pipeline.config import Config
 SETTINGS = {f.name for f in dataclasses.fields(Config)} - {"spark_conf"}
 
 
-def shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], flag: str, width: int) -> str:
+def shown(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    flag: str,
+    width: int,
+    command: str = "run",
+) -> str:
     monkeypatch.setenv("COLUMNS", str(width))
     with pytest.raises(SystemExit) as ended:
-        main(["run", flag])
+        main([command, flag])
     assert ended.value.code == 0
     return capsys.readouterr().out
 
@@ -68,3 +74,12 @@ def test_no_commands_help_is_cut_off_at_80_columns(
             main([*command, "--help"])
         shown = capsys.readouterr().out
         assert "Commands:" in shown and "..." not in shown.partition("Commands:")[2], shown
+
+
+def test_a_capture_has_the_settings_of_a_run_without_sink_and_spark(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    everything = settings_of(shown(monkeypatch, capsys, "--help-all", 100, "capture"))
+    assert {"dsn", "slot", "storage", "available_now", "journal_max_bytes", "buffers_max"} <= set(everything)
+    assert not [name for name in everything if name.startswith(("spark_", "mirror_", "batch_", "sink"))]
+    assert set(settings_of(shown(monkeypatch, capsys, "--help", 100, "capture"))) < set(everything)

@@ -42,7 +42,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Script:
         left = list(rounds)
         slept: list[float] = []
         module = xidstream.actors.preflight
-        monkeypatch.setattr(module, "findings_of", lambda *a: left.pop(0) if len(left) > 1 else left[0])
+        monkeypatch.setattr(module, "findings_of", lambda *a, **k: left.pop(0) if len(left) > 1 else left[0])
         active = itertools.cycle([True, True, True, False])
         monkeypatch.setattr(
             module, "describe_slot", lambda *a: SlotState("s", exists=True, active=next(active))
