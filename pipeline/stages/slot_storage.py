@@ -71,6 +71,8 @@ class SlotStorage:
         self._opened = opened
         self._layout = Layout(opened.identity.system_identifier, opened.identity.slot, epoch)
         self._owner = 0
+        self._is_told = False
+        """Whether a batch loop of this epoch knows the number."""
         self._recording = threading.Lock()
         """The driver may ask for its tenure while a position is recorded."""
 
@@ -154,11 +156,14 @@ class SlotStorage:
 
     def tenure(self, last_owner: int) -> Tenure:
         """This epoch's hold on the slot, under a number above ``last_owner``, the last that the sink has seen: the
-        sink may be older than the storage."""
+        sink may be older than the storage. Where that is this epoch's own, by an earlier batch loop, it stays: the
+        sink holds more by now than the server had when the slot was opened."""
         with self._recording:
             record = check_owner(self._storage, self._layout, self._owner)
-            if record is not None and self._owner <= last_owner:
+            is_ours = self._is_told and last_owner == self._owner
+            if record is not None and self._owner <= last_owner and not is_ours:
                 self._owner = self._taken_over(record, record.confirmed_lsn, above=last_owner).owner
+            self._is_told = True
         opened = self._opened
         return Tenure(
             self._owner, self._layout.epoch, opened.timeline, opened.history, wal_end=opened.target_lsn

@@ -106,6 +106,17 @@ def test_a_storage_that_is_younger_than_the_sink_counts_on_from_the_sinks_number
     assert run(tmp_path, "b").tenure(42).number == 43
 
 
+def test_the_next_batch_loop_of_an_epoch_claims_the_sink_under_the_same_number(tmp_path: Path) -> None:
+    """Under a higher one the sink's own rows, which the server wrote since, were taken for those of another server:
+    a run whose JVM was lost ended with status 4."""
+    ours = run(tmp_path, "a")
+    ours.record(Lsn(0x200), [])
+    number = ours.tenure(1).number
+    assert number == 2, "the sink has seen 1 from somebody else"
+    assert ours.tenure(1).number == number, "the first loop died before it claimed"
+    assert ours.tenure(number).number == number
+
+
 def test_a_superseded_run_cannot_record_past_a_prepare_whose_segments_its_successor_cleaned(
     tmp_path: Path,
 ) -> None:
