@@ -29,7 +29,7 @@ from xidstream.pipeline.errors import ConnectionLost
 from xidstream.pipeline.exchange import Opened
 from xidstream.pipeline.pg import INVALID_LSN, Lsn, Xid
 from xidstream.pipeline.protocol.spares import Spares
-from xidstream.pipeline.segments import Layout, Storage, given_up, recorded_lsn
+from xidstream.pipeline.segments import Layout, Storage, given_up, journaled_lsn
 from xidstream.pipeline.slot.admin import Blocker, advance_slot, held_wal_bytes, read_slot, sql_connection
 from xidstream.pipeline.slot.connection import ReplicationConnection
 from xidstream.pipeline.slot.opening import connect_slot, slot_settings
@@ -115,8 +115,8 @@ class SlotReader:
     def open(self) -> Opened:
         """Start replication: from here on the slot is ours, and ``run`` must follow soon."""
         config = self._config
-        # It may be further than what the server was told. Sink and journal have all of that.
-        start_lsn = recorded_lsn(Storage(config.storage), self._layout)
+        # It may be further than what the server was told. The journal has all of that.
+        start_lsn = journaled_lsn(Storage(config.storage), self._layout)
         self._slot.start(start_lsn)
         opened = self._slot.opened(start_lsn)
         self._cutter = StreamCutter(

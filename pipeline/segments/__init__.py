@@ -46,8 +46,8 @@ from xidstream.pipeline.segments.manifest import (
 from xidstream.pipeline.segments.progress import (
     ProgressRecord,
     check_owner,
+    journaled_lsn,
     read_progress,
-    recorded_lsn,
     take_over_progress,
     write_progress,
 )
@@ -85,7 +85,7 @@ __all__ = [
     "read_progress",
     "read_skips",
     "read_timeline",
-    "recorded_lsn",
+    "journaled_lsn",
     "remove_slot",
     "shorten_segment",
     "take_over_progress",

@@ -94,10 +94,14 @@ def read_progress(storage: Storage, layout: Layout) -> ProgressRecord | None:
         raise SegmentCorrupt(f"object {key!r} lacks a part or has a wrong one", remedy=_REMEDY) from error
 
 
-def recorded_lsn(storage: Storage, layout: Layout) -> Lsn:
-    """The recorded position; 0/0 before the first one. Raises as ``read_progress``."""
+def journaled_lsn(storage: Storage, layout: Layout) -> Lsn:
+    """The recorded position where a journal holds what is before it; else 0/0. Raises as ``read_progress``.
+
+    Only the journal must not get anything twice. What the server repeats below the position of a sink shows the sink
+    whether it is the same server: one that was restored has other transactions there.
+    """
     record = read_progress(storage, layout)
-    return INVALID_LSN if record is None else record.confirmed_lsn
+    return record.confirmed_lsn if record is not None and record.journal else INVALID_LSN
 
 
 def _cover(content: dict[str, Any] | None) -> PrepareCover | None:

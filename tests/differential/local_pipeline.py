@@ -39,7 +39,7 @@ from xidstream.pipeline.segments import (
     SegmentReader,
     Storage,
     given_up,
-    recorded_lsn,
+    journaled_lsn,
 )
 from xidstream.pipeline.slot.opening import OpenSlot, connect_slot
 from xidstream.pipeline.slot.settings import SlotSettings, Streaming
@@ -371,7 +371,7 @@ def _open_when_free(settings: SlotSettings, storage: Storage, epoch: str) -> tup
         slot = connect_slot(settings, create=False)
         try:
             identity = slot.identity
-            start_lsn = recorded_lsn(storage, Layout(identity.system_identifier, identity.slot, epoch))
+            start_lsn = journaled_lsn(storage, Layout(identity.system_identifier, identity.slot, epoch))
             slot.start(start_lsn)
             return slot, start_lsn
         except (SlotInUse, ConnectionLost):
