@@ -29,11 +29,13 @@ from xidstream.actors.supervision.run_status import n_journaled
 from xidstream.pipeline.account import Account, RestartPart, RunPart, SlotPart, StallWatch, Window
 from xidstream.pipeline.account.codec import to_json
 from xidstream.pipeline.account.model import (
+    JournalPart,
     ProcessPart,
     ReaderReport,
     SequencerReport,
     SinkReport,
     is_caught_up,
+    with_undelivered,
 )
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.credentials import redacted
@@ -115,7 +117,7 @@ class RunAccounts:
         """All of it. Parts that do not answer within seconds are missing."""
         account = self._gather(with_processes=True)
         slot, error = self.slot()
-        return dataclasses.replace(account, slot=slot, slot_error=error)
+        return with_undelivered(dataclasses.replace(account, slot=slot, slot_error=error))
 
     def glance(self) -> Account:
         """What three of the actors know already: nothing of the slot and the processes."""
@@ -136,6 +138,7 @@ class RunAccounts:
             open=() if reader is None else reader.open,
             prepared=() if sequencer is None else sequencer.prepared,
             sequencer=None if sequencer is None else sequencer.sequencer,
+            journal=None if sequencer is None else self._journal(sequencer),
             sink=None if sink is None else sink.sink,
             snapshots=parts.snapshots,
             processes=_processes(reader, sequencer, sink) if with_processes else (),
@@ -155,12 +158,12 @@ class RunAccounts:
         if epoch is not None and epoch.opened is not None and reader is not None and sequencer is not None:
             n_waiting = sequencer.sequencer.n_waiting
             if not self._has_sink:
-                n_waiting -= n_journaled(epoch.sequencer_stats())
+                n_waiting -= 0 if sequencer.journal is None else sequencer.journal.n_units
             caught_up = is_caught_up(
                 n_waiting=n_waiting,
                 backlog_bytes=reader.reader.backlog_bytes,
                 is_paused=reader.reader.paused_by is not None,
-                has_reached_target=Lsn.parse(sequencer.sequencer.confirmed_lsn) >= epoch.opened.target_lsn,
+                has_reached_target=self._reached(sequencer) >= epoch.opened.target_lsn,
             )
         if epoch is not None and epoch.opened is not None:
             self._identity = epoch.opened.identity
@@ -182,6 +185,19 @@ class RunAccounts:
             page=self.page,
             metrics=self.metrics,
         )
+
+    def _journal(self, sequencer: SequencerReport) -> JournalPart | None:
+        """One that is on and holds nothing is told as that."""
+        most = self._config.journal_max_bytes
+        if sequencer.journal is None and not most:
+            return None
+        return dataclasses.replace(sequencer.journal or JournalPart(), max_bytes=most)
+
+    def _reached(self, sequencer: SequencerReport) -> Lsn:
+        """How far the run is: its sink, or its journal where it has no sink."""
+        part = sequencer.sequencer
+        lsn = part.delivered_lsn if self._has_sink else part.confirmed_lsn
+        return Lsn.parse(lsn or "0/0")
 
     def _with_rates(self, account: Account, now_s: float) -> Account:
         reader, sink = account.reader, account.sink

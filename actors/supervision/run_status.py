@@ -41,7 +41,8 @@ class Status:
             n_waiting=sequencer.n_waiting - (0 if self.has_sink else n_journaled(sequencer)),
             backlog_bytes=reader.backlog_bytes,
             is_paused=reader.paused,
-            has_reached_target=sequencer.confirmed_lsn >= opened.target_lsn,
+            has_reached_target=(sequencer.delivered_lsn if self.has_sink else sequencer.confirmed_lsn)
+            >= opened.target_lsn,
         )
 
 

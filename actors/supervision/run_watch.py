@@ -20,6 +20,7 @@ from typing import Final
 from xidstream.actors.supervision.ray_metrics import RayMetrics, metrics_url
 from xidstream.actors.supervision.run_accounts import RunAccounts
 from xidstream.pipeline.account import Account, SequencerPart, SlotPart, Stall
+from xidstream.pipeline.account.model import with_undelivered
 from xidstream.pipeline.account.stalls import LOOK_INTERVAL_S
 from xidstream.pipeline.events import Event
 
@@ -72,7 +73,7 @@ class RunWatch:
         # Before, there may be no slot yet: its creation waits for whoever writes.
         slot, error = self._slot_part(time.monotonic()) if is_ours else (None, None)
         if not self._stop.is_set():
-            self._metrics.set(dataclasses.replace(account, slot=slot, slot_error=error))
+            self._metrics.set(with_undelivered(dataclasses.replace(account, slot=slot, slot_error=error)))
 
     def _slot_part(self, now_s: float) -> tuple[SlotPart | None, str | None]:
         """The last answer, or why there is none. The server is asked again if it is time to."""

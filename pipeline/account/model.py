@@ -10,10 +10,12 @@ are asked for several times a second.
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 from dataclasses import dataclass
 from typing import Final
 
+from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.snapshot.progress import SnapshotProgress
 
 VERSION: Final = 1
@@ -52,7 +54,9 @@ class RunPart:
 class SlotPart:
     """The slot as the server has it. ``behind_bytes``: from what is confirmed to the server's position.
     ``flush_lag_s``: how long what was confirmed last had taken, by the server's own measure; None where nothing is
-    under way. ``lost_in_s``: when the slot may be lost if nothing more is confirmed, at the present rate of WAL."""
+    under way. ``lost_in_s``: when the slot may be lost if nothing more is confirmed, at the present rate of WAL.
+    ``undelivered_bytes``: from what the sink has to the server's position. ``wal_held_without_journal_bytes``: the WAL
+    that the server would have to keep at least, if the slot were confirmed behind the sink alone."""
 
     name: str
     database: str | None
@@ -71,6 +75,8 @@ class SlotPart:
     invalidation_reason: str | None
     wal_bytes_per_s: float | None = None
     lost_in_s: float | None = None
+    undelivered_bytes: int | None = None
+    wal_held_without_journal_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -134,7 +140,8 @@ class PreparedPart:
 class SequencerPart:
     """Counts are since the epoch began. ``n_waiting``: entries of the commit order that are not done. The head is the
     first of them: ``head_state`` is waiting (for its buffer), ready, taken (by the sink) or stuck. ``recording_s``: for
-    how long the storage has not taken the position."""
+    how long the storage has not taken the position. ``delivered_lsn``: the sink has all up to here.
+    ``undelivered_s``: since the COMMIT of the oldest transaction that it does not have, 0 where it has all."""
 
     confirmed_lsn: str
     n_waiting: int
@@ -148,6 +155,28 @@ class SequencerPart:
     n_transactions: int
     n_rows: int
     n_left_out: int
+    delivered_lsn: str | None = None
+    undelivered_s: float | None = None
+
+
+@dataclass(frozen=True)
+class JournalPart:
+    """What the journal in the storage holds: what is committed and confirmed, and the sink does not have.
+
+    ``n_bytes``: of its files, and of the segments that they name. ``max_bytes``: ``journal_max_bytes``; 0 where nothing
+    more is written. ``wal_bytes``: WAL that the server need not keep for the sink because of it. ``oldest_s``: since
+    the COMMIT of its first transaction. ``is_full``: what commits now waits in the slot."""
+
+    n_files: int = 0
+    n_bytes: int = 0
+    max_bytes: int = 0
+    n_units: int = 0
+    n_transactions: int = 0
+    wal_bytes: int = 0
+    first_commit_lsn: str | None = None
+    end_lsn: str | None = None
+    oldest_s: float | None = None
+    is_full: bool = False
 
 
 @dataclass(frozen=True)
@@ -233,17 +262,20 @@ class Stall:
 
 @dataclass(frozen=True)
 class StoredPart:
-    """What the storage records of the slot. ``given_up`` is in words."""
+    """What the storage records of the slot. ``given_up`` is in words. ``n_journal_files``: of the journal."""
 
     confirmed_lsn: str | None
     epoch: str | None
     given_up: tuple[str, ...]
+    delivered_lsn: str | None = None
+    n_journal_files: int | None = None
 
 
 @dataclass(frozen=True)
 class Account:
     """``run`` is None where nothing runs: then slot and storage alone say something. ``slot_error``: why the server
-    did not tell of its slot. ``open`` has the largest first, ``restarts`` and ``batches`` the last at the end."""
+    did not tell of its slot. ``open`` has the largest first, ``restarts`` and ``batches`` the last at the end.
+    ``journal`` is None where it is off and holds nothing."""
 
     at: datetime.datetime
     run: RunPart | None
@@ -254,6 +286,7 @@ class Account:
     open: tuple[OpenPart, ...] = ()
     prepared: tuple[PreparedPart, ...] = ()
     sequencer: SequencerPart | None = None
+    journal: JournalPart | None = None
     sink: SinkPart | None = None
     snapshots: SnapshotProgress | None = None
     processes: tuple[ProcessPart, ...] = ()
@@ -280,6 +313,8 @@ class SequencerReport:
     sequencer: SequencerPart
     prepared: tuple[PreparedPart, ...]
     process: ProcessPart | None = None
+    journal: JournalPart | None = None
+    """Without ``max_bytes``; None while it holds nothing."""
 
 
 @dataclass(frozen=True)
@@ -300,7 +335,24 @@ def named(tables: set[str]) -> tuple[str, ...]:
     return tuple(sorted(tables)[:MOST_TABLES])
 
 
+def with_undelivered(account: Account) -> Account:
+    """The account, with what its slot knows of the sink: how far it is behind the server, and what that would hold."""
+    slot, stored, sequencer = account.slot, account.stored, account.sequencer
+    delivered = stored.delivered_lsn if stored is not None else None
+    if sequencer is not None:
+        delivered = sequencer.delivered_lsn
+    if slot is None or delivered is None:
+        return account
+    # The slot may have been asked some seconds before the sequencer.
+    behind = max(0, Lsn.parse(slot.server_lsn) - Lsn.parse(delivered))
+    held = max(behind, slot.wal_held_bytes)
+    told = dataclasses.replace(slot, undelivered_bytes=behind, wal_held_without_journal_bytes=held)
+    return dataclasses.replace(account, slot=told)
+
+
 def is_caught_up(*, n_waiting: int, backlog_bytes: int, is_paused: bool, has_reached_target: bool) -> bool:
     """Whether all transactions that the server has sent are delivered and confirmed, and it has sent all that it had
-    when the slot was opened. What the sink has not taken is behind, and an open transaction is not."""
+    when the slot was opened. What the sink has not taken is behind, in the journal or not, and an open transaction is
+    not. ``n_waiting`` counts what is in the journal. ``has_reached_target``: of what is delivered, and not of what is
+    confirmed."""
     return has_reached_target and not (n_waiting or backlog_bytes or is_paused)

@@ -8,9 +8,12 @@ is told within 30 s. Two kinds of signs tell one:
 - A count does not grow although there is work: bytes are on their way to a buffer, and none were decoded; the next
   entry of the commit order waits for its content; reading is paused, and no batch ends.
 
-One cause is told once. A sink that does not return also fills the backlog and pauses the reader: then only the sink is
-named. A stall is no error, and ends nothing: a large batch may take its minutes. What ends a part that hangs for good
-is elsewhere (``receive_timeout_ms``; the watch on Spark's jobs).
+One cause is told once. A sink that does not return also fills the backlog and the journal, and pauses the reader: then
+only the sink is named, with what that means for the server: its WAL does not wait as long as the journal takes what
+commits, and waits when that is full. A journal that stays full is told of a sink that works, too.
+
+A stall is no error, and ends nothing: a large batch may take its minutes. What ends a part that hangs for good is
+elsewhere (``receive_timeout_ms``; the watch on Spark's jobs).
 
 This is plain state over the caller's clock. The caller tells people, and puts the stalls into the account.
 """
@@ -20,7 +23,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from xidstream.pipeline.account.model import Account, ReaderPart, RestartPart, SequencerPart, SinkPart, Stall
+from xidstream.pipeline.account.model import (
+    Account,
+    JournalPart,
+    ReaderPart,
+    RestartPart,
+    SequencerPart,
+    Stall,
+)
 from xidstream.pipeline.quantities import counted, human_bytes
 
 STALLED_AFTER_S: Final = 15.0
@@ -38,6 +48,7 @@ RUN, READER, SEQUENCER, BUFFERS, SINK, DRIVER = (
     "Spark driver",
 )
 SERVER, STORAGE, EXECUTORS, SNAPSHOTS = "server", "storage", "Spark executors", "snapshots"
+JOURNAL: Final = "journal"
 _CAUSES: Final = {
     "ConnectionLost": SERVER,
     "StorageFault": STORAGE,
@@ -55,6 +66,7 @@ PAIRS: Final = (
     (SEQUENCER, DRIVER),
     (SEQUENCER, SNAPSHOTS),
     (SINK, EXECUTORS),
+    (JOURNAL, SINK),
     *((RUN, cause) for cause in dict.fromkeys(_CAUSES.values())),
 )
 """All that can be told: which part, and what it waits for."""
@@ -77,16 +89,19 @@ class StallWatch:
             self._epoch, self._marks = run.epoch, {}
         if run.state in ("starting", "restarting") and account.last_error is not None:
             return tuple(_restarting(account, account.last_error))
-        sink_stalls = tuple(self._sink(account.sink))
+        sink_stalls = tuple(self._sink(account))
         # Of a session that starts, what the run waits for is told already.
         is_told = bool(sink_stalls or run.waiting_for)
         sequencer_stalls = tuple(self._sequencer(account, now_s, sink_is_told=is_told))
         reader_stalls = tuple(self._reader(account, now_s, sink_is_told=bool(sink_stalls)))
-        return (*sink_stalls, *sequencer_stalls, *reader_stalls)
+        is_told = any(stall.waits_for in (SINK, EXECUTORS) for stall in (*sink_stalls, *reader_stalls))
+        journal_stalls = tuple(self._journal(account.journal, now_s, sink_is_told=is_told))
+        return (*sink_stalls, *sequencer_stalls, *reader_stalls, *journal_stalls)
 
     # -- the parts -------------------------------------------------------------------------------------
 
-    def _sink(self, sink: SinkPart | None) -> Iterator[Stall]:
+    def _sink(self, account: Account) -> Iterator[Stall]:
+        sink, meanwhile = account.sink, _meanwhile(account.journal)
         hand = None if sink is None else sink.in_hand
         if sink is None or hand is None or hand.for_s < STALLED_AFTER_S:
             return
@@ -98,15 +113,15 @@ class StallWatch:
                 SINK,
                 EXECUTORS,
                 sink.idle_s,
-                f"{what} waits for Spark's executors: no task has run for {sink.idle_s:.0f} s{there} (see that Ray has "
-                "CPUs and memory for them)",
+                f"{what} waits for Spark's executors: no task has run for {sink.idle_s:.0f} s{there}{meanwhile} "
+                "(see that Ray has CPUs and memory for them)",
             )
             return
         yield Stall(
             SEQUENCER,
             SINK,
             hand.for_s,
-            f"the sink has had {what} in hand for {hand.for_s:.0f} s (look at what your sink waits for)",
+            f"the sink has had {what} in hand for {hand.for_s:.0f} s{meanwhile} (look at what your sink waits for)",
         )
 
     def _sequencer(self, account: Account, now_s: float, *, sink_is_told: bool) -> Iterator[Stall]:
@@ -153,12 +168,27 @@ class StallWatch:
         n_batches = 0 if account.sink is None else account.sink.n_batches
         backlogged = reader.paused_by == "backlog_bytes" and not sink_is_told
         if (for_s := self._still("backlog", backlogged, n_batches, now_s)) >= STALLED_AFTER_S:
+            is_full = account.journal is not None and account.journal.is_full
+            full = ", and the journal is full" if is_full else ""
             yield Stall(
                 READER,
                 SINK,
                 for_s,
-                f"reading is paused for {for_s:.0f} s: {human_bytes(reader.backlog_bytes)} wait for the sink, and no "
-                "batch has ended",
+                f"reading is paused for {for_s:.0f} s: {human_bytes(reader.backlog_bytes)} wait for the sink{full}, "
+                "and no batch has ended",
+            )
+
+    def _journal(self, journal: JournalPart | None, now_s: float, *, sink_is_told: bool) -> Iterator[Stall]:
+        is_full = journal is not None and journal.is_full
+        for_s = self._still("journal", is_full, 0, now_s)
+        if journal is not None and for_s >= STALLED_AFTER_S and not sink_is_told:
+            yield Stall(
+                JOURNAL,
+                SINK,
+                for_s,
+                f"the journal has been full for {for_s:.0f} s: {human_bytes(journal.n_bytes)} in it wait for the sink, "
+                "and what commits now waits in the slot (give Spark more executors; or raise journal_max_bytes, if "
+                "the storage has room)",
             )
 
     def _still(self, name: str, is_waiting: bool, count: int, now_s: float) -> float:
@@ -168,6 +198,18 @@ class StallWatch:
             since_s = now_s
         self._marks[name] = (since_s, max(highest, count))
         return now_s - since_s
+
+
+def _meanwhile(journal: JournalPart | None) -> str:
+    """What a sink that does not take more means for the server."""
+    if journal is None or not journal.n_files:
+        return ""
+    if journal.is_full:
+        return (
+            f"; the journal is full ({human_bytes(journal.n_bytes)}), and what commits now waits in the slot"
+        )
+    held = f"{counted(journal.n_transactions, 'transaction')}, {human_bytes(journal.n_bytes)}"
+    return f"; what commits meanwhile is in the journal ({held}), and the server need not keep it"
 
 
 def _restarting(account: Account, error: RestartPart) -> Iterator[Stall]:
@@ -192,14 +234,17 @@ def _unsealed(sequencer: SequencerPart, for_s: float) -> Stall:
 
 def _unpulled(account: Account, sequencer: SequencerPart, for_s: float) -> Stall:
     if account.snapshots is not None and account.snapshots.tables:
-        text = f"commits have waited for {for_s:.0f} s: a function gets the tables' snapshots first"
+        meanwhile = _meanwhile(account.journal)
+        text = (
+            f"commits have waited for {for_s:.0f} s: a function gets the tables' snapshots first{meanwhile}"
+        )
         return Stall(SEQUENCER, SNAPSHOTS, for_s, text)
     return Stall(
         SEQUENCER,
         DRIVER,
         for_s,
         f"the commit at {sequencer.head_commit_lsn} is ready, and the Spark driver has not asked for it for "
-        f"{for_s:.0f} s",
+        f"{for_s:.0f} s{_meanwhile(account.journal)}",
     )
 
 

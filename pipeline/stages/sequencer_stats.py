@@ -6,11 +6,13 @@ transactions, so it is not made for the display, which asks several times a seco
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from xidstream.pipeline.account.model import (
     MOST_PREPARED,
+    JournalPart,
     PreparedPart,
     SequencerPart,
     SequencerReport,
@@ -85,6 +87,7 @@ def sequencer_report(
     recording_s: float | None,
 ) -> SequencerReport:
     """``recording_s``: for how long the storage has not taken a position; None if it has."""
+    journal = None if stats.journal is None else _journal_part(stats.journal, stats)
     head = order.head
     ticket, kind, state, commit_lsn = (None, None, None, None) if head is None else head
     part = SequencerPart(
@@ -100,9 +103,26 @@ def sequencer_report(
         n_transactions=stats.n_transactions,
         n_rows=stats.n_rows,
         n_left_out=len(stats.left_out),
+        delivered_lsn=str(stats.delivered_lsn),
+        undelivered_s=journal.oldest_s if journal is not None else None if stats.n_waiting else 0.0,
     )
     oldest = sorted(prepared, key=lambda each: each.prepare_lsn)[:MOST_PREPARED]
-    return SequencerReport(part, tuple(map(_prepared_part, oldest)))
+    return SequencerReport(part, tuple(map(_prepared_part, oldest)), journal=journal)
+
+
+def _journal_part(journal: JournalStats, stats: SequencerStats) -> JournalPart:
+    committed_us = journal.first_commit_timestamp_us
+    return JournalPart(
+        n_files=journal.n_files,
+        n_bytes=journal.n_bytes,
+        n_units=journal.n_units,
+        n_transactions=journal.n_transactions,
+        wal_bytes=max(0, stats.confirmed_lsn - stats.delivered_lsn),
+        first_commit_lsn=str(journal.first_commit_lsn) if journal.first_commit_lsn else None,
+        end_lsn=str(journal.end_lsn),
+        oldest_s=max(0.0, time.time() - committed_us / 1e6) if committed_us else None,
+        is_full=journal.is_full,
+    )
 
 
 def _prepared_part(prepared: PreparedTransaction) -> PreparedPart:

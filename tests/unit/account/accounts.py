@@ -10,6 +10,7 @@ from xidstream.pipeline.account import (
     Account,
     BatchInHand,
     BatchPart,
+    JournalPart,
     LatencyPart,
     OpenPart,
     PreparedPart,
@@ -89,7 +90,21 @@ SEQUENCER = SequencerPart(
     n_transactions=30,
     n_rows=3_000,
     n_left_out=0,
+    delivered_lsn="0/1000000",
+    undelivered_s=0.0,
 )
+JOURNAL = JournalPart(
+    n_files=18,
+    n_bytes=1 << 30,
+    max_bytes=64 << 30,
+    n_units=900,
+    n_transactions=12_000,
+    wal_bytes=700 << 20,
+    first_commit_lsn="0/1000100",
+    end_lsn="0/2CC00000",
+    oldest_s=200.0,
+)
+"""Of a sink that is behind."""
 SINK = SinkPart(
     last_commit_lsn="0/FFFF00",
     n_batches=3,
@@ -121,9 +136,19 @@ FAILED = RestartPart(
     "check space, permissions and reachability of the storage",
     1.0,
 )
-WELL = Account(at=AT, run=RUN, slot=SLOT, reader=READER, sequencer=SEQUENCER, sink=SINK)
+WELL = Account(
+    at=AT,
+    run=RUN,
+    slot=SLOT,
+    reader=READER,
+    sequencer=SEQUENCER,
+    journal=JournalPart(max_bytes=64 << 30),
+    sink=SINK,
+)
 FULL = dataclasses.replace(
     WELL,
+    slot=dataclasses.replace(SLOT, undelivered_bytes=702 << 20, wal_held_without_journal_bytes=703 << 20),
+    journal=JOURNAL,
     open=(OPEN,),
     prepared=(PreparedPart(750, "payment-1", "0/1100000", 20, 4_000, ("public.orders",), 1),),
     snapshots=SnapshotProgress(
@@ -158,6 +183,10 @@ def reader(account: Account = WELL, **changes: Any) -> Account:
 def sequencer(account: Account = WELL, **changes: Any) -> Account:
     assert account.sequencer is not None
     return dataclasses.replace(account, sequencer=dataclasses.replace(account.sequencer, **changes))
+
+
+def journal(account: Account = WELL, **changes: Any) -> Account:
+    return dataclasses.replace(account, journal=dataclasses.replace(JOURNAL, **changes))
 
 
 def sink(account: Account = WELL, **changes: Any) -> Account:

@@ -15,7 +15,7 @@ from xidstream.pipeline.account.codec import of_json, to_json
 from xidstream.pipeline.errors import Unsupported
 
 PAGE = Path(__file__).parents[3] / "docs" / "status.md"
-STOPPED = Account(at=AT, run=None, slot=SLOT, stored=StoredPart("0/1000000", "e", ("xid 7",)))
+STOPPED = Account(at=AT, run=None, slot=SLOT, stored=StoredPart("0/1000000", "e", ("xid 7",), "0/F00000", 3))
 
 
 @pytest.mark.parametrize("account", [FULL, WELL, STOPPED])
@@ -29,6 +29,14 @@ def test_the_json_is_plain_numbers_and_text() -> None:
     assert value["run"]["system_identifier"] == "7300000000000000001", "a number of 64 bits is no JSON number"
     assert value["open"][0]["xid"] == 749 and value["slot"]["confirmed_lsn"] == "0/1000000"
     assert value["stored"] is None
+
+
+def test_the_account_of_a_run_without_a_journal_of_its_own_is_read() -> None:
+    older = json.loads(to_json(WELL))
+    del older["journal"], older["sequencer"]["delivered_lsn"], older["sequencer"]["undelivered_s"]
+    assert WELL.sequencer is not None
+    sequencer = dataclasses.replace(WELL.sequencer, delivered_lsn=None, undelivered_s=None)
+    assert of_json(json.dumps(older)) == dataclasses.replace(WELL, journal=None, sequencer=sequencer)
 
 
 def test_keys_of_a_newer_run_are_passed_over_and_another_version_is_refused() -> None:

@@ -7,9 +7,23 @@ import datetime
 import re
 
 from tests.metrics_page import PAGE, page_with_tables
-from tests.unit.account.accounts import AT, FAILED, FULL, HAND, OPEN, SLOT, WELL, reader, run, sequencer, sink
+from tests.unit.account.accounts import (
+    AT,
+    FAILED,
+    FULL,
+    HAND,
+    OPEN,
+    SLOT,
+    WELL,
+    journal,
+    reader,
+    run,
+    sequencer,
+    sink,
+)
 from xidstream.pipeline.account import Account, RestartPart
-from xidstream.pipeline.account.metric_table import METRICS, PAUSES, Kind
+from xidstream.pipeline.account.metric_table import METRICS, Kind
+from xidstream.pipeline.account.metric_values import PAUSES
 from xidstream.pipeline.account.metrics import Counts, samples
 from xidstream.pipeline.config import Config
 
@@ -47,7 +61,7 @@ def test_no_two_metrics_have_one_name() -> None:
 def test_a_full_account_gives_every_metric_its_sample() -> None:
     full = dataclasses.replace(
         FULL,
-        slot=dataclasses.replace(SLOT, wal_bytes_per_s=1e6, lost_in_s=1073.0),
+        slot=dataclasses.replace(FULL.slot or SLOT, wal_bytes_per_s=1e6, lost_in_s=1073.0),
         sink=sink(n_executors=1).sink,
     )
     told = {sample.metric.name for sample in samples(full)}
@@ -72,6 +86,7 @@ def test_samples_are_in_base_units_and_say_what_the_account_says() -> None:
         "slot_lag_bytes": 2 << 20,
         "slot_flush_lag_seconds": 0.25,
         "slot_wal_held_bytes": 3 << 20,
+        "slot_wal_held_without_journal_bytes": 703 << 20,
         "slot_wal_limit_bytes": 1 << 30,
         'slot_wal_status{status="reserved"}': 1,
         'slot_wal_status{status="lost"}': 0,
@@ -82,6 +97,15 @@ def test_samples_are_in_base_units_and_say_what_the_account_says() -> None:
         'open_bytes{place="storage"}': OPEN.n_bytes_spilled,
         "oldest_open_transaction_seconds": 184,
         "prepared_transactions": 1,
+        "journal_bytes": 1 << 30,
+        "journal_limit_bytes": 64 << 30,
+        "journal_full": 0,
+        "journal_files": 18,
+        "journal_transactions": 12_000,
+        "journal_oldest_seconds": 200,
+        "journal_wal_bytes": 700 << 20,
+        "sink_behind_bytes": 702 << 20,
+        "sink_behind_seconds": 0,
         "sink_rows_total": 3_000,
         'sink_latency_seconds{percentile="50"}': 0.12,
         'sink_latency_seconds{percentile="99"}': 1.5,
@@ -117,6 +141,15 @@ def test_a_paused_reader_and_a_batch_in_hand_are_there_as_long_as_they_last() ->
     assert paused['reader_paused{setting="reader_memory_bytes"}'] == 0
     assert values(sink(in_hand=HAND))["sink_in_hand_seconds"] == 16
     assert set(PAUSES) <= {field.name for field in dataclasses.fields(Config)}
+
+
+def test_an_empty_journal_is_zero_and_one_that_is_off_has_no_sample() -> None:
+    empty = values(WELL)
+    assert (empty["journal_bytes"], empty["journal_oldest_seconds"], empty["journal_full"]) == (0, 0, 0)
+    assert not any(name.startswith("journal") for name in values(dataclasses.replace(WELL, journal=None)))
+    draining = values(journal(max_bytes=0))
+    assert draining["journal_bytes"] == 1 << 30 and "journal_limit_bytes" not in draining
+    assert "journal_oldest_seconds" not in values(journal(oldest_s=None)), "it is not known"
 
 
 def test_an_error_of_an_hour_ago_is_no_recent_restart() -> None:

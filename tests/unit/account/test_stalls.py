@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from tests.unit.account.accounts import FAILED, FULL, HAND, WELL, reader, run, sequencer, sink
+from tests.unit.account.accounts import FAILED, FULL, HAND, WELL, journal, reader, run, sequencer, sink
 from xidstream.pipeline.account import Account, StallWatch
 from xidstream.pipeline.account.stalls import LOOK_INTERVAL_S
 
@@ -53,6 +53,38 @@ STALLED = {
     "the driver does not pull": (
         sequencer(head_state="ready", **WAITING),
         ("commit sequencer", "Spark driver", "has not asked for it"),
+    ),
+    "a batch is in the sink's hands, and the journal takes what commits": (
+        journal(sink(in_hand=HAND)),
+        (
+            "commit sequencer",
+            "sink",
+            "what commits meanwhile is in the journal (12,000 transactions, 1.0 GiB), and the server need not keep it",
+        ),
+    ),
+    "a batch is in the sink's hands, and the journal is full": (
+        journal(sink(in_hand=HAND), is_full=True, n_bytes=64 << 30),
+        (
+            "commit sequencer",
+            "sink",
+            "for 16 s; the journal is full (64.0 GiB), and what commits now waits in the slot (look at",
+        ),
+    ),
+    "reading is paused behind a full journal": (
+        journal(reader(backlog_bytes=128 << 20, paused_by="backlog_bytes"), is_full=True),
+        (
+            "slot reader",
+            "sink",
+            "128.0 MiB wait for the sink, and the journal is full, and no batch has ended",
+        ),
+    ),
+    "the journal is full though the sink works": (
+        journal(is_full=True, n_bytes=64 << 30),
+        ("journal", "sink", "64.0 GiB in it wait for the sink, and what commits now waits in the slot"),
+    ),
+    "Spark starts while the journal takes what commits": (
+        journal(sequencer(head_state="ready", **WAITING)),
+        ("commit sequencer", "Spark driver", "what commits meanwhile is in the journal"),
     ),
     "a function gets the snapshots first": (
         sequencer(dataclasses.replace(WELL, snapshots=FULL.snapshots), head_state="ready", **WAITING),
@@ -104,6 +136,10 @@ WORKING = {
         run(sequencer(head_state="ready", **WAITING), waiting_for=("the Spark session",))
     ]
     * 20,
+    "the sink is behind, and the journal takes what commits": [
+        journal(sink(n_batches=3 + i), n_bytes=i << 30) for i in range(20)
+    ],
+    "the journal is full for a moment": [journal(is_full=i % 3 < 2) for i in range(20)],
     "a silent server of a paused reader": [
         sink(reader(silent_s=9.0 * i, paused_by="backlog_bytes"), n_batches=i) for i in range(20)
     ],
@@ -121,6 +157,13 @@ def test_a_sink_that_does_not_return_is_the_one_cause_that_is_told() -> None:
         in_hand=dataclasses.replace(HAND, for_s=60.0),
     )
     assert set(look_on([stuck] * 10)) == {("commit sequencer", "sink")}
+
+
+def test_a_full_journal_is_not_told_beside_the_sink_that_fills_it() -> None:
+    stuck = journal(sink(in_hand=dataclasses.replace(HAND, for_s=60.0)), is_full=True)
+    assert set(look_on([stuck] * 10)) == {("commit sequencer", "sink")}
+    paused = journal(reader(backlog_bytes=128 << 20, paused_by="backlog_bytes"), is_full=True)
+    assert set(look_on([paused] * 10)) == {("slot reader", "sink")}
 
 
 def test_a_stall_ends_with_the_first_progress() -> None:
