@@ -3,7 +3,8 @@
 Both show the same facts, from ``Supervisor.status``. An unknown number is not shown as zero. While a run starts, they
 say what it waits for, and since when. A rate is that of the last ``_RATE_WINDOW_S``.
 
-``caught up`` means that all transactions which the server has sent are delivered and confirmed. The lag is the last
+``caught up`` means that all transactions which the server has sent are in the sink, and confirmed. What is in the
+journal is confirmed, and said to wait. The lag is the last
 batch's: once caught up, an old one would be misleading, so it is shown only of a batch that came a moment ago.
 
 A line of the live picture is broken between its parts and never within one, whatever the width.
@@ -29,6 +30,7 @@ from xidstream.actors.supervision.run_status import Status
 from xidstream.pipeline.events import Event
 from xidstream.pipeline.quantities import counted, human_bytes, human_ms, human_s
 from xidstream.pipeline.snapshot.progress import SnapshotProgress
+from xidstream.pipeline.stages.sequencer_stats import JournalStats
 
 _PLAIN_INTERVAL_S = 5.0
 _MOST_TRANSACTIONS = 6
@@ -94,6 +96,8 @@ def parts(status: Status, pace: Pace | None = None) -> list[str]:
     if status.snapshots is not None and (status.snapshots.tables or status.snapshots.n_finished):
         found.append(_snapshots(status.snapshots))
     if status.sequencer is not None:
+        if status.sequencer.journal is not None:
+            found.append(_journal(status.sequencer.journal))
         found.append(f"confirmed {status.sequencer.confirmed_lsn}")
     return found
 
@@ -122,6 +126,11 @@ def _open(transactions: Sequence[tuple[int, int, int, int]]) -> str:
         return f"1 open: xid {int(xid)}, {counted(n_rows, 'row')}"
     of_all = counted(sum(t[1] for t in transactions), "row")
     return f"{len(transactions)} open, {of_all}; the largest: xid {int(xid)}, {counted(n_rows, 'row')}"
+
+
+def _journal(journal: JournalStats) -> str:
+    held = f"{human_bytes(journal.n_bytes)}, {counted(journal.n_transactions, 'transaction')}"
+    return f"in the journal{', which is full' if journal.is_full else ''}: {held} wait for the sink"
 
 
 def _snapshots(progress: SnapshotProgress) -> str:

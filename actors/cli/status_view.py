@@ -16,7 +16,16 @@ from rich.table import Table
 from rich.text import Text
 
 from xidstream.actors.cli.display import Phrases
-from xidstream.pipeline.account import Account, OpenPart, ReaderPart, SequencerPart, SinkPart, SlotPart
+from xidstream.pipeline.account import (
+    Account,
+    JournalPart,
+    OpenPart,
+    ReaderPart,
+    SequencerPart,
+    SinkPart,
+    SlotPart,
+    StoredPart,
+)
 from xidstream.pipeline.quantities import counted, human_bytes, human_ms, human_s
 
 _MOST_OPEN: Final = 10
@@ -78,15 +87,12 @@ def _lines(account: Account) -> Iterator[tuple[str, list[str], str]]:
         yield "reader", _reader(account.reader), "yellow" if account.reader.paused_by else ""
     if account.sequencer is not None:
         yield "commits", _sequencer(account.sequencer), ""
+    if account.journal is not None and account.journal.n_files:
+        yield "journal", _journal(account.journal), _BAD if account.journal.is_full else "yellow"
     if account.sink is not None:
         yield "sink", _sink(account.sink), ""
-    if (stored := account.stored) is not None:
-        recorded = (
-            [f"confirmed {stored.confirmed_lsn}, by epoch {stored.epoch}"]
-            if stored.epoch
-            else ["nothing yet"]
-        )
-        yield "storage", [*recorded, *(f"given up: {text}" for text in stored.given_up)], ""
+    if account.stored is not None:
+        yield "storage", _stored(account.stored), ""
     snapshots = account.snapshots
     if snapshots is not None and (snapshots.tables or snapshots.n_finished):
         yield (
@@ -111,6 +117,11 @@ def _slot(slot: SlotPart) -> list[str]:
         phrases.append(f"the server writes {human_bytes(slot.wal_bytes_per_s)}/s")
     if slot.lost_in_s is not None:
         phrases.append(f"lost in {human_s(slot.lost_in_s)} if nothing more is confirmed")
+    if slot.undelivered_bytes is not None and slot.undelivered_bytes > slot.behind_bytes:
+        phrases.append(f"the sink is {human_bytes(slot.undelivered_bytes)} behind")
+    without = slot.wal_held_without_journal_bytes
+    if without is not None and without > slot.wal_held_bytes:
+        phrases.append(f"without the journal it would hold {human_bytes(without)}")
     if slot.active_pid is None:
         phrases.append("nobody reads it")
     return phrases
@@ -135,12 +146,39 @@ def _reader(reader: ReaderPart) -> list[str]:
 
 def _sequencer(sequencer: SequencerPart) -> list[str]:
     phrases = [f"confirmed {sequencer.confirmed_lsn}"]
+    if sequencer.delivered_lsn is not None and sequencer.delivered_lsn != sequencer.confirmed_lsn:
+        phrases.append(f"delivered {sequencer.delivered_lsn}")
     phrases.append(f"{counted(sequencer.n_transactions, 'transaction')} released")
     if sequencer.n_waiting:
         phrases.append(f"{sequencer.n_waiting:,} wait, the first is {sequencer.head_state}")
     if sequencer.n_prepared:
         phrases.append(f"{sequencer.n_prepared:,} prepared")
     return phrases
+
+
+def _journal(journal: JournalPart) -> list[str]:
+    phrases = []
+    if journal.is_full:
+        phrases.append("full: what commits now waits in the slot")
+    limit = f" of {human_bytes(journal.max_bytes)}" if journal.max_bytes else ""
+    phrases.append(f"{human_bytes(journal.n_bytes)}{limit} in {counted(journal.n_files, 'file')}")
+    phrases.append(f"{counted(journal.n_transactions, 'transaction')} wait for the sink")
+    if journal.oldest_s is not None:
+        phrases.append(f"the oldest committed {human_s(journal.oldest_s)} ago")
+    if journal.first_commit_lsn is not None:
+        phrases.append(f"from {journal.first_commit_lsn} to {journal.end_lsn}")
+    phrases.append(f"{human_bytes(journal.wal_bytes)} of WAL that the server need not keep")
+    return phrases
+
+
+def _stored(stored: StoredPart) -> list[str]:
+    phrases = (
+        [f"confirmed {stored.confirmed_lsn}, by epoch {stored.epoch}"] if stored.epoch else ["nothing yet"]
+    )
+    if stored.n_journal_files:
+        files = counted(stored.n_journal_files, "file")
+        phrases.append(f"delivered {stored.delivered_lsn}; what lies between is in the journal, {files}")
+    return [*phrases, *(f"given up: {text}" for text in stored.given_up)]
 
 
 def _sink(sink: SinkPart) -> list[str]:

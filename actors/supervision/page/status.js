@@ -63,7 +63,8 @@ function remember(account, now) {
   if (!seen.has(name)) seen.set(name, {samples: [], open: new Map(), released: []});
   const memory = seen.get(name);
   memory.samples.push({at: now, behind: account.slot && account.slot.behind_bytes, held: account.slot && account.slot.wal_held_bytes,
-    lag: lagOf(account.sink)});
+    undelivered: account.slot && account.slot.undelivered_bytes, journal: account.journal && account.journal.n_bytes,
+    lag: lagOf(account)});
   if (memory.samples.length > MOST_SAMPLES) memory.samples.shift();
   if (account.reader) {
     const open = new Map(account.open.map((each) => [each.xid, each]));
@@ -74,13 +75,15 @@ function remember(account, now) {
   return memory;
 }
 
-// Seconds from COMMIT to the sink. What the sink has in hand is late by as long as it has been there.
-function lagOf(sink) {
-  if (!sink || sink.last_lag_ms === null) return sink && sink.in_hand ? sink.in_hand.for_s : null;
-  return Math.max(sink.last_lag_ms / 1000, sink.in_hand ? sink.in_hand.for_s : 0);
+// Seconds from COMMIT to the sink. What the sink has in hand is late by as long as it has been there, and what is in
+// the journal since it committed.
+function lagOf({sink, journal}) {
+  const known = [sink && sink.last_lag_ms !== null ? sink.last_lag_ms / 1000 : null,
+    sink && sink.in_hand ? sink.in_hand.for_s : null, journal ? journal.oldest_s : null].filter((each) => each !== null);
+  return known.length ? Math.max(...known) : null;
 }
 
-function curve(title, samples, key, shown, limit) {
+function curve(title, samples, key, shown, limit, fact) {
   const known = samples.filter((each) => each[key] !== null && each[key] !== undefined);
   if (known.length < 2) return null;
   const most = Math.max(...known.map((each) => each[key]), 1e-9);
@@ -99,17 +102,18 @@ function curve(title, samples, key, shown, limit) {
   const axis = make("div", "axis", make("span", "", `the last ${seconds(span / 1000)}`), make("span", "", `at most ${shown(most)}`));
   return make("section", "card", make("h3", "", title), make("div", "big", shown(known[known.length - 1][key])), svg, axis,
     limit ? bar(known[known.length - 1][key] / limit, known[known.length - 1][key] > 0.8 * limit) : null,
-    limit ? make("div", "fact dim", `limit ${bytes(limit)}`) : null);
+    limit ? make("div", "fact dim", `limit ${bytes(limit)}`) : null, fact ? make("div", "fact dim", fact) : null);
 }
 
 // -- one slot ----------------------------------------------------------------------------------------------------
 
 function way(account) {
-  const {slot, reader, sequencer, sink} = account;
+  const {slot, reader, sequencer, journal, sink} = account;
   const waits = (part) => account.stalls.some((stall) => stall.part === part || stall.waits_for === part);
   const cards = [];
   if (slot) cards.push(card("slot", waits("server"), `${bytes(slot.behind_bytes)} behind`,
     `confirmed ${slot.confirmed_lsn} of ${slot.server_lsn}`, `holds ${bytes(slot.wal_held_bytes)} of WAL (${slot.wal_status})`,
+    slot.undelivered_bytes > slot.behind_bytes && `the sink is ${bytes(slot.undelivered_bytes)} behind`,
     slot.lost_in_s !== null && `lost in ${seconds(slot.lost_in_s)} if nothing more is confirmed`));
   else if (account.slot_error) cards.push(card("slot", true, "not known", account.slot_error));
   if (reader) cards.push(card("slot reader", reader.paused_by || waits("slot reader"),
@@ -120,8 +124,14 @@ function way(account) {
     counted(reader.n_open_rows, "row"), `${bytes(reader.in_flight_bytes + reader.pending_bytes)} not decoded yet`,
     counted(reader.n_buffers, "buffer") + (reader.n_buffers_asked ? `, ${reader.n_buffers_asked} more requested` : "")));
   if (sequencer) cards.push(card("commit sequencer", waits("commit sequencer"), `${number(sequencer.n_waiting)} waiting`,
-    `confirmed ${sequencer.confirmed_lsn}`, sequencer.n_prepared && `${sequencer.n_prepared} prepared`,
+    `confirmed ${sequencer.confirmed_lsn}`,
+    sequencer.delivered_lsn && sequencer.delivered_lsn !== sequencer.confirmed_lsn && `delivered ${sequencer.delivered_lsn}`, sequencer.n_prepared && `${sequencer.n_prepared} prepared`,
     reader && reader.backlog_bytes && `${bytes(reader.backlog_bytes)} wait for the sink`));
+  if (journal && journal.n_files) cards.push(card("journal", journal.is_full || waits("journal"), bytes(journal.n_bytes),
+    journal.is_full && "full: what commits now waits in the slot",
+    `${counted(journal.n_transactions, "transaction")} in ${counted(journal.n_files, "file")} wait for the sink`,
+    journal.oldest_s !== null && `the oldest committed ${seconds(journal.oldest_s)} ago`,
+    journal.max_bytes && `limit ${bytes(journal.max_bytes)}`));
   if (sink) cards.push(card("sink", waits("sink"),
     sink.in_hand ? `writing for ${seconds(sink.in_hand.for_s)}` : sink.rows_per_s ? `${number(Math.round(sink.rows_per_s))} rows/s` : "idle",
     sink.in_hand && `${counted(sink.in_hand.n_transactions, "transaction")}, ${counted(sink.in_hand.n_rows, "row")} in hand`,
@@ -156,9 +166,14 @@ function draw(account, now) {
     parts.push(wide("open transactions", ...memory.released.map((each) => openRow(each.each, most, true)),
       ...account.open.slice(0, 20).map((each) => openRow(each, most, false))));
   }
+  const {slot, journal} = account;
+  const without = slot && slot.wal_held_without_journal_bytes > slot.wal_held_bytes;
   parts.push(make("div", "cards", curve("not confirmed yet", memory.samples, "behind", bytes),
+    curve("not in the sink yet", memory.samples, "undelivered", bytes),
     curve("lag from COMMIT to the sink", memory.samples, "lag", seconds),
-    curve("WAL held", memory.samples, "held", bytes, account.slot && account.slot.wal_limit_bytes)));
+    curve("WAL held", memory.samples, "held", bytes, slot && slot.wal_limit_bytes,
+      without && `without the journal it would be ${bytes(slot.wal_held_without_journal_bytes)}`),
+    memory.samples.some((each) => each.journal) ? curve("journal", memory.samples, "journal", bytes, journal && journal.max_bytes) : null));
   if (account.prepared.length)
     parts.push(wide("prepared transactions", table(["xid", "gid", "LSN", "rows", "bytes"],
       account.prepared.map((each) => [`${each.xid}`, each.gid, each.prepare_lsn, each.n_rows, bytes(each.n_bytes)]))));

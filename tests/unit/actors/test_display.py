@@ -17,7 +17,7 @@ from xidstream.actors.supervision.run_status import Status
 from xidstream.pipeline.exchange import Opened, PrepareCover, SlotIdentity
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.snapshot.progress import SnapshotProgress, TableProgress
-from xidstream.pipeline.stages.sequencer_stats import SequencerStats
+from xidstream.pipeline.stages.sequencer_stats import JournalStats, SequencerStats
 
 OPENED = Opened(
     identity=SlotIdentity(1, "shop", "s"),
@@ -55,6 +55,16 @@ SEQUENCER = SequencerStats(
     last_commit_lsn=Lsn(0x200),
     last_commit_timestamp_us=0,
 )
+JOURNAL = JournalStats(
+    n_files=3,
+    n_bytes=5 << 30,
+    n_units=40,
+    n_transactions=12_000,
+    first_commit_lsn=Lsn(0x100),
+    end_lsn=Lsn(0x200),
+    first_commit_timestamp_us=1,
+    is_full=False,
+)
 OPEN = ((Xid(749), 400_000, 9 << 20, 3), (Xid(750), 10_000, 1 << 20, 0), (Xid(751), 1, 100, 0))
 
 
@@ -67,7 +77,8 @@ def status(
     open_transactions: Sequence[tuple[Xid, int, int, int]] = (),
     backlog_bytes: int = 0,
     paused: bool = False,
-    confirmed_lsn: int = 0x200,
+    delivered_lsn: int = 0x200,
+    journal: JournalStats | None = None,
 ) -> Status:
     return Status(
         "epoch",
@@ -75,7 +86,9 @@ def status(
         dataclasses.replace(
             READER, open=tuple(open_transactions), backlog_bytes=backlog_bytes, paused=paused
         ),
-        dataclasses.replace(SEQUENCER, n_waiting=n_waiting, confirmed_lsn=Lsn(confirmed_lsn)),
+        dataclasses.replace(
+            SEQUENCER, n_waiting=n_waiting, delivered_lsn=Lsn(delivered_lsn), journal=journal
+        ),
         LoopProgress(n_batches=n_batches, n_rows=n_rows, n_transactions=1, lag_ms=lag_ms),
     )
 
@@ -112,12 +125,23 @@ def test_the_lag_of_the_last_batch_is_not_shown_any_more_when_all_is_caught_up()
         status(n_waiting=1),
         status(backlog_bytes=1),
         status(paused=True),
-        status(confirmed_lsn=0xFF),
+        status(delivered_lsn=0xFF),
+        status(journal=JOURNAL),
         STARTING,
     ],
 )
 def test_what_the_sink_has_not_taken_and_what_was_there_at_the_start_is_behind(behind: Status) -> None:
     assert not behind.is_caught_up
+
+
+def test_what_is_in_the_journal_is_said_to_wait_beside_the_position_that_is_confirmed() -> None:
+    text = summary(status(journal=JOURNAL, delivered_lsn=0x100))
+    assert text.endswith(
+        " · in the journal: 5.0 GiB, 12,000 transactions wait for the sink · confirmed 0/200"
+    )
+    full = summary(status(journal=dataclasses.replace(JOURNAL, is_full=True)))
+    assert "in the journal, which is full: 5.0 GiB" in full
+    assert "journal" not in summary(status())
 
 
 def test_an_open_transaction_is_not_behind() -> None:

@@ -8,7 +8,7 @@ import io
 import pytest
 from rich.console import Console
 
-from tests.unit.account.accounts import AT, FULL, HAND, OPEN, SLOT, WELL, reader, run, sink
+from tests.unit.account.accounts import AT, FULL, HAND, OPEN, SLOT, WELL, journal, reader, run, sink
 from xidstream.actors.cli.status_view import view
 from xidstream.pipeline.account import Account, StoredPart
 
@@ -26,7 +26,7 @@ def test_a_run_that_is_well_is_said_to_be_in_its_first_words() -> None:
     assert text.splitlines()[1].startswith("caught up · running for 2 h 5 min")
     assert "confirmed 0/1000000 · 2.0 MiB behind the server" in text
     assert "120 ms (p50), 1.5 s (p99) of 30 transactions" in text
-    assert "stalled" not in text and "lost in" not in text
+    assert "stalled" not in text and "lost in" not in text and "journal" not in text
 
 
 def test_an_open_transaction_is_named_before_it_commits_with_all_that_is_known_of_it() -> None:
@@ -42,6 +42,7 @@ def test_stalls_come_first_then_the_way_of_the_data_and_at_last_the_restarts() -
         "stalled: the commit sequencer waits for the sink",
         "slot  ",
         "reader  ",
+        "journal  ",
         "sink  ",
         "xid 749",
         "payment-1",
@@ -66,6 +67,18 @@ def test_a_paused_reader_a_batch_in_hand_and_a_slot_that_may_be_lost_are_said() 
     assert "limit 1.0 GiB" in text and "lost in 17 min 4 s if nothing more is confirmed" in text
 
 
+def test_a_journal_says_what_it_holds_how_far_the_sink_is_behind_and_what_the_slot_would_hold() -> None:
+    text = shown(FULL, 250)
+    assert "the sink is 702.0 MiB behind · without the journal it would hold 703.0 MiB" in text
+    assert (
+        "1.0 GiB of 64.0 GiB in 18 files · 12,000 transactions wait for the sink · the oldest committed 3 min 20 s ago"
+        " · from 0/1000100 to 0/2CC00000 · 700.0 MiB of WAL that the server need not keep"
+    ) in text
+    assert "full: " not in text
+    full = shown(journal(is_full=True), 250)
+    assert "journal  full: what commits now waits in the slot · 1.0 GiB of 64.0 GiB" in full
+
+
 def test_where_nothing_runs_the_slot_and_the_storage_say_what_they_know() -> None:
     stopped = Account(
         at=AT,
@@ -76,6 +89,10 @@ def test_where_nothing_runs_the_slot_and_the_storage_say_what_they_know() -> Non
     text = shown(stopped)
     assert "no run was found" in text and "nobody reads it" in text
     assert "confirmed 0/10, by epoch e1" in text and "given up: xid 7: left out" in text
+    assert "journal" not in text
+    journaled = StoredPart("0/10", "e1", (), "0/8", 3)
+    text = shown(dataclasses.replace(stopped, stored=journaled))
+    assert "delivered 0/8; what lies between is in the journal, 3 files" in text
 
 
 def test_a_run_that_starts_says_what_it_waits_for_and_shows_no_number_that_is_not_known() -> None:
