@@ -14,10 +14,10 @@ from typing import Any
 
 from xidstream.actors.supervision.listeners import Listeners
 from xidstream.actors.supervision.page import StatusPage
+from xidstream.actors.supervision.progress_json import journal_json, snapshots_json
 from xidstream.actors.supervision.supervisor import Supervisor
 from xidstream.pipeline.account.batches import MOST_BATCHES, BatchHistory
 from xidstream.pipeline.account.query import QueryName, ended_status, recent_progress, status_of
-from xidstream.pipeline.snapshot.progress import SnapshotProgress
 
 
 class StreamingQuery:
@@ -107,8 +107,11 @@ class StreamingQuery:
         """Numbers for people and monitoring. LSNs are text, as PostgreSQL prints them.
 
         ``epoch``; ``batches``, ``transactions``, ``rows`` that the sink has had since the start; ``lastCommitLsn`` and
-        ``lagMs`` of the last batch; ``caughtUp``, whether all transactions that the server has sent are delivered and
-        confirmed; ``confirmedLsn``, up to which the server was told that all is durable; ``preparedTransactions``;
+        ``lagMs`` of the last batch; ``caughtUp``, whether all transactions that the server has sent are in the
+        sink, and confirmed; ``deliveredLsn``, up to which the sink has all; ``confirmedLsn``, up to which the server
+        was told that all is durable, in the sink or in the journal; ``journal``: what lies between, with ``files``,
+        ``bytes``, ``transactions``, ``firstCommitLsn``, ``firstCommitTimestamp`` and ``isFull``, or None where there is
+        nothing; ``preparedTransactions``;
         ``receivedBytes``; ``openTransactions`` and ``openRows`` that are streamed and not committed yet; ``paused``,
         whether reading waits for memory; ``waitingForSinkBytes`` and ``inFlightBytes``. ``snapshots``: ``tables`` in
         hand or waiting, each with ``table``, ``state``, ``ranges``, ``rangesRead``, ``rows``, ``bytes`` and
@@ -120,7 +123,7 @@ class StreamingQuery:
         driver, sequencer, reader = status.driver, status.sequencer, status.reader
         return {
             **(recent_progress(self._name, self._history.batches, 1) or [{}])[0],
-            "snapshots": None if status.snapshots is None else _snapshots_json(status.snapshots),
+            "snapshots": None if status.snapshots is None else snapshots_json(status.snapshots),
             "epoch": status.epoch,
             "batches": driver.n_batches,
             "transactions": driver.n_transactions,
@@ -128,7 +131,9 @@ class StreamingQuery:
             "lastCommitLsn": str(driver.last_commit_lsn),
             "lagMs": driver.lag_ms,
             "caughtUp": status.is_caught_up,
+            "deliveredLsn": str(sequencer.delivered_lsn) if sequencer else None,
             "confirmedLsn": str(sequencer.confirmed_lsn) if sequencer else None,
+            "journal": None if sequencer is None else journal_json(sequencer.journal),
             "preparedTransactions": sequencer.n_prepared if sequencer else None,
             "receivedBytes": reader.n_bytes if reader else None,
             "openTransactions": len(reader.open) if reader else None,
@@ -174,27 +179,3 @@ class StreamingQuery:
             if self._page is not None:
                 self._page.close()
             self._listeners.end(self._exception)
-
-
-def _snapshots_json(progress: SnapshotProgress) -> dict[str, Any]:
-    return {
-        "finished": progress.n_finished,
-        "rows": progress.n_rows,
-        "bytes": progress.n_bytes,
-        "bytesRead": progress.n_bytes_read,
-        "bytesPerS": progress.bytes_per_s,
-        "secondsLeft": progress.seconds_left,
-        "heldWalBytes": progress.held_wal_bytes,
-        "tables": [
-            {
-                "table": table.table,
-                "state": table.state,
-                "ranges": table.n_ranges,
-                "rangesRead": table.n_ranges_read,
-                "rows": table.n_rows,
-                "bytes": table.n_bytes,
-                "bytesRead": table.n_bytes_read,
-            }
-            for table in progress.tables
-        ],
-    }
