@@ -27,7 +27,7 @@ from xidstream.pipeline.account.model import ReaderPart, ReaderReport, largest
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import ConnectionLost
 from xidstream.pipeline.exchange import Opened
-from xidstream.pipeline.pg import INVALID_LSN, Lsn, Xid
+from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.protocol.spares import Spares
 from xidstream.pipeline.segments import Layout, Storage, given_up, journaled_lsn
 from xidstream.pipeline.slot.admin import Blocker, advance_slot, held_wal_bytes, read_slot, sql_connection
@@ -105,8 +105,7 @@ class SlotReader:
         with sql_connection(self._slot.connection.same_server_dsn, "the published tables") as connection:
             sources = survey(connection, self._config.publication)
             state = read_slot(connection, self._config.slot)
-            confirmed_lsn = state.confirmed_flush or INVALID_LSN
-            return Surveyed(sources, held_wal_bytes(connection, state), confirmed_lsn)
+            return Surveyed(sources, held_wal_bytes(connection, state))
 
     def waiting_for(self) -> str | None:
         """What ``prepare`` waits for, for people; None when it is nothing in particular."""

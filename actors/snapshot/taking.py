@@ -172,13 +172,13 @@ class SnapshotTaking:
             self._rate = ReadingRate()
             self._steps.end_actors()
             self._tell_complete()
-        self.is_reached = self.is_complete and self._reaches(self._lines, surveyed.confirmed_lsn)
+        self.is_reached = self.is_complete and self._reaches(self._lines, surveyed.delivered_lsn)
 
-    def _reaches(self, lines: SnapshotLines, confirmed_lsn: Lsn) -> bool:
+    def _reaches(self, lines: SnapshotLines, delivered_lsn: Lsn) -> bool:
         """Whether the log is whole up to where the snapshots are valid from. Has it say so."""
         if self._once or lines.is_reached():
             return True  # a function has no log
-        if not lines.may_reach(confirmed_lsn):
+        if not lines.may_reach(delivered_lsn):
             return False
         self._call_sink("reach", lines.valid_from)
         lines.reach()

@@ -16,6 +16,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import ray
@@ -148,8 +149,10 @@ class Epoch:
         get(self.sequencer.aim.remote(target), SEQUENCER)
 
     def survey(self) -> Surveyed:
+        """Asked of the reader, but for what the sink has: the slot may be confirmed further, behind the journal."""
         surveyed: Surveyed = get(self._reader.survey.remote(), READER)
-        return surveyed
+        stats = self.sequencer_stats()
+        return surveyed if stats is None else replace(surveyed, delivered_lsn=stats.delivered_lsn)
 
     def stop_batches(self) -> None:
         get(self.sequencer.stop.remote(), SEQUENCER)

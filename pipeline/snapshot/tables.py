@@ -94,11 +94,11 @@ class PublishedSource:
 @dataclass(frozen=True)
 class Surveyed:
     """What is published now, how much WAL the server keeps for the slot (None: it is not known), and up to where the
-    slot is confirmed."""
+    sink has all (0/0: it is not known)."""
 
     sources: tuple[PublishedSource, ...]
     held_wal_bytes: int | None
-    confirmed_lsn: Lsn = INVALID_LSN
+    delivered_lsn: Lsn = INVALID_LSN
 
 
 @dataclass(frozen=True)

@@ -60,13 +60,14 @@ class SnapshotLines:
         """Whether the sink was told that its log is whole up to ``valid_from``."""
         return self.valid_from <= self._reached
 
-    def may_reach(self, confirmed_lsn: Lsn) -> bool:
+    def may_reach(self, delivered_lsn: Lsn) -> bool:
         """Whether the sink's log is whole up to ``valid_from``.
 
-        The sink has every commit whose record ends at or below what the slot is confirmed to. ``valid_from`` is an
-        insert position: the records before it are all that there is to wait for.
+        The sink has every commit whose record ends at or below what is delivered. (What is confirmed beyond that is in
+        the journal alone.) ``valid_from`` is an insert position: the records before it are all that there is to wait
+        for.
         """
-        return confirmed_lsn >= self.valid_from.record_end
+        return delivered_lsn >= self.valid_from.record_end
 
     def reach(self) -> None:
         """The sink was told."""

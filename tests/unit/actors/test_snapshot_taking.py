@@ -51,7 +51,7 @@ def test_readers_that_all_fail_for_one_lost_snapshot_make_the_table_rest_once(
     assert taking._resting.rest(1, now_s=0.0) == 32.0, "the rest behind the first one"
 
 
-def test_the_log_says_that_it_is_whole_when_the_slot_is_confirmed_behind_the_snapshots_and_says_it_once(
+def test_the_log_says_that_it_is_whole_when_the_sink_has_all_up_to_the_snapshots_and_says_it_once(
     taking: SnapshotTaking,
 ) -> None:
     told: list[tuple[Any, ...]] = []
