@@ -19,6 +19,7 @@ from typing import Any
 
 import click
 
+from xidstream.actors.cli.journal_group import journal
 from xidstream.actors.cli.json_log import logs_json
 from xidstream.actors.cli.options import (
     CAPTURE_SETTINGS,
@@ -348,6 +349,9 @@ def snapshot_status(config_file: Path | None, **options: Any) -> None:
     from xidstream.actors.cli.snapshots import status_command
 
     status_command(config)
+
+
+cli.add_command(journal)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -61,20 +61,32 @@ from xidstream.pipeline.segments.segment_file import (
 from xidstream.pipeline.segments.server_record import other_servers, read_timeline, write_timeline
 from xidstream.pipeline.segments.skips import Skip, given_up, note_left_out, read_skips, write_skip
 from xidstream.pipeline.segments.storage import Storage
+from xidstream.pipeline.segments.stored_journal import (
+    JournalFinding,
+    NamedFile,
+    StoredJournal,
+    findings,
+    slots_servers,
+    stored_journal,
+)
 
 __all__ = [
     "HandedRows",
+    "JournalFinding",
     "JournalName",
     "Layout",
+    "NamedFile",
     "ProgressRecord",
     "RowsReader",
     "SegmentName",
     "SegmentReader",
     "Skip",
     "Storage",
+    "StoredJournal",
     "check_owner",
     "clean_dead_epochs",
     "delete_prepared",
+    "findings",
     "given_up",
     "holds_slot",
     "load_journal_units",
@@ -88,6 +100,8 @@ __all__ = [
     "journaled_lsn",
     "remove_slot",
     "shorten_segment",
+    "slots_servers",
+    "stored_journal",
     "take_over_progress",
     "verify_journal_file",
     "verify_prepared",
