@@ -88,7 +88,8 @@ def skip_command(config: Config, xid: Xid, commit_lsn: Lsn, reason: str) -> None
         )
     if commit_lsn < record.confirmed_lsn:
         raise UsageError(
-            f"commit LSN {commit_lsn} is not ahead: all up to {record.confirmed_lsn} is delivered and confirmed",
+            f"commit LSN {commit_lsn} is not ahead: all up to {record.confirmed_lsn} is confirmed: the sink or "
+            "the journal has it",
             remedy="give xid and commit LSN as the run's error names them",
         )
     now = datetime.datetime.now(datetime.timezone.utc)

@@ -23,8 +23,10 @@ from xidstream.actors.cli.status_view import view
 from xidstream.actors.runtime.run_search import answers
 from xidstream.pipeline.account import Account, StoredPart, Window
 from xidstream.pipeline.account.codec import of_json, to_json
+from xidstream.pipeline.account.model import with_undelivered
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import ConfigError, UsageError, XidstreamError
+from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.quantities import counted
 from xidstream.pipeline.segments import read_progress, read_skips
 from xidstream.pipeline.slot.admin import current_flush_lsn, existing_slot, stream_stats
@@ -57,7 +59,8 @@ class Asking:
         positions = self._positions.setdefault(config.slot, Window(60.0))
         now = datetime.datetime.now(datetime.timezone.utc)
         slot = slot_part(config.dsn, config.slot, positions)
-        return Account(at=now, run=None, slot=slot, stored=_stored(config) if config.storage else None)
+        stored = _stored(config) if config.storage else None
+        return with_undelivered(Account(at=now, run=None, slot=slot, stored=stored))
 
     def _server(self, config: Config) -> str | None:
         """The system identifier of the server that the settings name; None where they name none, or it is silent."""
@@ -134,7 +137,13 @@ def _stored(config: Config) -> StoredPart:
     record = read_progress(*stored_slot(config))
     if record is None:
         return StoredPart(None, None, tuple(_skips(config)))
-    return StoredPart(str(record.confirmed_lsn), record.epoch, tuple(_skips(config)))
+    return StoredPart(
+        str(record.confirmed_lsn),
+        record.epoch,
+        tuple(_skips(config)),
+        str(record.delivered_lsn),
+        sum(span.last - span.first + 1 for span in record.journal),
+    )
 
 
 def _print_stopped(config: Config) -> None:
@@ -171,6 +180,11 @@ def _print_stopped(config: Config) -> None:
             "nothing yet" if stored.epoch is None else f"{stored.confirmed_lsn} by epoch {stored.epoch}"
         )
         lines.append(("recorded", recorded))
+        if stored.n_journal_files:
+            behind = counted(max(0, flush - Lsn.parse(stored.delivered_lsn or "0/0")), "byte")
+            files = counted(stored.n_journal_files, "file")
+            lines.append(("delivered", f"{stored.delivered_lsn}, {behind} behind the server"))
+            lines.append(("journal", f"{files} with what lies between (xidstream journal show)"))
         lines += [("given up", text) for text in stored.given_up]
     for name, value in lines:
         click.echo(f"{name:<16}{value}")

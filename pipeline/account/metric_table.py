@@ -285,8 +285,8 @@ _OF_SINK: Final = (
     ),
     _gauge(
         "sink_behind_seconds",
-        "since the COMMIT of the oldest transaction that the sink does not have; 0 where it has all, no sample as long "
-        "as what waits is not in the journal",
+        "since the COMMIT of the oldest transaction that the sink does not have (since it was ready, as long as it is "
+        "not in the journal); 0 where it has all",
         of_sequencer(lambda sequencer: sequencer.undelivered_s),
     ),
     _counter("sink_batches_total", "batches that the sink has taken", of_sink(lambda sink: sink.n_batches)),

@@ -141,7 +141,8 @@ class SequencerPart:
     """Counts are since the epoch began. ``n_waiting``: entries of the commit order that are not done. The head is the
     first of them: ``head_state`` is waiting (for its buffer), ready, taken (by the sink) or stuck. ``recording_s``: for
     how long the storage has not taken the position. ``delivered_lsn``: the sink has all up to here.
-    ``undelivered_s``: since the COMMIT of the oldest transaction that it does not have, 0 where it has all."""
+    ``undelivered_s``: since the COMMIT of the oldest transaction that it does not have (since it was ready, as long as
+    it is not in the journal), 0 where it has all."""
 
     confirmed_lsn: str
     n_waiting: int

@@ -2,13 +2,15 @@
 
 Asked before a slot is created or read. Four things cannot be mended by reading on, and each is a SlotLost that says
 what is lost: the slot is gone though a position of it is recorded; the record is another server's; the server's
-timeline branched off below what was delivered; it is an older timeline, or no descendant of the recorded one.
+timeline branched off below what was confirmed; it is an older timeline, or no descendant of the recorded one.
 
 A standby without the slot is no loss: a DSN with several hosts leads there while the primary restarts. A run that ended
 then, with the advice to begin anew, would lose what the primary still has.
 
+What is confirmed is in the sink or in the journal. Both would hold what such a server does not have.
+
 A timeline that is new but branched off at or above the recorded position is a failover that lost nothing: all that
-was delivered exists there, and the slot was either kept (a failover slot, ``restart``) or its loss is told by the
+was confirmed exists there, and the slot was either kept (a failover slot, ``restart``) or its loss is told by the
 first rule.
 
 Positions are compared by the preflight, and by the sequencer when the slot is held: until then another reader may
@@ -85,14 +87,14 @@ def check_continuity(
     if before > system.timeline or before not in switch_points:
         raise SlotLost(
             f"the server is on timeline {system.timeline}, which does not come after timeline {before}, "
-            f"of which {recorded.confirmed_lsn} was delivered",
+            f"of which {recorded.confirmed_lsn} was confirmed",
             remedy=_NEW_SNAPSHOT,
         )
     if recorded.confirmed_lsn > switch_points[before]:
         raise SlotLost(
             f"the server's timeline {system.timeline} left timeline {before} at {switch_points[before]}, but "
-            f"{recorded.confirmed_lsn} was delivered of that: it was restored, or failed over, to an older state",
-            remedy=f"what was delivered may not exist there: {_NEW_SNAPSHOT}",
+            f"{recorded.confirmed_lsn} was confirmed of that: it was restored, or failed over, to an older state",
+            remedy=f"what sink and journal have may not exist there: {_NEW_SNAPSHOT}",
         )
 
 
@@ -108,9 +110,9 @@ def check_positions(slot: str, recorded_lsn: Lsn, confirmed_lsn: Lsn, wal_end_ls
     """Raise SlotLost where the slot was confirmed past the record, or the server's WAL ends before it."""
     if recorded_lsn > wal_end_lsn:
         raise SlotLost(
-            f"the server's WAL ends at {wal_end_lsn}, but {recorded_lsn} was delivered before: "
+            f"the server's WAL ends at {wal_end_lsn}, but {recorded_lsn} was confirmed before: "
             "it was restored, or failed over, to an older state",
-            remedy=f"what was delivered may not exist there: {_NEW_SNAPSHOT}",
+            remedy=f"what sink and journal have may not exist there: {_NEW_SNAPSHOT}",
         )
     if confirmed_lsn > recorded_lsn:
         raise SlotLost(

@@ -104,10 +104,19 @@ def sequencer_report(
         n_rows=stats.n_rows,
         n_left_out=len(stats.left_out),
         delivered_lsn=str(stats.delivered_lsn),
-        undelivered_s=journal.oldest_s if journal is not None else None if stats.n_waiting else 0.0,
+        undelivered_s=_undelivered_s(stats, order, journal),
     )
     oldest = sorted(prepared, key=lambda each: each.prepare_lsn)[:MOST_PREPARED]
     return SequencerReport(part, tuple(map(_prepared_part, oldest)), journal=journal)
+
+
+def _undelivered_s(stats: SequencerStats, order: CommitOrder, journal: JournalPart | None) -> float | None:
+    """What the journal does not have became ready a moment after its COMMIT. One that is not ready does not tell."""
+    if journal is not None:
+        return journal.oldest_s
+    if not stats.n_waiting:
+        return 0.0
+    return None if order.oldest_ready_s is None else max(0.0, time.monotonic() - order.oldest_ready_s)
 
 
 def _journal_part(journal: JournalStats, stats: SequencerStats) -> JournalPart:

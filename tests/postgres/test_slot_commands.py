@@ -151,7 +151,7 @@ def test_a_transaction_is_given_up_only_where_a_run_may_still_meet_it(
     assert skip(database, storage, "700", "0/FFFFFFFF") == 3, "no run has used this storage"
     layout = record(database, storage)
     assert skip(database, storage, "700", "0/F") == 2
-    assert "all up to 0/10 is delivered and confirmed" in capsys.readouterr().err
+    assert "all up to 0/10 is confirmed: the sink or the journal has it" in capsys.readouterr().err
     assert skip(database, storage, "700", "nonsense") == 2
     assert skip(database, storage, "-1", "0/10") == 2
     assert read_skips(storage, layout) == ()

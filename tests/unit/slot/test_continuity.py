@@ -44,7 +44,7 @@ def check(
         {"confirmed": None, "recorded": None, "slot_exists": False},  # the first run
         {"confirmed": None, "recorded": None},
         {"recorded": None},  # the record of a version that kept no timeline
-        {"timeline": 3, "switch_points": {2: Lsn(0x200)}},  # a failover exactly at what was delivered
+        {"timeline": 3, "switch_points": {2: Lsn(0x200)}},  # a failover exactly at what was confirmed
         {"timeline": 5, "switch_points": {1: Lsn(0x10), 2: Lsn(0x300), 4: Lsn(0x400)}},
         {"others": (1, 2)},  # a storage that servers share
         {"is_standby": True},  # which decodes
@@ -61,7 +61,7 @@ def test_a_server_that_has_all_that_was_delivered_may_go_on(case: dict[str, Any]
         ({"confirmed": None, "recorded": None, "others": (6001,)}, "another server .*6001"),
         (
             {"timeline": 3, "switch_points": {2: Lsn(0x1FF)}},
-            "left timeline 2 at 0/1FF, but 0/200 was delivered",
+            "left timeline 2 at 0/1FF, but 0/200 was confirmed",
         ),
         ({"timeline": 1}, "does not come after timeline 2"),
         ({"timeline": 3, "switch_points": {1: Lsn(0x300)}}, "does not come after timeline 2"),

@@ -1,0 +1,104 @@
+"""What the sequencer tells of itself while the sink does not pull: both positions, and what the journal holds."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+
+from xidstream.pipeline.account.model import SequencerReport
+from xidstream.pipeline.buffer.transaction import transaction_row
+from xidstream.pipeline.config import Config
+from xidstream.pipeline.exchange import Opened, PrepareCover, Sealed, SlotIdentity, TransactionEnd
+from xidstream.pipeline.pg import Lsn, Xid
+from xidstream.pipeline.stages.commit_sequence import CommitSequence, Entry
+from xidstream.pipeline.stream import Committed
+
+OPENED = Opened(
+    SlotIdentity(1, "d", "s"),
+    confirmed_flush_lsn=Lsn(5),
+    target_lsn=Lsn(100),
+    server_version=180004,
+    proto_version=4,
+    streaming="on",
+    two_phase=False,
+    cover=PrepareCover(),
+    timeline=1,
+    history={},
+)
+
+
+async def told(sequence: CommitSequence) -> SequencerReport:
+    report = await sequence.account()
+    assert report is not None
+    return report
+
+
+async def tell_reader(confirmed_lsn: Lsn, done_ticket: int, free_ticket: int) -> None:
+    pass
+
+
+async def opened(config: Config) -> CommitSequence:
+    sequence = CommitSequence(config, "e", lambda error: error, lambda ref: ref, lambda table: table)
+    await sequence.open(tell_reader, OPENED, None)
+    return sequence
+
+
+async def submit(sequence: CommitSequence, committed_s: float) -> None:
+    """A transaction of messages alone, so that nothing of it is in memory."""
+    end = TransactionEnd(Xid(700), Lsn(20), Lsn(24), int(committed_s * 1e6))
+    content: asyncio.Future[Sealed] = asyncio.get_running_loop().create_future()
+    content.set_result(Sealed(transaction_row(end, 0, [], with_messages=True), (), (), (), 0, 0))
+    await sequence.submit([Entry(0, Committed(end, has_blocks=True), content)])
+
+
+async def until(sequence: CommitSequence, confirmed: str) -> SequencerReport:
+    deadline_s = time.monotonic() + 30
+    while (report := await told(sequence)).sequencer.confirmed_lsn != confirmed:
+        assert time.monotonic() < deadline_s, report
+        await asyncio.sleep(0.01)
+    return report
+
+
+def test_what_is_in_the_journal_is_confirmed_and_not_delivered_until_the_sink_has_it(tmp_path: Path) -> None:
+    async def work() -> tuple[SequencerReport, ...]:
+        sequence = await opened(Config(storage=str(tmp_path), journal_after_bytes=0))
+        before = await told(sequence)
+        await submit(sequence, time.time() - 60)
+        journaled = await until(sequence, str(Lsn(24)))
+        await sequence.sink_opened(Lsn(0), 0)
+        batch = await sequence.next_batch(30)
+        assert batch is not None
+        await sequence.batch_done(batch.number)
+        while (after := await told(sequence)).sequencer.delivered_lsn == "0/5":
+            await asyncio.sleep(0.01)
+        return before, journaled, after
+
+    before, journaled, after = asyncio.run(work())
+    assert (before.sequencer.delivered_lsn, before.sequencer.undelivered_s) == ("0/5", 0.0)
+    assert before.journal is None
+    assert (journaled.sequencer.delivered_lsn, journaled.sequencer.confirmed_lsn) == ("0/5", "0/18")
+    held = journaled.journal
+    assert held is not None and (held.n_files, held.n_transactions, held.wal_bytes) == (1, 1, 19)
+    assert (held.first_commit_lsn, held.end_lsn, held.is_full) == ("0/14", "0/18", False)
+    assert held.oldest_s == pytest.approx(60, abs=30) and held.n_bytes > 0
+    assert journaled.sequencer.undelivered_s == held.oldest_s
+    assert (after.sequencer.delivered_lsn, after.sequencer.undelivered_s) == ("0/18", 0.0)
+    assert after.journal is None
+
+
+def test_a_transaction_that_waits_and_is_not_in_the_journal_tells_since_when_it_is_ready(
+    tmp_path: Path,
+) -> None:
+    async def work() -> SequencerReport:
+        sequence = await opened(Config(storage=str(tmp_path), journal_max_bytes=0))
+        await submit(sequence, time.time() - 60)
+        await asyncio.sleep(0.05)
+        return await told(sequence)
+
+    report = asyncio.run(work())
+    waited_s = report.sequencer.undelivered_s
+    assert report.journal is None and waited_s is not None and 0 < waited_s < 30, "not since its COMMIT"
+    assert report.sequencer.delivered_lsn == report.sequencer.confirmed_lsn == "0/5"
