@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from pathlib import Path
 
@@ -10,7 +11,10 @@ import pytest
 from tests.postgres_fixtures import Database
 from xidstream.actors.cli.main import main
 from xidstream.actors.preflight import require
+from xidstream.pipeline.account import StoredPart
+from xidstream.pipeline.account.codec import of_json
 from xidstream.pipeline.config import Config
+from xidstream.pipeline.exchange import JournalSpan
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
 from xidstream.pipeline.segments import Layout, Storage, read_progress, read_skips, write_progress
 from xidstream.pipeline.slot.admin import describe_slot
@@ -165,6 +169,31 @@ def test_a_transaction_is_given_up_only_where_a_run_may_still_meet_it(
     write_progress(storage, layout, Lsn(0x20))
     assert xidstream("status", *arguments) == 0
     assert "without effect" in capsys.readouterr().out
+
+
+def test_status_of_a_slot_that_nobody_reads_says_what_the_journal_has_of_it(
+    database: Database, tmp_path: Path, capsys: Printed
+) -> None:
+    assert command(database, "create") == 0
+    arguments = ("--dsn", database.dsn(), "--slot", slot(database), "--storage", str(tmp_path))
+    layout = record(database, Storage(str(tmp_path)))
+    capsys.readouterr()
+    assert xidstream("status", *arguments) == 0
+    assert "journal" not in capsys.readouterr().out
+    spans = [JournalSpan("e", 3, 5), JournalSpan("e", 7, 7)]
+    write_progress(Storage(str(tmp_path)), layout, Lsn(0x20), delivered_lsn=Lsn(0x10), journal=spans)
+    assert xidstream("status", *arguments) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"^delivered +0/10, [\d,]+ bytes behind the server$", shown, re.M)
+    assert re.search(r"^journal +4 files with what lies between", shown, re.M)
+    assert xidstream("status", *arguments, "--json") == 0
+    account = of_json(capsys.readouterr().out)
+    assert account.stored == StoredPart("0/20", "e", (), "0/10", 4)
+    assert account.slot is not None and account.slot.undelivered_bytes is not None
+    assert account.slot.wal_held_without_journal_bytes == account.slot.undelivered_bytes
+    assert account.slot.undelivered_bytes == Lsn.parse(account.slot.server_lsn) - 0x10
+    assert xidstream("journal", "check", *arguments) == 4, "there are no such files"
+    assert capsys.readouterr().out.count("(commits after 0/10 up to 0/20)") == 4
 
 
 def test_status_shows_each_slot_of_a_file_and_one_that_is_missing_hides_no_other(
