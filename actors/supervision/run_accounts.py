@@ -25,7 +25,6 @@ from xidstream.actors.runtime.process_facts import this_process
 from xidstream.actors.runtime.run_socket import RunSocket
 from xidstream.actors.supervision.drivers import Driver
 from xidstream.actors.supervision.epoch import Epoch
-from xidstream.actors.supervision.run_status import n_journaled
 from xidstream.pipeline.account import Account, RestartPart, RunPart, SlotPart, StallWatch, Window
 from xidstream.pipeline.account.codec import to_json
 from xidstream.pipeline.account.model import (

@@ -126,7 +126,8 @@ def test_the_lag_of_the_last_batch_is_not_shown_any_more_when_all_is_caught_up()
         status(backlog_bytes=1),
         status(paused=True),
         status(delivered_lsn=0xFF),
-        status(journal=JOURNAL),
+        status(journal=JOURNAL, n_waiting=JOURNAL.n_units, delivered_lsn=0x100),
+        status(journal=JOURNAL, delivered_lsn=0xFF),
         STARTING,
     ],
 )
@@ -142,6 +143,12 @@ def test_what_is_in_the_journal_is_said_to_wait_beside_the_position_that_is_conf
     full = summary(status(journal=dataclasses.replace(JOURNAL, is_full=True)))
     assert "in the journal, which is full: 5.0 GiB" in full
     assert "journal" not in summary(status())
+
+
+def test_without_a_sink_what_the_journal_has_is_not_behind() -> None:
+    captured = status(journal=JOURNAL, n_waiting=JOURNAL.n_units, delivered_lsn=0x10)
+    assert not captured.is_caught_up
+    assert dataclasses.replace(captured, has_sink=False).is_caught_up
 
 
 def test_an_open_transaction_is_not_behind() -> None:
