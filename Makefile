@@ -71,8 +71,9 @@ faults: setup ## Run every variant of lost links, slots and storages (`make test
 soak: setup ## Run the long differential test: 20 seeds on PostgreSQL 16 and 18, with and without two-phase
 	$(PY) -m tests.differential --seeds 20 --versions 16,18 --two-phase both
 
-chaos: setup ## Kill by seed at every fault point, 200 times in real actors and 400 in one process; an unkilled twin judges
+chaos: setup ## Kill by seed at every fault point, 200 times in real actors and 550 in one process; an unkilled twin judges
 	$(PY) -m tests.chaos --local --seeds 8 --kills 50
+	$(PY) -m tests.chaos --local --seeds 3 --kills 50 --journal
 	$(PY) -m tests.chaos --seeds 4 --kills 50 --together 4 --driver-share 0.18 --least 3
 
 snapshots: setup ## Kill each kind of process at 25, 50 and 75 % of the rows that snapshots read; a twin slot judges

@@ -128,14 +128,17 @@ def create_slot_command(config: Config) -> None:
     click.echo(f"slot {config.slot} is there: what commits after {lsn} will be delivered")
 
 
-def drop_slot_command(config: Config) -> None:
+def drop_slot_command(config: Config, *, discard_journal: bool) -> None:
     """The slot, and then, if a storage is given, its record; also of a slot that was dropped without it.
 
-    Raises SlotInUse, with nothing removed; PreconditionMissing where there is neither slot nor record.
+    Raises SlotInUse, with nothing removed; PreconditionMissing where there is neither slot nor record, and where the
+    journal has what no sink holds, unless ``discard_journal``.
     """
     stored = stored_slot(config) if config.storage else None
     # The storage is asked first: one that cannot be reached is told while the slot is still there.
     is_recorded = stored is not None and holds_slot(*stored)
+    if stored is not None and not discard_journal:
+        _check_journal_empty(config, *stored)
     if is_recorded and not describe_slot(config.dsn, config.slot).exists:
         click.echo(f"there is no slot {config.slot}; what the storage holds of it is removed")
     else:
@@ -149,6 +152,19 @@ def drop_slot_command(config: Config) -> None:
         click.echo(f"removed {what} from {where} ({counted(n_objects, 'object')})")
     if not removed:
         click.echo(f"{where} held nothing of it")
+
+
+def _check_journal_empty(config: Config, storage: Storage, layout: Layout) -> None:
+    record = read_progress(storage, layout)
+    if record is None or not record.journal:
+        return
+    n_files = sum(span.last - span.first + 1 for span in record.journal)
+    raise PreconditionMissing(
+        f"the journal of slot {config.slot} has {counted(n_files, 'file')} of transactions up to "
+        f"{record.confirmed_lsn} that no sink holds (it has everything up to {record.delivered_lsn}), and the server "
+        "does not have them any more",
+        remedy="deliver them first: `xidstream run --available-now`; or give --discard-journal, and they are gone",
+    )
 
 
 def tell_blockers(blockers: tuple[Blocker, ...]) -> None:

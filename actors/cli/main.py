@@ -258,18 +258,19 @@ def create(config_file: Path | None, **options: Any) -> None:
 
 @slot.command(short_help="Drop the slot, and with it what was not read yet.")
 @setting_options("dsn", "slot", "storage")
-def drop(config_file: Path | None, **options: Any) -> None:
+@click.option("--discard-journal", is_flag=True, help="Also where the journal has what no sink holds.")
+def drop(config_file: Path | None, discard_journal: bool, **options: Any) -> None:
     """Drop the slot; changes that were not read from it are gone for this pipeline.
 
-    Given --storage, also remove what the pipeline recorded of the slot there (progress.json, prepared/, epochs/ and
-    skipped/ below SYSTEM_IDENTIFIER/SLOT), without which a slot created again under this name counts as lost. Nothing
-    in the sink is touched. It works for a slot that is dropped already, too.
+    Given --storage, also remove what the pipeline recorded of the slot there (progress.json, prepared/, journal/,
+    epochs/ and skipped/ below SYSTEM_IDENTIFIER/SLOT), without which a slot created again under this name counts as
+    lost. Nothing in the sink is touched. It works for a slot that is dropped already, too.
     """
     config = build_config(config_file, options)
     config.require("slot")
     from xidstream.actors.cli.checks import drop_slot_command
 
-    drop_slot_command(config)
+    drop_slot_command(config, discard_journal=discard_journal)
 
 
 @slot.command(short_help="Give up one transaction that cannot be delivered.")

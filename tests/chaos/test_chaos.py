@@ -27,8 +27,8 @@ def chaos(*arguments: str) -> str:
     return done.stdout
 
 
-def judged(faults: str) -> str:
-    output = chaos("--seeds", "1", "--faults", faults)
+def judged(faults: str, *arguments: str) -> str:
+    output = chaos("--seeds", "1", "--faults", faults, *arguments)
     assert f"{len(faults.split(','))} kills at" in output and "not reached" not in output
     found = re.search(
         r"(\d+) transactions, (\d+) rows.*: 0 lost, 0 twice, 0 alien, 0 out of order; (\d+) status", output
@@ -39,6 +39,10 @@ def judged(faults: str) -> str:
 
 def test_killed_buffer_sequencer_and_executor_lose_nothing_and_confirm_nothing_early() -> None:
     judged("segment_written:kill,recorded:kill@2,spark_executor")
+
+
+def test_killed_sequencer_and_driver_lose_nothing_of_the_journal_and_confirm_nothing_early() -> None:
+    judged("journal_written:kill@2,loading_journal:kill,batch_written:kill", "--journal")
 
 
 @pytest.mark.skipif("XIDSTREAM_LONG" not in os.environ, reason="long: `make faults` runs it")

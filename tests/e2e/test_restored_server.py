@@ -110,7 +110,7 @@ def test_after_a_restore_the_old_root_is_refused_and_another_one_gets_everything
         restored.run()
     # The walsender of the run that ended needs a moment to notice.
     wait_until(lambda: not describe_slot(restored.server.conninfo(), "s").active)
-    drop_slot_command(restored.config())
+    drop_slot_command(restored.config(), discard_journal=False)
     create_slot_command(restored.config())
     restored.execute("insert into t values (1000)")
     with pytest.raises(SinkDiverged, match="was restored") as refused:

@@ -71,6 +71,24 @@ def test_dropping_with_storage_removes_the_record_and_says_so(
     assert command(database, "create", "--storage", storage.uri) == 0
 
 
+def test_a_journal_that_no_sink_holds_is_not_dropped_unless_that_is_said(
+    database: Database, tmp_path: Path, capsys: Printed
+) -> None:
+    storage = Storage(str(tmp_path))
+    assert command(database, "create") == 0
+    layout = record(database, storage)
+    journal = (JournalSpan("e", 3, 5),)
+    write_progress(storage, layout, Lsn(0x30), delivered_lsn=Lsn(0x20), journal=journal)
+    storage.write_bytes(layout.journal_key(3), b"a file")
+    assert command(database, "drop", "--storage", storage.uri) == 3
+    said = capsys.readouterr().err
+    assert "3 files" in said and "0/20" in said and "--discard-journal" in said
+    assert describe_slot(database.dsn(), slot(database)).exists
+    assert storage.exists(layout.journal_key(3)) and read_progress(storage, layout) is not None
+    assert command(database, "drop", "--storage", storage.uri, "--discard-journal") == 0
+    assert storage.list_keys(layout.root) == []
+
+
 def test_dropping_without_storage_leaves_the_record(database: Database, tmp_path: Path) -> None:
     storage = Storage(str(tmp_path))
     assert command(database, "create") == 0
