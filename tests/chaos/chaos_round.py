@@ -21,6 +21,7 @@ from psycopg import sql
 
 from tests.chaos.judge import Verdict, judge
 from tests.chaos.kills import OUTSIDE, Plan, kill_from_outside
+from tests.delivered import delivered_lsn
 from tests.differential.compare import Model, final_difference
 from tests.differential.local_pipeline import LocalPipeline, Options, Sink
 from tests.differential.runner import remove_database
@@ -174,8 +175,7 @@ class Round:
     def _supervise(self, spy: FeedbackSpy, slot: str, workload: Workload, result: RoundResult) -> None:
         from xidstream.actors.supervision.supervisor import Supervisor
 
-        dsn = self._server.conninfo(self._name)
-        journal = {"journal_after_bytes": 0, "batch_bytes": 30_000} if self._options.journal else {}
+        journal = {"journal_after_bytes": 0, "batch_bytes": 1 << 20} if self._options.journal else {}
         config = Config.of(
             {
                 **journal,
@@ -230,7 +230,7 @@ class Round:
             traffic.join(60)
             target = self._tick()
             self._wait(
-                lambda: (describe_slot(dsn, slot).confirmed_flush or 0) >= target,
+                lambda: delivered_lsn(str(self._storage), slot) >= target,
                 END_TIMEOUT_S,
                 ended,
                 "the run did not catch up in the end",

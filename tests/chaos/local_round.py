@@ -29,6 +29,7 @@ import psycopg
 from tests.chaos.chaos_round import Kill, Round, RoundResult
 from tests.chaos.judge import Verdict
 from tests.chaos.kills import JOURNAL_POINTS, PREPARED_POINTS, STREAM_POINTS, Plan
+from tests.delivered import delivered_lsn
 from tests.differential.compare import Model, check_confirmations, difference, final_difference
 from tests.differential.local_pipeline import LocalPipeline, Message, Options, Released, Sink
 from tests.differential.source_schema import PUBLICATIONS, set_up_statements
@@ -211,21 +212,13 @@ class LocalRound(Round):
         self._plan.arm("")
         target = self._tick()
         deadline = time.monotonic() + _RECOVERY_TIMEOUT_S
-        while self._confirmed() < target:
+        while delivered_lsn(str(self._storage), slot) < target:
             if time.monotonic() > deadline:
                 raise TimeoutError("the run did not catch up in the end")
             time.sleep(0.02)
 
     def _n_batches(self) -> int:
         return sum(1 for name in os.listdir(self._folder / "sink") if name.endswith(".batch"))
-
-    def _confirmed(self) -> int:
-        row = self._connection.execute(
-            "SELECT (confirmed_flush_lsn - '0/0')::bigint FROM pg_replication_slots WHERE slot_name = %s",
-            (f"{self._name}_s",),
-        ).fetchone()
-        assert row is not None
-        return int(row[0])
 
     def _judge(self, sink: Sink, twin: Sink, workload: Workload, result: RoundResult) -> None:
         verdict = result.verdict = Verdict()

@@ -65,7 +65,7 @@ def test_transfers_are_never_torn_in_the_manifests_moments_nor_in_as_of_while_re
     (lsn,) = pipeline.database.execute("select pg_current_wal_insert_lsn()::text")[0]
     pipeline.database.execute("select pg_logical_emit_message(true, 'x', '')")
     pipeline.wait_until(
-        lambda: Lsn.parse(pipeline.query.lastProgress["confirmedLsn"] or "0/0") > Lsn.parse(lsn)
+        lambda: Lsn.parse(pipeline.query.lastProgress["deliveredLsn"] or "0/0") > Lsn.parse(lsn)
     )
     pipeline.query.stop()
     Mirror(str(pipeline.delta)).refresh(pipeline.spark)

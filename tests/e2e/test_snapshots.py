@@ -184,8 +184,8 @@ def whole_up_to(pipeline: Pipeline) -> int:
 
 def wait_until_delivered(pipeline: Pipeline, lsn: Lsn) -> None:
     def delivered() -> bool:
-        confirmed = pipeline.query.lastProgress["confirmedLsn"]
-        return confirmed is not None and Lsn.parse(confirmed) >= lsn
+        found = pipeline.query.lastProgress["deliveredLsn"]
+        return found is not None and Lsn.parse(found) >= lsn
 
     pipeline.wait_until(delivered)
 

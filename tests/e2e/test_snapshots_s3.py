@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.delivered import delivered_lsn
 from tests.e2e.test_command_line import XIDSTREAM, environment, options
 from tests.fold import Log, standing_generations
 from tests.postgres_fixtures import Database
@@ -78,13 +79,10 @@ def test_snapshots_into_an_object_store_and_the_changes_behind_them_fold_to_the_
         ((text,),) = database.execute("select pg_current_wal_insert_lsn()::text")
         database.execute("insert into empty values (1)")
         end = Lsn.parse(text)
-        confirmed = "select confirmed_flush_lsn::text from pg_replication_slots where database = %s"
-        wait_until(
-            lambda: (
-                Lsn.parse(database.execute(confirmed, database.name)[0][0]) > end
-                or process.poll() is not None
-            )
-        )
+        slot = database.execute(
+            "select slot_name from pg_replication_slots where database = %s", database.name
+        )[0][0]
+        wait_until(lambda: delivered_lsn(s3.uri("segments"), slot) > end or process.poll() is not None)
     finally:
         process.send_signal(signal.SIGTERM)
         output, _ = process.communicate(timeout=90)

@@ -24,6 +24,7 @@ import psycopg
 from deltalake import DeltaTable
 from psycopg import sql
 
+from tests.delivered import delivered_lsn
 from tests.differential.runner import remove_database
 from tests.fold import bounds_of, standing_generations
 from tests.postgres_fixtures import Database
@@ -180,7 +181,7 @@ class Round:
         finally:
             writers.stop()
         target = self._tick()
-        self._wait(lambda: self._confirmed() >= target, 600, "the run did not catch up")
+        self._wait(lambda: self._delivered() >= target, 600, "the run did not catch up")
         self._stop_run()
         self._say("the run has ended")
         twin.read_until(target)
@@ -242,9 +243,8 @@ class Round:
         )
         return self._database.execute(query, f"s_{self._name}") == [(True,)]
 
-    def _confirmed(self) -> Lsn:
-        query = "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = %s"
-        return Lsn.parse(self._database.execute(query, f"s_{self._name}")[0][0])
+    def _delivered(self) -> Lsn:
+        return delivered_lsn(str(self._folder / "segments"), f"s_{self._name}")
 
     def _tick(self) -> Lsn:
         """Flush the WAL with a transaction that nobody publishes; the position after it."""
