@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 import struct
@@ -47,7 +48,7 @@ from xidstream.pipeline.segments import (
     write_segment,
 )
 from xidstream.pipeline.segments.envelope import seal
-from xidstream.pipeline.segments.journal_directory import FORMAT, VERSION
+from xidstream.pipeline.segments.journal_summary import FORMAT, VERSION
 
 TIMESTAMP_US = 1_700_000_000_123_456
 
@@ -240,7 +241,7 @@ def test_each_object_is_fetched_and_put_once_however_many_parts_it_has(written) 
     assert len({part.ref for part in packed.memory}) == 1
 
 
-def test_the_header_tells_what_the_file_holds(written) -> None:
+def test_the_summary_tells_what_the_file_holds(written) -> None:
     stored_keys = [key for unit in written.units for key in unit.stored_keys()]
     sizes = [len(written.storage.read_bytes(key)) for key in (written.key, *stored_keys)]
     assert written.file == JournalFile(
@@ -264,9 +265,10 @@ def test_the_header_tells_what_the_file_holds(written) -> None:
     assert [end for end, _ in loaded] == list(written.ends)
 
 
-def test_reading_the_header_leaves_the_rows_alone(written) -> None:
+def test_reading_the_summary_leaves_all_else_alone(written) -> None:
     altered = bytearray(written.storage.read_bytes(written.key))
-    altered[200] ^= 1
+    (_, before_summary, *_) = split(altered)
+    altered[:before_summary] = bytes(before_summary)
     written.storage.write_bytes(written.key, bytes(altered))
     written.storage.delete(written.file.stored_keys)
     assert read_journal_file(written.storage, written.layout, written.layout.epoch, 3) == written.file
@@ -291,13 +293,13 @@ def test_transactions_that_left_nothing_have_a_place_in_the_file(storage, layout
     assert load_journal_units(storage, layout, file, Store().put) == list(zip(ends, units, strict=True))
 
 
-def test_a_header_of_many_units_is_found(storage, layout) -> None:
+def test_a_summary_that_names_many_segments_is_found(storage, layout, relation, batches) -> None:
     """It is longer than what is read of an object store at first."""
-    units = [unit(transaction_rows(n)) for n in range(1, 1_001)]
-    ends = [UnitEnd(Lsn(n), Lsn(n), Lsn(n), 1) for n in range(1, 1_001)]
-    file = write_journal_file(storage, layout, 0, units, ends, Store().fetch)
-    *_, (n_directory_bytes, _, _) = TRAILER.iter_unpack(storage.read_bytes(layout.journal_key(0))[-20:])
-    assert n_directory_bytes > 64 << 10
+    segment = write_segment(storage, layout.segment_key(Xid(XID), Lsn(1), 0), relation, XID, batches)
+    many = unit(transaction_rows(1), segments=(SegmentPart(segment, COMMIT),) * 1_200)
+    file = write_journal_file(storage, layout, 0, [many], [ONE_END], Store().fetch)
+    (_, before_summary, *_), whole = split(data := storage.read_bytes(layout.journal_key(0))), len(data)
+    assert whole - before_summary > 64 << 10
     assert read_journal_file(storage, layout, layout.epoch, 0) == file
 
 
@@ -485,12 +487,14 @@ def test_a_file_that_is_longer_than_written_is_refused(written) -> None:
 def test_an_altered_bit_is_found_wherever_it_is(small) -> None:
     path = Path(small.storage.local_path(small.key))
     whole = path.read_bytes()
-    in_directory = len(whole) - TRAILER.unpack(whole[-TRAILER.size :])[0] - TRAILER.size
+    before_directory, before_summary, *_ = split(whole)
     for position in {*range(0, len(whole), 3), *range(len(whole) - TRAILER.size, len(whole))}:
         altered = bytearray(whole)
         altered[position] ^= 1 << position % 8
         path.write_bytes(altered)
-        refused(small, verify, *([look, Written.load] if position >= in_directory else []))
+        refused(small, verify, *([Written.load] if position >= before_directory else []))
+        if position >= before_summary:
+            refused(small, look)
     path.write_bytes(whole)
     assert small.load()[0][0] == ONE_END
 
@@ -507,18 +511,13 @@ def test_an_altered_byte_gives_no_unit_wherever_it_is(written) -> None:
 def test_objects_that_changed_places_are_found(small) -> None:
     """A writer's defect, under a checksum that fits."""
     whole = small.storage.read_bytes(small.key)
-    (first, _), (second, _), (third, _) = directory_of(whole)["objects"]
-    streams = [
-        whole[8 : 8 + first],
-        whole[8 + first : 8 + first + second],
-        whole[8 + first + second :][:third],
-    ]
-
-    def swapped(content: dict[str, Any]) -> None:
-        content["objects"] = [content["objects"][n] for n in (2, 1, 0)]
-
-    small.storage.write_bytes(small.key, b"".join([whole[:8], *streams[::-1], rewritten(whole, swapped)]))
-    look(small)
+    before_directory, _, directory, _ = split(whole)
+    places = list(itertools.accumulate((n for n, _ in directory["objects"]), initial=8))
+    streams = [whole[start:end] for start, end in itertools.pairwise(places)]
+    swapped = b"".join([whole[:8], *streams[::-1], whole[before_directory:]])
+    small.storage.write_bytes(small.key, swapped)
+    with_directory(small, lambda content: content["objects"].reverse())
+    assert look(small).n_units == 1
     refused(small, verify)
 
 
@@ -573,25 +572,41 @@ def test_a_segment_that_is_missing_or_altered_is_named(written, place: int) -> N
 # -- a writer's defects, under checksums that fit ----------------------------------------------------------
 
 
-def directory_of(whole: bytes) -> dict[str, Any]:
-    n_bytes = TRAILER.unpack(whole[-TRAILER.size :])[0]
-    return json.loads(whole[-TRAILER.size - n_bytes : -TRAILER.size])["content"]
+def split(whole: bytes | bytearray) -> tuple[int, int, dict[str, Any], dict[str, Any]]:
+    """Where directory and summary begin, and what they say."""
+    end = len(whole) - TRAILER.size
+    start = end - TRAILER.unpack(whole[end:])[0]
+    summary = json.loads(whole[start:end])["content"]
+    before_directory = start - summary["directory"][0]
+    return before_directory, start, json.loads(whole[before_directory:start]), summary
 
 
-def rewritten(whole: bytes, change: Callable[[dict[str, Any]], object], version: int = VERSION) -> bytes:
-    """The file's end with another directory."""
-    content = directory_of(whole)
-    change(content)
-    document = seal(FORMAT, version, content)
-    return document + TRAILER.pack(len(document), zlib.crc32(document), b"XIDSJRNL")
+Change = Callable[[dict[str, Any]], object]
 
 
 def with_directory(
-    written: Written, change: Callable[[dict[str, Any]], object], version: int = VERSION
+    written: Written,
+    change: Change = lambda content: None,
+    *,
+    change_summary: Change = lambda content: None,
+    version: int = VERSION,
 ) -> None:
+    """Give the file another directory, and another summary."""
     whole = written.storage.read_bytes(written.key)
-    start = len(whole) - TRAILER.unpack(whole[-TRAILER.size :])[0] - TRAILER.size
-    written.storage.write_bytes(written.key, whole[:start] + rewritten(whole, change, version))
+    before_directory, _, directory, summary = split(whole)
+    change(directory)
+    document = json.dumps(directory, separators=(",", ":")).encode()
+    summary["directory"] = [len(document), zlib.crc32(document)]
+    change_summary(summary)
+    end = seal(FORMAT, version, summary)
+    trailer = TRAILER.pack(len(end), zlib.crc32(end), b"XIDSJRNL")
+    written.storage.write_bytes(written.key, whole[:before_directory] + document + end + trailer)
+
+
+def test_a_file_with_a_directory_like_its_own_is_whole(small) -> None:
+    """What the tests below change is not the way in which they write it."""
+    with_directory(small)
+    assert verify(small) == small.file
 
 
 def memory(content: dict[str, Any]) -> list[Any]:
@@ -606,7 +621,6 @@ def memory(content: dict[str, Any]) -> list[Any]:
         lambda c: c.update(units=[]),
         lambda c: c.update(units=None),
         lambda c: c.update(units=[3]),
-        lambda c: c.update(slot=None),
         lambda c: c["units"][0].pop("end_lsn"),
         lambda c: c["units"][0].update(end_lsn="x"),
         lambda c: c["units"][0].update(end_lsn=3),
@@ -621,7 +635,33 @@ def memory(content: dict[str, Any]) -> list[Any]:
 )
 def test_a_directory_that_lacks_a_part_is_refused(small, change) -> None:
     with_directory(small, change)
-    refused(small)
+    refused(small, verify)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda c: c.pop("end_lsn"),
+        lambda c: c.update(end_lsn="x"),
+        lambda c: c.update(slot=None),
+        lambda c: c.update(n_rows=-1),
+        lambda c: c.update(n_rows=True),
+        lambda c: c.update(stored_keys=["../etc"]),
+        lambda c: c.update(stored_keys=[3]),
+        lambda c: c.update(directory=[3]),
+        lambda c: c.update(directory=[c["directory"][0] + 8, 0]),
+        lambda c: c.update(objects_bytes=0),
+    ],
+)
+def test_a_summary_that_lacks_a_part_is_refused(small, change) -> None:
+    with_directory(small, change_summary=change)
+    refused(small, look, verify)
+
+
+@pytest.mark.parametrize("figure", ["n_units", "n_transactions", "n_rows", "n_stored_bytes"])
+def test_a_summary_of_other_units_gives_no_unit(small, figure: str) -> None:
+    with_directory(small, change_summary=lambda c: c.update({figure: 7}))
+    refused(small, verify, match="other units than its summary says")
 
 
 @pytest.mark.parametrize(
@@ -650,19 +690,20 @@ def test_a_directory_that_does_not_fit_its_objects_gives_no_unit(small, change) 
 
 def test_an_object_that_is_no_arrow_stream_is_refused(small) -> None:
     whole = small.storage.read_bytes(small.key)
-    (first, _), (second, _), (third, _) = directory_of(whole)["objects"]
-    noise = b"\xff" * third
+    before_directory, _, directory, _ = split(whole)
+    noise = b"\xff" * directory["objects"][2][0]
+    start = before_directory - len(noise)
+    small.storage.write_bytes(small.key, whole[:start] + noise + whole[before_directory:])
 
     def change(content: dict[str, Any]) -> None:
         content["objects"][2][1] = zlib.crc32(noise)
 
-    end = rewritten(whole, change)
-    small.storage.write_bytes(small.key, whole[: 8 + first + second] + noise + end)
-    refused(small, verify, Written.load, match="no Arrow stream")
+    with_directory(small, change)
+    refused(small, verify, match="no Arrow stream")
 
 
 def test_a_later_version_is_not_guessed(small) -> None:
-    with_directory(small, lambda content: None, version=VERSION + 1)
+    with_directory(small, version=VERSION + 1)
     for each in (look, verify, Written.load):
         with pytest.raises(Unsupported, match=small.key):
             each(small)
