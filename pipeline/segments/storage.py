@@ -213,6 +213,20 @@ class Storage:
             except FileNotFoundError:
                 pass  # it is gone already
 
+    def delete_unfinished(self, prefix: str) -> int:
+        """Remove what killed writers left half-written directly below a folder; returns how many. No listing shows it.
+
+        A writer that is late and not gone fails when it ends. In an object store there is nothing of the kind.
+        """
+        if not self._is_local:
+            return 0
+        with _failing("delete", prefix):
+            folder = Path(self._path(prefix))
+            found = [path for path in folder.glob(".*.tmp") if _TEMPORARY.fullmatch(path.name)]
+            for path in found:
+                path.unlink(missing_ok=True)
+        return len(found)
+
     # -- inside ----------------------------------------------------------------------------------------
 
     @functools.cached_property

@@ -142,6 +142,19 @@ def test_a_flush_reaches_the_object_and_every_folder_up_to_the_root(
     assert flushed == {str(tmp_path / p) for p in ("", "local", "local/1", "local/1/s", "local/1/s/a")}
 
 
+def test_what_a_killed_writer_left_is_removed_and_a_late_one_leaves_no_object(
+    local: Storage, tmp_path: Path
+) -> None:
+    local.write_bytes("1/a", b"whole")
+    local.write_bytes("1/below/b", b"whole")
+    (tmp_path / "local" / "1" / ".c.0123456789abcdef.tmp").write_bytes(b"half")
+    with pytest.raises(StorageFault, match="1/late"), local.create("1/late") as write:
+        write(b"half")
+        assert local.delete_unfinished("1") == 2
+    assert files_below(tmp_path / "local") == {"1/a", "1/below/b"}
+    assert local.delete_unfinished("1") == local.delete_unfinished("none") == 0
+
+
 def test_the_end_of_an_object_is_read_with_its_size(storage: Storage) -> None:
     storage.write_bytes("1/a", b"0123456789")
     for n_bytes, tail in ((0, b""), (3, b"789"), (10, b"0123456789"), (99, b"0123456789")):
