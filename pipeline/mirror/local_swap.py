@@ -28,7 +28,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from xidstream.pipeline.late_binding import SPARK_METADATA, halved, statistics_leaves
-from xidstream.pipeline.mirror.net_rows import NetRows, in_schema, without
+from xidstream.pipeline.mirror.net_rows import NetRows, in_schema
 from xidstream.pipeline.mirror.plan import BaseFile, Group
 from xidstream.pipeline.spark.naming import Location
 
@@ -121,7 +121,7 @@ class LocalSwap:
         for i in group.files:
             keys = self.net.keys_near(self.files[i])
             for rows in read_pieces(f"{self.table.uri}/{self.files[i].path}"):
-                yield without(in_schema(rows, self.schema), keys)
+                yield keys.without(in_schema(rows, self.schema))
         yield arriving
 
     def _write_file(self, path: str, tables: Iterable[pa.Table], repeating: list[str]) -> list[str]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
 
@@ -51,6 +52,7 @@ class NetRows:
     def __init__(self, rows: pa.Table, key: Sequence[str], ranged: RangedKey) -> None:
         self._rows = rows.combine_chunks()
         self._key = list(key)
+        self._ranged = ranged.columns
         names = [*ranged.columns, *(name for name in key if name not in ranged.columns)]
         order = pc.sort_indices(self._rows, sort_keys=[(name, "ascending") for name in names])
         self._order = _last_of_each(order, [_whole(self._rows[name]) for name in names])
@@ -91,14 +93,16 @@ class NetRows:
         for slot in slots:
             piece = slice(starts[slot], starts[slot + 1])
             pieces.append(pc.filter(self._order[piece], self._is_set[piece]))
-        return in_schema(self._rows.take(pa.concat_arrays(pieces)), schema)
+        return in_schema(_taken(self._rows, pa.concat_arrays(pieces)), schema)
 
-    def keys_near(self, file: BaseFile) -> pa.Table:
-        """The key columns of all net rows that may have a row in the file."""
+    def keys_near(self, file: BaseFile) -> NearKeys:
+        """The keys of all net rows that may have a row in the file."""
         first, behind = self._near(file)
-        order = self._order[first:behind]
+        order, bound = self._order[first:behind], self._bounds[0][first:behind]
         is_within = self._is_within(file, first, behind)
-        return self._rows.select(self._key).take(order if is_within is None else pc.filter(order, is_within))
+        if is_within is not None:
+            order, bound = pc.filter(order, is_within), pc.filter(bound, is_within)
+        return NearKeys(self._rows.select(self._key).take(order), self._ranged[0], bound)
 
     # -- inside ----------------------------------------------------------------------------------------
 
@@ -142,6 +146,14 @@ class NetRows:
         return within
 
 
+def _taken(rows: pa.Table, places: pa.Array) -> pa.Table:
+    """The rows at ``places``; neighbours that came in the order of their keys are not copied."""
+    numbers = places.to_numpy()
+    if len(numbers) and np.all(np.diff(numbers) == 1):
+        return rows.slice(int(numbers[0]), len(numbers))
+    return rows.take(places)
+
+
 def _last_of_each(order: pa.Array, columns: Sequence[pa.Array]) -> pa.Array:
     """``order`` (stable, by ``columns``) without the rows behind which another one with the same values comes.
 
@@ -158,20 +170,56 @@ def _last_of_each(order: pa.Array, columns: Sequence[pa.Array]) -> pa.Array:
     return pc.filter(order, pa.concat_arrays([pc.invert(is_same), pa.array([True])]))
 
 
-def without(rows: pa.Table, keys: pa.Table) -> pa.Table:
-    """``rows`` in their order, without those whose key is in ``keys`` (of the key's columns, and types)."""
+@dataclass(frozen=True)
+class NearKeys:
+    """The keys of net rows near one file. ``keys``: of the key's columns. They are in the order of the column
+    ``first``, whose values ``bound`` has as ``KeyRange`` has them."""
+
+    keys: pa.Table
+    first: str
+    bound: pa.Array
+
+    def without(self, rows: pa.Table) -> pa.Table:
+        """``rows`` in their order, without those with one of the keys. ``rows``: a piece of the file.
+
+        Arrow's ``is_in`` and join make a hash table of the keys each time. So a piece is compared with the keys within
+        its own range alone, which are few where the file is in the order of its key; and numbers, which most keys
+        are, are looked up by bisection.
+        """
+        if not self.keys.num_rows or not rows.num_rows:
+            return rows
+        values = _as_stored(_whole(rows[self.first]))
+        if self.keys.num_columns == 1 and pt.is_integer(values.type):
+            return _but(rows, _places_of(values.to_numpy(), self.bound.to_numpy()))
+        ends = pc.min_max(values)
+        behind = bisect_right(self.bound, ends["max"].as_py(), key=_value)
+        begin = bisect_left(self.bound, ends["min"].as_py(), key=_value)
+        return _but(rows, _places_in(rows, self.keys.slice(begin, behind - begin)))
+
+
+def _value(scalar: pa.Scalar) -> Any:
+    return scalar.as_py()
+
+
+def _places_of(values: npt.NDArray[Any], ascending: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    places = np.minimum(np.searchsorted(ascending, values), len(ascending) - 1)
+    return np.flatnonzero(ascending[places] == values)
+
+
+def _places_in(rows: pa.Table, keys: pa.Table) -> npt.NDArray[np.int64]:
+    """The places of the rows whose key is in ``keys``, ascending."""
     names = keys.column_names
-    if not keys.num_rows or not rows.num_rows:
-        return rows
+    if not keys.num_rows:
+        return np.zeros(0, np.int64)
     if len(names) == 1:
         is_new = _whole(pc.is_in(rows[names[0]], value_set=_whole(keys[names[0]])))
-        return _but(rows, np.flatnonzero(is_new.to_numpy(zero_copy_only=False)))
+        return np.flatnonzero(is_new.to_numpy(zero_copy_only=False))
     # Names of our own: a key's column may be called as the place.
     parts = [f"k{i}" for i in range(len(names))]
     there = rows.select(names).rename_columns(parts)
     there = there.append_column(_PLACE, pa.array(np.arange(rows.num_rows)))
     new = there.join(keys.rename_columns(parts), parts, join_type="left semi")[_PLACE]
-    return _but(rows, np.sort(new.to_numpy()))
+    return np.sort(new.to_numpy())
 
 
 def _but(rows: pa.Table, places: npt.NDArray[np.int64]) -> pa.Table:

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from xidstream.pipeline.mirror.key_ranges import RangedKey
-from xidstream.pipeline.mirror.net_rows import NetRows, in_schema, is_comparable, without
+from xidstream.pipeline.mirror.net_rows import NearKeys, NetRows, in_schema, is_comparable
 from xidstream.pipeline.mirror.plan import BaseFile, KeyRange, in_key_order
 
 TYPES = {"shop": pa.string(), "n": pa.int64(), "v": pa.string()}
@@ -80,7 +80,7 @@ def test_dates_and_timestamps_are_found_in_the_ranges_that_the_log_has_as_number
 
 def test_of_a_tenants_many_keys_only_those_within_a_file_are_looked_for_in_it() -> None:
     rows = net([{"shop": "a", "n": n} for n in range(100)], "shop", "n")
-    assert rows.keys_near(file(("a", 10), ("a", 12))).to_pylist() == [
+    assert rows.keys_near(file(("a", 10), ("a", 12))).keys.to_pylist() == [
         {"shop": "a", "n": n} for n in (10, 11, 12)
     ]
 
@@ -91,25 +91,68 @@ def test_null_keys_and_texts_are_counted() -> None:
     assert (counts.n_keys, counts.n_null_keys, counts.n_texts) == (2, 1, 1)
 
 
-@pytest.mark.parametrize("key", [("n",), ("shop", "n")])
-def test_rows_with_a_new_version_are_left_out_and_the_others_keep_their_order(key: tuple[str, ...]) -> None:
-    rows = [{"shop": shop, "n": n, "v": f"{shop}{n}"} for n in (3, 1, 2) for shop in "ba"]
-    table = pa.Table.from_pylist(rows, schema=SCHEMA)
-    taken = table.filter(pa.array([False, True, True, True, False, False]))
-    found = without(table, taken.select(list(key)))
-    gone = {tuple(row[name] for name in key) for row in taken.to_pylist()}
-    assert found.to_pylist() == [row for row in rows if tuple(row[name] for name in key) not in gone]
-    assert without(table, table.slice(0, 0).select(list(key))) is table
+DAY = datetime.date(2026, 1, 1)
+KEYED = {
+    "n": (pa.int64(), lambda i: i - 5),
+    "small": (pa.int16(), lambda i: i),
+    "shop": (pa.string(), lambda i: f"é{i:05d}"),
+    "day": (pa.date32(), lambda i: DAY + datetime.timedelta(days=i)),
+    "at": (pa.timestamp("us", "UTC"), lambda i: datetime.datetime.fromtimestamp(i, datetime.timezone.utc)),
+}
+
+
+def near(rows: list[dict[str, Any]], *key: str) -> NearKeys:
+    types = {name: type_ for name, (type_, _) in KEYED.items()}
+    bounds = [(min(row[name] for row in rows), max(row[name] for row in rows)) for name in key]
+    stored = [pa.array(pair, types[name]) for name, pair in zip(key, bounds, strict=True)]
+    stored = [
+        each if pa.types.is_string(each.type) else each.view(f"int{each.type.bit_width}") for each in stored
+    ]
+    low, high = (tuple(each[i].as_py() for each in stored) for i in (0, 1))
+    return net(rows, *key, types=types).keys_near(file(low, high))
 
 
 @pytest.mark.parametrize(
-    "taken", [[], [0], [9_999], [0, 1, 5_000, 9_999], list(range(0, 10_000, 3)), list(range(10_000))]
+    "key", [("n",), ("small",), ("shop",), ("day",), ("at",), ("shop", "n"), ("n", "day")]
+)
+@pytest.mark.parametrize("is_sorted", [True, False])
+def test_rows_with_a_new_version_are_left_out_and_the_others_keep_their_order(
+    key: tuple[str, ...], is_sorted: bool
+) -> None:
+    dice = random.Random(18)
+    schema = pa.schema([(name, type_) for name, (type_, _) in KEYED.items()])
+    for n_taken in (1, 2, 50, 1_000):
+        numbers = dice.sample(range(5_000), 1_000)
+        rows = [{name: value(i) for name, (_, value) in KEYED.items()} for i in numbers]
+        there = sorted(rows, key=lambda row: row["n"]) if is_sorted else rows
+        # Half of the keys are in no row.
+        others = [
+            {name: value(i) for name, (_, value) in KEYED.items()} for i in set(range(5_000)) - set(numbers)
+        ]
+        taken = dice.sample(rows, n_taken) + dice.sample(others, n_taken)
+        gone = {tuple(row[name] for name in key) for row in taken}
+        keys = near(taken, *key)
+        for first in range(0, 1_000, 250):  # in pieces, as a file is read
+            piece = pa.Table.from_pylist(there[first : first + 250], schema=schema)
+            expected = [r for r in there[first : first + 250] if tuple(r[name] for name in key) not in gone]
+            assert keys.without(piece).to_pylist() == expected
+    nothing = pa.Table.from_pylist(there[:9], schema=schema)
+    assert (
+        net([], *key, types=dict(zip(schema.names, schema.types, strict=True)))
+        .keys_near(file((0,) * len(key), (9,) * len(key)) if "shop" not in key else file(("a", 0), ("b", 9)))
+        .without(nothing)
+        is nothing
+    )
+
+
+@pytest.mark.parametrize(
+    "taken", [[0], [9_999], [0, 1, 5_000, 9_999], list(range(0, 10_000, 3)), list(range(10_000))]
 )
 def test_few_rows_or_many_are_left_out_alike(taken: list[int]) -> None:
     table = pa.table({"shop": ["s"] * 10_000, "n": pa.array(range(10_000), pa.int64())})
     for key in (["n"], ["shop", "n"]):
-        found = without(table, table.select(key).take(pa.array(taken, pa.int64())))
-        assert found["n"].to_pylist() == sorted(set(range(10_000)) - set(taken))
+        keys = near([{"shop": "s", "n": n} for n in taken], *key)
+        assert keys.without(table)["n"].to_pylist() == sorted(set(range(10_000)) - set(taken))
 
 
 def test_a_column_that_a_file_lacks_is_null_and_floats_and_arrays_in_keys_are_not_compared_here() -> None:
@@ -118,3 +161,11 @@ def test_a_column_that_a_file_lacks_is_null_and_floats_and_arrays_in_keys_are_no
     types = {"n": pa.int64(), "d": pa.decimal128(9, 2), "f": pa.float32(), "a": pa.list_(pa.int32())}
     assert is_comparable(["n", "d"], types)
     assert not is_comparable(["n", "f"], types) and not is_comparable(["a"], types)
+
+
+@pytest.mark.parametrize("numbers", [[3, 4, 5, 6], [6, 5, 4, 3], [3, 9, 4, 5], [4]])
+def test_new_rows_come_by_key_whatever_order_they_were_committed_in(numbers: list[int]) -> None:
+    rows = net([{"shop": "a", "n": n, "v": f"{n}"} for n in [1, *numbers, 50]], "n")
+    files = [file((0,), (2,)), file((3,), (9,)), file((40,), (60,))]
+    found = rows.arriving(rows.slots(files), [1], SCHEMA)
+    assert [row["v"] for row in found.to_pylist()] == [f"{n}" for n in sorted(numbers)]
