@@ -15,14 +15,15 @@ behind the base that the snapshot does not contain (``contained``), in any order
 source's (``shaped``). ``facts``: those of the tail (``tail_facts``), if they are known; else a small job finds them.
 
 The rule. insert and update_postimage set a row, delete removes it, and so does a preimage whose postimage has another
-key. TRUNCATE removes all before it. The last word on a key counts. So untouched rows of the base are kept by an anti
-join, which broadcasts the touched keys where they are few: they cost a scan and no shuffle.
+key. TRUNCATE removes all before it. The last word on a key counts. So untouched rows of the base are kept by a join
+that broadcasts the touched keys where they are few: they cost a scan and no shuffle (``sieve``).
 
 An unchanged value is the one that *this row* had before. A row lives under one key in a *stay*: it begins in the base,
 by an insert, or by the arrival of a changed key, and ends by a delete or a departure. Within a stay the last known
 value is found by a window over the tail. A stay that began by an arrival goes on with the values of the stay that it
 departed from (``inherited``). A stay of the base has the base's value under the key that it began with. A former life
-of the same key is another stay, whose values are never taken.
+of the same key is another stay, whose values are never taken. Where a stay began by an insert that lacks a value (an
+update brought the row into a row filter), nothing in the log has that value: it is null.
 
 Considered: ``max_by`` over whole rows (a sort aggregate in Spark 3.5); a merge by key over base and tail (shuffles the
 base: three times as long).
@@ -52,6 +53,7 @@ from xidstream.pipeline.state.prepared import (
     value_columns,
 )
 from xidstream.pipeline.state.shape import TableShape
+from xidstream.pipeline.state.sieve import sieved
 from xidstream.pipeline.state.tail import TailFacts, behind_truncate, facts_of, guessed_bytes, prepared_tail
 
 if TYPE_CHECKING:
@@ -115,7 +117,14 @@ class KeyedNet:
 
     def untouched(self) -> DataFrame:
         """The rows of the base whose keys no row behind the last TRUNCATE has."""
-        return self.base.join(self._touched(), same_key(key_parts(self.shape), "k", "t"), "left_anti")
+        from pyspark.sql import functions as f
+
+        parts = key_parts(self.shape)
+        touched = self.behind.select(*key_as(parts, "t"))
+        if not self.facts.keys_are_few:
+            return self.base.join(touched, same_key(parts, "k", "t"), "left_anti")
+        base, is_touched = sieved(self.base, "k", touched, parts, self.shape, self.facts.n_rows)
+        return base.join(f.broadcast(touched), is_touched, "left_anti").select(self.base.columns)
 
     def base_or_changes(self) -> DataFrame:
         """All rows: those of the base that nothing touched, and the last ones. Rows that lack a value look for it in
@@ -138,27 +147,35 @@ class KeyedNet:
         from pyspark.sql import functions as f
 
         parts, columns = key_parts(self.shape), self.columns
-        lacks = self.net.lacks_a_value()
-        patches = f.broadcast(self.last.filter(lacks).withColumn("is_patch", f.lit(True)))
         base = self.base.select(
             *key_as(parts, "f_k"), *[f.col(c).alias(f"f_{c}") for c in columns], f.col("text").alias("f_text")
         )
-        is_patch = f.col("is_patch").isNotNull()
-        rows = base.join(patches, same_key(parts, "f_k", "b"), "left")
-        rows = rows.join(self._touched(), same_key(parts, "f_k", "t") & ~is_patch, "left_anti")
+        touched = self._by_base_key()
+        base, is_touched = sieved(base, "f_k", touched, parts, self.shape, self.facts.n_rows)
+        is_patch = f.col("is_patch")
+        rows = base.join(f.broadcast(touched), is_touched, "left").filter(is_patch.isNull() | is_patch)
         patched = self.net.filled_from("f_")
         there = rows.select(
             *[f.when(is_patch, patched[c]).otherwise(f.col(f"f_{c}")).alias(c) for c in columns],
             f.when(is_patch, patched["text"]).otherwise(f.col("f_text")).alias("text"),
         )
-        complete = self.net.filled(self.last.filter(~f.col("gone") & ~lacks), None)
+        complete = self.net.filled(self.last.filter(~f.col("gone") & ~self.net.lacks_a_value()), None)
         return there.unionByName(complete.select(*columns, "text"))
 
-    def _touched(self) -> DataFrame:
+    def _by_base_key(self) -> DataFrame:
+        """One row for each touched key, in ``t*``. ``is_patch``: whether the base's row with that key has what some
+        last row lacks, which then is here. Else the base's row goes."""
         from pyspark.sql import functions as f
 
-        touched = self.behind.select(*key_as(key_parts(self.shape), "t"))
-        return f.broadcast(touched) if self.facts.keys_are_few else touched
+        parts, lacks, values = key_parts(self.shape), self.net.lacks_a_value(), self.net.own_columns()
+        if not self.facts.n_preimages:  # no key is another than it was
+            patch = [f.when(lacks, f.col(name)).alias(name) for name in values]
+            return self.last.select(*key_as(parts, "t"), lacks.alias("is_patch"), *patch)
+        befores = [f.col(f"b{i}") for i in range(len(parts))]
+        patches = self.last.filter(lacks).select(*befores, *values, f.lit(True).alias("is_patch"))
+        touched = self.last.select(*key_as(parts, "t")).join(patches, same_key(parts, "t", "b"), "left")
+        is_patch = f.coalesce("is_patch", f.lit(False)).alias("is_patch")
+        return touched.select(*[f"t{i}" for i in range(len(parts))], is_patch, *values)
 
 
 def keyed_net(
@@ -203,7 +220,7 @@ class _Net:
 
     def with_history(self, rows: DataFrame) -> DataFrame:
         """The last row of each key, with the last known value of its stay in ``n*`` (a struct; null: unknown), and the
-        key in ``b*`` under which the base may have it."""
+        key in ``b*`` under which the base may have it, if the row is ``from_base`` at all."""
         from pyspark.sql import Window
         from pyspark.sql import functions as f
 
@@ -234,6 +251,7 @@ class _Net:
             "begin",
             *[f"n{i}" for i in self._toasted],
             *key_as(self._parts, "b"),
+            begin.isNull().alias("from_base"),
         )
         if self._toasted and self._facts.n_preimages:
             last = self._with_inherited(last, rows)
@@ -261,10 +279,18 @@ class _Net:
         return bool(self._toasted)
 
     def lacks_a_value(self) -> Column:
-        """Of ``last``: whether the row is there, and only the base knows all of it."""
+        """Of ``last``: whether the row is there, and only the base knows all of it.
+
+        A row that an insert began without a value was in no state before (a row filter let it in): nobody knows that
+        value, and it is null.
+        """
         from pyspark.sql import functions as f
 
-        return ~f.col("gone") & any_of([f.col(f"n{i}").isNull() for i in self._toasted])
+        return ~f.col("gone") & f.col("from_base") & any_of([f.col(f"n{i}").isNull() for i in self._toasted])
+
+    def own_columns(self) -> list[str]:
+        """Of ``last``: what ``filled_from`` takes beside the base's columns."""
+        return [*value_columns(self._shape), "text", *[f"n{i}" for i in self._toasted]]
 
     def filled_from(self, prefix: str) -> dict[str, Column]:
         """``c*`` and ``text`` of rows of ``last`` that stand beside the base's, whose names have ``prefix``."""
@@ -353,6 +379,7 @@ class _Net:
         replaced = {
             f"b{i}": f.when(came, f.col(f"h_b{i}")).otherwise(f.col(f"b{i}")) for i in range(len(self._parts))
         }
+        replaced["from_base"] = f.when(came, f.col("h_from_base")).otherwise(f.col("from_base"))
         replaced |= {f"n{i}": f.coalesce(f"n{i}", f"h_n{i}") for i in self._toasted}
         return last.withColumns(replaced)
 
@@ -370,5 +397,5 @@ class _Net:
         found = base.select(*key_as(self._parts, "f"), *values).join(
             wanted, same_key(self._parts, "f", "w"), "left_semi"
         )
-        last = last.join(found, same_key(self._parts, "b", "f"), "left")
+        last = last.join(found, same_key(self._parts, "b", "f") & f.col("from_base"), "left")
         return last.withColumns({f"n{i}": f.coalesce(f"n{i}", f"v{i}") for i in self._toasted})

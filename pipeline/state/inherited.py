@@ -27,7 +27,7 @@ def inherited_values(
     arrivals: DataFrame, rows: DataFrame, parts: Sequence[KeyPart], toasted: Sequence[int]
 ) -> DataFrame:
     """One row for each of ``arrivals``: ``id``, ``h_n*`` (null: unknown), and in ``h_b*`` the key under which the base
-    may have what is unknown.
+    may have what is unknown, if ``h_from_base``: else the row came by an insert.
 
     ``rows``: the tail's, each with ``begin`` (place where its stay began; null in the base) and ``n*``, what its stay
     knew. Runs jobs.
@@ -52,7 +52,7 @@ def inherited_values(
         earlier = known.select(*[f.col(name).alias(f"p_{name}") for name in known.columns])
         asks = f.col("parent") == f.col("p_id")
         if known.filter("parent is not null").join(earlier, asks).isEmpty():
-            return known.select("id", *keys, *values)
+            return known.select("id", *keys, *values, f.col("parent").isNull().alias("h_from_base"))
         found = f.col("p_id").isNotNull()
         known = (
             known.join(earlier, asks, "left")

@@ -237,3 +237,73 @@ def test_a_table_that_is_only_inserted_into_is_its_base_and_the_inserts(spark: A
     found = fold(base_frame(spark, log.base), tail_frame(spark, log.changes), shape_of(None))
     assert "Join" not in found._jdf.queryExecution().optimizedPlan().toString(), "no row is compared"
     assert counted(found) == log.states[-1][1]
+
+
+@pytest.mark.parametrize("is_in_files", [False, True], ids=["two scans", "one scan"])
+def test_an_insert_that_lacks_a_value_is_there_and_takes_none_from_a_former_life(
+    spark: Any, tmp_path: Path, is_in_files: bool
+) -> None:
+    """An update that brings a row into a row filter is sent as an insert, without its unchanged large values."""
+    columns = {"id": "int", "body": "string", "n": "int"}
+    shape = shape_of(("id",), columns)
+    base = frame(spark, [{"id": i, "body": f"of the base {i}", "n": 0} for i in (1, 2, 5)], columns)
+    changes = [
+        {"_change_type": "delete", "id": 1},
+        {"_change_type": "insert", "id": 1, "n": 1, "_unchanged": ["body"]},
+        {"_change_type": "insert", "id": 3, "n": 3, "_unchanged": ["body"]},
+        {"_change_type": "insert", "id": 8, "n": 8, "_unchanged": ["body"]},
+        {"_change_type": "update_preimage", "id": 8},
+        {"_change_type": "update_postimage", "id": 9, "n": 9, "_unchanged": ["body"]},
+        {"_change_type": "delete", "id": 2},
+        {"_change_type": "update_preimage", "id": 9},
+        {"_change_type": "update_postimage", "id": 2, "n": 10, "_unchanged": ["body"]},
+        {"_change_type": "update_postimage", "id": 5, "n": 5, "_unchanged": ["body"]},
+    ]
+    log = [{**change, "_commit_lsn": 100, "_xid": 1, "_seq": i} for i, change in enumerate(changes)]
+    tail = frame(spark, log, {**CONTRACT, **columns})
+    if is_in_files:
+        tail = in_files(spark, tail, tmp_path / "tail")
+    expected = {1: (None, 1), 3: (None, 3), 2: (None, 10), 5: ("of the base 5", 5)}
+    found = dicts(fold(base, tail, shape))
+    assert len(found) == 4 and {row["id"]: (row["body"], row["n"]) for row in found} == expected
+    net = {row["id"]: row for row in dicts(net_changes(base, tail, shape))}
+    there = {i: row for i, row in net.items() if row["_change_type"] != "delete"}
+    assert {i: (row["body"], row["n"]) for i, row in there.items()} == expected
+
+
+@pytest.mark.parametrize("key", [("id",), ("Part", "id"), ("id", "n")])
+@pytest.mark.parametrize("unchanged", [None, ["body"]])
+def test_rows_that_no_bit_of_the_sieve_stands_for_stay_and_all_others_are_compared(
+    spark: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    key: tuple[str, ...],
+    unchanged: list[str] | None,
+) -> None:
+    from xidstream.pipeline.state import sieve
+
+    monkeypatch.setattr(sieve, "LEAST_ROWS", 1)
+    shape = shape_of(key, COLUMNS)
+    ids = [*range(-300, 300), -(2**31), 2**31 - 1]
+    rows = [{"id": i, "Part": f"p{i % 3}", "n": -0.0, "body": f"{i}"} for i in ids]
+    changed = [row for row in rows if row["id"] % 7 == 0]
+    log = [
+        {
+            **row,
+            "n": 0.0,
+            "tags": [1],
+            "_change_type": "delete" if row["id"] % 2 else "update_postimage",
+            "body": None if unchanged else row["body"],
+            "_unchanged": None if row["id"] % 2 else unchanged,
+            "_commit_lsn": 100,
+            "_xid": 1,
+            "_seq": seq,
+        }
+        for seq, row in enumerate(changed)
+    ]
+    tail = in_files(spark, tail_frame(spark, log), tmp_path / "tail")
+    found = dicts(fold(base_frame(spark, rows), tail, shape))
+    expected = {i: None if i % 7 else [1] for i in ids if i % 7 or i % 2 == 0}
+    assert len(found) == len(expected)
+    assert {row["id"]: row["tags"] for row in found} == expected
+    assert all(row["body"] == str(row["id"]) for row in found)
