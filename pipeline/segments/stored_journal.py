@@ -79,7 +79,7 @@ def slots_servers(storage: Storage, slot: str) -> list[int]:
 
 
 def stored_journal(storage: Storage, layout: Layout, *, verify: bool) -> StoredJournal | None:
-    """``verify``: read all of each file, and of the segments that it names; else its directory alone. None where there
+    """``verify``: read all of each file, and of the segments that it names; else its summary alone. None where there
     is no record. Raises SegmentCorrupt for a damaged record, StorageFault."""
     # The record comes second: a file that is written in between is either named by it, or not listed.
     stored = storage.list_keys(layout.journal_prefix)

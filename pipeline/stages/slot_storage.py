@@ -125,6 +125,7 @@ class SlotStorage:
         }
         stored = self._storage.list_keys(self._layout.journal_prefix)
         self._storage.delete([key for key in stored if key not in named])
+        self._storage.delete_unfinished(self._layout.journal_prefix)
 
     def _layout_of(self, epoch: str) -> Layout:
         return dataclasses.replace(self._layout, epoch=epoch)

@@ -45,10 +45,10 @@ def sieved(
     n_words = 1 << (max(1, _BITS_A_ROW * n_rows // _WORD_BITS) - 1).bit_length()
     word = f"shiftright(number, 6) & {n_words - 1}L"
     bit = "cast(number & 63L as int)"
-    words = touched.select(f.expr(number.format(prefix="t")).alias("number")).groupBy(
-        f.expr(word).alias("word")
+    numbers = touched.select(f.expr(number.format(prefix="t")).alias("number"))
+    words = numbers.groupBy(f.expr(word).alias("word")).agg(
+        f.expr(f"bit_or(shiftleft(1L, {bit}))").alias("bits")
     )
-    words = words.agg(f.expr(f"bit_or(shiftleft(1L, {bit}))").alias("bits"))
     base = base.withColumn("number", f.expr(number.format(prefix=prefix)))
     base = base.join(f.broadcast(words), f.expr(word) == f.col("word"), "left")
     may_be = f.expr(f"(shiftright(bits, {bit}) & 1L) = 1L")

@@ -202,6 +202,8 @@ class LocalRound(Round):
                 batches = self._n_batches()
                 if not struck and now_s - since_s > 20:
                     result.not_reached.append(armed.point)
+                    # Or it strikes when nobody looks for it any more.
+                    self._plan.arm("")
                     armed = None
             elif self._n_batches() > batches:
                 result.kills.append(Kill(armed.point, now_s - struck))
