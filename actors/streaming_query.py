@@ -153,7 +153,8 @@ class StreamingQuery:
         return True
 
     def stop(self) -> None:
-        """End it cleanly: the batch in hand is finished and confirmed. Returns when it has ended."""
+        """End it cleanly: the batch in hand is finished, and what else has committed goes to the journal. Returns when
+        it has ended."""
         self._supervisor.stop()
         self._thread.join()
 

@@ -75,7 +75,8 @@ class Supervisor:
         return [] if epoch is None else epoch.pids
 
     def stop(self) -> None:
-        """End the run cleanly: the batch in hand is finished and confirmed. A signal handler may call this."""
+        """End the run cleanly: the batch in hand is finished, and what else has committed goes to the journal. A
+        signal handler may call this."""
         self._stop.set()
 
     def run(self) -> None:

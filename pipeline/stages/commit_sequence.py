@@ -33,11 +33,10 @@ from xidstream.pipeline.sequencer import (
     Delivered,
     FinishedPrepares,
     Journal,
-    JournalPolicy,
     PreparedBook,
 )
 from xidstream.pipeline.stages.confirming import Confirming, TellReader
-from xidstream.pipeline.stages.journaling import Fetch, Journaling, Put
+from xidstream.pipeline.stages.journaling import Fetch, Journaling, Put, policy_of
 from xidstream.pipeline.stages.sequencer_stats import SequencerStats, journal_stats, sequencer_report
 from xidstream.pipeline.stages.slot_storage import SlotStorage, TakenOver
 from xidstream.pipeline.stream import (
@@ -114,7 +113,10 @@ class CommitSequence:
         self._prepared = taken_over.prepared
         self._has_sink = has_sink
         self._order = self._new_order(taken_over)
-        self._journaling = self._new_journaling()
+        policy = policy_of(self._config, has_sink=has_sink)
+        self._journaling = Journaling(
+            self._order, self._storage, policy, self._fetch, self._put, self._changed
+        )
         self._given_up = opened.given_up
         # A commit that begins exactly at the confirmed position is not behind it.
         self._watermark = taken_over.confirmed_lsn.before
@@ -365,13 +367,6 @@ class CommitSequence:
             journal=journal,
             confirmed_lsn=taken_over.confirmed_lsn,
         )
-
-    def _new_journaling(self) -> Journaling:
-        config = self._config
-        # At backlog_bytes the reader stops: the journal begins before that, whatever is set.
-        after_bytes = min(config.journal_after_bytes, config.backlog_bytes // 2)
-        policy = JournalPolicy(after_bytes, config.journal_after_s, config.journal_max_bytes, self._has_sink)
-        return Journaling(self._order, self._storage, policy, self._fetch, self._put, self._changed)
 
     def _spawn(self, work: Any) -> None:
         async def watched() -> None:

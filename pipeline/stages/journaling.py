@@ -18,6 +18,7 @@ from typing import Final
 
 import pyarrow as pa
 
+from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import SlotLost
 from xidstream.pipeline.exchange import ArrowRef, Sealed
 from xidstream.pipeline.sequencer import CommitOrder, JournalPolicy
@@ -32,6 +33,12 @@ Fetch = Callable[[ArrowRef], pa.Table]
 """Gets what a buffer has put."""
 Put = Callable[[pa.Table], ArrowRef]
 """Puts it where a sink gets it."""
+
+
+def policy_of(config: Config, *, has_sink: bool) -> JournalPolicy:
+    """The settings' policy. At backlog_bytes the reader stops: the journal begins before that, whatever is set."""
+    after_bytes = min(config.journal_after_bytes, config.backlog_bytes // 2)
+    return JournalPolicy(after_bytes, config.journal_after_s, config.journal_max_bytes, has_sink)
 
 
 class Journaling:
