@@ -124,7 +124,7 @@ class KeyedNet:
         if not self.facts.keys_are_few:
             return self.base.join(touched, same_key(parts, "k", "t"), "left_anti")
         base, is_touched = sieved(self.base, "k", touched, parts, self.shape, self.facts.n_rows)
-        return base.join(f.broadcast(touched), is_touched, "left_anti").select(self.base.columns)
+        return base.join(f.broadcast(touched), is_touched, "left_anti").select(*self.base.columns)
 
     def base_or_changes(self) -> DataFrame:
         """All rows: those of the base that nothing touched, and the last ones. Rows that lack a value look for it in

@@ -46,9 +46,8 @@ def sieved(
     word = f"shiftright(number, 6) & {n_words - 1}L"
     bit = "cast(number & 63L as int)"
     numbers = touched.select(f.expr(number.format(prefix="t")).alias("number"))
-    words = numbers.groupBy(f.expr(word).alias("word")).agg(
-        f.expr(f"bit_or(shiftleft(1L, {bit}))").alias("bits")
-    )
+    bits = f.expr(f"bit_or(shiftleft(1L, {bit}))").alias("bits")
+    words = numbers.groupBy(f.expr(word).alias("word")).agg(bits)
     base = base.withColumn("number", f.expr(number.format(prefix=prefix)))
     base = base.join(f.broadcast(words), f.expr(word) == f.col("word"), "left")
     may_be = f.expr(f"(shiftright(bits, {bit}) & 1L) = 1L")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import random
+from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
@@ -92,7 +93,7 @@ def test_null_keys_and_texts_are_counted() -> None:
 
 
 DAY = datetime.date(2026, 1, 1)
-KEYED = {
+KEYED: dict[str, tuple[pa.DataType, Callable[[int], Any]]] = {
     "n": (pa.int64(), lambda i: i - 5),
     "small": (pa.int16(), lambda i: i),
     "shop": (pa.string(), lambda i: f"é{i:05d}"),
