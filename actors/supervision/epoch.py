@@ -118,6 +118,7 @@ class Epoch:
         """Let the sequencer take over the storage, and the reader read."""
         self._call(self.sequencer.open.remote(self._reader, self.opened, target, self._has_sink), SEQUENCER)
         self._reading = self._reader.run.remote(self.sequencer)
+        self._failing = self.sequencer.failed.remote()
 
     def await_driver(self, driver_starting: ray.ObjectRef) -> None:
         """Wait for the driver's session while the reader reads. Raises the first failure of the two."""
@@ -133,10 +134,16 @@ class Epoch:
                 raise StopRequested
 
     def check_reading(self) -> None:
-        """If the reader has ended, raise the error that ended it."""
-        if self._reading is not None and ray.wait([self._reading], timeout=0)[0]:
+        """If reader or sequencer has ended, raise the error that ended it. A sink that takes nothing, or that is not
+        there, asks the sequencer for nothing."""
+        if self._reading is None:
+            return
+        if ray.wait([self._reading], timeout=0)[0]:
             get(self._reading, READER)
             raise ComponentLost("the slot reader ended by itself")
+        if ray.wait([self._failing], timeout=0)[0]:
+            self.raise_root_cause()
+            get(self._failing, SEQUENCER)
 
     def raise_root_cause(self) -> None:
         """If reader or sequencer has failed, raise its error. When a buffer died, the sink only sees rows that it

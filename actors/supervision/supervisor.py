@@ -169,7 +169,11 @@ class Supervisor:
                 self._notify,
                 self._target,
             )
-            delivery.run(driver)
+            try:
+                delivery.run(driver)
+            finally:
+                if self._stop.is_set():
+                    self._final = self.status()
             self._final = self.status()
             epoch.stop_reading()
         finally:

@@ -286,6 +286,12 @@ class CommitSequence:
                 except asyncio.TimeoutError:
                     return None
 
+    async def failed(self) -> None:
+        """Waits for the first error of any part, and raises it."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._failure is not None)
+        self._raise_failure()
+
     async def finished(self) -> bool:
         """Raises what ended a part, and why nothing more can be delivered."""
         self._raise_failure()

@@ -23,6 +23,7 @@ from tests.differential.compare import check_confirmations
 from tests.differential.local_pipeline import Options, Sink
 from tests.differential.local_stages import LocalStages
 from tests.fake_libpq import cuts_of
+from tests.journal_contents import JournalContents
 from tests.pgoutput.messages import ColumnKind, Delete, Insert, Truncate, TupleColumn, TupleData, Update
 from tests.wire import T0_US, Wire
 from xidstream.pipeline.exchange import Opened, PrepareCover, SlotIdentity
@@ -388,6 +389,7 @@ def run(choose: random.Random, folder: Path, n_steps: int) -> None:
         pending_limit_bytes=choose.choice((300, 3_000, 100_000)),
         buffer_memory_bytes=choose.choice((1, 2_000, 10_000, 1_000_000)),
         batch_rows=choose.choice((1, 20, 1000)),
+        journal=choose.random() < 0.5,
     )
     storage = Storage(str(folder))
     layout = Layout(1, "s", "0001")
@@ -405,6 +407,7 @@ def run(choose: random.Random, folder: Path, n_steps: int) -> None:
         history={},
     )
     spares = Spares(choose.choice((0, 1 << 20, 1 << 24)))
+    journal = JournalContents(storage, layout)
     stages = LocalStages(
         options.config(folder),
         opened,
@@ -412,7 +415,7 @@ def run(choose: random.Random, folder: Path, n_steps: int) -> None:
         buffer_memory_bytes=options.buffer_memory_bytes,
         write=lambda batch: sink.write(batch, storage),
         watermark=Lsn(0),
-        confirm=sink.note_confirmed,
+        confirm=lambda lsn: sink.note_confirmed(lsn, journal.look()),
         spares=spares,
         bind_late=choose.random() < 0.5,
     )
