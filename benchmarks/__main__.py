@@ -19,6 +19,7 @@ CASES = (
     "tables",
     "profile",
     "startup",
+    "capture",
     "snapshot",
     "snapshot_peers",
     "snapshot_lag",
@@ -77,6 +78,11 @@ def cases(
 
         return startup.run(1 if quick else 3)
 
+    def capture() -> Any:
+        from benchmarks import capture
+
+        return capture.run(rows, 1 if quick else 3)
+
     def snapshot() -> Any:
         from benchmarks import snapshot_read
 
@@ -107,6 +113,7 @@ def cases(
         "tables": tables,
         "profile": profile,
         "startup": startup,
+        "capture": capture,
         "snapshot": snapshot,
         "snapshot_peers": snapshot_peers,
         "snapshot_lag": snapshot_lag,
