@@ -67,7 +67,7 @@ def load_prepared(
     storage: Storage,
     layout: Layout,
     sent_again_after: Lsn | None = None,
-    journal_keys: Set[str] = frozenset(),
+    journal_keys: Set[str] | None = frozenset(),
 ) -> tuple[PreparedTransaction, ...]:
     """All of this slot, of whatever epoch, in the order of their prepares; of each its newest complete record.
 
@@ -75,7 +75,8 @@ def load_prepared(
     ``progress.json`` lists as finished, messages without a manifest, and records that are not complete but
     whose PREPARE the server sends again), and converts what an older xidstream wrote. ``sent_again_after`` is the
     position that the server has confirmed; without it, it is taken to have what is recorded, which may be further.
-    ``journal_keys``: segments that are the journal's by now, where such a transaction was committed; they stay.
+    ``journal_keys``: segments that are the journal's by now, where such a transaction was committed; they stay. None:
+    not all of them are known, and so nothing of finished transactions is deleted.
 
     A transaction of which no record is complete (each is damaged, or names an object that is missing or not this
     slot's) is there with ``damage`` alone: it stops nobody before its COMMIT PREPARED. What segments hold is verified
@@ -89,7 +90,8 @@ def load_prepared(
     found = []
     for transaction, names in stored.items():
         if transaction in finished:
-            _delete_with_segments(storage, layout, names, journal_keys)
+            if journal_keys is not None:
+                _delete_with_segments(storage, layout, names, journal_keys)
             continue
         manifests = [key for key, name in names.items() if name.is_manifest]
         try:

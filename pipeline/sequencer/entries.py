@@ -49,7 +49,7 @@ NO_TICKET: Final = -1
 class Entry:
     """``content`` is None before a unit is ready, after it is done, and while the journal alone has it.
 
-    ``ready_s``: when it became ready, on the caller's clock. ``is_writing``: a journal file with it is being written.
+    ``ready_s``: when it became ready, on the caller's clock.
     """
 
     ticket: int
@@ -59,7 +59,6 @@ class Entry:
     content: Sealed | None = None
     batch_number: int | None = None
     ready_s: float = 0.0
-    is_writing: bool = False
 
     def __repr__(self) -> str:
         return (

@@ -69,6 +69,8 @@ class _Held:
 
     def unload(self) -> None:
         assert self.entries is not None
+        if not any(entry.state is EntryState.READY for entry in self.entries):
+            return
         self.is_loaded = False
         self.memory_bytes = 0
         for entry in self.entries:
@@ -198,12 +200,15 @@ class Journal:
                     return None
                 held.is_loading = True
                 return held.file
-            ahead_bytes += held.memory_bytes
+            # What is in segments counts, too: it is verified when it is loaded.
+            ahead_bytes += 0 if held.file is None else held.file.n_bytes
         return None
 
     def loaded(self, file: JournalFile, units: Sequence[tuple[UnitEnd, Sealed]], now_s: float) -> None:
         """What ``to_load`` asked for. Units that the sink holds already are not released again."""
         held = self._of(file)
+        if held is None:
+            return
         held.is_loading = False
         if held.entries is None:
             n_delivered = _n_delivered(units, self.delivered_lsn)
@@ -223,7 +228,8 @@ class Journal:
     def damaged(self, file: JournalFile, error: XidstreamError) -> None:
         """``file`` could not be loaded: nothing is released from there on."""
         held = self._of(file)
-        held.is_loading, held.error = False, error
+        if held is not None:
+            held.is_loading, held.error = False, error
 
     def advance(self) -> None:
         """After units were done: what is delivered leaves."""
@@ -247,8 +253,9 @@ class Journal:
 
     # -- inside ----------------------------------------------------------------------------------------
 
-    def _of(self, file: JournalFile) -> _Held:
-        return next(held for held in self._held if held.file is file)
+    def _of(self, file: JournalFile) -> _Held | None:
+        """None where all of it was delivered meanwhile."""
+        return next((held for held in self._held if held.file is file), None)
 
     def _shed(self) -> None:
         """Let go of what is further from the sink than the horizon."""

@@ -60,6 +60,7 @@ class CommitOrder:
         self._confirmed_lsn = confirmed_lsn
         self.done_ticket = -1
         """Every entry up to this one is done, or in the journal."""
+        self._writing: list[Entry] = []
         self.waiting_bytes = 0
         """In memory, of the units in the queue that are ready or taken."""
 
@@ -189,14 +190,12 @@ class CommitOrder:
                 break
             entries.append(entry)
             n_bytes += entry.memory_bytes
-        for entry in entries:
-            entry.is_writing = True
+        self._writing = entries
         return entries
 
     def written(self, file: JournalFile, entries: list[Entry]) -> None:
         """``file`` is durable, with ``entries``. What the sink has taken of it by now stays with the sink."""
-        for entry in entries:
-            entry.is_writing = False
+        self._writing = []
         if all(entry.state is EntryState.DONE for entry in entries):
             self.journal.drop(file)
             return
@@ -229,8 +228,10 @@ class CommitOrder:
     @property
     def free_ticket(self) -> int:
         """No buffer's memory is needed for anything up to this ticket."""
-        first = self.journal.first_ticket_in_memory
-        return self.done_ticket if first is None else min(first - 1, self.done_ticket)
+        needed = [entry.ticket for entry in self._writing[:1]]
+        if (first := self.journal.first_ticket_in_memory) is not None:
+            needed.append(first)
+        return min([self.done_ticket, *(ticket - 1 for ticket in needed)])
 
     @property
     def undeliverable(self) -> XidstreamError | None:

@@ -316,12 +316,13 @@ class CommitSequence:
             await asyncio.to_thread(self._storage.note_left_out, pairs)
             self._left_out += pairs
         contents = self._order.batch_done(number)
-        reach("batch_accepted")
-        self._figures.add_batch(contents)
-        await self._notify()
+        # At this moment: a file that leaves the journal is removed behind a record without it, and with what it names.
         keys = [key for content in contents for key in content.stored_keys()]
         in_use = self._journaling.in_use(keys)
         unused = [key for key in self._finished.without_kept(keys) if key not in in_use]
+        reach("batch_accepted")
+        self._figures.add_batch(contents)
+        await self._notify()
         await asyncio.to_thread(self._storage.delete, unused)
 
     async def aim(self, target: Lsn) -> None:

@@ -73,6 +73,7 @@ class SlotStorage:
         self._owner = 0
         self._is_told = False
         """Whether a batch loop of this epoch knows the number."""
+        self._recorded_lsn = INVALID_LSN
         self._recording = threading.Lock()
         """The driver may ask for its tenure while a position is recorded."""
 
@@ -87,11 +88,17 @@ class SlotStorage:
         journal = tuple(self._journal_files(record))
         read = [file for file in journal if isinstance(file, JournalFile)]
         journal_keys = {key for file in read for key in file.stored_keys}
+        # A damaged file may be restored, and what it names may be anything.
+        is_whole = len(read) == len(journal)
         prepared = tuple(
-            load_prepared(self._storage, self._layout, self._opened.confirmed_flush_lsn, journal_keys)
+            load_prepared(
+                self._storage,
+                self._layout,
+                self._opened.confirmed_flush_lsn,
+                journal_keys if is_whole else None,
+            )
         )
-        if len(read) == len(journal):
-            # A damaged file may be restored, and what it names may be anything.
+        if is_whole:
             kept = journal_keys.union(*(p.stored_keys() for p in prepared))
             damaged = {p.xid for p in prepared if p.damage is not None}
             clean_dead_epochs(self._storage, self._layout, kept, damaged)
@@ -184,15 +191,18 @@ class SlotStorage:
         default the sink holds all of it.
         """
         with self._recording:
-            write_progress(
+            # A late record of an earlier run may have raised ours: its sink has everything up to there.
+            self._recorded_lsn = max(self._recorded_lsn, confirmed_lsn)
+            written = write_progress(
                 self._storage,
                 self._layout,
-                confirmed_lsn,
+                self._recorded_lsn,
                 finished,
                 owner=self._owner,
                 delivered_lsn=delivered_lsn,
                 journal=journal,
             )
+            self._recorded_lsn = written.confirmed_lsn
         # Only now: a COMMIT PREPARED that is repeated needs its content, unless the record says it is through.
         for prepared in finished:
             self.forget(prepared, journal_keys)

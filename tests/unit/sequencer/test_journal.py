@@ -206,6 +206,42 @@ def test_buffers_are_needed_while_the_journal_has_what_they_put() -> None:
     assert order.free_ticket == 1
 
 
+def test_buffers_are_needed_while_a_file_with_what_they_put_is_written() -> None:
+    """The sink may have all of it by then, and the file is written all the same."""
+    order = make_order()
+    ready(order, 0, 1)
+    entries = order.to_write(10**9, 100)
+    batch = order.next_batch()
+    assert batch is not None
+    order.batch_done(batch.number)
+    assert (order.done_ticket, order.free_ticket) == (1, -1)
+    order.written(file_of(0, entries), entries)
+    assert order.free_ticket == 1
+
+
+def test_a_file_that_was_delivered_while_it_was_loaded_is_no_error() -> None:
+    order = make_order(Journal(horizon_bytes=1500), rows=1)
+    ready(order, 0, 1, 2)
+    taken = [order.next_batch() for _ in range(2)]
+    files = [write(order, i, 1) for i in range(3)]
+    order.put_back()
+    assert all(taken)
+    file = order.journal.to_load()
+    assert file is files[2], "what was taken is in memory still"
+    released = []
+    while (batch := order.next_batch()) is not None:
+        released += xids(batch.units)
+        order.batch_done(batch.number)
+    order.journal.loaded(file, [(UnitEnd(Lsn(300), Lsn(300), Lsn(304), 1), in_memory(702))], 0.0)
+    batch = order.next_batch()
+    assert batch is not None
+    order.batch_done(batch.number)
+    assert [*released, *xids(batch.units)] == [700, 701, 702]
+    order.journal.loaded(file, [], 0.0)
+    order.journal.damaged(file, SlotLost("too late"))
+    assert order.undeliverable is None and order.delivered_lsn == 304
+
+
 def test_an_earlier_epochs_journal_is_released_from_where_its_sink_was() -> None:
     ends = [UnitEnd(Lsn(i), Lsn(i), Lsn(i + 4), 1) for i in (100, 200, 300)]
     entries = [Entry(i, None, end) for i, end in enumerate(ends)]  # type: ignore[arg-type]

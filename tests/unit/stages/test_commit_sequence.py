@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import threading
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -11,21 +13,28 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from xidstream.pipeline.buffer.transaction import nothing
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import Action, ExitStatus, SegmentCorrupt, SlotLost, XidstreamError
 from xidstream.pipeline.exchange import (
+    JournalFile,
     Opened,
     PrepareCover,
     PreparedTransaction,
+    Segment,
+    SegmentPart,
     SlotIdentity,
     TransactionEnd,
 )
+from xidstream.pipeline.late_binding import Commit, RowFile
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.relations import Column, RelationVersion, ReplicaIdentity
 from xidstream.pipeline.rows import internal_schema
 from xidstream.pipeline.segments import Layout, Storage, write_prepared, write_segment
-from xidstream.pipeline.sequencer import FinishedPrepares
+from xidstream.pipeline.sequencer import FinishedPrepares, JournalPolicy
 from xidstream.pipeline.stages.commit_sequence import CommitSequence, Entry
+from xidstream.pipeline.stages.confirming import Confirming
+from xidstream.pipeline.stages.journaling import Journaling
 from xidstream.pipeline.stream import Committed, CommittedPrepared, Prepared, RolledBackPrepared
 
 
@@ -259,3 +268,74 @@ def test_a_damaged_prepared_transaction_that_was_rolled_back_leaves_nothing(tmp_
     delivered, error = run_to_the_end(tmp_path, [Entry(0, rolled_back), Entry(1, end.cut)])
     assert (delivered, error) == ([701], None)
     assert not storage.exists(manifest)
+
+
+class NotedStorage:
+    """Notes in which order things are recorded and deleted. Each takes a moment, as a disk does."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+
+    def record(self, *_: object) -> None:
+        self.log.append("record begins")
+        time.sleep(0.05)
+        self.log.append("record durable")
+
+    def delete(self, keys: list[str]) -> None:
+        if keys:
+            self.log.append("delete")
+
+    def remove_journal(self, _: object) -> None:
+        self.log.append("remove journal")
+
+
+@pytest.mark.parametrize("turns", range(7))
+def test_a_journaled_segment_is_deleted_only_behind_a_record_without_its_file(
+    turns: int,
+) -> None:
+    """Between a batch's end and the look for what the journal needs, a record had begun: it depends on the turns of the
+    loop since somebody waited for the same condition."""
+    segment = Segment("a segment", RELATION, RowFile(1, 1, "crc32:00000000", 0, ()))
+    noted = NotedStorage()
+
+    async def work() -> None:
+        made = sequence(Config())
+        order = made._order
+        order.add_unit(0, Lsn(100), Lsn(100), Lsn(104), 1)
+        content = nothing(TransactionEnd(Xid(7), Lsn(100), Lsn(104), 0))
+        part = SegmentPart(segment, Commit(Lsn(100), 0))
+        order.fill(0, dataclasses.replace(content, segments=(part,)))
+        entries = order.to_write(1, 1)
+        end = entries[0].end
+        order.written(
+            JournalFile(0, "e", *dataclasses.astuple(end)[:3], 0, 1, 1, 0, 1, (segment.key,)), entries
+        )
+        made._storage, made._has_sink = noted, True  # type: ignore[assignment]
+        policy = JournalPolicy(1 << 30, 60, 1 << 30)
+        made._journaling = Journaling(order, noted, policy, id, id, made._changed)  # type: ignore[arg-type]
+        made._confirming = Confirming(
+            order,
+            noted,
+            made._journaling,
+            made._finished,
+            Reader().tell,
+            made._changed,  # type: ignore[arg-type]
+        )
+        made._is_open = True
+        batch = order.next_batch()
+        assert batch is not None
+        waiting = [
+            asyncio.ensure_future(made.next_batch(5)),
+            asyncio.ensure_future(made._confirming.confirm_forever()),
+        ]
+        await asyncio.sleep(0.01)
+        await made._notify()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await made.batch_done(batch.number)
+        await asyncio.sleep(0.2)
+        for task in waiting:
+            task.cancel()
+
+    asyncio.run(work())
+    assert noted.log == ["record begins", "record durable", "remove journal"]

@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
+import datetime
+import json
 from pathlib import Path
 
 import pytest
 
-from tests.unit.segments.conftest import make_batch, prepared_of
+from tests.unit.segments.conftest import make_batch, prepared_of, relation
+from tests.unit.segments.journals import Made
 from xidstream.pipeline.errors import Action, Superseded
-from xidstream.pipeline.exchange import Opened, PrepareCover, SlotIdentity
+from xidstream.pipeline.exchange import JournalSpan, Opened, PrepareCover, SlotIdentity
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.relations import Column, RelationVersion, ReplicaIdentity
 from xidstream.pipeline.segments import (
     Layout,
+    ProgressRecord,
     Storage,
     check_owner,
+    load_journal_units,
     load_prepared,
     read_progress,
+    write_prepared,
     write_progress,
     write_segment,
 )
+from xidstream.pipeline.segments.envelope import seal
 from xidstream.pipeline.segments.manifest import prepared_to_json
+from xidstream.pipeline.segments.progress import FORMAT, VERSION
+from xidstream.pipeline.sequencer import DamagedFile
 from xidstream.pipeline.stages.slot_storage import SlotStorage
+
+__all__ = ["relation"]
 
 SLOT = SlotIdentity(7001, "db", "s")
 
@@ -50,6 +61,55 @@ def run(folder: Path, epoch: str, confirmed: int = 0x100) -> SlotStorage:
 
 def layout(epoch: str) -> Layout:
     return Layout(SLOT.system_identifier, SLOT.slot, epoch)
+
+
+def test_a_late_record_that_is_further_does_not_end_the_rightful_run(tmp_path: Path) -> None:
+    """The dead run had looked whose the slot is before the other one took it over."""
+    storage = Storage(str(tmp_path))
+    run(tmp_path, "a")
+    rightful = run(tmp_path, "b")
+    first_owner = read_progress(storage, layout("b")).owner - 1  # type: ignore[union-attr]
+    late = ProgressRecord(Lsn(0x400), "a", datetime.datetime.now(datetime.timezone.utc), owner=first_owner)
+    content = json.loads((tmp_path / layout("b").progress_key).read_bytes())["content"]
+    content |= {"confirmed_lsn": str(late.confirmed_lsn), "delivered_lsn": str(late.confirmed_lsn)}
+    content |= {"epoch": late.epoch, "owner": late.owner}
+    storage.write_bytes(layout("a").progress_key, seal(FORMAT, VERSION, content))
+    for lsn in (0x200, 0x300, 0x500):
+        rightful.record(Lsn(lsn), [])
+        record = read_progress(storage, layout("b"))
+        assert record is not None
+        assert (record.epoch, record.confirmed_lsn) == ("b", max(lsn, 0x400))
+
+
+def test_a_damaged_journal_file_keeps_the_segments_of_a_prepared_transaction_that_it_may_name(
+    tmp_path: Path, relation: RelationVersion
+) -> None:
+    """It is restored, as the error's remedy says, and then everything must still be there."""
+    storage, mine = Storage(str(tmp_path)), layout("a")
+    run(tmp_path, "a")
+    made = Made(storage, mine, relation)
+    file = made.write(0, 0x2000, with_segment=True)
+    units = load_journal_units(storage, mine, file, lambda table: "ref")
+    prepared = prepared_of((units[0][1].segments[0].segment,))
+    write_prepared(storage, mine, prepared)
+    write_progress(
+        storage,
+        mine,
+        Lsn(0x6000),
+        [prepared],
+        owner=1,
+        delivered_lsn=Lsn(0x1000),
+        journal=[JournalSpan("a", 0, 0)],
+    )
+    path = tmp_path / mine.journal_key(0)
+    path.rename(tmp_path / "away")
+    (damaged,) = SlotStorage(str(tmp_path), opened(0x6000), "b").take_over().journal
+    assert isinstance(damaged, DamagedFile)
+    (tmp_path / "away").rename(path)
+    restored = SlotStorage(str(tmp_path), opened(0x6000), "c")
+    (found,) = restored.take_over().journal
+    assert found == file
+    assert len(restored.load_journal(file, lambda table: "ref")) == 1
 
 
 def test_each_run_that_gets_the_slot_has_a_higher_number_and_the_same_position(tmp_path: Path) -> None:
