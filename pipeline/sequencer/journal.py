@@ -201,7 +201,7 @@ class Journal:
                 held.is_loading = True
                 return held.file
             # What is in segments counts, too: it is verified when it is loaded.
-            ahead_bytes += 0 if held.file is None else held.file.n_bytes
+            ahead_bytes += max(held.memory_bytes, 0 if held.file is None else held.file.n_bytes)
         return None
 
     def loaded(self, file: JournalFile, units: Sequence[tuple[UnitEnd, Sealed]], now_s: float) -> None:
