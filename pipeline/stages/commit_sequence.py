@@ -32,13 +32,12 @@ from xidstream.pipeline.sequencer import (
     CommitOrder,
     Delivered,
     FinishedPrepares,
-    Journal,
     PreparedBook,
 )
 from xidstream.pipeline.stages.confirming import Confirming, TellReader
-from xidstream.pipeline.stages.journaling import Fetch, Journaling, Put, policy_of
+from xidstream.pipeline.stages.journaling import Fetch, Journaling, Put, order_of, policy_of
 from xidstream.pipeline.stages.sequencer_stats import SequencerStats, journal_stats, sequencer_report
-from xidstream.pipeline.stages.slot_storage import SlotStorage, TakenOver
+from xidstream.pipeline.stages.slot_storage import SlotStorage
 from xidstream.pipeline.stream import (
     Committed,
     CommittedPrepared,
@@ -112,7 +111,7 @@ class CommitSequence:
         taken_over = await asyncio.to_thread(self._storage.take_over)
         self._prepared = taken_over.prepared
         self._has_sink = has_sink
-        self._order = self._new_order(taken_over)
+        self._order = order_of(self._config, taken_over, has_sink=has_sink)
         policy = policy_of(self._config, has_sink=has_sink)
         self._journaling = Journaling(
             self._order, self._storage, policy, self._fetch, self._put, self._changed
@@ -363,17 +362,6 @@ class CommitSequence:
         return sequencer_report(stats, self._order, self._prepared, self._confirming.recording_s)
 
     # -- inside ----------------------------------------------------------------------------------------
-
-    def _new_order(self, taken_over: TakenOver) -> CommitOrder:
-        config = self._config
-        horizon_bytes = config.batch_bytes if self._has_sink else 0
-        journal = Journal(taken_over.journal, taken_over.delivered_lsn, horizon_bytes=horizon_bytes)
-        return CommitOrder(
-            batch_rows=config.batch_rows,
-            batch_bytes=config.batch_bytes,
-            journal=journal,
-            confirmed_lsn=taken_over.confirmed_lsn,
-        )
 
     def _spawn(self, work: Any) -> None:
         async def watched() -> None:

@@ -21,8 +21,8 @@ import pyarrow as pa
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import SlotLost
 from xidstream.pipeline.exchange import ArrowRef, Sealed
-from xidstream.pipeline.sequencer import CommitOrder, JournalPolicy
-from xidstream.pipeline.stages.slot_storage import SlotStorage
+from xidstream.pipeline.sequencer import CommitOrder, Journal, JournalPolicy
+from xidstream.pipeline.stages.slot_storage import SlotStorage, TakenOver
 
 FILE_BYTES: Final = 16 << 20
 """In memory, of one file's units: two flushes of a disk, some 10 ms, are little beside writing it."""
@@ -39,6 +39,18 @@ def policy_of(config: Config, *, has_sink: bool) -> JournalPolicy:
     """The settings' policy. At backlog_bytes the reader stops: the journal begins before that, whatever is set."""
     after_bytes = min(config.journal_after_bytes, config.backlog_bytes // 2)
     return JournalPolicy(after_bytes, config.journal_after_s, config.journal_max_bytes, has_sink)
+
+
+def order_of(config: Config, taken_over: TakenOver, *, has_sink: bool) -> CommitOrder:
+    """The order of an epoch that begins, with the journal that was taken over. Without a sink nothing of the journal
+    stays in memory."""
+    horizon_bytes = config.batch_bytes if has_sink else 0
+    return CommitOrder(
+        batch_rows=config.batch_rows,
+        batch_bytes=config.batch_bytes,
+        journal=Journal(taken_over.journal, taken_over.delivered_lsn, horizon_bytes=horizon_bytes),
+        confirmed_lsn=taken_over.confirmed_lsn,
+    )
 
 
 class Journaling:

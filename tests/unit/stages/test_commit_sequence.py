@@ -13,17 +13,15 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from tests.opened import opened_at
 from xidstream.pipeline.buffer.transaction import nothing
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import Action, ExitStatus, SegmentCorrupt, SlotLost, XidstreamError
 from xidstream.pipeline.exchange import (
     JournalFile,
-    Opened,
-    PrepareCover,
     PreparedTransaction,
     Segment,
     SegmentPart,
-    SlotIdentity,
     TransactionEnd,
 )
 from xidstream.pipeline.late_binding import Commit, RowFile
@@ -70,18 +68,7 @@ def test_the_call_of_a_driver_that_died_takes_nothing_from_the_next_one(tmp_path
     asyncio.run(work())
 
 
-AT_5 = Opened(
-    SlotIdentity(1, "d", "s"),
-    confirmed_flush_lsn=Lsn(5),
-    target_lsn=Lsn(100),
-    server_version=180004,
-    proto_version=4,
-    streaming="on",
-    two_phase=True,
-    cover=PrepareCover(),
-    timeline=1,
-    history={},
-)
+AT_5 = opened_at(5, 100)
 
 
 class Reader:
@@ -151,18 +138,7 @@ def test_finished_prepares_belong_to_the_event_loop_while_positions_are_recorded
 
 # -- prepared transactions whose content was damaged in the storage ---------------------------------------
 
-OPENED = Opened(
-    SlotIdentity(1, "d", "s"),
-    confirmed_flush_lsn=Lsn(0x5000),
-    target_lsn=Lsn(0x10_000),
-    server_version=180004,
-    proto_version=4,
-    streaming="on",
-    two_phase=True,
-    cover=PrepareCover(),
-    timeline=1,
-    history={},
-)
+OPENED = opened_at(0x5000, 0x10_000)
 RELATION = RelationVersion(16_400, "public", "t", ReplicaIdentity.DEFAULT, (Column("id", 23, -1, True),))
 EARLIER, NOW = Layout(1, "s", "earlier"), Layout(1, "s", "e")
 

@@ -8,26 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from tests.opened import opened_at
 from xidstream.pipeline.account.model import SequencerReport
 from xidstream.pipeline.buffer.transaction import transaction_row
 from xidstream.pipeline.config import Config
-from xidstream.pipeline.exchange import Opened, PrepareCover, Sealed, SlotIdentity, TransactionEnd
+from xidstream.pipeline.exchange import Sealed, TransactionEnd
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.stages.commit_sequence import CommitSequence, Entry
 from xidstream.pipeline.stream import Committed
 
-OPENED = Opened(
-    SlotIdentity(1, "d", "s"),
-    confirmed_flush_lsn=Lsn(5),
-    target_lsn=Lsn(100),
-    server_version=180004,
-    proto_version=4,
-    streaming="on",
-    two_phase=False,
-    cover=PrepareCover(),
-    timeline=1,
-    history={},
-)
+OPENED = opened_at(5, 100, two_phase=False)
 
 
 async def told(sequence: CommitSequence) -> SequencerReport:

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.opened import opened_at
 from tests.unit.segments.conftest import make_batch, prepared_of, relation
 from tests.unit.segments.journals import Made
 from xidstream.pipeline.errors import Action, Superseded
-from xidstream.pipeline.exchange import JournalSpan, Opened, PrepareCover, SlotIdentity
+from xidstream.pipeline.exchange import JournalSpan, Opened, SlotIdentity
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.relations import Column, RelationVersion, ReplicaIdentity
 from xidstream.pipeline.segments import (
@@ -38,18 +39,7 @@ SLOT = SlotIdentity(7001, "db", "s")
 
 
 def opened(confirmed: int = 0x100) -> Opened:
-    return Opened(
-        identity=SLOT,
-        confirmed_flush_lsn=Lsn(confirmed),
-        target_lsn=Lsn(0x10_000),
-        server_version=180_000,
-        proto_version=4,
-        streaming="on",
-        two_phase=True,
-        cover=PrepareCover(),
-        timeline=1,
-        history={},
-    )
+    return opened_at(confirmed, 0x10_000, identity=SLOT)
 
 
 def run(folder: Path, epoch: str, confirmed: int = 0x100) -> SlotStorage:
