@@ -1,7 +1,7 @@
 """When committed transactions are written to the journal: where they wait for the sink too long, or are too many.
 
-While the sink keeps up nothing is due. Once the journal has something, the same rule goes on: what comes behind it is
-written when it has waited as long. At the end of a run all that is ready is due, because nobody is going to release it.
+While the sink keeps up nothing is due. Once the journal has something, what comes behind it is written when it has
+waited as long, or when the server keeps much WAL for it: 5 s of a load may be hundreds of megabytes. At the end of a run all that is ready is due, because nobody is going to release it.
 Where there is no sink nothing is waited for but a moment, which gathers small transactions in one file.
 
 Sums and a clock's readings go in, seconds come out: no server, no thread, no clock of its own.
@@ -14,6 +14,9 @@ from typing import Final
 
 GATHER_S: Final = 0.2
 """Without a sink: a file costs two flushes of the disk, some 10 ms. A transaction is safe in the slot meanwhile."""
+
+BEHIND_WAL_BYTES: Final = 16 << 20
+"""Behind a journal that has begun. A fourth of what the server is to keep at most, because it goes on while we write."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,7 @@ class JournalPolicy:
         now_s: float,
         oldest_ready_s: float | None,
         waiting_bytes: int,
+        wal_bytes: int,
         journal_bytes: int,
         *,
         is_ending: bool,
@@ -40,11 +44,13 @@ class JournalPolicy:
         """The seconds until a file is due, 0 for now; None if nothing will be without a change.
 
         ``oldest_ready_s``: since when the first unit waits, None if none does; ``waiting_bytes``: of all that wait, in
-        memory; ``journal_bytes``: of the journal in the storage.
+        memory; ``wal_bytes``: of WAL, from what is confirmed to the last of them; ``journal_bytes``: of the journal in
+        the storage.
         """
         if oldest_ready_s is None or self.is_full(journal_bytes):
             return None
         after_s = self.after_s if self.has_sink else min(self.after_s, GATHER_S)
-        if is_ending or waiting_bytes > self.after_bytes or self.after_bytes == 0:
+        is_behind = bool(journal_bytes) and wal_bytes > BEHIND_WAL_BYTES
+        if is_ending or is_behind or waiting_bytes > self.after_bytes or self.after_bytes == 0:
             return 0.0
         return max(0.0, oldest_ready_s + after_s - now_s)

@@ -63,6 +63,7 @@ class CommitOrder:
         self._writing: list[Entry] = []
         self.waiting_bytes = 0
         """In memory, of the units in the queue that are ready or taken."""
+        self._filled_lsn = confirmed_lsn
 
     # -- from the reader -------------------------------------------------------------------------------
 
@@ -98,6 +99,7 @@ class CommitOrder:
         entry = self._entry(ticket)
         entry.move(EntryState.READY)
         entry.content, entry.ready_s = content, now_s
+        self._filled_lsn = max(self._filled_lsn, entry.end_lsn)
         halt = content.undeliverable
         if halt is None:
             self.waiting_bytes += entry.memory_bytes
@@ -177,6 +179,11 @@ class CommitOrder:
         """Since when the first unit has been ready that the journal could take; None if there is none."""
         head = self._entries[0] if self._entries else None
         return head.ready_s if head is not None and _may_be_written(head) else None
+
+    @property
+    def unconfirmed_wal_bytes(self) -> int:
+        """Of WAL, from what is confirmed to the last unit that was filled."""
+        return max(0, self._filled_lsn - self._confirmed_lsn)
 
     def to_write(self, file_bytes: int, file_units: int) -> list[Entry]:
         """The units that the next file takes: those at the head that are ready or taken, of about ``file_bytes`` in

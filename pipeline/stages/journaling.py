@@ -111,6 +111,7 @@ class Journaling:
             time.monotonic(),
             order.oldest_ready_s,
             order.waiting_bytes,
+            order.unconfirmed_wal_bytes,
             order.journal.n_bytes,
             is_ending=self._is_ending,
         )

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from tests.differential.local_stages import LocalBuffers
+from tests.differential.local_stages import InProcess, LocalBuffers, batches_of
 from tests.unit.decode.builder import U, update
 from tests.wire import Wire
 from xidstream.pipeline.exchange import Batch, MemoryMessages, Sealed, SlotIdentity, SpilledMessages, Tenure
@@ -43,8 +43,8 @@ LARGEST = GIB - 1 - 25 - 17
 """A text in a row of one column: the rest is the headers of XLogData, Insert and tuple."""
 
 
-def read_memory(ref: pa.Table) -> Iterator[pa.RecordBatch]:
-    yield from ref.to_batches()
+def read_memory(ref: InProcess) -> Iterator[pa.RecordBatch]:
+    yield from batches_of(ref)
 
 
 class Chain:

@@ -15,6 +15,7 @@ from xidstream.pipeline.pg import INVALID_LSN, Lsn
 from xidstream.pipeline.relations import Column, RelationVersion, ReplicaIdentity
 from xidstream.pipeline.sequencer import CommitOrder, DamagedFile, Entry, Journal, JournalPolicy
 from xidstream.pipeline.sequencer.entries import UNIT_BYTES
+from xidstream.pipeline.sequencer.journal_policy import BEHIND_WAL_BYTES
 
 RELATION = RelationVersion(7, "public", "t", ReplicaIdentity.DEFAULT, (Column("id", 23, -1, True),))
 
@@ -386,8 +387,8 @@ def policy(**changed: object) -> JournalPolicy:
 
 
 def test_nothing_is_due_while_the_sink_keeps_up() -> None:
-    assert policy().due_in_s(10.0, None, 0, 0, is_ending=False) is None
-    assert policy().due_in_s(10.0, 9.0, 100, 0, is_ending=False) == 4.0
+    assert policy().due_in_s(10.0, None, 0, 0, 0, is_ending=False) is None
+    assert policy().due_in_s(10.0, 9.0, 100, 10**9, 0, is_ending=False) == 4.0
 
 
 @pytest.mark.parametrize(
@@ -398,14 +399,31 @@ def test_nothing_is_due_while_the_sink_keeps_up() -> None:
 def test_a_file_is_due(
     changed: dict[str, object], oldest_s: float, waiting_bytes: int, is_ending: bool
 ) -> None:
-    assert policy(**changed).due_in_s(10.0, oldest_s, waiting_bytes, 0, is_ending=is_ending) == 0.0
+    assert policy(**changed).due_in_s(10.0, oldest_s, waiting_bytes, 0, 0, is_ending=is_ending) == 0.0
+
+
+def test_behind_a_journal_much_wal_is_not_waited_for() -> None:
+    """A large transaction has little in memory, and five seconds of a load are hundreds of megabytes of WAL."""
+    assert policy().due_in_s(10.0, 9.9, 0, BEHIND_WAL_BYTES + 1, 1, is_ending=False) == 0.0
+    assert policy().due_in_s(10.0, 9.9, 0, BEHIND_WAL_BYTES, 1, is_ending=False) == pytest.approx(4.9)
+
+
+def test_the_wal_of_what_waits_is_told_until_a_file_has_it() -> None:
+    order = CommitOrder(batch_rows=100, batch_bytes=10**6, confirmed_lsn=Lsn(50))
+    assert order.unconfirmed_wal_bytes == 0
+    add(order, 0, 100)
+    assert order.unconfirmed_wal_bytes == 0, "the server keeps it, but it is not there yet"
+    order.fill(0, in_memory(700))
+    assert order.unconfirmed_wal_bytes == 104 - 50
+    write(order)
+    assert order.unconfirmed_wal_bytes == 0
 
 
 def test_without_a_sink_only_a_moment_is_waited() -> None:
-    due_in_s = policy(has_sink=False).due_in_s(10.0, 9.9, 0, 0, is_ending=False)
+    due_in_s = policy(has_sink=False).due_in_s(10.0, 9.9, 0, 0, 0, is_ending=False)
     assert due_in_s == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize("max_bytes", [0, 1000])
 def test_a_full_journal_and_one_that_is_off_take_nothing(max_bytes: int) -> None:
-    assert policy(max_bytes=max_bytes).due_in_s(10.0, 0.0, 10**9, 1000, is_ending=True) is None
+    assert policy(max_bytes=max_bytes).due_in_s(10.0, 0.0, 10**9, 10**9, 1000, is_ending=True) is None
