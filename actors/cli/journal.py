@@ -71,7 +71,7 @@ def check_command(config: Config) -> None:
         _tell(error.message, error.remedy)
         raise SystemExit(ExitStatus.TERMINAL) from None
     click.echo(_summary(journal, layout))
-    found = list(findings(journal, layout))
+    found = list(findings(journal))
     for finding in found:
         _tell(_statement(finding), finding.remedy)
     if found:

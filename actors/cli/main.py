@@ -262,7 +262,7 @@ def create(config_file: Path | None, **options: Any) -> None:
 def drop(config_file: Path | None, discard_journal: bool, **options: Any) -> None:
     """Drop the slot; changes that were not read from it are gone for this pipeline.
 
-    Given --storage, also remove what the pipeline recorded of the slot there (progress.json, prepared/, journal/,
+    Given --storage, also remove what the pipeline recorded of the slot there (progress/, prepared/, journal/,
     epochs/ and skipped/ below SYSTEM_IDENTIFIER/SLOT), without which a slot created again under this name counts as
     lost. Nothing in the sink is touched. It works for a slot that is dropped already, too.
     """

@@ -8,14 +8,15 @@ Everything that outlives a process is here, and nothing else is stored anywhere:
         prepared/<xid>-<prepare end LSN>.<epoch>.json       a prepared transaction
         prepared/<xid>-<prepare end LSN>.<epoch>.messages.arrow     its logical messages, of an older xidstream
         journal/<number>.<epoch>.journal                    committed transactions that the sink does not hold yet
-        progress.json                                       the confirmed LSN, by whom; what is finished up to it
+        progress/<owner>.<epoch>.json                       the confirmed LSN, by whom; what is finished up to it
+        progress.json                                       for an older xidstream: that the record is elsewhere
         server.json                                         the server's timeline
 
 Invariants:
 
-- An object is there whole or not at all, and never changes after that, but for two things. ``progress.json`` and
-  ``server.json`` are replaced whole. Rows may be filled in at COMMIT (``pipeline.late_binding``), which changes a few
-  bytes once. What is read is compared with the length and checksum taken while it was written.
+- An object is there whole or not at all, and never changes after that, but for two things. An owner's record of
+  progress and ``server.json`` are replaced whole. Rows may be filled in at COMMIT (``pipeline.late_binding``), which
+  changes a few bytes once. What is read is compared with the length and checksum taken while it was written.
 - What may be confirmed because of an object (a prepared transaction or a journal file with all it names, the
   position) is on disk, not only in a cache, when the call that wrote it returns. Segments of open transactions are
   not: the slot has them still.

@@ -54,15 +54,24 @@ def holds_slot(storage: Storage, layout: Layout) -> bool:
     """Whether an earlier run of this slot left its record here. (Segments alone are no record.)"""
     # The key is read, not only looked up: a storage that cannot be read must not pass for an empty one.
     is_recorded = storage.read_buffer(layout.progress_key) is not None
-    return is_recorded or bool(storage.list_keys(layout.prepared_prefix))
+    return is_recorded or any(
+        storage.list_keys(folder) for folder in (layout.progress_prefix, layout.prepared_prefix)
+    )
 
 
 def remove_slot(storage: Storage, layout: Layout) -> dict[str, int]:
     """Delete everything that is stored of a dropped slot. Returns how many objects were deleted, by folder or object.
 
-    The record is deleted last. So after a failure ``holds_slot`` is still true, and the next call does the rest.
+    The record is deleted last, behind the object that says where it is. So after a failure ``holds_slot`` is still
+    true, and the next call does the rest.
     """
     removed = {}
+
+    def remove_folder(folder: str) -> None:
+        if n_objects := len(storage.list_keys(folder)):
+            removed[folder] = n_objects
+        storage.delete_folder(folder)
+
     for folder in (
         layout.prepared_prefix,
         layout.journal_prefix,
@@ -70,11 +79,10 @@ def remove_slot(storage: Storage, layout: Layout) -> dict[str, int]:
         layout.skipped_prefix,
         layout.snapshots_prefix,
     ):
-        if n_objects := len(storage.list_keys(folder)):
-            removed[folder] = n_objects
-        storage.delete_folder(folder)
+        remove_folder(folder)
     for key in (layout.server_key, layout.progress_key):
         if storage.exists(key):
             storage.delete([key])
             removed[key] = 1
+    remove_folder(layout.progress_prefix)
     return removed

@@ -31,6 +31,7 @@ _PREPARED: Final = re.compile(
     rf"{_TRANSACTION}\.(?P<epoch>[A-Za-z0-9-]{{1,64}})\.(?P<kind>json|messages\.arrow)"
 )
 _SNAPSHOT: Final = re.compile(r"(?P<relid>\d{1,10})\.(?P<kind>(?:taken|told)-\d+|request|cancelled)\.json")
+_RECORD: Final = re.compile(r"(?P<owner>[0-9]{16})\.(?P<epoch>[A-Za-z0-9-]{1,64})\.json")
 _JOURNAL: Final = re.compile(r"(?P<number>[0-9]{16})\.(?P<epoch>[A-Za-z0-9-]{1,64})\.journal")
 _TRANSACTION_FOLDER: Final = re.compile(rf"\d+/[a-z0-9_]+/epochs/[A-Za-z0-9-]+/{_TRANSACTION}")
 
@@ -56,6 +57,13 @@ class PreparedName(NamedTuple):
     def transaction(self) -> tuple[Xid, Lsn]:
         """What names the transaction, whatever epoch wrote it."""
         return self.xid, self.prepare_end_lsn
+
+
+class RecordName(NamedTuple):
+    """What the key of a record of progress says: ``epoch`` took the slot over under the number ``owner``."""
+
+    owner: int
+    epoch: str
 
 
 class JournalName(NamedTuple):
@@ -104,6 +112,10 @@ class Layout:
         return f"{self.root}/journal"
 
     @property
+    def progress_prefix(self) -> str:
+        return f"{self.root}/progress"
+
+    @property
     def skipped_prefix(self) -> str:
         return f"{self.root}/skipped"
 
@@ -115,7 +127,14 @@ class Layout:
 
     @property
     def progress_key(self) -> str:
+        """What an older xidstream looks at: the slot's record then, and since then that it is elsewhere."""
         return f"{self.root}/progress.json"
+
+    def record_key(self, owner: int) -> str:
+        """The record that this epoch writes, under the number that it took the slot over with."""
+        if not 0 <= owner < 10**16:
+            raise UsageError(f"a number of an owner has 16 digits, got {owner}")
+        return f"{self.progress_prefix}/{owner:016d}.{self.epoch}.json"
 
     @property
     def server_key(self) -> str:
@@ -191,6 +210,13 @@ class Layout:
             raise UsageError(f"not a prepared transaction of slot {self.slot!r}: {key!r}")
         xid, lsn = Xid(int(match["xid"])), Lsn(int(match["lsn"], 16))
         return PreparedName(xid, lsn, match["epoch"], match["kind"] == "json")
+
+    def parse_record_key(self, key: str) -> RecordName:
+        """Of any epoch. Raises UsageError on every other key."""
+        match = _RECORD.fullmatch(_below(key, self.progress_prefix))
+        if match is None:
+            raise UsageError(f"not a record of slot {self.slot!r}: {key!r}")
+        return RecordName(int(match["owner"]), match["epoch"])
 
     def parse_journal_key(self, key: str) -> JournalName:
         """Of any epoch. Raises UsageError on every other key."""

@@ -72,7 +72,7 @@ def load_prepared(
     """All of this slot, of whatever epoch, in the order of their prepares; of each its newest complete record.
 
     For the holder of the slot, when an epoch begins: it deletes what nobody will ask for (records that
-    ``progress.json`` lists as finished, messages without a manifest, and records that are not complete but
+    the record of progress lists as finished, messages without a manifest, and records that are not complete but
     whose PREPARE the server sends again), and converts what an older xidstream wrote. ``sent_again_after`` is the
     position that the server has confirmed; without it, it is taken to have what is recorded, which may be further.
     ``journal_keys``: segments that are the journal's by now, where such a transaction was committed; they stay. None:

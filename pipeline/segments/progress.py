@@ -17,30 +17,39 @@ is no part of the journal.
 
 It says whose the slot is: whoever holds the slot takes the record over under the next ``owner`` number and its own
 epoch, before it cleans or delivers anything. A run that finds another's record of its own number or a higher one was
-taken over from (a lost link, a stopped process), and is refused (Superseded). The check and the write are two
-operations, because ``pyarrow.fs`` has no conditional write: one record of the earlier run may still come between,
-with a lower number. The rightful run writes over it. Where the sink has more by that record, it keeps that position.
-What the late one's journal has was never confirmed: that run's link to the server had ended.
+taken over from (a lost link, a stopped process), and is refused (Superseded).
+
+Each owner has an object of its own, with its number and epoch in the key, and the greatest number is the slot's record.
+The check and the write are two operations, because ``pyarrow.fs`` has no conditional write. So a run that was stopped
+between the two may still write, long after another one has the slot. It writes its own object, whose number is lower.
+What that says was never confirmed: that run's link to the server had ended. Rejected: one object for all owners
+(``progress.json``, up to version 5). There a late record replaced the rightful one, and named files of the journal that
+the rightful run had delivered or removed: the next run took that for a loss, with status 4. Two runs may take the same
+number, if one was stopped in the middle of it. Then only one of them has gone on from there, and its record is further.
+
+``progress.json`` stays, and says only that the records are elsewhere, so that an older xidstream refuses.
 """
 
 from __future__ import annotations
 
 import datetime
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from xidstream.pipeline.errors import SegmentCorrupt, Superseded, UsageError
 from xidstream.pipeline.exchange import JournalSpan, PrepareCover, PreparedTransaction
 from xidstream.pipeline.pg import INVALID_LSN, Lsn, Xid
 from xidstream.pipeline.segments.envelope import seal, unseal
-from xidstream.pipeline.segments.keys import Layout
+from xidstream.pipeline.segments.keys import Layout, RecordName
 from xidstream.pipeline.segments.storage import Storage
 
 FORMAT: Final = "xidstream.progress"
-VERSION: Final = 5
-"""2 has ``finished``, 3 ``cover``, 4 ``owner``, 5 the journal; an older one is read as one without."""
+VERSION: Final = 6
+"""2 has ``finished``, 3 ``cover``, 4 ``owner``, 5 the journal; an older one is read as one without. 6 is an object of
+its owner's alone."""
 _OLDEST_VERSION: Final = 1
+_ATTEMPTS: Final = 5
 REMEMBERED_FINISHED: Final = 256
 """About 10 kB of JSON. A late buffer writes within seconds of its epoch's end, or never."""
 _REMEDY: Final = (
@@ -50,7 +59,7 @@ _REMEDY: Final = (
 
 @dataclass(frozen=True)
 class ProgressRecord:
-    """``written_at`` is aware, UTC, for people: nothing is decided by it.
+    """``written_at`` is aware, UTC, for people: nothing is decided by it. ``key``: the object that has it.
 
     ``finished``: xid and prepare end LSN of prepared transactions that need no record, the latest last.
     ``cover``: None in a record of an older version. ``owner``: 0 in one that nobody has taken over.
@@ -65,11 +74,40 @@ class ProgressRecord:
     owner: int = 0
     delivered_lsn: Lsn = INVALID_LSN
     journal: tuple[JournalSpan, ...] = ()
+    key: str = field(default="", compare=False)
 
 
 def read_progress(storage: Storage, layout: Layout) -> ProgressRecord | None:
-    """None before the first one. Raises SegmentCorrupt, StorageFault."""
-    key = layout.progress_key
+    """That of the slot's last owner; None before the first one. Raises SegmentCorrupt, Unsupported, StorageFault."""
+    for _ in range(_ATTEMPTS):
+        newest = _newest(storage, layout)
+        if not newest:
+            return _read(storage, layout.progress_key)
+        found = [_read(storage, _key(layout, name)) for name in newest]
+        records = [record for record in found if record is not None]
+        if len(records) == len(found):
+            return max(records, key=lambda record: (record.confirmed_lsn, record.delivered_lsn))
+        # Somebody took the slot over meanwhile.
+    raise SegmentCorrupt(f"object {_key(layout, newest[0])!r} is listed, and missing", remedy=_REMEDY)
+
+
+def _newest(storage: Storage, layout: Layout) -> list[RecordName]:
+    """Of the record with the greatest number; of two where two runs took the same one."""
+    names = []
+    for key in storage.list_keys(layout.progress_prefix):
+        try:
+            names.append(layout.parse_record_key(key))
+        except UsageError:
+            continue  # a copy that a person keeps there
+    greatest = max((name.owner for name in names), default=0)
+    return [name for name in names if name.owner == greatest]
+
+
+def _key(layout: Layout, name: RecordName) -> str:
+    return replace(layout, epoch=name.epoch).record_key(name.owner)
+
+
+def _read(storage: Storage, key: str) -> ProgressRecord | None:
     data = storage.read_buffer(key)
     if data is None:
         return None
@@ -89,6 +127,7 @@ def read_progress(storage: Storage, layout: Layout) -> ProgressRecord | None:
                 JournalSpan(str(epoch), int(first), int(last))
                 for epoch, first, last in content.get("journal", ())
             ),
+            key,
         )
     except (KeyError, TypeError, ValueError, UsageError) as error:
         raise SegmentCorrupt(f"object {key!r} lacks a part or has a wrong one", remedy=_REMEDY) from error
@@ -121,7 +160,7 @@ def take_over_progress(
 ) -> ProgressRecord:
     """Make the record ``layout.epoch``'s, under an owner number higher than that of ``before`` and than ``above``.
 
-    For the holder of the slot. Raises StorageFault.
+    For the holder of the slot. Earlier owners' records are removed. Raises StorageFault.
     """
     owner = max(above, 0 if before is None else before.owner) + 1
     finished = () if before is None else before.finished
@@ -130,18 +169,22 @@ def take_over_progress(
     record = ProgressRecord(
         confirmed_lsn, layout.epoch, _now(), finished, cover, owner, delivered_lsn, journal
     )
-    return _write(storage, layout, record)
+    written = _write(storage, layout, record)
+    _refer(storage, layout)
+    earlier = [key for key in storage.list_keys(layout.progress_prefix) if _is_earlier(layout, key, owner)]
+    storage.delete(earlier)
+    storage.delete_unfinished(layout.progress_prefix)
+    return written
 
 
-def check_owner(storage: Storage, layout: Layout, owner: int) -> ProgressRecord | None:
-    """The record, if it is not that of a run that took the slot over from ``layout.epoch``; else raises Superseded."""
-    record = read_progress(storage, layout)
-    if record is not None and record.epoch != layout.epoch and record.owner >= owner:
-        raise Superseded(
-            f"another run has taken over slot {layout.slot}: what is recorded is epoch {record.epoch}'s, this is "
-            f"epoch {layout.epoch}"
-        )
-    return record
+def check_owner(storage: Storage, layout: Layout, owner: int) -> None:
+    """Raise Superseded if another run took the slot over from ``layout.epoch``, which has the number ``owner``."""
+    for name in _newest(storage, layout):
+        if name.epoch != layout.epoch and name.owner >= owner:
+            raise Superseded(
+                f"another run has taken over slot {layout.slot}: what is recorded is epoch {name.epoch}'s, this is "
+                f"epoch {layout.epoch}"
+            )
 
 
 def write_progress(
@@ -165,14 +208,14 @@ def write_progress(
     Raises, changing nothing: Superseded where the record is a later run's, UsageError where our own would go back;
     SegmentCorrupt, StorageFault.
     """
-    before = check_owner(storage, layout, owner)
-    if before is not None and confirmed_lsn < before.confirmed_lsn:
-        if before.epoch == layout.epoch:
-            raise UsageError(
-                f"the confirmed LSN never goes back: {before.confirmed_lsn} is recorded, epoch {layout.epoch} gave "
-                f"{confirmed_lsn}"
-            )
-        confirmed_lsn = max(confirmed_lsn, before.delivered_lsn)
+    check_owner(storage, layout, owner)
+    before = read_progress(storage, layout)
+    is_ours = before is not None and before.epoch == layout.epoch
+    if before is not None and is_ours and confirmed_lsn < before.confirmed_lsn:
+        raise UsageError(
+            f"the confirmed LSN never goes back: {before.confirmed_lsn} is recorded, epoch {layout.epoch} gave "
+            f"{confirmed_lsn}"
+        )
     new = [(p.xid, p.prepare_end_lsn) for p in finished]
     older = [f for f in before.finished if f not in new] if before is not None else []
     # All the new ones, whatever their number: their records are not deleted yet.
@@ -183,7 +226,10 @@ def write_progress(
     record = ProgressRecord(
         confirmed_lsn, layout.epoch, _now(), listed, cover, owner, delivered_lsn, tuple(journal)
     )
-    return _write(storage, layout, record)
+    written = _write(storage, layout, record)
+    if before is None:
+        _refer(storage, layout)
+    return written
 
 
 def _write(storage: Storage, layout: Layout, record: ProgressRecord) -> ProgressRecord:
@@ -199,8 +245,24 @@ def _write(storage: Storage, layout: Layout, record: ProgressRecord) -> Progress
         "delivered_lsn": str(record.delivered_lsn),
         "journal": [[span.epoch, span.first, span.last] for span in record.journal],
     }
-    storage.write_bytes(layout.progress_key, seal(FORMAT, VERSION, content))
-    return record
+    key = layout.record_key(record.owner)
+    storage.write_bytes(key, seal(FORMAT, VERSION, content))
+    return replace(record, key=key)
+
+
+def _refer(storage: Storage, layout: Layout) -> None:
+    """An older xidstream would go on from its own record, and one that finds none trusts the slot."""
+    reference = seal(FORMAT, VERSION, {"records": f"{layout.progress_prefix}/"})
+    present = storage.read_buffer(layout.progress_key)
+    if present is None or bytes(present) != reference:
+        storage.write_bytes(layout.progress_key, reference)
+
+
+def _is_earlier(layout: Layout, key: str, owner: int) -> bool:
+    try:
+        return layout.parse_record_key(key).owner < owner
+    except UsageError:
+        return False
 
 
 def _now() -> datetime.datetime:

@@ -1,7 +1,7 @@
 """Which server a slot's record belongs to: its system identifier (a folder's name) and its timeline (``server.json``).
 
 LSNs mean nothing on another server, and on a timeline that branched off below what was delivered they mean
-something else. Neither shows in ``progress.json``, so it is kept beside it: written by the reader before it reads.
+something else. Neither shows in the record of progress, so it is kept beside it: written by the reader before it reads.
 Whether a found difference matters is decided in ``pipeline.slot.continuity``.
 """
 

@@ -114,9 +114,9 @@ def _still_named(storage: Storage, layout: Layout, found: Sequence[NamedFile]) -
     return [named for named in found if named.damage is None or (named.epoch, named.number) in names]
 
 
-def findings(journal: StoredJournal, layout: Layout) -> Iterator[JournalFinding]:
+def findings(journal: StoredJournal) -> Iterator[JournalFinding]:
     """What is wrong, in the order of the files; nothing if the journal is whole."""
-    yield from _of_record(journal.record, layout)
+    yield from _of_record(journal.record)
     record, before_lsn = journal.record, journal.record.delivered_lsn
     last_commit_lsn = Lsn(0)
     for i, named in enumerate(journal.files):
@@ -132,11 +132,9 @@ def findings(journal: StoredJournal, layout: Layout) -> Iterator[JournalFinding]
         before_lsn = max(before_lsn, last_commit_lsn)
 
 
-def _of_record(record: ProgressRecord, layout: Layout) -> Iterator[JournalFinding]:
+def _of_record(record: ProgressRecord) -> Iterator[JournalFinding]:
     def finding(statement: str) -> JournalFinding:
-        return JournalFinding(
-            layout.progress_key, record.delivered_lsn, record.confirmed_lsn, statement, _STRANGE
-        )
+        return JournalFinding(record.key, record.delivered_lsn, record.confirmed_lsn, statement, _STRANGE)
 
     if record.delivered_lsn > record.confirmed_lsn:
         yield finding("the record has more delivered than confirmed")

@@ -73,7 +73,6 @@ class SlotStorage:
         self._owner = 0
         self._is_told = False
         """Whether a batch loop of this epoch knows the number."""
-        self._recorded_lsn = INVALID_LSN
         self._recording = threading.Lock()
         """The driver may ask for its tenure while a position is recorded."""
 
@@ -167,7 +166,8 @@ class SlotStorage:
         sink may be older than the storage. Where that is this epoch's own, by an earlier batch loop, it stays: the
         sink holds more by now than the server had when the slot was opened."""
         with self._recording:
-            record = check_owner(self._storage, self._layout, self._owner)
+            check_owner(self._storage, self._layout, self._owner)
+            record = read_progress(self._storage, self._layout)
             is_ours = self._is_told and last_owner == self._owner
             if record is not None and self._owner <= last_owner and not is_ours:
                 self._owner = self._taken_over(record, record.confirmed_lsn, above=last_owner).owner
@@ -191,18 +191,15 @@ class SlotStorage:
         default the sink holds all of it.
         """
         with self._recording:
-            # A late record of an earlier run may have raised ours: its sink has everything up to there.
-            self._recorded_lsn = max(self._recorded_lsn, confirmed_lsn)
-            written = write_progress(
+            write_progress(
                 self._storage,
                 self._layout,
-                self._recorded_lsn,
+                confirmed_lsn,
                 finished,
                 owner=self._owner,
                 delivered_lsn=delivered_lsn,
                 journal=journal,
             )
-            self._recorded_lsn = written.confirmed_lsn
         # Only now: a COMMIT PREPARED that is repeated needs its content, unless the record says it is through.
         for prepared in finished:
             self.forget(prepared, journal_keys)

@@ -465,7 +465,7 @@ def run(choose: random.Random, folder: Path, n_steps: int) -> None:
     assert [m.content for m in sink.messages if not m.transactional] == wire.loose_messages
     assert check_confirmations(sink, up_to=wire.lsn + 100) is None
     assert cutter.pending_bytes == 0 and cutter.open_transactions == 0 and stages.buffers.n_open == 0
-    left = [k for k in storage.list_keys(layout.root) if not k.endswith("progress.json")]
+    left = [k for k in storage.list_keys(layout.root) if not k.startswith(f"{layout.root}/progress")]
     assert left == []
     stages.close()
 

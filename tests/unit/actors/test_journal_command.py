@@ -81,9 +81,9 @@ def test_check_names_what_is_lost_and_what_to_do_with_status_4(
 
 
 def test_a_damaged_record_is_a_finding(made: Made, capsys: pytest.CaptureFixture[str]) -> None:
-    made.storage.write_bytes(made.layout.progress_key, b"{}")
+    made.storage.write_bytes(made.layout.record_key(1), b"{}")
     assert journal(made, "check") == 4
-    assert made.layout.progress_key in capsys.readouterr().out
+    assert made.layout.record_key(1) in capsys.readouterr().out
 
 
 def test_a_storage_that_cannot_be_read_is_no_finding(made: Made, tmp_path: Path) -> None:

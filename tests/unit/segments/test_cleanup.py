@@ -91,11 +91,12 @@ def test_a_dropped_slots_record_goes_whole_and_its_neighbours_stay(storage, layo
         layout.journal_prefix: 1,
         layout.epochs_prefix: 2,
         layout.progress_key: 1,
+        layout.progress_prefix: 1,
     }
     assert not holds_slot(storage, layout)
     assert storage.list_keys(layout.root) == []
     assert remove_slot(storage, layout) == {}
-    assert all(len(storage.list_keys(n.root)) == 2 for n in neighbours)
+    assert all(len(storage.list_keys(n.root)) == 3 for n in neighbours)
 
 
 def test_a_position_or_a_prepared_transaction_is_a_record_and_segments_are_none(
@@ -107,5 +108,7 @@ def test_a_position_or_a_prepared_transaction_is_a_record_and_segments_are_none(
     write_prepared(storage, layout, prepared)
     assert holds_slot(storage, layout)
     remove_slot(storage, layout)
-    storage.write_bytes(layout.progress_key, b"damaged")
-    assert holds_slot(storage, layout)
+    for key in (layout.progress_key, layout.record_key(1)):
+        storage.write_bytes(key, b"damaged")
+        assert holds_slot(storage, layout)
+        storage.delete([key])

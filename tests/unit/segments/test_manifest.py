@@ -276,7 +276,12 @@ def test_a_crash_between_confirming_and_deleting_leaves_no_finished_record(stora
     (loaded,) = load_prepared(storage, next_epoch(layout, 4))
     assert loaded == other
     assert storage.list_keys(layout.root) == sorted(
-        [other.segments[0].key, layout.prepared_key(Xid(701), Lsn(0x7000)), layout.progress_key]
+        [
+            other.segments[0].key,
+            layout.prepared_key(Xid(701), Lsn(0x7000)),
+            layout.progress_key,
+            layout.record_key(1),
+        ]
     )
 
 

@@ -8,11 +8,18 @@ from pathlib import Path
 import pytest
 
 from tests.unit.segments.conftest import prepared_of
-from xidstream.pipeline.errors import SegmentCorrupt, StorageFault, Unsupported, UsageError
+from xidstream.pipeline.errors import SegmentCorrupt, StorageFault, Superseded, Unsupported, UsageError
 from xidstream.pipeline.exchange import PrepareCover
 from xidstream.pipeline.pg import Lsn, Xid
-from xidstream.pipeline.segments import Layout, Storage, read_progress, write_progress
-from xidstream.pipeline.segments.envelope import seal
+from xidstream.pipeline.segments import (
+    Layout,
+    Storage,
+    check_owner,
+    read_progress,
+    take_over_progress,
+    write_progress,
+)
+from xidstream.pipeline.segments.envelope import seal, unseal
 from xidstream.pipeline.segments.progress import FORMAT, REMEMBERED_FINISHED, VERSION
 
 
@@ -48,13 +55,63 @@ def test_slots_have_records_of_their_own(storage, layout) -> None:
 
 def test_a_damaged_record_is_not_taken_for_none(storage, layout) -> None:
     write_progress(storage, layout, Lsn(0x20))
-    whole = storage.read_bytes(layout.progress_key)
+    key = layout.record_key(1)
+    whole = storage.read_bytes(key)
     for damaged in (b"", whole[:-9], whole.replace(b"0/20", b"0/30")):
-        storage.write_bytes(layout.progress_key, damaged)
-        with pytest.raises(SegmentCorrupt, match=r"progress\.json"):
+        storage.write_bytes(key, damaged)
+        with pytest.raises(SegmentCorrupt, match=key):
             read_progress(storage, layout)
         with pytest.raises(SegmentCorrupt):
             write_progress(storage, layout, Lsn(0x30))
+    storage.delete([key])
+    with pytest.raises(SegmentCorrupt, match=r"progress\.json"):
+        read_progress(storage, layout)
+
+
+def test_the_record_is_that_of_the_last_owner_and_earlier_ones_go_when_it_is_taken_over(
+    storage, layout
+) -> None:
+    first, second = (Layout(layout.system_identifier, layout.slot, epoch) for epoch in ("first", "second"))
+    taken = take_over_progress(storage, first, None, Lsn(0x10))
+    assert read_progress(storage, second) == taken and taken.owner == 1
+    taken = take_over_progress(storage, second, taken, Lsn(0x10))
+    assert storage.list_keys(layout.progress_prefix) == [second.record_key(2)]
+    # The first one had looked whose the slot is before that, and writes now.
+    storage.write_bytes(first.record_key(1), sealed(VERSION, confirmed_lsn="0/40", epoch="first", owner=1))
+    assert read_progress(storage, first) == taken
+
+
+def test_of_two_that_took_the_same_number_the_one_that_went_on_from_there_counts(storage, layout) -> None:
+    """The other one was stopped in the middle of it, and had lost the slot when it wrote."""
+    runs = [Layout(layout.system_identifier, layout.slot, epoch) for epoch in ("a", "b")]
+    for late, rightful in (runs, reversed(runs)):
+        before = read_progress(storage, layout)
+        owner = take_over_progress(storage, rightful, before, Lsn(0x10)).owner
+        write_progress(storage, rightful, Lsn(0x10 + owner), owner=owner)
+        take_over_progress(storage, late, before, Lsn(0x10))
+        assert len(storage.list_keys(layout.progress_prefix)) == 2
+        record = read_progress(storage, layout)
+        assert (record.epoch, record.confirmed_lsn) == (rightful.epoch, 0x10 + owner)
+        assert record.key == rightful.record_key(owner)
+        with pytest.raises(Superseded):
+            check_owner(storage, late, owner)
+
+
+def test_an_older_xidstream_is_told_that_the_record_is_elsewhere_and_does_not_trust_the_slot(
+    storage, layout
+) -> None:
+    for before in (None, sealed(5)):
+        if before is not None:
+            storage.write_bytes(layout.progress_key, before)
+        take_over_progress(storage, layout, read_progress(storage, layout), Lsn(0x20))
+        with pytest.raises(Unsupported):
+            unseal(storage.read_bytes(layout.progress_key), FORMAT, 5, "key", remedy="", oldest=1)
+        storage.delete([layout.record_key(1)])
+
+
+def sealed(version: int, **more: object) -> bytes:
+    content = {"confirmed_lsn": "0/20", "epoch": "e", "written_at": "2026-01-01T00:00:00+00:00"}
+    return seal(FORMAT, version, {**content, **more})
 
 
 def test_a_storage_that_cannot_be_read_is_not_taken_for_empty(tmp_path: Path, layout) -> None:
@@ -87,8 +144,7 @@ def test_the_list_of_finished_ones_is_bounded_but_holds_all_of_one_write(local, 
 
 
 def test_a_record_of_version_1_is_read_as_one_with_nothing_finished(storage, layout) -> None:
-    content = {"confirmed_lsn": "0/20", "epoch": "e", "written_at": "2026-01-01T00:00:00+00:00"}
-    storage.write_bytes(layout.progress_key, seal(FORMAT, 1, content))
+    storage.write_bytes(layout.progress_key, sealed(1))
     record = read_progress(storage, layout)
     assert (record.confirmed_lsn, record.epoch, record.finished) == (Lsn(0x20), "e", ())
     assert record.cover is None
@@ -106,15 +162,13 @@ def test_what_the_first_record_covers_is_kept_by_all_that_follow(storage, layout
 
 @pytest.mark.parametrize("version", [0, VERSION + 1, None, "1"])
 def test_a_record_of_another_version_is_not_guessed_at(storage, layout, version) -> None:
-    content = {"confirmed_lsn": "0/20", "epoch": "e", "written_at": "2026-01-01T00:00:00+00:00"}
-    storage.write_bytes(layout.progress_key, seal(FORMAT, version, content))
+    storage.write_bytes(layout.progress_key, sealed(version))
     with pytest.raises(Unsupported, match=r"progress\.json"):
         read_progress(storage, layout)
 
 
 @pytest.mark.parametrize("finished", [[1], [[1]], [["x", "0/1"]], [[1, "nonsense"]], [[-1, "0/1"]], None])
 def test_a_sealed_record_with_a_wrong_list_is_corrupt(local, layout, finished) -> None:
-    content = {"confirmed_lsn": "0/20", "epoch": "e", "written_at": "2026-01-01T00:00:00+00:00"}
-    local.write_bytes(layout.progress_key, seal(FORMAT, VERSION, {**content, "finished": finished}))
+    local.write_bytes(layout.progress_key, sealed(VERSION, finished=finished))
     with pytest.raises(SegmentCorrupt):
         read_progress(local, layout)

@@ -31,7 +31,7 @@ def found_in(made: Made) -> list[JournalFinding]:
     before = {key: storage.read_bytes(key) for key in storage.list_keys(root)}
     journal = stored_journal(storage, made.layout, verify=True)
     assert journal is not None
-    found = list(findings(journal, made.layout))
+    found = list(findings(journal))
     assert before == {key: storage.read_bytes(key) for key in storage.list_keys(root)}
     return found
 
@@ -128,7 +128,7 @@ def test_the_first_and_the_last_file_are_bounded_by_what_is_delivered_and_confir
 def test_a_file_that_is_not_between_the_positions_or_out_of_order_is_found(
     made: Made, confirmed: int, delivered: int, spans: list[tuple[int, int]], number: int, text: str
 ) -> None:
-    made.storage.delete([made.layout.progress_key])
+    made.storage.delete([made.layout.record_key(1), made.layout.progress_key])
     made.record(confirmed, delivered, *spans)
     assert [text in finding.statement for finding in found_in(made) if finding.key == made.key(number)] == [
         True
@@ -142,7 +142,7 @@ def test_a_record_that_cannot_be_right_is_found(made: Made) -> None:
         (0x1000, [(3, 3), (7, 7), (4, 4)], "do not rise"),
     ):
         made.record(0x4100, delivered, *spans)
-        statements = [f.statement for f in found_in(made) if f.key == made.layout.progress_key]
+        statements = [f.statement for f in found_in(made) if f.key == made.layout.record_key(1)]
         assert len(statements) == 1 and text in statements[0]
 
 
@@ -161,7 +161,7 @@ def test_what_a_run_delivers_and_deletes_meanwhile_is_no_finding(made: Made) -> 
 
     journal = stored_journal(Meanwhile(made.storage.uri), made.layout, verify=True)
     assert journal is not None and [named.number for named in journal.files] == [4, 5, 7]
-    assert list(findings(journal, made.layout)) == []
+    assert list(findings(journal)) == []
 
 
 def test_a_file_of_another_slot_in_its_place_is_found(made: Made) -> None:
