@@ -124,7 +124,7 @@ class BatchLoop:
             if not is_raydp(self._spark):
                 self._frames = StoredFrames(self._storage, self._layout(tenure))
             while not self._stop.is_set():
-                batch = self._call("next_batch", _PULL_WAIT_S)
+                batch = self._call("next_batch", _PULL_WAIT_S, tenure.loop)
                 if self._stop.is_set():
                     return
                 if batch is None:
@@ -214,7 +214,7 @@ class BatchLoop:
         if self._stop.is_set():
             self.history.dropped()
             return
-        self._call("batch_done", batch.number)
+        self._call("batch_done", batch.number, tenure.loop)
         reach("batch_reported")
         self._count(batch)
         self._frames.forget()

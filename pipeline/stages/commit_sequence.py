@@ -17,13 +17,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from xidstream.pipeline.account.model import SequencerReport
 from xidstream.pipeline.buffer.transaction import left_out, nothing, undeliverable
 from xidstream.pipeline.config import Config
-from xidstream.pipeline.errors import SlotLost, XidstreamError
+from xidstream.pipeline.errors import SlotLost, Superseded, XidstreamError
 from xidstream.pipeline.exchange import Batch, Opened, PreparedTransaction, Sealed, Tenure, TransactionEnd
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.pg import INVALID_LSN, Lsn, Xid
@@ -91,7 +91,7 @@ class CommitSequence:
         self._finished = FinishedPrepares()
         self._is_open = False
         self._is_sink_known = False
-        self._n_loops = 0
+        self._loop = 0
         self._figures = Delivered()
 
     # -- set-up ----------------------------------------------------------------------------------------
@@ -131,17 +131,17 @@ class CommitSequence:
     async def sink_opened(self, watermark: Lsn, last_owner: int) -> Tenure:
         """What the sink already holds, and from whom; transactions up to it may be repeated by the server.
 
-        It is called once by each batch loop: what an earlier one took and did not report is released again. Returns as
-        whom the sink is to be claimed. Raises Superseded.
+        It is called once by each batch loop: what an earlier one took and did not report is released again, and
+        nothing more that it asks for is done. Returns as whom the sink is to be claimed. Raises Superseded.
         """
         self._watermark = max(self._watermark, watermark)
-        self._n_loops += 1
+        self._loop = loop = self._loop + 1
         self._order.put_back()
         self._leaving_out.clear()
         self._journaling.release()
         self._is_sink_known = True
         await self._notify()
-        return await asyncio.to_thread(self._storage.tenure, last_owner)
+        return replace(await asyncio.to_thread(self._storage.tenure, last_owner), loop=loop)
 
     async def takes_snapshots(self) -> bool:
         """Whether the slot's tables are read as they were before it."""
@@ -259,15 +259,16 @@ class CommitSequence:
 
     # -- to and from the driver ------------------------------------------------------------------------
 
-    async def next_batch(self, wait_s: float) -> Batch | None:
+    async def next_batch(self, wait_s: float, loop: int) -> Batch | None:
         """The next batch; None when ``wait_s`` passed without one, or nothing more is to come (``finished``).
 
-        The call of a driver that died may still wait here: from the next ``sink_opened`` on it gets nothing."""
-        deadline, loop = time.monotonic() + wait_s, self._n_loops
+        ``loop``: the tenure's. A call of a driver that died may arrive late, or still wait here: it is Superseded."""
+        deadline = time.monotonic() + wait_s
         async with self._changed:
             while True:
                 self._raise_failure()
-                if self.is_finished() or loop != self._n_loops:
+                self._check_loop(loop)
+                if self.is_finished():
                     return None
                 reach("releasing")
                 batch = None if self._stopping else self._order.next_batch()
@@ -307,13 +308,17 @@ class CommitSequence:
             return True
         return self._stopping and self._journaling.is_idle and confirming.is_all_told
 
-    async def batch_done(self, number: int) -> None:
-        """The sink holds the batch: its segments go, unless the journal names them; its position may be confirmed."""
+    async def batch_done(self, number: int, loop: int) -> None:
+        """The sink holds the batch: its segments go, unless the journal names them; its position may be confirmed.
+
+        Raises Superseded where a later loop has the sink: it gets the batch's transactions as well."""
         self._raise_failure()
-        if pairs := self._leaving_out.pop(number, None):
+        self._check_loop(loop)
+        if pairs := self._leaving_out.get(number):
             # Before anything behind them can be confirmed.
             await asyncio.to_thread(self._storage.note_left_out, pairs)
-            self._left_out += pairs
+            self._check_loop(loop)
+            self._left_out += self._leaving_out.pop(number)
         contents = self._order.batch_done(number)
         # At this moment: a file that leaves the journal is removed behind a record without it, and with what it names.
         keys = [key for content in contents for key in content.stored_keys()]
@@ -395,6 +400,14 @@ class CommitSequence:
         is_recorded = bool(self._order.journal) and confirming.delivered_lsn >= self._order.delivered_lsn
         if error is not None and ((self._has_sink and is_recorded) or confirming.is_all_told):
             raise error
+
+    def _check_loop(self, loop: int) -> None:
+        if loop != self._loop:
+            raise Superseded(
+                f"batch loop {loop} of epoch {self._epoch} was given up, and loop {self._loop} has the sink: what the "
+                "earlier one asks for is not done",
+                remedy="nothing is to be done: the later loop gets these transactions",
+            )
 
     def _raise_failure(self) -> None:
         if self._failure is not None:

@@ -227,7 +227,7 @@ class LocalStages:
         self._routing = CutRouting(self.buffers, self._submit, self._backlog)
         try:
             self._run(self._sequence.open(self._tell_reader, opened, None))
-            self._run(self._sequence.sink_opened(watermark, 0))
+            self._sink_loop = self._run(self._sequence.sink_opened(watermark, 0)).loop
         except BaseException:
             self.close()
             raise
@@ -259,12 +259,12 @@ class LocalStages:
 
     def deliver(self) -> None:
         """What the driver does: pull batches, give them to the sink, report them done. Raises as ``next_batch``."""
-        while (batch := self._run(self._sequence.next_batch(0))) is not None:
+        while (batch := self._run(self._sequence.next_batch(0, self._sink_loop))) is not None:
             if any(unit.transactions.num_rows or unit.messages for unit in batch.units):
                 reach("writing_batch")
                 self._write(batch)
                 reach("batch_written")
-            self._run(self._sequence.batch_done(batch.number))
+            self._run(self._sequence.batch_done(batch.number, self._sink_loop))
             reach("batch_reported")
         self._run_until_idle()
 

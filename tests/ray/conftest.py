@@ -112,13 +112,13 @@ class CollectingDriver:
         from xidstream.actors.runtime.ray_errors import unwrap
 
         try:
-            ray.get(sequencer.sink_opened.remote(INVALID_LSN, 0))
+            loop = ray.get(sequencer.sink_opened.remote(INVALID_LSN, 0)).loop
             while True:
                 while self.hold.is_set():
                     self.is_held = True
                     time.sleep(0.02)
                 self.is_held = False
-                batch = ray.get(sequencer.next_batch.remote(0.5))
+                batch = ray.get(sequencer.next_batch.remote(0.5, loop))
                 if batch is None:
                     if ray.get(sequencer.finished.remote()):
                         return
@@ -132,7 +132,7 @@ class CollectingDriver:
                     self._take(batch)
                 finally:
                     self.n_active -= 1
-                ray.get(sequencer.batch_done.remote(batch.number))
+                ray.get(sequencer.batch_done.remote(batch.number, loop))
                 if self.deaths_before_count:
                     self.deaths_before_count -= 1
                     wait_until(lambda b=batch: ray.get(sequencer.stats.remote()).confirmed_lsn >= b.end_lsn)

@@ -16,7 +16,7 @@ import pytest
 from tests.opened import opened_at
 from xidstream.pipeline.buffer.transaction import nothing
 from xidstream.pipeline.config import Config
-from xidstream.pipeline.errors import Action, ExitStatus, SegmentCorrupt, SlotLost, XidstreamError
+from xidstream.pipeline.errors import Action, ExitStatus, SegmentCorrupt, SlotLost, Superseded, XidstreamError
 from xidstream.pipeline.exchange import (
     JournalFile,
     PreparedTransaction,
@@ -56,16 +56,40 @@ def test_the_call_of_a_driver_that_died_takes_nothing_from_the_next_one(tmp_path
     async def work() -> None:
         sequencer, reader = sequence(Config(storage=str(tmp_path))), Reader()
         await sequencer.open(reader.tell, AT_5, None)
-        await sequencer.sink_opened(Lsn(0), 0)
-        of_the_dead = asyncio.ensure_future(sequencer.next_batch(60))
+        dead = (await sequencer.sink_opened(Lsn(0), 0)).loop
+        of_the_dead = asyncio.ensure_future(sequencer.next_batch(60, dead))
         await asyncio.sleep(0)
-        await sequencer.sink_opened(Lsn(0), 0)
+        living = (await sequencer.sink_opened(Lsn(0), 0)).loop
         await sequencer.submit([Entry(0, Committed(end, False))])
-        assert await of_the_dead is None
-        batch = await sequencer.next_batch(60)
+        with pytest.raises(Superseded, match="loop 2 has the sink"):
+            await of_the_dead
+        batch = await sequencer.next_batch(60, living)
         assert batch is not None and batch.n_transactions == 1
 
     asyncio.run(work())
+
+
+def test_a_late_call_of_a_loop_that_was_replaced_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+    """It took a batch that nobody reported: nothing behind it was confirmed any more."""
+    ends = [TransactionEnd(Xid(700 + i), Lsn(20 + 10 * i), Lsn(24 + 10 * i), 0) for i in range(2)]
+
+    async def work() -> None:
+        sequencer, reader = sequence(Config(storage=str(tmp_path), batch_rows=1)), Reader()
+        await sequencer.open(reader.tell, AT_5, Lsn(34))
+        await sequencer.submit([Entry(i, Committed(end, False)) for i, end in enumerate(ends)])
+        dead = (await sequencer.sink_opened(Lsn(0), 0)).loop
+        taken = await sequencer.next_batch(60, dead)
+        assert taken is not None
+        living = (await sequencer.sink_opened(Lsn(0), 0)).loop
+        for late in (sequencer.next_batch(60, dead), sequencer.batch_done(taken.number, dead)):
+            with pytest.raises(Superseded, match="batch loop 1 of epoch e was given up"):
+                await late
+        while not await sequencer.finished():
+            batch = await sequencer.next_batch(1, living)
+            if batch is not None:
+                await sequencer.batch_done(batch.number, living)
+
+    asyncio.run(asyncio.wait_for(work(), 60))
 
 
 AT_5 = opened_at(5, 100)
@@ -124,11 +148,11 @@ def test_finished_prepares_belong_to_the_event_loop_while_positions_are_recorded
         written: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         written.set_result(record)
         await sequencer.submit([Entry(0, prepared, written), Entry(1, CommittedPrepared(end))])
-        batch = await sequencer.next_batch(60)
+        batch = await sequencer.next_batch(60, 0)
         assert batch is not None
-        await sequencer.batch_done(batch.number)
+        await sequencer.batch_done(batch.number, 0)
         while not await sequencer.finished():
-            await sequencer.next_batch(60)
+            await sequencer.next_batch(60, 0)
 
     asyncio.run(work())
     assert reader.confirmed[-1] == Lsn(24)
@@ -179,13 +203,13 @@ def run_to_the_end(folder: Path, entries: list[Entry], watermark: int = 0) -> tu
     async def work() -> None:
         sequencer = sequence(Config(storage=str(folder)))
         await sequencer.open(Reader().tell, OPENED, entries[-1].cut.end.end_lsn)  # type: ignore[union-attr]
-        await sequencer.sink_opened(Lsn(watermark), 0)
+        loop = (await sequencer.sink_opened(Lsn(watermark), 0)).loop
         await sequencer.submit(entries)
         while not await sequencer.finished():
-            batch = await sequencer.next_batch(1)
+            batch = await sequencer.next_batch(1, loop)
             if batch is not None:
                 delivered.extend(x for unit in batch.units for x in unit.transactions["xid"].to_pylist())
-                await sequencer.batch_done(batch.number)
+                await sequencer.batch_done(batch.number, loop)
 
     try:
         asyncio.run(asyncio.wait_for(work(), 60))
@@ -301,14 +325,14 @@ def test_a_journaled_segment_is_deleted_only_behind_a_record_without_its_file(
         batch = order.next_batch()
         assert batch is not None
         waiting = [
-            asyncio.ensure_future(made.next_batch(5)),
+            asyncio.ensure_future(made.next_batch(5, 0)),
             asyncio.ensure_future(made._confirming.confirm_forever()),
         ]
         await asyncio.sleep(0.01)
         await made._notify()
         for _ in range(turns):
             await asyncio.sleep(0)
-        await made.batch_done(batch.number)
+        await made.batch_done(batch.number, 0)
         await asyncio.sleep(0.2)
         for task in waiting:
             task.cancel()

@@ -58,10 +58,10 @@ def test_what_is_in_the_journal_is_confirmed_and_not_delivered_until_the_sink_ha
         before = await told(sequence)
         await submit(sequence, time.time() - 60)
         journaled = await until(sequence, str(Lsn(24)))
-        await sequence.sink_opened(Lsn(0), 0)
-        batch = await sequence.next_batch(30)
+        loop = (await sequence.sink_opened(Lsn(0), 0)).loop
+        batch = await sequence.next_batch(30, loop)
         assert batch is not None
-        await sequence.batch_done(batch.number)
+        await sequence.batch_done(batch.number, loop)
         while (after := await told(sequence)).sequencer.delivered_lsn == "0/5":
             await asyncio.sleep(0.01)
         return before, journaled, after
