@@ -4,8 +4,9 @@ The reader reads meanwhile, from before the session is there until the end. So n
 that is lost keeps the server waiting: what is committed goes to the journal (``stages.journaling``), and is confirmed.
 
 A batch loop that failed by the driver's or the sink's fault is followed by another one, on the same sequencer. The new
-loop opens the sink, and the sequencer then gives out again what the earlier one had in hand. The epoch ends
-where that could not help:
+loop opens the sink, and the sequencer then gives out again what the earlier one had in hand. A session that does not
+start is followed by another one, too, as long as the run would try at all (``retries``): that has nothing to do with
+what the epoch holds. The epoch ends where another loop could not help:
 
 - The reader or the sequencer has failed. Then the loop's error is what it saw of that, and theirs is raised.
 - Rows cannot be read: a stored one is damaged (SegmentCorrupt), or the process that kept it in memory has ended, which
@@ -49,11 +50,13 @@ _DELIVERED_BEFORE = (PoisonedChange, ColumnNameClash, SlotLost)
 
 
 class LoopFailed(Exception):
-    """A batch loop ended with ``error``, while reader and sequencer live."""
+    """A batch loop ended with ``error``, while reader and sequencer live; not ``has_begun``: its session did not
+    start."""
 
-    def __init__(self, error: XidstreamError) -> None:
+    def __init__(self, error: XidstreamError, *, has_begun: bool = True) -> None:
         super().__init__(error)
         self.error = error
+        self.has_begun = has_begun
 
 
 class Delivery:
@@ -81,18 +84,19 @@ class Delivery:
         self._left_out: set[object] = set()
         self._has_failed = False
         """Whether the last loop failed without a delivered batch."""
+        self._n_batches = self._n_done = 0
 
     def run(self, driver: Driver) -> None:
         """Until all is delivered, or the stop was asked for. Raises the error that ended a part."""
         try:
             while True:
-                self._await_session()
                 try:
+                    self._await_session()
                     self._run_loop(driver)
                     return
-                except LoopFailed as failed:
-                    error = failed.error
-                driver = self._replaced(error)
+                except LoopFailed as loop:
+                    failed = loop
+                driver = self._replaced(failed)
         except StopRequested:
             # There is no loop: what is committed is in the journal, and the rest comes again.
             self._epoch.stop_in_order()
@@ -101,9 +105,16 @@ class Delivery:
     # -- one loop --------------------------------------------------------------------------------------
 
     def _await_session(self) -> None:
-        if self._held.starting is not None:
+        if self._held.starting is None:
+            return
+        try:
             self._epoch.await_driver(self._held.starting)
-            self._held.starting = None
+        except XidstreamError as error:
+            self._epoch.check_reading()
+            if error.policy.action is Action.STOP:
+                raise
+            raise LoopFailed(error, has_begun=False) from error
+        self._held.starting = None
 
     def _run_loop(self, driver: Driver) -> None:
         self._n_batches = self._held.progress().n_batches
@@ -156,15 +167,19 @@ class Delivery:
 
     # -- behind a loop that failed ---------------------------------------------------------------------
 
-    def _replaced(self, error: XidstreamError) -> Driver:
-        """A driver for the next loop. Raises ``error`` where the epoch cannot go on behind it."""
-        # The sequencer knows of batches that the driver did not live to count.
-        took_batch = self._retries.restarts.took_batch or self._batches_done() > self._n_done
-        self._retries.restarts.took_batch = took_batch
-        is_second = self._has_failed and not took_batch
-        if self._stop.is_set() or is_second or not self._is_drivers_own(error):
+    def _replaced(self, failed: LoopFailed) -> Driver:
+        """A driver for the next loop. Raises ``failed``'s error where the epoch cannot go on behind it."""
+        error = failed.error
+        if failed.has_begun:
+            # The sequencer knows of batches that the driver did not live to count.
+            took_batch = self._retries.restarts.took_batch or self._batches_done() > self._n_done
+            self._retries.restarts.took_batch = took_batch
+            is_second = self._has_failed and not took_batch
+            if is_second or not self._is_drivers_own(error):
+                raise error
+            self._has_failed = True
+        if self._stop.is_set():
             raise error
-        self._has_failed = True
         pause_s = self._retries.pause_after(error)
         if pause_s is None:
             raise error

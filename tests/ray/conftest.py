@@ -60,6 +60,8 @@ class CollectingDriver:
         self.n_begun = 0
         self.deaths_before_count = 0
         """So many loops end after their first batch was confirmed, before anybody can have seen that."""
+        self.failing_starts = 0
+        """So many sessions do not start."""
 
     replaceable = True
 
@@ -68,8 +70,12 @@ class CollectingDriver:
         says, the driver is lost, too, and what it had counted."""
         self._dying = [(e, isinstance(e, ComponentLost) if is_lost is None else is_lost) for e in errors]
 
-    def start(self) -> None:
-        self._is_lost = False
+    def start(self) -> ray.ObjectRef | None:
+        self._is_lost = self.failing_starts > 0
+        if not self.failing_starts:
+            return None
+        self.failing_starts -= 1
+        return ray.remote(_fail_to_start).options(num_cpus=0, max_retries=0).remote()
 
     def end(self, timeout_s: float) -> bool:
         if self._thread is not None:
@@ -172,6 +178,10 @@ class CollectingDriver:
         order = [(name, "ascending") for name in columns[:2]]
         found: list[int] = pa.concat_tables(parts).sort_by(order)["id"].to_pylist()
         return found
+
+
+def _fail_to_start() -> None:
+    raise ComponentLost("the session did not start")
 
 
 class RayPipeline:
