@@ -141,6 +141,8 @@ class Delivery:
             # Progress is noted while the driver lives. When the driver itself died, nobody can be asked any more.
             self._note_progress()
             if give_up_s is not None and time.monotonic() > give_up_s:
+                # What the journal holds is confirmed all the same.
+                self._epoch.stop_in_order()
                 raise ComponentLost(f"the batch in hand did not end within {LAST_BATCH_TIMEOUT_S:.0f} s")
         self._tell_left_out()
 
@@ -179,6 +181,7 @@ class Delivery:
                 raise error
             self._has_failed = True
         if self._stop.is_set():
+            self._epoch.stop_in_order()
             raise error
         pause_s = self._retries.pause_after(error)
         if pause_s is None:

@@ -171,7 +171,7 @@ class Epoch:
             get(self._reading, READER)
 
     def stop_in_order(self) -> None:
-        """Where no batch loop runs that would see the end: what may be confirmed is, and the server gets to know."""
+        """Where no batch loop will see the end: what may be confirmed is, and the server gets to know."""
         self.stop_batches()
         deadline_s = time.monotonic() + _STOP_TIMEOUT_S
         while not get(self.sequencer.finished.remote(), SEQUENCER) and time.monotonic() < deadline_s:

@@ -62,6 +62,8 @@ class CollectingDriver:
         """So many loops end after their first batch was confirmed, before anybody can have seen that."""
         self.failing_starts = 0
         """So many sessions do not start."""
+        self.hang = threading.Event()
+        """As long as it is set, the batch in hand does not end."""
 
     replaceable = True
 
@@ -135,6 +137,8 @@ class CollectingDriver:
                 self.most_active = max(self.most_active, self.n_active)
                 try:
                     time.sleep(self.take_s)
+                    while self.hang.is_set():
+                        time.sleep(0.02)
                     self._take(batch)
                 finally:
                     self.n_active -= 1
@@ -240,6 +244,7 @@ class RayPipeline:
     def stop(self) -> None:
         if self.supervisor is not None and self._thread is not None:
             self.driver.hold.clear()
+            self.driver.hang.clear()
             self.supervisor.stop()
             self._thread.join(60)
             assert not self._thread.is_alive(), "the run did not stop"

@@ -12,6 +12,7 @@ import ray
 from tests.ray.conftest import RayPipeline
 from tests.ray.test_pipeline import FILL, NEWEST, set_up
 from tests.waiting import wait_until
+from xidstream.actors.supervision import delivery
 from xidstream.pipeline.errors import ExitStatus, SlotLost
 
 pytestmark = pytest.mark.ray
@@ -113,6 +114,26 @@ def test_a_stopped_run_leaves_what_it_had_in_the_journal_and_the_next_one_delive
     assert small_ids(successor) == [1, 2, 3, 4, 5]
     assert [r["id"] for r in successor.driver.rows("public.big")] == list(range(1, 20_001))
     assert not journal_files(pipeline) and not pipeline.segments()
+
+
+@NEWEST
+def test_a_run_that_is_stopped_while_a_batch_hangs_confirms_what_it_journals(
+    pipeline: RayPipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delivery, "LAST_BATCH_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(delivery, "_POLL_S", 0.0)
+    set_up(pipeline.database)
+    supervisor = pipeline.start(**{**SPILLING, "journal_after_s": 3600})
+    pipeline.driver.hang.set()
+    commit_some(pipeline, 1, 5)
+    pipeline.database.execute(FILL.format(1, 20_000))
+    target = wal_end(pipeline)
+    wait_until(lambda: (s := supervisor.status()).reader is not None and s.reader.received_lsn >= target)
+    assert pipeline.confirmed() < target and not journal_files(pipeline)
+    supervisor.stop()
+    pipeline.join()
+    assert "the batch in hand did not end" in pipeline.notices[-1]
+    assert pipeline.confirmed() >= target and journal_files(pipeline)
 
 
 @NEWEST
