@@ -295,7 +295,7 @@ class Opened:
     timeline: int
     history: Mapping[int, Lsn]
     given_up: GivenUp = NOBODY
-    """Transactions that a person gave up, and that the slot may still send."""
+    """Transactions that a person gave up, and that the slot may still send, or the journal has."""
     server: Mapping[str, str] = field(default_factory=dict)
     """libpq's options that lead to the slot's very server, where the DSN has several."""
     snapshots: Decision = Decision(takes_snapshots=False)  # noqa: RUF009 - frozen

@@ -86,10 +86,9 @@ def skip_command(config: Config, xid: Xid, commit_lsn: Lsn, reason: str) -> None
             f"storage {redacted(config.storage)} has no record of slot {config.slot}",
             remedy="give the --storage, --slot and server of the run that met the transaction",
         )
-    if commit_lsn < record.confirmed_lsn:
+    if commit_lsn < record.delivered_lsn:
         raise UsageError(
-            f"commit LSN {commit_lsn} is not ahead: all up to {record.confirmed_lsn} is confirmed: the sink or "
-            "the journal has it",
+            f"commit LSN {commit_lsn} is not ahead: the sink has all up to {record.delivered_lsn}",
             remedy="give xid and commit LSN as the run's error names them",
         )
     now = datetime.datetime.now(datetime.timezone.utc)

@@ -198,7 +198,7 @@ def _skips(config: Config) -> list[str]:
     for skip in read_skips(storage, layout):
         if skip.left_out_at is not None:
             state = f"left out on {skip.left_out_at:%Y-%m-%d %H:%M:%S} UTC"
-        elif record is not None and record.confirmed_lsn > skip.commit_lsn:
+        elif record is not None and record.delivered_lsn > skip.commit_lsn:
             state = "without effect: no transaction had this xid and this commit LSN"
         else:
             state = "not met yet"

@@ -50,6 +50,7 @@ from xidstream.pipeline.exchange import (
 )
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.packs import PACK_SCHEMA
+from xidstream.pipeline.poison import NOBODY, GivenUp
 from xidstream.pipeline.segments.journal_directory import (
     INLINE_MESSAGES,
     N_OWN_OBJECTS,
@@ -58,6 +59,7 @@ from xidstream.pipeline.segments.journal_directory import (
     directory_from_json,
     directory_to_json,
 )
+from xidstream.pipeline.segments.journal_left_out import has_given_up, without_given_up
 from xidstream.pipeline.segments.journal_summary import (
     REMEDY,
     StoredObject,
@@ -230,9 +232,10 @@ def verify_journal_file(storage: Storage, layout: Layout, epoch: str, number: in
 
 
 def load_journal_units(
-    storage: Storage, layout: Layout, file: JournalFile, put: Put
+    storage: Storage, layout: Layout, file: JournalFile, put: Put, given_up: GivenUp = NOBODY
 ) -> list[tuple[UnitEnd, Sealed]]:
-    """The units as they were written, but for their references: ``put`` makes these, once for each object.
+    """The units as they were written, but for their references: ``put`` makes these, once for each object. Nothing is
+    in them of transactions that were given up.
 
     All that the file names is read and verified, segments too. Raises SegmentCorrupt where something is missing or
     altered, or the file is not the ``file`` that was written; Unsupported; StorageFault; and what ``put`` raises.
@@ -245,8 +248,14 @@ def load_journal_units(
     transactions, inline = opened.own_batches()
     refs = {number: put(table) for number, table in opened.tables()}
     left = iter(inline)
+
+    def loaded(unit: Sealed) -> Sealed:
+        if has_given_up(unit, given_up):
+            return without_given_up(unit, given_up, opened.table, put)
+        return _with_refs(unit, lambda part: refs[part.ref])
+
     return [
-        (end, _with_refs(_filled_in(unit, batch, left), lambda part: refs[part.ref]))
+        (end, loaded(_filled_in(unit, batch, left)))
         for (end, unit), batch in zip(opened.directory.units, transactions, strict=True)
     ]
 
@@ -308,12 +317,15 @@ class _Opened:
     def tables(self) -> Iterator[tuple[int, pa.Table]]:
         """The objects that parts refer to, and their numbers: one after the other, each verified."""
         for number, parts in self._parts.items():
-            batches, schema = self._batches(number)
-            table = pa.Table.from_batches(batches, schema)
+            table = self.table(number)
             for part in parts:
                 if (misfit := _misfit(part, table.schema, table.num_rows)) is not None:
                     self.refuse(f"has an object {number} that is not its units': {misfit}")
             yield number, table
+
+    def table(self, number: int) -> pa.Table:
+        batches, schema = self._batches(number)
+        return pa.Table.from_batches(batches, schema)
 
     def _parts_by_object(self) -> dict[int, list[_StoredPart]]:
         found: dict[int, list[_StoredPart]] = {}

@@ -19,6 +19,7 @@ from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.poison import GivenUp
 from xidstream.pipeline.segments.envelope import seal, unseal
 from xidstream.pipeline.segments.keys import Layout
+from xidstream.pipeline.segments.progress import read_progress
 from xidstream.pipeline.segments.storage import Storage
 
 FORMAT: Final = "xidstream.skipped-transaction"
@@ -62,7 +63,10 @@ def read_skips(storage: Storage, layout: Layout) -> tuple[Skip, ...]:
 
 
 def given_up(storage: Storage, layout: Layout, confirmed_lsn: Lsn) -> GivenUp:
-    """Those that the server may still send, with all before ``confirmed_lsn`` confirmed."""
+    """Those that the server may still send, with all before ``confirmed_lsn`` confirmed, or that the journal has."""
+    record = read_progress(storage, layout)
+    if record is not None and record.journal:
+        confirmed_lsn = min(confirmed_lsn, record.delivered_lsn)
     skips = read_skips(storage, layout)
     return frozenset((s.xid, s.commit_lsn) for s in skips if s.commit_lsn >= confirmed_lsn)
 

@@ -151,7 +151,7 @@ class SlotStorage:
         """Raises SlotLost where the file, or what it names, is damaged or missing, and Superseded where another run has
         removed it."""
         try:
-            return load_journal_units(self._storage, self._layout, file, put)
+            return load_journal_units(self._storage, self._layout, file, put, self._opened.given_up)
         except SegmentCorrupt as error:
             check_owner(self._storage, self._layout, self._owner)
             raise lost_journal(file.number, file.first_commit_lsn, file.end_lsn, error) from error

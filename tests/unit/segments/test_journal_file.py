@@ -33,7 +33,7 @@ from xidstream.pipeline.exchange import (
     Undeliverable,
     UnitEnd,
 )
-from xidstream.pipeline.late_binding import fill
+from xidstream.pipeline.late_binding import Commit, fill
 from xidstream.pipeline.packs import FEW_TABLES, UnitParts
 from xidstream.pipeline.pg import INVALID_LSN, Lsn, Xid
 from xidstream.pipeline.relations import Column, RelationVersion, ReplicaIdentity
@@ -51,6 +51,7 @@ from xidstream.pipeline.segments.envelope import seal
 from xidstream.pipeline.segments.journal_summary import FORMAT, VERSION
 
 TIMESTAMP_US = 1_700_000_000_123_456
+OF_LARGE = Commit(0x2000, TIMESTAMP_US)
 
 
 class Store(dict[str, pa.Table]):
@@ -66,6 +67,11 @@ class Store(dict[str, pa.Table]):
     def fetch(self, ref: ArrowRef) -> pa.Table:
         self.n_reads += 1
         return self[ref]
+
+    def rows_of(self, unit: Sealed) -> list[dict[str, Any]]:
+        """Of what is in memory."""
+        parts = [part_rows(part, lambda ref: self[ref].to_batches()) for part in unit.memory]
+        return [row for part in parts for row in part.to_pylist()]
 
 
 def message_rows(n: int, lsn: int = 0x100) -> pa.RecordBatch:
@@ -153,7 +159,7 @@ class Written:
             unit(
                 transaction_rows(0x2000),
                 614,
-                segments=tuple(SegmentPart(segment, COMMIT) for segment in segments),
+                segments=tuple(SegmentPart(segment, OF_LARGE) for segment in segments),
                 messages=messages,
             ),
             UnitEnd(Lsn(0x2000), Lsn(0x2000), Lsn(0x2030), 1),
@@ -227,8 +233,47 @@ def test_units_come_back_as_written_but_for_their_references(written, relation) 
 def test_a_part_of_a_filled_segment_is_loaded_as_before(local, layout, relation) -> None:
     written = Written(local, layout, relation)
     (part, _) = written.units[1].segments
-    fill(local.local_path(part.segment.key), part.segment.file, COMMIT, name="x")
+    fill(local.local_path(part.segment.key), part.segment.file, part.commit, name="x")
     assert written.load()[1][1].segments == written.units[1].segments
+
+
+@pytest.mark.parametrize(
+    ("pair", "place"), [((700, 0x1000), 0), ((701, 0x1100), 0), ((700, 0x2000), 1), ((700, 0x3000), 3)]
+)
+def test_what_was_given_up_is_left_out_of_its_unit_and_all_else_is_there(
+    written, pair: tuple[int, int], place: int
+) -> None:
+    """Of a unit of two transactions, of a large one with segments and messages, and of one whose rows are packed."""
+    pair, store = (Xid(pair[0]), Lsn(pair[1])), Store()
+    loaded = load_journal_units(written.storage, written.layout, written.file, store.put, frozenset({pair}))
+    assert [end for end, _ in loaded] == list(written.ends)
+    for i, ((_, found), before) in enumerate(zip(loaded, written.units, strict=True)):
+        if i != place:
+            assert without_refs(found) == without_refs(before)
+            continue
+        assert found.left_out == (*before.left_out, pair)
+        of_both = (
+            (before.transactions, written.store.rows_of(before)),
+            (found.transactions, store.rows_of(found)),
+        )
+        (lines_before, rows_before), (lines, rows_found) = of_both
+        assert lines.to_pylist() == [
+            line for line in lines_before.to_pylist() if line["commit_lsn"] != pair[1]
+        ]
+        assert rows_found == [row for row in rows_before if row["_commit_lsn"] != pair[1]]
+        assert len(rows_found) < len(rows_before) or before.segments
+        assert found.n_rows == len(rows_found) and found.segments == ()
+        # In these files an inline message says commit 7.
+        assert all(isinstance(part, (InlineMessages, MemoryMessages)) for part in found.messages)
+
+
+@pytest.mark.parametrize("pair", [(700, 0x1100), (701, 0x1000), (700, 7)])
+def test_nothing_is_left_out_where_xid_and_commit_are_not_of_one_transaction(
+    written, pair: tuple[int, int]
+) -> None:
+    pair = (Xid(pair[0]), Lsn(pair[1]))
+    loaded = load_journal_units(written.storage, written.layout, written.file, Store().put, frozenset({pair}))
+    assert [without_refs(unit) for _, unit in loaded] == [without_refs(unit) for unit in written.units]
 
 
 def test_each_object_is_fetched_and_put_once_however_many_parts_it_has(written) -> None:

@@ -8,6 +8,7 @@ import datetime
 import pytest
 
 from xidstream.pipeline.errors import SegmentCorrupt, Unsupported
+from xidstream.pipeline.exchange import JournalSpan
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.segments import (
     Layout,
@@ -38,9 +39,13 @@ def test_what_was_given_up_is_found_by_another_epoch_in_the_order_of_commits(sto
     assert read_skips(storage, Layout(layout.system_identifier, "another", "e")) == ()
 
 
-def test_a_run_asks_only_for_what_the_server_may_still_send(storage, layout) -> None:
+def test_a_run_asks_only_for_what_the_server_may_still_send_or_the_journal_has(storage, layout) -> None:
     for each in (skip(1, 0x1F), skip(2, 0x20), skip(3, 0x21)):
         write_skip(storage, layout, each)
+    assert given_up(storage, layout, Lsn(0x20)) == {(2, 0x20), (3, 0x21)}
+    write_progress(storage, layout, Lsn(0x20), delivered_lsn=Lsn(0x1F), journal=[JournalSpan("e", 0, 0)])
+    assert given_up(storage, layout, Lsn(0x20)) == {(1, 0x1F), (2, 0x20), (3, 0x21)}
+    write_progress(storage, layout, Lsn(0x20))
     assert given_up(storage, layout, Lsn(0x20)) == {(2, 0x20), (3, 0x21)}
 
 
