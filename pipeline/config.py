@@ -25,10 +25,10 @@ from pathlib import Path
 from typing import Any
 
 from xidstream.pipeline.addresses import host_and_port
-from xidstream.pipeline.credentials import holds_credentials, is_secret_name, redacted
+from xidstream.pipeline.credentials import redacted, refuse_in_spark_conf, refuse_in_uris
 from xidstream.pipeline.errors import ConfigError
 from xidstream.pipeline.pg_rules import Streaming, check_slot_name, check_stream_options, duration_s, work_mem
-from xidstream.pipeline.settings_file import load_toml
+from xidstream.pipeline.settings_file import load_toml, unknown_setting
 from xidstream.pipeline.sizes import jvm_bytes, parse_size
 
 MIB = 1 << 20
@@ -338,19 +338,8 @@ class Config:
 
         The DSN is not checked here, because the supervisor takes its secret out.
         """
-        for name in ("storage", "sink"):
-            if holds_credentials(getattr(self, name)):
-                raise ConfigError(
-                    f"{name} holds credentials: they would be in the arguments of Ray's actors and Spark's tasks",
-                    remedy="leave them out of the URI; each node finds its own in the environment (AWS_ACCESS_KEY_ID, "
-                    "…), in the provider's credentials file, or by the role of the machine",
-                )
-        for key in self.spark_conf:
-            if is_secret_name(key):
-                raise ConfigError(
-                    f"spark_conf: {key} looks like a secret: it would be in the arguments of RayDP's actors",
-                    remedy="give it to each node in its environment, or in a file of Hadoop's or the provider's",
-                )
+        refuse_in_uris({name: getattr(self, name) for name in ("storage", "sink")})
+        refuse_in_spark_conf(self.spark_conf)
 
     def require(self, *names: str) -> None:
         """Raise ConfigError naming the first of ``names`` that has no value.
@@ -390,15 +379,7 @@ class Config:
                     remedy="give the settings of one slot (in Python one ChangeStream each)",
                 )
             if name not in known:
-                import difflib
-
-                near = difflib.get_close_matches(name, known, n=1)
-                hint = (
-                    f"did you mean {near[0]}?"
-                    if near
-                    else "see docs/settings.md, or `xidstream run --help-all`"
-                )
-                raise ConfigError(f"unknown setting {key!r}", remedy=hint)
+                raise unknown_setting(key, name, known)
             expected = known[name]
             if isinstance(expected.default, bool) and not isinstance(value, bool):
                 raise ConfigError(f"{name} must be true or false, got {value!r}")

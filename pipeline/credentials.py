@@ -13,6 +13,8 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
+from xidstream.pipeline.errors import ConfigError
+
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
 _SECRET: Final = re.compile(r"(?i)secret|password|token|(access|account)[_.]?key|^sig$")
 """Names of secrets: Spark's own rule (spark.redaction.regex), and the names in Azure's URIs."""
@@ -60,3 +62,24 @@ def holds_credentials(uri: str) -> bool:
 def holds_secret_option(options: Mapping[str, str]) -> bool:
     """Whether the name of an option, such as deltalake's storage options have, is that of a secret."""
     return any(map(is_secret_name, options))
+
+
+def refuse_in_uris(uris: Mapping[str, str]) -> None:
+    """Raise ConfigError for settings, by their names, that travel to actors and executors and hold a secret."""
+    for name, uri in uris.items():
+        if holds_credentials(uri):
+            raise ConfigError(
+                f"{name} holds credentials: they would be in the arguments of Ray's actors and Spark's tasks",
+                remedy="leave them out of the URI; each node finds its own in the environment (AWS_ACCESS_KEY_ID, "
+                "…), in the provider's credentials file, or by the role of the machine",
+            )
+
+
+def refuse_in_spark_conf(spark_conf: Mapping[str, str]) -> None:
+    """The same of Spark's settings."""
+    for key in spark_conf:
+        if is_secret_name(key):
+            raise ConfigError(
+                f"spark_conf: {key} looks like a secret: it would be in the arguments of RayDP's actors",
+                remedy="give it to each node in its environment, or in a file of Hadoop's or the provider's",
+            )

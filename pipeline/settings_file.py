@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -25,3 +26,12 @@ def load_toml(path: Path) -> dict[str, Any]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         text = f"{path} is not valid TOML: {error}"
         raise ConfigError(text, remedy="correct the file; docs/settings.md has examples") from None
+
+
+def unknown_setting(key: str, name: str, known: Iterable[str]) -> ConfigError:
+    """The error for a key, as it was given, whose ``name`` is not one of ``known``; it names the nearest one."""
+    import difflib
+
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]}?" if near else "see docs/settings.md, or `xidstream run --help-all`"
+    return ConfigError(f"unknown setting {key!r}", remedy=hint)

@@ -13,8 +13,7 @@ import ray
 
 from xidstream.actors.reader.buffer_pool import BufferPool
 from xidstream.actors.runtime.ray_errors import unwrap
-from xidstream.pipeline.stages.commit_sequence import Entry
-from xidstream.pipeline.stages.cut_routing import CutRouting
+from xidstream.pipeline.stages.cut_routing import CutRouting, TicketedCut
 from xidstream.pipeline.stream.backlog import Backlog
 
 
@@ -35,5 +34,5 @@ class Sender(CutRouting):
             except Exception as error:
                 raise unwrap(error, "commit sequencer") from error
 
-    def _submit_to_actor(self, entries: list[Entry]) -> None:
+    def _submit_to_actor(self, entries: list[TicketedCut]) -> None:
         self._submitted.append(self._sequencer.submit.remote(entries))

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from xidstream.pipeline.account.model import SequencerReport
@@ -35,28 +35,19 @@ from xidstream.pipeline.sequencer import (
     PreparedBook,
 )
 from xidstream.pipeline.stages.confirming import Confirming, TellReader
+from xidstream.pipeline.stages.cut_routing import TicketedCut
 from xidstream.pipeline.stages.journaling import Fetch, Journaling, Put, order_of, policy_of
-from xidstream.pipeline.stages.sequencer_stats import SequencerStats, journal_stats, sequencer_report
+from xidstream.pipeline.stages.sequencer_stats import SequencerStats, sequencer_report, stats_of
 from xidstream.pipeline.stages.slot_storage import SlotStorage
 from xidstream.pipeline.stream import (
     Committed,
     CommittedPrepared,
-    Cut,
     PlainBlock,
     Position,
     Prepared,
     RolledBackPrepared,
     Unsendable,
 )
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One entry of the commit order. ``result``: an awaitable of what its buffer returns; None where none does."""
-
-    ticket: int
-    cut: Cut
-    result: Any = None
 
 
 class CommitSequence:
@@ -82,7 +73,7 @@ class CommitSequence:
         self._tasks: set[asyncio.Task[None]] = set()
         self._target: Lsn | None = None
         self._stopping = False
-        self._early: dict[int, Entry] = {}
+        self._early: dict[int, TicketedCut] = {}
         self._prepared = PreparedBook()
         self._watermark = INVALID_LSN
         self._given_up = NOBODY
@@ -149,7 +140,7 @@ class CommitSequence:
 
     # -- from the reader -------------------------------------------------------------------------------
 
-    async def submit(self, entries: list[Entry]) -> None:
+    async def submit(self, entries: list[TicketedCut]) -> None:
         """Take entries at their tickets' turn: calls to an asyncio actor may overtake each other."""
         self._early.update((entry.ticket, entry) for entry in entries)
         try:
@@ -160,7 +151,7 @@ class CommitSequence:
             raise
         await self._notify()
 
-    def _take(self, entry: Entry) -> None:
+    def _take(self, entry: TicketedCut) -> None:
         cut, ticket = entry.cut, entry.ticket
         if isinstance(cut, PlainBlock):
             self._order.add_unit(
@@ -345,18 +336,13 @@ class CommitSequence:
         """None before ``open`` is done: there is no position yet, and perhaps no slot."""
         if not self._is_open:
             return None
-        return SequencerStats(
-            n_rows=self._figures.n_rows,
-            n_transactions=self._figures.n_transactions,
-            n_batches=self._figures.n_batches,
-            n_waiting=self._order.n_waiting,
+        return stats_of(
+            self._figures,
+            self._order,
+            self._confirming,
             n_prepared=len(self._prepared),
-            confirmed_lsn=self._confirming.confirmed_lsn,
-            last_commit_lsn=self._figures.last_commit_lsn,
-            last_commit_timestamp_us=self._figures.last_commit_timestamp_us,
-            left_out=tuple(self._left_out),
-            delivered_lsn=self._confirming.delivered_lsn,
-            journal=journal_stats(self._order.journal, is_full=self._journaling.is_full),
+            left_out=self._left_out,
+            is_full=self._journaling.is_full,
         )
 
     async def account(self) -> SequencerReport | None:

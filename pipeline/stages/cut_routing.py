@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from xidstream.pipeline.exchange import TransactionEnd
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.pg import INVALID_LSN, Xid
-from xidstream.pipeline.stages.commit_sequence import Entry
 from xidstream.pipeline.stream import (
     Aborted,
     Committed,
@@ -30,6 +30,17 @@ from xidstream.pipeline.stream import (
     Unsendable,
 )
 from xidstream.pipeline.stream.backlog import Backlog
+
+
+@dataclass(frozen=True)
+class TicketedCut:
+    """What the sequencer gets of a cut that has a place in the commit order. ``result``: an awaitable of what its
+    buffer returns; None where none does."""
+
+    ticket: int
+    cut: Cut
+    result: Any = None
+
 
 _End = TypeVar("_End", Committed, Prepared)
 
@@ -57,7 +68,9 @@ class Buffers(Protocol):
 class CutRouting:
     """``submit`` takes entries of the commit order, in the order of their tickets."""
 
-    def __init__(self, buffers: Buffers, submit: Callable[[list[Entry]], None], backlog: Backlog) -> None:
+    def __init__(
+        self, buffers: Buffers, submit: Callable[[list[TicketedCut]], None], backlog: Backlog
+    ) -> None:
         self._buffers = buffers
         self._submit = submit
         self._backlog = backlog
@@ -73,7 +86,7 @@ class CutRouting:
 
     def send(self, cuts: Iterable[Cut]) -> None:
         """Cuts in stream order. Raises what the buffers and ``submit`` raise."""
-        entries: list[Entry] = []
+        entries: list[TicketedCut] = []
         for cut in cuts:
             if isinstance(cut, TransactionBlock):
                 self.n_bytes += cut.block.n_bytes
@@ -90,7 +103,7 @@ class CutRouting:
         if entries:
             self._submit([self._with_sealed(entry) for entry in entries])
 
-    def _entry(self, cut: Cut) -> Entry:
+    def _entry(self, cut: Cut) -> TicketedCut:
         ticket = self._ticket
         self._ticket += 1
         if isinstance(cut, PlainBlock):
@@ -102,20 +115,20 @@ class CutRouting:
             result = self._buffers.decode_plain(cut, ticket)
             reach("block_given")
             # The sequencer needs the positions, not the bytes.
-            return Entry(ticket, dataclasses.replace(cut, block=None), result)
+            return TicketedCut(ticket, dataclasses.replace(cut, block=None), result)
         if isinstance(cut, Committed):
             self.end_lsn = max(self.end_lsn, cut.end.end_lsn)
             self._backlog.end(ticket, cut.end.xid)
             if cut.has_blocks:
                 self._buffers.commit(cut.end, ticket, cut.aborted)
-            return Entry(ticket, _without_aborted(cut))
+            return TicketedCut(ticket, _without_aborted(cut))
         if isinstance(cut, Prepared):
             self._backlog.forget(cut.xid)
-            return Entry(ticket, _without_aborted(cut), self._buffers.prepare(cut, ticket))
+            return TicketedCut(ticket, _without_aborted(cut), self._buffers.prepare(cut, ticket))
         assert isinstance(cut, (CommittedPrepared, RolledBackPrepared, Position, Unsendable)), cut
-        return Entry(ticket, cut)
+        return TicketedCut(ticket, cut)
 
-    def _with_sealed(self, entry: Entry) -> Entry:
+    def _with_sealed(self, entry: TicketedCut) -> TicketedCut:
         """With the result of a commit, which is there only when all is sent."""
         if not (isinstance(entry.cut, Committed) and entry.cut.has_blocks):
             return entry

@@ -7,7 +7,7 @@ transactions, so it is not made for the display, which asks several times a seco
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from xidstream.pipeline.account.model import (
@@ -20,7 +20,8 @@ from xidstream.pipeline.account.model import (
 )
 from xidstream.pipeline.exchange import PreparedTransaction
 from xidstream.pipeline.pg import INVALID_LSN, Lsn, Xid
-from xidstream.pipeline.sequencer import CommitOrder, Journal
+from xidstream.pipeline.sequencer import CommitOrder, Delivered, Journal
+from xidstream.pipeline.stages.confirming import Confirming
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,32 @@ class SequencerStats:
     """None while it is empty or off."""
 
 
-def journal_stats(journal: Journal, *, is_full: bool) -> JournalStats | None:
+def stats_of(
+    figures: Delivered,
+    order: CommitOrder,
+    confirming: Confirming,
+    *,
+    n_prepared: int,
+    left_out: Sequence[tuple[Xid, Lsn]],
+    is_full: bool,
+) -> SequencerStats:
+    """``is_full``: the journal."""
+    return SequencerStats(
+        n_rows=figures.n_rows,
+        n_transactions=figures.n_transactions,
+        n_batches=figures.n_batches,
+        n_waiting=order.n_waiting,
+        n_prepared=n_prepared,
+        confirmed_lsn=confirming.confirmed_lsn,
+        last_commit_lsn=figures.last_commit_lsn,
+        last_commit_timestamp_us=figures.last_commit_timestamp_us,
+        left_out=tuple(left_out),
+        delivered_lsn=confirming.delivered_lsn,
+        journal=_journal_stats(order.journal, is_full=is_full),
+    )
+
+
+def _journal_stats(journal: Journal, *, is_full: bool) -> JournalStats | None:
     """Whole files: the sink may hold a part of the first one by now. Damaged files tell nothing."""
     files = journal.files
     if not files:

@@ -30,8 +30,7 @@ from xidstream.pipeline.spark.naming import Location
 from xidstream.pipeline.spark.parquet_files import WriteSegments, WriteTarget
 from xidstream.pipeline.spark.placement import Conform
 from xidstream.pipeline.spark.released import SegmentRows
-from xidstream.pipeline.stages.commit_sequence import Entry
-from xidstream.pipeline.stages.cut_routing import CutRouting
+from xidstream.pipeline.stages.cut_routing import CutRouting, TicketedCut
 from xidstream.pipeline.stages.transaction_buffer import BufferSettings
 from xidstream.pipeline.stream import StreamCutter
 from xidstream.pipeline.stream.backlog import Backlog
@@ -72,7 +71,7 @@ class Chain:
     def flush(self) -> None:
         self.routing.send(self.cutter.flush())
 
-    def _submit(self, entries: list[Entry]) -> None:
+    def _submit(self, entries: list[TicketedCut]) -> None:
         self.sealed += [entry.result for entry in entries if entry.result is not None]
 
     def batch(self) -> SinkBatch:

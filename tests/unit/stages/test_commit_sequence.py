@@ -30,8 +30,9 @@ from xidstream.pipeline.relations import Column, RelationVersion, ReplicaIdentit
 from xidstream.pipeline.rows import internal_schema
 from xidstream.pipeline.segments import Layout, Storage, write_prepared, write_segment
 from xidstream.pipeline.sequencer import FinishedPrepares, JournalPolicy
-from xidstream.pipeline.stages.commit_sequence import CommitSequence, Entry
+from xidstream.pipeline.stages.commit_sequence import CommitSequence
 from xidstream.pipeline.stages.confirming import Confirming
+from xidstream.pipeline.stages.cut_routing import TicketedCut
 from xidstream.pipeline.stages.journaling import Journaling
 from xidstream.pipeline.stream import Committed, CommittedPrepared, Prepared, RolledBackPrepared
 
@@ -60,7 +61,7 @@ def test_the_call_of_a_driver_that_died_takes_nothing_from_the_next_one(tmp_path
         of_the_dead = asyncio.ensure_future(sequencer.next_batch(60, dead))
         await asyncio.sleep(0)
         living = (await sequencer.sink_opened(Lsn(0), 0)).loop
-        await sequencer.submit([Entry(0, Committed(end, False))])
+        await sequencer.submit([TicketedCut(0, Committed(end, False))])
         with pytest.raises(Superseded, match="loop 2 has the sink"):
             await of_the_dead
         batch = await sequencer.next_batch(60, living)
@@ -76,7 +77,7 @@ def test_a_late_call_of_a_loop_that_was_replaced_is_refused_and_changes_nothing(
     async def work() -> None:
         sequencer, reader = sequence(Config(storage=str(tmp_path), batch_rows=1)), Reader()
         await sequencer.open(reader.tell, AT_5, Lsn(34))
-        await sequencer.submit([Entry(i, Committed(end, False)) for i, end in enumerate(ends)])
+        await sequencer.submit([TicketedCut(i, Committed(end, False)) for i, end in enumerate(ends)])
         dead = (await sequencer.sink_opened(Lsn(0), 0)).loop
         taken = await sequencer.next_batch(60, dead)
         assert taken is not None
@@ -147,7 +148,7 @@ def test_finished_prepares_belong_to_the_event_loop_while_positions_are_recorded
         await sequencer.open(reader.tell, AT_5, Lsn(24))
         written: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         written.set_result(record)
-        await sequencer.submit([Entry(0, prepared, written), Entry(1, CommittedPrepared(end))])
+        await sequencer.submit([TicketedCut(0, prepared, written), TicketedCut(1, CommittedPrepared(end))])
         batch = await sequencer.next_batch(60, 0)
         assert batch is not None
         await sequencer.batch_done(batch.number, 0)
@@ -191,12 +192,12 @@ def flip(storage: Storage, key: str) -> None:
     storage.write_bytes(key, bytes(data))
 
 
-def ends_of(*xids: int) -> list[Entry]:
+def ends_of(*xids: int) -> list[TicketedCut]:
     ends = [TransactionEnd(Xid(x), Lsn(0x6000 + x), Lsn(0x6001 + x), 0, gid=f"g{x}") for x in xids]
-    return [Entry(ticket, CommittedPrepared(end)) for ticket, end in enumerate(ends)]
+    return [TicketedCut(ticket, CommittedPrepared(end)) for ticket, end in enumerate(ends)]
 
 
-def run_to_the_end(folder: Path, entries: list[Entry], watermark: int = 0) -> tuple[list[int], Any]:
+def run_to_the_end(folder: Path, entries: list[TicketedCut], watermark: int = 0) -> tuple[list[int], Any]:
     """The xids that were delivered, and what the run ended with."""
     delivered: list[int] = []
 
@@ -265,7 +266,7 @@ def test_a_damaged_prepared_transaction_that_was_rolled_back_leaves_nothing(tmp_
     rolled_back = RolledBackPrepared(Xid(700), "g700", record.prepare_end_lsn, Lsn(0x6100))
     store_prepared(storage, EARLIER, 701)
     (end,) = ends_of(701)
-    delivered, error = run_to_the_end(tmp_path, [Entry(0, rolled_back), Entry(1, end.cut)])
+    delivered, error = run_to_the_end(tmp_path, [TicketedCut(0, rolled_back), TicketedCut(1, end.cut)])
     assert (delivered, error) == ([701], None)
     assert not storage.exists(manifest)
 

@@ -9,8 +9,7 @@ import numpy as np
 
 from xidstream.pipeline.exchange import TransactionEnd
 from xidstream.pipeline.pg import Lsn, Xid
-from xidstream.pipeline.stages.commit_sequence import Entry
-from xidstream.pipeline.stages.cut_routing import CutRouting
+from xidstream.pipeline.stages.cut_routing import CutRouting, TicketedCut
 from xidstream.pipeline.stream import (
     Aborted,
     Block,
@@ -32,7 +31,7 @@ class Calls:
 
     def __init__(self, held_limit_bytes: int = 1000) -> None:
         self.log: list[tuple[Any, ...]] = []
-        self.entries: list[Entry] = []
+        self.entries: list[TicketedCut] = []
         self.backlog = Backlog(held_limit_bytes)
         self.routing = CutRouting(self, self._submit, self.backlog)
 
@@ -61,7 +60,7 @@ class Calls:
         assert self.log[-1] == ("send",), "the result is there when all is sent"
         return f"sealed {xid}"
 
-    def _submit(self, entries: list[Entry]) -> None:
+    def _submit(self, entries: list[TicketedCut]) -> None:
         self.entries += entries
 
 

@@ -14,7 +14,8 @@ from xidstream.pipeline.buffer.transaction import transaction_row
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.exchange import Sealed, TransactionEnd
 from xidstream.pipeline.pg import Lsn, Xid
-from xidstream.pipeline.stages.commit_sequence import CommitSequence, Entry
+from xidstream.pipeline.stages.commit_sequence import CommitSequence
+from xidstream.pipeline.stages.cut_routing import TicketedCut
 from xidstream.pipeline.stream import Committed
 
 OPENED = opened_at(5, 100, two_phase=False)
@@ -41,7 +42,7 @@ async def submit(sequence: CommitSequence, committed_s: float) -> None:
     end = TransactionEnd(Xid(700), Lsn(20), Lsn(24), int(committed_s * 1e6))
     content: asyncio.Future[Sealed] = asyncio.get_running_loop().create_future()
     content.set_result(Sealed(transaction_row(end, 0, [], with_messages=True), (), (), (), 0, 0))
-    await sequence.submit([Entry(0, Committed(end, has_blocks=True), content)])
+    await sequence.submit([TicketedCut(0, Committed(end, has_blocks=True), content)])
 
 
 async def until(sequence: CommitSequence, confirmed: str) -> SequencerReport:
