@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from tests.opened import opened_at
 from tests.unit.segments.conftest import make_batch, prepared_of, relation
 from tests.unit.segments.journals import Made
-from xidstream.pipeline.errors import Action, Superseded
+from xidstream.pipeline.errors import Action, SlotLost, Superseded
 from xidstream.pipeline.exchange import JournalSpan, Opened, SlotIdentity
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.relations import Column, RelationVersion, ReplicaIdentity
@@ -102,6 +103,29 @@ def test_a_damaged_journal_file_keeps_the_segments_of_a_prepared_transaction_tha
     (found,) = restored.take_over().journal
     assert found == file
     assert len(restored.load_journal(file, lambda table: "ref")) == 1
+
+
+def test_a_server_whose_wal_ends_before_what_the_journal_has_is_refused_and_nothing_is_removed(
+    tmp_path: Path, relation: RelationVersion
+) -> None:
+    """It was restored to an older state, on the same timeline. The slot's own position says nothing: it may be behind
+    the record after any crash of the server."""
+    storage, mine = Storage(str(tmp_path)), layout("a")
+    run(tmp_path, "a")
+    made = Made(storage, mine, relation)
+    made.write(0, 0x2000)
+    unnamed = made.write(1, 0x3000)
+    made.record(0x2030, 0x1000, (0, 0))
+    kept = storage.list_keys(mine.root)
+    restored = opened_at(0x1000, 0x202F, identity=SLOT)
+    with pytest.raises(
+        SlotLost, match=r"WAL ends at 0/202F, but 0/2030 was confirmed before: it was restored"
+    ):
+        SlotStorage(str(tmp_path), restored, "b").take_over()
+    assert storage.list_keys(mine.root) == kept
+    back = dataclasses.replace(opened_at(0x1000, 0x2030, identity=SLOT), start_lsn=Lsn(0x2030))
+    (found,) = SlotStorage(str(tmp_path), back, "b").take_over().journal
+    assert found == made.files[0] != unnamed
 
 
 def test_each_run_that_gets_the_slot_has_a_higher_number_and_the_same_position(tmp_path: Path) -> None:
