@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psycopg
 import pytest
@@ -51,6 +52,13 @@ class SlowDriver(CollectingDriver):
         self.n_closed += 1
 
 
+class Starting(NamedTuple):
+    pipeline: RayPipeline
+    driver: SlowDriver
+    supervisor: Supervisor
+    gate: Any
+
+
 @NEWEST
 def test_a_reader_that_waits_and_fails_while_the_driver_starts_is_told_and_the_driver_goes_on_starting(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -81,10 +89,9 @@ def test_a_reader_that_waits_and_fails_while_the_driver_starts_is_told_and_the_d
     assert driver.n_closed == 1
 
 
-@NEWEST
-def test_reading_begins_while_the_session_still_starts_and_the_first_batch_has_what_was_read(
-    database: Database, tmp_path: Path
-) -> None:
+@pytest.fixture
+def starting(database: Database, tmp_path: Path) -> Iterator[Starting]:
+    """It reads, and its session starts until the gate is opened."""
     database.execute("create table t (id bigint primary key)")
     database.execute("create publication p for table t")
     pipeline = RayPipeline(database, tmp_path)
@@ -92,7 +99,15 @@ def test_reading_begins_while_the_session_still_starts_and_the_first_batch_has_w
     gate = Gate.options(num_cpus=0, max_concurrency=4).remote()  # type: ignore[attr-defined]
     driver = SlowDriver(str(pipeline.storage), gate)
     pipeline.driver = driver
-    supervisor = pipeline.start()
+    yield Starting(pipeline, driver, pipeline.start(), gate)
+    pipeline.stop()
+
+
+@NEWEST
+def test_reading_begins_while_the_session_still_starts_and_the_first_batch_has_what_was_read(
+    database: Database, starting: Starting
+) -> None:
+    pipeline, driver, supervisor, gate = starting
     wait_until(lambda: supervisor.status().reader is not None)
     database.execute("insert into t select generate_series(1, 100)")
     wait_until(lambda: (s := supervisor.status()).sequencer is not None and s.sequencer.n_waiting > 0)
@@ -109,16 +124,9 @@ def test_reading_begins_while_the_session_still_starts_and_the_first_batch_has_w
 
 @NEWEST
 def test_a_reader_that_dies_while_the_session_starts_costs_an_epoch_and_no_session(
-    database: Database, tmp_path: Path
+    database: Database, starting: Starting
 ) -> None:
-    database.execute("create table t (id bigint primary key)")
-    database.execute("create publication p for table t")
-    pipeline = RayPipeline(database, tmp_path)
-    pipeline.create_slot()
-    gate = Gate.options(num_cpus=0, max_concurrency=4).remote()  # type: ignore[attr-defined]
-    driver = SlowDriver(str(pipeline.storage), gate)
-    pipeline.driver = driver
-    supervisor = pipeline.start()
+    pipeline, driver, supervisor, gate = starting
     wait_until(lambda: supervisor.status().waiting_for == ("the Spark session",))
     database.execute("insert into t values (1)")
     pids = supervisor.pids
@@ -127,20 +135,13 @@ def test_a_reader_that_dies_while_the_session_starts_costs_an_epoch_and_no_sessi
     ray.get(gate.open.remote())
     wait_until(lambda: driver.ids("public.t") == [1])
     assert (driver.n_starts, driver.n_begun, len(pipeline.restarts())) == (1, 1, 1)
-    pipeline.stop()
 
 
 @NEWEST
 def test_a_run_stopped_while_it_reads_and_its_session_starts_ends_in_order(
-    database: Database, tmp_path: Path
+    database: Database, starting: Starting
 ) -> None:
-    database.execute("create table t (id bigint primary key)")
-    database.execute("create publication p for table t")
-    pipeline = RayPipeline(database, tmp_path)
-    pipeline.create_slot()
-    driver = SlowDriver(str(pipeline.storage), Gate.options(num_cpus=0, max_concurrency=4).remote())  # type: ignore[attr-defined]
-    pipeline.driver = driver
-    supervisor = pipeline.start()
+    pipeline, driver, supervisor, _ = starting
     wait_until(lambda: supervisor.status().reader is not None)
     pipeline.stop()
     assert pipeline.error is None and driver.n_closed == 1 and pipeline.notices == []
