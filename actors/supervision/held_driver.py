@@ -3,6 +3,10 @@
 It outlives epochs, because a session takes many seconds to start. Two batch loops never run at once: ``ensure`` returns
 only when the last loop has ended, or its driver was ended by force.
 
+The next epoch takes the slot after that. Rejected: to read on while the last loop's batch still hangs. Nothing can be
+confirmed before the storage is taken over, and the take-over removes segments of the ended epoch, which that batch may
+still read.
+
 The supervisor's thread makes, replaces and closes it. Other threads ask for its progress and its output.
 """
 
