@@ -209,7 +209,8 @@ def write_progress(
     SegmentCorrupt, StorageFault.
     """
     check_owner(storage, layout, owner)
-    before = read_progress(storage, layout)
+    # There is nothing newer than our own, and it needs no second listing.
+    before = _read(storage, layout.record_key(owner)) or read_progress(storage, layout)
     is_ours = before is not None and before.epoch == layout.epoch
     if before is not None and is_ours and confirmed_lsn < before.confirmed_lsn:
         raise UsageError(
