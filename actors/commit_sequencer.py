@@ -10,6 +10,7 @@ import os
 from typing import Any
 
 from xidstream.actors.runtime.object_store import get_arrow, put_arrow
+from xidstream.actors.runtime.pandas_unasked import leave_out_pandas
 from xidstream.actors.runtime.process_facts import this_process
 from xidstream.actors.runtime.ray_errors import unwrap
 from xidstream.pipeline.account.model import SequencerReport
@@ -21,6 +22,7 @@ from xidstream.pipeline.stages.commit_sequence import CommitSequence
 
 class CommitSequencer(CommitSequence):
     def __init__(self, config: Config, epoch: str) -> None:
+        leave_out_pandas()
         super().__init__(config, epoch, lambda error: unwrap(error, "xid buffer"), get_arrow, put_arrow)
 
     async def open(self, reader: Any, opened: Opened, target_lsn: Lsn | None, has_sink: bool = True) -> None:

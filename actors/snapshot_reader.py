@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from xidstream.actors.runtime.pandas_unasked import leave_out_pandas
 from xidstream.actors.runtime.secrets import take_up
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
@@ -15,6 +16,7 @@ class SnapshotReader:
     """One range at a time. ``cancel`` comes on another thread."""
 
     def __init__(self, config: Config, secrets_path: str | None, bytes_per_s: int) -> None:
+        leave_out_pandas()
         self._reader = RangeReader(take_up(config, secrets_path).dsn, rate_bytes_per_s=bytes_per_s)
 
     def read(

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from xidstream.actors.runtime.allocator import return_freed_memory
 from xidstream.actors.runtime.object_store import put_arrow
+from xidstream.actors.runtime.pandas_unasked import leave_out_pandas
 from xidstream.actors.runtime.process_facts import this_process
 from xidstream.pipeline.account.model import ProcessPart
 from xidstream.pipeline.stages.transaction_buffer import BufferSettings, TransactionBuffer
@@ -21,6 +22,7 @@ class XidBuffer(TransactionBuffer):
     def __init__(self, settings: BufferSettings) -> None:
         # The bound on a buffer is its process's: what is freed must go back, from Arrow's allocator too.
         return_freed_memory()
+        leave_out_pandas()
         pa.set_memory_pool(pa.system_memory_pool())
         super().__init__(settings, put_arrow)
 
