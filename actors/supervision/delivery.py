@@ -153,7 +153,9 @@ class Delivery:
         except _DELIVERED_BEFORE:
             raise
         except XidstreamError as error:
-            self._epoch.raise_root_cause()
+            # A driver that has ended saw nothing of the others. What they may have failed with, ``pause`` sees.
+            if self._held.is_alive():
+                self._epoch.raise_root_cause()
             if error.policy.action is Action.STOP:
                 raise
             raise LoopFailed(error) from error

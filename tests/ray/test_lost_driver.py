@@ -8,6 +8,7 @@ import signal
 import pytest
 
 from tests.ray.conftest import RayPipeline, wait_until
+from xidstream.actors.supervision import epoch
 from xidstream.pipeline.errors import ComponentLost, SegmentCorrupt, StorageFault, XidstreamError
 
 pytestmark = [pytest.mark.ray, pytest.mark.parametrize("postgres_server", [18], indirect=True)]
@@ -43,13 +44,19 @@ def pids(pipeline: RayPipeline) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("error", "failing_starts"),
-    [(LOST, 2), (AWAY, 0)],
+    # Whether another part failed is asked of a reader that lives, unless the driver itself has ended.
+    ("error", "failing_starts", "root_cause_s"),
+    [(LOST, 2, 600), (AWAY, 0, 1)],
     ids=["lost, and two sessions do not start", "alive"],
 )
 def test_a_loop_that_fails_with_a_batch_in_hand_costs_no_epoch_and_its_batch_comes_once_in_order(
-    one_delivered: RayPipeline, error: XidstreamError, failing_starts: int
+    one_delivered: RayPipeline,
+    error: XidstreamError,
+    failing_starts: int,
+    root_cause_s: float,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(epoch, "_ROOT_CAUSE_S", root_cause_s)
     pipeline, database = one_delivered, one_delivered.database
     before, sender = pids(pipeline), walsender(pipeline)
     with database.connect() as session:
@@ -80,8 +87,9 @@ def test_a_loop_that_fails_with_a_batch_in_hand_costs_no_epoch_and_its_batch_com
     ids=["stored", "in-memory"],
 )
 def test_rows_that_cannot_be_read_are_read_again_from_the_slot(
-    one_delivered: RayPipeline, error: XidstreamError
+    one_delivered: RayPipeline, error: XidstreamError, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(epoch, "_ROOT_CAUSE_S", 1)
     pipeline = one_delivered
     before = pids(pipeline)
     pipeline.driver.die(error, is_lost=False)
@@ -90,7 +98,10 @@ def test_rows_that_cannot_be_read_are_read_again_from_the_slot(
     assert pids(pipeline) != before
 
 
-def test_a_second_failure_without_a_batch_in_between_ends_the_epoch(one_delivered: RayPipeline) -> None:
+def test_a_second_failure_without_a_batch_in_between_ends_the_epoch(
+    one_delivered: RayPipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(epoch, "_ROOT_CAUSE_S", 1)
     pipeline = one_delivered
     before = pids(pipeline)
     pipeline.driver.die(AWAY, AWAY)
