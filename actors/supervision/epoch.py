@@ -51,6 +51,7 @@ _STOP_TIMEOUT_S = 15.0
 _ROOT_CAUSE_S = 5.0
 _TELL_WAITING_AFTER_S = 10.0
 _TELL_AGAIN_AFTER_S = 60.0
+_ASK_AGAIN_AFTER_S = 1.0
 _LOOK_FOR_ROOM_S = 1.0
 
 
@@ -225,8 +226,9 @@ class Epoch:
             if waiting:
                 self._look_for_room()
             if waiting and time.monotonic() > tell_s:
-                tell_s = time.monotonic() + _TELL_AGAIN_AFTER_S
-                self._tell_waiting()
+                # Where nothing was told, it may become known in a moment.
+                again_s = _TELL_AGAIN_AFTER_S if self._tell_waiting() else _ASK_AGAIN_AFTER_S
+                tell_s = time.monotonic() + again_s
         self.waiting_for = ()
 
     def _check_others(self) -> None:
@@ -248,11 +250,12 @@ class Epoch:
             needed = unplaced_driver(of) if reads else unplaced(self._config, of, self.sequencer)
             self._lack = self._room.look(now_s, needed, free_cpus()) if needed else None
 
-    def _tell_waiting(self) -> None:
-        """That parts take long to start is no news."""
+    def _tell_waiting(self) -> bool:
+        """Whether there was something to tell. That parts take long to start is no news."""
         told = self._lack or (None if self._reading is not None else _ask(self._reader, "waiting_for"))
         if told is not None:
             self._notify(Event("waiting", told))
+        return told is not None
 
 
 def _actor(kind: type, *arguments: Any, **options: Any) -> Any:

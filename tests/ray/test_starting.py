@@ -64,6 +64,8 @@ def test_a_reader_that_waits_and_fails_while_the_driver_starts_is_told_and_the_d
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(epoch, "_TELL_WAITING_AFTER_S", 2.0)
+    # The reader's process itself may take longer than that to start: then there is nothing to tell yet.
+    monkeypatch.setattr(epoch, "_TELL_AGAIN_AFTER_S", 600.0)
     database.execute("create table t (id bigint primary key)")
     database.execute("create publication p for table t")
     pipeline = RayPipeline(database, tmp_path)
