@@ -28,7 +28,7 @@ def leave(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[float], None]]:
 
     Other tests of this process may keep a Spark session, which has its CPUs to the end: the number need not be whole.
     """
-    monkeypatch.setattr(placement, "LOCAL_PATIENCE_S", 5.0)
+    monkeypatch.setattr(placement, "LOCAL_PATIENCE_S", 2.0)
     hogs: list[Any] = []
 
     def take(cpus: float) -> None:

@@ -127,7 +127,7 @@ FILL = "insert into small select i, 'x' from generate_series({}, {}) i"
 
 
 @pytest.mark.parametrize("postgres_server", [18], indirect=True)
-@pytest.mark.parametrize("way", ["plain", "streamed", "prepared"])
+@pytest.mark.parametrize("way", [pytest.param("plain", marks=pytest.mark.slow), "streamed", "prepared"])
 def test_all_before_poison_is_delivered_and_the_run_goes_on_behind_it_when_it_is_given_up(
     bytes_pipeline: RayPipeline, way: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -270,7 +270,9 @@ def windows_pipeline(postgres_server: EmbeddedPostgres, tmp_path: Path) -> Itera
 
 
 @pytest.mark.parametrize("postgres_server", [pytest.param(16, marks=pytest.mark.slow), 18], indirect=True)
-@pytest.mark.parametrize("rows", [1, 3000], ids=["small", "streamed"])
+@pytest.mark.parametrize(
+    "rows", [pytest.param(1, id="small", marks=pytest.mark.slow), pytest.param(3000, id="streamed")]
+)
 def test_the_run_goes_on_behind_what_the_server_itself_cannot_send(
     windows_pipeline: RayPipeline, rows: int
 ) -> None:
