@@ -56,8 +56,8 @@ demo: $(DEMO_STAMP) ## Show the whole path on this machine: PostgreSQL, Ray, Ray
 test: setup ## Run the whole suite
 	@$(PY) -m pytest -n $(JOBS) --dist loadscope --no-loadscope-reorder $(PYTEST_ARGS)
 
-test-slow: setup ## Run what `make test` leaves out: gigabytes (in some 12 GB of memory), and tests of a minute and more
-	@$(PY) -m pytest -m slow $(PYTEST_ARGS)
+test-slow: setup ## Run what `make test` leaves out: gigabytes (in some 12 GB of memory), long tests, other versions
+	@$(PY) -m pytest -m slow -n $(JOBS) --dist loadscope --no-loadscope-reorder $(PYTEST_ARGS)
 
 unit: setup ## Run the tests that need no server, no Ray and no JVM: about a minute
 	@$(PY) -m pytest tests/unit tests/property $(PYTEST_ARGS)

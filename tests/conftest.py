@@ -2,7 +2,10 @@
 
 A file is one unit of work, because its tests share servers. Files that share a Ray with its Spark session are one unit,
 too, so that there is one such session at a time. The tests of the command line and of users' scripts start all they
-need themselves, half a minute each: every one is a unit, and fills the time that the others leave.
+need themselves, half a minute each: every one is a unit, and fills the time that the others leave. What takes gigabytes
+(``make test-slow``) is one unit: two such tests side by side would need more memory than a small machine has.
+
+Long units come first, so that the processes end together: a unit is never divided.
 
 And for every folder the credentials of the tests' S3 server, before any Ray is started that inherits them.
 """
@@ -15,9 +18,13 @@ from typing import Any
 import pytest
 
 _BY_ITSELF = tuple(
-    f"tests/e2e/test_{name}.py" for name in ("command_line", "hardened_run", "readme", "users_session")
+    f"tests/e2e/test_{name}.py"
+    for name in ("capture", "command_line", "hardened_run", "readme", "users_session")
 )
 _SHARED_SESSION = "tests/e2e"
+_GIGABYTES = ("tests/postgres/test_largest_values.py", "tests/unit/test_gigabytes.py")
+_FIRST = ("tests/e2e", "tests/ray", "tests/spark", "tests/property", "tests/differential", "tests/postgres")
+"""Folders, from the one with the longest units to the one with the shortest; the others come behind them."""
 _NOT_THE_USERS = (
     "AWS_ENDPOINT_URL",
     "AWS_ENDPOINT_URL_S3",
@@ -32,7 +39,19 @@ def unit_of(nodeid: str) -> str:
     file = nodeid.partition("::")[0]
     if file in _BY_ITSELF:
         return nodeid
+    if file in _GIGABYTES:
+        return "gigabytes"
     return _SHARED_SESSION if file.startswith(_SHARED_SESSION) else file
+
+
+def place_of(nodeid: str) -> tuple[int, bool]:
+    """Where a unit stands in the order; those that are equal keep theirs."""
+    folder = next((n for n, name in enumerate(_FIRST) if nodeid.startswith(f"{name}/")), len(_FIRST))
+    return folder, unit_of(nodeid) == nodeid
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: place_of(item.nodeid))
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:

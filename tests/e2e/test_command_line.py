@@ -195,6 +195,7 @@ def change_in_every_way(database: Database) -> None:
         session.execute(b"update t set note = 'changed' where id = 7")
 
 
+@pytest.mark.slow
 @NEWEST
 def test_a_lost_jvm_is_replaced_and_sigterm_then_ends_the_run_with_everything_confirmed(
     database: Database, tmp_path: Path

@@ -83,6 +83,7 @@ def moments(root: Path) -> list[int]:
     return sorted(set(DeltaTable(str(folder)).to_pyarrow_table()["lsn"].to_pylist()))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("postgres_server", [18], indirect=True)
 def test_a_run_refreshes_beside_its_sink_and_the_command_goes_on_where_a_killed_run_stopped(

@@ -163,6 +163,7 @@ def test_the_readmes_script_runs_as_it_stands_on_two_cpus_beside_a_users_own_mod
     assert said == "", "Ray, Spark and RayDP have nothing to tell where all goes well"
 
 
+@pytest.mark.slow
 def test_a_sink_in_a_users_own_pipeline_py_runs_there_in_executors_and_in_ray_workers_and_its_error_has_status_1(
     shop: Any, tmp_path: Path
 ) -> None:

@@ -123,7 +123,9 @@ def expected(n: int) -> list[list[Any]]:
 
 
 @pytest.mark.parametrize(
-    ("master", "to_delta"), [("local[2]", True), ("local-cluster[2,1,700]", False)], ids=["local", "cluster"]
+    ("master", "to_delta"),
+    [("local[2]", True), pytest.param("local-cluster[2,1,700]", False, marks=pytest.mark.slow)],
+    ids=["local", "cluster"],
 )
 def test_a_plain_session_gets_every_row_through_the_storage_writes_delta_tables_and_leaves_nothing_there(
     database: Database, tmp_path: Path, master: str, to_delta: bool
