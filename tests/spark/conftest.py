@@ -33,6 +33,8 @@ def spark() -> Iterator[Any]:
         for key, value in SPARK_CONF.items():
             builder = builder.config(key, value)
         builder = builder.config("spark.driver.memory", "1g").config("spark.driver.host", "127.0.0.1")
+        # As in a run's own session: for jobs this short the second compiler tier only costs time.
+        builder = builder.config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1")
         session = builder.getOrCreate()
         session.sparkContext.setLogLevel("OFF")
         yield session
