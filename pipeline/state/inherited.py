@@ -9,7 +9,7 @@ Each round is cut off from the plan before it (a local checkpoint): without that
 rows are those of changed keys that lack a value, no others. They live on the executors: a frame whose executors were
 lost must be made again.
 
-Called by ``fold`` alone.
+Called by ``last_rows`` alone.
 """
 
 from __future__ import annotations
