@@ -68,6 +68,11 @@ class RangedKey:
         chosen = [name for name in key or () if _PLAIN.fullmatch(name) and _has_range(types[name])]
         return cls(tuple(chosen), tuple(types[name] for name in chosen))
 
+    def ahead_in(self, key: Sequence[str]) -> list[str]:
+        """``key``, which these columns are of, in the order in which its table's files are cut: these columns first,
+        because files are found by them."""
+        return [*self.columns, *(name for name in key if name not in self.columns)]
+
     @property
     def properties(self) -> dict[str, str]:
         """What the table must say of its statistics."""

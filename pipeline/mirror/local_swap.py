@@ -5,6 +5,10 @@ rows of its slots. So memory depends on the size of a piece, and not on that of 
 each write a group of files (``pipeline.mirror.plan``). A group that is cut into several files is sorted by key in
 memory, so it must be small (``fits``).
 
+Texts that repeat pass as indexes into a dictionary (``pieces``), so that nobody copies a text. The pieces of a row
+group then need one dictionary, which must not outgrow Parquet's page for it: what would make it too large begins a row
+group of its own.
+
 Spark does the same for larger refreshes (``pipeline.mirror.rewrite``), on all its executors. It takes a second or
 more to begin, and its Parquet writer is slower, so most refreshes are done here.
 
@@ -16,7 +20,6 @@ Plain pyarrow, no Spark. Called by ``pipeline.mirror.swap``.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,14 +29,20 @@ from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pyarrow.types as pt
 
 from xidstream.pipeline.late_binding import SPARK_METADATA, halved, statistics_leaves
 from xidstream.pipeline.mirror.net_rows import NetRows, in_schema
+from xidstream.pipeline.mirror.pieces import (
+    DICTIONARY_BYTES,
+    THREADS,
+    read_pieces,
+    repeating_texts,
+    with_dictionaries,
+)
 from xidstream.pipeline.mirror.plan import BaseFile, Group
 from xidstream.pipeline.spark.naming import Location
 
-THREADS: Final = 4
-"""At most, and no more than there are processors: each writes a group, and reads with pyarrow's own threads."""
 NET_ROWS: Final = 2_000_000
 NET_BYTES: Final = 256 << 20
 """Of net rows, uncompressed: what is held in memory."""
@@ -41,9 +50,6 @@ REPLACED_BYTES: Final = 2 << 30
 """Of files that are replaced: more is for all executors of a cluster."""
 CUT_BYTES: Final = 128 << 20
 """Of all groups that are sorted, in Parquet: several threads may have one each."""
-_PROBE_ROWS: Final = 64
-_PIECE_BYTES: Final = 32 << 20
-_PIECE_ROWS: Final = 32 << 10
 _ROW_GROUP_BYTES: Final = 32 << 20
 _ROW_GROUP_ROWS: Final = 256 << 10
 _PAGE_BYTES: Final = 1 << 30
@@ -58,8 +64,8 @@ def fits(groups: Iterable[Group]) -> bool:
 
 @dataclass(frozen=True)
 class LocalSwap:
-    """``files``: the table's, in key order. ``schema``: the table's columns. ``check`` raises where the refresh is to
-    be given up."""
+    """``files``: the table's, in key order. ``schema``: the table's columns. ``key``: its columns, ranged ones first.
+    ``check`` raises where the refresh is to be given up."""
 
     table: Location
     schema: pa.Schema
@@ -71,7 +77,7 @@ class LocalSwap:
     def write(self, groups: Sequence[Group], directory: str) -> list[str]:
         """The new files, on disk, as paths relative to the table. Raises OSError and what pyarrow raises."""
         starts = self.net.slots(self.files)
-        n_threads = max(1, min(THREADS, os.cpu_count() or 1, len(groups)))
+        n_threads = max(1, min(THREADS, len(groups)))
         is_over = threading.Event()
 
         def write_one(numbered: tuple[int, Group]) -> list[str]:
@@ -90,26 +96,33 @@ class LocalSwap:
         return paths
 
     def _write_group(self, stem: str, group: Group, starts: Sequence[int]) -> list[str]:
-        arriving = self.net.arriving(starts, group.slots, self.schema)
-        repeating = self._repeating(group)
+        footers = [self._footer(i) for i in group.files]
+        repeating = self._repeating(footers[0] if footers else self._footer(0))
+        schema = with_dictionaries(self.schema, repeating_texts(footers, self.schema, self.key))
+        texts = [field.name for field in schema if pt.is_dictionary(field.type)]
+        arriving = self.net.arriving(starts, group.slots, schema)
         if group.n_files == 1:
-            return self._write_file(f"{stem}.parquet", self._rows(group, arriving), repeating)
+            return self._write_file(f"{stem}.parquet", self._rows(group, arriving, texts), repeating, schema)
         rows = arriving
         if group.files:
-            rows = pa.concat_tables(self._rows(group, arriving)).combine_chunks()
+            rows = pa.concat_tables(self._rows(group, arriving, texts)).unify_dictionaries().combine_chunks()
             rows = rows.sort_by([(name, "ascending") for name in self.key])
         n_rows = -(-rows.num_rows // group.n_files)
         paths = []
         for i in range(group.n_files):
             part = rows.slice(i * n_rows, n_rows)
-            paths += self._write_file(f"{stem}-{i:05d}.parquet", [part], repeating)
+            paths += self._write_file(f"{stem}-{i:05d}.parquet", [part], repeating, schema)
         return paths
 
-    def _repeating(self, group: Group) -> list[str]:
+    def _footer(self, file: int) -> pq.FileMetaData:
+        return pq.read_metadata(self._path(file))
+
+    def _path(self, file: int) -> str:
+        return f"{self.table.uri}/{self.files[file].path}"
+
+    def _repeating(self, footer: pq.FileMetaData) -> list[str]:
         """The columns that are written with a dictionary: those that have one in a file before, and new ones. It pays
         where values repeat, and costs much where they do not. Spark found out when it wrote the table."""
-        file = self.files[group.files[0] if group.files else 0]
-        footer = pq.read_metadata(f"{self.table.uri}/{file.path}")
         chunks = [
             footer.row_group(0).column(i) for i in range(footer.num_columns if footer.num_row_groups else 0)
         ]
@@ -117,16 +130,18 @@ class LocalSwap:
         new = [name for name in self.schema.names if name.partition(".")[0] not in there]
         return [*new, *(chunk.path_in_schema for chunk in chunks if chunk.has_dictionary_page)]
 
-    def _rows(self, group: Group, arriving: pa.Table) -> Iterator[pa.Table]:
+    def _rows(self, group: Group, arriving: pa.Table, texts: Sequence[str]) -> Iterator[pa.Table]:
         for i in group.files:
             keys = self.net.keys_near(self.files[i])
-            for rows in read_pieces(f"{self.table.uri}/{self.files[i].path}"):
-                yield keys.without(in_schema(rows, self.schema))
+            for rows in read_pieces(self._path(i), dictionaries=texts):
+                yield keys.without(in_schema(rows, arriving.schema))
         yield arriving
 
-    def _write_file(self, path: str, tables: Iterable[pa.Table], repeating: list[str]) -> list[str]:
+    def _write_file(
+        self, path: str, tables: Iterable[pa.Table], repeating: list[str], schema: pa.Schema
+    ) -> list[str]:
         """No file without a row."""
-        groups = _row_groups(tables, self.check)
+        groups = _row_groups(tables, schema, self.check)
         first = next(groups, None)
         if first is None:
             return []
@@ -136,7 +151,7 @@ class LocalSwap:
             "write_statistics": statistics_leaves(self.schema),
             "store_schema": False,
         }
-        with self.table.create(path) as sink, pq.ParquetWriter(sink, self.schema, **options) as writer:
+        with self.table.create(path) as sink, pq.ParquetWriter(sink, schema, **options) as writer:
             for rows in chain([first], groups):
                 writer.write_table(rows, row_group_size=rows.num_rows)
             writer.add_key_value_metadata(SPARK_METADATA)
@@ -144,35 +159,53 @@ class LocalSwap:
         return [path]
 
 
-def read_pieces(path: str, names: Sequence[str] | None = None) -> Iterator[pa.Table]:
-    """The rows of a file, so many at a time that a piece has about ``_PIECE_BYTES``; all columns, or those of ``names``
-    that it has.
-
-    The footer does not say what values take that repeat in a dictionary. So the first rows are read for that, too.
-    """
-    with pq.ParquetFile(path) as file:
-        footer = file.metadata
-        columns = None if names is None else [name for name in names if name in file.schema_arrow.names]
-        n_bytes = sum(footer.row_group(i).total_byte_size for i in range(footer.num_row_groups))
-        n_rows = _PIECE_BYTES * max(1, footer.num_rows) // max(1, n_bytes)
-        for first in file.iter_batches(_PROBE_ROWS, columns=columns):
-            n_rows = min(n_rows, _PIECE_BYTES * first.num_rows // max(1, first.nbytes))
-            break
-        for batch in file.iter_batches(max(1, min(_PIECE_ROWS, n_rows)), columns=columns):
-            yield pa.Table.from_batches([batch])
-
-
-def _row_groups(tables: Iterable[pa.Table], check: Callable[[], None]) -> Iterator[pa.Table]:
+def _row_groups(
+    tables: Iterable[pa.Table], schema: pa.Schema, check: Callable[[], None]
+) -> Iterator[pa.Table]:
+    texts = [field.name for field in schema if pt.is_dictionary(field.type)]
     pending: list[pa.Table] = []
     n_rows = n_bytes = 0
+    held = _Dictionaries(texts)
     for rows in tables:
         check()
         if not rows.num_rows:
             continue
-        pending.append(rows)
-        n_rows, n_bytes = n_rows + rows.num_rows, n_bytes + rows.nbytes
-        if n_rows >= _ROW_GROUP_ROWS or n_bytes >= _ROW_GROUP_BYTES:
-            yield from halved(pa.concat_tables(pending), _PAGE_BYTES)
+        if not held.take(rows):
+            yield from _row_group(pending)
             pending, n_rows, n_bytes = [], 0, 0
+            held = _Dictionaries(texts)
+            held.take(rows)
+        pending.append(rows)
+        n_rows, n_bytes = n_rows + rows.num_rows, n_bytes + rows.drop_columns(texts).nbytes
+        if n_rows >= _ROW_GROUP_ROWS or n_bytes >= _ROW_GROUP_BYTES:
+            yield from _row_group(pending)
+            pending, n_rows, n_bytes = [], 0, 0
+            held = _Dictionaries(texts)
     if pending:
-        yield from halved(pa.concat_tables(pending), _PAGE_BYTES)
+        yield from _row_group(pending)
+
+
+def _row_group(pieces: Sequence[pa.Table]) -> Iterator[pa.Table]:
+    # A second dictionary in a row group would make its writer give up the first.
+    return halved(pa.concat_tables(pieces).unify_dictionaries(), _PAGE_BYTES)
+
+
+class _Dictionaries:
+    """Those of the pieces of one row group, by column."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._last: dict[str, pa.Array | None] = dict.fromkeys(names)
+        self._n_bytes = dict.fromkeys(names, 0)
+
+    def take(self, rows: pa.Table) -> bool:
+        """Whether the piece's dictionaries fit with those before. The first piece's always do."""
+        found = {name: rows[name].chunk(0).dictionary for name in self._last}
+        for name, values in found.items():
+            last = self._last[name]
+            if last is not None and last.equals(values):
+                continue
+            self._n_bytes[name] += values.nbytes
+            if last is not None and self._n_bytes[name] > DICTIONARY_BYTES:
+                return False
+        self._last |= found
+        return True

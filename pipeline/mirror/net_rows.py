@@ -53,9 +53,7 @@ class NetRows:
         self._rows = rows.combine_chunks()
         self._key = list(key)
         self._ranged = ranged.columns
-        names = [*ranged.columns, *(name for name in key if name not in ranged.columns)]
-        order = pc.sort_indices(self._rows, sort_keys=[(name, "ascending") for name in names])
-        self._order = _last_of_each(order, [_whole(self._rows[name]) for name in names])
+        self._order = _last_words(self._rows, ranged.ahead_in(key))
         self._bounds = [_as_stored(pc.take(_whole(self._rows[name]), self._order)) for name in ranged.columns]
         is_gone = pc.is_in(_whole(self._rows[CHANGE]), value_set=pa.array(TAKE_AWAY))
         self._is_set = pc.take(pc.invert(is_gone), self._order)
@@ -154,6 +152,21 @@ def _taken(rows: pa.Table, places: pa.Array) -> pa.Table:
     return rows.take(places)
 
 
+def _last_words(rows: pa.Table, names: Sequence[str]) -> pa.Array:
+    """The places of each key's last row, by key."""
+    columns = [_whole(rows[name]) for name in names]
+    first = _as_stored(columns[0])
+    if pt.is_integer(first.type) and not first.null_count and _ascends(first.to_numpy()):
+        return pa.array(np.arange(rows.num_rows, dtype=np.uint64))
+    order = pc.sort_indices(rows, sort_keys=[(name, "ascending") for name in names])
+    return _last_of_each(order, columns)
+
+
+def _ascends(values: npt.NDArray[Any]) -> bool:
+    """Whether each is greater than the one before."""
+    return bool(np.all(values[1:] > values[:-1]))
+
+
 def _last_of_each(order: pa.Array, columns: Sequence[pa.Array]) -> pa.Array:
     """``order`` (stable, by ``columns``) without the rows behind which another one with the same values comes.
 
@@ -202,6 +215,10 @@ def _value(scalar: pa.Scalar) -> Any:
 
 
 def _places_of(values: npt.NDArray[Any], ascending: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """The places of the values that are in ``ascending``. Few are looked for in many, if these ascend as well."""
+    if len(ascending) < len(values) and _ascends(values):
+        places = np.minimum(np.searchsorted(values, ascending), len(values) - 1)
+        return np.extract(values[places] == ascending, places)
     places = np.minimum(np.searchsorted(ascending, values), len(ascending) - 1)
     return np.flatnonzero(ascending[places] == values)
 

@@ -32,6 +32,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.mirror import rewrite
@@ -44,6 +45,7 @@ from xidstream.pipeline.mirror.base_table import (
 )
 from xidstream.pipeline.mirror.key_ranges import RangedKey
 from xidstream.pipeline.mirror.net_rows import NetRows
+from xidstream.pipeline.mirror.pieces import repeating_texts
 from xidstream.pipeline.mirror.plan import (
     FILE_ROWS,
     BaseFile,
@@ -165,7 +167,7 @@ class TableRefresher:
         net = tail = facts = None
         if log_files:
             if ordered and added is not None:
-                net = net_of(log, log_files, self._since, self._fields, self._key)
+                net = net_of(log, log_files, self._since, self._fields, self._key, self._texts(ordered[0]))
             if net is None:
                 tail, facts = self._tail(self._since)
         answer = what_to_do(
@@ -189,6 +191,10 @@ class TableRefresher:
     def _tail(self, since: int) -> tuple[LogRows | None, TailFacts | None]:
         tail = self._log.tail(self._session, since)
         return tail, None if tail is None else tail_facts(tail.frame, self._shape)
+
+    def _texts(self, file: BaseFile) -> list[str]:
+        footer = pq.read_metadata(self._base.absolute(file.path))
+        return repeating_texts([footer], pa.schema(self._fields), self._shape.key or ())
 
     # -- all files -------------------------------------------------------------------------------------
 

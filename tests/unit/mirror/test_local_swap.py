@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from xidstream.pipeline.errors import ComponentLost
-from xidstream.pipeline.mirror import local_swap
+from xidstream.pipeline.mirror import local_swap, pieces
 from xidstream.pipeline.mirror.key_ranges import RangedKey
 from xidstream.pipeline.mirror.local_swap import LocalSwap, fits
 from xidstream.pipeline.mirror.net_rows import NetRows
+from xidstream.pipeline.mirror.pieces import read_pieces, repeating_texts
 from xidstream.pipeline.mirror.plan import BaseFile, Group, KeyRange
 from xidstream.pipeline.spark.naming import Location
 
@@ -31,7 +32,7 @@ def base_file(folder: Path, name: str, ids: Sequence[int]) -> BaseFile:
 def swap(
     folder: Path,
     files: Sequence[BaseFile],
-    new: dict[int, str | None],
+    new: Mapping[int, str | None],
     check: Callable[[], None] = lambda: None,
 ) -> LocalSwap:
     """``new``: id → its new value; None where it is gone."""
@@ -54,7 +55,7 @@ def read(folder: Path, path: str) -> dict[int, Any]:
 def test_a_file_keeps_its_rows_but_the_changed_ones_and_gets_those_of_its_slot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local_swap, "_PIECE_ROWS", 5)
+    monkeypatch.setattr(pieces, "_PIECE_ROWS", 5)
     files = [base_file(tmp_path, "a", range(0, 40, 2)), base_file(tmp_path, "b", range(50, 90))]
     new = {4: "new", 7: "between", 6: None, 45: "behind", 60: "new", 61: None}
     paths = swap(tmp_path, files, new).write([Group((0,), (0,), 1), Group((1,), (1,), 1)], "refresh-1")
@@ -82,6 +83,67 @@ def test_a_column_keeps_its_dictionary_or_its_lack_of_one_and_a_new_column_has_o
     for path in swap(tmp_path, files, {1: "new"}).write(groups, "refresh-1"):
         row_group = pq.read_metadata(tmp_path / path).row_group(0)
         assert [row_group.column(i).has_dictionary_page for i in range(3)] == [False, True, True]
+
+
+def texts_of(n: int, length: int) -> list[str]:
+    return [f"{i:0{length}d}" for i in range(n)]
+
+
+@pytest.mark.parametrize("n_row_groups", [1, 5])
+@pytest.mark.parametrize("new_values", ["the same", "others"])
+def test_texts_that_repeat_pass_through_as_indexes_whatever_dictionaries_they_come_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_row_groups: int, new_values: str
+) -> None:
+    monkeypatch.setattr(pieces, "_PIECE_ROWS", 300)
+    n, texts = 5_000, texts_of(50, 400)
+    # Each row group has a dictionary of its own.
+    old = {i: texts[(i // 1_000 * 7 + i % 7) % 50] for i in range(n)}
+    rows = pa.table({"id": pa.array(old, pa.int64()), "v": list(old.values())})
+    pq.write_table(rows, tmp_path / "a", use_dictionary=["v"], row_group_size=n // n_row_groups)
+    files = [BaseFile("a", 1, n, KeyRange((0,), (n - 1,)))]
+    new = {i: texts[i % 50] if new_values == "the same" else f"{i}" * 9 for i in range(0, n, 9)}
+    for group in (Group((0,), (0,), 1), Group((0,), (0,), 1, 3)):
+        work = swap(tmp_path, files, {**new, 4: None})
+        paths = work.write([group], f"refresh-{group.n_files}")
+        held = {i: value for path in paths for i, value in read(tmp_path, path).items()}
+        assert held == {i: value for i, value in {**old, **new}.items() if i != 4}
+        dense = sum(len(value) for value in held.values())
+        footers = [pq.read_metadata(tmp_path / path) for path in paths]
+        chunks = [footer.row_group(i).column(1) for footer in footers for i in range(footer.num_row_groups)]
+        assert all(chunk.has_dictionary_page for chunk in chunks)
+        assert sum(chunk.total_uncompressed_size for chunk in chunks) < dense / 10
+
+
+def test_a_dictionary_that_would_outgrow_its_page_begins_a_row_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_swap, "DICTIONARY_BYTES", 9_000)
+    texts = texts_of(40, 400)
+    old = {i: texts[i // 500 * 10 + i % 10] for i in range(2_000)}
+    rows = pa.table({"id": pa.array(old, pa.int64()), "v": list(old.values())})
+    pq.write_table(rows, tmp_path / "a", use_dictionary=["v"], row_group_size=500)
+    files = [BaseFile("a", 1, 2_000, KeyRange((0,), (1_999,)))]
+    (path,) = swap(tmp_path, files, {3: "new"}).write([Group((0,), (0,), 1)], "refresh-1")
+    assert read(tmp_path, path) == {**old, 3: "new"}
+    footer = pq.read_metadata(tmp_path / path)
+    # Two of the four dictionaries fit a page together.
+    assert [footer.row_group(i).num_rows for i in range(footer.num_row_groups)] == [999, 1_001]
+
+
+@pytest.mark.parametrize(("n_texts", "repeat"), [(1_000, True), (20_000, False)])
+def test_texts_that_outgrew_their_dictionary_are_read_as_they_are(
+    tmp_path: Path, n_texts: int, repeat: bool
+) -> None:
+    texts = texts_of(n_texts, 200)
+    old = {i: texts[i % n_texts] for i in range(20_000)}
+    rows = pa.table({"id": pa.array(old, pa.int64()), "v": list(old.values())})
+    pq.write_table(rows, tmp_path / "a", use_dictionary=["v"])
+    footer = pq.read_metadata(tmp_path / "a")
+    assert footer.row_group(0).column(1).has_dictionary_page
+    assert repeating_texts([footer], SCHEMA, ["id"]) == (["v"] if repeat else [])
+    files = [BaseFile("a", 1, len(old), KeyRange((0,), (len(old) - 1,)))]
+    (path,) = swap(tmp_path, files, {3: "new"}).write([Group((0,), (0,), 1)], "refresh-1")
+    assert read(tmp_path, path) == {**old, 3: "new"}
 
 
 def test_floats_have_no_statistics_because_readers_order_nan_otherwise(tmp_path: Path) -> None:
@@ -122,6 +184,6 @@ def test_a_piece_of_values_that_repeat_in_a_dictionary_is_as_small_as_any(tmp_pa
     n_rows, value = 8_000, "x" * 20_000
     pq.write_table(pa.table({"id": range(n_rows), "v": [value] * n_rows}), tmp_path / "a")
     assert (tmp_path / "a").stat().st_size < 1 << 20
-    pieces = list(local_swap.read_pieces(f"{tmp_path}/a"))
-    assert max(piece.nbytes for piece in pieces) < 40 << 20
-    assert sum(piece.num_rows for piece in pieces) == n_rows
+    found = list(read_pieces(f"{tmp_path}/a"))
+    assert max(piece.nbytes for piece in found) < 40 << 20
+    assert sum(piece.num_rows for piece in found) == n_rows

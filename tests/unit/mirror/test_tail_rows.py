@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from xidstream.pipeline.mirror.tail_rows import net_of
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.rows import CONTRACT_FIELDS
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
+from xidstream.pipeline.spark import parquet_files
 from xidstream.pipeline.spark.delta_table import DeltaTableWriter
 from xidstream.pipeline.spark.naming import Location
 from xidstream.pipeline.spark.parquet_files import ParquetFiles
@@ -54,15 +56,16 @@ def log_of(folder: Path, *files: list[dict[str, Any]], held: dict[str, ColumnSha
     writer = DeltaTableWriter.open_or_create(location, "t", columns)
     for number, rows in enumerate(files, 1):
         parquet = ParquetFiles(location, f"data-{number}", SCHEMA, "_commit_lsn")
-        parquet.write(pa.RecordBatch.from_pylist(rows, schema=SCHEMA))
+        for i in range(0, len(rows), 1_000):
+            parquet.write(pa.RecordBatch.from_pylist(rows[i : i + 1_000], schema=SCHEMA))
         writer.commit(parquet.close(), {"slot": number})
     bounds = SnapshotBounds(Lsn(99), Lsn(100), 5, 5, (), 0)
     generation = TableGeneration("public.t", 1, 1, bounds, ("n",), None)
     return TableAt(LogTable(location), generation, TableShape("public.t", held, ("n",)), Lsn(300))
 
 
-def net(log: TableAt, since: int = 100) -> NetRows | None:
-    return net_of(log, log.tail_files(since), since, FIELDS, KEY)
+def net(log: TableAt, since: int = 100, texts: Sequence[str] = ()) -> NetRows | None:
+    return net_of(log, log.tail_files(since), since, FIELDS, KEY, texts)
 
 
 def rows_of(found: NetRows | None) -> tuple[list[tuple[int, str]], int]:
@@ -87,12 +90,21 @@ def test_the_last_word_on_a_key_counts_in_commit_order_whatever_file_it_is_in(tm
         change(150, 4, 4, _change_type="update_preimage"),
         change(150, 5, 5, "moved", _change_type="update_postimage"),
     ]
-    assert rows_of(net(log_of(tmp_path, later, earlier))) == ([(1, "last"), (3, "again"), (5, "moved")], 5)
+    log = log_of(tmp_path, later, earlier)
+    for texts in ([], ["v"]):
+        assert rows_of(net(log, texts=texts)) == ([(1, "last"), (3, "again"), (5, "moved")], 5)
 
 
-def test_of_very_many_rows_of_few_keys_each_keys_last_one_counts(tmp_path: Path) -> None:
+@pytest.mark.parametrize("texts", [[], ["v"]])
+def test_of_very_many_rows_of_few_keys_each_keys_last_one_counts_whatever_row_group_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, texts: list[str]
+) -> None:
+    monkeypatch.setattr(parquet_files, "ROW_GROUP_ROWS", 1_000)
     changes = [change(150, i, i * 7 % 50, f"{i}") for i in range(20_000)]
-    found, n_keys = rows_of(net(log_of(tmp_path, changes)))
+    log = log_of(tmp_path, changes)
+    (file,) = log.tail_files(100)
+    assert pq.read_metadata(tmp_path / file.path).num_row_groups == 20
+    found, n_keys = rows_of(net(log, texts=texts))
     last = {row["n"]: row["v"] for row in changes}
     assert (dict(found), n_keys) == (last, 50)
 
@@ -169,7 +181,7 @@ def test_files_that_are_refreshed_by_random_tails_hold_what_the_changes_say(tmp_
         files = in_key_order(
             BaseFile(path, size, f.n_rows, f.range) for path, size, f in zip(paths, sizes, facts, strict=True)
         )
-        found = net(log, lsn)
+        found = net(log, lsn, dice.choice([[], ["v"]]))
         assert files and found is not None
         counts = found.counts(files)
         groups = plan_swap(files, counts.touched, counts.arriving, 2_000)

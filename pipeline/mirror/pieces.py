@@ -1,0 +1,98 @@
+"""Parquet files read in pieces of bounded size, by this process: those of the log, and those of a base table.
+
+Texts that repeat are stored as indexes into a dictionary, and are best left so: they are read, filtered and written as
+indexes, and no text is copied or compared but the dictionary's. What is a text that repeats, the base table's files
+tell (``repeating_texts``): whoever wrote them tried it out. Columns of the key are not taken so, because they are
+compared.
+
+Rejected: pyarrow's dataset scanner, which reads ahead without a bound of ours.
+
+Plain pyarrow, no Spark. Called by ``local_swap``, ``tail_rows`` and ``refresh`` of this package.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pyarrow.types as pt
+
+THREADS: Final = max(1, min(4, os.cpu_count() or 1))
+"""Of this process that read or write at a time: no more than there are processors, and 4 at most."""
+DICTIONARY_BYTES: Final = 1 << 20
+"""Of a column's values in one row group: Parquet's writers give a dictionary up where it grows beyond."""
+_INDEX_BYTES: Final = 3
+"""Of a place in such a dictionary, in Parquet, at most."""
+_PROBE_ROWS: Final = 64
+_PIECE_BYTES: Final = 32 << 20
+_PIECE_ROWS: Final = 32 << 10
+
+
+def read_pieces(
+    path: str,
+    names: Sequence[str] | None = None,
+    dictionaries: Sequence[str] = (),
+    row_group: int | None = None,
+) -> Iterator[pa.Table]:
+    """The rows of a file, or of one of its row groups, so many at a time that a piece has about ``_PIECE_BYTES``; all
+    columns, or those of ``names`` that it has. The columns ``dictionaries`` come as indexes into one.
+
+    The footer does not say what values take that repeat in a dictionary, and are to be read without it. So the first
+    rows are read for that, too.
+    """
+    with pq.ParquetFile(path, read_dictionary=list(dictionaries)) as file:
+        footer = file.metadata
+        columns = None if names is None else [name for name in names if name in file.schema_arrow.names]
+        groups = list(range(footer.num_row_groups)) if row_group is None else [row_group]
+        n_bytes = sum(footer.row_group(i).total_byte_size for i in groups)
+        n_rows = _PIECE_BYTES * max(1, footer.num_rows) // max(1, n_bytes)
+        if groups and _hides_bytes(footer.row_group(groups[0]), columns, dictionaries):
+            for first in file.iter_batches(_PROBE_ROWS, row_groups=groups, columns=columns):
+                n_rows = min(n_rows, _PIECE_BYTES * first.num_rows // max(1, first.nbytes))
+                break
+        n_rows = max(1, min(_PIECE_ROWS, n_rows))
+        for batch in file.iter_batches(n_rows, row_groups=groups, columns=columns):
+            yield pa.Table.from_batches([batch])
+
+
+def repeating_texts(footers: Sequence[pq.FileMetaData], schema: pa.Schema, key: Iterable[str]) -> list[str]:
+    """The columns of texts that all these files of a base table hold as indexes into dictionaries."""
+    names = [field.name for field in schema if pt.is_string(field.type) and field.name not in set(key)]
+    return [name for name in names if footers and all(_is_in_dictionary(f, name) for f in footers)]
+
+
+def with_dictionaries(schema: pa.Schema, names: Sequence[str]) -> pa.Schema:
+    """``schema``, where the columns ``names`` are indexes into a dictionary."""
+    indexes = pa.dictionary(pa.int32(), pa.string())
+    return pa.schema([field.with_type(indexes) if field.name in names else field for field in schema])
+
+
+def _hides_bytes(
+    group: pq.RowGroupMetaData, columns: Sequence[str] | None, dictionaries: Sequence[str]
+) -> bool:
+    """Whether values of any length are in a dictionary, and are to be read without it."""
+    for chunk in map(group.column, range(group.num_columns)):
+        name = chunk.path_in_schema.partition(".")[0]
+        is_read = name not in dictionaries and (columns is None or name in columns)
+        if is_read and chunk.has_dictionary_page and chunk.physical_type == "BYTE_ARRAY":
+            return True
+    return False
+
+
+def _is_in_dictionary(footer: pq.FileMetaData, name: str) -> bool:
+    """Whether all of a column's chunks hold indexes into a dictionary, or hardly more. (A footer does not tell it, but
+    what the chunk takes does: a writer that gave its dictionary up went on with the texts themselves.)"""
+    n_chunks = 0
+    for i in range(footer.num_row_groups):
+        group = footer.row_group(i)
+        for chunk in map(group.column, range(group.num_columns)):
+            if chunk.path_in_schema != name:
+                continue
+            n_chunks += 1
+            most_bytes = 2 * DICTIONARY_BYTES + _INDEX_BYTES * group.num_rows
+            if not chunk.has_dictionary_page or chunk.total_uncompressed_size > most_bytes:
+                return False
+    return n_chunks > 0
