@@ -220,7 +220,9 @@ class TableRefresher:
         reach("writing_base")
         directory = new_directory()
         paths = rewrite.write_files(
-            rewrite.cut(folded, self._shape.key, n_files), self._base.location, directory
+            rewrite.cut(folded, self._key.ahead_in(self._shape.key or ()), n_files),
+            self._base.location,
+            directory,
         )
         new = self._new_files(paths)
         self._base.replace_all(new, self._key, fields, self._lsn, self._place)

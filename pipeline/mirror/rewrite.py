@@ -189,7 +189,7 @@ def group_frame(
 ) -> DataFrame:
     """The rows of the groups' new files, each file one partition. ``base[i]``: the rows of the i-th group's old files.
 
-    ``key`` and ``columns`` are the table's. ``n_keys``: of net rows.
+    ``key`` (ranged columns first) and ``columns`` are the table's. ``n_keys``: of net rows.
     """
     from pyspark.sql import functions
 
@@ -206,8 +206,8 @@ def group_frame(
     return reduce(lambda a, b: a.union(b), frames)
 
 
-def cut(rows: DataFrame, key: Sequence[str] | None, n_files: int) -> DataFrame:
-    """One partition for each file, by ranges of the key where there are several."""
+def cut(rows: DataFrame, key: Sequence[str], n_files: int) -> DataFrame:
+    """One partition for each file, by ranges of the key where there are several. ``key``: ranged columns first."""
     if n_files == 1 or not key:
         return rows.coalesce(n_files)
     names = [quoted(name) for name in key]

@@ -93,8 +93,8 @@ class Swap:
             return self._in_executors(files, net)
 
     @property
-    def _key(self) -> tuple[str, ...]:
-        return self.shape.key or ()
+    def _key(self) -> list[str]:
+        return self.ranged.ahead_in(self.shape.key or ())
 
     def _plan(self, files: Sequence[BaseFile], counts: NetCounts) -> list[Group]:
         if counts.n_texts and not self.base.has_text:

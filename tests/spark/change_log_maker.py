@@ -28,7 +28,7 @@ from xidstream.pipeline.snapshot.generation import Generation
 from xidstream.pipeline.spark.delta import DeltaSink
 from xidstream.pipeline.spark.parquet_files import ParquetFiles
 
-INT8, TEXT, DATE = 20, 25, 1082
+BOOL, INT8, TEXT, DATE = 16, 20, 25, 1082
 Row = dict[str, Any]
 
 

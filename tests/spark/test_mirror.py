@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from tests.spark.change_log_maker import INT8, TEXT, LogMaker, as_rows, keyed
+from tests.spark.change_log_maker import BOOL, INT8, TEXT, LogMaker, as_rows, keyed
 from tests.spark.support import IDENTITY
 from xidstream.actors.mirror import Mirror
 from xidstream.pipeline import faultpoints
@@ -172,6 +174,21 @@ def test_a_part_of_a_key_that_its_column_cannot_hold_is_one_row_all_the_same(
         log.tables["public.days"] = [r for r in log.tables["public.days"] if r["id"] != 7] + [row]
         log.commit((dated, [{**row, "_text": {"day": "infinity"}, "_change": 0 if n == 0 else 2}]))
         mirror.refresh(spark)
+    assert_named_moments_are_right(log)
+
+
+def test_files_of_a_table_whose_key_begins_with_a_column_without_ranges_have_ranges_of_their_own(
+    log: LogMaker, spark: Any
+) -> None:
+    table = keyed("priced", {"flag": BOOL, "n": INT8, "t": TEXT}, "flag", "n", relid=6)
+    dice = random.Random(18)
+    log.snapshot(table, [{"flag": dice.random() < 0.5, "n": n, "t": "t" * 40} for n in range(500)])
+    log.insert(table, {"flag": True, "n": 1_000, "t": "t"})
+    Mirror(str(log.path), file_bytes=SMALL_FILES).refresh(spark)
+    files = DeltaTable(str(log.path / "current" / "public.priced")).get_add_actions(flatten=True)
+    found = pa.table(files)
+    ranges = sorted(zip(found["min.n"].to_pylist(), found["max.n"].to_pylist(), strict=True))
+    assert len(ranges) > 2 and all(high < low for (_, high), (low, _) in pairwise(ranges))
     assert_named_moments_are_right(log)
 
 

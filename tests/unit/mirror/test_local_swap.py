@@ -146,6 +146,26 @@ def test_texts_that_outgrew_their_dictionary_are_read_as_they_are(
     assert read(tmp_path, path) == {**old, 3: "new"}
 
 
+def test_a_group_is_cut_by_the_columns_that_have_ranges_first(tmp_path: Path) -> None:
+    types = {"flag": pa.bool_(), "n": pa.int64(), "v": pa.string()}
+    key = RangedKey.of(["flag", "n"], types)
+    rows = pa.table({"flag": [i % 3 == 0 for i in range(9)], "n": range(9), "v": ["v"] * 9})
+    pq.write_table(rows, tmp_path / "a")
+    text = pa.field("_text", pa.map_(pa.string(), pa.string()))
+    schema = pa.schema([*types.items(), text, ("_change_type", pa.string())])
+    new = [{"flag": True, "n": 9, "v": "new", "_change_type": "insert"}]
+    names = key.ahead_in(["flag", "n"])
+    net = NetRows(pa.Table.from_pylist(new, schema=schema), names, key)
+    files = [BaseFile("a", 1, 9, KeyRange((0,), (8,)))]
+    table = Location.parse(str(tmp_path))
+    work = LocalSwap(table, pa.schema(list(types.items())), files, net, names, lambda: None)
+    paths = work.write([Group((0,), (0,), 1, 2)], "refresh-1")
+    assert [pq.read_table(tmp_path / path)["n"].to_pylist() for path in paths] == [
+        [0, 1, 2, 3, 4],
+        [5, 6, 7, 8, 9],
+    ]
+
+
 def test_floats_have_no_statistics_because_readers_order_nan_otherwise(tmp_path: Path) -> None:
     files = [base_file(tmp_path, "a", [1, 2])]
     (path,) = swap(tmp_path, files, {1: "new"}).write([Group((0,), (0,), 1)], "refresh-1")
