@@ -57,7 +57,7 @@ from xidstream.pipeline.mirror.swap import Swap, base_rows, new_directory
 from xidstream.pipeline.mirror.tail_rows import net_of
 from xidstream.pipeline.spark.delta_table import SnapshotOutdated
 from xidstream.pipeline.spark.naming import Location
-from xidstream.pipeline.state.fold import fold
+from xidstream.pipeline.state.fold import base_alone, fold
 from xidstream.pipeline.state.manifest import ManifestLine, current
 from xidstream.pipeline.state.shape import TableShape
 from xidstream.pipeline.state.table_at import LogRows, TableAt
@@ -212,7 +212,10 @@ class TableRefresher:
         n_bytes = rows.n_bytes + (0 if tail is None else tail.n_bytes)
         rewrite.set_shuffle_partitions(self._session, n_bytes)
         has_text = bool(facts and facts.n_texts) or _has_text(rows.frame)
-        folded = rows.frame if tail is None else fold(rows.frame, tail.frame, self._shape, facts)
+        if tail is None:
+            folded = base_alone(rows.frame, self._shape)
+        else:
+            folded = fold(rows.frame, tail.frame, self._shape, facts)
         fields = [*self._fields, TEXT_FIELD] if has_text else self._fields
         folded = _conformed(folded, fields)
         n_rows = rows.n_rows + (0 if tail is None else tail.n_rows)

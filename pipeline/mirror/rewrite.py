@@ -50,6 +50,8 @@ _CONF: Final = {
     "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED",
     "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
     "spark.sql.session.timeZone": "UTC",
+    # A user's ANSI mode would end the refresh at an older value that a column's newest type cannot hold.
+    "spark.sql.ansi.enabled": "false",
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "100000",
 }

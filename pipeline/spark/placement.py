@@ -81,6 +81,14 @@ def holds(wide: pa.DataType, narrow: pa.DataType) -> bool:
     return False
 
 
+def shows(newest: pa.DataType, of: pa.DataType) -> bool:
+    """Whether a column's newest type can hold or show the values of an earlier type ``of``. If not, they are of a
+    column of that name which is no more: it was dropped, and another one added."""
+    if newest == pa.string() or (pt.is_decimal(newest) and pt.is_decimal(of)):
+        return True
+    return holds(newest, of) or holds(of, newest)
+
+
 @dataclass(frozen=True)
 class Target:
     """A column of the growing table; ``source`` is the name of the source column whose values it holds."""

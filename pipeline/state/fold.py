@@ -80,6 +80,13 @@ def fold(base: DataFrame, tail: DataFrame, shape: TableShape, facts: TailFacts |
     return restored(there, shape, [f.col("text").alias("_text")])
 
 
+def base_alone(base: DataFrame, shape: TableShape) -> DataFrame:
+    """All rows of a table that has no change behind its base, as ``fold`` has them."""
+    from pyspark.sql import functions as f
+
+    return restored(prepared(base, shape), shape, [f.col("text").alias("_text")])
+
+
 SET: Final = CHANGE_TYPES[UPDATE_POSTIMAGE]
 DELETED: Final = CHANGE_TYPES[DELETE]
 

@@ -11,11 +11,12 @@ them: -0.0 equals 0.0, and NaN equals NaN.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, Final
 
+from xidstream.pipeline.spark.placement import shows
 from xidstream.pipeline.spark.spark_schemas import quoted
 from xidstream.pipeline.state.shape import TableShape
 
@@ -67,12 +68,13 @@ def value_columns(shape: TableShape) -> list[str]:
 
 
 def prepared(frame: DataFrame, shape: TableShape, more: Sequence[Column] = ()) -> DataFrame:
-    """``k*``, ``c*``, ``text`` and ``more`` of rows with the source's columns; null what ``frame`` has not."""
+    """``k*``, ``c*``, ``text`` and ``more`` of rows with the source's columns; null what ``frame`` has not, or has of
+    another column that was called so (``shows``)."""
     from pyspark.sql import functions as f
 
-    there = set(frame.columns)
+    there = {field.name: field.dataType for field in frame.schema.fields}
     values = [
-        (f.col(quoted(name)) if name in there else f.lit(None)).cast(column.type)
+        (f.col(quoted(name)) if _has(there, name, column.type) else f.lit(None)).cast(column.type)
         for name, column in shape.columns.items()
     ]
     text = (f.col("_text") if "_text" in there else f.lit(None)).cast(TEXT_TYPE)
@@ -83,6 +85,13 @@ def prepared(frame: DataFrame, shape: TableShape, more: Sequence[Column] = ()) -
     ]
     aliased = [value.alias(name) for value, name in zip(values, value_columns(shape), strict=True)]
     return frame.select(*keys, *aliased, text.alias("text"), *more)
+
+
+def _has(there: Mapping[str, DataType], name: str, newest: DataType) -> bool:
+    from pyspark.sql.pandas.types import to_arrow_type
+
+    found = there.get(name)
+    return found is not None and (found == newest or shows(to_arrow_type(newest), to_arrow_type(found)))
 
 
 def restored(frame: DataFrame, shape: TableShape, more: Sequence[str | Column] = ()) -> DataFrame:

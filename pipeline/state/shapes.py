@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from xidstream.pipeline.errors import StorageFault
 from xidstream.pipeline.rows import CONTRACT_FIELDS
-from xidstream.pipeline.spark.placement import Target, holds
+from xidstream.pipeline.spark.placement import Target, shows
 from xidstream.pipeline.spark.spark_schemas import spark_schema
 from xidstream.pipeline.state.shape import ColumnShape, TableShape
 
@@ -92,12 +92,4 @@ def _from_types(columns: Sequence[Target], text: str | None) -> dict[str, list[T
 
 
 def _castable(columns: Sequence[Target], newest: Target) -> list[Target]:
-    """Those whose values ``newest`` can hold or show. Others are of a column of that name which is no more."""
-    is_text = newest.type == pa.string()
-    return [column for column in columns if is_text or _may_be_cast(newest.type, column.type)]
-
-
-def _may_be_cast(to: pa.DataType, of: pa.DataType) -> bool:
-    if pa.types.is_decimal(to) and pa.types.is_decimal(of):
-        return True
-    return holds(to, of) or holds(of, to)
+    return [column for column in columns if shows(newest.type, column.type)]

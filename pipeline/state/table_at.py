@@ -16,15 +16,14 @@ from typing import TYPE_CHECKING
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.rows import SNAPSHOT
 from xidstream.pipeline.spark.contained import without_contained
-from xidstream.pipeline.state.fold import fold
+from xidstream.pipeline.state.fold import base_alone, fold
 from xidstream.pipeline.state.generations import TableGeneration
 from xidstream.pipeline.state.log_table import LogFile, LogTable
 from xidstream.pipeline.state.manifest import Base
-from xidstream.pipeline.state.prepared import prepared, restored
 from xidstream.pipeline.state.shape import TableShape, shaped
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 
 def _no_base() -> None:
@@ -99,10 +98,4 @@ class TableAt:
         tail = self.tail(spark, since)
         if tail is not None:
             return fold(base, tail.frame, self.shape)
-        return restored(prepared(base, self.shape), self.shape, [_text()])
-
-
-def _text() -> Column:
-    from pyspark.sql import functions as f
-
-    return f.col("text").alias("_text")
+        return base_alone(base, self.shape)

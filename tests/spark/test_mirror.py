@@ -177,6 +177,22 @@ def test_a_part_of_a_key_that_its_column_cannot_hold_is_one_row_all_the_same(
     assert_named_moments_are_right(log)
 
 
+def test_a_column_that_was_dropped_and_added_again_with_another_type_has_none_of_its_former_values(
+    log: LogMaker, spark: Any
+) -> None:
+    log.snapshot(A, [{"id": i, "name": f"{i}"} for i in range(50)])
+    log.insert(A, {"id": 100, "name": "100"})
+    mirror = Mirror(str(log.path), file_bytes=SMALL_FILES)
+    mirror.refresh(spark)
+    other = keyed("a", {"id": INT8, "name": INT8}, "id", relid=1)
+    for row in log.tables["public.a"]:
+        row["name"] = None
+    log.insert(other, {"id": 101, "name": 101})
+    refreshed = mirror.refresh(spark)
+    assert refreshed is not None and [table.answer for table in refreshed.tables] == [Answer.REWRITE]
+    assert_named_moments_are_right(log)
+
+
 def test_files_of_a_table_whose_key_begins_with_a_column_without_ranges_have_ranges_of_their_own(
     log: LogMaker, spark: Any
 ) -> None:
