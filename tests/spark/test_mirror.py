@@ -177,6 +177,32 @@ def test_a_part_of_a_key_that_its_column_cannot_hold_is_one_row_all_the_same(
     assert_named_moments_are_right(log)
 
 
+@pytest.mark.parametrize("way", [by_spark, by_executors])
+def test_values_that_the_server_did_not_send_again_are_those_of_the_base_table(
+    log: LogMaker, spark: Any, monkeypatch: pytest.MonkeyPatch, way: Callable[[pytest.MonkeyPatch], None]
+) -> None:
+    wide = keyed("a", {"id": INT8, "name": TEXT, "n": INT8}, "id", relid=1)
+    log.snapshot(wide, [{**row, "n": 0} for row in filled(300)])
+    log.insert(wide, {"id": 5_000, "name": "inserted", "n": 0})
+    mirror = Mirror(str(log.path), file_bytes=SMALL_FILES)
+    mirror.refresh(spark)
+    rows = {row["id"]: row for row in log.tables["public.a"]}
+    rows[7]["n"] = rows[8]["n"] = rows[5_000]["n"] = 1
+    rows[9] |= {"id": 6_000, "n": 1}
+    rows[10] |= {"name": "sent, then unchanged", "n": 2}
+    lacking = {"name": None, "_unchanged": ["name"], "_change": 2, "n": 1}
+    log.commit(
+        (wide, [{**lacking, "id": i} for i in (7, 8, 5_000)]),
+        (wide, [{"id": 9, "_change": 1}, {**lacking, "id": 6_000}]),
+        (wide, [{**rows[10], "_change": 2}, {**lacking, "id": 10, "n": 2}]),
+    )
+    with monkeypatch.context() as patch:
+        way(patch)
+        refreshed = mirror.refresh(spark)
+    assert refreshed is not None and [table.answer for table in refreshed.tables] == [Answer.SWAP]
+    assert_named_moments_are_right(log)
+
+
 def test_a_column_that_was_dropped_and_added_again_with_another_type_has_none_of_its_former_values(
     log: LogMaker, spark: Any
 ) -> None:
