@@ -86,7 +86,10 @@ def away(run: Run, folder: Path, seconds: float, rate: int, large: int) -> dict[
     with run.database.connect() as session:
         session.execute(FILL.format(1, large).encode())
     large_s = time.monotonic() - started
+    time.sleep(max(0.0, seconds * 2 / 3 - (time.monotonic() - started)))
+    at_two_thirds = dict(run.peaks.growth)
     time.sleep(max(0.0, seconds - (time.monotonic() - started)))
+    at_end = dict(run.peaks.growth)
     position.end()
     held = run.pipeline.supervisor
     assert held is not None
@@ -128,8 +131,16 @@ def away(run: Run, folder: Path, seconds: float, rate: int, large: int) -> dict[
         "catch_up_per_live": round(n_away / caught_up_s / rate, 2),
         "in_order": all(a < b for a, b in itertools.pairwise(commits)),
         "complete_within_memory_settings": ok,
-        "grew_mib": {kind: round(n / MIB) for kind, n in run.peaks.growth.items()},
+        "grew_mib": {
+            "two thirds of the time away": _mib(at_two_thirds),
+            "away": _mib(at_end),
+            "with catching up": _mib(run.peaks.growth),
+        },
     }
+
+
+def _mib(growth: dict[str, int]) -> dict[str, int]:
+    return {kind: round(n / MIB) for kind, n in growth.items()}
 
 
 def _pgbench(run: Run, folder: Path, statement: str, *options: str) -> list[str]:
