@@ -1,8 +1,9 @@
 """When committed transactions are written to the journal: where they wait for the sink too long, or are too many.
 
 While the sink keeps up nothing is due. Once the journal has something, what comes behind it is written when it has
-waited as long, or when the server keeps much WAL for it: 5 s of a load may be hundreds of megabytes. At the end of a run all that is ready is due, because nobody is going to release it.
-Where there is no sink nothing is waited for but a moment, which gathers small transactions in one file.
+waited as long, or when the server keeps much WAL for it: 5 s of a load may be hundreds of megabytes. At the end of a
+run all that is ready is due, because nobody is going to release it. Where there is no sink nothing is waited for but a
+moment, which gathers small transactions in one file.
 
 Sums and a clock's readings go in, seconds come out: no server, no thread, no clock of its own.
 """
@@ -16,7 +17,7 @@ GATHER_S: Final = 0.2
 """Without a sink: a file costs two flushes of the disk, some 10 ms. A transaction is safe in the slot meanwhile."""
 
 BEHIND_WAL_BYTES: Final = 16 << 20
-"""Behind a journal that has begun. A fourth of what the server is to keep at most, because it goes on while we write."""
+"""Behind a journal that has begun. A fourth of what the server is to keep at most: it goes on while we write."""
 
 
 @dataclass(frozen=True)
