@@ -238,6 +238,7 @@ class SlotReader:
             self._given_up,
             # In the journal, a transaction that is a segment already is a line. So are those of a capture.
             bind_late=not self._has_sink or may_take_segments(self._config.sink, self._config.storage),
+            parks=self._config.on_poison == "park",
         )
         self._pool = BufferPool(self._config, settings, self._spares, self._share)
         # While the buffers load their kernels, and not when the slot is ours.

@@ -105,6 +105,11 @@ class Config:
         size=True,
         within=(0, 1 << 40),
     )
+    on_poison: str = _setting(
+        "stop",
+        "what a change that cannot be delivered does (docs/parked.md): stop ends the run behind all before it; park "
+        "leaves its table out from there on, recorded and counted, and goes on with the others",
+    )
     available_now: bool = _setting(False, "handle all transactions committed before the start, then end")
 
     # -- memory and batching
@@ -293,6 +298,8 @@ class Config:
             raise ConfigError(f"streaming must be off, on or parallel, got {self.streaming!r}")
         if self.snapshot and self.snapshot not in [each.value for each in SnapshotMode]:
             raise ConfigError(f"snapshot must be initial, only or never, got {self.snapshot!r}")
+        if self.on_poison not in ("stop", "park"):
+            raise ConfigError(f"on_poison must be stop or park, got {self.on_poison!r}")
         if self.log_format not in ("text", "json"):
             raise ConfigError(f"log_format must be text or json, got {self.log_format!r}")
         if self.status_address not in ("", "off"):

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from xidstream.pipeline.errors import XidstreamError
 from xidstream.pipeline.late_binding import Commit, RowFile
+from xidstream.pipeline.parked import BadTable, ParkedTable
 from xidstream.pipeline.pg import INVALID_LSN, Lsn, Xid
 from xidstream.pipeline.poison import NOBODY, GivenUp, Poison
 from xidstream.pipeline.relations import RelationVersion
@@ -169,6 +170,8 @@ class Sealed:
     """Set where the content ends before the unit does."""
     left_out: tuple[tuple[Xid, Lsn], ...] = ()
     """Those of the unit's transactions that were given up (``pipeline.poison``): nothing of them is here."""
+    bad_tables: tuple[BadTable, ...] = ()
+    """Tables of which rows were left out, for the sequencer to park. ``transactions`` tell of these rows, too."""
 
     def stored_keys(self) -> list[str]:
         """The keys of all its parts that are in storage."""
@@ -181,7 +184,8 @@ class Batch:
     """Consecutive release units for the sink, in commit order; ``number`` counts from 0 within an epoch.
 
     ``end_lsn`` may be confirmed once the sink holds the batch. The LSNs are of transactions with content;
-    a batch may also be empty of rows and still move the position.
+    a batch may also be empty of rows and still move the position. ``parked``: the tables that were parked up to
+    ``last_commit_lsn``, also those that were resumed since.
     """
 
     number: int
@@ -192,6 +196,7 @@ class Batch:
     n_transactions: int
     n_rows: int
     n_bytes: int
+    parked: tuple[ParkedTable, ...] = ()
 
     def segment_parts(self) -> Iterator[SegmentPart]:
         for unit in self.units:
@@ -345,6 +350,8 @@ class PreparedTransaction:
     messages: tuple[MessageFile, ...] = ()
     poison: Poison | None = None
     """Why COMMIT PREPARED cannot release it. It does not matter to a ROLLBACK PREPARED."""
+    bad_tables: tuple[BadTable, ...] = ()
+    """The same by table. ``segments`` have rows of these tables, too."""
     damage: str | None = None
     """The same of a record that was damaged in the storage. Only xid and ``prepare_end_lsn`` are known of it then."""
 

@@ -35,16 +35,21 @@ _ERRORS: dict[str, type[XidstreamError]] = {e.__name__: e for e in (PoisonedChan
 
 @dataclass(frozen=True)
 class BadRows:
-    """Rows of one block that cannot be delivered, all for one reason: the first row of each owner.
+    """Rows of one table in one block that cannot be delivered, all for one reason: the first row of each owner.
 
     ``what`` names table and column and never a value. ``owner: uint32[k]`` is a subxid, or in a plain block the index
-    of a transaction, ascending; ``lsn: int64[k]`` are the LSNs of the changes.
+    of a transaction, ascending; ``lsn: int64[k]`` are the LSNs of the changes. ``is_table``: no row of the table can be
+    delivered, so none of the block is decoded; ``n_rows: int64[k]`` is how many.
     """
 
+    relid: int
+    table: str
     what: str
     error: type[XidstreamError]
     owner: npt.NDArray[np.uint32]
     lsn: npt.NDArray[np.int64]
+    n_rows: npt.NDArray[np.int64]
+    is_table: bool = False
 
 
 @dataclass(frozen=True)
@@ -86,8 +91,18 @@ def kept_notes(notes: Iterable[BadRows], rolled_back: npt.NDArray[np.uint32]) ->
     for note in notes:
         stays = ~np.isin(note.owner, rolled_back)
         if stays.any():
-            kept.append(replace(note, owner=note.owner[stays], lsn=note.lsn[stays]))
+            kept.append(
+                replace(note, owner=note.owner[stays], lsn=note.lsn[stays], n_rows=note.n_rows[stays])
+            )
     return kept
+
+
+def notes_by_table(notes: Iterable[BadRows]) -> dict[int, list[BadRows]]:
+    """By relid."""
+    found: dict[int, list[BadRows]] = {}
+    for note in notes:
+        found.setdefault(note.relid, []).append(note)
+    return found
 
 
 def given_up_among(

@@ -28,6 +28,7 @@ from xidstream.actors.cli.options import (
     build_configs,
     setting_options,
 )
+from xidstream.actors.cli.table_group import table
 from xidstream.actors.runtime.signals import StopRequest
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import ExitStatus, XidstreamError
@@ -263,8 +264,8 @@ def drop(config_file: Path | None, discard_journal: bool, **options: Any) -> Non
     """Drop the slot; changes that were not read from it are gone for this pipeline.
 
     Given --storage, also remove what the pipeline recorded of the slot there (progress/, prepared/, journal/,
-    epochs/ and skipped/ below SYSTEM_IDENTIFIER/SLOT), without which a slot created again under this name counts as
-    lost. Nothing in the sink is touched. It works for a slot that is dropped already, too.
+    epochs/, skipped/ and resumed/ below SYSTEM_IDENTIFIER/SLOT), without which a slot created again under this name
+    counts as lost. Nothing in the sink is touched. It works for a slot that is dropped already, too.
     """
     config = build_config(config_file, options)
     config.require("slot")
@@ -353,6 +354,7 @@ def snapshot_status(config_file: Path | None, **options: Any) -> None:
 
 
 cli.add_command(journal)
+cli.add_command(table)
 
 
 def main(arguments: list[str] | None = None) -> None:

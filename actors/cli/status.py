@@ -143,6 +143,7 @@ def _stored(config: Config) -> StoredPart:
         tuple(_skips(config)),
         str(record.delivered_lsn),
         sum(span.last - span.first + 1 for span in record.journal),
+        tuple(str(each) for each in record.parked if each.is_parked),
     )
 
 
@@ -185,6 +186,7 @@ def _print_stopped(config: Config) -> None:
             files = counted(stored.n_journal_files, "file")
             lines.append(("delivered", f"{stored.delivered_lsn}, {behind} behind the server"))
             lines.append(("journal", f"{files} with what lies between (xidstream journal show)"))
+        lines += [("parked", text) for text in stored.parked]
         lines += [("given up", text) for text in stored.given_up]
     for name, value in lines:
         click.echo(f"{name:<16}{value}")

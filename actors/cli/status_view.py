@@ -41,6 +41,14 @@ def view(account: Account) -> RenderableType:
         Text(f"stalled: the {s.part} waits for the {s.waits_for}: {s.text}", style=_BAD)
         for s in account.stalls
     ]
+    parts += [
+        Text(
+            f"parked: {p.table}, since commit LSN {p.since_lsn}, {counted(p.n_changes, 'change')} of "
+            f"{counted(p.n_transactions, 'transaction')} left out: {p.reason}",
+            style=_BAD,
+        )
+        for p in (account.sequencer.parked if account.sequencer is not None else ())
+    ]
     parts.append(_way(account))
     parts += _tables(account)
     return Group(*parts)
@@ -178,6 +186,7 @@ def _stored(stored: StoredPart) -> list[str]:
     if stored.n_journal_files:
         files = counted(stored.n_journal_files, "file")
         phrases.append(f"delivered {stored.delivered_lsn}; what lies between is in the journal, {files}")
+    phrases += [f"parked: {text}" for text in stored.parked]
     return [*phrases, *(f"given up: {text}" for text in stored.given_up)]
 
 

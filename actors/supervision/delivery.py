@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from xidstream.actors.supervision.drivers import Driver
@@ -41,6 +41,7 @@ from xidstream.pipeline.errors import (
 )
 from xidstream.pipeline.events import Event
 from xidstream.pipeline.exchange import Opened
+from xidstream.pipeline.parked import ParkedTable
 from xidstream.pipeline.pg import Lsn
 
 _POLL_S = 0.25
@@ -82,6 +83,7 @@ class Delivery:
         self._notify = notify
         self._target = target
         self._left_out: set[object] = set()
+        self._parked: set[tuple[int, Lsn]] = set()
         self._has_failed = False
         """Whether the last loop failed without a delivered batch."""
         self._n_batches = self._n_done = 0
@@ -201,10 +203,11 @@ class Delivery:
     def _tell_left_out(self) -> None:
         """What was given up is never left out silently."""
         told = self._left_out
-        if len(told) == len(self._opened.given_up):
-            return
         stats = self._epoch.sequencer_stats()
-        for pair in stats.left_out if stats is not None else ():
+        if stats is None:
+            return
+        self._tell_parked(stats.parked)
+        for pair in stats.left_out:
             if pair not in told:
                 told.add(pair)
                 xid, commit_lsn = pair
@@ -213,3 +216,16 @@ class Delivery:
                     "none of its changes is delivered"
                 )
                 self._notify(Event("given_up", text, xid=int(xid), commit_lsn=str(commit_lsn)))
+
+    def _tell_parked(self, parked: Sequence[ParkedTable]) -> None:
+        """Once in an epoch, so that each start says it again."""
+        for each in parked:
+            if not each.is_parked or (each.relid, each.since_lsn) in self._parked:
+                continue
+            self._parked.add((each.relid, each.since_lsn))
+            text = (
+                f"table {each.table} is parked since commit LSN {each.since_lsn} (xid {int(each.xid)}): {each.reason}; "
+                "its changes are counted and not delivered, until `xidstream table resume`"
+            )
+            xid, commit_lsn = int(each.xid), str(each.since_lsn)
+            self._notify(Event("table_parked", text, table=each.table, xid=xid, commit_lsn=commit_lsn))

@@ -243,6 +243,16 @@ _OF_SEQUENCER: Final = (
         of_sequencer(lambda sequencer: sequencer.n_left_out),
         per_epoch=True,
     ),
+    _gauge(
+        "parked_tables",
+        "tables that are parked, because a change of them cannot be delivered",
+        of_sequencer(lambda sequencer: len(sequencer.parked)),
+    ),
+    _gauge(
+        "parked_changes",
+        "changes of these tables that were left out",
+        of_sequencer(lambda sequencer: sum(each.n_changes for each in sequencer.parked)),
+    ),
 )
 _OF_JOURNAL: Final = (
     _gauge(

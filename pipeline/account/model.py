@@ -137,6 +137,18 @@ class PreparedPart:
 
 
 @dataclass(frozen=True)
+class ParkedPart:
+    """A table that is parked: its changes from ``since_lsn`` on are left out. The counts are of what is confirmed."""
+
+    table: str
+    since_lsn: str
+    xid: int
+    reason: str
+    n_transactions: int
+    n_changes: int
+
+
+@dataclass(frozen=True)
 class SequencerPart:
     """Counts are since the epoch began. ``n_waiting``: entries of the commit order that are not done. The head is the
     first of them: ``head_state`` is waiting (for its buffer), ready, taken (by the sink) or stuck. ``recording_s``: for
@@ -158,6 +170,7 @@ class SequencerPart:
     n_left_out: int
     delivered_lsn: str | None = None
     undelivered_s: float | None = None
+    parked: tuple[ParkedPart, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -263,13 +276,15 @@ class Stall:
 
 @dataclass(frozen=True)
 class StoredPart:
-    """What the storage records of the slot. ``given_up`` is in words. ``n_journal_files``: of the journal."""
+    """What the storage records of the slot. ``given_up`` and ``parked`` are in words. ``n_journal_files``: of the
+    journal."""
 
     confirmed_lsn: str | None
     epoch: str | None
     given_up: tuple[str, ...]
     delivered_lsn: str | None = None
     n_journal_files: int | None = None
+    parked: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -72,6 +72,11 @@ class Groups:
         group = self._groups.get(key)
         return 0 if group is None else group.n_bytes
 
+    def n_rows(self, key: GroupKey) -> int:
+        """The rows of one group; 0 if there is none."""
+        group = self._groups.get(key)
+        return 0 if group is None else sum(batch.num_rows for batch in group.batches)
+
     def add(self, key: GroupKey, batch: pa.RecordBatch) -> None:
         group = self._groups.get(key)
         if group is None:

@@ -30,8 +30,9 @@ import pyarrow as pa
 from xidstream.pipeline import rows
 from xidstream.pipeline.buffer.groups import GroupKey, Groups
 from xidstream.pipeline.buffer.messages import PART_BYTES, message_parts
+from xidstream.pipeline.buffer.sealed import left_out, transaction_row, undeliverable
 from xidstream.pipeline.buffer.survivors import Survivors
-from xidstream.pipeline.errors import IllegalTransition, XidstreamError
+from xidstream.pipeline.errors import IllegalTransition
 from xidstream.pipeline.exchange import (
     ArrowRef,
     MemoryPart,
@@ -43,12 +44,20 @@ from xidstream.pipeline.exchange import (
     SegmentPart,
     SpilledMessages,
     TransactionEnd,
-    Undeliverable,
 )
 from xidstream.pipeline.late_binding import Commit
 from xidstream.pipeline.packs import UnitParts
+from xidstream.pipeline.parked import BadTable
 from xidstream.pipeline.pg import Lsn, Xid
-from xidstream.pipeline.poison import NOBODY, BadRows, GivenUp, Poison, first_poison, kept_notes
+from xidstream.pipeline.poison import (
+    NOBODY,
+    BadRows,
+    GivenUp,
+    Poison,
+    first_poison,
+    kept_notes,
+    notes_by_table,
+)
 from xidstream.pipeline.relations import RelationVersion
 from xidstream.pipeline.rows import Stamp
 
@@ -146,6 +155,19 @@ class OpenTransaction:
     def poison(self) -> Poison | None:
         """Why the transaction cannot be delivered as it is now; None if no row that it keeps is bad."""
         return first_poison(self._notes)
+
+    def bad_tables(self) -> tuple[BadTable, ...]:
+        """The same by table. Of a table that has one bad row all rows count, because they are left out together. No cut
+        may be open."""
+        found = []
+        for relid, notes in notes_by_table(self._notes).items():
+            first = first_poison(notes)
+            assert first is not None
+            n_changes = sum(int(note.n_rows.sum()) for note in notes if note.is_table)
+            n_changes += sum(self._groups.n_rows(key) for key in self._groups if key and key.relid == relid)
+            n_changes += sum(s.segment.n_rows for s in self._spilled if s.segment.relation.relid == relid)
+            found.append(BadTable(relid, notes[0].table, first.lsn, first.what, n_changes, self.xid))
+        return tuple(found)
 
     def roll_back(self, subxids: Collection[int]) -> list[str]:
         """Forget the rows of these subtransactions. Returns the keys of segments that have no other rows.
@@ -250,18 +272,23 @@ class OpenTransaction:
         end: TransactionEnd,
         put: Callable[[pa.RecordBatch | pa.Table], ArrowRef],
         given_up: GivenUp = NOBODY,
+        *,
+        parks: bool = False,
     ) -> Sealed:
         """Hand everything over to the sequencer. No cut may be open. ``put`` stores rows in contract layout and returns
         their reference.
 
-        If the transaction keeps poison, or was given up, the result says that and has no content.
+        If the transaction was given up, or keeps poison, the result says that and has no content. Where tables are
+        parked, it has no rows of those with poison, but tells of them.
         """
         self._expect_open("a commit")
         poison = self.poison()
         if (end.xid, end.commit_lsn) in given_up:
             return self._nothing(left_out(end))
-        if poison is not None:
+        if poison is not None and not parks:
             return self._nothing(undeliverable(poison.of(end.xid, end.commit_lsn)))
+        bad = tuple(dataclasses.replace(each, commit_lsn=end.commit_lsn) for each in self.bad_tables())
+        self._leave_out({each.relid for each in bad})
         commit = Commit(end.commit_lsn, end.commit_timestamp_us)
         stamp = Stamp.of_one(end.commit_lsn, end.commit_timestamp_us, end.xid)
         segments = tuple(SegmentPart(segment, commit) for segment in self._whole_segments("committed"))
@@ -269,9 +296,9 @@ class OpenTransaction:
         messages = self._message_parts(end, put)
         self.state = State.SEALED
         n_rows = sum(p.n_rows for p in memory) + sum(p.n_rows for p in segments)
-        tables = sorted({p.relation.name for p in memory} | {p.relation.name for p in segments})
+        tables = {p.relation.name for p in memory} | {p.relation.name for p in segments}
         return Sealed(
-            transactions=transaction_row(end, n_rows, tables, with_messages=bool(messages)),
+            transactions=transaction_row(end, n_rows, tables, with_messages=bool(messages), bad_tables=bad),
             memory=memory,
             segments=segments,
             messages=tuple(messages),
@@ -279,7 +306,16 @@ class OpenTransaction:
             n_bytes=sum(p.n_bytes for p in memory)
             + sum(p.segment.n_bytes for p in segments)
             + sum(p.n_bytes for p in messages),
+            bad_tables=bad,
         )
+
+    def _leave_out(self, relids: Collection[int]) -> None:
+        """Forget the rows of these tables. Their segments are nobody's."""
+        if not relids:
+            return
+        for key in [key for key in self._groups if key is not None and key.relid in relids]:
+            self._groups.take(key)
+        self._spilled = [s for s in self._spilled if s.segment.relation.relid not in relids]
 
     def _memory_parts(
         self, stamp: Stamp, put: Callable[[pa.RecordBatch | pa.Table], ArrowRef]
@@ -319,6 +355,7 @@ class OpenTransaction:
             segments=self._whole_segments("prepared"),
             messages=tuple(self._message_files),
             poison=self.poison(),
+            bad_tables=self.bad_tables(),
         )
         self.state = State.SEALED
         return record
@@ -344,41 +381,3 @@ class OpenTransaction:
     def _expect_open(self, what: str) -> None:
         if self.state is not State.OPEN:
             raise IllegalTransition(f"{self!r} was given {what}")
-
-
-def transaction_row(
-    end: TransactionEnd, n_rows: int, tables: Sequence[str], *, with_messages: bool
-) -> pa.RecordBatch:
-    """One row of ``rows.TRANSACTIONS_SCHEMA``, or none if the transaction left nothing."""
-    values: list[dict[str, object]] = []
-    if n_rows or with_messages:
-        values.append(
-            {
-                "xid": int(end.xid),
-                "commit_lsn": int(end.commit_lsn),
-                "end_lsn": int(end.end_lsn),
-                "commit_timestamp": end.commit_timestamp_us,
-                "gid": end.gid,
-                "origin": end.origin,
-                "streamed": end.streamed,
-                "rows": n_rows,
-                "tables": list(tables),
-            }
-        )
-    return pa.RecordBatch.from_pylist(values, schema=rows.TRANSACTIONS_SCHEMA)
-
-
-def nothing(end: TransactionEnd) -> Sealed:
-    """A transaction that left no row."""
-    return Sealed(transaction_row(end, 0, (), with_messages=False), (), (), (), 0, 0)
-
-
-def left_out(end: TransactionEnd) -> Sealed:
-    """A transaction that was given up."""
-    return dataclasses.replace(nothing(end), left_out=((end.xid, end.commit_lsn),))
-
-
-def undeliverable(error: XidstreamError) -> Sealed:
-    """A transaction that cannot be delivered."""
-    none = pa.RecordBatch.from_pylist([], schema=rows.TRANSACTIONS_SCHEMA)
-    return Sealed(none, (), (), (), 0, 0, undeliverable=Undeliverable(error))

@@ -27,6 +27,7 @@ from xidstream.pipeline.decode.deliverable import deliverable
 from xidstream.pipeline.decode.table_decoder import DecodedTable, RowIndex, decode_table
 from xidstream.pipeline.errors import UsageError
 from xidstream.pipeline.exchange import Undeliverable
+from xidstream.pipeline.parked import BadTable
 from xidstream.pipeline.pg import POSTGRES_EPOCH_UNIX_US, Lsn, Xid
 from xidstream.pipeline.pg_rules import HEARTBEAT_PREFIX
 from xidstream.pipeline.poison import NOBODY, BadRows, GivenUp, given_up_among
@@ -62,7 +63,7 @@ class DecodedPlainBlock:
 
     ``undeliverable`` is the first of its transactions that cannot be delivered. The other fields then have nothing of
     that transaction, and nothing of what follows it. ``left_out`` are the transactions that were given up. The other
-    fields have nothing of these either.
+    fields have nothing of these either. ``bad_tables`` are those of which rows were left out.
     """
 
     tables: tuple[DecodedTable, ...]
@@ -72,11 +73,12 @@ class DecodedPlainBlock:
     stamp: Stamp
     undeliverable: Undeliverable | None = None
     left_out: tuple[tuple[Xid, Lsn], ...] = ()
+    bad_tables: tuple[BadTable, ...] = ()
 
     @property
     def is_whole(self) -> bool:
         """Whether all that the block holds can be delivered."""
-        return self.undeliverable is None and not self.left_out
+        return self.undeliverable is None and not self.left_out and not self.bad_tables
 
 
 def decode_transaction_block(
@@ -131,11 +133,14 @@ def decode_plain_block(
     relations: Mapping[int, RelationVersion],
     given_up: GivenUp = NOBODY,
     take: Callable[[DecodedTable, Stamp], None] | None = None,
+    *,
+    parks: bool = False,
 ) -> DecodedPlainBlock:
     """Decode a block of whole plain transactions, B [O] (I U D T M)* C, and of messages between them.
 
     Arguments and errors are those of ``decode_transaction_block``. Ordinals count from 0 in each transaction. Nothing
-    is returned of the transactions in ``given_up``.
+    is returned of the transactions in ``given_up``. ``parks``: a table that cannot be delivered is left out from there
+    on, and the others go on.
 
     If ``take`` is given, it gets each table with the stamp of the block, and ``tables`` of the result is empty. There
     is one exception: if not all of the block can be delivered (``is_whole``), ``tables`` has what can be, and the
@@ -159,7 +164,7 @@ def decode_plain_block(
         block.tables(functools.partial(_take_stamped, take, stamp))
         if block.notes:
             # Some rows must be left out, which is known only now. It is rare, so it may cost a second decoding.
-            return decode_plain_block(payload, lengths, relations, given_up)
+            return decode_plain_block(payload, lengths, relations, given_up, parks=parks)
         tables: tuple[DecodedTable, ...] = ()
     else:
         tables = block.tables()
@@ -182,6 +187,7 @@ def decode_plain_block(
         skipped,
         message_owner=logical[:, codes.LOGICAL_OWNER],
         is_transactional=transactional,
+        parks=parks,
     )
 
 

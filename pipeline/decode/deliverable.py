@@ -4,13 +4,16 @@ A plain block holds many transactions, all of them committed. One that cannot be
 before it, and nothing behind it may be released. So the block is cut off there, and the error takes its place in the
 order of commits (``exchange.Undeliverable``).
 
+Where tables are parked (``pipeline.parked``) not the block is cut off, but the table: its rows from its first bad
+transaction on are left out, and the sequencer hears of it (``exchange.Sealed.bad_tables``).
+
 ``blocks`` calls this for the rare block that has a bad value, or a transaction that was given up.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,8 +22,9 @@ import pyarrow as pa
 
 from xidstream.pipeline.decode.table_decoder import DecodedTable
 from xidstream.pipeline.exchange import Undeliverable
+from xidstream.pipeline.parked import BadTable
 from xidstream.pipeline.pg import INVALID_LSN, Lsn, Xid
-from xidstream.pipeline.poison import BadRows, Poison, pairs_of
+from xidstream.pipeline.poison import BadRows, Poison, notes_by_table, pairs_of
 
 if TYPE_CHECKING:
     from xidstream.pipeline.decode.blocks import DecodedPlainBlock
@@ -34,8 +38,10 @@ def deliverable(
     *,
     message_owner: npt.NDArray[np.int64],
     is_transactional: npt.NDArray[np.bool_],
+    parks: bool = False,
 ) -> DecodedPlainBlock:
-    """``block`` with ``undeliverable`` and ``left_out``, and without the rows that these exclude.
+    """``block`` with ``undeliverable`` or, where it ``parks``, ``bad_tables``; with ``left_out``; and without the rows
+    that these exclude. What stands in ``transactions`` counts rows of bad tables, too.
 
     ``end_lsn: int64[n]`` and ``skipped: bool[n]`` (given up) are of each transaction. ``message_owner: int64[m]`` and
     ``is_transactional: bool[m]`` are of each logical message, in stream order. Its owner is the index of its
@@ -43,7 +49,8 @@ def deliverable(
     """
     stamp = block.stamp
     n = len(stamp.xid)
-    first = _first_bad_transaction(n, notes, skipped)
+    bad = _bad_tables(block, notes, skipped) if parks else {}
+    first = n if parks else _first_bad_transaction(n, notes, skipped)
     poison = None
     if first < n:
         xid, commit_lsn = int(stamp.xid[first]), int(stamp.commit_lsn[first])
@@ -51,7 +58,7 @@ def deliverable(
     keep = (np.arange(n) < first) & ~skipped
     kept_messages = np.where(is_transactional, _at(keep, message_owner), message_owner < first)
     left_out = pairs_of(stamp.xid[:first][skipped[:first]], stamp.commit_lsn[:first][skipped[:first]])
-    tables = _kept_tables(block.tables, keep)
+    tables = _kept_tables(block.tables, keep, {relid: begin for relid, (begin, _) in bad.items()})
     logical = None if block.messages is None else block.messages.filter(pa.array(kept_messages))
     return dataclasses.replace(
         block,
@@ -70,7 +77,32 @@ def deliverable(
             n_transactions=first,
         ),
         left_out=left_out,
+        bad_tables=tuple(table for _, table in bad.values()),
     )
+
+
+def _bad_tables(
+    block: DecodedPlainBlock, notes: Sequence[BadRows], skipped: npt.NDArray[np.bool_]
+) -> dict[int, tuple[int, BadTable]]:
+    """By relid: the index of its first bad transaction, and what is left out from there on."""
+    found = {}
+    n = len(skipped)
+    rows_of = {table.relation.relid: _owner(table) for table in block.tables}
+    for relid, of_table in notes_by_table(notes).items():
+        first = _first_bad_transaction(n, of_table, skipped)
+        if first == n:
+            continue
+        keep = (np.arange(n) >= first) & ~skipped
+        n_changes = int(keep[rows_of[relid]].sum()) if relid in rows_of else 0
+        n_changes += sum(int(note.n_rows[keep[note.owner]].sum()) for note in of_table if note.is_table)
+        poison = _poison_of(of_table, first)
+        xid, commit_lsn = int(block.stamp.xid[first]), int(block.stamp.commit_lsn[first])
+        table = of_table[0].table
+        found[relid] = (
+            first,
+            BadTable(relid, table, poison.lsn, poison.what, n_changes, Xid(xid), Lsn(commit_lsn)),
+        )
+    return found
 
 
 def _first_bad_transaction(n: int, notes: Sequence[BadRows], skipped: npt.NDArray[np.bool_]) -> int:
@@ -95,10 +127,20 @@ def _at(keep: npt.NDArray[np.bool_], owner: npt.NDArray[np.int64]) -> npt.NDArra
     return np.append(keep, False)[owner]
 
 
-def _kept_tables(tables: Sequence[DecodedTable], keep: npt.NDArray[np.bool_]) -> tuple[DecodedTable, ...]:
+def _owner(table: DecodedTable) -> npt.NDArray[np.uint32]:
+    owner: npt.NDArray[np.uint32] = table.batch.column(1).to_numpy()
+    return owner
+
+
+def _kept_tables(
+    tables: Sequence[DecodedTable], keep: npt.NDArray[np.bool_], ends: Mapping[int, int]
+) -> tuple[DecodedTable, ...]:
+    """``ends``: by relid, the transaction from which on nothing of that table is kept."""
     kept = []
     for table in tables:
-        batch = table.batch.filter(pa.array(keep[table.batch.column(1).to_numpy()]))
+        owner = _owner(table)
+        stays = keep[owner] & (owner < ends.get(table.relation.relid, len(keep)))
+        batch = table.batch.filter(pa.array(stays))
         if batch.num_rows:
             kept.append(DecodedTable(table.relation, batch))
     return tuple(kept)

@@ -118,12 +118,12 @@ def decode_table(
     """
     if relation.clash is not None:
         what = f"table {relation.name}: {relation.clash}"
-        notes.append(_note(what, ColumnNameClash, rows, story, np.arange(len(rows))))
+        notes.append(_note(relation, what, ColumnNameClash, rows, story, np.arange(len(rows))))
         return None
     cursor = Cursor(payload, rows.cursor, rows.form)
 
     def note(what: str, bad_rows: npt.NDArray[np.int64]) -> None:
-        notes.append(_note(what, PoisonedChange, rows, story, bad_rows))
+        notes.append(_note(relation, what, PoisonedChange, rows, story, bad_rows))
 
     columns, sparse = decode_columns(relation, len(rows), cursor.next_column, note)
     internal = [
@@ -205,6 +205,7 @@ def _all_bad_rows(column: ColumnType, values: Values, first: BadValue) -> npt.ND
 
 
 def _note(
+    relation: RelationVersion,
     what: str,
     error: type[PoisonedChange] | type[ColumnNameClash],
     rows: RowIndex,
@@ -212,5 +213,7 @@ def _note(
     bad: npt.NDArray[np.int64],
 ) -> BadRows:
     """Of the rows at ``bad`` (ascending) the first of each owner."""
-    owners, first = np.unique(rows.owner[bad], return_index=True)
-    return BadRows(what, error, owners, story.lsns(rows.message[bad[first]]))
+    owners, first, n_rows = np.unique(rows.owner[bad], return_index=True, return_counts=True)
+    lsns = story.lsns(rows.message[bad[first]])
+    is_table = error is ColumnNameClash
+    return BadRows(relation.relid, relation.name, what, error, owners, lsns, n_rows, is_table)

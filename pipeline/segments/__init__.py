@@ -52,6 +52,7 @@ from xidstream.pipeline.segments.progress import (
     take_over_progress,
     write_progress,
 )
+from xidstream.pipeline.segments.resumes import forget_resumes, read_resumes, request_resume
 from xidstream.pipeline.segments.segment_file import (
     SegmentReader,
     shorten_segment,
@@ -88,6 +89,7 @@ __all__ = [
     "clean_dead_epochs",
     "delete_prepared",
     "findings",
+    "forget_resumes",
     "given_up",
     "holds_slot",
     "load_journal_units",
@@ -96,10 +98,12 @@ __all__ = [
     "other_servers",
     "read_journal_file",
     "read_progress",
+    "read_resumes",
     "read_skips",
     "read_timeline",
     "journaled_lsn",
     "remove_slot",
+    "request_resume",
     "shorten_segment",
     "slots_servers",
     "stored_journal",

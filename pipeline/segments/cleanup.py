@@ -77,6 +77,7 @@ def remove_slot(storage: Storage, layout: Layout) -> dict[str, int]:
         layout.journal_prefix,
         layout.epochs_prefix,
         layout.skipped_prefix,
+        layout.resumed_prefix,
         layout.snapshots_prefix,
     ):
         remove_folder(folder)

@@ -120,6 +120,10 @@ class Layout:
         return f"{self.root}/skipped"
 
     @property
+    def resumed_prefix(self) -> str:
+        return f"{self.root}/resumed"
+
+    @property
     def snapshots_prefix(self) -> str:
         return f"{self.root}/snapshots"
 
@@ -183,6 +187,10 @@ class Layout:
     def skip_key(self, xid: Xid, commit_lsn: Lsn) -> str:
         """The record that a transaction was given up."""
         return f"{self.skipped_prefix}/{_transaction(xid, commit_lsn)}.json"
+
+    def resume_key(self, relid: int) -> str:
+        """The wish that a parked table be delivered again."""
+        return f"{self.resumed_prefix}/{relid}.json"
 
     def prepared_messages_key(self, xid: Xid, prepare_end_lsn: Lsn) -> str:
         """The messages that this epoch's manifest names, where an older xidstream wrote it: now they are segments."""

@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from xidstream.pipeline.errors import SegmentCorrupt, UsageError
 from xidstream.pipeline.exchange import MessageFile, PreparedTransaction
+from xidstream.pipeline.parked import BadTable
 from xidstream.pipeline.pg import INVALID_LSN, Lsn, Xid
 from xidstream.pipeline.poison import Poison
 from xidstream.pipeline.segments.envelope import seal, unseal
@@ -228,6 +229,7 @@ def prepared_to_json(prepared: PreparedTransaction) -> bytes:
         "segments": segments,
         "messages": [messages_to_json(file) for file in prepared.messages],
         "poison": None if prepared.poison is None else prepared.poison.to_json(),
+        "bad_tables": [each.to_json() for each in prepared.bad_tables],
     }
     return seal(FORMAT, VERSION, content)
 
@@ -249,6 +251,10 @@ def prepared_from_json(data: bytes, key: str) -> PreparedTransaction | OlderReco
             else tuple(segment_from_json(s, relations) for s in content["segments"]),
             messages=_messages(content),
             poison=None if content.get("poison") is None else Poison.from_json(content["poison"]),
+            # An xidstream that parked nothing wrote none.
+            bad_tables=tuple(
+                BadTable.from_json(each, Xid(content["xid"])) for each in content.get("bad_tables", ())
+            ),
         )
         return older_record(content, prepared, relations) if is_older(content) else prepared
     except (KeyError, IndexError, TypeError, ValueError, UsageError) as error:

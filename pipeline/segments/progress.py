@@ -15,6 +15,8 @@ What is confirmed is in the sink or in the journal (``journal_file``). The recor
 to where the sink holds everything (``delivered_lsn``), in the same write as the position: a file that it does not name
 is no part of the journal.
 
+It lists the tables that are or were parked (``pipeline.parked``), with what was left out of them up to this position.
+
 It says whose the slot is: whoever holds the slot takes the record over under the next ``owner`` number and its own
 epoch, before it cleans or delivers anything. A run that finds another's record of its own number or a higher one was
 taken over from (a lost link, a stopped process), and is refused (Superseded).
@@ -34,11 +36,13 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from xidstream.pipeline.errors import SegmentCorrupt, Superseded, UsageError
 from xidstream.pipeline.exchange import JournalSpan, PrepareCover, PreparedTransaction
+from xidstream.pipeline.parked import ParkedTable, resumed
 from xidstream.pipeline.pg import INVALID_LSN, Lsn, Xid
 from xidstream.pipeline.segments.envelope import seal, unseal
 from xidstream.pipeline.segments.keys import Layout, RecordName
@@ -47,7 +51,7 @@ from xidstream.pipeline.segments.storage import Storage
 FORMAT: Final = "xidstream.progress"
 VERSION: Final = 6
 """2 has ``finished``, 3 ``cover``, 4 ``owner``, 5 the journal; an older one is read as one without. 6 is an object of
-its owner's alone."""
+its owner's alone, and has ``parked``."""
 _OLDEST_VERSION: Final = 1
 _ATTEMPTS: Final = 5
 REMEMBERED_FINISHED: Final = 256
@@ -64,6 +68,7 @@ class ProgressRecord:
     ``finished``: xid and prepare end LSN of prepared transactions that need no record, the latest last.
     ``cover``: None in a record of an older version. ``owner``: 0 in one that nobody has taken over.
     ``delivered_lsn``: the sink holds everything up to here; ``journal`` is what it does not hold of the rest, in order.
+    ``parked``: all tables that are or were.
     """
 
     confirmed_lsn: Lsn
@@ -74,6 +79,7 @@ class ProgressRecord:
     owner: int = 0
     delivered_lsn: Lsn = INVALID_LSN
     journal: tuple[JournalSpan, ...] = ()
+    parked: tuple[ParkedTable, ...] = ()
     key: str = field(default="", compare=False)
 
 
@@ -127,6 +133,7 @@ def _read(storage: Storage, key: str) -> ProgressRecord | None:
                 JournalSpan(str(epoch), int(first), int(last))
                 for epoch, first, last in content.get("journal", ())
             ),
+            tuple(ParkedTable.from_json(each) for each in content.get("parked", ())),
             key,
         )
     except (KeyError, TypeError, ValueError, UsageError) as error:
@@ -157,8 +164,10 @@ def take_over_progress(
     *,
     above: int = 0,
     cover: PrepareCover | None = None,
+    resume: AbstractSet[int] = frozenset(),
 ) -> ProgressRecord:
     """Make the record ``layout.epoch``'s, under an owner number higher than that of ``before`` and than ``above``.
+    ``resume``: relids of parked tables that are delivered again from here on.
 
     For the holder of the slot. Earlier owners' records are removed. Raises StorageFault.
     """
@@ -166,8 +175,9 @@ def take_over_progress(
     finished = () if before is None else before.finished
     journal = () if before is None else before.journal
     delivered_lsn = before.delivered_lsn if before is not None and journal else confirmed_lsn
+    parked = () if before is None else resumed(before.parked, resume, confirmed_lsn)
     record = ProgressRecord(
-        confirmed_lsn, layout.epoch, _now(), finished, cover, owner, delivered_lsn, journal
+        confirmed_lsn, layout.epoch, _now(), finished, cover, owner, delivered_lsn, journal, parked
     )
     written = _write(storage, layout, record)
     _refer(storage, layout)
@@ -197,6 +207,7 @@ def write_progress(
     cover: PrepareCover | None = None,
     delivered_lsn: Lsn | None = None,
     journal: Sequence[JournalSpan] = (),
+    parked: Sequence[ParkedTable] = (),
 ) -> ProgressRecord:
     """Replace the record, under ``layout.epoch`` and its number ``owner``.
 
@@ -225,7 +236,15 @@ def write_progress(
         cover = before.cover
     delivered_lsn = confirmed_lsn if delivered_lsn is None else delivered_lsn
     record = ProgressRecord(
-        confirmed_lsn, layout.epoch, _now(), listed, cover, owner, delivered_lsn, tuple(journal)
+        confirmed_lsn,
+        layout.epoch,
+        _now(),
+        listed,
+        cover,
+        owner,
+        delivered_lsn,
+        tuple(journal),
+        tuple(parked),
     )
     written = _write(storage, layout, record)
     if before is None:
@@ -235,7 +254,7 @@ def write_progress(
 
 def _write(storage: Storage, layout: Layout, record: ProgressRecord) -> ProgressRecord:
     cover = record.cover
-    content = {
+    content: dict[str, Any] = {
         "confirmed_lsn": str(record.confirmed_lsn),
         "epoch": record.epoch,
         "written_at": record.written_at.isoformat(),
@@ -246,6 +265,8 @@ def _write(storage: Storage, layout: Layout, record: ProgressRecord) -> Progress
         "delivered_lsn": str(record.delivered_lsn),
         "journal": [[span.epoch, span.first, span.last] for span in record.journal],
     }
+    if record.parked:
+        content["parked"] = [each.to_json() for each in record.parked]
     key = layout.record_key(record.owner)
     storage.write_bytes(key, seal(FORMAT, VERSION, content))
     return replace(record, key=key)

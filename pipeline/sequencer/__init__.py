@@ -5,6 +5,7 @@ from xidstream.pipeline.sequencer.entries import Entry, EntryState
 from xidstream.pipeline.sequencer.journal import DamagedFile, Journal
 from xidstream.pipeline.sequencer.journal_policy import JournalPolicy
 from xidstream.pipeline.sequencer.order import CommitOrder
+from xidstream.pipeline.sequencer.parking import Parking
 from xidstream.pipeline.sequencer.prepared import FinishedPrepares, PreparedBook
 
 __all__ = [
@@ -16,5 +17,6 @@ __all__ = [
     "FinishedPrepares",
     "Journal",
     "JournalPolicy",
+    "Parking",
     "PreparedBook",
 ]

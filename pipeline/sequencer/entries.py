@@ -18,6 +18,7 @@ from typing import Final
 from xidstream.pipeline.errors import IllegalTransition
 from xidstream.pipeline.exchange import InlineMessages, MemoryMessages, Sealed, UnitEnd
 from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.sequencer.parking import LeftOut
 
 
 class EntryState(enum.Enum):
@@ -49,7 +50,7 @@ NO_TICKET: Final = -1
 class Entry:
     """``content`` is None before a unit is ready, after it is done, and while the journal alone has it.
 
-    ``ready_s``: when it became ready, on the caller's clock.
+    ``ready_s``: when it became ready, on the caller's clock. ``left_out``: its rows of parked tables.
     """
 
     ticket: int
@@ -59,6 +60,7 @@ class Entry:
     content: Sealed | None = None
     batch_number: int | None = None
     ready_s: float = 0.0
+    left_out: tuple[LeftOut, ...] = ()
 
     def __repr__(self) -> str:
         return (

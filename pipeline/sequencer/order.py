@@ -12,6 +12,9 @@ journal releases them, in front of the queue. A unit that the sink has taken may
 ``delivered_lsn`` is that of the sink alone. Neither ever goes back or passes an entry that is not done, in whatever
 order the sink reports.
 
+A unit is *settled* when its content and that of all units before it is there: then ``parking`` takes out of it what is
+of a parked table. So all that is released or written was settled in the order of commits.
+
 If a unit has a transaction that cannot be delivered, it becomes STUCK instead of DONE, as soon as the transactions
 before that one are done. Nothing behind it is ever released, and neither it nor what is behind it is written to the
 journal. When it is the head of all, everything that committed before it is done, and ``undeliverable`` is its error.
@@ -30,14 +33,16 @@ from itertools import chain
 from xidstream.pipeline.errors import IllegalTransition, XidstreamError
 from xidstream.pipeline.exchange import Batch, JournalFile, Sealed, UnitEnd
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
-from xidstream.pipeline.sequencer.entries import Entry, EntryState, Kind
+from xidstream.pipeline.sequencer.entries import Entry, EntryState, Kind, memory_bytes
 from xidstream.pipeline.sequencer.journal import Journal
+from xidstream.pipeline.sequencer.parking import Parking
 
 
 class CommitOrder:
     """``batch_rows`` and ``batch_bytes`` bound a batch. A unit that is larger is a batch of its own.
 
-    ``journal`` has what earlier epochs left, which confirmed everything up to ``confirmed_lsn``.
+    ``journal`` has what earlier epochs left, which confirmed everything up to ``confirmed_lsn``, and ``parking`` the
+    tables that they parked.
     """
 
     def __init__(
@@ -47,10 +52,14 @@ class CommitOrder:
         batch_bytes: int,
         journal: Journal | None = None,
         confirmed_lsn: Lsn = INVALID_LSN,
+        parking: Parking | None = None,
     ) -> None:
         self._batch_rows = batch_rows
         self._batch_bytes = batch_bytes
         self.journal = Journal() if journal is None else journal
+        self.parking = Parking() if parking is None else parking
+        self._unsettled: deque[Entry] = deque()
+        self._dropped_keys: list[str] = []
         self._entries: deque[Entry] = deque()
         self._by_ticket: dict[int, Entry] = {}
         self.next_ticket = 0
@@ -78,9 +87,10 @@ class CommitOrder:
                     f"commit {first_commit_lsn} (to {last_commit_lsn}) was sent after {self._last_commit_lsn}"
                 )
             self._last_commit_lsn = last_commit_lsn
-        self._append(
-            Entry(ticket, Kind.UNIT, UnitEnd(first_commit_lsn, last_commit_lsn, end_lsn, n_transactions))
-        )
+        end = UnitEnd(first_commit_lsn, last_commit_lsn, end_lsn, n_transactions)
+        entry = Entry(ticket, Kind.UNIT, end)
+        self._append(entry)
+        self._unsettled.append(entry)
 
     def add_hold(self, ticket: int, end_lsn: Lsn) -> None:
         """Nothing from here on is confirmed before ``resolve``."""
@@ -103,6 +113,8 @@ class CommitOrder:
         halt = content.undeliverable
         if halt is None:
             self.waiting_bytes += entry.memory_bytes
+        self._settle()
+        if halt is None:
             return
         # From here on the entry stands for the transactions before the one that cannot be delivered.
         first_commit_lsn = entry.end.first_commit_lsn
@@ -110,6 +122,11 @@ class CommitOrder:
         if not halt.n_transactions and not content.messages:
             entry.move(EntryState.STUCK)
             self._advance()
+
+    def take_dropped_keys(self) -> list[str]:
+        """Of segments of parked tables, which nobody is going to read."""
+        dropped, self._dropped_keys = self._dropped_keys, []
+        return dropped
 
     def resolve(self, ticket: int) -> None:
         entry = self._entry(ticket)
@@ -143,7 +160,7 @@ class CommitOrder:
             entry.move(EntryState.TAKEN)
             entry.batch_number = number
         self._taken[number] = entries
-        return _batch(number, entries, n_rows, n_bytes)
+        return _batch(number, entries, n_rows, n_bytes, self.parking)
 
     def batch_done(self, number: int) -> list[Sealed]:
         """The sink holds the batch. Returns its content; what the journal names of it is still needed."""
@@ -301,8 +318,20 @@ class CommitOrder:
             raise IllegalTransition(f"entry {ticket} is unknown or already done")
         return entry
 
+    def _settle(self) -> None:
+        while self._unsettled and (content := self._unsettled[0].content) is not None:
+            entry = self._unsettled.popleft()
+            settled = self.parking.settle(content)
+            if settled.content is content:
+                continue
+            if not entry.is_stuck_behind:
+                self.waiting_bytes -= memory_bytes(content) - memory_bytes(settled.content)
+            entry.content, entry.left_out = settled.content, settled.left_out
+            self._dropped_keys += settled.keys
+
     def _pop_head(self) -> None:
         entry = self._entries.popleft()
+        self.parking.count(entry.left_out)
         del self._by_ticket[entry.ticket]
         self.done_ticket = entry.ticket
         self._confirmed_lsn = max(self._confirmed_lsn, entry.end_lsn)
@@ -324,7 +353,7 @@ def _at(lsn: Lsn) -> UnitEnd:
     return UnitEnd(INVALID_LSN, INVALID_LSN, lsn, 0)
 
 
-def _batch(number: int, entries: list[Entry], n_rows: int, n_bytes: int) -> Batch:
+def _batch(number: int, entries: list[Entry], n_rows: int, n_bytes: int, parking: Parking) -> Batch:
     commits = [e.end for e in entries if e.last_commit_lsn]
     return Batch(
         number=number,
@@ -335,4 +364,5 @@ def _batch(number: int, entries: list[Entry], n_rows: int, n_bytes: int) -> Batc
         n_transactions=sum(e.end.n_transactions for e in entries),
         n_rows=n_rows,
         n_bytes=n_bytes,
+        parked=parking.parked_up_to(commits[-1].last_commit_lsn) if commits else (),
     )

@@ -31,6 +31,7 @@ import pyarrow as pa
 from xidstream.pipeline.credentials import holds_secret_option
 from xidstream.pipeline.errors import StorageFault, Unsupported
 from xidstream.pipeline.faultpoints import reach
+from xidstream.pipeline.parked import ParkedTable
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.relations import RelationVersion
 from xidstream.pipeline.rows import contract_schema
@@ -215,6 +216,14 @@ class SnapshotLog:
             return {**row, "state": GenerationState.ENDED.value, "reason": reason}
 
         self._add_line(line.table, 2 * line.number + 1, ended)
+
+    def park(self, tables: Sequence[ParkedTable]) -> None:
+        """End what stands of these tables: rows of them are left out of the log."""
+        for line in self.lines(makes=False):
+            spoiling = (each for each in tables if each.relid == line.relid and each.spoils(line.place))
+            parked = next(spoiling, None)
+            if parked is not None and line.is_ours and line.state is GenerationState.FINISHED:
+                self.end(line, parked.why_no_snapshot_stands)
 
     def _add_line(self, table: str, version: int, make: Callable[[DeltaTableWriter], dict[str, Any]]) -> None:
         def add() -> None:

@@ -21,7 +21,7 @@ from dataclasses import replace
 from typing import Any
 
 from xidstream.pipeline.account.model import SequencerReport
-from xidstream.pipeline.buffer.transaction import left_out, nothing, undeliverable
+from xidstream.pipeline.buffer.sealed import left_out, nothing, undeliverable
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import SlotLost, Superseded, XidstreamError
 from xidstream.pipeline.exchange import Batch, Opened, PreparedTransaction, Sealed, Tenure, TransactionEnd
@@ -77,6 +77,7 @@ class CommitSequence:
         self._prepared = PreparedBook()
         self._watermark = INVALID_LSN
         self._given_up = NOBODY
+        self._parks = config.on_poison == "park"
         self._left_out: list[tuple[Xid, Lsn]] = []
         self._leaving_out: dict[int, list[tuple[Xid, Lsn]]] = {}
         self._finished = FinishedPrepares()
@@ -99,7 +100,7 @@ class CommitSequence:
         self._target = target_lsn
         self._takes_snapshots = opened.snapshots.takes_snapshots
         self._storage = SlotStorage(self._config.storage, opened, self._epoch)
-        taken_over = await asyncio.to_thread(self._storage.take_over)
+        taken_over = await asyncio.to_thread(self._storage.take_over, resumes=has_sink)
         self._prepared = taken_over.prepared
         self._has_sink = has_sink
         self._order = order_of(self._config, taken_over, has_sink=has_sink)
@@ -128,6 +129,7 @@ class CommitSequence:
         self._watermark = max(self._watermark, watermark)
         self._loop = loop = self._loop + 1
         self._order.put_back()
+        self._order.parking.sink_opened(watermark)
         self._leaving_out.clear()
         self._journaling.release()
         self._is_sink_known = True
@@ -219,7 +221,7 @@ class CommitSequence:
             content = left_out(end)
         elif prepared is None:
             content = nothing(end)
-        elif prepared.poison is not None:
+        elif prepared.poison is not None and not (self._parks and prepared.bad_tables):
             content = undeliverable(prepared.poison.of(end.xid, end.commit_lsn))
         else:
             content = await asyncio.to_thread(self._storage.content_of, prepared, end)
@@ -247,6 +249,8 @@ class CommitSequence:
 
     def _fill(self, ticket: int, content: Sealed) -> None:
         self._order.fill(ticket, content, time.monotonic())
+        if keys := self._order.take_dropped_keys():
+            self._spawn(asyncio.to_thread(self._storage.delete, self._finished.without_kept(keys)))
 
     # -- to and from the driver ------------------------------------------------------------------------
 
@@ -262,7 +266,8 @@ class CommitSequence:
                 if self.is_finished():
                     return None
                 reach("releasing")
-                batch = None if self._stopping else self._order.next_batch()
+                may_release = self._confirming.is_parking_recorded and not self._stopping
+                batch = self._order.next_batch() if may_release else None
                 if batch is not None:
                     reach("released")
                     if pairs := [pair for unit in batch.units for pair in unit.left_out]:

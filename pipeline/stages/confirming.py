@@ -2,7 +2,8 @@
 
 What sink and journal hold without a gap is recorded in the storage, with the names of the journal's files, and only
 then given to the reader, who tells the server. What that record does not need any more is removed after it: finished
-prepared transactions, and files of the journal that were delivered.
+prepared transactions, and files of the journal that were delivered. The tables that are parked are in the same
+record, with the counts that belong to its position.
 
 Each record is of one moment of the order. While it is written, the order moves on, and the next record has all of that.
 """
@@ -30,6 +31,7 @@ class _Told(NamedTuple):
     done_ticket: int
     free_ticket: int
     journal_version: int
+    parking_version: int
 
 
 class Confirming:
@@ -63,6 +65,11 @@ class Confirming:
         return None if since_s is None else time.monotonic() - since_s
 
     @property
+    def is_parking_recorded(self) -> bool:
+        """Whether what was parked is durable, so that what comes behind it may be released."""
+        return self._told.parking_version == self._order.parking.version
+
+    @property
     def is_all_told(self) -> bool:
         return self._told == self._to_tell()
 
@@ -71,7 +78,7 @@ class Confirming:
             async with self._changed:
                 await self._changed.wait_for(lambda: not self.is_all_told)
             told, delivered_lsn = self._to_tell(), self._order.delivered_lsn
-            if told.confirmed_lsn > self.confirmed_lsn or told.journal_version != self._told.journal_version:
+            if told.confirmed_lsn > self.confirmed_lsn or told[3:] != self._told[3:]:
                 await self._record(told, delivered_lsn)
             # Awaited, so that whoever sees the run finished knows that the reader has the last position.
             reach("confirming")
@@ -86,9 +93,10 @@ class Confirming:
         due = self._finished.due(told.done_ticket)
         in_use = self._journaling.in_use(key for each in due.values() for key in each.stored_keys())
         spans, removed = self._order.journal.spans, self._order.journal.take_removed()
+        parked = self._order.parking.tables
         self._recording_since_s = time.monotonic()
         await asyncio.to_thread(
-            self._storage.record, told.confirmed_lsn, list(due.values()), delivered_lsn, spans, in_use
+            self._storage.record, told.confirmed_lsn, list(due.values()), delivered_lsn, spans, in_use, parked
         )
         self._recording_since_s = None
         self._finished.forget(due)
@@ -98,4 +106,10 @@ class Confirming:
 
     def _to_tell(self) -> _Told:
         order = self._order
-        return _Told(order.confirmed_lsn, order.done_ticket, order.free_ticket, order.journal.version)
+        return _Told(
+            order.confirmed_lsn,
+            order.done_ticket,
+            order.free_ticket,
+            order.journal.version,
+            order.parking.version,
+        )

@@ -21,7 +21,7 @@ import pyarrow as pa
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import SlotLost
 from xidstream.pipeline.exchange import ArrowRef, Sealed
-from xidstream.pipeline.sequencer import CommitOrder, Journal, JournalPolicy
+from xidstream.pipeline.sequencer import CommitOrder, Journal, JournalPolicy, Parking
 from xidstream.pipeline.stages.slot_storage import SlotStorage, TakenOver
 
 FILE_BYTES: Final = 16 << 20
@@ -50,6 +50,7 @@ def order_of(config: Config, taken_over: TakenOver, *, has_sink: bool) -> Commit
         batch_bytes=config.batch_bytes,
         journal=Journal(taken_over.journal, taken_over.delivered_lsn, horizon_bytes=horizon_bytes),
         confirmed_lsn=taken_over.confirmed_lsn,
+        parking=Parking(taken_over.parked),
     )
 
 

@@ -53,7 +53,7 @@ def preflight(config: Config, check_sink: SinkCheck | None = None, *, has_sink: 
         try:
             with ReplicationConnection(slot_settings(config)) as connection:
                 if findings[-1].status is Status.OK:
-                    findings.append(_check_record(config, connection))
+                    findings += [_check_record(config, connection), *_parked_tables(config, connection)]
                     findings += _snapshot_findings(config, connection)
                 server = _server_side(config, connection)
         except XidstreamError as error:
@@ -97,6 +97,25 @@ def _check_record(config: Config, connection: ReplicationConnection) -> Finding:
     except XidstreamError as error:
         return Finding.of_error("record", error)
     return Finding.ok("record", "what the storage records of the slot fits this server")
+
+
+def _parked_tables(config: Config, connection: ReplicationConnection) -> list[Finding]:
+    """Those of which the run delivers nothing."""
+    system = connection.identify_system()
+    layout = Layout(int(system.system_identifier), config.slot, "check")
+    try:
+        record = read_progress(Storage(config.storage), layout)
+    except XidstreamError:
+        return []  # "record" has told it
+    return [
+        Finding.warning(
+            "parked",
+            f"a table is parked: {each}",
+            f"remove the cause, and then `xidstream table resume --table {each.table}` (docs/parked.md)",
+        )
+        for each in (record.parked if record is not None else ())
+        if each.is_parked
+    ]
 
 
 def _snapshot_findings(config: Config, connection: ReplicationConnection) -> list[Finding]:

@@ -13,12 +13,14 @@ from dataclasses import dataclass
 from xidstream.pipeline.account.model import (
     MOST_PREPARED,
     JournalPart,
+    ParkedPart,
     PreparedPart,
     SequencerPart,
     SequencerReport,
     named,
 )
 from xidstream.pipeline.exchange import PreparedTransaction
+from xidstream.pipeline.parked import ParkedTable
 from xidstream.pipeline.pg import INVALID_LSN, Lsn, Xid
 from xidstream.pipeline.sequencer import CommitOrder, Delivered, Journal
 from xidstream.pipeline.stages.confirming import Confirming
@@ -61,6 +63,8 @@ class SequencerStats:
     """The sink has all up to here; never ahead of ``confirmed_lsn``."""
     journal: JournalStats | None = None
     """None while it is empty or off."""
+    parked: tuple[ParkedTable, ...] = ()
+    """All tables that are or were parked."""
 
 
 def stats_of(
@@ -85,6 +89,7 @@ def stats_of(
         left_out=tuple(left_out),
         delivered_lsn=confirming.delivered_lsn,
         journal=_journal_stats(order.journal, is_full=is_full),
+        parked=order.parking.tables,
     )
 
 
@@ -131,6 +136,7 @@ def sequencer_report(
         n_left_out=len(stats.left_out),
         delivered_lsn=str(stats.delivered_lsn),
         undelivered_s=_undelivered_s(stats, order, journal),
+        parked=tuple(_parked_part(each) for each in stats.parked if each.is_parked),
     )
     oldest = sorted(prepared, key=lambda each: each.prepare_lsn)[:MOST_PREPARED]
     return SequencerReport(part, tuple(map(_prepared_part, oldest)), journal=journal)
@@ -157,6 +163,17 @@ def _journal_part(journal: JournalStats, stats: SequencerStats) -> JournalPart:
         end_lsn=str(journal.end_lsn),
         oldest_s=max(0.0, time.time() - committed_us / 1e6) if committed_us else None,
         is_full=journal.is_full,
+    )
+
+
+def _parked_part(parked: ParkedTable) -> ParkedPart:
+    return ParkedPart(
+        parked.table,
+        str(parked.since_lsn),
+        int(parked.xid),
+        parked.reason,
+        parked.n_transactions,
+        parked.n_changes,
     )
 
 

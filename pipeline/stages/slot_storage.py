@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from xidstream.pipeline.buffer.transaction import transaction_row, undeliverable
+from xidstream.pipeline.buffer.sealed import transaction_row, undeliverable
 from xidstream.pipeline.errors import ComponentLost, SegmentCorrupt
 from xidstream.pipeline.exchange import (
     ArrowRef,
@@ -29,6 +29,7 @@ from xidstream.pipeline.exchange import (
     TransactionEnd,
     UnitEnd,
 )
+from xidstream.pipeline.parked import ParkedTable
 from xidstream.pipeline.pg import INVALID_LSN, Lsn, Xid
 from xidstream.pipeline.segments import (
     Layout,
@@ -37,11 +38,13 @@ from xidstream.pipeline.segments import (
     check_owner,
     clean_dead_epochs,
     delete_prepared,
+    forget_resumes,
     load_journal_units,
     load_prepared,
     note_left_out,
     read_journal_file,
     read_progress,
+    read_resumes,
     take_over_progress,
     verify_prepared,
     write_journal_file,
@@ -55,12 +58,13 @@ from xidstream.pipeline.slot.continuity import check_positions
 
 @dataclass(frozen=True)
 class TakenOver:
-    """What was recorded when an epoch began. ``journal``: its files, in order."""
+    """What was recorded when an epoch began. ``journal``: its files, in order. ``parked``: as in ``ProgressRecord``."""
 
     confirmed_lsn: Lsn
     delivered_lsn: Lsn
     prepared: PreparedBook
     journal: tuple[JournalFile | DamagedFile, ...]
+    parked: tuple[ParkedTable, ...] = ()
 
 
 class SlotStorage:
@@ -76,13 +80,17 @@ class SlotStorage:
         self._recording = threading.Lock()
         """The driver may ask for its tenure while a position is recorded."""
 
-    def take_over(self) -> TakenOver:
-        """What is recorded; cleans up what dead runs left.
+    def take_over(self, *, resumes: bool = True) -> TakenOver:
+        """What is recorded; cleans up what dead runs left. ``resumes``: whether tables are resumed, if a person wants
+        it, as only an epoch with a sink may.
 
         Raises SlotLost where the slot was confirmed past what this pipeline ever recorded, or the server is older
         than what it delivered before. Raises ComponentLost where the server begins before the end of the journal.
         """
-        record = self._take_over_record()
+        resume = read_resumes(self._storage, self._layout) if resumes else frozenset()
+        record = self._take_over_record(resume)
+        # What was asked for is in the record now.
+        forget_resumes(self._storage, self._layout, resume)
         self._owner = record.owner
         journal = tuple(self._journal_files(record))
         read = [file for file in journal if isinstance(file, JournalFile)]
@@ -103,7 +111,11 @@ class SlotStorage:
             clean_dead_epochs(self._storage, self._layout, kept, damaged)
         self._clean_journal(record)
         return TakenOver(
-            record.confirmed_lsn, record.delivered_lsn, PreparedBook(prepared, record.cover), journal
+            record.confirmed_lsn,
+            record.delivered_lsn,
+            PreparedBook(prepared, record.cover),
+            journal,
+            record.parked,
         )
 
     def _journal_files(self, record: ProgressRecord) -> Iterator[JournalFile | DamagedFile]:
@@ -184,11 +196,12 @@ class SlotStorage:
         delivered_lsn: Lsn | None = None,
         journal: Sequence[JournalSpan] = (),
         journal_keys: Set[str] = frozenset(),
+        parked: Sequence[ParkedTable] = (),
     ) -> None:
         """Make it durable that all up to ``confirmed_lsn`` is through; it may be confirmed when this returns.
 
         The sink holds it up to ``delivered_lsn``, and ``journal`` has the rest, which needs ``journal_keys``. By
-        default the sink holds all of it.
+        default the sink holds all of it. Rows of ``parked`` tables are nowhere.
         """
         with self._recording:
             write_progress(
@@ -199,6 +212,7 @@ class SlotStorage:
                 owner=self._owner,
                 delivered_lsn=delivered_lsn,
                 journal=journal,
+                parked=parked,
             )
         # Only now: a COMMIT PREPARED that is repeated needs its content, unless the record says it is through.
         for prepared in finished:
@@ -224,14 +238,17 @@ class SlotStorage:
         self._storage.delete(list(keys))
 
     def content_of(self, prepared: PreparedTransaction, end: TransactionEnd) -> Sealed:
-        """The transaction that ``end`` (a COMMIT PREPARED) releases, or why it cannot.
+        """The transaction that ``end`` (a COMMIT PREPARED) releases, without its bad tables, or why it cannot.
 
         Raises SegmentCorrupt for damage that a new epoch mends, because the server sends the PREPARE to it again.
         """
         damage = self._damage_of(prepared)
         if damage is not None:
             return undeliverable(lost(end, damage))
-        segments = stamp_segments(prepared, end)
+        bad = tuple(dataclasses.replace(each, commit_lsn=end.commit_lsn) for each in prepared.bad_tables)
+        relids = {each.relid for each in bad}
+        stamped = stamp_segments(prepared, end)
+        segments = tuple(part for part in stamped if part.relation.relid not in relids)
         whole_end = TransactionEnd(
             xid=end.xid,
             commit_lsn=end.commit_lsn,
@@ -243,14 +260,17 @@ class SlotStorage:
         )
         messages = spilled_messages(prepared, end)
         n_rows = sum(p.n_rows for p in segments)
-        tables = sorted({p.relation.name for p in segments})
+        tables = {p.relation.name for p in segments}
         return Sealed(
-            transactions=transaction_row(whole_end, n_rows, tables, with_messages=bool(messages)),
+            transactions=transaction_row(
+                whole_end, n_rows, tables, with_messages=bool(messages), bad_tables=bad
+            ),
             memory=(),
             segments=segments,
             messages=messages,
             n_rows=n_rows,
             n_bytes=sum(p.segment.n_bytes for p in segments) + sum(p.n_bytes for p in messages),
+            bad_tables=bad,
         )
 
     def _damage_of(self, prepared: PreparedTransaction) -> str | None:
@@ -268,7 +288,7 @@ class SlotStorage:
             return error.message
         return None
 
-    def _take_over_record(self) -> ProgressRecord:
+    def _take_over_record(self, resume: Set[int]) -> ProgressRecord:
         slot, confirmed_lsn = self._opened.identity.slot, self._opened.confirmed_flush_lsn
         record = read_progress(self._storage, self._layout)
         if record is None:
@@ -280,13 +300,17 @@ class SlotStorage:
                 f"an earlier run recorded {record.confirmed_lsn} after this one had asked the server for what follows "
                 f"{max(confirmed_lsn, self._opened.start_lsn)}"
             )
-        return self._taken_over(record, record.confirmed_lsn)
+        return self._taken_over(record, record.confirmed_lsn, resume=resume)
 
     def _taken_over(
-        self, before: ProgressRecord | None, confirmed_lsn: Lsn, above: int = 0
+        self,
+        before: ProgressRecord | None,
+        confirmed_lsn: Lsn,
+        above: int = 0,
+        resume: Set[int] = frozenset(),
     ) -> ProgressRecord:
         known = None if before is None else before.cover
         cover = self._opened.cover if known is None else known
         return take_over_progress(
-            self._storage, self._layout, before, confirmed_lsn, above=above, cover=cover
+            self._storage, self._layout, before, confirmed_lsn, above=above, cover=cover, resume=resume
         )

@@ -3,7 +3,8 @@
 Three things say what there is: the server's catalog (a survey), the sink's ``_snapshots``, and the storage's record. A
 table needs a snapshot if one is wanted of every published table and its name has no generation that stands, or if a
 person asked for one. A generation stands as long as the catalog's definition of the table is one under which the stream
-continues it (``pipeline.snapshot.generations``).
+continues it (``pipeline.snapshot.generations``), and no row of the table is left out (``pipeline.parked``). No snapshot
+is taken of a table as long as it is parked.
 
 The storage is written before the sink, and read when a run begins. A generation that the storage knows, and of which
 the sink has no line, may have its rows in the table or not: the sink finds out (``SnapshotLog.commit`` without files).
@@ -16,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from xidstream.pipeline.segments import Layout, Storage
+from xidstream.pipeline.segments import Layout, Storage, read_progress
 from xidstream.pipeline.segments.snapshot_record import (
     Taken,
     forget_request,
@@ -75,6 +76,8 @@ class SnapshotBook:
     def needs(self, sources: Sequence[PublishedSource], lines: Iterable[GenerationLine]) -> Needs:
         """Of the tables that are published now."""
         wishes = read_wishes(self._storage, self._layout)
+        record = read_progress(self._storage, self._layout)
+        parked = () if record is None else record.parked
         published = {source.relation.relid: source for source in sources}
         by_name = {source.name: source for source in sources}
         standing = {
@@ -83,12 +86,19 @@ class SnapshotBook:
         ended = []
         for relid, line in list(standing.items()):
             taken = self._taken.get((relid, line.number))
-            reason = _reason(taken, published.get(relid) or by_name.get(line.table))
+            spoiling = (each for each in parked if each.relid == relid and each.spoils(line.place))
+            if (spoiled_by := next(spoiling, None)) is not None:
+                reason: str | None = spoiled_by.why_no_snapshot_stands
+            else:
+                reason = _reason(taken, published.get(relid) or by_name.get(line.table))
             if reason is not None:
                 del standing[relid]
                 ended.append((line, reason))
-        wanted, unwanted = [], sorted(wishes.cancelled.keys() - wishes.requests.keys())
+        set_aside = {each.relid for each in parked if each.is_parked}
+        wanted, unwanted = [], sorted((wishes.cancelled.keys() - wishes.requests.keys()) | set_aside)
         for relid, source in published.items():
+            if relid in set_aside:
+                continue
             asked = relid in wishes.requests
             missing = self._decision.takes_snapshots and relid not in standing
             if asked or (missing and relid not in wishes.cancelled):

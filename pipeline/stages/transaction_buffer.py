@@ -80,6 +80,8 @@ class BufferSettings:
     """Transactions of which nothing is released."""
     bind_late: bool = False
     """Whether the sink takes segments as its own files."""
+    parks: bool = False
+    """Whether a table that cannot be delivered is left out, and the rest goes on."""
 
 
 @dataclass(frozen=True)
@@ -150,6 +152,7 @@ class TransactionBuffer:
         self._layout = settings.layout
         self._given_up = settings.given_up
         self._bind_late = settings.bind_late
+        self._parks = settings.parks
         self._memory = BufferMemory(settings.memory_bytes)
         self._open: dict[Xid, OpenTransaction] = {}
         self._known = KnownRelations()
@@ -173,7 +176,7 @@ class TransactionBuffer:
         relations = self._known.relations(numbers)
         parts = UnitParts(self._put, len(relations))
         decoded = self._decode.decode_plain_block(
-            *block, relations, self._given_up, functools.partial(_release_plain, parts)
+            *block, relations, self._given_up, functools.partial(_release_plain, parts), parks=self._parks
         )
         reach("block_decoded")
         if not decoded.is_whole:
@@ -191,6 +194,7 @@ class TransactionBuffer:
             n_bytes=sum(p.n_bytes for p in memory) + sum(p.n_bytes for p in messages),
             undeliverable=decoded.undeliverable,
             left_out=decoded.left_out,
+            bad_tables=decoded.bad_tables,
         )
 
     def _plain_messages(self, messages: pa.RecordBatch | None) -> list[MessagePart]:
@@ -308,14 +312,16 @@ class TransactionBuffer:
         transaction = self._started(end.xid, each.step)
         self._roll_back(transaction, each.aborted)
         reach("sealing")
-        if (end.xid, end.commit_lsn) not in self._given_up and transaction.poison() is None:
+        is_given_up = (end.xid, end.commit_lsn) in self._given_up
+        if not is_given_up and (self._parks or transaction.poison() is None):
             self._shorten(transaction, transaction.cuts())
             if self._bind_late:
                 self._write_last_segments(transaction)
-        sealed = transaction.seal(end, self._put, self._given_up)
+        written = transaction.segment_keys()
+        sealed = transaction.seal(end, self._put, self._given_up, parks=self._parks)
         reach("sealed")
         del self._open[end.xid]
-        self._delete_unnamed(transaction, set(sealed.stored_keys()))
+        self._delete_unnamed(written, set(sealed.stored_keys()))
         return sealed
 
     @_unless_failed
@@ -333,12 +339,12 @@ class TransactionBuffer:
         write_prepared(self._storage, self._layout, record)
         reach("prepared_written")
         self._open.pop(prepared.xid, None)
-        self._delete_unnamed(transaction, set(record.stored_keys()))
+        self._delete_unnamed(transaction.segment_keys(), set(record.stored_keys()))
         return record
 
-    def _delete_unnamed(self, transaction: OpenTransaction, given: set[str]) -> None:
+    def _delete_unnamed(self, keys: Iterable[str], given: set[str]) -> None:
         """What cannot be delivered, or was given up, leaves segments that are nobody's from here on."""
-        self._storage.delete([key for key in transaction.segment_keys() if key not in given])
+        self._storage.delete([key for key in keys if key not in given])
 
     def _roll_back(self, transaction: OpenTransaction, aborted: Collection[int]) -> None:
         self._storage.delete(transaction.roll_back(aborted))

@@ -66,10 +66,16 @@ class Options:
     batch_bytes: int = 1_000_000
     journal: bool = False
     """Everything is written to the journal, little of it stays in memory, and the sink is often late."""
+    on_poison: str = "stop"
 
     def config(self, folder: Path) -> Config:
         """What of it is a setting of the stages, with their storage."""
-        config = Config(storage=str(folder), batch_rows=self.batch_rows, batch_bytes=self.batch_bytes)
+        config = Config(
+            storage=str(folder),
+            batch_rows=self.batch_rows,
+            batch_bytes=self.batch_bytes,
+            on_poison=self.on_poison,
+        )
         if not self.journal:
             return config
         return dataclasses.replace(config, journal_after_bytes=0, batch_bytes=8_000)

@@ -219,7 +219,12 @@ class LocalStages:
         self._unfinished: list[tuple[asyncio.Future[Any], Any]] = []
         layout = Layout(opened.identity.system_identifier, opened.identity.slot, epoch)
         settings = BufferSettings(
-            config.storage, layout, buffer_memory_bytes, opened.given_up, bind_late=bind_late
+            config.storage,
+            layout,
+            buffer_memory_bytes,
+            opened.given_up,
+            bind_late=bind_late,
+            parks=config.on_poison == "park",
         )
         self.buffers = LocalBuffers(settings, self._later, spares)
         self._backlog = Backlog(buffer_memory_bytes)

@@ -162,6 +162,10 @@ class Scenario:
             self._sides.append(Side(self.database, slot, side_options, self._folder / name, dsn, ("p",)))
 
     @property
+    def sides(self) -> tuple[Side, ...]:
+        return tuple(self._sides)
+
+    @property
     def streamed(self) -> Side:
         return self._sides[0]
 
@@ -197,7 +201,13 @@ class Scenario:
             out.append((row["_change_type"], *own))
         return out
 
-    def agree(self, *, dropped: frozenset[bytes] = frozenset(), twin: bool = True) -> None:
+    def agree(
+        self,
+        *,
+        dropped: frozenset[bytes] = frozenset(),
+        twin: bool = True,
+        parked: frozenset[str] = frozenset(),
+    ) -> None:
         """Read both sides to the end: they hold the same, and the server did stream to one only.
 
         Without ``twin`` only the streamed side is read, where the test has another oracle.
@@ -210,7 +220,7 @@ class Scenario:
         stats = stream_stats(self.database.dsn(), self.streamed.slot)
         assert stats is not None and stats.stream_txns > 0, "nothing was streamed"
         if twin:
-            found = difference(self.sink, self.twin.sink, dropped=dropped)
+            found = difference(self.sink, self.twin.sink, dropped=dropped, parked=parked)
             assert found is None, found
             twin_stats = stream_stats(self.database.dsn(), self.twin.slot)
             assert twin_stats is None or twin_stats.stream_txns == 0

@@ -1,13 +1,27 @@
-"""The fixtures of ``tests/postgres_fixtures.py``, for this folder. Half of the scenarios' matrix is slow."""
+"""The fixtures of ``tests/postgres_fixtures.py``, for this folder, and scenarios in databases of other encodings.
+
+Half of the scenarios' matrix is slow.
+"""
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
 
+import psycopg
 import pytest
+from psycopg import sql
 
+from tests.differential.scenario import Scenario
 from tests.postgres_fixtures import *  # noqa: F403
+from tests.postgres_fixtures import Database, drop_database
 from tests.scenario_matrix import others_of
+from xidstream.actors.demo.embedded_postgres import EmbeddedPostgres
+
+_numbers = itertools.count(1)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -23,3 +37,35 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item, pair in found:
             if pair in others:
                 item.add_marker(pytest.mark.slow)
+
+
+@pytest.fixture
+def scenario_in(
+    _servers: Callable[[int], EmbeddedPostgres], tmp_path: Path
+) -> Iterator[Callable[..., Scenario]]:
+    """``scenario_in(encoding)``: over a database of this encoding on PostgreSQL 18."""
+    server = _servers(18)
+    with ExitStack() as stack:
+        admin = stack.enter_context(psycopg.connect(server.conninfo(), autocommit=True))
+
+        def make(encoding: str) -> Scenario:
+            name = f"encoded_{next(_numbers)}"
+            admin.execute(
+                sql.SQL("CREATE DATABASE {} TEMPLATE template0 ENCODING {} LOCALE 'C'").format(
+                    sql.Identifier(name), sql.Literal(encoding)
+                )
+            )
+            stack.callback(drop_database, admin, name)
+            if encoding == "LATIN1":
+                # For the tests' own sessions, whose statements are UTF-8.
+                admin.execute(
+                    sql.SQL("ALTER DATABASE {} SET client_encoding = 'UTF8'").format(sql.Identifier(name))
+                )
+            connection = stack.enter_context(
+                psycopg.connect(server.conninfo(name, client_encoding="UTF8"), autocommit=True)
+            )
+            scenario = Scenario(Database(server, name, connection), tmp_path, 4, "on")
+            stack.callback(scenario.close)
+            return scenario
+
+        yield make

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from decimal import Decimal
-from pathlib import Path
 
-import psycopg
 import pytest
 from psycopg import sql
 
 from tests.differential.scenario import Scenario
-from tests.postgres_fixtures import Database, drop_database
-from xidstream.actors.demo.embedded_postgres import EmbeddedPostgres
 from xidstream.pipeline.errors import PoisonedChange
 from xidstream.pipeline.findings import Status
 from xidstream.pipeline.slot.preflight import server_findings
@@ -31,39 +25,6 @@ TEXT_SETTINGS = {
     "xmlbinary": "hex",
     "client_encoding": "LATIN1",
 }
-_numbers = itertools.count(1)
-
-
-@pytest.fixture
-def scenario_in(
-    _servers: Callable[[int], EmbeddedPostgres], tmp_path: Path
-) -> Iterator[Callable[..., Scenario]]:
-    """``scenario_in(encoding)``: over a database of this encoding on PostgreSQL 18."""
-    server = _servers(18)
-    with ExitStack() as stack:
-        admin = stack.enter_context(psycopg.connect(server.conninfo(), autocommit=True))
-
-        def make(encoding: str) -> Scenario:
-            name = f"encoded_{next(_numbers)}"
-            admin.execute(
-                sql.SQL("CREATE DATABASE {} TEMPLATE template0 ENCODING {} LOCALE 'C'").format(
-                    sql.Identifier(name), sql.Literal(encoding)
-                )
-            )
-            stack.callback(drop_database, admin, name)
-            if encoding == "LATIN1":
-                # For the tests' own sessions, whose statements are UTF-8.
-                admin.execute(
-                    sql.SQL("ALTER DATABASE {} SET client_encoding = 'UTF8'").format(sql.Identifier(name))
-                )
-            connection = stack.enter_context(
-                psycopg.connect(server.conninfo(name, client_encoding="UTF8"), autocommit=True)
-            )
-            scenario = Scenario(Database(server, name, connection), tmp_path, 4, "on")
-            stack.callback(scenario.close)
-            return scenario
-
-        yield make
 
 
 def test_settings_of_the_database_and_the_role_that_change_text_change_no_value(

@@ -163,6 +163,57 @@ def test_a_plain_block_goes_on_behind_what_was_given_up() -> None:
     assert decoded.undeliverable.n_transactions == 3
 
 
+def test_where_tables_are_parked_a_plain_block_goes_on_without_the_bad_ones_from_there_on() -> None:
+    messages = [
+        begin(100, 7), insert(["a"]), insert(["1"], relid=8), commit(100),
+        begin(200, 8), insert(["b"]), insert([BAD]), insert(["2"], relid=8), logical("in", b"", lsn=4), commit(200),
+        begin(300, 9), insert(["c"]), insert(["x", "1"], relid=6), insert(["x", "1"], relid=6), commit(300),
+        begin(400, 10), insert([BAD]), commit(400),
+        begin(500, 11), insert(["3"], relid=8), truncate([5, 8]), commit(500),
+    ]  # fmt: skip
+    tables = {5: NOTE, 6: CLASH, 8: relation(("id", "int4"), relid=8, name="good")}
+    decoded = decode_plain_block(*block(*messages), tables, parks=True)
+    assert decoded.undeliverable is None and not decoded.is_whole
+    kept = {table.relation.relid: table.batch for table in decoded.tables}
+    assert kept[5].column(5).to_pylist() == ["a"]
+    assert kept[8].column(5).to_pylist() == [1, 2, 3, None] and set(kept) == {5, 8}
+    told = {each.relid: each for each in decoded.bad_tables}
+    assert {relid: (each.table, each.xid, each.commit_lsn) for relid, each in told.items()} == {
+        5: ("public.t", 8, 200),
+        6: ("public.clash", 9, 300),
+    }
+    assert (told[5].n_changes, told[6].n_changes) == (5, 2)
+    assert "UTF-8" in told[5].what and "_SEQ" in told[6].what
+    assert decoded.transactions.column("rows").to_pylist() == [2, 3, 3, 1, 3]
+    assert decoded.transactions.column("tables")[1].as_py() == ["public.good", "public.t"]
+    assert decoded.messages is not None and decoded.messages.num_rows == 1, "messages are of no table"
+    taken: list[object] = []
+    again = decode_plain_block(*block(*messages), tables, take=lambda *each: taken.append(each), parks=True)
+    assert again.bad_tables == decoded.bad_tables and len(again.tables) == 2
+    given_up = frozenset({(Xid(8), Lsn(200)), (Xid(9), Lsn(300))})
+    (only,) = decode_plain_block(*block(*messages), tables, given_up, parks=True).bad_tables
+    assert (only.relid, only.commit_lsn, only.n_changes) == (5, 400, 2), "what was given up parks nothing"
+
+
+def test_where_tables_are_parked_a_transaction_keeps_the_others_and_tells_what_it_left_out() -> None:
+    transaction = opened(
+        insert(["a"], subxid=700),
+        insert(["x", "1"], subxid=700, relid=6),
+        insert([BAD], subxid=701),
+        insert(["x", "2"], subxid=701, relid=6),
+    )
+    assert {each.relid: each.n_changes for each in transaction.bad_tables()} == {5: 2, 6: 2}
+    transaction.roll_back([701])
+    assert {each.relid: each.n_changes for each in transaction.bad_tables()} == {6: 1}
+    sealed = transaction.seal(END, lambda table: table, parks=True)
+    assert sealed.undeliverable is None and sealed.n_rows == 1
+    assert sealed.memory[0].ref.column("note").to_pylist() == ["a"]
+    (bad,) = sealed.bad_tables
+    assert (bad.table, bad.xid, bad.commit_lsn, bad.n_changes) == ("public.clash", 700, 100, 1)
+    assert sealed.transactions.column("rows").to_pylist() == [2]
+    assert sealed.transactions.column("tables").to_pylist() == [["public.clash", "public.t"]]
+
+
 def test_poison_survives_its_json() -> None:
     for error in (PoisonedChange, ColumnNameClash):
         poison = Poison(Lsn(77), "public.t column 'é' …", error)

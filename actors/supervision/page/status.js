@@ -160,6 +160,9 @@ function draw(account, now) {
     account.n_restarts ? make("span", "warn", counted(account.n_restarts, "restart")) : null)];
   for (const stall of account.stalls)
     parts.push(make("p", "stall", make("strong", "bad", `The ${stall.part} waits for the ${stall.waits_for}: `), stall.text));
+  for (const each of (account.sequencer && account.sequencer.parked) || [])
+    parts.push(make("p", "stall", make("strong", "bad", `Table ${each.table} is parked: `),
+      `${counted(each.n_changes, "change")} of ${counted(each.n_transactions, "transaction")} left out since commit LSN ${each.since_lsn}: ${each.reason}`));
   parts.push(way(account));
   if (account.open.length || memory.released.length) {
     const most = Math.max(1, ...account.open.map((each) => each.n_rows), ...memory.released.map((each) => each.each.n_rows));

@@ -14,7 +14,7 @@ from tests.memory_parts import part_rows
 from xidstream.pipeline import rows
 from xidstream.pipeline.buffer import BufferMemory, OpenTransaction
 from xidstream.pipeline.buffer.groups import Groups
-from xidstream.pipeline.buffer.transaction import transaction_row
+from xidstream.pipeline.buffer.sealed import transaction_row
 from xidstream.pipeline.errors import IllegalTransition
 from xidstream.pipeline.exchange import (
     InlineMessages,

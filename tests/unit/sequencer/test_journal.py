@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from tests.unit.sequencer.test_order import add, content
-from xidstream.pipeline.buffer.transaction import undeliverable
+from xidstream.pipeline.buffer.sealed import undeliverable
 from xidstream.pipeline.errors import PoisonedChange, SlotLost
 from xidstream.pipeline.exchange import JournalFile, JournalSpan, MemoryPart, Sealed, UnitEnd
 from xidstream.pipeline.pg import INVALID_LSN, Lsn

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from xidstream.pipeline.buffer.transaction import transaction_row, undeliverable
+from xidstream.pipeline.buffer.sealed import transaction_row, undeliverable
 from xidstream.pipeline.errors import IllegalTransition, PoisonedChange, ProtocolViolation, SlotLost
 from xidstream.pipeline.exchange import (
     PrepareCover,

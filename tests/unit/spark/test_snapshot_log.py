@@ -14,7 +14,8 @@ from deltalake import DeltaTable
 
 from xidstream.pipeline.errors import Superseded, Unsupported
 from xidstream.pipeline.exchange import Tenure
-from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.parked import ParkedTable
+from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.relations import RelationVersion
 from xidstream.pipeline.relations.relation import Column, ReplicaIdentity
 from xidstream.pipeline.rows import TRANSACTIONS_SCHEMA, contract_schema
@@ -133,6 +134,26 @@ def test_an_ended_generation_is_told_with_its_reason_and_followed_by_the_next(tm
         (1, "ended", False),
         (2, "finished", True),
     ]
+
+
+def test_a_parked_tables_generation_is_ended_once_and_one_from_behind_the_park_is_not(tmp_path: Path) -> None:
+    log = log_of(tmp_path)
+    log.park([ParkedTable(16384, "public.a.b", Lsn(300), Xid(1), "why")])
+    assert not (tmp_path / "_snapshots").exists(), "a run without snapshots makes no table"
+    log.commit(GENERATION, written(log, range(2)))
+    log.park([ParkedTable(1, "public.other", Lsn(300), Xid(1), "why")])
+    assert [each.state for each in log.lines(True)] == [GenerationState.FINISHED]
+    parked = ParkedTable(16384, "public.a.b", Lsn(300), Xid(1), "a value that is not valid UTF-8")
+    for _ in range(2):
+        log.park([parked])
+    rows = DeltaTable(str(tmp_path / "_snapshots")).to_pyarrow_table().to_pylist()
+    (reason,) = [row["reason"] for row in rows if row["state"] == "ended"]
+    assert reason == "the table was parked at commit LSN 0/12C: a value that is not valid UTF-8"
+    log.commit(generation_of(2), written(log, range(2, 4)))
+    log.park([dataclasses.replace(parked, until_lsn=Lsn(100))])
+    assert [(each.number, each.state.value) for each in log.lines(True)] == [(1, "ended"), (2, "finished")]
+    log.park([dataclasses.replace(parked, until_lsn=Lsn(101))])
+    assert [(each.number, each.state.value) for each in log.lines(True)] == [(1, "ended"), (2, "ended")]
 
 
 def test_another_slots_generation_of_the_same_table_is_not_ours(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from tests.opened import opened_at
-from xidstream.pipeline.buffer.transaction import nothing
+from xidstream.pipeline.buffer.sealed import nothing
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import Action, ExitStatus, SegmentCorrupt, SlotLost, Superseded, XidstreamError
 from xidstream.pipeline.exchange import (
@@ -25,10 +25,11 @@ from xidstream.pipeline.exchange import (
     TransactionEnd,
 )
 from xidstream.pipeline.late_binding import Commit, RowFile
+from xidstream.pipeline.parked import BadTable
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.relations import Column, RelationVersion, ReplicaIdentity
 from xidstream.pipeline.rows import internal_schema
-from xidstream.pipeline.segments import Layout, Storage, write_prepared, write_segment
+from xidstream.pipeline.segments import Layout, Storage, read_progress, write_prepared, write_segment
 from xidstream.pipeline.sequencer import FinishedPrepares, JournalPolicy
 from xidstream.pipeline.stages.commit_sequence import CommitSequence
 from xidstream.pipeline.stages.confirming import Confirming
@@ -94,6 +95,35 @@ def test_a_late_call_of_a_loop_that_was_replaced_is_refused_and_changes_nothing(
 
 
 AT_5 = opened_at(5, 100)
+
+
+def test_nothing_behind_a_parked_tables_first_commit_is_released_before_the_park_is_recorded(
+    tmp_path: Path,
+) -> None:
+    """A crash behind the release, and a later run that takes the change, would leave a hole that nobody knows of."""
+    end = TransactionEnd(Xid(700), Lsn(20), Lsn(24), 0)
+    bad = BadTable(5, "public.bad", Lsn(19), "why", 3, Xid(700), Lsn(20))
+
+    async def work() -> None:
+        sequencer, reader = sequence(Config(storage=str(tmp_path))), Reader()
+        await sequencer.open(reader.tell, AT_5, None)
+        loop = (await sequencer.sink_opened(Lsn(0), 0)).loop
+        filled: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        filled.set_result(dataclasses.replace(nothing(end), bad_tables=(bad,)))
+        await sequencer.submit([TicketedCut(0, Committed(end, False), filled)])
+        batch = await sequencer.next_batch(60, loop)
+        record = read_progress(Storage(str(tmp_path)), Layout(1, "s", "e"))
+        assert batch is not None and record is not None
+        (parked,) = record.parked
+        assert (parked.since_lsn, parked.n_changes, record.confirmed_lsn) == (20, 0, 5)
+        await sequencer.batch_done(batch.number, loop)
+        while (record := read_progress(Storage(str(tmp_path)), Layout(1, "s", "e"))) is not None:
+            if record.confirmed_lsn == 24:
+                break
+            await asyncio.sleep(0.01)
+        assert record is not None and record.parked[0].n_changes == 3, "the count belongs to the position"
+
+    asyncio.run(work())
 
 
 class Reader:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.opened import opened_at
 from xidstream.pipeline.account.model import SequencerReport
-from xidstream.pipeline.buffer.transaction import transaction_row
+from xidstream.pipeline.buffer.sealed import transaction_row
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.exchange import Sealed, TransactionEnd
 from xidstream.pipeline.pg import Lsn, Xid

@@ -12,6 +12,7 @@ from tests.unit.segments.conftest import make_batch, prepared_of, relation
 from tests.unit.segments.journals import Made
 from xidstream.pipeline.errors import Action, SlotLost, Superseded
 from xidstream.pipeline.exchange import JournalSpan, Opened, SlotIdentity
+from xidstream.pipeline.parked import ParkedTable
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.relations import Column, RelationVersion, ReplicaIdentity
 from xidstream.pipeline.segments import (
@@ -22,6 +23,8 @@ from xidstream.pipeline.segments import (
     load_prepared,
     progress,
     read_progress,
+    read_resumes,
+    request_resume,
     write_prepared,
     write_progress,
     write_segment,
@@ -72,6 +75,23 @@ def test_a_late_record_of_a_run_that_was_taken_over_from_counts_for_nobody(
     taken = SlotStorage(str(tmp_path), opened(0x200), "c").take_over()
     assert (taken.confirmed_lsn, taken.delivered_lsn, taken.journal) == (0x300, 0x300, ())
     assert storage.list_keys(layout("c").progress_prefix) == [layout("c").record_key(3)]
+
+
+def test_what_is_parked_outlives_its_epoch_and_an_epoch_with_a_sink_resumes_it_once(tmp_path: Path) -> None:
+    storage = Storage(str(tmp_path))
+    bad = ParkedTable(5, "public.bad", Lsn(0x180), Xid(9), "why", n_transactions=2, n_changes=7)
+    other = dataclasses.replace(bad, relid=6, table="public.other")
+    first = run(tmp_path, "a")
+    first.record(Lsn(0x200), [], parked=[bad, other])
+    request_resume(storage, layout("a"), 5, "public.bad")
+    without_sink = SlotStorage(str(tmp_path), opened(0x200), "b").take_over(resumes=False)
+    assert without_sink.parked == (bad, other) and read_resumes(storage, layout("b")) == {5}
+    taken_over = SlotStorage(str(tmp_path), opened(0x200), "c").take_over()
+    ended = dataclasses.replace(bad, until_lsn=Lsn(0x200), awaits_sink=True)
+    assert taken_over.parked == (ended, other)
+    assert read_resumes(storage, layout("c")) == frozenset(), "it does not resume the table another time"
+    record = read_progress(storage, layout("c"))
+    assert record is not None and record.parked == (ended, other), "a crash now changes nothing"
 
 
 def test_a_damaged_journal_file_keeps_the_segments_of_a_prepared_transaction_that_it_may_name(

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.parked import ParkedTable, resumed
+from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.relations import Column, RelationVersion, ReplicaIdentity
-from xidstream.pipeline.segments import Layout, Storage
+from xidstream.pipeline.segments import Layout, Storage, write_progress
 from xidstream.pipeline.segments.snapshot_record import cancel, read_taken, read_wishes, request
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 from xidstream.pipeline.snapshot.decision import Decision
@@ -129,6 +130,27 @@ def test_what_ended_a_generation_is_told_and_the_table_taken_again(storage: Stor
     assert gone == (line, "the table is not published any more")
     (again,) = book_of(storage).needs([source_of(9, table="t1")], [line]).ended
     assert again == (line, "the table was dropped and created again")
+
+
+def test_a_parked_table_has_no_snapshot_until_it_is_resumed_and_then_needs_a_new_one(
+    storage: Storage,
+) -> None:
+    source, other = source_of(1), source_of(2)
+    line = taken(storage, source)
+    parked = ParkedTable(1, "public.t1", Lsn(200), Xid(9), "a value that is not valid UTF-8")
+    write_progress(storage, LAYOUT, Lsn(250), parked=[parked])
+    needs = book_of(storage).needs([source, other], [line])
+    ((ended, reason),) = needs.ended
+    assert ended == line and "parked at commit LSN 0/C8: a value that is not valid UTF-8" in reason
+    assert [each.source for each in needs.wanted] == [other] and needs.unwanted == (1,)
+    request(storage, LAYOUT, 1, "public.t1")
+    assert wanted(book_of(storage), [source], []) == [], "what is missing behind it would be missing for ever"
+    write_progress(storage, LAYOUT, Lsn(260), parked=resumed([parked], {1}, Lsn(260)))
+    needs = book_of(storage).needs([source], [line])
+    assert [each.source for each in needs.wanted] == [source] and needs.unwanted == ()
+    assert [each for each, _ in needs.ended] == [line], "also one that was taken while the table was parked"
+    later = dataclasses.replace(line, place=260, valid_from=261)
+    assert book_of(storage, NEVER).needs([source], [later]).ended == ()
 
 
 def test_a_generation_without_its_record_is_of_an_earlier_slot(storage: Storage) -> None:

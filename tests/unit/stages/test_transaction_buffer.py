@@ -114,6 +114,23 @@ def test_a_prepared_transaction_that_keeps_poison_is_recorded_with_it(storage: P
     assert record.poison is not None
     (loaded,) = load_prepared(Storage(str(storage)), Layout(1, "s", "f"))
     assert loaded.poison == record.poison
+    assert loaded.bad_tables == record.bad_tables and record.bad_tables[0].n_changes == 101
+
+
+@pytest.mark.parametrize("bind_late", [False, True])
+@pytest.mark.parametrize("memory_bytes", [64 << 20, 1], ids=["in memory", "spilled"])
+def test_where_tables_are_parked_a_bad_one_leaves_no_row_and_no_file_at_its_commit(
+    storage: Path, memory_bytes: int, bind_late: bool
+) -> None:
+    calls = Calls(storage, memory_bytes, bind_late=bind_late, parks=True)
+    for content in (GOOD, POISON, GOOD):
+        calls.add(content)
+    sealed = calls.commit()
+    assert sealed.undeliverable is None and (sealed.memory, sealed.segments, sealed.n_rows) == ((), (), 0)
+    (bad,) = sealed.bad_tables
+    assert (bad.relid, bad.xid, bad.commit_lsn, bad.n_changes) == (5, 700, 0x200, 201)
+    assert sealed.transactions.column("rows").to_pylist() == [201]
+    assert not list(storage.rglob("*.parquet"))
 
 
 def test_a_transaction_whose_spill_failed_is_not_committed_without_those_rows(storage: Path) -> None:

@@ -1,0 +1,35 @@
+"""The tables that a person wants delivered again, after they were parked: one small object for each.
+
+``xidstream table resume`` writes it. The next epoch with a sink ends the park in the record of the slot, and removes
+the object after that. An object of a table that is not parked has no effect.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterable
+from typing import Final
+
+from xidstream.pipeline.segments.envelope import seal
+from xidstream.pipeline.segments.keys import Layout
+from xidstream.pipeline.segments.storage import Storage
+
+FORMAT: Final = "xidstream.resumed-table"
+VERSION: Final = 1
+
+
+def request_resume(storage: Storage, layout: Layout, relid: int, table: str) -> None:
+    """Durably. Raises StorageFault."""
+    content = {"table": table, "asked_at": datetime.datetime.now(datetime.timezone.utc).isoformat()}
+    storage.write_bytes(layout.resume_key(relid), seal(FORMAT, VERSION, content))
+
+
+def read_resumes(storage: Storage, layout: Layout) -> frozenset[int]:
+    """The relids. The name of an object says all that counts. Raises StorageFault."""
+    names = (key.rpartition("/")[2] for key in storage.list_keys(layout.resumed_prefix))
+    return frozenset(int(stem) for name in names if (stem := name.removesuffix(".json")).isdigit())
+
+
+def forget_resumes(storage: Storage, layout: Layout, relids: Iterable[int]) -> None:
+    """Raises StorageFault."""
+    storage.delete([layout.resume_key(relid) for relid in relids])

@@ -1,0 +1,138 @@
+"""Which tables are parked, decided in commit order: what is left out of each unit, and how much that was.
+
+``CommitOrder`` gives every unit to ``settle`` as soon as its content and that of all units before it is there, so
+before any of it is released or written to the journal. What a unit's buffer found begins a park; what a park covers is
+taken out of the unit. So the same stream is parked at the same commits, however it is cut into units: within a unit
+the buffer has cut the table at the transaction itself, and the units behind it are behind it as a whole.
+
+``tables`` is for the record: each with the count that belongs to the confirmed position, so that what the server sends
+again is not counted twice. A new park must be recorded before a unit behind it is released (``version``): else a run
+that comes later, with a decoder that takes the change, would go on as if nothing were missing.
+
+A table is resumed when an epoch begins (``pipeline.parked.resumed``), and never here: at no other time is it known that
+no unit will be cut anew across the place.
+
+Plain Python for one thread, ``order``'s.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from xidstream.pipeline.exchange import MemoryPart, Sealed, SegmentPart
+from xidstream.pipeline.parked import BadTable, ParkedTable, behind_sink
+from xidstream.pipeline.pg import Lsn
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Rows of one parked table that one unit had."""
+
+    relid: int
+    n_transactions: int
+    n_changes: int
+
+
+@dataclass(frozen=True)
+class Settled:
+    """``content`` without the rows of parked tables; ``keys`` of its segments that are of no use any more."""
+
+    content: Sealed
+    left_out: tuple[LeftOut, ...] = ()
+    keys: tuple[str, ...] = ()
+
+
+class Parking:
+    """``tables``: what was recorded, in the order in which they were parked."""
+
+    def __init__(self, tables: Iterable[ParkedTable] = ()) -> None:
+        self._tables = list(tables)
+        self._by_relid = {each.relid: i for i, each in enumerate(self._tables) if each.is_parked}
+        self.version = 0
+        """Changes whenever ``tables`` do, but for their counts."""
+
+    @property
+    def tables(self) -> tuple[ParkedTable, ...]:
+        return tuple(self._tables)
+
+    def parked_up_to(self, commit_lsn: Lsn) -> tuple[ParkedTable, ...]:
+        """Those whose rows are missing in a sink that has everything up to here."""
+        return tuple(each for each in self._tables if each.since_lsn <= commit_lsn) if self._tables else ()
+
+    def settle(self, content: Sealed) -> Settled:
+        """The unit's turn in the order of commits. A unit that may not be released is settled, too."""
+        for bad in sorted(content.bad_tables, key=lambda each: each.commit_lsn):
+            self._park(bad)
+        if not self._by_relid:
+            return Settled(content)
+        n_changes = {bad.relid: bad.n_changes for bad in content.bad_tables}
+        memory = [part for part in content.memory if self._covers(part)]
+        segments = [part for part in content.segments if self._covers(part)]
+        dropped: list[MemoryPart | SegmentPart] = [*memory, *segments]
+        for each in dropped:
+            relid = each.relation.relid
+            n_changes[relid] = n_changes.get(relid, 0) + each.n_rows
+        if not n_changes:
+            return Settled(content)
+        n_bytes = sum(part.n_bytes for part in memory) + sum(part.segment.n_bytes for part in segments)
+        settled = dataclasses.replace(
+            content,
+            memory=tuple(part for part in content.memory if not self._covers(part)),
+            segments=tuple(part for part in content.segments if not self._covers(part)),
+            n_rows=content.n_rows - sum(each.n_rows for each in dropped),
+            n_bytes=content.n_bytes - n_bytes,
+            bad_tables=(),
+        )
+        names = {each.relation.relid: each.relation.name for each in dropped}
+        names |= {bad.relid: bad.table for bad in content.bad_tables}
+        left_out = tuple(
+            LeftOut(relid, self._n_transactions(relid, names[relid], content.transactions), n)
+            for relid, n in n_changes.items()
+        )
+        return Settled(settled, left_out, tuple(part.segment.key for part in segments))
+
+    def count(self, left_out: Iterable[LeftOut]) -> None:
+        """A unit is confirmed that had these."""
+        for each in left_out:
+            place = self._by_relid[each.relid]
+            table = self._tables[place]
+            self._tables[place] = dataclasses.replace(
+                table,
+                n_transactions=table.n_transactions + each.n_transactions,
+                n_changes=table.n_changes + each.n_changes,
+            )
+
+    def sink_opened(self, watermark: Lsn) -> None:
+        """The sink holds every commit up to ``watermark``, and takes none of them again."""
+        moved = list(behind_sink(self._tables, watermark))
+        if moved != self._tables:
+            self._tables = moved
+            self.version += 1
+
+    # -- inside ----------------------------------------------------------------------------------------
+
+    def _park(self, bad: BadTable) -> None:
+        if bad.relid in self._by_relid:
+            return
+        self._by_relid[bad.relid] = len(self._tables)
+        self._tables.append(ParkedTable(bad.relid, bad.table, bad.commit_lsn, bad.xid, bad.what))
+        self.version += 1
+
+    def _covers(self, part: MemoryPart | SegmentPart) -> bool:
+        """Whether all of it is of a table that was parked before it. Of a part that begins before, its buffer has left
+        out the rest."""
+        place = self._by_relid.get(part.relation.relid)
+        if place is None:
+            return False
+        lsn = part.first_commit_lsn if isinstance(part, MemoryPart) else part.commit.commit_lsn
+        return self._tables[place].covers(lsn)
+
+    def _n_transactions(self, relid: int, name: str, transactions: pa.RecordBatch) -> int:
+        since_lsn = self._tables[self._by_relid[relid]].since_lsn
+        lsns = transactions.column("commit_lsn").to_pylist()
+        tables = transactions.column("tables").to_pylist()
+        return sum(lsn >= since_lsn and name in named for lsn, named in zip(lsns, tables, strict=True))
