@@ -1,8 +1,9 @@
 """Executes a course's actions, each on a thread: hold a table, read a range, commit a table, let go of it.
 
-Each action ends as one event of the course. An error that a person must see ends the run (``fail``). After any other
-the range is read again, if its reader was lost, or else the table is taken anew. A commit alone is repeated here, until
-the sink answers: the rows are on disk, and the driver may be starting again.
+Each action ends as one event of the course. An error that a person must see ends the run (``fail``). With ``on_poison =
+park``, one of the table's own rows or columns does not: its snapshot is cancelled until somebody asks for it. After
+any other error the range is read again, if its reader was lost, or else the table is taken anew. A commit alone is
+repeated here, until the sink answers: the rows are on disk, and the driver may be starting again.
 """
 
 from __future__ import annotations
@@ -17,7 +18,14 @@ from typing import Any, TypeVar
 from xidstream.actors.snapshot.actors import SnapshotActors
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import Action as Policy
-from xidstream.pipeline.errors import ComponentLost, ConnectionLost, StorageFault, XidstreamError
+from xidstream.pipeline.errors import (
+    ColumnNameClash,
+    ComponentLost,
+    ConnectionLost,
+    PoisonedChange,
+    StorageFault,
+    XidstreamError,
+)
 from xidstream.pipeline.events import of_error
 from xidstream.pipeline.snapshot.course import (
     Action,
@@ -33,7 +41,7 @@ from xidstream.pipeline.snapshot.course import (
     Release,
 )
 from xidstream.pipeline.snapshot.generation import Generation
-from xidstream.pipeline.snapshot.tables import plan_ranges
+from xidstream.pipeline.snapshot.tables import PublishedSource, plan_ranges
 from xidstream.pipeline.spark.snapshot_log import SnapshotTarget
 from xidstream.pipeline.stages.snapshot_book import SnapshotBook
 
@@ -78,6 +86,7 @@ class SnapshotSteps:
         self._report = report
         self._fail = fail
         self._n_connections = config.snapshot_connections
+        self._parks = config.on_poison == "park"
         self._actors = SnapshotActors(config)
         self._targets: dict[int, SnapshotTarget] = {}
         self._stop = threading.Event()
@@ -124,6 +133,9 @@ class SnapshotSteps:
         except XidstreamError as error:
             if self._stop.is_set():
                 return
+            if self._parks and isinstance(error, (PoisonedChange, ColumnNameClash)):
+                self._give_up(error, action)
+                return
             if error.policy.action is Policy.STOP:
                 self._fail(_with_way_out(error, action))
                 return
@@ -136,6 +148,17 @@ class SnapshotSteps:
         except BaseException as error:  # noqa: BLE001 - the supervisor raises it
             if not self._stop.is_set():
                 self._fail(error)
+
+    def _give_up(self, error: XidstreamError, action: Hold | Read | Commit) -> None:
+        """Go on without this snapshot."""
+        source = _source_of(action)
+        self._until_done(lambda: self._book.cancel(source))
+        text = (
+            f"snapshots: {error.message}: table {source.name} is left without a snapshot (on_poison = park) until "
+            f"`xidstream snapshot request --table {source.name}`"
+        )
+        log.warning(of_error("snapshot_failed", text, error))
+        self._report(Failed(source.relation.relid, action.attempt))
 
     def _hold(self, action: Hold) -> None:
         held = self._actors.hold("hold", action.source, action.wait_for_writers)
@@ -187,8 +210,12 @@ class SnapshotSteps:
 
 def _with_way_out(error: XidstreamError, action: Hold | Read | Commit) -> XidstreamError:
     """One table that cannot be read must not keep the others from their stream."""
-    source = action.task.source if isinstance(action, Read) else action.source
+    source = _source_of(action)
     remedy = (
         f"{error.remedy}; or go on without this snapshot: `xidstream snapshot cancel --table {source.name}`"
     )
     return type(error)(error.message, remedy=remedy)
+
+
+def _source_of(action: Hold | Read | Commit) -> PublishedSource:
+    return action.task.source if isinstance(action, Read) else action.source

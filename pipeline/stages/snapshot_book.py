@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from xidstream.pipeline.segments import Layout, Storage, read_progress
 from xidstream.pipeline.segments.snapshot_record import (
     Taken,
+    cancel,
     forget_request,
     forget_taken,
     read_taken,
@@ -121,6 +122,10 @@ class SnapshotBook:
         write_taken(self._storage, self._layout, taken)
         self._taken[_name(generation)] = taken
         return generation
+
+    def cancel(self, source: PublishedSource) -> None:
+        """No snapshot of the table is wanted, until somebody asks for one."""
+        cancel(self._storage, self._layout, source.relation.relid, source.name)
 
     def finish(self, generation: Generation) -> None:
         """The sink has it. Whoever asked for it has it, and the table's earlier ones are of no use."""

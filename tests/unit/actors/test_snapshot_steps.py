@@ -1,0 +1,61 @@
+"""What becomes of a snapshot's action that fails: which errors end the run, and which the table's snapshot alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.stages.test_snapshot_book import INITIAL, LAYOUT, source_of, wanted
+from xidstream.actors.snapshot.steps import SnapshotSteps
+from xidstream.pipeline.config import Config
+from xidstream.pipeline.errors import ColumnNameClash, PoisonedChange, SlotLost, XidstreamError
+from xidstream.pipeline.segments import Storage
+from xidstream.pipeline.segments.snapshot_record import read_wishes, request
+from xidstream.pipeline.snapshot.course import Failed, Hold
+from xidstream.pipeline.stages.snapshot_book import SnapshotBook
+
+
+def outcome(storage: Storage, error: XidstreamError, on_poison: str) -> tuple[list[Any], list[BaseException]]:
+    """What the course and the supervisor hear of an action on table 7 that raises ``error``."""
+    reported: list[Any] = []
+    failed: list[BaseException] = []
+    book = SnapshotBook(storage, LAYOUT, INITIAL)
+    config = Config(slot="orders", on_poison=on_poison)
+    steps = SnapshotSteps(config, book, lambda *_: None, lambda _: 0, reported.append, failed.append)
+
+    def act(action: object) -> None:
+        raise error
+
+    steps._watched(act, Hold(source_of(7), 3, False), 7)
+    steps.close()
+    return reported, failed
+
+
+@pytest.mark.parametrize("kind", [PoisonedChange, ColumnNameClash])
+def test_where_tables_are_parked_one_that_cannot_be_read_costs_its_own_snapshot_until_it_is_asked_for(
+    tmp_path: Path, kind: type[XidstreamError], caplog: pytest.LogCaptureFixture
+) -> None:
+    storage = Storage(str(tmp_path))
+    request(storage, LAYOUT, 7, "public.t7")
+    assert outcome(storage, kind("table t7 is bad"), "park") == ([Failed(7, 3)], [])
+    assert "table t7 is bad" in caplog.text and "snapshot request --table public.t7" in caplog.text
+    wishes = read_wishes(storage, LAYOUT)
+    assert (dict(wishes.requests), dict(wishes.cancelled)) == ({}, {7: "public.t7"})
+    book = SnapshotBook(storage, LAYOUT, INITIAL)
+    assert wanted(book, [source_of(7), source_of(8)], []) == [8]
+    request(storage, LAYOUT, 7, "public.t7")
+    assert wanted(book, [source_of(7)], []) == [7]
+
+
+@pytest.mark.parametrize(
+    ("error", "on_poison"), [(PoisonedChange("bad"), "stop"), (SlotLost("gone"), "park")]
+)
+def test_what_concerns_all_or_is_to_stop_ends_the_run_and_cancels_nothing(
+    tmp_path: Path, error: XidstreamError, on_poison: str
+) -> None:
+    storage = Storage(str(tmp_path))
+    reported, (failed,) = outcome(storage, error, on_poison)
+    assert reported == [] and isinstance(failed, type(error)) and "snapshot cancel" in failed.remedy
+    assert read_wishes(storage, LAYOUT).cancelled == {}
