@@ -5,13 +5,15 @@ Both slots park, so the twin says where: it gets the same transactions in other 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
 import pytest
 
 from tests.differential.scenario import *  # noqa: F403
 from tests.differential.scenario import EXTREMES, Scenario, Side
-from xidstream.pipeline.errors import ColumnNameClash
+from xidstream.actors.cli.main import main
+from xidstream.pipeline.errors import ColumnNameClash, ExitStatus
 from xidstream.pipeline.parked import ParkedTable
 from xidstream.pipeline.segments import Layout, Storage, read_progress, request_resume
 
@@ -36,9 +38,20 @@ def parked(side: Side) -> tuple[ParkedTable, ...]:
     return record.parked
 
 
+def command(
+    side: Side, capsys: pytest.CaptureFixture[str], *arguments: str, status: ExitStatus = ExitStatus.DONE
+) -> str:
+    """What ``xidstream table`` prints."""
+    where = ["--dsn", side.database.dsn(), "--slot", side.slot, "--storage", str(side.folder)]
+    with pytest.raises(SystemExit) as ended:
+        main(["table", *arguments, *where])
+    assert int(ended.value.code or 0) == status
+    return capsys.readouterr().out
+
+
 @pytest.mark.parametrize("journal", [False, True], ids=["", "journal"])
 def test_a_table_is_parked_at_one_commit_over_crashes_and_the_others_are_whole(
-    scenario_in: Callable[..., Scenario], journal: bool
+    scenario_in: Callable[..., Scenario], journal: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     scenario = scenario_in("SQL_ASCII")
     scenario.run(TABLE.format("good"), TABLE.format("bad"))
@@ -74,8 +87,14 @@ def test_a_table_is_parked_at_one_commit_over_crashes_and_the_others_are_whole(
     first = next(t for t in scenario.transactions if t.commit_lsn == ours.since_lsn)
     assert (first.tables, first.n_rows) == (["public.bad", "public.good"], 5)
 
+    assert f"parked: {ours}" in command(scenario.streamed, capsys, "parked")
+    (told,) = json.loads(command(scenario.streamed, capsys, "parked", "--json"))
+    assert ParkedTable.from_json(told) == ours
+    command(scenario.streamed, capsys, "resume", "--table", "public.good", status=ExitStatus.USAGE)
+    assert "from the next start" in command(scenario.streamed, capsys, "resume", "--table", "public.bad")
+    assert f"parked, and resumed at the next start: {ours}" in command(scenario.streamed, capsys, "parked")
+    request_resume(*stored(scenario.twin), ours.relid, ours.table)
     for side in scenario.sides:
-        request_resume(*stored(side), ours.relid, ours.table)
         side.crash()
     scenario.run(*both(300, 301))
     scenario.agree(parked=BAD)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from deltalake import DeltaTable
 
 from xidstream.pipeline.errors import Superseded, Unsupported
-from xidstream.pipeline.exchange import Tenure
+from xidstream.pipeline.exchange import Batch, SlotIdentity, Tenure
 from xidstream.pipeline.parked import ParkedTable
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.relations import RelationVersion
@@ -21,7 +22,9 @@ from xidstream.pipeline.relations.relation import Column, ReplicaIdentity
 from xidstream.pipeline.rows import TRANSACTIONS_SCHEMA, contract_schema
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 from xidstream.pipeline.snapshot.generation import Generation, GenerationState
+from xidstream.pipeline.spark.delta import DeltaSink
 from xidstream.pipeline.spark.delta_table import DeltaTableWriter
+from xidstream.pipeline.spark.frames import SinkBatch
 from xidstream.pipeline.spark.naming import Location
 from xidstream.pipeline.spark.ownership import Ownership
 from xidstream.pipeline.spark.parquet_files import ParquetFiles, WrittenFile
@@ -154,6 +157,31 @@ def test_a_parked_tables_generation_is_ended_once_and_one_from_behind_the_park_i
     assert [(each.number, each.state.value) for each in log.lines(True)] == [(1, "ended"), (2, "finished")]
     log.park([dataclasses.replace(parked, until_lsn=Lsn(101))])
     assert [(each.number, each.state.value) for each in log.lines(True)] == [(1, "ended"), (2, "ended")]
+
+
+def test_the_sink_ends_a_parked_tables_generation_before_transactions_says_that_all_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever reads in between would take what is there for the whole table."""
+    log = log_of(tmp_path)
+    log.commit(GENERATION, written(log, range(2)))
+    sink = DeltaSink(str(tmp_path), SlotIdentity(7, "shop", "orders"))
+    sink.claim(Tenure(2, "epoch", 1, {}, Lsn(10**9)))
+    sink._threads = ThreadPoolExecutor(1)
+    parked = ParkedTable(16384, "public.a.b", Lsn(300), Xid(1), "why")
+    content = Batch(0, (), Lsn(290), Lsn(310), Lsn(314), 1, 0, 0, parked=(parked,))
+    nothing: Any = None
+    batch = SinkBatch(content, nothing, nothing, nothing, nothing, nothing)
+    states: list[list[str]] = []
+
+    def look(_: object) -> None:
+        states.append([line.state.value for line in log_of(tmp_path, 2).lines(True)])
+
+    monkeypatch.setattr(sink, "_write_transactions", look)
+    for _ in range(2):
+        sink.write(batch)
+    assert states == [["ended"], ["ended"]]
+    sink.close()
 
 
 def test_another_slots_generation_of_the_same_table_is_not_ours(tmp_path: Path) -> None:
