@@ -45,6 +45,8 @@ from xidstream.pipeline.parked import ParkedTable
 from xidstream.pipeline.pg import Lsn
 
 _POLL_S = 0.25
+_LOOK_S = 1.0
+"""Between looks for tables that were parked."""
 LAST_BATCH_TIMEOUT_S: Final = 120.0
 _DELIVERED_BEFORE = (PoisonedChange, ColumnNameClash, SlotLost)
 """All before it is delivered, and the server shall know."""
@@ -84,6 +86,7 @@ class Delivery:
         self._target = target
         self._left_out: set[object] = set()
         self._parked: set[tuple[int, Lsn]] = set()
+        self._look_s = 0.0
         self._has_failed = False
         """Whether the last loop failed without a delivered batch."""
         self._n_batches = self._n_done = 0
@@ -136,7 +139,7 @@ class Delivery:
                 if self._has_ended(driver):
                     break
             except _DELIVERED_BEFORE:
-                self._tell_left_out()
+                self._tell_left_out(at_last=True)
                 self._epoch.stop_reading()
                 raise
             self._tell_left_out()
@@ -146,7 +149,7 @@ class Delivery:
                 # What the journal holds is confirmed all the same.
                 self._epoch.stop_in_order()
                 raise ComponentLost(f"the batch in hand did not end within {LAST_BATCH_TIMEOUT_S:.0f} s")
-        self._tell_left_out()
+        self._tell_left_out(at_last=True)
 
     def _has_ended(self, driver: Driver) -> bool:
         """Raises LoopFailed, and the error of a part that failed before the loop did."""
@@ -200,9 +203,13 @@ class Delivery:
             return False
         return not (isinstance(error, ComponentLost) and self._held.is_alive())
 
-    def _tell_left_out(self) -> None:
-        """What was given up is never left out silently."""
+    def _tell_left_out(self, *, at_last: bool = False) -> None:
+        """What was given up or parked is never left out silently."""
         told = self._left_out
+        is_all_told = len(told) == len(self._opened.given_up)
+        if is_all_told and not at_last and time.monotonic() < self._look_s:
+            return
+        self._look_s = time.monotonic() + _LOOK_S
         stats = self._epoch.sequencer_stats()
         if stats is None:
             return
