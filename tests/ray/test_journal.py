@@ -11,9 +11,12 @@ import ray
 
 from tests.ray.conftest import RayPipeline
 from tests.ray.test_pipeline import FILL, NEWEST, set_up
+from tests.ray.test_poison import xidstream
 from tests.waiting import wait_until
 from xidstream.actors.supervision import delivery
 from xidstream.pipeline.errors import ExitStatus, SlotLost
+from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.segments import Layout, Storage, load_journal_units, read_skips, stored_journal
 
 pytestmark = pytest.mark.ray
 
@@ -58,6 +61,21 @@ def stop_without_sink(pipeline: RayPipeline) -> None:
     pipeline.join()
 
 
+def stored(pipeline: RayPipeline) -> tuple[Storage, Layout]:
+    (folder,) = Path(pipeline.storage).glob("*/s_*")
+    return Storage(str(pipeline.storage)), Layout(int(folder.parent.name), pipeline.slot, "test")
+
+
+def commit_in_journal(pipeline: RayPipeline, xid: int) -> Lsn:
+    storage, layout = stored(pipeline)
+    journal = stored_journal(storage, layout, verify=False)
+    assert journal is not None
+    units = (unit for file in journal.readable for _, unit in load_journal_units(storage, layout, file, id))
+    lines = (line for unit in units for line in unit.transactions.to_pylist())
+    (commit_lsn,) = (line["commit_lsn"] for line in lines if line["xid"] == xid)
+    return Lsn(commit_lsn)
+
+
 def small_ids(pipeline: RayPipeline) -> list[int]:
     return [row["id"] for row in pipeline.driver.rows("public.small")]
 
@@ -92,7 +110,7 @@ def test_the_slot_is_confirmed_while_the_sink_is_away_and_all_arrives_in_order(
 
 
 @NEWEST
-def test_a_stopped_run_leaves_what_it_had_in_the_journal_and_the_next_one_delivers_it(
+def test_a_stopped_run_leaves_what_it_had_in_the_journal_and_the_next_one_delivers_it_but_for_what_is_given_up(
     pipeline: RayPipeline, tmp_path: Path
 ) -> None:
     set_up(pipeline.database)
@@ -108,10 +126,19 @@ def test_a_stopped_run_leaves_what_it_had_in_the_journal_and_the_next_one_delive
     stop_without_sink(pipeline)
     assert pipeline.confirmed() >= target
     assert small_ids(pipeline) == [0] and journal_files(pipeline)
+    xid = int(pipeline.database.execute("select xmin::text::bigint from small where id = 3")[0][0])
+    name = ["--xid", str(xid), "--commit-lsn", str(commit_in_journal(pipeline, xid))]
+    assert xidstream(pipeline, "slot", "skip", *name) == 0
 
     successor = RayPipeline(pipeline.database, tmp_path)
     successor.run_available(**settings)
-    assert small_ids(successor) == [1, 2, 3, 4, 5]
+    assert small_ids(successor) == [1, 2, 4, 5]
+    assert xid not in [each["xid"] for each in successor.driver.transactions]
+    assert [f"transaction {xid}, " in notice and "given up" in notice for notice in successor.notices] == [
+        True
+    ]
+    (recorded,) = read_skips(*stored(pipeline))
+    assert recorded.left_out_at is not None
     assert [r["id"] for r in successor.driver.rows("public.big")] == list(range(1, 20_001))
     assert not journal_files(pipeline) and not pipeline.segments()
 
