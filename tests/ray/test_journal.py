@@ -164,7 +164,9 @@ def test_a_run_that_is_stopped_while_a_batch_hangs_confirms_what_it_journals(
 
 
 @NEWEST
-@pytest.mark.parametrize("damage", ["altered", "missing", "segment missing"])
+@pytest.mark.parametrize(
+    "damage", ["altered", pytest.param("missing", marks=pytest.mark.slow), "segment missing"]
+)
 def test_a_damaged_journal_ends_the_run_behind_all_that_came_before(
     pipeline: RayPipeline, tmp_path: Path, damage: str
 ) -> None:

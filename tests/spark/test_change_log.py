@@ -296,6 +296,7 @@ def test_the_example_of_the_current_state_shows_it(orders: Root, capsys: pytest.
     assert "public.orders at 0/64:" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_example_of_an_audit_shows_what_a_transaction_did(
     orders: Root, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -73,7 +73,15 @@ LOGS = [
 ]
 
 
-@pytest.mark.parametrize("arguments", LOGS, ids=lambda a: f"seed{a['seed']}")
+EACH_TIME = (0, 2, 6, 8)
+"""One log of each kind of key and identity, with and without truncates: the others are more of the same."""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [pytest.param(a, marks=() if a["seed"] in EACH_TIME else pytest.mark.slow) for a in LOGS],
+    ids=lambda a: f"seed{a['seed']}",
+)
 def test_a_random_log_folds_to_what_the_table_held(
     spark: Any, arguments: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -105,7 +113,9 @@ def frozen(row: Change) -> Change:
     }
 
 
-@pytest.mark.parametrize("seed", [20, 21, 22])
+@pytest.mark.parametrize(
+    "seed", [pytest.param(20, marks=pytest.mark.slow), 21, pytest.param(22, marks=pytest.mark.slow)]
+)
 def test_net_changes_of_a_random_log_take_a_base_to_the_tables_state(spark: Any, seed: int) -> None:
     log = RandomLog(seed, truncates=seed == 21, n_keys=10)
     state = {values_of(row)[0]: values_of(row) for row in log.base}
