@@ -53,6 +53,8 @@ CUT_BYTES: Final = 128 << 20
 _ROW_GROUP_BYTES: Final = 32 << 20
 _ROW_GROUP_ROWS: Final = 256 << 10
 _PAGE_BYTES: Final = 1 << 30
+_LOOK_BYTES: Final = 1 << 20
+_LEAST_ROWS_BETWEEN_LOOKS: Final = 1_024
 
 
 def fits(groups: Iterable[Group]) -> bool:
@@ -150,6 +152,7 @@ class LocalSwap:
             "use_dictionary": repeating,
             "write_statistics": statistics_leaves(self.schema),
             "store_schema": False,
+            "write_batch_size": _rows_between_looks(first),
         }
         with self.table.create(path) as sink, pq.ParquetWriter(sink, schema, **options) as writer:
             for rows in chain([first], groups):
@@ -188,6 +191,14 @@ def _row_groups(
 def _row_group(pieces: Sequence[pa.Table]) -> Iterator[pa.Table]:
     # A second dictionary in a row group would make its writer give up the first.
     return halved(pa.concat_tables(pieces).unify_dictionaries(), _PAGE_BYTES)
+
+
+def _rows_between_looks(rows: pa.Table) -> int:
+    """After how many rows the writer looks whether a page is full. Each time it also sums up a dictionary's part for
+    the statistics, which takes longer than to write it: so not more often than pages need it."""
+    indexes = [field.name for field in rows.schema if pt.is_dictionary(field.type)]
+    width = max(1, rows.drop_columns(indexes).nbytes // rows.num_rows)
+    return int(max(_LEAST_ROWS_BETWEEN_LOOKS, min(_ROW_GROUP_ROWS, _LOOK_BYTES // width)))
 
 
 class _Dictionaries:

@@ -65,6 +65,13 @@ def test_a_file_keeps_its_rows_but_the_changed_ones_and_gets_those_of_its_slot(
     assert second == {**{i: f"old {i}" for i in range(50, 90) if i != 61}, 60: "new"}
 
 
+def test_the_writer_looks_at_its_pages_as_often_as_their_rows_are_wide() -> None:
+    ids = pa.array(range(9), pa.int64())
+    narrow = pa.table({"id": ids, "v": pa.array(["x" * 100_000] * 9).dictionary_encode()})
+    wide = pa.table({"id": ids, "v": ["x" * 100_000] * 9})
+    assert local_swap._rows_between_looks(narrow) > 100 * local_swap._rows_between_looks(wide)
+
+
 def test_a_group_is_cut_by_key_and_one_without_rows_leaves_no_file(tmp_path: Path) -> None:
     files = [base_file(tmp_path, "a", [9, 1, 5, 3]), base_file(tmp_path, "b", [20, 21])]
     new = {2: "x", 7: "x", 20: None, 21: None, 100: "y", 101: "y"}
