@@ -3,7 +3,8 @@
 The log is made as a run makes it (files, commits, a line of ``_snapshots``), without a server. The tail updates,
 deletes and inserts rows that are spread over the whole table. Three of four updates leave a large value unchanged, so
 the state must fill it in. The reference reads the snapshot's files and nothing else. Both go to Spark's ``noop`` sink,
-and both are counted as well. ``plan_s``: until ``as_of`` has its DataFrame, which is before any row is read.
+and both are counted as well: a scan's count needs no column of the table, a state's needs the key. So there is the sum
+of a column, too (``sum``). ``plan_s``: until ``as_of`` has its DataFrame, which is before any row is read.
 """
 
 from __future__ import annotations
@@ -90,6 +91,7 @@ def _measured(spark: SparkSession, folder: str, repeats: int) -> dict[str, Any]:
     ways: dict[str, Callable[[Any], Any]] = {
         "noop": lambda frame: frame.write.format("noop").mode("overwrite").save(),
         "count": lambda frame: frame.count(),
+        "sum": lambda frame: frame.agg({"id": "sum"}).collect(),
     }
     for way, use in ways.items():
         found[way] = _beside(scan, state, use, repeats)

@@ -152,7 +152,9 @@ class KeyedNet:
             *key_as(parts, "f_k"), *[f.col(c).alias(f"f_{c}") for c in columns], f.col("text").alias("f_text")
         )
         touched = self._by_base_key()
-        base, is_touched = sieved(base, "f_k", touched, parts, self.shape, self.facts.n_rows)
+        # The keys as the tail has them: the sieve need not wait for its windows.
+        keys = self.behind.select(*key_as(parts, "t"))
+        base, is_touched = sieved(base, "f_k", keys, parts, self.shape, self.facts.n_rows)
         is_patch = f.col("is_patch")
         rows = base.join(f.broadcast(touched), is_touched, "left").filter(is_patch.isNull() | is_patch)
         patched = self.net.filled_from("f_")
@@ -188,11 +190,16 @@ def keyed_net(
     facts: TailFacts | None = None,
 ) -> KeyedNet:
     """``existed``: whether that column is wanted; else it is null. ``facts``: the tail's; a small job finds them."""
+    from pyspark.sql import functions as f
+
     if shape.key is None:
         raise UsageError(f"table {shape.table} has no key: its rows are folded as a multiset")
     rows = prepared_tail(tail, shape)
     facts = facts_of(rows, shape) if facts is None else facts
     rows = behind_truncate(rows, facts)
+    # Spark would say so of one of two uses of these rows, and then shuffle them twice.
+    for part in key_parts(shape):
+        rows = rows if part.may_be_null else rows.filter(f.col(part.name).isNotNull())
     toasted = [i for i, name in enumerate(shape.columns) if name in facts.unchanged]
     net = LastRows(shape, facts, toasted)
     last = net.with_history(rows) if toasted or existed else net.last_words(rows)

@@ -35,8 +35,9 @@ _WORD_BITS: Final = 64
 def sieved(
     base: DataFrame, prefix: str, touched: DataFrame, parts: Sequence[KeyPart], shape: TableShape, n_rows: int
 ) -> tuple[DataFrame, Column]:
-    """``base`` with a few columns more, and the condition that joins it with ``touched``, a few rows at most, whose key
-    parts are ``t0``, ``t1``, …; the base's are ``prefix``0, … ``n_rows``: about how many ``touched`` has."""
+    """``base`` with a few columns more, and the condition that joins it with touched keys, whose parts are ``t0``,
+    ``t1``, …; the base's are ``prefix``0, … ``touched``: ``n_rows`` rows, a few at most, with each touched key at least
+    once."""
     from pyspark.sql import functions as f
 
     number = _number(parts, shape)

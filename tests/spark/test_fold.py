@@ -274,7 +274,11 @@ def test_an_insert_that_lacks_a_value_is_there_and_takes_none_from_a_former_life
     if is_in_files:
         tail = in_files(spark, tail, tmp_path / "tail")
     expected = {1: (None, 1), 3: (None, 3), 2: (None, 10), 5: ("of the base 5", 5)}
-    found = dicts(fold(base, tail, shape))
+    state = fold(base, tail, shape)
+    if is_in_files:
+        plan = state._jdf.queryExecution().executedPlan().toString()
+        assert "ReusedExchange" in plan, "the tail is sorted by its keys once"
+    found = dicts(state)
     assert len(found) == 4 and {row["id"]: (row["body"], row["n"]) for row in found} == expected
     net = {row["id"]: row for row in dicts(net_changes(base, tail, shape))}
     there = {i: row for i, row in net.items() if row["_change_type"] != "delete"}
