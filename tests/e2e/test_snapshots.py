@@ -22,6 +22,7 @@ from tests.postgres_fixtures import Database
 from tests.processes import living_below
 from xidstream import ChangeLog, ChangeStream, LogState, SparkBatch
 from xidstream.actors.cli.snapshots import request_command
+from xidstream.actors.cli.tables import resume_command
 from xidstream.actors.snapshot import steps, taking
 from xidstream.pipeline.errors import PreconditionMissing, SinkFailed
 from xidstream.pipeline.pg import Lsn, Xid
@@ -439,6 +440,62 @@ def test_a_table_that_is_added_changed_or_asked_for_is_taken_while_the_run_goes_
     for row in table.to_pyarrow_table().to_pylist():
         version = after if row["_commit_lsn"] >= after["since"] else before
         assert row["_commit_lsn"] >= before["since"] and row[version["columns"]["n"]["column"]] is not None
+
+
+@pytest.mark.parametrize("postgres_server", [18], indirect=True)
+def test_a_parked_table_is_refused_until_its_next_snapshot_and_the_other_is_read_all_the_while(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(taking, "_LOOK_S", 0.5)
+    database = pipeline.database
+    for table in "ab":
+        database.execute(f"create table {table} (id int primary key, n int)")
+        database.execute(f"insert into {table} select i, i from generate_series(1, 500) i")
+    database.execute("create publication p for all tables")
+    start(pipeline, on_poison="park")
+    wait_until_taken(pipeline, 2)
+
+    def insert_into_both(first: int) -> Lsn:
+        with database.connect() as session:
+            session.execute(b"begin")
+            for table in "ab":
+                rows = f"select i, i from generate_series({first}, {first + 99}) i"
+                session.execute(f"insert into {table} (id, n) {rows}".encode())
+            session.execute(b"commit")
+        lsn = until(database)
+        wait_until_delivered(pipeline, lsn)
+        return lsn.before
+
+    insert_into_both(1000)
+    database.execute('alter table b add column "_SEQ" int')
+    insert_into_both(2000)
+
+    def as_of(table: str) -> Counter[Row]:
+        state = ChangeLog(str(pipeline.delta)).as_of(pipeline.spark)
+        return Counter(tuple(row) for row in state[table].select("id", "n").collect())
+
+    assert as_of("public.a") == Counter(database.execute("select id, n from a"))
+    with pytest.raises(PreconditionMissing, match=r"public.b .* was parked at commit LSN .*_SEQ"):
+        as_of("public.b")
+    assert {(line["table"], line["state"]) for line in generations(pipeline)} == {
+        ("public.a", "finished"), ("public.b", "finished"), ("public.b", "ended"),
+    }  # fmt: skip
+    assert "table public.b is parked since commit LSN" in caplog.text
+    pipeline.query.stop()
+    assert pipeline.query.exception() is None
+
+    database.execute('alter table b rename "_SEQ" to mended')
+    database.execute("insert into b values (5000, 5000, 1)")
+    resume_command(pipeline.config(), "public.b")
+    start(pipeline, on_poison="park")
+    pipeline.wait_until(
+        lambda: ("public.b", 2) in {(g["table"], g["generation"]) for g in generations(pipeline)}
+    )
+    insert_into_both(3000)
+    pipeline.query.stop()
+    assert pipeline.query.exception() is None
+    for table in "ab":
+        assert as_of(f"public.{table}") == Counter(database.execute(f"select id, n from {table}"))
 
 
 @pytest.mark.parametrize("postgres_server", [16], indirect=True)
