@@ -30,6 +30,8 @@ from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 from xidstream.pipeline.spark.contained import without_contained
 
 pytestmark = pytest.mark.e2e
+OLDEST = pytest.param(16, marks=pytest.mark.slow)
+"""The server's part of these tests runs on both versions in tests/postgres each time."""
 
 TABLES = {
     "accounts": "id, balance, note",
@@ -98,7 +100,8 @@ class Writers:
                 while not self._stop.is_set():
                     with self._locks[number]:
                         self._transaction(session, dice, number)
-                    time.sleep(0.002)
+                    # Enough for changes in every range and batch. More of them would only take time.
+                    time.sleep(0.01)
         except BaseException as error:
             self._failures.append(error)
 
@@ -238,6 +241,7 @@ def taken_amid_changes(pipeline: Pipeline, seed: int) -> list[tuple[Lsn, dict[st
     return states
 
 
+@pytest.mark.parametrize("postgres_server", [OLDEST, 18], indirect=True)
 @pytest.mark.parametrize("seed", [1])
 def test_rows_from_before_and_changes_meanwhile_fold_to_the_source_at_every_state(
     pipeline: Pipeline, seed: int
@@ -384,6 +388,7 @@ def until(lsn_of: Database) -> Lsn:
     return Lsn.parse(lsn)
 
 
+@pytest.mark.parametrize("postgres_server", [OLDEST, 18], indirect=True)
 def test_a_table_that_is_added_changed_or_asked_for_is_taken_while_the_run_goes_on(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.e2e.conftest import Pipeline
 from tests.waiting import wait_until
+from xidstream.pipeline.account import stalls
 
 pytestmark = pytest.mark.e2e
 NEWEST = pytest.mark.parametrize("postgres_server", [18], indirect=True)
@@ -59,7 +60,7 @@ def rolled_back(query: Any) -> list[Any]:
 
 @NEWEST
 def test_status_names_a_large_transaction_before_it_commits_and_then_the_sink_that_it_waits_for(
-    pipeline: Pipeline, caplog: pytest.LogCaptureFixture
+    pipeline: Pipeline, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     database = pipeline.database
     database.execute("create table t (id bigint primary key, note text)")
@@ -105,6 +106,8 @@ def test_status_names_a_large_transaction_before_it_commits_and_then_the_sink_th
         assert told["sink"]["n_rows"] == 0, "nothing of it is in the sink before its COMMIT"
         shown = status(pipeline)
         assert shown.returncode == 0 and f"xid {row[0]}" in shown.stdout, shown.stdout + shown.stderr
+        # Only now: on a busy machine the stream itself may rest for so long.
+        monkeypatch.setattr(stalls, "STALLED_AFTER_S", 4.0)
         session.commit()
         wait_until(entered.is_set, 60)
         wait_until(lambda: "stalled: the commit sequencer waits for the sink" in caplog.text, 30)
@@ -126,7 +129,7 @@ def test_status_names_a_large_transaction_before_it_commits_and_then_the_sink_th
         wait_until(lambda: "no longer stalled" in caplog.text, 30)
     told = account(pipeline)
     assert told["stalls"] == [] and told["sink"]["in_hand"] is None
-    assert told["sink"]["batches"][-1]["n_rows"] == 55_000 and told["sink"]["latency"]["p50_ms"] > 15_000
+    assert told["sink"]["batches"][-1]["n_rows"] == 55_000 and told["sink"]["latency"]["p50_ms"] > 4_000
     query.stop()
     told = account(pipeline)
     assert told["run"] is None and told["slot"]["active_pid"] is None, (
