@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -172,8 +173,11 @@ def test_capture_and_run_do_not_share_a_slot_and_a_capture_needs_its_journal(
     assert checked.returncode == 0 and "Java" not in checked.stdout, checked.stdout
     with capturing(database, tmp_path):
         wait_for_reader(database)
-        for other in (options(database, tmp_path), capture_options(database, tmp_path)):
-            second = run(*other)
+        # Side by side: each waits half a minute for the slot.
+        others = (options(database, tmp_path), capture_options(database, tmp_path))
+        with ThreadPoolExecutor() as pool:
+            refused_runs = list(pool.map(lambda arguments: run(*arguments), others))
+        for second in refused_runs:
             assert second.returncode == 1, second.stderr
             assert "is in use" in second.stderr and "Traceback" not in second.stderr
         assert is_read(database)
