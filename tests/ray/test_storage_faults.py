@@ -37,8 +37,12 @@ def ids(pipeline: RayPipeline, table: str = "public.big") -> list[int]:
 
 def deliver_one(pipeline: RayPipeline, number: int) -> None:
     """A small transaction, through to its confirmation."""
+    n_before = len(pipeline.driver.transactions)
     pipeline.database.execute(f"insert into small values ({number})")
-    wait_until(lambda: number in ids(pipeline, "public.small"))
+    # The driver keeps a batch's rows before its transactions.
+    wait_until(
+        lambda: number in ids(pipeline, "public.small") and len(pipeline.driver.transactions) > n_before
+    )
     end_lsn = pipeline.driver.transactions[-1]["end_lsn"]
     wait_until(lambda: pipeline.confirmed() >= end_lsn)
 
