@@ -134,12 +134,13 @@ class ParkedTable:
 def resumed(
     tables: Iterable[ParkedTable], relids: AbstractSet[int], confirmed_lsn: Lsn
 ) -> tuple[ParkedTable, ...]:
-    """``tables``, with those of ``relids`` delivered again behind ``confirmed_lsn``.
+    """``tables``, with those of ``relids`` delivered again behind ``confirmed_lsn``, or from the park itself where that
+    is not confirmed yet.
 
     Only when an epoch begins: all that is confirmed is behind it then, and nothing else was released by it.
     """
     return tuple(
-        dataclasses.replace(each, until_lsn=confirmed_lsn, awaits_sink=True)
+        dataclasses.replace(each, until_lsn=max(confirmed_lsn, each.since_lsn), awaits_sink=True)
         if each.is_parked and each.relid in relids
         else each
         for each in tables

@@ -321,7 +321,7 @@ class CommitOrder:
     def _settle(self) -> None:
         while self._unsettled and (content := self._unsettled[0].content) is not None:
             entry = self._unsettled.popleft()
-            settled = self.parking.settle(content)
+            settled = self.parking.settle(content, entry.end)
             if settled.content is content:
                 continue
             if not entry.is_stuck_behind:
@@ -341,7 +341,10 @@ class CommitOrder:
         while self._entries and self._entries[0].state is EntryState.DONE:
             self._pop_head()
         if self._entries and self._entries[0].state is EntryState.STUCK:
-            self._confirmed_lsn = max(self._confirmed_lsn, self._entries[0].end_lsn)
+            stuck = self._entries[0]
+            left_out, stuck.left_out = stuck.left_out, ()
+            self.parking.count(left_out)
+            self._confirmed_lsn = max(self._confirmed_lsn, stuck.end_lsn)
 
 
 def _may_be_written(entry: Entry) -> bool:

@@ -10,7 +10,9 @@ again is not counted twice. A new park must be recorded before a unit behind it 
 that comes later, with a decoder that takes the change, would go on as if nothing were missing.
 
 A table is resumed when an epoch begins (``pipeline.parked.resumed``), and never here: at no other time is it known that
-no unit will be cut anew across the place.
+no unit will be cut anew across the place. The server may send again what commits before that place, after a crash: a
+unit that lies wholly before it parks nothing, and still has no row of the table. A unit across it may lack rows from
+behind it, so it parks the table again.
 
 Plain Python for one thread, ``order``'s.
 """
@@ -23,9 +25,9 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from xidstream.pipeline.exchange import MemoryPart, Sealed, SegmentPart
+from xidstream.pipeline.exchange import MemoryPart, Sealed, SegmentPart, UnitEnd
 from xidstream.pipeline.parked import BadTable, ParkedTable, behind_sink
-from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.pg import INVALID_LSN, Lsn
 
 
 @dataclass(frozen=True)
@@ -47,10 +49,12 @@ class Settled:
 
 
 class Parking:
-    """``tables``: what was recorded, in the order in which they were parked."""
+    """``tables``: what was recorded, in the order in which they were parked. Their counts have all up to
+    ``confirmed_lsn``."""
 
-    def __init__(self, tables: Iterable[ParkedTable] = ()) -> None:
+    def __init__(self, tables: Iterable[ParkedTable] = (), confirmed_lsn: Lsn = INVALID_LSN) -> None:
         self._tables = list(tables)
+        self._counted_lsn = confirmed_lsn
         self._by_relid = {each.relid: i for i, each in enumerate(self._tables) if each.is_parked}
         self.version = 0
         """Changes whenever ``tables`` do, but for their counts."""
@@ -63,37 +67,29 @@ class Parking:
         """Those whose rows are missing in a sink that has everything up to here."""
         return tuple(each for each in self._tables if each.since_lsn <= commit_lsn) if self._tables else ()
 
-    def settle(self, content: Sealed) -> Settled:
+    def settle(self, content: Sealed, end: UnitEnd) -> Settled:
         """The unit's turn in the order of commits. A unit that may not be released is settled, too."""
         for bad in sorted(content.bad_tables, key=lambda each: each.commit_lsn):
-            self._park(bad)
-        if not self._by_relid:
+            if not self._was_parked(bad.relid, bad.commit_lsn, end):
+                self._park(bad)
+        if not self._tables:
             return Settled(content)
-        n_changes = {bad.relid: bad.n_changes for bad in content.bad_tables}
-        memory = [part for part in content.memory if self._covers(part)]
-        segments = [part for part in content.segments if self._covers(part)]
+        memory = [part for part in content.memory if self._covers(part, end)]
+        segments = [part for part in content.segments if self._covers(part, end)]
         dropped: list[MemoryPart | SegmentPart] = [*memory, *segments]
-        for each in dropped:
-            relid = each.relation.relid
-            n_changes[relid] = n_changes.get(relid, 0) + each.n_rows
-        if not n_changes:
+        if not dropped and not content.bad_tables:
             return Settled(content)
         n_bytes = sum(part.n_bytes for part in memory) + sum(part.segment.n_bytes for part in segments)
         settled = dataclasses.replace(
             content,
-            memory=tuple(part for part in content.memory if not self._covers(part)),
-            segments=tuple(part for part in content.segments if not self._covers(part)),
+            memory=tuple(part for part in content.memory if not self._covers(part, end)),
+            segments=tuple(part for part in content.segments if not self._covers(part, end)),
             n_rows=content.n_rows - sum(each.n_rows for each in dropped),
             n_bytes=content.n_bytes - n_bytes,
             bad_tables=(),
         )
-        names = {each.relation.relid: each.relation.name for each in dropped}
-        names |= {bad.relid: bad.table for bad in content.bad_tables}
-        left_out = tuple(
-            LeftOut(relid, self._n_transactions(relid, names[relid], content.transactions), n)
-            for relid, n in n_changes.items()
-        )
-        return Settled(settled, left_out, tuple(part.segment.key for part in segments))
+        keys = tuple(part.segment.key for part in segments)
+        return Settled(settled, self._left_out(content, dropped, end), keys)
 
     def count(self, left_out: Iterable[LeftOut]) -> None:
         """A unit is confirmed that had these."""
@@ -122,14 +118,42 @@ class Parking:
         self._tables.append(ParkedTable(bad.relid, bad.table, bad.commit_lsn, bad.xid, bad.what))
         self.version += 1
 
-    def _covers(self, part: MemoryPart | SegmentPart) -> bool:
+    def _covers(self, part: MemoryPart | SegmentPart, end: UnitEnd) -> bool:
         """Whether all of it is of a table that was parked before it. Of a part that begins before, its buffer has left
         out the rest."""
-        place = self._by_relid.get(part.relation.relid)
-        if place is None:
-            return False
+        relid = part.relation.relid
         lsn = part.first_commit_lsn if isinstance(part, MemoryPart) else part.commit.commit_lsn
-        return self._tables[place].covers(lsn)
+        place = self._by_relid.get(relid)
+        is_parked = place is not None and self._tables[place].covers(lsn)
+        return is_parked or self._was_parked(relid, lsn, end)
+
+    def _was_parked(self, relid: int, commit_lsn: int, end: UnitEnd) -> bool:
+        """Whether the table was parked at this commit, and the whole unit lies before the place where it is resumed."""
+        return any(
+            each.relid == relid
+            and each.until_lsn is not None
+            and each.since_lsn <= commit_lsn
+            and end.last_commit_lsn < each.until_lsn
+            for each in self._tables
+        )
+
+    def _left_out(
+        self, content: Sealed, dropped: Iterable[MemoryPart | SegmentPart], end: UnitEnd
+    ) -> tuple[LeftOut, ...]:
+        """What is to be counted. The server sends again what an earlier epoch has counted, and what is resumed."""
+        if end.end_lsn <= self._counted_lsn:
+            return ()
+        n_changes = {bad.relid: bad.n_changes for bad in content.bad_tables}
+        names = {each.relation.relid: each.relation.name for each in dropped}
+        names |= {bad.relid: bad.table for bad in content.bad_tables}
+        for each in dropped:
+            relid = each.relation.relid
+            n_changes[relid] = n_changes.get(relid, 0) + each.n_rows
+        return tuple(
+            LeftOut(relid, self._n_transactions(relid, names[relid], content.transactions), n)
+            for relid, n in n_changes.items()
+            if relid in self._by_relid
+        )
 
     def _n_transactions(self, relid: int, name: str, transactions: pa.RecordBatch) -> int:
         since_lsn = self._tables[self._by_relid[relid]].since_lsn

@@ -50,7 +50,7 @@ def order_of(config: Config, taken_over: TakenOver, *, has_sink: bool) -> Commit
         batch_bytes=config.batch_bytes,
         journal=Journal(taken_over.journal, taken_over.delivered_lsn, horizon_bytes=horizon_bytes),
         confirmed_lsn=taken_over.confirmed_lsn,
-        parking=Parking(taken_over.parked),
+        parking=Parking(taken_over.parked, taken_over.confirmed_lsn),
     )
 
 

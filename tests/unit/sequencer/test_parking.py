@@ -7,7 +7,8 @@ import dataclasses
 import pyarrow as pa
 import pytest
 
-from xidstream.pipeline.exchange import MemoryPart, Sealed, Segment, SegmentPart
+from xidstream.pipeline.errors import PoisonedChange
+from xidstream.pipeline.exchange import MemoryPart, Sealed, Segment, SegmentPart, Undeliverable
 from xidstream.pipeline.late_binding import Commit, RowFile
 from xidstream.pipeline.parked import BadTable, ParkedTable, behind_sink, resumed
 from xidstream.pipeline.pg import Lsn, Xid
@@ -198,3 +199,69 @@ def test_a_table_is_known_again_only_behind_what_the_sink_holds_already(watermar
     assert parking.tables == (ended,), "it is settled once"
     assert ended.spoils(until - 1) and not ended.spoils(until)
     assert behind_sink(tables, Lsn(watermark)) == (ended,)
+
+
+def recorded_and_resumed() -> ParkedTable:
+    """Parked at 200, resumed at 304, with two transactions counted."""
+    table = ParkedTable(5, "public.bad", Lsn(200), Xid(200), "why", n_transactions=2, n_changes=2)
+    return resumed([table], {5}, Lsn(304))[0]
+
+
+def test_what_the_server_sends_again_below_the_recorded_position_is_not_counted_again() -> None:
+    table = ParkedTable(5, "public.bad", Lsn(200), Xid(200), "why", n_transactions=2, n_changes=2)
+    order = CommitOrder(batch_rows=100, batch_bytes=10**6, parking=Parking([table], Lsn(304)))
+    for ticket, lsn in enumerate((200, 300, 400)):
+        order.add_unit(ticket, Lsn(lsn), Lsn(lsn), Lsn(lsn + 4), 1)
+    order.fill(0, unit(lines((200, 1, ["public.bad"])), bad=(bad_from(200),)))
+    order.fill(1, unit(lines((300, 1, ["public.bad"])), in_memory(BAD, 1, 300)))
+    order.fill(2, unit(lines((400, 1, ["public.bad"])), in_memory(BAD, 1, 400)))
+    batch = order.next_batch()
+    assert batch is not None and [parts_of(each) for each in batch.units] == [[], [], []]
+    order.batch_done(batch.number)
+    (parked,) = order.parking.tables
+    assert (parked.n_transactions, parked.n_changes) == (3, 3)
+
+
+def test_a_bad_commit_that_is_sent_again_before_the_place_of_the_resume_parks_nothing() -> None:
+    order = order_of(recorded_and_resumed())
+    for ticket, lsn in enumerate((200, 300, 400)):
+        order.add_unit(ticket, Lsn(lsn), Lsn(lsn), Lsn(lsn + 4), 1)
+    order.fill(0, unit(lines((200, 1, ["public.bad"])), bad=(bad_from(200),)))
+    order.fill(1, unit(lines((300, 1, ["public.bad"])), in_memory(BAD, 1, 300)))
+    order.fill(2, unit(lines((400, 1, ["public.bad"])), in_memory(BAD, 1, 400)))
+    batch = order.next_batch()
+    assert batch is not None
+    assert [parts_of(each) for each in batch.units] == [[], [], ["bad 400"]], (
+        "what was left out stays left out"
+    )
+    order.batch_done(batch.number)
+    assert order.parking.tables == (recorded_and_resumed(),) and order.parking.version == 0
+
+
+def test_a_unit_across_the_place_of_the_resume_that_has_the_bad_commit_parks_the_table_again() -> None:
+    """Its buffer has left out the rows from behind the place, too: to deliver the table's next rows would hide that."""
+    order = order_of(recorded_and_resumed())
+    order.add_unit(0, Lsn(200), Lsn(400), Lsn(404), 2)
+    order.fill(
+        0, unit(lines((200, 1, ["public.bad"]), (400, 1, ["public.bad"])), bad=(bad_from(200, n_changes=2),))
+    )
+    assert [(each.since_lsn, each.is_parked) for each in order.parking.tables] == [(200, False), (200, True)]
+
+
+def test_what_was_left_out_before_a_transaction_that_ends_the_run_is_counted_once() -> None:
+    order = order_of(ParkedTable(5, "public.bad", Lsn(50), Xid(1), "why"))
+    order.add_unit(0, Lsn(100), Lsn(300), Lsn(304), 3)
+    content = unit(lines((100, 1, ["public.bad"]), (200, 1, ["public.bad"])), in_memory(BAD, 2, 100))
+    halt = Undeliverable(PoisonedChange("x"), last_commit_lsn=Lsn(200), end_lsn=Lsn(204), n_transactions=2)
+    order.fill(0, dataclasses.replace(content, undeliverable=halt))
+    batch = order.next_batch()
+    assert batch is not None and parts_of(batch.units[0]) == []
+    order.batch_done(batch.number)
+    order.add_position(1, Lsn(900))
+    (parked,) = order.parking.tables
+    assert order.confirmed_lsn == 204 and (parked.n_transactions, parked.n_changes) == (2, 2)
+
+
+def test_a_park_that_is_resumed_before_its_commit_is_confirmed_ends_where_it_began() -> None:
+    (ended,) = resumed([ParkedTable(5, "public.bad", Lsn(200), Xid(1), "why")], {5}, Lsn(100))
+    assert ended.until_lsn == 200
