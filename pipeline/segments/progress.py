@@ -92,7 +92,7 @@ def read_progress(storage: Storage, layout: Layout) -> ProgressRecord | None:
         found = [_read(storage, _key(layout, name)) for name in newest]
         records = [record for record in found if record is not None]
         if len(records) == len(found):
-            return max(records, key=lambda record: (record.confirmed_lsn, record.delivered_lsn))
+            return max(records, key=lambda record: (record.confirmed_lsn, record.delivered_lsn, record.epoch))
         # Somebody took the slot over meanwhile.
     raise SegmentCorrupt(f"object {_key(layout, newest[0])!r} is listed, and missing", remedy=_REMEDY)
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from xidstream.pipeline.buffer.sealed import transaction_row, undeliverable
-from xidstream.pipeline.errors import ComponentLost, SegmentCorrupt
+from xidstream.pipeline.errors import ComponentLost, SegmentCorrupt, Superseded
 from xidstream.pipeline.exchange import (
     ArrowRef,
     JournalFile,
@@ -86,17 +86,21 @@ class SlotStorage:
 
         Raises SlotLost where the slot was confirmed past what this pipeline ever recorded, or the server is older
         than what it delivered before. Raises ComponentLost where the server begins before the end of the journal.
+        Raises Superseded, with nothing removed, where another run took the slot over meanwhile.
         """
         resume = read_resumes(self._storage, self._layout) if resumes else frozenset()
         record = self._take_over_record(resume)
+        self._owner = record.owner
+        self._check_taken_over(record)
         # What was asked for is in the record now.
         forget_resumes(self._storage, self._layout, resume)
-        self._owner = record.owner
         journal = tuple(self._journal_files(record))
         read = [file for file in journal if isinstance(file, JournalFile)]
         journal_keys = {key for file in read for key in file.stored_keys}
         # A damaged file may be restored, and what it names may be anything.
         is_whole = len(read) == len(journal)
+        # What is read may take long, and what is removed may be another run's by then.
+        self._check_taken_over(record)
         prepared = tuple(
             load_prepared(
                 self._storage,
@@ -108,7 +112,9 @@ class SlotStorage:
         if is_whole:
             kept = journal_keys.union(*(p.stored_keys() for p in prepared))
             damaged = {p.xid for p in prepared if p.damage is not None}
+            self._check_taken_over(record)
             clean_dead_epochs(self._storage, self._layout, kept, damaged)
+        self._check_taken_over(record)
         self._clean_journal(record)
         return TakenOver(
             record.confirmed_lsn,
@@ -117,6 +123,15 @@ class SlotStorage:
             journal,
             record.parked,
         )
+
+    def _check_taken_over(self, record: ProgressRecord) -> None:
+        """A run that was stopped for long between its look at the record and its own one has no say any more. It takes
+        that back, so that the rightful run does not yield to it."""
+        try:
+            check_owner(self._storage, self._layout, self._owner)
+        except Superseded:
+            self._storage.delete([record.key])
+            raise
 
     def _journal_files(self, record: ProgressRecord) -> Iterator[JournalFile | DamagedFile]:
         # Of the first file the sink may hold a part.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,6 +32,7 @@ from xidstream.pipeline.segments import (
 )
 from xidstream.pipeline.segments.manifest import prepared_to_json
 from xidstream.pipeline.sequencer import DamagedFile
+from xidstream.pipeline.stages import slot_storage
 from xidstream.pipeline.stages.slot_storage import SlotStorage
 
 __all__ = ["relation"]
@@ -75,6 +77,38 @@ def test_a_late_record_of_a_run_that_was_taken_over_from_counts_for_nobody(
     taken = SlotStorage(str(tmp_path), opened(0x200), "c").take_over()
     assert (taken.confirmed_lsn, taken.delivered_lsn, taken.journal) == (0x300, 0x300, ())
     assert storage.list_keys(layout("c").progress_prefix) == [layout("c").record_key(3)]
+
+
+@pytest.mark.parametrize(
+    "before_write", [True, False], ids=["before its record", "while it reads the journal"]
+)
+def test_a_run_that_was_stopped_in_its_take_over_removes_nothing_of_the_one_that_took_over_meanwhile(
+    tmp_path: Path, relation: RelationVersion, monkeypatch: pytest.MonkeyPatch, before_write: bool
+) -> None:
+    """It cleaned by what it had read before, and took what the rightful run had confirmed and the server forgotten."""
+    storage = Storage(str(tmp_path))
+    run(tmp_path, "z").record(Lsn(0x100), [])
+    made = Made(storage, layout("b"), relation)
+    name = "take_over_progress" if before_write else "load_prepared"
+    go_on = getattr(slot_storage, name)
+
+    def stopped(*args: Any, **named: Any) -> Any:
+        monkeypatch.setattr(slot_storage, name, go_on)
+        rightful = run(tmp_path, "b")
+        file = made.write(0, 0x2000, with_segment=True)
+        rightful.record(file.end_lsn, [], Lsn(0x100), [JournalSpan("b", 0, 0)])
+        return go_on(*args, **named)
+
+    monkeypatch.setattr(slot_storage, name, stopped)
+    with pytest.raises(Superseded):
+        SlotStorage(str(tmp_path), opened(), "a").take_over()
+    (file,) = made.files
+    assert load_journal_units(storage, layout("b"), file, lambda _: "ref")
+    record = read_progress(storage, layout("b"))
+    assert record is not None and record.epoch == "b"
+    assert storage.list_keys(layout("b").progress_prefix) == [record.key], (
+        "it yields, and nobody has to yield to it"
+    )
 
 
 def test_what_is_parked_outlives_its_epoch_and_an_epoch_with_a_sink_resumes_it_once(tmp_path: Path) -> None:
