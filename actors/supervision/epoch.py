@@ -81,6 +81,7 @@ class Epoch:
         """In words, while parts start. Other threads may read it."""
         self._config = config
         self._room = RoomWatch(local=is_ours())
+        self._question: ray.ObjectRef | None = None
         self._next_room_s = time.monotonic() + _LOOK_FOR_ROOM_S
         self._lack: str | None = None
         self._secrets = reader_secrets
@@ -252,10 +253,20 @@ class Epoch:
 
     def _tell_waiting(self) -> bool:
         """Whether there was something to tell. That parts take long to start is no news."""
-        told = self._lack or (None if self._reading is not None else _ask(self._reader, "waiting_for"))
+        told = self._lack or (None if self._reading is not None else self._readers_wait())
         if told is not None:
             self._notify(Event("waiting", told))
         return told is not None
+
+    def _readers_wait(self) -> str | None:
+        """What the reader waits for; None where it says nothing. A reader that is not up answers later, so one question
+        is in hand at a time, and a stop does not wait for it."""
+        if self._question is None:
+            self._question = self._reader.waiting_for.remote()
+        if not ray.wait([self._question], timeout=_POLL_S)[0]:
+            return None
+        question, self._question = self._question, None
+        return _answer(question)
 
 
 def _actor(kind: type, *arguments: Any, **options: Any) -> Any:
@@ -263,8 +274,12 @@ def _actor(kind: type, *arguments: Any, **options: Any) -> Any:
 
 
 def _ask(part: Any, method: str = "stats", **arguments: Any) -> Any:
+    return _answer(getattr(part, method).remote(**arguments))
+
+
+def _answer(question: ray.ObjectRef) -> Any:
     try:
-        return ray.get(getattr(part, method).remote(**arguments), timeout=2)
+        return ray.get(question, timeout=2)
     except Exception:  # noqa: BLE001
         # This is only for display. The supervisor watches the part and raises its errors.
         return None
