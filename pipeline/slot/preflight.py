@@ -34,8 +34,11 @@ from xidstream.pipeline.slot.stream_options import PG10, PG13, PG16, stream_opti
 _NEWEST_TESTED_MAJOR: Final = 18
 
 
-def server_findings(settings: SlotSettings, *, will_create_slot: bool = False) -> list[Finding]:
-    """``will_create_slot``: a slot that does not exist is no failure. Raises nothing but ConfigError."""
+def server_findings(
+    settings: SlotSettings, *, will_create_slot: bool = False, parks_tables: bool = False
+) -> list[Finding]:
+    """``will_create_slot``: a slot that does not exist is no failure. ``parks_tables``: nor is a table that would be
+    parked. Raises nothing but ConfigError."""
     findings: list[Finding] = []
     try:
         with sql_connection(settings.dsn, "preflight") as connection:
@@ -48,7 +51,7 @@ def server_findings(settings: SlotSettings, *, will_create_slot: bool = False) -
                 return findings
             findings += _check_server(connection, version)
             findings += _check_replication(connection, settings)
-            findings += check_publications(connection, settings.publications)
+            findings += check_publications(connection, settings.publications, parks_tables=parks_tables)
             slot = read_slot(connection, settings.slot)
             findings += _check_slot(connection, settings, slot, will_create_slot=will_create_slot)
             findings.append(_check_streaming(settings, version))

@@ -131,7 +131,10 @@ def published_tables(connection: psycopg.Connection[Any], names: Sequence[str]) 
     ]
 
 
-def check_publications(connection: psycopg.Connection[Any], names: Sequence[str]) -> list[Finding]:
+def check_publications(
+    connection: psycopg.Connection[Any], names: Sequence[str], *, parks_tables: bool = False
+) -> list[Finding]:
+    """``parks_tables``: a table that cannot be delivered for its columns' names does not keep a run from starting."""
     missing = missing_publications(connection, names)
     if missing:
         return missing
@@ -149,7 +152,7 @@ def check_publications(connection: psycopg.Connection[Any], names: Sequence[str]
         Finding.ok("publication", f"{what} publishes {len(tables)} table{'s' * (len(tables) != 1)}"),
         _check_operations(connection, names),
         _check_identity(connection, names),
-        *_check_columns(tables),
+        *_check_columns(tables, parks_tables=parks_tables),
     ]
 
 
@@ -181,15 +184,9 @@ def _check_identity(connection: psycopg.Connection[Any], names: Sequence[str]) -
     )
 
 
-def _check_columns(tables: Sequence[PublishedTable]) -> list[Finding]:
+def _check_columns(tables: Sequence[PublishedTable], *, parks_tables: bool) -> list[Finding]:
     findings = [
-        Finding.failed(
-            "column_names",
-            f"table {table.name}: column {', '.join(map(repr, clashes))} has the name, ignoring case, of "
-            "another column or of one of the contract's columns",
-            "rename it, or leave it out of the publication with a column list",
-            ColumnNameClash,
-        )
+        _column_names(table, clashes, parks_tables=parks_tables)
         for table in tables
         if (clashes := table.clashes())
     ]
@@ -203,3 +200,14 @@ def _check_columns(tables: Sequence[PublishedTable]) -> list[Finding]:
         if table.lists_differ
     ]
     return findings or [Finding.ok("column_names", "no column name clashes with the contract's columns")]
+
+
+def _column_names(table: PublishedTable, clashes: Sequence[str], *, parks_tables: bool) -> Finding:
+    what = (
+        f"table {table.name}: column {', '.join(map(repr, clashes))} has the name, ignoring case, of another column or "
+        "of one of the contract's columns"
+    )
+    remedy = "rename it, or leave it out of the publication with a column list"
+    if parks_tables:
+        return Finding.warning("column_names", f"{what}: its next change parks the table", remedy)
+    return Finding.failed("column_names", what, remedy, ColumnNameClash)

@@ -41,7 +41,11 @@ def preflight(config: Config, check_sink: SinkCheck | None = None, *, has_sink: 
 
     Raises nothing but ConfigError, for a DSN that cannot be read.
     """
-    findings = server_findings(slot_settings(config), will_create_slot=config.create_slot)
+    findings = server_findings(
+        slot_settings(config),
+        will_create_slot=config.create_slot,
+        parks_tables=config.on_poison == "park",
+    )
     is_reached = not _failed(findings, "connection", "replication")
     try:
         config.refuse_credentials()
