@@ -69,6 +69,11 @@ class TableParts:
     def memory_bytes(self) -> int:
         return sum(part.n_bytes for version in self.versions for part in version.memory)
 
+    def first_commit_lsns(self) -> set[int]:
+        """Of each part: transactions that surely have rows of the table."""
+        segments = {part.commit.commit_lsn for version in self.versions for part in version.segments}
+        return segments | {part.first_commit_lsn for version in self.versions for part in version.memory}
+
     def without(self, parts: Collection[MemoryPart | SegmentPart]) -> TableParts:
         """The other parts, in the same layouts."""
         gone = {id(part) for part in parts}

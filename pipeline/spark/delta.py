@@ -251,7 +251,7 @@ class DeltaSink:
         writer = self._writer(directory, parts.label)
         watermark = NOTHING if writer is None else writer.watermark(self._application_id)
         if writer is not None and watermark > self.watermark():
-            self._check_repeated_rows(writer, batch)
+            self._check_repeated_rows(writer, parts, batch)
         if batch.last_commit_lsn <= watermark:
             if writer is not None:
                 self._writers[directory] = writer
@@ -320,12 +320,19 @@ class DeltaSink:
         writer = self._own_table(naming.TRANSACTIONS, TRANSACTIONS_SCHEMA)
         self._ownership.check_repeated(writer, batch.transaction_rows)
 
-    def _check_repeated_rows(self, writer: DeltaTableWriter, batch: SinkBatch) -> None:
-        """Of a table that a crash left ahead of ``_transactions``."""
+    def _check_repeated_rows(self, writer: DeltaTableWriter, parts: TableParts, batch: SinkBatch) -> None:
+        """Of a table that a crash left ahead of ``_transactions``. These name it also where its rows were left out.
+        That may be so behind every park, because a parked table may have another name by then."""
         assert self._ownership is not None
         rows = batch.transaction_rows
-        touching = pa.array([writer.label in tables for tables in rows["tables"].to_pylist()], pa.bool_())
-        self._ownership.check_repeated(writer, rows.filter(touching), above=self.watermark(), prefix="_")
+        begun = parts.first_commit_lsns()
+        parked = batch.content.parked
+        touching = [
+            writer.label in tables and (lsn in begun or not any(each.covers(lsn) for each in parked))
+            for lsn, tables in zip(rows["commit_lsn"].to_pylist(), rows["tables"].to_pylist(), strict=True)
+        ]
+        asked = rows.filter(pa.array(touching, pa.bool_()))
+        self._ownership.check_repeated(writer, asked, above=self.watermark(), prefix="_")
 
     # -- the driver's own tables -----------------------------------------------------------------------
 

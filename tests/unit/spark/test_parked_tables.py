@@ -1,0 +1,122 @@
+"""Parked tables and the Delta sink: batches without their rows, written again after a crash."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from xidstream.pipeline.errors import SinkDiverged
+from xidstream.pipeline.exchange import Batch, MemoryPart, Sealed, SlotIdentity, Tenure
+from xidstream.pipeline.parked import ParkedTable
+from xidstream.pipeline.pg import Lsn, Xid
+from xidstream.pipeline.relations import RelationVersion
+from xidstream.pipeline.relations.relation import Column, ReplicaIdentity
+from xidstream.pipeline.rows import TRANSACTIONS_SCHEMA, contract_schema
+from xidstream.pipeline.spark.delta import DeltaSink
+from xidstream.pipeline.spark.frames import SinkBatch
+
+PARKED_RELATION = RelationVersion(5, "public", "p", ReplicaIdentity.DEFAULT, (Column("id", 20, -1, True),))
+MADE_AGAIN = dataclasses.replace(PARKED_RELATION, relid=9)
+PARKED = ParkedTable(5, "public.p", Lsn(200), Xid(2000), "why")
+NOTHING: Any = None
+
+
+def read_memory(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    yield rows
+
+
+def unit(relation: RelationVersion, *commits: tuple[int, bool]) -> Sealed:
+    """Transactions that each changed one row of ``public.p``: LSN, and whether that row is here. The xid is ten times
+    the LSN."""
+    lines = [
+        {"xid": 10 * lsn, "commit_lsn": lsn, "end_lsn": lsn + 4, "commit_timestamp": lsn, "streamed": False}
+        | {"rows": 1, "tables": ["public.p"]}
+        for lsn, _ in commits
+    ]
+    here = [lsn for lsn, is_here in commits if is_here]
+    rows = pa.RecordBatch.from_pylist(
+        [
+            {"id": lsn, "_change_type": "insert", "_commit_lsn": lsn, "_seq": 0, "_xid": 10 * lsn}
+            | {"_commit_timestamp": lsn}
+            for lsn in here
+        ],
+        schema=contract_schema(relation),
+    )
+    memory = (MemoryPart(relation, len(here), rows.nbytes, here[0], rows),) if here else ()
+    transactions = pa.RecordBatch.from_pylist(lines, schema=TRANSACTIONS_SCHEMA)
+    return Sealed(transactions, memory, (), (), len(here), rows.nbytes)
+
+
+def batch_of(parked: ParkedTable, *units: Sealed) -> SinkBatch:
+    lsns = [lsn for each in units for lsn in each.transactions["commit_lsn"].to_pylist()]
+    content = Batch(
+        0, units, Lsn(lsns[0]), Lsn(lsns[-1]), Lsn(lsns[-1] + 4), len(lsns), 1, 1, parked=(parked,)
+    )
+    return SinkBatch(content, NOTHING, NOTHING, NOTHING, read_memory, NOTHING)
+
+
+def sink_of(root: Path, number: int) -> DeltaSink:
+    """As a run's with this hold on the slot."""
+    sink = DeltaSink(str(root), SlotIdentity(7, "shop", "orders"))
+    sink.claim(Tenure(number, f"epoch-{number}", 1, {}, Lsn(10**9)))
+    sink._threads = ThreadPoolExecutor(1)
+    return sink
+
+
+def crash_before_transactions(root: Path, batch: SinkBatch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tables have the batch, and ``_transactions`` does not."""
+    sink = sink_of(root, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(sink, "_write_transactions", lambda rows: 1 / 0)
+        with pytest.raises(Exception, match="_transactions"):
+            sink.write(batch)
+    sink.close()
+
+
+def delivered(root: Path, batch: SinkBatch) -> tuple[list[int], list[int]]:
+    """After a run has written the batch: the commits of ``public.p``, and those of ``_transactions``."""
+    sink = sink_of(root, 2)
+    try:
+        sink.write(batch)
+    finally:
+        sink.close()
+    rows = DeltaTable(str(root / "public.p")).to_pyarrow_table()
+    transactions = DeltaTable(str(root / "_transactions")).to_pyarrow_table()
+    return sorted(rows["_commit_lsn"].to_pylist()), sorted(transactions["commit_lsn"].to_pylist())
+
+
+def test_a_batch_with_a_parked_table_and_one_made_again_under_its_name_is_written_again_after_a_crash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The retry missed the rows that were left out, and took the server for a restored one."""
+    batch = batch_of(PARKED, unit(MADE_AGAIN, (210, False), (230, True)))
+    crash_before_transactions(tmp_path, batch, monkeypatch)
+    assert delivered(tmp_path, batch) == ([230], [210, 230])
+
+
+def test_a_batch_from_before_and_behind_a_resume_is_written_again_after_a_crash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the journal held when the table was resumed has none of its rows."""
+    resumed = dataclasses.replace(PARKED, until_lsn=Lsn(300))
+    batch = batch_of(resumed, unit(PARKED_RELATION, (210, False)), unit(PARKED_RELATION, (310, True)))
+    crash_before_transactions(tmp_path, batch, monkeypatch)
+    assert delivered(tmp_path, batch) == ([310], [210, 310])
+
+
+@pytest.mark.parametrize("lsn", [190, 230])
+def test_another_transaction_at_the_place_of_a_written_one_is_still_found_beside_a_parked_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lsn: int
+) -> None:
+    first = [unit(MADE_AGAIN, (lsn, True)), unit(MADE_AGAIN, (240, True))]
+    crash_before_transactions(tmp_path, batch_of(PARKED, *first), monkeypatch)
+    other = [unit(MADE_AGAIN, (lsn + 1, True)), unit(MADE_AGAIN, (240, True))]
+    with pytest.raises(SinkDiverged, match=f"transaction {10 * (lsn + 1)}"):
+        delivered(tmp_path, batch_of(PARKED, *other))
