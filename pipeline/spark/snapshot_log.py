@@ -21,9 +21,11 @@ Runs in the driver's process; from any thread.
 
 from __future__ import annotations
 
+import itertools
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import pyarrow as pa
@@ -213,17 +215,31 @@ class SnapshotLog:
             rows = writer.read(SNAPSHOTS_SCHEMA.names, "place", 0, MAX_VERSION).to_pylist()
             found = (r for r in rows if r["state"] == GenerationState.FINISHED.value)
             row = next(r for r in found if (r["table"], r["place"]) == (line.table, line.place))
-            return {**row, "state": GenerationState.ENDED.value, "reason": reason}
+            return _ended(row, reason)
 
         self._add_line(line.table, 2 * line.number + 1, ended)
 
     def park(self, tables: Sequence[ParkedTable]) -> None:
-        """End what stands of these tables: rows of them are left out of the log."""
-        for line in self.lines(makes=False):
-            spoiling = (each for each in tables if each.relid == line.relid and each.spoils(line.place))
-            parked = next(spoiling, None)
-            if parked is not None and line.is_ours and line.state is GenerationState.FINISHED:
-                self.end(line, parked.why_no_snapshot_stands)
+        """End what stands of these tables where rows of them are left out of the log. That may be several generations:
+        of one that was taken before the stream got to the park, the former stands up to the later one's
+        ``valid_from``."""
+        lines = self.lines(makes=False)
+        relids = {each.relid for each in tables}
+        for table in dict.fromkeys(line.table for line in lines if line.is_ours):
+            if any(line.relid in relids for line in lines if line.table == table):
+                self._guarded(naming.SNAPSHOTS, partial(self._end_spoiled, table, tables))
+
+    def _end_spoiled(self, table: str, parked: Sequence[ParkedTable]) -> None:
+        """In one commit, so that no reader finds one of them ended and another not."""
+        writer = self._snapshots()
+        assert writer is not None
+        told = writer.read(SNAPSHOTS_SCHEMA.names, "place", 0, MAX_VERSION).to_pylist()
+        line_id = self._line_id(table)
+        newest = writer.watermark(line_id) // 2
+        ended = _spoiled([row for row in told if row["table"] == table], parked, newest)
+        if ended:
+            is_newest = any(row["generation"] == newest for row in ended)
+            self._append(writer, ended, {line_id: 2 * newest + 1} if is_newest else {})
 
     def _add_line(self, table: str, version: int, make: Callable[[DeltaTableWriter], dict[str, Any]]) -> None:
         def add() -> None:
@@ -232,14 +248,18 @@ class SnapshotLog:
             line_id = self._line_id(table)
             if writer.watermark(line_id) >= version:
                 return
-            row = make(writer)
-            job = f"data-{uuid.uuid4().hex}-driver"
-            files = ParquetFiles(self._root.child(naming.SNAPSHOTS), job, SNAPSHOTS_SCHEMA, "place")
-            files.write(pa.RecordBatch.from_pylist([row], schema=SNAPSHOTS_SCHEMA))
-            writer.commit(files.close(), {line_id: version}, "place", marks=self._ownership.marks)
+            self._append(writer, [make(writer)], {line_id: version})
             reach("snapshot_told")
 
         self._guarded(naming.SNAPSHOTS, add)
+
+    def _append(
+        self, writer: DeltaTableWriter, rows: Sequence[dict[str, Any]], versions: Mapping[str, int]
+    ) -> None:
+        job = f"data-{uuid.uuid4().hex}-driver"
+        files = ParquetFiles(self._root.child(naming.SNAPSHOTS), job, SNAPSHOTS_SCHEMA, "place")
+        files.write(pa.RecordBatch.from_pylist(rows, schema=SNAPSHOTS_SCHEMA))
+        writer.commit(files.close(), versions, "place", marks=self._ownership.marks)
 
     def _line_id(self, table: str) -> str:
         return f"{self._application_id}/snapshot/{naming.encode(table)}"
@@ -286,3 +306,31 @@ def _row_of(generation: Generation) -> dict[str, Any]:
         "state": GenerationState.FINISHED.value,
         "reason": None,
     }
+
+
+def _ended(row: Mapping[str, Any], reason: str) -> dict[str, Any]:
+    return {**row, "state": GenerationState.ENDED.value, "reason": reason}
+
+
+def _spoiled(
+    rows: Sequence[Mapping[str, Any]], parked: Sequence[ParkedTable], newest: int
+) -> list[dict[str, Any]]:
+    """The lines that end those of one table's generations that stand at an LSN where rows are left out: whose successor
+    does not begin before the park. The last one is ours if it has the number ``newest``."""
+    ended = {row["place"] for row in rows if row["state"] == GenerationState.ENDED.value}
+    finished = [row for row in rows if row["state"] == GenerationState.FINISHED.value]
+    finished.sort(key=lambda row: row["place"])
+    found = []
+    for row, later in itertools.zip_longest(finished, finished[1:]):
+        if row["place"] in ended or (later is None and row["generation"] != newest):
+            continue
+        spoiling = (
+            each
+            for each in parked
+            if each.relid == row["relid"]
+            and each.spoils(row["place"])
+            and (later is None or later["valid_from"] > each.since_lsn)
+        )
+        if (spoiled_by := next(spoiling, None)) is not None:
+            found.append(_ended(row, spoiled_by.why_no_snapshot_stands))
+    return found

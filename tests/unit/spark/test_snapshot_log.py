@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from xidstream.pipeline.errors import Superseded, Unsupported
+from xidstream.pipeline.errors import PreconditionMissing, Superseded, Unsupported
 from xidstream.pipeline.exchange import Batch, SlotIdentity, Tenure
 from xidstream.pipeline.parked import ParkedTable
 from xidstream.pipeline.pg import Lsn, Xid
@@ -31,6 +31,7 @@ from xidstream.pipeline.spark.parquet_files import ParquetFiles, WrittenFile
 from xidstream.pipeline.spark.placement import Target
 from xidstream.pipeline.spark.snapshot_log import GenerationLine, SnapshotLog
 from xidstream.pipeline.spark.table_metadata import NOTHING_KNOWN
+from xidstream.pipeline.state.generations import generation_at, generations_of
 
 BOUNDS = SnapshotBounds(Lsn(99), Lsn(120), 700, 710, (705,), 1_700_000_000_000_000)
 RELATION = RelationVersion(
@@ -157,6 +158,50 @@ def test_a_parked_tables_generation_is_ended_once_and_one_from_behind_the_park_i
     assert [(each.number, each.state.value) for each in log.lines(True)] == [(1, "ended"), (2, "finished")]
     log.park([dataclasses.replace(parked, until_lsn=Lsn(101))])
     assert [(each.number, each.state.value) for each in log.lines(True)] == [(1, "ended"), (2, "ended")]
+
+
+def test_a_park_ends_every_generation_that_stands_behind_it_and_none_that_a_later_one_has_replaced_before(
+    tmp_path: Path,
+) -> None:
+    """A snapshot is taken ahead of the stream. The one before it stands as long as the stream is behind it."""
+    log = log_of(tmp_path)
+    for number, place in ((1, 40), (2, 50), (3, 1000)):
+        bounds = dataclasses.replace(BOUNDS, place=Lsn(place), valid_from=Lsn(place + 10))
+        log.commit(Generation(RELATION, number, bounds), written(log, range(number), place=place))
+    before = DeltaTable(str(tmp_path / "_snapshots")).version()
+    parked = ParkedTable(16384, "public.a.b", Lsn(200), Xid(1), "why")
+
+    def stands(lsn: int) -> int | None:
+        rows = DeltaTable(str(tmp_path / "_snapshots")).to_pyarrow_table().to_pylist()
+        try:
+            return generation_at("public.a.b", generations_of(rows)["public.a.b"], Lsn(lsn)).number
+        except PreconditionMissing:
+            return None
+
+    for _ in range(2):
+        log.park([parked])
+    assert DeltaTable(str(tmp_path / "_snapshots")).version() == before + 1, "one commit for all of them"
+    assert [stands(lsn) for lsn in (50, 59, 60, 199, 200, 1009, 1010)] == [1, 1] + [None] * 5
+    bounds = dataclasses.replace(BOUNDS, place=Lsn(1500), valid_from=Lsn(1510))
+    log.commit(Generation(RELATION, 4, bounds), written(log, range(4), place=1500))
+    log.park([dataclasses.replace(parked, until_lsn=Lsn(1400))])
+    assert [stands(lsn) for lsn in (59, 60, 1509, 1510)] == [1, None, None, 4]
+
+
+def test_a_park_ends_the_former_generation_too_where_the_newest_has_ended_already(tmp_path: Path) -> None:
+    """A look at the catalog, or at the record, came first."""
+    log = log_of(tmp_path)
+    log.commit(GENERATION, written(log, range(2)))
+    later = dataclasses.replace(BOUNDS, place=Lsn(1000), valid_from=Lsn(1010))
+    log.commit(Generation(RELATION, 2, later), written(log, range(2), place=1000))
+    log.end(log.lines(True)[1], "the table was rewritten")
+    for _ in range(2):
+        log.park([ParkedTable(16384, "public.a.b", Lsn(200), Xid(1), "why")])
+    rows = DeltaTable(str(tmp_path / "_snapshots")).to_pyarrow_table().to_pylist()
+    assert sorted((row["generation"], row["reason"]) for row in rows if row["state"] == "ended") == [
+        (1, "the table was parked at commit LSN 0/C8: why"),
+        (2, "the table was rewritten"),
+    ]
 
 
 def test_the_sink_ends_a_parked_tables_generation_before_transactions_says_that_all_is_whole(
