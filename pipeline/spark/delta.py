@@ -51,7 +51,6 @@ from xidstream.pipeline.errors import (
 )
 from xidstream.pipeline.exchange import SlotIdentity, Tenure
 from xidstream.pipeline.faultpoints import reach
-from xidstream.pipeline.parked import ParkedTable
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.rows import MESSAGES_SCHEMA, TRANSACTIONS_SCHEMA
 from xidstream.pipeline.spark import naming
@@ -109,7 +108,7 @@ class DeltaSink:
         self._writers = KeptWriters()
         self._threads: ThreadPoolExecutor | None = None
         self._links = SegmentLinks(self._root)
-        self._told_parked: set[tuple[int, Lsn]] = set()
+        self._snapshot_log: SnapshotLog | None = None
 
     def __repr__(self) -> str:
         return f"DeltaSink({redacted(self._root.uri)})"
@@ -153,6 +152,7 @@ class DeltaSink:
         """
         root = redacted(self._root.uri)
         self._ownership = Ownership(self._application_id, self._messages_id, root, tenure)
+        self._snapshot_log = SnapshotLog(self._root, self._application_id, self._ownership)
         # Opened again, and checked.
         self._writers.clear()
         self._guarded(naming.TRANSACTIONS, self._claim_transactions)
@@ -167,9 +167,9 @@ class DeltaSink:
 
     def snapshot_log(self) -> SnapshotLog:
         """Where the snapshots of tables are committed, as the tenure that claimed this sink."""
-        if self._ownership is None:
+        if self._snapshot_log is None:
             raise UsageError("the Delta sink is not claimed")
-        return SnapshotLog(self._root, self._application_id, self._ownership)
+        return self._snapshot_log
 
     def write_snapshot(self, batch: SnapshotBatch) -> None:
         raise UsageError("the Delta sink gets snapshots through its log")
@@ -200,15 +200,9 @@ class DeltaSink:
         if batch.last_commit_lsn > self.watermark():
             self._write_tables(list(batch.parts.values()), batch)
         self._guarded(naming.MESSAGES, lambda: self._write_messages(batch))
-        self._end_snapshots(batch.content.parked)
+        # Before `_transactions` says that all is whole up to here.
+        self.snapshot_log().park(batch.content.parked)
         self._guarded(naming.TRANSACTIONS, lambda: self._write_transactions(batch.transaction_rows))
-
-    def _end_snapshots(self, parked: tuple[ParkedTable, ...]) -> None:
-        """Of tables whose rows are left out, before ``_transactions`` says that all is whole up to here."""
-        new = [each for each in parked if (each.relid, each.since_lsn) not in self._told_parked]
-        if new:
-            self.snapshot_log().park(new)
-            self._told_parked.update((each.relid, each.since_lsn) for each in new)
 
     def _write_tables(self, tables: list[TableParts], batch: SinkBatch) -> None:
         if len(tables) == 1:

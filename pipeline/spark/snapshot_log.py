@@ -22,6 +22,7 @@ Runs in the driver's process; from any thread.
 from __future__ import annotations
 
 import itertools
+import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,7 +35,7 @@ from xidstream.pipeline.credentials import holds_secret_option
 from xidstream.pipeline.errors import StorageFault, Unsupported
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.parked import ParkedTable
-from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.pg import INVALID_LSN, Lsn
 from xidstream.pipeline.relations import RelationVersion
 from xidstream.pipeline.rows import contract_schema
 from xidstream.pipeline.snapshot.generation import Generation, GenerationState
@@ -96,12 +97,17 @@ class GenerationLine:
 
 
 class SnapshotLog:
-    """Raises Superseded, SinkDiverged, StorageFault and SinkFailed from every method."""
+    """One for each claim of the sink: it knows what was parked since.
+
+    Raises Superseded, SinkDiverged, StorageFault and SinkFailed from every method."""
 
     def __init__(self, root: Location, application_id: str, ownership: Ownership) -> None:
         self._root = root
         self._application_id = application_id
         self._ownership = ownership
+        self._parked: dict[tuple[int, Lsn], ParkedTable] = {}
+        # A generation's line comes before a park, which ends it, or behind, and then ends it itself.
+        self._parking = threading.Lock()
 
     def lines(self, makes: bool) -> list[GenerationLine]:
         """The last state of each generation, by table and number; of all slots that write below this root.
@@ -170,6 +176,8 @@ class SnapshotLog:
 
         With None nothing is named: returns False where the generation's files were not named before. A later snapshot
         of the table has a higher place, so what a run that was taken over has named is never taken for this one.
+
+        The generation of a table that was parked meanwhile ends in the same commit.
         """
         directory = naming.encode_table(generation.relation.schema, generation.relation.table)
         rows_id, place = f"{self._application_id}/snapshot", int(generation.bounds.place)
@@ -189,8 +197,22 @@ class SnapshotLog:
 
         if not self._guarded(generation.name, commit_rows):
             return False
-        self._add_line(generation.name, 2 * generation.number, lambda writer: _row_of(generation))
+        with self._parking:
+            spoiling = (p for p in self._parked.values() if p.relid == generation.relid and p.spoils(place))
+            self._add_generation(generation, next(spoiling, None))
         return True
+
+    def _add_generation(self, generation: Generation, spoiled_by: ParkedTable | None) -> None:
+        row, version = _row_of(generation), 2 * generation.number
+        if spoiled_by is None:
+            self._add_line(generation.name, version, lambda writer: [row])
+            return
+        line_id, ended = self._line_id(generation.name), _ended(row, spoiled_by.why_no_snapshot_stands)
+
+        def rows(writer: DeltaTableWriter) -> list[dict[str, Any]]:
+            return [ended] if writer.watermark(line_id) >= version else [row, ended]
+
+        self._add_line(generation.name, version + 1, rows)
 
     def reach(self, lsn: Lsn) -> None:
         """Have ``_transactions`` say that all up to ``lsn`` is in the tables, though no transaction says so.
@@ -211,23 +233,32 @@ class SnapshotLog:
     def end(self, line: GenerationLine, reason: str) -> None:
         """Add the line that says why the generation has ended, once."""
 
-        def ended(writer: DeltaTableWriter) -> dict[str, Any]:
+        def ended(writer: DeltaTableWriter) -> list[dict[str, Any]]:
             rows = writer.read(SNAPSHOTS_SCHEMA.names, "place", 0, MAX_VERSION).to_pylist()
             found = (r for r in rows if r["state"] == GenerationState.FINISHED.value)
             row = next(r for r in found if (r["table"], r["place"]) == (line.table, line.place))
-            return _ended(row, reason)
+            return [_ended(row, reason)]
 
         self._add_line(line.table, 2 * line.number + 1, ended)
 
     def park(self, tables: Sequence[ParkedTable]) -> None:
         """End what stands of these tables where rows of them are left out of the log. That may be several generations:
         of one that was taken before the stream got to the park, the former stands up to the later one's
-        ``valid_from``."""
+        ``valid_from``. What it has done once it does not do again."""
+        with self._parking:
+            known = {key: each.until_lsn for key, each in self._parked.items()}
+            told = {(each.relid, each.since_lsn): each for each in tables}
+            new = {key: each for key, each in told.items() if known.get(key, INVALID_LSN) != each.until_lsn}
+            if new:
+                self._end_all_spoiled(list(new.values()))
+                self._parked.update(new)
+
+    def _end_all_spoiled(self, parked: Sequence[ParkedTable]) -> None:
         lines = self.lines(makes=False)
-        relids = {each.relid for each in tables}
+        relids = {each.relid for each in parked}
         for table in dict.fromkeys(line.table for line in lines if line.is_ours):
             if any(line.relid in relids for line in lines if line.table == table):
-                self._guarded(naming.SNAPSHOTS, partial(self._end_spoiled, table, tables))
+                self._guarded(naming.SNAPSHOTS, partial(self._end_spoiled, table, parked))
 
     def _end_spoiled(self, table: str, parked: Sequence[ParkedTable]) -> None:
         """In one commit, so that no reader finds one of them ended and another not."""
@@ -241,14 +272,16 @@ class SnapshotLog:
             is_newest = any(row["generation"] == newest for row in ended)
             self._append(writer, ended, {line_id: 2 * newest + 1} if is_newest else {})
 
-    def _add_line(self, table: str, version: int, make: Callable[[DeltaTableWriter], dict[str, Any]]) -> None:
+    def _add_line(
+        self, table: str, version: int, make: Callable[[DeltaTableWriter], list[dict[str, Any]]]
+    ) -> None:
         def add() -> None:
             writer = self._snapshots()
             assert writer is not None
             line_id = self._line_id(table)
             if writer.watermark(line_id) >= version:
                 return
-            self._append(writer, [make(writer)], {line_id: version})
+            self._append(writer, make(writer), {line_id: version})
             reach("snapshot_told")
 
         self._guarded(naming.SNAPSHOTS, add)

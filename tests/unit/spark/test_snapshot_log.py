@@ -141,8 +141,8 @@ def test_an_ended_generation_is_told_with_its_reason_and_followed_by_the_next(tm
 
 
 def test_a_parked_tables_generation_is_ended_once_and_one_from_behind_the_park_is_not(tmp_path: Path) -> None:
+    log_of(tmp_path).park([ParkedTable(16384, "public.a.b", Lsn(300), Xid(1), "why")])
     log = log_of(tmp_path)
-    log.park([ParkedTable(16384, "public.a.b", Lsn(300), Xid(1), "why")])
     assert not (tmp_path / "_snapshots").exists(), "a run without snapshots makes no table"
     log.commit(GENERATION, written(log, range(2)))
     log.park([ParkedTable(1, "public.other", Lsn(300), Xid(1), "why")])
@@ -153,6 +153,7 @@ def test_a_parked_tables_generation_is_ended_once_and_one_from_behind_the_park_i
     rows = DeltaTable(str(tmp_path / "_snapshots")).to_pyarrow_table().to_pylist()
     (reason,) = [row["reason"] for row in rows if row["state"] == "ended"]
     assert reason == "the table was parked at commit LSN 0/12C: a value that is not valid UTF-8"
+    log = log_of(tmp_path)
     log.commit(generation_of(2), written(log, range(2, 4)))
     log.park([dataclasses.replace(parked, until_lsn=Lsn(100))])
     assert [(each.number, each.state.value) for each in log.lines(True)] == [(1, "ended"), (2, "finished")]
@@ -183,6 +184,7 @@ def test_a_park_ends_every_generation_that_stands_behind_it_and_none_that_a_late
     assert DeltaTable(str(tmp_path / "_snapshots")).version() == before + 1, "one commit for all of them"
     assert [stands(lsn) for lsn in (50, 59, 60, 199, 200, 1009, 1010)] == [1, 1] + [None] * 5
     bounds = dataclasses.replace(BOUNDS, place=Lsn(1500), valid_from=Lsn(1510))
+    log = log_of(tmp_path)
     log.commit(Generation(RELATION, 4, bounds), written(log, range(4), place=1500))
     log.park([dataclasses.replace(parked, until_lsn=Lsn(1400))])
     assert [stands(lsn) for lsn in (59, 60, 1509, 1510)] == [1, None, None, 4]
@@ -226,6 +228,43 @@ def test_the_sink_ends_a_parked_tables_generation_before_transactions_says_that_
     for _ in range(2):
         sink.write(batch)
     assert states == [["ended"], ["ended"]]
+    sink.close()
+
+
+def test_a_snapshot_that_is_committed_behind_its_tables_park_ends_in_the_same_commit(tmp_path: Path) -> None:
+    """Nobody looked at it before the next survey of the catalog, and until then it was read."""
+    sink = DeltaSink(str(tmp_path), SlotIdentity(7, "shop", "orders"))
+    sink.claim(Tenure(2, "epoch", 1, {}, Lsn(10**9)))
+    sink._threads = ThreadPoolExecutor(1)
+    log = sink.snapshot_log()
+    other = dataclasses.replace(RELATION, relid=5, table="other")
+    files, others = written(log, range(3)), written(log, range(3), other)
+    parked = ParkedTable(16384, "public.a.b", Lsn(90), Xid(1), "why")
+    content = Batch(0, (), Lsn(80), Lsn(95), Lsn(99), 1, 0, 0, parked=(parked,))
+    nothing: Any = None
+    batch = SinkBatch(content, nothing, nothing, nothing, nothing, nothing)
+    sink.write(batch)
+    log.lines(True)
+    before = DeltaTable(str(tmp_path / "_snapshots")).version()
+    for _ in range(2):
+        assert sink.snapshot_log().commit(GENERATION, files)
+    table = DeltaTable(str(tmp_path / "_snapshots"))
+    assert table.version() == before + 1
+    rows = table.to_pyarrow_table().to_pylist()
+    assert sorted((row["state"], row["reason"]) for row in rows) == [
+        ("ended", "the table was parked at commit LSN 0/5A: why"),
+        ("finished", None),
+    ]
+    assert sink.snapshot_log().commit(Generation(other, 1, BOUNDS), others)
+    states = {line.table: line.state.value for line in log.lines(True)}
+    assert states == {"public.a.b": "ended", "public.other": "finished"}
+    # In the next epoch it is resumed.
+    sink.claim(Tenure(3, "epoch", 1, {}, Lsn(10**9)))
+    resumed = dataclasses.replace(parked, until_lsn=Lsn(100))
+    sink.write(SinkBatch(dataclasses.replace(content, parked=(resumed,)), *[nothing] * 5))
+    log = sink.snapshot_log()
+    assert log.commit(generation_of(2), written(log, range(2), place=100))
+    assert [line.state.value for line in log.lines(True) if line.relid == 16384] == ["ended", "finished"]
     sink.close()
 
 
