@@ -27,7 +27,9 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pyarrow.types as pt
 
@@ -101,19 +103,20 @@ class LocalSwap:
         footers = [self._footer(i) for i in group.files]
         repeating = self._repeating(footers[0] if footers else self._footer(0))
         schema = with_dictionaries(self.schema, repeating_texts(footers, self.schema, self.key))
-        texts = [field.name for field in schema if pt.is_dictionary(field.type)]
-        arriving = self.net.arriving(starts, group.slots, schema)
+        arriving = _within_pages(self.net.arriving(starts, group.slots, schema))
         if group.n_files == 1:
-            return self._write_file(f"{stem}.parquet", self._rows(group, arriving, texts), repeating, schema)
+            return self._write_file(
+                f"{stem}.parquet", self._rows(group, arriving), repeating, arriving.schema
+            )
         rows = arriving
         if group.files:
-            rows = pa.concat_tables(self._rows(group, arriving, texts)).unify_dictionaries().combine_chunks()
+            rows = pa.concat_tables(self._rows(group, arriving)).unify_dictionaries().combine_chunks()
             rows = rows.sort_by([(name, "ascending") for name in self.key])
         n_rows = -(-rows.num_rows // group.n_files)
         paths = []
         for i in range(group.n_files):
-            part = rows.slice(i * n_rows, n_rows)
-            paths += self._write_file(f"{stem}-{i:05d}.parquet", [part], repeating, schema)
+            part = _within_pages(rows.slice(i * n_rows, n_rows))
+            paths += self._write_file(f"{stem}-{i:05d}.parquet", [part], repeating, part.schema)
         return paths
 
     def _footer(self, file: int) -> pq.FileMetaData:
@@ -132,7 +135,8 @@ class LocalSwap:
         new = [name for name in self.schema.names if name.partition(".")[0] not in there]
         return [*new, *(chunk.path_in_schema for chunk in chunks if chunk.has_dictionary_page)]
 
-    def _rows(self, group: Group, arriving: pa.Table, texts: Sequence[str]) -> Iterator[pa.Table]:
+    def _rows(self, group: Group, arriving: pa.Table) -> Iterator[pa.Table]:
+        texts = _indexed(arriving.schema)
         for i in group.files:
             keys = self.net.keys_near(self.files[i])
             for rows in read_pieces(self._path(i), dictionaries=texts):
@@ -165,7 +169,7 @@ class LocalSwap:
 def _row_groups(
     tables: Iterable[pa.Table], schema: pa.Schema, check: Callable[[], None]
 ) -> Iterator[pa.Table]:
-    texts = [field.name for field in schema if pt.is_dictionary(field.type)]
+    texts = _indexed(schema)
     pending: list[pa.Table] = []
     n_rows = n_bytes = 0
     held = _Dictionaries(texts)
@@ -190,14 +194,53 @@ def _row_groups(
 
 def _row_group(pieces: Sequence[pa.Table]) -> Iterator[pa.Table]:
     # A second dictionary in a row group would make its writer give up the first.
-    return halved(pa.concat_tables(pieces).unify_dictionaries(), _PAGE_BYTES)
+    return halved(_with_used_values(pa.concat_tables(pieces).unify_dictionaries()), _PAGE_BYTES)
+
+
+def _indexed(schema: pa.Schema) -> list[str]:
+    """The columns that are indexes into a dictionary."""
+    return [field.name for field in schema if pt.is_dictionary(field.type)]
+
+
+def _within_pages(rows: pa.Table) -> pa.Table:
+    """``rows`` with dictionaries of the values that they use; with the texts themselves where these outgrow a page."""
+    rows = _with_used_values(rows)
+    large = [
+        name
+        for name in _indexed(rows.schema)
+        if rows.num_rows and rows[name].chunk(0).dictionary.nbytes > DICTIONARY_BYTES
+    ]
+    fields = [field.with_type(pa.string()) if field.name in large else field for field in rows.schema]
+    return rows.cast(pa.schema(fields)) if large else rows
+
+
+def _with_used_values(rows: pa.Table) -> pa.Table:
+    """``rows``, whose chunks have one dictionary for each column, without the entries that no row uses."""
+    for name in _indexed(rows.schema) if rows.num_rows else []:
+        chunks = rows[name].chunks
+        values = chunks[0].dictionary
+        is_used = np.zeros(len(values), bool)
+        for chunk in chunks:
+            is_used[chunk.indices.drop_null().to_numpy()] = True
+        used = np.flatnonzero(is_used)
+        if len(used) == len(values):
+            continue
+        places = np.zeros(len(values), np.int32)
+        places[used] = np.arange(len(used), dtype=np.int32)
+        kept, new = values.take(pa.array(used)), pa.array(places)
+        indexes = [
+            pa.DictionaryArray.from_arrays(pc.take(new, chunk.indices), kept, safe=False) for chunk in chunks
+        ]
+        rows = rows.set_column(
+            rows.schema.get_field_index(name), rows.schema.field(name), pa.chunked_array(indexes)
+        )
+    return rows
 
 
 def _rows_between_looks(rows: pa.Table) -> int:
     """After how many rows the writer looks whether a page is full. Each time it also sums up a dictionary's part for
     the statistics, which takes longer than to write it: so not more often than pages need it."""
-    indexes = [field.name for field in rows.schema if pt.is_dictionary(field.type)]
-    width = max(1, rows.drop_columns(indexes).nbytes // rows.num_rows)
+    width = max(1, rows.drop_columns(_indexed(rows.schema)).nbytes // rows.num_rows)
     return int(max(_LEAST_ROWS_BETWEEN_LOOKS, min(_ROW_GROUP_ROWS, _LOOK_BYTES // width)))
 
 

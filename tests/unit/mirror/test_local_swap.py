@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
@@ -15,7 +17,7 @@ from xidstream.pipeline.mirror import local_swap, pieces
 from xidstream.pipeline.mirror.key_ranges import RangedKey
 from xidstream.pipeline.mirror.local_swap import LocalSwap, fits
 from xidstream.pipeline.mirror.net_rows import NetRows
-from xidstream.pipeline.mirror.pieces import read_pieces, repeating_texts
+from xidstream.pipeline.mirror.pieces import read_pieces, repeating_texts, with_dictionaries
 from xidstream.pipeline.mirror.plan import BaseFile, Group, KeyRange
 from xidstream.pipeline.spark.naming import Location
 
@@ -34,13 +36,15 @@ def swap(
     files: Sequence[BaseFile],
     new: Mapping[int, str | None],
     check: Callable[[], None] = lambda: None,
+    texts: Sequence[str] = (),
 ) -> LocalSwap:
-    """``new``: id → its new value; None where it is gone."""
+    """``new``: id → its new value; None where it is gone. ``texts``: the columns that come with one dictionary."""
     text = pa.field("_text", pa.map_(pa.string(), pa.string()))
     schema = pa.schema([*SCHEMA, text, ("_change_type", pa.string())])
     kinds = {True: "delete", False: "update_postimage"}
     rows = [{"id": i, "v": v, "_change_type": kinds[v is None]} for i, v in new.items()]
-    net = NetRows(pa.Table.from_pylist(rows, schema=schema), ["id"], KEY)
+    table = pa.Table.from_pylist(rows, schema=schema).cast(with_dictionaries(schema, texts))
+    net = NetRows(table, ["id"], KEY)
     return LocalSwap(Location.parse(str(folder)), SCHEMA, files, net, ["id"], check)
 
 
@@ -135,6 +139,68 @@ def test_a_dictionary_that_would_outgrow_its_page_begins_a_row_group(
     footer = pq.read_metadata(tmp_path / path)
     # Two of the four dictionaries fit a page together.
     assert [footer.row_group(i).num_rows for i in range(footer.num_row_groups)] == [999, 1_001]
+
+
+def dictionary_sizes(path: Path) -> list[tuple[int, int]]:
+    """Of each row group: how many entries the dictionary of ``v`` has, and how many texts the rows have."""
+    with pq.ParquetFile(path, read_dictionary=["v"]) as file:
+        groups = [file.read_row_group(i)["v"].combine_chunks() for i in range(file.num_row_groups)]
+    return [(len(chunk.dictionary), len(pc.unique(chunk.cast(pa.string()).drop_null()))) for chunk in groups]
+
+
+@pytest.mark.parametrize("n_files", [1, 3])
+def test_the_dictionaries_of_refreshed_files_have_the_texts_of_their_rows_and_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_files: int
+) -> None:
+    monkeypatch.setattr(pieces, "_PIECE_ROWS", 300)
+    n, n_slots = 4_000, 2
+    held: dict[int, str | None] = {i: f"old {i % 9}" if i % 11 else "" for i in range(n)}
+    groups = [dict(list(held.items())[i * n // n_slots :][: n // n_slots]) for i in range(n_slots)]
+    paths = [f"{i}" for i in range(n_slots)]
+    for path, old in zip(paths, groups, strict=True):
+        rows = pa.table({"id": pa.array(old, pa.int64()), "v": [value or None for value in old.values()]})
+        pq.write_table(rows, tmp_path / path, use_dictionary=["v"])
+    for number in range(4):
+        facts = [KEY.facts_of(str(tmp_path / path)) for path in paths]
+        files = [BaseFile(path, 1, f.n_rows, f.range) for path, f in zip(paths, facts, strict=True)]
+        new = {i: f"{number} {i}" for i in range(0, n, 7)}
+        lows = [f.range.low[0] if f.range else -1 for f in facts]
+        parts = [
+            [i for i, low in enumerate(lows) if low // (n // n_slots) == slot] for slot in range(n_slots)
+        ]
+        work = [Group(tuple(some), tuple(some), 1, n_files) for some in parts]
+        paths = swap(tmp_path, files, new, texts=["v"]).write(work, f"refresh-{number}")
+        held |= new
+        found = {i: value for path in paths for i, value in read(tmp_path, path).items()}
+        assert found == {i: value or None for i, value in held.items()}
+        assert len(paths) == n_files * n_slots
+        for path in paths:
+            assert all(n_entries == n_texts for n_entries, n_texts in dictionary_sizes(tmp_path / path))
+
+
+@pytest.mark.parametrize("n_files", [1, 3])
+@pytest.mark.parametrize("where", ["among the changes", "in the file's row groups"])
+def test_texts_that_outgrow_their_page_together_are_written_as_they_are(
+    tmp_path: Path, n_files: int, where: str
+) -> None:
+    dice, n = random.Random(18), 45_000
+    texts = dict(enumerate(dice.randbytes(100).hex() for _ in range(n)))
+    few = dict.fromkeys(range(n + 5_000), "the same")
+    is_new = where == "among the changes"
+    old, new = (few, texts) if is_new else (few | texts, {3: "new"})
+    rows = pa.table({"id": pa.array(old, pa.int64()), "v": list(old.values())})
+    pq.write_table(rows, tmp_path / "a", use_dictionary=["v"], row_group_size=4_500)
+    assert repeating_texts([pq.read_metadata(tmp_path / "a")], SCHEMA, ["id"]) == ["v"]
+    files = [BaseFile("a", 1, len(old), KeyRange((0,), (len(old) - 1,)))]
+    work = swap(tmp_path, files, new, texts=["v"])
+    paths = work.write([Group((0,), (0,), 1, n_files)], "refresh-1")
+    assert {i: value for path in paths for i, value in read(tmp_path, path).items()} == old | new
+    for path in paths:
+        footer = pq.read_metadata(tmp_path / path)
+        chunks = [footer.row_group(i).column(1) for i in range(footer.num_row_groups)]
+        sizes = [chunk.data_page_offset - chunk.dictionary_page_offset for chunk in chunks]
+        # Arrow looks at the size now and then only.
+        assert max(sizes) < 2.1 * pieces.DICTIONARY_BYTES
 
 
 @pytest.mark.parametrize(("n_texts", "repeat"), [(1_000, True), (20_000, False)])
