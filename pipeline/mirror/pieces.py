@@ -38,14 +38,16 @@ def read_pieces(
     row_group: int | None = None,
 ) -> Iterator[pa.Table]:
     """The rows of a file, or of one of its row groups, so many at a time that a piece has about ``_PIECE_BYTES``; all
-    columns, or those of ``names`` that it has. The columns ``dictionaries`` come as indexes into one.
+    columns, or those of ``names`` that it has. The columns ``dictionaries`` that it has come as indexes into one.
 
     The footer does not say what values take that repeat in a dictionary, and are to be read without it. So the first
     rows are read for that, too.
     """
-    with pq.ParquetFile(path, read_dictionary=list(dictionaries)) as file:
-        footer = file.metadata
-        columns = None if names is None else [name for name in names if name in file.schema_arrow.names]
+    footer = pq.read_metadata(path)
+    there = set(footer.schema.to_arrow_schema().names)
+    indexes = [name for name in dictionaries if name in there]  # pyarrow takes no others
+    with pq.ParquetFile(path, metadata=footer, read_dictionary=indexes) as file:
+        columns = None if names is None else [name for name in names if name in there]
         groups = list(range(footer.num_row_groups)) if row_group is None else [row_group]
         n_bytes = sum(footer.row_group(i).total_byte_size for i in groups)
         n_rows = _PIECE_BYTES * max(1, footer.num_rows) // max(1, n_bytes)

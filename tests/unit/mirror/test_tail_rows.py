@@ -68,7 +68,7 @@ def net(log: TableAt, since: int = 100, texts: Sequence[str] = ()) -> NetRows | 
     return net_of(log, log.tail_files(since), since, FIELDS, KEY, texts)
 
 
-def rows_of(found: NetRows | None) -> tuple[list[tuple[int, str]], int]:
+def rows_of(found: NetRows | None) -> tuple[list[tuple[int, str | None]], int]:
     """What is set, and how many keys there are."""
     assert found is not None
     rows = found.arriving(found.slots(EVERYTHING), [0], pa.schema(FIELDS)).to_pylist()
@@ -123,6 +123,15 @@ def test_a_column_that_is_held_under_another_name_is_read_from_there(tmp_path: P
     assert found is not None
     schema = pa.schema([("w", pa.string())])
     assert found.arriving(found.slots(EVERYTHING), [0], schema).to_pylist() == [{"w": "value"}]
+
+
+@pytest.mark.parametrize("texts", [[], ["v"]])
+def test_a_file_of_the_log_without_a_column_has_no_values_of_it(tmp_path: Path, texts: list[str]) -> None:
+    log = log_of(tmp_path, [change(150, 0, 1)], [change(160, 0, 2, "x")])
+    # As it was written before the column was added.
+    first = next(tmp_path / file.path for file in log.tail_files(100) if file.max_lsn == 150)
+    pq.write_table(pq.read_table(first).drop_columns(["v"]), first)
+    assert rows_of(net(log, texts=texts)) == ([(1, None), (2, "x")], 2)
 
 
 @pytest.mark.parametrize(
