@@ -49,9 +49,10 @@ def read_pieces(
     with pq.ParquetFile(path, metadata=footer, read_dictionary=indexes) as file:
         columns = None if names is None else [name for name in names if name in there]
         groups = list(range(footer.num_row_groups)) if row_group is None else [row_group]
-        n_bytes = sum(footer.row_group(i).total_byte_size for i in groups)
-        n_rows = _PIECE_BYTES * max(1, footer.num_rows) // max(1, n_bytes)
-        if groups and _hides_bytes(footer.row_group(groups[0]), columns, dictionaries):
+        chosen = [footer.row_group(i) for i in groups]
+        n_bytes = sum(group.total_byte_size for group in chosen)
+        n_rows = _PIECE_BYTES * sum(group.num_rows for group in chosen) // max(1, n_bytes)
+        if chosen and _hides_bytes(chosen[0], columns, dictionaries):
             for first in file.iter_batches(_PROBE_ROWS, row_groups=groups, columns=columns):
                 n_rows = min(n_rows, _PIECE_BYTES * first.num_rows // max(1, first.nbytes))
                 break

@@ -280,3 +280,16 @@ def test_a_piece_of_values_that_repeat_in_a_dictionary_is_as_small_as_any(tmp_pa
     found = list(read_pieces(f"{tmp_path}/a"))
     assert max(piece.nbytes for piece in found) < 40 << 20
     assert sum(piece.num_rows for piece in found) == n_rows
+
+
+def test_the_rows_of_other_row_groups_make_a_piece_no_larger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pieces, "_PIECE_BYTES", 100_000)
+    wide, narrow = (pa.table({"v": ["x" * length] * n}) for length, n in ((10_000, 100), (1, 30_000)))
+    with pq.ParquetWriter(tmp_path / "a", wide.schema, use_dictionary=False) as writer:
+        for rows in (wide, narrow):
+            writer.write_table(rows)
+    found = list(read_pieces(f"{tmp_path}/a", row_group=0))
+    assert max(piece.nbytes for piece in found) < 150_000
+    assert sum(piece.num_rows for piece in found) == 100
