@@ -69,22 +69,35 @@ def value_columns(shape: TableShape) -> list[str]:
 
 def prepared(frame: DataFrame, shape: TableShape, more: Sequence[Column] = ()) -> DataFrame:
     """``k*``, ``c*``, ``text`` and ``more`` of rows with the source's columns; null what ``frame`` has not, or has of
-    another column that was called so (``shows``)."""
+    another column that was called so (``shows``). The same holds for ``text``, so a row does not keep the text of a
+    column that was dropped: no old tuple from behind that would be like it."""
     from pyspark.sql import functions as f
 
     there = {field.name: field.dataType for field in frame.schema.fields}
+    has = {name: _has(there, name, column.type) for name, column in shape.columns.items()}
     values = [
-        (f.col(quoted(name)) if _has(there, name, column.type) else f.lit(None)).cast(column.type)
+        (f.col(quoted(name)) if has[name] else f.lit(None)).cast(column.type)
         for name, column in shape.columns.items()
     ]
-    text = (f.col("_text") if "_text" in there else f.lit(None)).cast(TEXT_TYPE)
+    texts = (f.col("_text") if "_text" in there else f.lit(None)).cast(TEXT_TYPE)
     names = list(shape.columns)
-    keys = [
-        (text[names[part.column]] if part.is_text else values[part.column]).alias(part.name)
-        for part in key_parts(shape)
-    ]
+    keys = []
+    for part in key_parts(shape):
+        name, value = names[part.column], values[part.column]
+        if part.is_text:
+            value = texts[name] if has[name] else f.lit(None).cast("string")
+        keys.append(value.alias(part.name))
+    text = texts_of(texts, [name for name in names if has[name]]) if "_text" in there else texts
     aliased = [value.alias(name) for value, name in zip(values, value_columns(shape), strict=True)]
     return frame.select(*keys, *aliased, text.alias("text"), *more)
+
+
+def texts_of(texts: Column, names: Sequence[str]) -> Column:
+    """What ``texts`` has of these columns; null where that is nothing."""
+    from pyspark.sql import functions as f
+
+    own = f.map_filter(texts, lambda name, _: name.isin(*names))
+    return f.when(f.size(own) > 0, own)
 
 
 def _has(there: Mapping[str, DataType], name: str, newest: DataType) -> bool:

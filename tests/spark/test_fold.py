@@ -12,7 +12,7 @@ import pytest
 from tests.fold import folded
 from tests.random_log import COLUMNS, CONTRACT, Change, RandomLog, Row, values_of
 from xidstream.pipeline.errors import UsageError
-from xidstream.pipeline.state.fold import fold, net_changes
+from xidstream.pipeline.state.fold import base_alone, fold, net_changes
 from xidstream.pipeline.state.shape import ColumnShape, TableShape
 
 pytestmark = pytest.mark.spark
@@ -188,6 +188,34 @@ def test_a_key_is_its_text_where_its_type_cannot_hold_it_and_floats_are_equal_as
         ("infinity", "-0.0", 10),
         ("infinity", "1.0", 4),
     ]
+
+
+def test_a_row_without_a_key_goes_though_it_has_a_text_of_a_column_that_was_dropped(spark: Any) -> None:
+    columns = {"id": "int", "at": "date"}
+    infinite = {"at": "infinity"}
+    rows: list[Change] = [{"id": 1, "_text": infinite}, {"id": 2, "_text": infinite}]
+    base = frame(spark, rows, {**columns, "_text": CONTRACT["_text"]})
+    contract = {"_xid": 1, "_commit_lsn": 100}
+    log = [
+        # Before the column was dropped, and behind it.
+        {**contract, "_change_type": "insert", "_seq": 0, "id": 3, "_text": infinite},
+        {**contract, "_change_type": "delete", "_seq": 1, "id": 1},
+        {**contract, "_change_type": "update_preimage", "_seq": 2, "id": 3},
+        {**contract, "_change_type": "update_postimage", "_seq": 3, "id": 4},
+    ]
+    columns = {"id": "int"}
+    found = dicts(fold(base, frame(spark, log, {**CONTRACT, **columns}), shape_of(None, columns)))
+    assert sorted((row["id"], row["_text"]) for row in found) == [(2, None), (4, None)]
+
+
+def test_a_column_that_is_added_again_has_no_text_of_the_one_that_was_dropped(spark: Any) -> None:
+    texts = {"at": "infinity", "day": "infinity"}
+    columns = {"id": "int", "at": "timestamp", "day": "date"}
+    base = frame(spark, [{"id": 1, "_text": texts}], {**columns, "_text": CONTRACT["_text"]})
+    (row,) = dicts(base_alone(base, shape_of(("id",), {**columns, "at": "bigint"})))
+    assert row == {"id": 1, "at": None, "day": None, "_text": [("day", "infinity")]}
+    (row,) = dicts(base_alone(base, shape_of(("id",), {"id": "int", "at": "bigint"})))
+    assert row == {"id": 1, "at": None, "_text": None}
 
 
 def test_columns_may_be_called_as_the_plan_calls_its_own(spark: Any) -> None:
