@@ -259,11 +259,11 @@ def test_rows_from_before_and_changes_meanwhile_fold_to_the_source_at_every_stat
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("postgres_server", "seed"), [(18, 3)], indirect=["postgres_server"])
-def test_the_state_as_of_two_hundred_random_commits_is_the_log_folded_in_plain_python(
+def test_the_state_as_of_sixty_random_commits_is_the_log_folded_in_plain_python(
     pipeline: Pipeline, seed: int
 ) -> None:
     states = taken_amid_changes(pipeline, seed)
-    assert_as_of(pipeline, states, random.Random(seed), n_commits=200)
+    assert_as_of(pipeline, states, random.Random(seed), n_commits=60)
 
 
 def assert_as_of(
