@@ -118,6 +118,13 @@ def test_a_hardened_run_tells_no_secret_anywhere_and_ends_with_status_4_on_poiso
         wait_until(
             lambda: len(delta_rows(s3, "public.t", s3_settings)) == 40_000 or process.poll() is not None
         )
+        # The batch ends with its line: an outage in its midst is the sink's, and ends the run.
+        wait_until(
+            lambda: (
+                len(delta_rows(s3, "_transactions", s3_settings, "commit_lsn")) == 1
+                or process.poll() is not None
+            )
+        )
         assert process.poll() is None, process.communicate()[0]
 
         s3.failing, asked = True, s3.n_requests
@@ -174,14 +181,16 @@ def is_read(owner: psycopg.Connection[Any]) -> bool:
     return bool(row and row[0])
 
 
-def delta_rows(s3: S3Server, table: str, settings: dict[str, str]) -> list[dict[str, Any]]:
+def delta_rows(
+    s3: S3Server, table: str, settings: dict[str, str], column: str = "id"
+) -> list[dict[str, Any]]:
     if not s3.keys(f"delta/{table}/_delta_log", ".json"):
         return []
     options = {**settings, "AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing"}
     rows = DeltaTable(f"s3://{s3.bucket}/delta/{table}", storage_options=options).to_pyarrow_table(
-        columns=["id"]
+        columns=[column]
     )
-    return sorted(rows.to_pylist(), key=lambda r: r["id"])
+    return sorted(rows.to_pylist(), key=lambda r: r[column])
 
 
 def spark_ui(port: int) -> str:
