@@ -158,6 +158,9 @@ class Delivery:
         except _DELIVERED_BEFORE:
             raise
         except XidstreamError as error:
+            if not self._is_drivers_own(error):
+                # First of all: what is journaled is confirmed, and the server would not send it again.
+                self._epoch.withhold_journal()
             # A driver that has ended saw nothing of the others. What they may have failed with, ``pause`` sees.
             if self._held.is_alive():
                 self._epoch.raise_root_cause()

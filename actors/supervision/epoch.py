@@ -154,6 +154,9 @@ class Epoch:
             get(self._reading, READER)
         get(self.sequencer.finished.remote(), SEQUENCER)
 
+    def withhold_journal(self) -> None:
+        get(self.sequencer.withhold_journal.remote(), SEQUENCER)
+
     def aim(self, target: Lsn) -> None:
         get(self.sequencer.aim.remote(target), SEQUENCER)
 

@@ -337,6 +337,11 @@ class CommitSequence:
             self._journaling.end()
         await self._notify()
 
+    async def withhold_journal(self) -> None:
+        """The sink could not read stored rows: nothing more is journaled, so the server keeps what they came from."""
+        self._journaling.withhold()
+        await self._notify()
+
     async def stats(self) -> SequencerStats | None:
         """None before ``open`` is done: there is no position yet, and perhaps no slot."""
         if not self._is_open:

@@ -73,7 +73,7 @@ class Journaling:
         self._put = put
         self._changed = changed
         self._writing: list[Sealed] = []
-        self._is_ending = False
+        self._is_ending = self._is_withheld = False
         self._is_released = False
         self._next_number = order.journal.next_number
 
@@ -95,6 +95,10 @@ class Journaling:
         """Write all that is ready: nobody is going to release it."""
         self._is_ending = True
 
+    def withhold(self) -> None:
+        """Write nothing more, because stored rows cannot be read: what is not confirmed comes from the slot again."""
+        self._is_withheld = True
+
     def release(self) -> None:
         """There is a sink: load what it will ask for."""
         self._is_released = True
@@ -107,6 +111,8 @@ class Journaling:
     # -- inside ----------------------------------------------------------------------------------------
 
     def _due_in_s(self) -> float | None:
+        if self._is_withheld:
+            return None
         order = self._order
         return self._policy.due_in_s(
             time.monotonic(),
@@ -125,6 +131,9 @@ class Journaling:
             self._writing = [content for _, content in units]
             number, self._next_number = self._next_number, self._next_number + 1
             file = await asyncio.to_thread(self._storage.write_journal, number, units, self._fetch)
+            if self._is_withheld:
+                self._writing = []
+                return  # No record names the file, and the next epoch removes it.
             self._order.written(file, entries)
             self._writing = []
             await self._notify()

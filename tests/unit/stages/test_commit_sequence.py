@@ -97,6 +97,38 @@ def test_a_late_call_of_a_loop_that_was_replaced_is_refused_and_changes_nothing(
 AT_5 = opened_at(5, 100)
 
 
+@pytest.mark.parametrize("is_being_written", [False, True])
+def test_a_transaction_that_the_sink_cannot_read_stays_in_the_slot(
+    tmp_path: Path, is_being_written: bool
+) -> None:
+    """The run looked 5 s for a deeper cause. By then the journal had taken the damaged file, and it was confirmed."""
+    end = TransactionEnd(Xid(700), Lsn(20), Lsn(24), 0)
+    may_end = threading.Event()
+
+    async def work() -> None:
+        sequencer, reader = sequence(Config(storage=str(tmp_path))), Reader()
+        await sequencer.open(reader.tell, AT_5, None)
+        loop = (await sequencer.sink_opened(Lsn(0), 0)).loop
+        write = sequencer._storage.write_journal
+        sequencer._storage.write_journal = lambda *given: (may_end.wait(60), write(*given))[1]  # type: ignore[method-assign]
+        await sequencer.submit([TicketedCut(0, Committed(end, False))])
+        assert await sequencer.next_batch(60, loop) is not None
+        if is_being_written:
+            await sequencer.stop()
+            while not sequencer._journaling._writing:
+                await asyncio.sleep(0.01)
+        await sequencer.withhold_journal()
+        may_end.set()
+        await sequencer.stop()
+        while not await sequencer.finished():
+            await asyncio.sleep(0.01)
+        record = read_progress(Storage(str(tmp_path)), Layout(1, "s", "e"))
+        assert record is not None and (record.confirmed_lsn, record.journal) == (5, ())
+        assert max(reader.confirmed, default=5) <= 5
+
+    asyncio.run(asyncio.wait_for(work(), 60))
+
+
 def test_nothing_behind_a_parked_tables_first_commit_is_released_before_the_park_is_recorded(
     tmp_path: Path,
 ) -> None:
