@@ -20,6 +20,7 @@ from tests.e2e.conftest import Pipeline, to_arrow
 from tests.fold import Log, Row, folded
 from tests.postgres_fixtures import Database
 from tests.processes import living_below
+from tests.transfers import KilledMirror
 from xidstream import ChangeLog, ChangeStream, LogState, SparkBatch
 from xidstream.actors.cli.snapshots import request_command
 from xidstream.actors.cli.tables import resume_command
@@ -208,7 +209,9 @@ def assert_folds(pipeline: Pipeline, states: list[tuple[Lsn, dict[str, Counter[R
     return n_compared
 
 
-def taken_amid_changes(pipeline: Pipeline, seed: int) -> list[tuple[Lsn, dict[str, Counter[Row]]]]:
+def taken_amid_changes(
+    pipeline: Pipeline, seed: int, n_states: int = 6
+) -> list[tuple[Lsn, dict[str, Counter[Row]]]]:
     """Take all tables while writers and a giant transaction change them. Returns states of the source."""
     database = pipeline.database
     database.execute(SCHEMA)
@@ -227,7 +230,7 @@ def taken_amid_changes(pipeline: Pipeline, seed: int) -> list[tuple[Lsn, dict[st
             wait_until_taken(pipeline, len(TABLES))
             states += [writers.states() for _ in range(4)]
             giant.execute(b"commit")
-        for _ in range(6):
+        for _ in range(n_states):
             time.sleep(0.3)
             states.append(writers.states())
     finally:
@@ -259,11 +262,20 @@ def test_rows_from_before_and_changes_meanwhile_fold_to_the_source_at_every_stat
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("postgres_server", "seed"), [(18, 3)], indirect=["postgres_server"])
-def test_the_state_as_of_sixty_random_commits_is_the_log_folded_in_plain_python(
+def test_the_state_as_of_two_hundred_random_commits_is_the_log_folded_in_plain_python(
     pipeline: Pipeline, seed: int
 ) -> None:
-    states = taken_amid_changes(pipeline, seed)
-    assert_as_of(pipeline, states, random.Random(seed), n_commits=60)
+    """Base tables are refreshed meanwhile, by processes that are killed; a state begins with the newest before it."""
+    mirror = KilledMirror(pipeline.delta, seed, between_s=(6, 20))
+    try:
+        states = taken_amid_changes(pipeline, seed, n_states=40)
+    finally:
+        mirror.stop()
+    manifest = DeltaTable(str(pipeline.delta / "current" / "_manifest")).to_pyarrow_table(columns=["lsn"])
+    moments = set(manifest["lsn"].to_pylist())
+    print(f"{mirror.n_kills} mirrors were killed; base tables of {len(moments)} moments")
+    assert mirror.n_kills and len(moments) > 1
+    assert_as_of(pipeline, states, random.Random(seed), n_commits=200)
 
 
 def assert_as_of(
