@@ -7,8 +7,7 @@ position is behind the end of the WAL, and each process's private memory. At the
 in the order of their commits.
 
 Catching up is told against the live rate: the transactions that were taken in a second while the sink caught up,
-beside ``--rate``. ``--kept-up`` compares runs in which the sink keeps up, with a journal and without, in turn: latency,
-and rows a second of transactions of 1,000 rows that come as fast as they can.
+beside ``--rate``. What a journal costs while the sink keeps up: ``benchmarks.kept_up``.
 """
 
 from __future__ import annotations
@@ -33,9 +32,7 @@ from xidstream.actors.demo.embedded_postgres import EmbeddedPostgres
 from xidstream.actors.runtime.ray_cluster import connect_ray
 
 _AFTERWARDS_S = 20.0
-_N_FAST = 1000
-_TINY = "insert into tiny (at) values (clock_timestamp());\n"
-_THOUSAND = "insert into tiny (at) select clock_timestamp() from generate_series(1, 1000);\n"
+TINY = "insert into tiny (at) values (clock_timestamp());\n"
 _POSITIONS = """
 select pg_current_wal_flush_lsn() - '0/0', coalesce(sent_lsn, confirmed_flush_lsn) - '0/0', confirmed_flush_lsn - '0/0'
 from pg_replication_slots left join pg_stat_replication on pid = active_pid where slot_name = %s"""
@@ -79,7 +76,7 @@ def away(run: Run, folder: Path, seconds: float, rate: int, large: int) -> dict[
     position = Position(run)
     total_s = seconds + _AFTERWARDS_S
     load = subprocess.Popen(
-        _pgbench(run, folder, _TINY, *_at_a_rate(total_s, rate)), stdout=subprocess.PIPE, text=True
+        pgbench(run, folder, TINY, *at_a_rate(total_s, rate)), stdout=subprocess.PIPE, text=True
     )
     started = time.monotonic()
     time.sleep(seconds / 3)
@@ -143,7 +140,7 @@ def _mib(growth: dict[str, int]) -> dict[str, int]:
     return {kind: round(n / MIB) for kind, n in growth.items()}
 
 
-def _pgbench(run: Run, folder: Path, statement: str, *options: str) -> list[str]:
+def pgbench(run: Run, folder: Path, statement: str, *options: str) -> list[str]:
     script = folder / "pgbench.sql"
     script.write_text(statement)
     server = run.database.server
@@ -151,33 +148,8 @@ def _pgbench(run: Run, folder: Path, statement: str, *options: str) -> list[str]
     return [str(server.bin("pgbench")), "-n", "-f", str(script), *options, *where]
 
 
-def _at_a_rate(seconds: float, rate: int) -> tuple[str, ...]:
+def at_a_rate(seconds: float, rate: int) -> tuple[str, ...]:
     return "-c", "8", "-T", str(int(seconds)), "-R", str(rate)
-
-
-def kept_up(run: Run, folder: Path, seconds: float, rate: int) -> dict[str, Any]:
-    """Latencies at ``rate``, and then the rows a second of transactions that come as fast as they can."""
-    driver = run.pipeline.driver
-    subprocess.run(_pgbench(run, folder, _TINY, *_at_a_rate(seconds, rate)), check=True, capture_output=True)
-    n = run.database.execute("select count(*) from tiny")[0][0]
-    run.wait(lambda: len(driver.transactions) == n)
-    latencies = sorted(run.latencies_ms)
-    n_each = _N_FAST // 4
-    started = time.monotonic()
-    subprocess.run(
-        _pgbench(run, folder, _THOUSAND, "-c", "4", "-t", str(n_each)), check=True, capture_output=True
-    )
-    while len(driver.transactions) < n + 4 * n_each:
-        run.wait(lambda: True)
-        time.sleep(0.01)
-    drained_s = time.monotonic() - started
-    run.end("kept up", n + 4 * n_each * 1000, n + 4 * n_each)
-    return {
-        "transactions": n,
-        "median_ms": round(statistics.median(latencies), 1),
-        "p99_ms": round(latencies[int(len(latencies) * 0.99)], 1),
-        "drained_rows_per_s": round(4 * n_each * 1000 / drained_s),
-    }
 
 
 def main() -> int:
@@ -185,9 +157,6 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--rate", type=int, default=2000)
     parser.add_argument("--large", type=int, default=1_000_000)
-    parser.add_argument(
-        "--kept-up", type=float, default=0, metavar="SECONDS", help="compare with and without"
-    )
     arguments = parser.parse_args()
     # As a server has it, not as little as that case needs which makes every transaction a streamed one.
     del SETTINGS["logical_decoding_work_mem"]
@@ -196,25 +165,9 @@ def main() -> int:
         folder = Path(name)
         settings = {"max_connections": "50", "max_wal_size": "8GB"}
         with EmbeddedPostgres(folder / "data", settings=settings) as server:
-            if arguments.kept_up:
-                found: list[dict[str, Any]] = []
-                for i, max_bytes in enumerate((0, 64 << 30) * 3):
-                    SETTINGS["journal_max_bytes"] = max_bytes
-                    run = Run(server, f"kept_{i}", folder)
-                    found.append(
-                        {
-                            "journal_max_bytes": max_bytes,
-                            **kept_up(run, folder, arguments.kept_up, arguments.rate),
-                        }
-                    )
-                print(json.dumps(found, indent=1))
-            else:
-                run = Run(server, "away", folder)
-                print(
-                    json.dumps(
-                        away(run, folder, arguments.minutes * 60, arguments.rate, arguments.large), indent=1
-                    )
-                )
+            run = Run(server, "away", folder)
+            found = away(run, folder, arguments.minutes * 60, arguments.rate, arguments.large)
+            print(json.dumps(found, indent=1))
     ray.shutdown()
     return 0
 

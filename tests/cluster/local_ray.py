@@ -34,10 +34,10 @@ _STOP_TIMEOUT_S = 20
 class LocalRay:
     """A head node in a context; ``environment`` is a shell's that talks to it, ``address`` the job server's."""
 
-    def __init__(self, *, cpus: int = 2) -> None:
+    def __init__(self, *, cpus: int = 2, ip: str = "127.0.0.1") -> None:
         # Not pytest's tmp_path: a socket's path has at most 107 bytes.
         self.folder = Path(tempfile.mkdtemp(prefix="xs-ray-"))
-        self._cpus = cpus
+        self._cpus, self._ip = cpus, ip
         token = self.folder / "token"
         token.write_text(secrets.token_hex(32))
         token.chmod(0o600)
@@ -50,12 +50,12 @@ class LocalRay:
             "RAY_USAGE_STATS_ENABLED": "0",
         }
         gcs, dashboard = free_ports(2)
-        self._gcs = f"127.0.0.1:{gcs}"
-        self.address = f"http://127.0.0.1:{dashboard}"
+        self.gcs = f"{ip}:{gcs}"
+        self.address = f"http://{ip}:{dashboard}"
         self._exit = ExitStack()
 
     def __enter__(self) -> LocalRay:
-        gcs, dashboard = self._gcs.rpartition(":")[2], self.address.rpartition(":")[2]
+        gcs, dashboard = self.gcs.rpartition(":")[2], self.address.rpartition(":")[2]
         try:
             self._exit.callback(shutil.rmtree, self.folder, ignore_errors=True)
             self._exit.enter_context(
@@ -66,7 +66,8 @@ class LocalRay:
                     f"--num-cpus={self._cpus}",
                     f"--object-store-memory={256 << 20}",
                     "--include-dashboard=true",
-                    "--dashboard-host=127.0.0.1",
+                    f"--node-ip-address={self._ip}",
+                    f"--dashboard-host={self._ip}",
                     f"--dashboard-port={dashboard}",
                     f"--ray-client-server-port={free_ports(1)[0]}",
                     answers=self._answers,
@@ -83,23 +84,34 @@ class LocalRay:
         self._exit.close()
 
     @contextmanager
-    def node(self, *, path: str) -> Iterator[None]:
-        """Another node beside the head, whose raylet has this PATH."""
+    def node(
+        self, *, path: str | None = None, cpus: int = 1, ip: str = "127.0.0.1", namespace: str | None = None
+    ) -> Iterator[None]:
+        """Another node beside the head, whose raylet has this PATH, perhaps in a network namespace of its own."""
         with self._started(
-            f"--address={self._gcs}", "--num-cpus=1", f"--object-store-memory={80 << 20}", path=path
+            f"--address={self.gcs}",
+            f"--num-cpus={cpus}",
+            f"--object-store-memory={80 << 20}",
+            f"--node-ip-address={ip}",
+            path=path,
+            within=() if namespace is None else ("ip", "netns", "exec", namespace),
         ):
             yield
 
     @contextmanager
     def _started(
-        self, *options: str, path: str | None = None, answers: Callable[[], bool] = lambda: True
+        self,
+        *options: str,
+        path: str | None = None,
+        answers: Callable[[], bool] = lambda: True,
+        within: tuple[str, ...] = (),
     ) -> Iterator[None]:
         """``ray start`` in the foreground, so that it is a process that can be ended, and with it its children."""
         command = [
+            *within,
             str(BIN / "ray"),
             "start",
             "--block",
-            "--node-ip-address=127.0.0.1",
             f"--dashboard-agent-listen-port={free_ports(1)[0]}",
             *options,
         ]

@@ -210,7 +210,7 @@ def assert_folds(pipeline: Pipeline, states: list[tuple[Lsn, dict[str, Counter[R
 
 
 def taken_amid_changes(
-    pipeline: Pipeline, seed: int, n_states: int = 6
+    pipeline: Pipeline, seed: int, n_states: int = 6, pause_s: float = 0.3
 ) -> list[tuple[Lsn, dict[str, Counter[Row]]]]:
     """Take all tables while writers and a giant transaction change them. Returns states of the source."""
     database = pipeline.database
@@ -231,7 +231,7 @@ def taken_amid_changes(
             states += [writers.states() for _ in range(4)]
             giant.execute(b"commit")
         for _ in range(n_states):
-            time.sleep(0.3)
+            time.sleep(pause_s)
             states.append(writers.states())
     finally:
         writers.stop()
@@ -266,9 +266,9 @@ def test_the_state_as_of_two_hundred_random_commits_is_the_log_folded_in_plain_p
     pipeline: Pipeline, seed: int
 ) -> None:
     """Base tables are refreshed meanwhile, by processes that are killed; a state begins with the newest before it."""
-    mirror = KilledMirror(pipeline.delta, seed, between_s=(6, 20))
+    mirror = KilledMirror(pipeline.delta, seed, between_s=(25, 60))
     try:
-        states = taken_amid_changes(pipeline, seed, n_states=40)
+        states = taken_amid_changes(pipeline, seed, n_states=40, pause_s=3)
     finally:
         mirror.stop()
     manifest = DeltaTable(str(pipeline.delta / "current" / "_manifest")).to_pyarrow_table(columns=["lsn"])
