@@ -139,10 +139,8 @@ def as_of_sum(root: Path, spark: Any) -> tuple[int, int]:
 class KilledMirror:
     """``xidstream mirror --every 1s`` as a process, which is killed at random moments and started again."""
 
-    def __init__(self, root: Path, seed: int, between_s: tuple[float, float] = (25, 60)) -> None:
-        """``between_s``: how long each one lives, at least and at most."""
+    def __init__(self, root: Path, seed: int) -> None:
         self._root = root
-        self._between_s = between_s
         self._dice = random.Random(seed)
         self._stop = threading.Event()
         self.n_kills = 0
@@ -163,7 +161,7 @@ class KilledMirror:
         log = (self._root.parent / "mirror.log").open("ab")
         while not self._stop.is_set():
             process = subprocess.Popen(command, stdout=log, stderr=log)
-            if self._stop.wait(self._dice.uniform(*self._between_s)):
+            if self._stop.wait(self._dice.uniform(25, 60)):
                 process.terminate()
                 process.wait()
                 return

@@ -8,6 +8,7 @@ import random
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -20,12 +21,13 @@ from tests.e2e.conftest import Pipeline, to_arrow
 from tests.fold import Log, Row, folded
 from tests.postgres_fixtures import Database
 from tests.processes import living_below
-from tests.transfers import KilledMirror
-from xidstream import ChangeLog, ChangeStream, LogState, SparkBatch
+from xidstream import ChangeLog, ChangeStream, LogState, Mirror, SparkBatch
 from xidstream.actors.cli.snapshots import request_command
 from xidstream.actors.cli.tables import resume_command
 from xidstream.actors.snapshot import steps, taking
-from xidstream.pipeline.errors import PreconditionMissing, SinkFailed
+from xidstream.pipeline import faultpoints
+from xidstream.pipeline.errors import ComponentLost, PreconditionMissing, SinkFailed
+from xidstream.pipeline.faultpoints import FaultPlan
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 from xidstream.pipeline.spark.contained import without_contained
@@ -33,6 +35,14 @@ from xidstream.pipeline.spark.contained import without_contained
 pytestmark = pytest.mark.e2e
 OLDEST = pytest.param(16, marks=pytest.mark.slow)
 """The server's part of these tests runs on both versions in tests/postgres each time."""
+
+MIRROR_POINTS = (
+    "writing_base",
+    "base_written",
+    "base_committed",
+    "committing_manifest",
+    "manifest_committed",
+)
 
 TABLES = {
     "accounts": "id, balance, note",
@@ -210,9 +220,10 @@ def assert_folds(pipeline: Pipeline, states: list[tuple[Lsn, dict[str, Counter[R
 
 
 def taken_amid_changes(
-    pipeline: Pipeline, seed: int, n_states: int = 6, pause_s: float = 0.3
+    pipeline: Pipeline, seed: int, n_states: int = 6, between: Callable[[], object] = lambda: None
 ) -> list[tuple[Lsn, dict[str, Counter[Row]]]]:
-    """Take all tables while writers and a giant transaction change them. Returns states of the source."""
+    """Take all tables while writers and a giant transaction change them. Returns states of the source; ``between`` is
+    called between them when the tables are taken."""
     database = pipeline.database
     database.execute(SCHEMA)
     database.execute("create publication p for all tables with (publish_via_partition_root = true)")
@@ -231,7 +242,8 @@ def taken_amid_changes(
             states += [writers.states() for _ in range(4)]
             giant.execute(b"commit")
         for _ in range(n_states):
-            time.sleep(pause_s)
+            time.sleep(0.3)
+            between()
             states.append(writers.states())
     finally:
         writers.stop()
@@ -265,17 +277,26 @@ def test_rows_from_before_and_changes_meanwhile_fold_to_the_source_at_every_stat
 def test_the_state_as_of_two_hundred_random_commits_is_the_log_folded_in_plain_python(
     pipeline: Pipeline, seed: int
 ) -> None:
-    """Base tables are refreshed meanwhile, by processes that are killed; a state begins with the newest before it."""
-    mirror = KilledMirror(pipeline.delta, seed, between_s=(25, 60))
-    try:
-        states = taken_amid_changes(pipeline, seed, n_states=40, pause_s=3)
-    finally:
-        mirror.stop()
+    """Base tables are refreshed meanwhile, and most refreshes die; a state begins with the newest base before it."""
+    dice, n_died = random.Random(seed), 0
+
+    def refresh() -> None:
+        nonlocal n_died
+        point = dice.choice([None, *MIRROR_POINTS])
+        with pytest.MonkeyPatch.context() as patch:
+            if point is not None:
+                patch.setattr(faultpoints, "_plan", FaultPlan(f"{point}:error", None))
+            try:
+                Mirror(str(pipeline.delta)).refresh(pipeline.spark)
+            except ComponentLost:
+                n_died += 1
+
+    states = taken_amid_changes(pipeline, seed, n_states=15, between=refresh)
     manifest = DeltaTable(str(pipeline.delta / "current" / "_manifest")).to_pyarrow_table(columns=["lsn"])
     moments = set(manifest["lsn"].to_pylist())
-    print(f"{mirror.n_kills} mirrors were killed; base tables of {len(moments)} moments")
-    assert mirror.n_kills and len(moments) > 1
-    assert_as_of(pipeline, states, random.Random(seed), n_commits=200)
+    print(f"seed {seed}: {n_died} refreshes died; base tables of {len(moments)} moments")
+    assert n_died and len(moments) > 1
+    assert_as_of(pipeline, states, dice, n_commits=200)
 
 
 def assert_as_of(
