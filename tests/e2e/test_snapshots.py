@@ -272,7 +272,7 @@ def test_rows_from_before_and_changes_meanwhile_fold_to_the_source_at_every_stat
 
 @pytest.mark.skipif("XIDSTREAM_LONG" not in os.environ, reason="long: `make faults` runs it")
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize(("postgres_server", "seed"), [(18, 3)], indirect=["postgres_server"])
 def test_the_state_as_of_two_hundred_random_commits_is_the_log_folded_in_plain_python(
     pipeline: Pipeline, seed: int
