@@ -33,7 +33,7 @@ from xidstream.pipeline.segments import Layout, Storage, given_up, journaled_lsn
 from xidstream.pipeline.slot.admin import Blocker, advance_slot, held_wal_bytes, read_slot, sql_connection
 from xidstream.pipeline.slot.connection import ReplicationConnection
 from xidstream.pipeline.slot.opening import connect_slot, slot_settings
-from xidstream.pipeline.slot.snapshot_sources import survey
+from xidstream.pipeline.slot.snapshot_sources import survey_unless_locked
 from xidstream.pipeline.snapshot.tables import Surveyed
 from xidstream.pipeline.spark.sink import may_take_segments
 from xidstream.pipeline.stages.slot_record import check_server
@@ -101,11 +101,12 @@ class SlotReader:
         check_server(self._config, connection, remember=True)
         self._decision = decide_snapshots(self._config, connection)
 
-    def survey(self) -> Surveyed:
+    def survey(self) -> Surveyed | None:
+        """None while somebody keeps a published table locked so that nothing can be planned."""
         with sql_connection(self._slot.connection.same_server_dsn, "the published tables") as connection:
-            sources = survey(connection, self._config.publication)
+            sources = survey_unless_locked(connection, self._config.publication)
             state = read_slot(connection, self._config.slot)
-            return Surveyed(sources, held_wal_bytes(connection, state))
+            return None if sources is None else Surveyed(sources, held_wal_bytes(connection, state))
 
     def waiting_for(self) -> str | None:
         """What ``prepare`` waits for, for people; None when it is nothing in particular."""

@@ -49,7 +49,7 @@ def server_findings(
             findings.append(_check_version(version))
             if version < PG10:
                 return findings
-            findings += _check_server(connection, version)
+            findings += _check_server(connection, version, parks_tables=parks_tables)
             findings += _check_replication(connection, settings)
             findings += check_publications(connection, settings.publications, parks_tables=parks_tables)
             slot = read_slot(connection, settings.slot)
@@ -78,7 +78,7 @@ def _check_version(version: int) -> Finding:
     return Finding.ok("version", f"PostgreSQL {text} is supported")
 
 
-def _check_server(connection: psycopg.Connection[Any], version: int) -> list[Finding]:
+def _check_server(connection: psycopg.Connection[Any], version: int, *, parks_tables: bool) -> list[Finding]:
     findings = []
     wal_level = setting_of(connection, "wal_level")
     if wal_level == "logical":
@@ -94,7 +94,8 @@ def _check_server(connection: psycopg.Connection[Any], version: int) -> list[Fin
         findings.append(
             Finding.warning(
                 "encoding",
-                "the database's encoding is SQL_ASCII: bytes that are not UTF-8 stop the run",
+                "the database's encoding is SQL_ASCII: bytes that are not UTF-8 "
+                + ("park their table" if parks_tables else "stop the run"),
                 "make a database with encoding UTF8, or be sure that it holds nothing else",
             )
         )

@@ -2,12 +2,18 @@
 
 The catalogs are read as they are now. The stream may still be at an earlier definition, because its relations are those
 of the WAL's time. So these findings warn early, and the run checks each R message again.
+
+From version 15 on ``pg_publication_tables`` opens each table (``pg_get_publication_tables`` in
+``src/backend/catalog/pg_publication.c``), so it waits for whoever has locked one: a VACUUM FULL, an ALTER TABLE that is
+not committed. One such table must not keep a run of all others from starting. So the wait is short, and what could not
+be looked at is a finding that names the holder of the lock.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,6 +23,9 @@ from xidstream.pipeline.errors import ColumnNameClash
 from xidstream.pipeline.findings import Finding, enumerate_names
 from xidstream.pipeline.relations.relation import CONTRACT_COLUMNS
 from xidstream.pipeline.slot.stream_options import PG15, quote_identifier
+from xidstream.pipeline.slot.writers import lock_holders_anywhere
+
+_LOCK_TIMEOUT_MS: Final = 2000
 
 _COLUMNS_15: Final = """
     SELECT pubname, schemaname, tablename, attnames::text[] FROM pg_publication_tables
@@ -114,10 +123,15 @@ def missing_publications(connection: psycopg.Connection[Any], names: Sequence[st
 
 
 def published_tables(connection: psycopg.Connection[Any], names: Sequence[str]) -> list[PublishedTable]:
-    """The tables, ordered by schema and name, with all columns that any of the publications publishes."""
+    """The tables, ordered by schema and name, with all columns that any of the publications publishes.
+
+    Raises psycopg's LockNotAvailable if somebody keeps one of them locked.
+    """
     query = _COLUMNS_15 if connection.info.server_version >= PG15 else _COLUMNS_10
     lists: dict[tuple[str, str], dict[str, tuple[str, ...]]] = {}
-    for publication, schema, table, columns in connection.execute(query, (list(names),)):
+    with _lock_timeout(connection):
+        rows = connection.execute(query, (list(names),)).fetchall()
+    for publication, schema, table, columns in rows:
         lists.setdefault((schema, table), {})[publication] = tuple(columns or ())
     return [
         PublishedTable(
@@ -131,6 +145,14 @@ def published_tables(connection: psycopg.Connection[Any], names: Sequence[str]) 
     ]
 
 
+def published_names(connection: psycopg.Connection[Any], names: Sequence[str]) -> list[tuple[str, str]]:
+    """Schema and table of each published table. Empty if one is locked, which ``check_publications`` tells."""
+    try:
+        return [(table.schema, table.table) for table in published_tables(connection, names)]
+    except psycopg.errors.LockNotAvailable:
+        return []
+
+
 def check_publications(
     connection: psycopg.Connection[Any], names: Sequence[str], *, parks_tables: bool = False
 ) -> list[Finding]:
@@ -138,6 +160,24 @@ def check_publications(
     missing = missing_publications(connection, names)
     if missing:
         return missing
+    try:
+        with _lock_timeout(connection):
+            return _check_published(connection, names, parks_tables=parks_tables)
+    except psycopg.errors.LockNotAvailable:
+        holders = [str(each.blocker) for each in lock_holders_anywhere(connection, "AccessExclusiveLock")]
+        return [
+            Finding.warning(
+                "publication",
+                "a published table is locked, and the server does not list what is published meanwhile. The lock is "
+                f"one of: {enumerate_names(holders) or 'none is held any more'}",
+                "check again when the lock is gone; a run can start before, and delivers what is committed",
+            )
+        ]
+
+
+def _check_published(
+    connection: psycopg.Connection[Any], names: Sequence[str], *, parks_tables: bool
+) -> list[Finding]:
     tables = published_tables(connection, names)
     what = f"publication {enumerate_names(list(names))}"
     if not tables:
@@ -154,6 +194,13 @@ def check_publications(
         _check_identity(connection, names),
         *_check_columns(tables, parks_tables=parks_tables),
     ]
+
+
+@contextmanager
+def _lock_timeout(connection: psycopg.Connection[Any]) -> Iterator[None]:
+    with connection.transaction():
+        connection.execute(f"SET LOCAL lock_timeout = {_LOCK_TIMEOUT_MS}".encode())
+        yield
 
 
 def _check_operations(connection: psycopg.Connection[Any], names: Sequence[str]) -> Finding:

@@ -56,6 +56,7 @@ from xidstream.pipeline.snapshot.tables import Leaf, PrimaryKey, PublishedSource
 
 _OPERATIONS: Final = ("insert", "update", "delete", "truncate")
 _SIZE_LOCK_TIMEOUT_MS: Final = 1000
+_LOCK_TIMEOUT_MS: Final = 2000
 _PAGE_BYTES: Final = 8192
 
 
@@ -121,13 +122,20 @@ class _Attribute:
 
 
 def survey(
-    connection: psycopg.Connection[Any], publications: Sequence[str], *, within: Sequence[int] | None = None
+    connection: psycopg.Connection[Any],
+    publications: Sequence[str],
+    *,
+    within: Sequence[int] | None = None,
+    lock_timeout_ms: int = 0,
 ) -> tuple[PublishedSource, ...]:
     """The published tables, ordered by schema and name. ``within``: only of these relations and their partitions.
+    ``lock_timeout_ms``: how long it waits for whoever has locked a table with a row filter, because ``pg_get_expr``
+    opens the table (``src/backend/utils/adt/ruleutils.c``); 0: for ever.
 
-    ``connection`` has autocommit, and no transaction that is open. Errors are psycopg's.
+    ``connection`` has autocommit, and no transaction that is open. Errors are psycopg's, LockNotAvailable among them.
     """
     with connection.transaction():
+        connection.execute(f"SET LOCAL lock_timeout = {lock_timeout_ms}".encode())
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
         # What pg_get_expr writes must not depend on the role's settings.
         connection.execute("SET LOCAL search_path = pg_catalog")
@@ -135,6 +143,16 @@ def survey(
         found = catalog.published(publications, within)
         sources = catalog.sources(found)
     return tuple(sorted(sources, key=lambda source: (source.relation.schema, source.relation.table)))
+
+
+def survey_unless_locked(
+    connection: psycopg.Connection[Any], publications: Sequence[str]
+) -> tuple[PublishedSource, ...] | None:
+    """The same, or None if somebody keeps a table with a row filter locked."""
+    try:
+        return survey(connection, publications, lock_timeout_ms=_LOCK_TIMEOUT_MS)
+    except psycopg.errors.LockNotAvailable:
+        return None
 
 
 def measured(connection: psycopg.Connection[Any], source: PublishedSource) -> PublishedSource:

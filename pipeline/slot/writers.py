@@ -28,7 +28,8 @@ _WRITING: Final = (
 _HOLDERS: Final = """
     WITH holder AS (
         SELECT DISTINCT l.virtualtransaction AS vxid, l.pid FROM pg_locks AS l
-        WHERE l.locktype = 'relation' AND l.granted AND l.mode = ANY(%s) AND l.relation = ANY(%s::oid[])
+        WHERE l.locktype = 'relation' AND l.granted AND l.mode = ANY(%s)
+          AND (l.relation = ANY(%s::oid[]) OR %s)
           AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
           AND l.pid IS DISTINCT FROM pg_backend_pid()
     ), xid AS (
@@ -68,7 +69,19 @@ def lock_holders(
     connection: psycopg.Connection[Any], relids: Sequence[int], *modes: str
 ) -> tuple[Writer, ...]:
     """The open transactions, but the caller's, that have one of the tables locked in one of the modes."""
-    rows = connection.execute(_HOLDERS.encode(), (list(modes), list(relids))).fetchall()
+    return _lock_holders(connection, modes, relids)
+
+
+def lock_holders_anywhere(connection: psycopg.Connection[Any], *modes: str) -> tuple[Writer, ...]:
+    """The same for any relation of the database."""
+    return _lock_holders(connection, modes, None)
+
+
+def _lock_holders(
+    connection: psycopg.Connection[Any], modes: Sequence[str], relids: Sequence[int] | None
+) -> tuple[Writer, ...]:
+    arguments = (list(modes), list(relids or ()), relids is None)
+    rows = connection.execute(_HOLDERS.encode(), arguments).fetchall()
     return tuple(
         Writer(
             vxid, frozenset(xids), Blocker(min(xids, default=0), pid, gid, database, role, application, since)

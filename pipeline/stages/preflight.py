@@ -24,7 +24,7 @@ from xidstream.pipeline.slot.connection import ReplicationConnection, SystemIden
 from xidstream.pipeline.slot.continuity import check_positions
 from xidstream.pipeline.slot.opening import slot_settings
 from xidstream.pipeline.slot.preflight import server_findings
-from xidstream.pipeline.slot.published import published_tables
+from xidstream.pipeline.slot.published import published_names
 from xidstream.pipeline.slot.snapshot_findings import snapshot_findings
 from xidstream.pipeline.spark.sink_findings import ServerSide, SinkCheck, check_of_spec
 from xidstream.pipeline.stages.slot_record import check_server
@@ -146,7 +146,7 @@ def _check_positions(config: Config, connection: ReplicationConnection, system: 
 def _server_side(config: Config, connection: ReplicationConnection) -> ServerSide:
     dsn = connection.same_server_dsn
     with sql_connection(dsn, "the published tables") as sql:
-        tables = [(table.schema, table.table) for table in published_tables(sql, config.publication)]
+        tables = published_names(sql, config.publication)
     system = connection.identify_system()
     history = connection.switch_points(system.timeline)
 

@@ -29,6 +29,7 @@ from xidstream.pipeline.segments import Layout, Storage, write_progress
 from xidstream.pipeline.slot.admin import create_slot, current_flush_lsn, describe_slot
 from xidstream.pipeline.slot.connection import ReplicationConnection
 from xidstream.pipeline.slot.opening import slot_settings
+from xidstream.pipeline.slot.snapshot_sources import survey_unless_locked
 from xidstream.pipeline.spark import naming
 from xidstream.pipeline.spark.delta_table import DeltaTableWriter
 from xidstream.pipeline.spark.naming import Location
@@ -140,6 +141,34 @@ def test_a_table_with_clashing_column_names_is_refused_unless_such_tables_are_pa
     for has_sink in (True, False):
         require(parking, tell=told.append, wait_s=0, has_sink=has_sink)
     assert told == [f"note: {found.statement}"] * 2
+
+
+def test_a_locked_table_with_a_row_filter_is_told_and_does_not_keep_a_run_from_starting(
+    config: Config, database: Database
+) -> None:
+    database.execute("ALTER PUBLICATION pub SET TABLE t WHERE (id > 5)")
+    snapshots = dataclasses.replace(config, snapshot="initial")
+    with database.connect() as other, other.transaction():
+        other.execute("LOCK TABLE t IN ACCESS EXCLUSIVE MODE")
+        assert survey_unless_locked(database.connection, ["pub"]) is None
+        assert finding(snapshots, "snapshot_size").status is Status.WARNING
+        require(snapshots, tell=str, wait_s=0)
+    assert survey_unless_locked(database.connection, ["pub"])
+
+
+def test_a_locked_table_is_told_with_who_has_locked_it_and_does_not_keep_a_run_from_starting(
+    config: Config, database: Database
+) -> None:
+    """A run that was started beside a VACUUM FULL waited for its end, and did not say for what."""
+    with database.connect() as other, other.transaction():
+        other.execute("LOCK TABLE t IN ACCESS EXCLUSIVE MODE")
+        found = finding(config, "publication")
+        assert found.status is Status.WARNING
+        assert f"of session {other.info.backend_pid} (" in found.statement
+        told: list[str] = []
+        require(dataclasses.replace(config, snapshot="initial"), tell=told.append, wait_s=0)
+        assert f"note: {found.statement}" in told
+    assert finding(config, "publication").status is Status.OK
 
 
 def test_a_storage_that_cannot_be_written_is_refused_at_once(config: Config, tmp_path: Path) -> None:
