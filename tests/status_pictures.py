@@ -1,4 +1,4 @@
-"""``python -m tests.status_pictures FOLDER``: what a person sees of a real run, in three scenes, as pictures and text.
+"""``python -m tests.status_pictures FOLDER``: what a person sees of a real run, in four scenes, as pictures and text.
 
 A server and a run with its own Ray and Spark: while a large transaction is open and others commit, while a table's
 snapshot is taken, and while the sink does not come back. Of each scene: the page in headless Chromium (light, wide; the
@@ -25,12 +25,13 @@ from typing import Any
 
 import psycopg
 
+from tests.waiting import meanwhile
 from xidstream import ChangeStream, SparkBatch, spark_session
 from xidstream.actors.demo.embedded_postgres import EmbeddedPostgres
 from xidstream.pipeline.config import Config
 
-_SLOT = "pictures"
-"""No other run of this machine has it: ``status`` finds runs by their slot."""
+_SLOT, _SLOT_PARKED = "pictures", "pictures_parked"
+"""No other run of this machine has them: ``status`` finds runs by their slot."""
 _SCHEMA = """
     create table orders (id bigint primary key, customer int, total numeric(12,2), note text);
     create table customers (id int primary key, name text);
@@ -45,8 +46,8 @@ _WIDE, _PHONE = {"width": 1200, "height": 600}, {"width": 390, "height": 800}
 class Pictures:
     """Of the page at ``url``. The page stays open for as long as this does, so that it has a history to show."""
 
-    def __init__(self, browser: Any, url: str, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, browser: Any, url: str, folder: Path, slot: str = _SLOT) -> None:
+        self._folder, self._slot = folder, slot
         self._pages = {
             name: browser.new_context(viewport=size, color_scheme=scheme, device_scale_factor=1).new_page()
             for name, size, scheme in (
@@ -64,7 +65,7 @@ class Pictures:
             page.bring_to_front()
             page.wait_for_timeout(1500)
             page.screenshot(path=self._folder / f"{scene}-{look}.png", full_page=True)
-        command = [sys.executable, "-m", "xidstream", "status", "--slot", _SLOT]
+        command = [sys.executable, "-m", "xidstream", "status", "--slot", self._slot]
         told = subprocess.run(command, capture_output=True, text=True, check=False)
         (self._folder / f"{scene}.txt").write_text(told.stdout + told.stderr)
         print(f"--- {scene}\n{told.stdout}{told.stderr}", flush=True)
@@ -72,23 +73,10 @@ class Pictures:
 
 @contextmanager
 def _small_commits(connect: Callable[[], psycopg.Connection[Any]], number: int = 0) -> Iterator[None]:
-    stop, numbers = threading.Event(), itertools.count(number)
-
-    def run() -> None:
-        with connect() as session:
-            while not stop.wait(0.05):
-                session.execute(
-                    "insert into orders select %s * 100 + i, i, i * 1.5, 'small' from generate_series(1, 20) i",
-                    [next(numbers)],
-                )
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
+    numbers = itertools.count(number)
+    insert = "insert into orders select %s * 100 + i, i, i * 1.5, 'small' from generate_series(1, 20) i"
+    with connect() as session, meanwhile(lambda: session.execute(insert, [next(numbers)]), every_s=0.05):
         yield
-    finally:
-        stop.set()
-        thread.join()
 
 
 def _fill(session: psycopg.Connection[Any], first: int, n_rows: int) -> None:
@@ -163,10 +151,43 @@ def _scenes(browser: Any, server: EmbeddedPostgres, folder: Path, work: Path) ->
         query.stop()
 
 
-def _page_of(query: Any) -> str:
+def _parked(browser: Any, server: EmbeddedPostgres, folder: Path, work: Path) -> None:
+    """In a database of its own: a value that is no UTF-8 comes only from one without an encoding."""
+    with psycopg.connect(server.conninfo(), autocommit=True) as session:
+        session.execute("create database latin encoding 'SQL_ASCII' locale 'C' template template0")
+
+    def connect() -> psycopg.Connection[Any]:
+        return psycopg.connect(server.conninfo("latin"), autocommit=True)
+
+    with connect() as session:
+        session.execute(_SCHEMA.replace("1200000", "10").encode())
+    config = Config(
+        dsn=server.conninfo("latin"),
+        slot=_SLOT_PARKED,
+        publication=("shop",),
+        create_slot=True,
+        storage=str(work / "parked"),
+        on_poison="park",
+        status_address="127.0.0.1:0",
+    )
+    spark = spark_session("xidstream-pictures")
+    query = ChangeStream(config).toDelta(str(work / "delta-parked")).start(spark)
+    try:
+        pictures = Pictures(browser, _page_of(query, _SLOT_PARKED), folder, _SLOT_PARKED)
+        with _small_commits(connect), connect() as session:
+            time.sleep(10)
+            session.execute(rb"update customers set name = E'Andr\xe9' where id = 17")
+            session.execute(b"update customers set name = upper(name) where id > 900")
+            time.sleep(20)
+            pictures.take("parked", "light", "dark")
+    finally:
+        query.stop()
+
+
+def _page_of(query: Any, slot: str = _SLOT) -> str:
     deadline_s = time.monotonic() + 240
     while time.monotonic() < deadline_s:
-        command = [sys.executable, "-m", "xidstream", "status", "--slot", _SLOT, "--json"]
+        command = [sys.executable, "-m", "xidstream", "status", "--slot", slot, "--json"]
         told = subprocess.run(command, capture_output=True, text=True, check=False).stdout
         with suppress(ValueError, KeyError, TypeError):
             account = json.loads(told.splitlines()[0]) if told else {}
@@ -189,14 +210,18 @@ def _wait(holds: Callable[[], bool]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.status_pictures", description=__doc__)
     parser.add_argument("folder", type=Path)
-    folder: Path = parser.parse_args().folder
+    parser.add_argument("--parked", action="store_true", help="only the scene with a parked table")
+    arguments = parser.parse_args()
+    folder: Path = arguments.folder
     from playwright.sync_api import sync_playwright
 
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="xs-pictures-") as work, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=which("chromium"), args=["--no-sandbox"])
         with EmbeddedPostgres(Path(work) / "data", settings={"max_slot_wal_keep_size": "2GB"}) as server:
-            _scenes(browser, server, folder, Path(work))
+            if not arguments.parked:
+                _scenes(browser, server, folder, Path(work))
+            _parked(browser, server, folder, Path(work))
         browser.close()
 
 
