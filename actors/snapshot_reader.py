@@ -15,15 +15,16 @@ from xidstream.pipeline.stages.range_reading import RangeReader, RangeTarget
 class SnapshotReader:
     """One range at a time. ``cancel`` comes on another thread."""
 
-    def __init__(self, config: Config, secrets_path: str | None, bytes_per_s: int) -> None:
+    def __init__(self, config: Config, secrets_path: str | None) -> None:
         leave_out_pandas()
-        self._reader = RangeReader(take_up(config, secrets_path).dsn, rate_bytes_per_s=bytes_per_s)
+        self._reader = RangeReader(take_up(config, secrets_path).dsn)
 
     def read(
-        self, task: RangeTask, bounds: SnapshotBounds, target: SnapshotTarget
+        self, task: RangeTask, bounds: SnapshotBounds, target: SnapshotTarget, bytes_per_s: int
     ) -> tuple[tuple[WrittenFile, ...], int]:
-        """The files, and how many rows are in them."""
-        files = self._reader.read(task, bounds, RangeTarget(target.table, target.directory), target.conform)
+        """The files, and how many rows are in them. ``bytes_per_s``: of COPY's text at most; 0 for no limit."""
+        place = RangeTarget(target.table, target.directory)
+        files = self._reader.read(task, bounds, place, target.conform, bytes_per_s=bytes_per_s)
         return tuple(files), sum(file.n_rows for file in files)
 
     def cancel(self, snapshot_name: str) -> None:

@@ -47,11 +47,13 @@ class SnapshotActors:
     def hold(self, method: str, *arguments: Any) -> Any:
         """Call the holder. Raises ComponentLost where it died: its tables are lost, and the next call starts
         another."""
+        return self._call_holder(self._living_holder(), method, *arguments)
+
+    def _living_holder(self) -> Any:
         with self._lock:
             if self._holder is None:
                 self._holder = self._start(SnapshotHolder, HOLDER_CPUS, self._config.snapshot_connections + 4)
-            holder = self._holder
-        return self._call_holder(holder, method, *arguments)
+            return self._holder
 
     def release(self, relid: int) -> None:
         """Let go of a table, if its holder lives. Raises ComponentLost."""
@@ -81,11 +83,28 @@ class SnapshotActors:
                         self._holder = None
             raise fault from error
 
-    def start_readers(self, n: int) -> None:
-        """Have ``n`` in all."""
-        while self._n_readers < n:
-            self._n_readers += 1
-            self._idle.put(None)
+    def start_readers(self, n_most: int, n_ranges: int) -> int:
+        """Have as many as the server has room for, ``n_most`` at most. Returns how many.
+
+        No more are started at once than there are ranges; the others when they are needed. They start beside the
+        holder: else the first one would read alone while the others load, which takes a second or two.
+        """
+        self._living_holder()  # its process first: the readers wait for it
+        started = [self._start_reader() for _ in range(min(n_most, n_ranges))]
+        try:
+            # Each has a table's holder beside it.
+            n_readers = max(1, int(self.hold("room_for", 2 * n_most)) // 2)
+        except BaseException:
+            self.close()
+            raise
+        for reader in started[n_readers:]:
+            ray.kill(reader)
+        started = started[:n_readers]
+        self._n_readers = n_readers
+        # The last one that is put is taken first.
+        for each in [*[None] * (n_readers - len(started)), *started]:
+            self._idle.put(each)
+        return n_readers
 
     def cancel_reads(self, relid: int) -> None:
         """Have those stop that read for a table's snapshot, which is given up. It waits for none of them."""
@@ -102,12 +121,11 @@ class SnapshotActors:
             raise ComponentLost("the snapshot readers were ended") from None
         try:
             if reader is None:
-                rate = self._config.snapshot_bytes_per_s // max(self._n_readers, 1)
-                with self._lock:
-                    reader = self._start(SnapshotReader, self._config.buffer_cpus, 2, rate)
+                reader = self._start_reader()
             with self._lock:
                 self._reading[id(task)] = (task, reader)
-            return ray.get(reader.read.remote(task, bounds, target))
+            bytes_per_s = self._config.snapshot_bytes_per_s // max(self._n_readers, 1)
+            return ray.get(reader.read.remote(task, bounds, target, bytes_per_s))
         except Exception as error:
             fault = unwrap(error, READER)
             if isinstance(fault, ComponentLost):
@@ -129,12 +147,16 @@ class SnapshotActors:
                 self._idle.get_nowait()
             self._n_readers = 0
 
-    def _start(self, kind: type, n_cpus: float, n_threads: int, *arguments: Any) -> Any:
+    def _start_reader(self) -> Any:
+        with self._lock:
+            return self._start(SnapshotReader, self._config.buffer_cpus, 2)
+
+    def _start(self, kind: type, n_cpus: float, n_threads: int) -> Any:
         secrets = ReaderSecrets(self._config)
         actor: Any = (
             ray.remote(kind)
             .options(num_cpus=n_cpus, max_concurrency=n_threads)
-            .remote(without_secrets(self._config), secrets.lay_down(), *arguments)
+            .remote(without_secrets(self._config), secrets.lay_down())
         )
         self._secrets.append(secrets)
         self._all.append(actor)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -93,12 +93,10 @@ class SnapshotSteps:
         threads = 2 * config.snapshot_connections + 2
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="xidstream-snapshot")
 
-    def start_readers(self) -> int:
-        """As many as the server has room for. Returns how many."""
-        # Each has a table's holder beside it.
-        n_readers = max(1, int(self._actors.hold("room_for", 2 * self._n_connections)) // 2)
-        self._actors.start_readers(n_readers)
-        return n_readers
+    def start_readers(self, sources: Iterable[PublishedSource]) -> int:
+        """As many as the server has room for. Returns how many. ``sources``: what is to be read first."""
+        n_ranges = sum(len(plan_ranges(source.leaves, by_range=True)) for source in sources)
+        return self._actors.start_readers(self._n_connections, n_ranges)
 
     def end_actors(self) -> None:
         """Nothing is in hand: give their connections and processes back. The next action starts others."""

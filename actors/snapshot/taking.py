@@ -158,7 +158,7 @@ class SnapshotTaking:
             text = f"the snapshot of table {line.table} does not stand any more: {reason}"
             self._notify(events.Event("snapshot_ended", text, table=line.table))
         if needs.wanted and self._course is None:
-            self._course = Course(self._steps.start_readers())
+            self._course = Course(self._steps.start_readers(wanted.source for wanted in needs.wanted))
         if waiting := self._steps.waiting_for():
             text = f"snapshots wait for who wrote before the table was published: {'; '.join(waiting)}"
             self._tell(events.Event("snapshots_wait", text))

@@ -75,11 +75,10 @@ class Pace:
 
 
 class RangeReader:
-    """Reads one range after another. ``rate_bytes_per_s``: of COPY's text, 0 for no limit."""
+    """Reads one range after another."""
 
-    def __init__(self, dsn: str, *, rate_bytes_per_s: int = 0) -> None:
+    def __init__(self, dsn: str) -> None:
         self._dsn = dsn
-        self._rate_bytes_per_s = rate_bytes_per_s
         self._lock = threading.Lock()
         self._cancelled = threading.Event()
         self._connection: RangeCopy | None = None
@@ -90,9 +89,17 @@ class RangeReader:
         return f"RangeReader({self._snapshot_name or 'idle'})"
 
     def read(
-        self, task: RangeTask, bounds: SnapshotBounds, target: RangeTarget, conform: Conform
+        self,
+        task: RangeTask,
+        bounds: SnapshotBounds,
+        target: RangeTarget,
+        conform: Conform,
+        *,
+        bytes_per_s: int = 0,
     ) -> list[WrittenFile]:
         """The finished, durable files with all rows of a range; none where it has no rows.
+
+        ``bytes_per_s``: how much of COPY's text is read at most; 0 for no limit.
 
         Raises SnapshotLost (also after ``cancel``), ConnectionLost, PoisonedChange (a value that cannot be delivered;
         it names table and column), ColumnNameClash, PreconditionMissing (a privilege), and StorageFault.
@@ -104,7 +111,7 @@ class RangeReader:
             self._cancelled.clear()
         reach("snapshot_range_reading")
         try:
-            self._copy(task, bounds, files, conform)
+            self._copy(task, bounds, files, conform, Pace(bytes_per_s, time.monotonic()))
             with self._lock:
                 # From here on nobody cancels what this connection does.
                 self._snapshot_name = None
@@ -148,12 +155,18 @@ class RangeReader:
                 self._connection = connection
         return connection
 
-    def _copy(self, task: RangeTask, bounds: SnapshotBounds, files: ParquetFiles, conform: Conform) -> None:
+    def _copy(
+        self,
+        task: RangeTask,
+        bounds: SnapshotBounds,
+        files: ParquetFiles,
+        conform: Conform,
+        pace: Pace,
+    ) -> None:
         relation, where = task.source.relation, told(task)
         self._stop_if_cancelled(where)
         connection = self._connected()
         connection.begin(task.snapshot_name)
-        pace = Pace(self._rate_bytes_per_s, time.monotonic())
         n_rows = 0
         self._stop_if_cancelled(where)
         for rows in connection.blocks(task):

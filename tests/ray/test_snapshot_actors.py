@@ -37,7 +37,7 @@ def test_a_reader_of_a_table_that_is_given_up_lets_go_of_it_and_reads_the_next_o
     actors = SnapshotActors(
         Config(dsn=database.dsn(), slot="s", publication=("p",), snapshot_bytes_per_s=64 << 10)
     )
-    actors.start_readers(1)
+    assert actors.start_readers(1, 1) == 1
     failures: list[BaseException] = []
     try:
         with snapshot_of(database, relation_of(database, "t"), tmp_path) as snapshot:
@@ -62,6 +62,6 @@ def test_a_reader_of_a_table_that_is_given_up_lets_go_of_it_and_reads_the_next_o
         with snapshot_of(database, relation_of(database, "other"), tmp_path) as snapshot:
             target = SnapshotTarget(snapshot.target.table, snapshot.target.job, snapshot.conform)
             _, n_rows = actors.read(snapshot.whole, BOUNDS, target)
-        assert n_rows == 10 and len(actors._all) == 1, "the same reader, which was not lost"
+        assert n_rows == 10 and len(actors._all) == 2, "the holder, and the same reader, which was not lost"
     finally:
         actors.close()
