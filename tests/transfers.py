@@ -148,26 +148,34 @@ class KilledMirror:
         self._thread.start()
 
     def _run(self) -> None:
-        command = [
-            sys.executable,
-            "-m",
-            "xidstream",
-            "mirror",
-            "--sink",
-            f"delta:{self._root}",
-            "--every",
-            "1s",
-        ]
-        log = (self._root.parent / "mirror.log").open("ab")
+        place = ["--sink", f"delta:{self._root}", "--every", "1s"]
+        path = self._root.parent / "mirror.log"
         while not self._stop.is_set():
-            process = subprocess.Popen(command, stdout=log, stderr=log)
-            if self._stop.wait(self._dice.uniform(25, 60)):
+            with path.open("ab") as log:
+                process = subprocess.Popen(
+                    [sys.executable, "-m", "xidstream", "mirror", *place], stdout=log, stderr=log
+                )
+            if self._lives(path):
                 process.terminate()
                 process.wait()
                 return
             process.kill()
             process.wait()
             self.n_kills += 1
+
+    def _lives(self, log: Path) -> bool:
+        """Wait for the end of one life. Returns whether it is the last one.
+
+        One life in three ends whatever the mirror does then, mostly while it starts or makes its first refresh. The
+        others go on for a while behind the first refresh, which takes as long as the machine's load makes it take.
+        """
+        if self._dice.random() < 1 / 3:
+            return self._stop.wait(self._dice.uniform(10, 40))
+        n_bytes, deadline_s = log.stat().st_size, time.monotonic() + 300
+        while log.stat().st_size == n_bytes and time.monotonic() < deadline_s:
+            if self._stop.wait(0.5):
+                return True
+        return self._stop.wait(self._dice.uniform(0, 20))
 
     def stop(self) -> None:
         self._stop.set()
