@@ -188,14 +188,15 @@ def main() -> None:
     )
     parser.add_argument("--manifest", type=int, default=9_500, help="reads by the manifest")
     parser.add_argument("--as-of", type=int, default=500, help="reads by ChangeLog.as_of in Spark")
+    parser.add_argument("--pause-s", type=float, default=0.1, help="of a client, between two transactions")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="xs-transfers-") as folder:
-        failed = _long_run(Path(folder), options.manifest, options.as_of, options.seed)
+        failed = _long_run(Path(folder), options.manifest, options.as_of, options.seed, options.pause_s)
     raise SystemExit(1 if failed else 0)
 
 
-def _long_run(folder: Path, n_manifest: int, n_as_of: int, seed: int) -> bool:
+def _long_run(folder: Path, n_manifest: int, n_as_of: int, seed: int, pause_s: float) -> bool:
     from benchmarks.source import Source, server
     from xidstream import ChangeStream, spark_session
 
@@ -214,7 +215,7 @@ def _long_run(folder: Path, n_manifest: int, n_as_of: int, seed: int) -> bool:
             "snapshot": "initial",
         }
         query = ChangeStream(settings).toDelta(str(root)).start(spark)
-        clients = Clients(lambda: psycopg.connect(source.dsn, autocommit=True), seed=seed)
+        clients = Clients(lambda: psycopg.connect(source.dsn, autocommit=True), seed=seed, pause_s=pause_s)
         while has_no_snapshots(root):
             assert query.isActive, query.exception()
             time.sleep(1)
