@@ -37,10 +37,11 @@ class SnapshotActors:
         self._config = config
         self._lock = threading.Lock()
         self._holder: Any = None
-        self._secrets: list[ReaderSecrets] = []
+        self._early: list[Any] = []
+        """Readers that start, while it is not known yet for how many the server has room."""
         self._n_readers = 0
         self._idle: queue.LifoQueue[Any] = queue.LifoQueue()
-        self._all: list[Any] = []
+        self._all: list[tuple[Any, ReaderSecrets]] = []
         self._reading: dict[int, tuple[RangeTask, Any]] = {}
         """What each busy reader reads."""
 
@@ -90,19 +91,18 @@ class SnapshotActors:
         holder: else the first one would read alone while the others load, which takes a second or two.
         """
         self._living_holder()  # its process first: the readers wait for it
-        started = [self._start_reader() for _ in range(min(n_most, n_ranges))]
-        try:
-            # Each has a table's holder beside it.
-            n_readers = max(1, int(self.hold("room_for", 2 * n_most)) // 2)
-        except BaseException:
-            self.close()
-            raise
-        for reader in started[n_readers:]:
-            ray.kill(reader)
-        started = started[:n_readers]
-        self._n_readers = n_readers
-        # The last one that is put is taken first.
-        for each in [*[None] * (n_readers - len(started)), *started]:
+        with self._lock:
+            while len(self._early) < min(n_most, n_ranges):
+                self._early.append(self._start(SnapshotReader, self._config.buffer_cpus, 2))
+        # Each has a table's holder beside it.
+        n_readers = max(1, int(self.hold("room_for", 2 * n_most)) // 2)
+        with self._lock:
+            readers, self._early = self._early, []
+            for reader in readers[n_readers:]:
+                self._end(reader)
+            self._n_readers = n_readers
+        # The last one that is put is taken first: the one whose process Ray started first.
+        for each in [*[None] * (n_readers - len(readers)), *reversed(readers[:n_readers])]:
             self._idle.put(each)
         return n_readers
 
@@ -138,11 +138,10 @@ class SnapshotActors:
 
     def close(self) -> None:
         with self._lock:
-            for actor in self._all:
+            for actor, secrets in self._all:
                 ray.kill(actor)
-            for secrets in self._secrets:
                 secrets.remove()
-            self._all, self._secrets, self._holder = [], [], None
+            self._all, self._early, self._holder = [], [], None
             while not self._idle.empty():
                 self._idle.get_nowait()
             self._n_readers = 0
@@ -158,6 +157,11 @@ class SnapshotActors:
             .options(num_cpus=n_cpus, max_concurrency=n_threads)
             .remote(without_secrets(self._config), secrets.lay_down())
         )
-        self._secrets.append(secrets)
-        self._all.append(actor)
+        self._all.append((actor, secrets))
         return actor
+
+    def _end(self, ended: Any) -> None:
+        for actor, secrets in [each for each in self._all if each[0] is ended]:
+            ray.kill(actor)
+            secrets.remove()  # it may not have read them yet
+            self._all.remove((actor, secrets))

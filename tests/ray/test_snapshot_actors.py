@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import threading
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from tests.ray.conftest import wait_until
 from tests.snapshot_ranges import BOUNDS, relation_of, snapshot_of
 from xidstream.actors.snapshot.actors import SnapshotActors
 from xidstream.pipeline.config import Config
-from xidstream.pipeline.errors import SnapshotLost
+from xidstream.pipeline.errors import ConnectionLost, SnapshotLost
 from xidstream.pipeline.spark.snapshot_log import SnapshotTarget
 
 pytestmark = [pytest.mark.ray, pytest.mark.postgres]
@@ -63,5 +64,30 @@ def test_a_reader_of_a_table_that_is_given_up_lets_go_of_it_and_reads_the_next_o
             target = SnapshotTarget(snapshot.target.table, snapshot.target.job, snapshot.conform)
             _, n_rows = actors.read(snapshot.whole, BOUNDS, target)
         assert n_rows == 10 and len(actors._all) == 2, "the holder, and the same reader, which was not lost"
+    finally:
+        actors.close()
+
+
+def test_readers_that_the_server_has_no_room_for_end_and_leave_no_password_behind(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    actors = SnapshotActors(Config(dsn=f"{database.dsn()} password=secret", slot="s", publication=("p",)))
+    asked: list[int] = []
+
+    def room_for(_: str, n_connections: int) -> int:
+        asked.append(n_connections)
+        if len(asked) == 1:
+            raise ConnectionLost("too many clients")
+        return 2
+
+    monkeypatch.setattr(actors, "hold", room_for)
+    try:
+        with pytest.raises(ConnectionLost):
+            actors.start_readers(4, 3)
+        before = [actor for actor, _ in actors._all]
+        assert actors.start_readers(4, 3) == 1 and asked == [8, 8]
+        assert [actor for actor, _ in actors._all] == before[:2], "the holder, and one reader of three"
+        wait_until(lambda: not list(tmp_path.glob("xidstream-*/*")))
     finally:
         actors.close()
