@@ -10,6 +10,9 @@ compared whenever a table is opened:
   Anything beyond was read from another server than this one, which was restored, or failed over, to older WAL
   (SinkDiverged).
 
+A snapshot counts like what the stream brought: it has what the server had written by then, flushed, and a standby that
+is promoted may lack the last of it.
+
 Positions alone do not reveal a server whose WAL has grown past the watermark again, on the same timeline, before the
 run started. So a transaction at or below a watermark, which would be dropped as a repetition, must be in the table,
 with its xid and commit timestamp. This costs something only after a crash, because nothing else is sent twice.
@@ -34,6 +37,8 @@ from xidstream.pipeline.exchange import Tenure
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.spark.delta_table import DeltaTableWriter
 
+_ALIGNED_BYTES = 8
+"""Each record of the WAL begins at a multiple of it (``MAXIMUM_ALIGNOF``)."""
 _KEYS = ("commit_lsn", "xid", "commit_timestamp")
 
 
@@ -74,20 +79,34 @@ class Ownership:
             )
         if owner == tenure.number:
             return
+        # A commit's LSN is the start of its record, a message's LSN is the end.
+        self._check_held(
+            writer,
+            max(
+                writer.watermark(self._application_id) + 1 if writer.watermark(self._application_id) else 0,
+                writer.watermark(self._messages_id),
+                read_up_to(writer.watermark(f"{self._application_id}/snapshot")),
+            ),
+        )
+
+    def check_snapshots(self, writer: DeltaTableWriter, valid_from: int) -> None:
+        """Check ``_snapshots``: the last generation of this slot that stands is valid from ``valid_from``. Raises
+        SinkDiverged. A snapshot has what the server had written, which may be more than it had sent, and than a standby
+        had."""
+        if self.owner_of(writer, self._application_id) < self._tenure.number:
+            self._check_held(writer, read_up_to(valid_from))
+
+    def _check_held(self, writer: DeltaTableWriter, held: int) -> None:
+        tenure = self._tenure
         timeline = writer.watermark(self._timeline_id)
         reachable = tenure.reachable(timeline)
-        # A commit's LSN is the start of its record, a message's LSN is the end.
-        held = max(
-            writer.watermark(self._application_id) + 1 if writer.watermark(self._application_id) else 0,
-            writer.watermark(self._messages_id),
-        )
         if reachable is None and held:
-            raise self._diverged(
+            raise self.diverged(
                 f"Delta table {writer.label} was written from timeline {timeline}, from which the server's timeline "
                 f"{tenure.timeline} does not come"
             )
         if reachable is not None and held > reachable:
-            raise self._diverged(
+            raise self.diverged(
                 f"Delta table {writer.label} holds what lies beyond {reachable}, where the WAL that the server shares "
                 f"with it ends (timeline {tenure.timeline}): the server was restored, or failed over, to an older state"
             )
@@ -110,19 +129,26 @@ class Ownership:
         known = set(_identities(held.group_by(columns).aggregate([]), columns))
         for lsn, xid, timestamp_us in _identities(repeated, _KEYS):
             if (lsn, xid, timestamp_us) not in known:
-                raise self._diverged(
+                raise self.diverged(
                     f"transaction {xid}, with its commit at {Lsn(lsn)}, is not in Delta table {writer.label}, which "
                     f"holds everything up to {Lsn(watermark)}: the server was restored, or failed over, to an older "
                     "state, or rows were deleted from that table, or the publications were changed after a crash"
                 )
 
-    def _diverged(self, message: str) -> SinkDiverged:
+    def diverged(self, message: str) -> SinkDiverged:
+        """The error that says so, with its remedy."""
         return SinkDiverged(
             f"{message}. What the server has committed since would be taken for repetitions, and left out",
             remedy=f"give the sink another root than {self._root}, drop the slot with what the storage records of it "
             "(`xidstream slot drop --storage URI`), create it again, and take a new snapshot of the tables (only where "
             "publications were changed: put them back until the run has passed that position)",
         )
+
+
+def read_up_to(lsn: int) -> Lsn:
+    """Of a snapshot's place or ``valid_from``, which lie at an insert position or a few bytes before it: where the last
+    record that it may have ends. 0 of 0."""
+    return Lsn(-(-lsn // _ALIGNED_BYTES) * _ALIGNED_BYTES).record_end
 
 
 def _identities(rows: pa.Table, columns: Sequence[str]) -> list[tuple[int, int, int]]:

@@ -121,7 +121,6 @@ class SnapshotLog:
             writer = self._snapshots(makes=makes)
             if writer is None:
                 return []
-            self._claim(writer)
             rows = writer.read(columns, "place", 0, MAX_VERSION).to_pylist()
             found: dict[tuple[str, int, int], GenerationLine] = {}
             # Of the two rows of a generation that has ended, that one counts, wherever it stands.
@@ -137,7 +136,11 @@ class SnapshotLog:
                     ours,
                 )
                 found[line.table, line.number, line.place] = line
-            return sorted(found.values(), key=lambda line: (line.table, line.number))
+            lines = sorted(found.values(), key=lambda line: (line.table, line.number))
+            standing = (each for each in lines if each.is_ours and each.state is GenerationState.FINISHED)
+            self._ownership.check_snapshots(writer, max((each.valid_from for each in standing), default=0))
+            self._claim(writer)
+            return lines
 
         return self._guarded(naming.SNAPSHOTS, read)
 
@@ -185,11 +188,16 @@ class SnapshotLog:
         def commit_rows() -> bool:
             writer = DeltaTableWriter.open(self._root.child(directory), generation.name)
             held = 0 if writer is None else writer.watermark(rows_id)
-            if held >= place:
-                return held == place
+            if held == place:
+                return True
             if writer is None or files is None:
                 return False
             self._ownership.check(writer)
+            if held > place:
+                raise self._ownership.diverged(
+                    f"Delta table {writer.label} has a snapshot that was taken at {Lsn(held)}, and a later one was "
+                    f"taken at {Lsn(place)}: the server was restored, or failed over, to an older state"
+                )
             reach("committing_snapshot")
             writer.commit(files, {rows_id: place}, marks=self._ownership.marks)
             reach("snapshot_committed")

@@ -5,15 +5,17 @@ from __future__ import annotations
 import dataclasses
 import json
 import threading
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from xidstream.pipeline.errors import PreconditionMissing, Superseded, Unsupported
+from xidstream.pipeline.errors import PreconditionMissing, SinkDiverged, Superseded, Unsupported
 from xidstream.pipeline.exchange import Batch, SlotIdentity, Tenure
 from xidstream.pipeline.parked import ParkedTable
 from xidstream.pipeline.pg import Lsn, Xid
@@ -49,12 +51,19 @@ def generation_of(number: int) -> Generation:
     return Generation(RELATION, number, dataclasses.replace(BOUNDS, place=Lsn(98 + number)))
 
 
-def log_of(root: Path, tenure: int = 1, slot: str = "orders", **options: Any) -> SnapshotLog:
+def log_of(
+    root: Path,
+    tenure: int = 1,
+    slot: str = "orders",
+    timeline: int = 1,
+    history: Mapping[int, Lsn] = MappingProxyType({}),
+    wal_end: int = 10**9,
+    **options: Any,
+) -> SnapshotLog:
     location = Location.parse(str(root), options or None)
     application_id = f"7/shop/{slot}"
-    owner = Ownership(
-        application_id, f"{application_id}/messages", str(root), Tenure(tenure, "epoch", 1, {}, Lsn(10**9))
-    )
+    hold = Tenure(tenure, "epoch", timeline, history, Lsn(wal_end))
+    owner = Ownership(application_id, f"{application_id}/messages", str(root), hold)
     return SnapshotLog(location, application_id, owner)
 
 
@@ -393,3 +402,41 @@ def test_a_log_is_told_to_be_whole_up_to_where_its_snapshots_are_valid_from_and_
         later = log_of(tmp_path, tenure=2)
         later.reach(Lsn(130))
         log.reach(Lsn(140))
+
+
+def test_a_snapshot_that_has_what_a_promoted_standby_lacks_ends_the_run(tmp_path: Path) -> None:
+    """The stream was behind the place where the timelines part, and so nothing else told it."""
+    log = log_of(tmp_path, wal_end=100)
+    log.lines(True)
+    assert log.commit(GENERATION, written(log, range(5)))
+    lines = log.lines(True)
+    for promoted in (
+        {"timeline": 2, "history": {1: Lsn(112)}, "wal_end": 400},
+        {"timeline": 2, "history": {}, "wal_end": 400},
+        {"wal_end": 112},
+    ):
+        late = log_of(tmp_path, 2, **promoted)
+        with pytest.raises(SinkDiverged, match="_snapshots"):
+            late.lines(True)
+    late = log_of(tmp_path, 2, timeline=2, history={1: Lsn(96)}, wal_end=400)
+    with pytest.raises(SinkDiverged, match=r"public\.a\.b"):
+        late.target(RELATION, Lsn(100))
+    assert log_of(tmp_path, 2, timeline=2, history={1: Lsn(120)}, wal_end=400).lines(True) == lines
+
+
+def test_a_snapshot_of_another_history_that_stands_no_more_ends_no_run(tmp_path: Path) -> None:
+    log = log_of(tmp_path)
+    log.lines(True)
+    assert log.commit(GENERATION, written(log, range(5)))
+    (line,) = log.lines(True)
+    log.end(line, "somebody said so")
+    late = log_of(tmp_path, 2, timeline=2, history={1: Lsn(112)}, wal_end=400)
+    assert [each.state for each in late.lines(True)] == [GenerationState.ENDED]
+
+
+def test_a_snapshot_at_a_lower_place_than_the_last_one_is_refused(tmp_path: Path) -> None:
+    """It was asked for again and again, without a word."""
+    log = log_of(tmp_path)
+    assert log.commit(generation_of(5), written(log, range(5), place=103))
+    with pytest.raises(SinkDiverged, match="a later one"):
+        log.commit(generation_of(2), written(log, range(5), place=100))
