@@ -21,9 +21,11 @@ from xidstream.actors.driver.session import start_spark, stop_spark
 from xidstream.actors.runtime.ray_cluster import connect_ray
 from xidstream.actors.streaming_query import StreamingQuery
 from xidstream.actors.supervision.drivers import InProcessDriver
+from xidstream.actors.supervision.epoch import Epoch
 from xidstream.actors.supervision.supervisor import Supervisor
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.exchange import SlotIdentity
+from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.spark.delta import DeltaSink
 from xidstream.pipeline.spark.foreach import ForeachSink
 from xidstream.pipeline.spark.frames import SinkBatch
@@ -73,11 +75,13 @@ class Arrival:
 
 @dataclass
 class Stream:
-    """A running stream; ``arrivals`` grows. ``delta``: where its tables are, if it writes any."""
+    """A running stream; ``arrivals`` grows. ``delta``: where its tables are, if it writes any. ``reading_since_s``: when
+    the reader of the present epoch started to read."""
 
     delta: Path = Path()
     query: Any = None
     supervisor: Any = None
+    reading_since_s: float = 0.0
     arrivals: list[Arrival] = field(default_factory=list)
     changed: threading.Condition = field(default_factory=threading.Condition)
 
@@ -99,13 +103,6 @@ class Stream:
     def received_rows(self) -> int:
         """The rows of open transactions that are decoded."""
         return int(self.query.lastProgress["openRows"] or 0)
-
-    @property
-    def reading_since_s(self) -> float:
-        """When the reader of the present epoch started to read."""
-        since_s = self.supervisor._reading_since_s  # private, because only a benchmark needs it
-        assert since_s is not None, "nothing was read yet"
-        return float(since_s)
 
 
 class _Noting:
@@ -163,7 +160,14 @@ def stream(
             sink = DeltaSink(f"{folder}/delta", identity) if delta else ForeachSink(action)
             return _Noting(sink, running)
 
+        begin = Epoch.run
+
+        def noted(epoch: Epoch, target: Lsn | None) -> None:
+            begin(epoch, target)
+            running.reading_since_s = time.monotonic()
+
         driver = InProcessDriver(spark, config.storage, make)
+        Epoch.run = noted  # type: ignore[method-assign]
         running.supervisor = Supervisor(config, lambda: driver)
         running.query = StreamingQuery(running.supervisor)
         try:
@@ -175,6 +179,7 @@ def stream(
             yield running
         finally:
             running.query.stop()
+            Epoch.run = begin  # type: ignore[method-assign]
 
 
 @dataclass(frozen=True)
