@@ -75,8 +75,8 @@ class Arrival:
 
 @dataclass
 class Stream:
-    """A running stream; ``arrivals`` grows. ``delta``: where its tables are, if it writes any. ``reading_since_s``: when
-    the reader of the present epoch started to read."""
+    """A running stream; ``arrivals`` grows. ``delta``: where its tables are, if it writes any. ``reading_since_s``:
+    when the reader of the present epoch started to read."""
 
     delta: Path = Path()
     query: Any = None

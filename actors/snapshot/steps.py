@@ -68,8 +68,9 @@ class Taken:
 
 
 class SnapshotSteps:
-    """``last_number`` tells the last generation of a table, by name. ``report`` gets what came of each action, and
-    ``fail`` an error that ends the run; both from any thread."""
+    """``last_number`` tells the last generation of a table, by name. ``end_former`` ends the one that stands, where it
+    does not with the table as it is under its lock. ``report`` gets what came of each action, and ``fail`` an error
+    that ends the run. All four on any thread."""
 
     def __init__(
         self,
@@ -77,12 +78,14 @@ class SnapshotSteps:
         book: SnapshotBook,
         call_sink: CallSink,
         last_number: Callable[[str], int],
+        end_former: Callable[[PublishedSource], None],
         report: Callable[[Event | Taken], None],
         fail: Callable[[BaseException], None],
     ) -> None:
         self._book = book
         self._call_sink = call_sink
         self._last_number = last_number
+        self._end_former = end_former
         self._report = report
         self._fail = fail
         self._n_connections = config.snapshot_connections
@@ -175,6 +178,7 @@ class SnapshotSteps:
         # Once: a table that was not held to the end is taken anew. From then on nobody needs its lock.
         self._actors.hold("confirm", relid, action.bounds.valid_from)
         self._release(Release(relid))
+        self._until_done(lambda: self._end_former(action.source))
         last_number = self._last_number(action.source.name)
         generation = self._until_done(lambda: self._book.begin(action.source, action.bounds, last_number))
         while not self._until_done(lambda: self._call_sink("commit", generation, action.files)):

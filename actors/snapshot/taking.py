@@ -29,7 +29,8 @@ from xidstream.pipeline.quantities import counted, human_bytes
 from xidstream.pipeline.snapshot.course import Again, Course, Dropped, Event, Failed
 from xidstream.pipeline.snapshot.progress import ReadingRate, SnapshotProgress, Sums, progress_of
 from xidstream.pipeline.snapshot.resting import Resting
-from xidstream.pipeline.snapshot.tables import Surveyed
+from xidstream.pipeline.snapshot.tables import PublishedSource, Surveyed
+from xidstream.pipeline.spark.snapshot_log import GenerationLine
 from xidstream.pipeline.stages.snapshot_book import SnapshotBook
 from xidstream.pipeline.stages.snapshot_lines import SnapshotLines, recovered
 
@@ -60,7 +61,9 @@ class SnapshotTaking:
         self._call_sink = call_sink
         self._notify = notify
         self._events: queue.SimpleQueue[Event | Taken] = queue.SimpleQueue()
-        self._steps = SnapshotSteps(config, book, call_sink, self._last_number, self._events.put, self._fail)
+        self._steps = SnapshotSteps(
+            config, book, call_sink, self._last_number, self._end_former, self._events.put, self._fail
+        )
         self._course: Course | None = None
         self._lines: SnapshotLines | None = None
         self._is_ready = False
@@ -97,6 +100,17 @@ class SnapshotTaking:
     def _last_number(self, table: str) -> int:
         """Of the table's generations that the sink told of; 0 for none. On any thread."""
         return 0 if self._lines is None else self._lines.last_number(table)
+
+    def _end_former(self, source: PublishedSource) -> None:
+        """On any thread. The table's new generation takes the place of the line that ends here."""
+        ended = None if self._lines is None else self._book.ended(source, self._lines)
+        if ended is not None:
+            self._call_sink("end", *ended)
+            self._tell_ended(*ended)
+
+    def _tell_ended(self, line: GenerationLine, reason: str) -> None:
+        text = f"the snapshot of table {line.table} does not stand any more: {reason}"
+        self._notify(events.Event("snapshot_ended", text, table=line.table))
 
     def _fail(self, error: BaseException) -> None:
         self.failure = error
@@ -155,8 +169,7 @@ class SnapshotTaking:
         for line, reason in needs.ended:
             self._call_sink("end", line, reason)
             self._lines.end(line)
-            text = f"the snapshot of table {line.table} does not stand any more: {reason}"
-            self._notify(events.Event("snapshot_ended", text, table=line.table))
+            self._tell_ended(line, reason)
         if needs.wanted and self._course is None:
             self._course = Course(self._steps.start_readers(wanted.source for wanted in needs.wanted))
         if waiting := self._steps.waiting_for():

@@ -107,6 +107,20 @@ class SnapshotBook:
                 wanted.append(Wanted(source, wait_for_writers=not was_published))
         return Needs(tuple(wanted), tuple(ended), tuple(unwanted))
 
+    def ended(
+        self, source: PublishedSource, lines: Iterable[GenerationLine]
+    ) -> tuple[GenerationLine, str] | None:
+        """The table's generation that stands by ``lines``, if it does not with the table as ``source`` has it, and why.
+
+        Of a table that is held for a new snapshot. What happened to it between the survey and its lock is compared with
+        the former snapshot here, or never.
+        """
+        for line in lines:
+            if line.is_ours and line.state is GenerationState.FINISHED and line.table == source.name:
+                reason = _reason(self._taken.get((line.relid, line.number)), source)
+                return None if reason is None else (line, reason)
+        return None
+
     def begin(self, source: PublishedSource, bounds: SnapshotBounds, last_number: int) -> Generation:
         """Record what is about to be committed. Returns the table's new generation.
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from tests.unit.stages.test_snapshot_book import INITIAL, LAYOUT, source_of, wanted
-from xidstream.actors.snapshot.steps import SnapshotSteps
+from tests.unit.stages.test_snapshot_book import BOUNDS, INITIAL, LAYOUT, source_of, wanted
+from xidstream.actors.snapshot.steps import SnapshotSteps, Taken
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import ColumnNameClash, PoisonedChange, SlotLost, XidstreamError
 from xidstream.pipeline.segments import Storage
 from xidstream.pipeline.segments.snapshot_record import read_wishes, request
-from xidstream.pipeline.snapshot.course import Failed, Hold
+from xidstream.pipeline.snapshot.course import Commit, Failed, Hold
 from xidstream.pipeline.stages.snapshot_book import SnapshotBook
 
 
@@ -23,7 +23,9 @@ def outcome(storage: Storage, error: XidstreamError, on_poison: str) -> tuple[li
     failed: list[BaseException] = []
     book = SnapshotBook(storage, LAYOUT, INITIAL)
     config = Config(slot="orders", on_poison=on_poison)
-    steps = SnapshotSteps(config, book, lambda *_: None, lambda _: 0, reported.append, failed.append)
+    steps = SnapshotSteps(
+        config, book, lambda *_: None, lambda _: 0, lambda _: None, reported.append, failed.append
+    )
 
     def act(action: object) -> None:
         raise error
@@ -59,3 +61,23 @@ def test_what_concerns_all_or_is_to_stop_ends_the_run_and_cancels_nothing(
     reported, (failed,) = outcome(storage, error, on_poison)
     assert reported == [] and isinstance(failed, type(error)) and "snapshot cancel" in failed.remedy
     assert read_wishes(storage, LAYOUT).cancelled == {}
+
+
+def test_the_former_generation_ends_before_the_new_one_is_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[Any] = []
+    steps = SnapshotSteps(
+        Config(slot="orders"),
+        SnapshotBook(Storage(str(tmp_path)), LAYOUT, INITIAL),
+        lambda method, *_: done.append(method) or True,
+        lambda _: 1,
+        lambda source: done.append(f"end the former of {source.name}"),
+        done.append,
+        done.append,
+    )
+    monkeypatch.setattr(steps._actors, "hold", lambda method, *_: done.append(method))
+    steps._watched(steps._commit, Commit(source_of(7), BOUNDS, 3, (), 0), 7)
+    steps.close()
+    assert done[:3] == ["confirm", "end the former of public.t7", "commit"]
+    assert isinstance(done[3], Taken) and done[3].generation.number == 2

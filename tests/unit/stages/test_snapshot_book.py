@@ -118,6 +118,23 @@ def test_a_request_is_taken_once_and_a_cancellation_holds_until_the_next_request
     )
 
 
+def test_a_change_that_came_before_the_lock_ends_the_former_generation(storage: Storage) -> None:
+    """No survey saw it: the next one compares the table with the new generation alone."""
+    leaf = Leaf(5, "public", "part", 1, 8192, file_node=50, made_as_partition=True)
+    then = dataclasses.replace(source_of(1), leaves=(leaf,))
+    line = taken(storage, then)
+    held = dataclasses.replace(then, leaves=(dataclasses.replace(leaf, file_node=51),))
+    book = book_of(storage)
+    assert book.ended(then, [line]) is None and book.ended(source_of(2), [line]) is None
+    ended = book.ended(held, [line])
+    assert ended is not None and ended[0] == line and "part was truncated or rewritten" in ended[1]
+    for other in (
+        dataclasses.replace(line, is_ours=False),
+        dataclasses.replace(line, state=GenerationState.ENDED),
+    ):
+        assert book.ended(held, [other]) is None
+
+
 def test_what_ended_a_generation_is_told_and_the_table_taken_again(storage: Storage) -> None:
     source = source_of(1)
     line = taken(storage, source)
