@@ -52,6 +52,7 @@ from xidstream.pipeline.slot.catalog_queries import (
     published_rows,
 )
 from xidstream.pipeline.slot.stream_options import PG11, PG12, PG17
+from xidstream.pipeline.slot.type_parts import with_type_parts
 from xidstream.pipeline.snapshot.tables import Leaf, PrimaryKey, PublishedSource
 
 _OPERATIONS: Final = ("insert", "update", "delete", "truncate")
@@ -254,12 +255,13 @@ class _Catalog:
             filled.setdefault(relid, set()).add(name)
         sizes = _sizes(self._connection, leaves)
         sources = [self._source(table, relations, columns, keys, filled, sizes) for table in published]
-        return [
+        sources = [
             dataclasses.replace(source, primary_key=_named(source, *primary_keys[source.relation.relid]))
             if source.relation.relid in primary_keys
             else source
             for source in sources
         ]
+        return with_type_parts(self._connection, sources)
 
     def _source(
         self,

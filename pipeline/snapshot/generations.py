@@ -6,6 +6,7 @@ come or go without a message.
 
 - ADD COLUMN with a default gives older rows a value, by ``atthasmissing`` or by writing the table anew.
 - ALTER TYPE that writes the table anew changes values. One that does not leaves them as they are.
+- ALTER TYPE … RENAME VALUE of an enum, and another attribute of a composite type, change the text of older rows.
 - ALTER COLUMN … SET EXPRESSION of a generated column (17) computes its values anew.
 - A column that was renamed, or dropped and added again, stands in the snapshot's rows under a name that means another.
 - ATTACH and DETACH (or DROP of a partition) bring and take rows. A partition that was made as one was empty then.
@@ -55,6 +56,7 @@ def signature_of(source: PublishedSource) -> dict[str, Any]:
         "leaves": [[leaf.relid, leaf.file_node] for leaf in source.leaves],
         "expressions": [list(each) for each in source.expressions],
         "primary_key": None if source.primary_key is None else source.primary_key.constraint,
+        "type_parts": [list(part) for part in source.type_parts],
     }
 
 
@@ -129,6 +131,7 @@ def _columns(then: Mapping[str, Any], now: PublishedSource) -> str | None:
     names = {each.column.name for each in known}
     # An earlier xidstream recorded none.
     expressions = dict(then.get("expressions", now.expressions))
+    altered = _altered_types(then, now)
     for attnum, column in zip(now.attnums, now.relation.columns, strict=True):
         before = by_attnum.get(attnum)
         if before is None and column.name in names:
@@ -144,7 +147,19 @@ def _columns(then: Mapping[str, Any], now: PublishedSource) -> str | None:
             return f"the type of column {column.name} changed from {type_name(before)} to {type_name(column)}"
         elif dict(now.expressions).get(attnum) not in (None, expressions.get(attnum)):
             return f"the expression of column {column.name} changed"
+        elif column.type_oid in altered:
+            return (
+                f"the type of column {column.name} was altered: a label of an enum was renamed, or a composite type "
+                "has other attributes"
+            )
     return None
+
+
+def _altered_types(then: Mapping[str, Any], now: PublishedSource) -> set[int]:
+    """Types of columns whose older values have another text now. New labels of an enum change nothing."""
+    texts = {(type_oid, part): text for type_oid, part, text in now.type_parts}
+    known = then.get("type_parts", [])  # an earlier xidstream recorded none
+    return {type_oid for type_oid, part, text in known if texts.get((type_oid, part), text) != text}
 
 
 def _keeps_values(then: Column, now: Column, *, is_rewritten: bool) -> bool:

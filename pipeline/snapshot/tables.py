@@ -62,7 +62,8 @@ class PublishedSource:
     ``attnums``: of the relation's columns, in their order. ``filled_in``: the columns whose value in older rows is a
     default that no row holds (``pg_attribute.atthasmissing``). ``expressions``: attnums of generated columns, and
     the oid of each one's expression, which another expression does not have. ``primary_key``: see ``PrimaryKey``; None
-    but under FULL.
+    but under FULL. ``type_parts``: a column's type, the oid of an enum's label or of a composite type within it, and
+    the label, or the attributes.
     """
 
     relation: RelationVersion
@@ -75,6 +76,7 @@ class PublishedSource:
     expressions: tuple[tuple[int, int], ...] = ()
     change_filters: tuple[str | None, ...] = ()
     primary_key: PrimaryKey | None = None
+    type_parts: tuple[tuple[int, int, str], ...] = ()
 
     @property
     def name(self) -> str:

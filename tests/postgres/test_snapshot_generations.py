@@ -248,3 +248,38 @@ def test_a_truncate_that_is_not_published_ends_it(database: Database) -> None:
     setup = (*PLAIN, "ALTER PUBLICATION p SET (publish = 'insert, update, delete')")
     found = reason_after(database, setup, ("TRUNCATE t",))
     assert found == "it was truncated or rewritten, and its publications leave out truncate"
+
+
+TYPED = (
+    "CREATE TYPE mood AS ENUM ('sad', 'glad')",
+    "CREATE DOMAIN moods AS mood[]",
+    "CREATE TYPE place AS (x int, m mood)",
+    "CREATE TABLE t (id int PRIMARY KEY, a mood, b moods, c place[])",
+    "INSERT INTO t VALUES (1, 'sad', '{glad}', '{\"(1,sad)\"}')",
+    "CREATE PUBLICATION p FOR TABLE t",
+)
+
+
+@pytest.mark.parametrize(
+    ("column", "setup", "statement"),
+    [
+        ("a", (), "ALTER TYPE mood RENAME VALUE 'sad' TO 'low'"),
+        ("b", ("ALTER TABLE t DROP COLUMN a",), "ALTER TYPE mood RENAME VALUE 'sad' TO 'low'"),
+        (
+            "c",
+            ("ALTER TABLE t DROP COLUMN a, DROP COLUMN b",),
+            "ALTER TYPE mood RENAME VALUE 'glad' TO 'high'",
+        ),
+        ("c", (), "ALTER TYPE place DROP ATTRIBUTE x"),
+    ],
+)
+def test_a_type_whose_values_have_another_text_ends_the_snapshot(
+    database: Database, column: str, setup: tuple[str, ...], statement: str
+) -> None:
+    """The server shows other text for rows that nobody changed, and the stream does not say so."""
+    reason = reason_after(database, TYPED + setup, (statement,))
+    assert reason is not None and f"the type of column {column} was altered" in reason
+
+
+def test_a_new_label_of_an_enum_leaves_the_snapshot(database: Database) -> None:
+    assert reason_after(database, TYPED, ("ALTER TYPE mood ADD VALUE 'calm' BEFORE 'glad'",)) is None
