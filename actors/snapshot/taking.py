@@ -180,7 +180,7 @@ class SnapshotTaking:
             return True  # a function has no log
         if not lines.may_reach(delivered_lsn):
             return False
-        self._call_sink("reach", lines.valid_from)
+        self._call_sink("reach", lines.whole_up_to)
         lines.reach()
         return True
 

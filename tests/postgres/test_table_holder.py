@@ -282,6 +282,22 @@ def test_a_transaction_that_was_prepared_before_the_table_was_published_is_waite
     assert contained(held, stream)
 
 
+def test_a_transaction_that_commits_right_behind_a_snapshot_does_so_behind_where_it_is_valid_from(
+    table: Database, holder: TableHolder
+) -> None:
+    """On a quiet server its COMMIT begins where the WAL ended: who said that all up to there is known lost it."""
+    with table.connect() as writer:
+        writer.execute("BEGIN")
+        writer.execute("INSERT INTO t VALUES (2001, 'x')")
+        held = holder.hold(source_of(table), wait_for_writers=False)
+        ((ended,),) = table.execute("SELECT pg_current_wal_insert_lsn()::text")
+        writer.execute("COMMIT")
+    stream = transactions_by_row(table)
+    assert not contained(held, stream["2001"])
+    assert held.bounds.place < held.bounds.valid_from < stream["2001"].commit_lsn
+    assert held.bounds.valid_from.next_record <= Lsn.parse(ended) <= stream["2001"].commit_lsn
+
+
 # -- commits that are not flushed, or not visible ---------------------------------------------------------
 
 

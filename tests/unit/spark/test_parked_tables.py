@@ -1,4 +1,5 @@
-"""Parked tables and the Delta sink: batches without their rows, written again after a crash."""
+"""Parked tables and the Delta sink: batches without their rows, written again after a crash. And a batch right behind
+a snapshot."""
 
 from __future__ import annotations
 
@@ -19,8 +20,11 @@ from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.relations import RelationVersion
 from xidstream.pipeline.relations.relation import Column, ReplicaIdentity
 from xidstream.pipeline.rows import TRANSACTIONS_SCHEMA, contract_schema
+from xidstream.pipeline.snapshot.generation import GenerationState
 from xidstream.pipeline.spark.delta import DeltaSink
 from xidstream.pipeline.spark.frames import SinkBatch
+from xidstream.pipeline.spark.snapshot_log import GenerationLine
+from xidstream.pipeline.stages.snapshot_lines import SnapshotLines
 
 PARKED_RELATION = RelationVersion(5, "public", "p", ReplicaIdentity.DEFAULT, (Column("id", 20, -1, True),))
 MADE_AGAIN = dataclasses.replace(PARKED_RELATION, relid=9)
@@ -120,3 +124,20 @@ def test_another_transaction_at_the_place_of_a_written_one_is_still_found_beside
     other = [unit(MADE_AGAIN, (lsn + 1, True)), unit(MADE_AGAIN, (240, True))]
     with pytest.raises(SinkDiverged, match=f"transaction {10 * (lsn + 1)}"):
         delivered(tmp_path, batch_of(PARKED, *other))
+
+
+@pytest.mark.parametrize("valid_from", [303, 304])
+@pytest.mark.parametrize("runs", [1, 2])
+def test_a_commit_that_begins_right_where_the_wal_ended_behind_a_snapshot_is_delivered(
+    tmp_path: Path, valid_from: int, runs: int
+) -> None:
+    """The WAL ended at 304. The commit's transaction was lost, and the next run ended: the sink was ahead of it."""
+    line = GenerationLine("public.q", 1, 1, 302, valid_from, GenerationState.FINISHED, is_ours=True)
+    lines, sink = SnapshotLines([line]), sink_of(tmp_path, 1)
+    sink.snapshot_log().reach(lines.whole_up_to)
+    assert DeltaTable(str(tmp_path / "_transactions")).transaction_version("7/shop/orders") == 303
+    commit = batch_of(PARKED, unit(MADE_AGAIN, (304, True)))
+    if runs == 1:
+        sink.write(commit)
+    sink.close()
+    assert delivered(tmp_path, commit) == ([304], [304])
