@@ -97,7 +97,7 @@ class GenerationLine:
 
 
 class SnapshotLog:
-    """One for each claim of the sink: it knows what was parked since.
+    """One for each claim of the sink: it knows what it was told of parked tables, at the claim and since.
 
     Raises Superseded, SinkDiverged, StorageFault and SinkFailed from every method."""
 
