@@ -395,7 +395,7 @@ def test_the_snapshot_behind_a_park_waits_for_a_commit_that_waits_for_a_synchron
         set_standby(database, "")
         waiting.join(60)
         held = holding.result()
-        assert rows_in(database, held) == [(1, "waits")]
+        assert rows_in(database, held) == [(1, "waits")] and not park.spoils(held.bounds.place)
         holder.close()
 
 

@@ -168,6 +168,19 @@ def test_the_snapshot_behind_a_park_waits_for_writers_however_long_the_table_was
     ]
 
 
+def test_a_snapshot_that_is_taken_on_an_idle_server_after_a_resume_stands(storage: Storage) -> None:
+    source, end = source_of(1), Lsn(0x600)
+    parks = resumed([ParkedTable(1, "public.t1", Lsn(200), Xid(9), "why")], {1}, end)
+    write_progress(storage, LAYOUT, end, parked=parks)
+    book = book_of(storage)
+    bounds = SnapshotBounds(end.before.before, end.before, 700, 700, (), 0)
+    generation = book.begin(source, bounds, 0)
+    book.finish(generation)
+    line = dataclasses.replace(told(generation), place=int(bounds.place), valid_from=int(bounds.valid_from))
+    needs = book.needs([source], [line])
+    assert (needs.wanted, needs.ended) == ((), ())
+
+
 def test_a_generation_without_its_record_is_of_an_earlier_slot(storage: Storage) -> None:
     line = GenerationLine("public.t1", 1, 3, 99, 100, GenerationState.FINISHED, is_ours=True)
     needs = book_of(storage).needs([source_of(1)], [line])
