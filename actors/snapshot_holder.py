@@ -26,8 +26,8 @@ class SnapshotHolder:
     def release(self, relid: int) -> None:
         self._holder.release(relid)
 
-    def confirm(self, relid: int, lsn: Lsn) -> None:
-        self._holder.confirm(relid, lsn)
+    def confirm(self, relid: int, valid_from: Lsn) -> None:
+        self._holder.confirm(relid, valid_from)
 
     def room_for(self, wanted: int) -> int:
         return self._holder.room_for(wanted)

@@ -315,7 +315,8 @@ class Tenure:
     A slot has one reader at a time, and the epoch that got it last is the rightful one. A writer with a lower number is
     late, and gives way. ``timeline``, ``history`` and ``wal_end`` say what the server had when the slot was opened.
     Nobody before can have read more from it. ``loop`` counts the epoch's batch loops, from 1: only the last one that
-    opened the sink may take batches and report them.
+    opened the sink may take batches and report them. ``parked``: the tables that were parked up to what the sink held
+    then, also those that were resumed since. Of later ones the batches tell.
     """
 
     number: int
@@ -324,6 +325,7 @@ class Tenure:
     history: Mapping[int, Lsn]
     wal_end: Lsn
     loop: int = 0
+    parked: tuple[ParkedTable, ...] = ()
 
     def reachable(self, timeline: int) -> Lsn | None:
         """Up to which LSN ``timeline`` is part of the server's history. None if it is no part of it.

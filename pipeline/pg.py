@@ -14,6 +14,8 @@ from xidstream.pipeline.errors import UsageError
 
 _LSN: Final = re.compile(r"([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8})")
 
+_RECORD_ALIGNMENT: Final = 8
+"""``MAXALIGN``, on every platform that servers run on today."""
 _WAL_PAGE_BYTES: Final = 8 << 10
 _WAL_SEGMENT_BYTES: Final = 16 << 20
 _SHORT_HEADER_BYTES: Final = 24
@@ -50,6 +52,11 @@ class Lsn(int):
     def before(self) -> Lsn:
         """One byte earlier, but not below 0: the last LSN at which a record that ends here can begin."""
         return Lsn(max(self - 1, 0))
+
+    @property
+    def next_record(self) -> Lsn:
+        """The first position, here or behind, at which a record can begin. An insert position is one itself."""
+        return Lsn(-(-self // _RECORD_ALIGNMENT) * _RECORD_ALIGNMENT)
 
     @property
     def record_end(self) -> Lsn:

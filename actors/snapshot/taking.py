@@ -173,7 +173,7 @@ class SnapshotTaking:
         if needs.wanted and self._course is None:
             self._course = Course(self._steps.start_readers(wanted.source for wanted in needs.wanted))
         if waiting := self._steps.waiting_for():
-            text = f"snapshots wait for who wrote before the table was published: {'; '.join(waiting)}"
+            text = f"snapshots wait for who has written to the table and is still open: {'; '.join(waiting)}"
             self._tell(events.Event("snapshots_wait", text))
         for relid in needs.unwanted:
             self._handle(Dropped(relid))
@@ -193,7 +193,7 @@ class SnapshotTaking:
             return True  # a function has no log
         if not lines.may_reach(delivered_lsn):
             return False
-        self._call_sink("reach", lines.valid_from)
+        self._call_sink("reach", lines.whole_up_to)
         lines.reach()
         return True
 

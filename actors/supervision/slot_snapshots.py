@@ -87,7 +87,7 @@ class SlotSnapshots:
             return False
         if target is not None and not self._is_aimed and self._epoch is not None:
             self._is_aimed = True
-            self._epoch.aim(max(target, taking.valid_from.record_end))
+            self._epoch.aim(max(target, taking.valid_from.next_record.record_end))
         return self._config.snapshot == SnapshotMode.ONLY.value
 
     def _takes(self, opened: Opened) -> bool:

@@ -2,10 +2,11 @@
 
 1. *Lock* the table and its leaves IN ACCESS SHARE MODE. From here on nobody rewrites, truncates or drops them. Then ask
    the catalog again: the table must still be what was surveyed.
-2. *B*: where the WAL ends now. The snapshot's rows get the place before it.
+2. *B*: where the WAL ends now. The snapshot's rows get a place before it.
 3. *Wait* for the transactions that have written to the table and are still open, prepared ones included, where they may
    have begun to write before the table was published. The stream has their later changes and not those, and a snapshot
-   that they are not in would miss those rows for ever. Only holders of a lock of the table are waited for.
+   that they are not in would miss those rows for ever. The same holds for what was left out while a table was parked.
+   Only holders of a lock of the table are waited for.
 4. *The snapshot*: which transactions it sees, its name for the readers, and *E*, where the WAL ends behind it, all in
    one statement. It is the first of its transaction that needs a snapshot: LOCK and SET need none. That statement also
    compares the files that its snapshot knows (``pg_class.relfilenode``) with those that are there
@@ -172,23 +173,23 @@ class TableHolder:
         with self._guard:
             return dict(self._waiting)
 
-    def flushed_past(self, lsn: Lsn) -> bool:
-        """Whether all before ``lsn`` is flushed on the server: what the snapshot saw then survives a crash of it.
+    def flushed_past(self, valid_from: Lsn) -> bool:
+        """Whether all that a snapshot which is valid from there saw is flushed, and so survives a crash of the server.
 
         Where it is not, a commit of nothing is made. The server flushes asynchronous commits within a second, but the
-        WAL behind them, which only ``lsn`` knows of, perhaps not before the next checkpoint.
+        WAL behind them, which only ``valid_from`` knows of, perhaps not before the next checkpoint.
         """
         with sql_connection(self._dsn, "the flushed WAL") as connection:
             row = connection.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone()
             assert row is not None
-            if Lsn.parse(row[0]) >= lsn.record_end:
+            if Lsn.parse(row[0]) >= valid_from.next_record.record_end:
                 return True
             connection.execute("SET default_transaction_read_only = off")
             connection.execute("SELECT txid_current()")
             return False
 
-    def confirm(self, relid: int, lsn: Lsn) -> None:
-        """Return when all before ``lsn`` is flushed, with the table still held: then what was read of it is the table.
+    def confirm(self, relid: int, valid_from: Lsn) -> None:
+        """Return when all that the snapshot saw is flushed, with the table still held: what was read is the table.
 
         To be called when the last row is read. The question goes through the table's own session. If that ended before,
         its lock may have been gone while rows were still read, and the server may have lost commits that the snapshot
@@ -203,7 +204,7 @@ class TableHolder:
             with _reported(doing):
                 row = session.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone()
             assert row is not None
-            if Lsn.parse(row[0]) >= lsn.record_end or self.flushed_past(lsn):
+            if Lsn.parse(row[0]) >= valid_from.next_record.record_end or self.flushed_past(valid_from):
                 return
             if self._closed.wait(_POLL_S):
                 raise SnapshotLost("the holder of snapshots was closed")
@@ -371,8 +372,9 @@ def take(
         )
     xmin, xmax, xip = snapshot.split(":")
     return name, SnapshotBounds(
-        place=before.before,
-        valid_from=Lsn.parse(after),
+        # Both positions are where a commit may begin (``pipeline.snapshot.bounds``).
+        place=before.before.before,
+        valid_from=Lsn.parse(after).before,
         xmin=int(xmin),
         xmax=int(xmax),
         xip=tuple(sorted(int(xid) for xid in xip.split(",") if xid)),

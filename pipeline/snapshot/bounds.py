@@ -6,6 +6,13 @@ sees is decided by transaction ids (``pg_current_snapshot()``): it sees those th
 are the ones below ``xmax`` and not in ``xip``. ``valid_from`` is read behind the snapshot, so a commit above it is not
 contained, whatever its id.
 
+No commit has ``place`` or ``valid_from`` as its LSN. A server tells where its next record *begins*, and that may be the
+COMMIT of a transaction that is open: whoever says that all is known up to there says it of that commit, too. So
+``valid_from`` is one byte before where the WAL ended behind the snapshot, and ``place`` two bytes before where it ended
+when the table was locked, because the two may be the same. Records begin at multiples of 8, so ``Lsn.next_record`` of
+either is that position again. (An earlier xidstream recorded the position itself as ``valid_from``, and one byte before
+the other one as ``place``. For these it holds, too.)
+
 The xid on the wire has 32 bits, ``xmin``, ``xmax`` and ``xip`` have 64 (``FullTransactionId``). All xids that are in
 use lie within 2**31 of one another, so ``xmax`` says which epoch a wire's xid belongs to.
 
@@ -31,7 +38,8 @@ _HALF = 1 << 31
 @dataclass(frozen=True)
 class SnapshotBounds:
     """``place``: the ``_commit_lsn`` of the snapshot's rows, which no commit has. ``valid_from``: from here on the
-    table's state is known. ``xmin``, ``xmax``, ``xip`` (ascending) have 64 bits. ``taken_at_us``: Unix epoch, UTC."""
+    table's state is known; no commit has it either. ``xmin``, ``xmax``, ``xip`` (ascending) have 64 bits.
+    ``taken_at_us``: Unix epoch, UTC."""
 
     place: Lsn
     valid_from: Lsn

@@ -46,7 +46,8 @@ class TableState(enum.Enum):
 
 @dataclass(frozen=True)
 class Wanted:
-    """``wait_for_writers``: whether transactions may be open that wrote to the table before it was published."""
+    """``wait_for_writers``: whether transactions may be open that wrote to the table before it was published, or while
+    it was parked."""
 
     source: PublishedSource
     wait_for_writers: bool

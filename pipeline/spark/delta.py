@@ -157,6 +157,8 @@ class DeltaSink:
         self._writers.clear()
         self._guarded(naming.TRANSACTIONS, self._claim_transactions)
         self._guarded(naming.MESSAGES, self._check_messages)
+        # Before anybody commits a snapshot here: no batch need come again that tells of these.
+        self._snapshot_log.park(tenure.parked)
 
     def _check_messages(self) -> None:
         self._own_table(naming.MESSAGES, MESSAGES_SCHEMA)

@@ -37,8 +37,6 @@ from xidstream.pipeline.exchange import Tenure
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.spark.delta_table import DeltaTableWriter
 
-_ALIGNED_BYTES = 8
-"""Each record of the WAL begins at a multiple of it (``MAXIMUM_ALIGNOF``)."""
 _KEYS = ("commit_lsn", "xid", "commit_timestamp")
 
 
@@ -148,7 +146,7 @@ class Ownership:
 def read_up_to(lsn: int) -> Lsn:
     """Of a snapshot's place or ``valid_from``, which lie at an insert position or a few bytes before it: where the last
     record that it may have ends. 0 of 0."""
-    return Lsn(-(-lsn // _ALIGNED_BYTES) * _ALIGNED_BYTES).record_end
+    return Lsn(lsn).next_record.record_end
 
 
 def _identities(rows: pa.Table, columns: Sequence[str]) -> list[tuple[int, int, int]]:

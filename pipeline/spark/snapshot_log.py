@@ -97,7 +97,7 @@ class GenerationLine:
 
 
 class SnapshotLog:
-    """One for each claim of the sink: it knows what was parked since.
+    """One for each claim of the sink: it knows what it was told of parked tables, at the claim and since.
 
     Raises Superseded, SinkDiverged, StorageFault and SinkFailed from every method."""
 
@@ -225,8 +225,8 @@ class SnapshotLog:
     def reach(self, lsn: Lsn) -> None:
         """Have ``_transactions`` say that all up to ``lsn`` is in the tables, though no transaction says so.
 
-        Only for a position that the slot is confirmed to. In a quiet database a snapshot would be valid from behind the
-        newest commit of the log, and nobody could read its table.
+        Only for a position that the slot is confirmed to, and that no commit to come has. In a quiet database a
+        snapshot would be valid from behind the newest commit of the log, and nobody could read its table.
         """
 
         def move() -> None:

@@ -39,8 +39,8 @@ class TableSnapshot:
 class SparkBatch:
     """What a function of ``foreachBatch`` gets: consecutive whole transactions in commit order, none of them torn.
 
-    At least once: after a crash the same transactions come again, perhaps cut into other batches. Deduplicate by the
-    LSNs. Nothing runs before an action on a DataFrame.
+    At least once: after a crash the same transactions come again, perhaps cut into other batches. Deduplicate
+    rows by (``_commit_lsn``, ``_seq``). Nothing runs before an action on a DataFrame.
     """
 
     def __init__(

@@ -133,8 +133,9 @@ class CommitSequence:
         self._leaving_out.clear()
         self._journaling.release()
         self._is_sink_known = True
+        parked = self._order.parking.parked_up_to(watermark)
         await self._notify()
-        return replace(await asyncio.to_thread(self._storage.tenure, last_owner), loop=loop)
+        return replace(await asyncio.to_thread(self._storage.tenure, last_owner), loop=loop, parked=parked)
 
     async def takes_snapshots(self) -> bool:
         """Whether the slot's tables are read as they were before it."""

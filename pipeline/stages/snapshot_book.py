@@ -96,6 +96,7 @@ class SnapshotBook:
                 del standing[relid]
                 ended.append((line, reason))
         set_aside = {each.relid for each in parked if each.is_parked}
+        lacking = {each.relid for each in parked}
         wanted, unwanted = [], sorted((wishes.cancelled.keys() - wishes.requests.keys()) | set_aside)
         for relid, source in published.items():
             if relid in set_aside:
@@ -104,7 +105,11 @@ class SnapshotBook:
             missing = self._decision.takes_snapshots and relid not in standing
             if asked or (missing and relid not in wishes.cancelled):
                 was_published = self._decision.published.get(relid) == source.published_as
-                wanted.append(Wanted(source, wait_for_writers=not was_published))
+                # A commit that waits for a synchronous standby is in the WAL, and no snapshot sees it yet. As a rule
+                # the log has it. One from within a park it has not, and the snapshot would lack it for ever. Its
+                # backend holds ROW EXCLUSIVE until others see the commit, so it is found among the writers.
+                waits = not was_published or relid in lacking
+                wanted.append(Wanted(source, wait_for_writers=waits))
         return Needs(tuple(wanted), tuple(ended), tuple(unwanted))
 
     def ended(

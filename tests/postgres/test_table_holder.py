@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -16,11 +17,15 @@ from tests.slot_changes import Transaction, make_slot, slot_changes
 from tests.waiting import wait_until
 from xidstream.actors.demo.embedded_postgres import EmbeddedPostgres
 from xidstream.pipeline.errors import PreconditionMissing, SnapshotInterrupted, SnapshotLost, Unsupported
-from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.parked import ParkedTable
+from xidstream.pipeline.pg import Lsn, Xid
+from xidstream.pipeline.segments import Layout, Storage, write_progress
 from xidstream.pipeline.slot.admin import Blocker
 from xidstream.pipeline.slot.snapshot_sources import survey
 from xidstream.pipeline.slot.table_holder import Held, TableHolder, take
+from xidstream.pipeline.snapshot.decision import Decision
 from xidstream.pipeline.snapshot.tables import PublishedSource
+from xidstream.pipeline.stages.snapshot_book import SnapshotBook
 
 pytestmark = pytest.mark.postgres
 
@@ -282,6 +287,22 @@ def test_a_transaction_that_was_prepared_before_the_table_was_published_is_waite
     assert contained(held, stream)
 
 
+def test_a_transaction_that_commits_right_behind_a_snapshot_does_so_behind_where_it_is_valid_from(
+    table: Database, holder: TableHolder
+) -> None:
+    """On a quiet server its COMMIT begins where the WAL ended: who said that all up to there is known lost it."""
+    with table.connect() as writer:
+        writer.execute("BEGIN")
+        writer.execute("INSERT INTO t VALUES (2001, 'x')")
+        held = holder.hold(source_of(table), wait_for_writers=False)
+        ((ended,),) = table.execute("SELECT pg_current_wal_insert_lsn()::text")
+        writer.execute("COMMIT")
+    stream = transactions_by_row(table)
+    assert not contained(held, stream["2001"])
+    assert held.bounds.place < held.bounds.valid_from < stream["2001"].commit_lsn
+    assert held.bounds.valid_from.next_record <= Lsn.parse(ended) <= stream["2001"].commit_lsn
+
+
 # -- commits that are not flushed, or not visible ---------------------------------------------------------
 
 
@@ -343,6 +364,38 @@ def test_a_commit_that_waits_for_a_synchronous_standby_is_in_the_wal_and_not_in_
         stream = transactions_by_row(database)
         assert stream["1"].commit_lsn < stream["2"].commit_lsn <= held.bounds.valid_from
         assert contained(held, stream["2"]) and not contained(held, stream["1"])
+        holder.close()
+
+
+def test_the_snapshot_behind_a_park_waits_for_a_commit_that_waits_for_a_synchronous_standby(
+    own_postgres: Callable[..., EmbeddedPostgres], tmp_path: Path
+) -> None:
+    """The commit's row was left out of the stream, so whoever does not see it in the snapshot lacks it for ever."""
+    server = own_postgres()
+    with own_database(server) as database:
+        database.execute("SET synchronous_commit = local")
+        set_standby(database, "nobody")
+        waiting = threading.Thread(target=insert, args=(database, 1))
+        waiting.start()
+        waits = "SELECT pid::int FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+        wait_until(lambda: database.execute(waits))
+        ((pid,),) = database.execute(waits)
+        source = source_of(database)
+        ((text,),) = database.execute("SELECT pg_current_wal_insert_lsn()::text")
+        relid, until_lsn = source.relation.relid, Lsn.parse(text)
+        storage, layout = Storage(str(tmp_path)), Layout(7, "s", "e")
+        park = ParkedTable(relid, "public.t", Lsn(8), Xid(9), "why", until_lsn=until_lsn)
+        write_progress(storage, layout, until_lsn, parked=[park])
+        decision = Decision(takes_snapshots=True, published={relid: source.published_as})
+        (wanted,) = SnapshotBook(storage, layout, decision).needs([source], []).wanted
+        holder = TableHolder(database.dsn(), ["p"])
+        holding = Holding(holder, wanted.source, wait_for_writers=wanted.wait_for_writers)
+        wait_until(lambda: holding.told or holding.held)
+        assert holding.held is None and [blocker.pid for blocker in holding.told[0]] == [pid]
+        set_standby(database, "")
+        waiting.join(60)
+        held = holding.result()
+        assert rows_in(database, held) == [(1, "waits")] and not park.spoils(held.bounds.place)
         holder.close()
 
 

@@ -1,4 +1,4 @@
-"""Where the last record before an insert position ends."""
+"""Where records of the WAL begin and end around a position."""
 
 from __future__ import annotations
 
@@ -21,3 +21,11 @@ def test_an_insert_position_behind_a_page_header_is_no_end_of_a_record(
     insert_lsn: str, record_end: str
 ) -> None:
     assert Lsn.parse(insert_lsn).record_end == Lsn.parse(record_end)
+
+
+@pytest.mark.parametrize(
+    ("lsn", "next_record"),
+    [("0/2000078", "0/2000078"), ("0/2000077", "0/2000078"), ("0/2000071", "0/2000078"), ("0/0", "0/0")],
+)
+def test_a_record_begins_at_the_next_multiple_of_8(lsn: str, next_record: str) -> None:
+    assert Lsn.parse(lsn).next_record == Lsn.parse(next_record)

@@ -56,12 +56,12 @@ def test_the_log_says_that_it_is_whole_when_the_sink_has_all_up_to_the_snapshots
 ) -> None:
     told: list[tuple[Any, ...]] = []
     taking._call_sink = lambda *call: told.append(call)
-    valid_from = Lsn(0x5000)
+    valid_from = Lsn(0x4FFF)
     lines = SnapshotLines(
-        [GenerationLine("public.t", 1, 1, 0x4FFF, int(valid_from), GenerationState.FINISHED, is_ours=True)]
+        [GenerationLine("public.t", 1, 1, 0x4FFE, int(valid_from), GenerationState.FINISHED, is_ours=True)]
     )
     assert not taking._reaches(lines, valid_from.before)
     assert told == []
     for _ in range(2):
-        assert taking._reaches(lines, valid_from)
+        assert taking._reaches(lines, Lsn(0x5000))
     assert told == [("reach", valid_from)]

@@ -1,4 +1,5 @@
-"""Parked tables and the Delta sink: batches without their rows, written again after a crash."""
+"""Parked tables and the Delta sink: batches without their rows, written again after a crash. And a batch right behind
+a snapshot."""
 
 from __future__ import annotations
 
@@ -19,8 +20,12 @@ from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.relations import RelationVersion
 from xidstream.pipeline.relations.relation import Column, ReplicaIdentity
 from xidstream.pipeline.rows import TRANSACTIONS_SCHEMA, contract_schema
+from xidstream.pipeline.snapshot.bounds import SnapshotBounds
+from xidstream.pipeline.snapshot.generation import Generation, GenerationState
 from xidstream.pipeline.spark.delta import DeltaSink
 from xidstream.pipeline.spark.frames import SinkBatch
+from xidstream.pipeline.spark.snapshot_log import GenerationLine
+from xidstream.pipeline.stages.snapshot_lines import SnapshotLines
 
 PARKED_RELATION = RelationVersion(5, "public", "p", ReplicaIdentity.DEFAULT, (Column("id", 20, -1, True),))
 MADE_AGAIN = dataclasses.replace(PARKED_RELATION, relid=9)
@@ -62,10 +67,10 @@ def batch_of(parked: ParkedTable, *units: Sealed) -> SinkBatch:
     return SinkBatch(content, NOTHING, NOTHING, NOTHING, read_memory, NOTHING)
 
 
-def sink_of(root: Path, number: int) -> DeltaSink:
+def sink_of(root: Path, number: int, *parked: ParkedTable) -> DeltaSink:
     """As a run's with this hold on the slot."""
     sink = DeltaSink(str(root), SlotIdentity(7, "shop", "orders"))
-    sink.claim(Tenure(number, f"epoch-{number}", 1, {}, Lsn(10**9)))
+    sink.claim(Tenure(number, f"epoch-{number}", 1, {}, Lsn(10**9), parked=parked))
     sink._threads = ThreadPoolExecutor(1)
     return sink
 
@@ -120,3 +125,42 @@ def test_another_transaction_at_the_place_of_a_written_one_is_still_found_beside
     other = [unit(MADE_AGAIN, (lsn + 1, True)), unit(MADE_AGAIN, (240, True))]
     with pytest.raises(SinkDiverged, match=f"transaction {10 * (lsn + 1)}"):
         delivered(tmp_path, batch_of(PARKED, *other))
+
+
+@pytest.mark.parametrize("valid_from", [303, 304])
+@pytest.mark.parametrize("runs", [1, 2])
+def test_a_commit_that_begins_right_where_the_wal_ended_behind_a_snapshot_is_delivered(
+    tmp_path: Path, valid_from: int, runs: int
+) -> None:
+    """The WAL ended at 304. The commit's transaction was lost, and the next run ended: the sink was ahead of it."""
+    line = GenerationLine("public.q", 1, 1, 302, valid_from, GenerationState.FINISHED, is_ours=True)
+    lines, sink = SnapshotLines([line]), sink_of(tmp_path, 1)
+    sink.snapshot_log().reach(lines.whole_up_to)
+    assert DeltaTable(str(tmp_path / "_transactions")).transaction_version("7/shop/orders") == 303
+    commit = batch_of(PARKED, unit(MADE_AGAIN, (304, True)))
+    if runs == 1:
+        sink.write(commit)
+    sink.close()
+    assert delivered(tmp_path, commit) == ([304], [304])
+
+
+@pytest.mark.parametrize("was_told", [False, True])
+def test_a_snapshot_that_is_committed_after_a_new_claim_ends_for_a_park_that_the_sink_had_before(
+    tmp_path: Path, was_told: bool
+) -> None:
+    """The log had forgotten the park, and until the next batch or look a reader took the rest for the whole table."""
+    first = sink_of(tmp_path, 1)
+    bounds = SnapshotBounds(Lsn(102), Lsn(111), 700, 700, (), 0)
+    generation = Generation(PARKED_RELATION, 1, bounds)
+    first.snapshot_log().target(PARKED_RELATION, bounds.place)
+    if was_told:
+        assert first.snapshot_log().commit(generation, [])
+    first.close()
+    second = sink_of(tmp_path, 2, PARKED)
+    assert second.snapshot_log().commit(generation, [])
+    second.close()
+    rows = DeltaTable(str(tmp_path / "_snapshots")).to_pyarrow_table().to_pylist()
+    assert sorted((row["state"], row["reason"]) for row in rows) == [
+        ("ended", PARKED.why_no_snapshot_stands),
+        ("finished", None),
+    ]

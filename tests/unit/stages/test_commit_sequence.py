@@ -25,11 +25,18 @@ from xidstream.pipeline.exchange import (
     TransactionEnd,
 )
 from xidstream.pipeline.late_binding import Commit, RowFile
-from xidstream.pipeline.parked import BadTable
+from xidstream.pipeline.parked import BadTable, ParkedTable
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.relations import Column, RelationVersion, ReplicaIdentity
 from xidstream.pipeline.rows import internal_schema
-from xidstream.pipeline.segments import Layout, Storage, read_progress, write_prepared, write_segment
+from xidstream.pipeline.segments import (
+    Layout,
+    Storage,
+    read_progress,
+    write_prepared,
+    write_progress,
+    write_segment,
+)
 from xidstream.pipeline.sequencer import FinishedPrepares, JournalPolicy
 from xidstream.pipeline.stages.commit_sequence import CommitSequence
 from xidstream.pipeline.stages.confirming import Confirming
@@ -95,6 +102,26 @@ def test_a_late_call_of_a_loop_that_was_replaced_is_refused_and_changes_nothing(
 
 
 AT_5 = opened_at(5, 100)
+
+
+def test_whoever_claims_the_sink_is_told_of_the_parks_that_it_has_behind_it_and_of_no_later_one(
+    tmp_path: Path,
+) -> None:
+    """A snapshot that was committed before the next batch was taken for the table, though rows were left out."""
+    delivered, later = (
+        ParkedTable(relid, "public.t", Lsn(lsn), Xid(9), "why") for relid, lsn in ((1, 3), (2, 8))
+    )
+    was_parked = ParkedTable(3, "public.u", Lsn(2), Xid(9), "why", until_lsn=Lsn(4), awaits_sink=True)
+    layout = Layout(AT_5.identity.system_identifier, AT_5.identity.slot, "before")
+    write_progress(Storage(str(tmp_path)), layout, Lsn(5), parked=[delivered, was_parked, later])
+
+    async def work() -> tuple[ParkedTable, ...]:
+        sequencer = sequence(Config(storage=str(tmp_path)))
+        await sequencer.open(Reader().tell, AT_5, None)
+        return (await sequencer.sink_opened(Lsn(6), 0)).parked
+
+    told = asyncio.run(asyncio.wait_for(work(), 60))
+    assert told == (delivered, dataclasses.replace(was_parked, until_lsn=Lsn(7), awaits_sink=False))
 
 
 @pytest.mark.parametrize("is_being_written", [False, True])

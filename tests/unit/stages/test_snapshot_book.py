@@ -170,6 +170,34 @@ def test_a_parked_table_has_no_snapshot_until_it_is_resumed_and_then_needs_a_new
     assert book_of(storage, NEVER).needs([source], [later]).ended == ()
 
 
+def test_the_snapshot_behind_a_park_waits_for_writers_however_long_the_table_was_published(
+    storage: Storage,
+) -> None:
+    """Of a commit that was left out, and that no snapshot sees yet, neither the log nor the snapshot had the rows."""
+    sources = [source_of(1), source_of(2), source_of(3)]
+    decision = Decision(takes_snapshots=True, published=dict.fromkeys((1, 2, 3), '["table"]'))
+    parks = [ParkedTable(i, f"public.t{i}", Lsn(200), Xid(9), "why") for i in (2, 3)]
+    write_progress(storage, LAYOUT, Lsn(260), parked=resumed(parks, {2}, Lsn(260)))
+    needs = book_of(storage, decision).needs(sources, [])
+    assert [(each.source, each.wait_for_writers) for each in needs.wanted] == [
+        (sources[0], False),
+        (sources[1], True),
+    ]
+
+
+def test_a_snapshot_that_is_taken_on_an_idle_server_after_a_resume_stands(storage: Storage) -> None:
+    source, end = source_of(1), Lsn(0x600)
+    parks = resumed([ParkedTable(1, "public.t1", Lsn(200), Xid(9), "why")], {1}, end)
+    write_progress(storage, LAYOUT, end, parked=parks)
+    book = book_of(storage)
+    bounds = SnapshotBounds(end.before.before, end.before, 700, 700, (), 0)
+    generation = book.begin(source, bounds, 0)
+    book.finish(generation)
+    line = dataclasses.replace(told(generation), place=int(bounds.place), valid_from=int(bounds.valid_from))
+    needs = book.needs([source], [line])
+    assert (needs.wanted, needs.ended) == ((), ())
+
+
 def test_a_generation_without_its_record_is_of_an_earlier_slot(storage: Storage) -> None:
     line = GenerationLine("public.t1", 1, 3, 99, 100, GenerationState.FINISHED, is_ours=True)
     needs = book_of(storage).needs([source_of(1)], [line])

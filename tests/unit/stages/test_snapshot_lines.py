@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.relations import Column, RelationVersion, ReplicaIdentity
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
@@ -35,17 +37,29 @@ def test_a_new_generation_takes_the_place_of_the_one_before() -> None:
 
 
 def test_what_was_reached_is_reached_until_a_later_generation_stands() -> None:
-    lines = SnapshotLines([line("a", 1, 0x5000)])
+    lines = SnapshotLines([line("a", 1, 0x4FFF)])
     assert not lines.is_reached()
-    assert not lines.may_reach(Lsn(0x4FFF))
+    assert not lines.may_reach(Lsn(0x4FFE))
     assert lines.may_reach(Lsn(0x5000))
     lines.reach()
     assert lines.is_reached()
-    lines.end(line("a", 1, 0x5000))
+    lines.end(line("a", 1, 0x4FFF))
     assert lines.is_reached(), "nothing stands that is valid only later"
 
 
 def test_a_snapshot_behind_a_page_header_is_reached_where_the_record_before_it_ends() -> None:
-    lines = SnapshotLines([line("a", 1, 0x4018)])
+    lines = SnapshotLines([line("a", 1, 0x4017)])
     assert lines.may_reach(Lsn(0x4000)), "there is no record between"
-    assert not lines.may_reach(Lsn(0x3FFF))
+    assert not lines.may_reach(Lsn(0x3FF8))
+
+
+@pytest.mark.parametrize("valid_from", [0x4FFF, 0x5000])
+def test_the_log_is_told_to_be_whole_up_to_before_the_commit_that_may_begin_right_behind_a_snapshot(
+    valid_from: int,
+) -> None:
+    """An earlier xidstream recorded 0x5000 there. On an idle server nothing is ever delivered beyond it."""
+    lines = SnapshotLines([line("a", 1, valid_from)])
+    assert lines.may_reach(Lsn(0x5000)) and not lines.may_reach(Lsn(0x4FF8))
+    assert lines.whole_up_to == 0x4FFF
+    lines.reach()
+    assert lines.is_reached()
