@@ -19,21 +19,17 @@ from __future__ import annotations
 
 import datetime
 import os
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final
 
-import pyarrow as pa
 from deltalake import DeltaTable
 
 from xidstream.pipeline.errors import StorageFault
 from xidstream.pipeline.faultpoints import reach
+from xidstream.pipeline.mirror.kept_files import LOG, files_of_versions
 from xidstream.pipeline.mirror.plan import kept_versions
 from xidstream.pipeline.spark.delta_table import NOTHING, DeltaTableWriter
 from xidstream.pipeline.spark.naming import Location
 from xidstream.pipeline.state.manifest import MANIFEST, ManifestWriter, current
-
-_LOG: Final = "_delta_log"
 
 
 @dataclass(frozen=True)
@@ -64,7 +60,7 @@ def vacuum(
         if writer.watermark(f"mirror/{application_id}/owner") < manifest.owner:
             # An earlier mirror that still has this table in hand may have files that are removed now.
             writer.swap([], [], manifest.marks)
-        needed = _needed(location, kept_versions(named.get(directory, ()), writer.version))
+        needed = files_of_versions(location, kept_versions(named.get(directory, ()), writer.version))
         for path, size in _others(location, needed):
             os.unlink(path)
             n_files, n_bytes = n_files + path.endswith(".parquet"), n_bytes + size
@@ -78,15 +74,6 @@ def _directories(root: Location) -> list[str]:
         return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("_"))
 
 
-def _needed(location: Location, versions: Iterable[int | None]) -> set[str]:
-    """The files of these versions, as absolute paths. None: of the present one."""
-    paths: set[str] = set()
-    for version in versions:
-        files = pa.table(DeltaTable(location.uri, version=version).get_add_actions(flatten=True))
-        paths.update(os.path.join(location.uri, path) for path in files["path"].to_pylist())
-    return paths
-
-
 def _others(location: Location, needed: set[str]) -> list[tuple[str, int]]:
     """The files of a table's folder that are not needed, with their sizes; Hadoop's checksums go with their files.
 
@@ -94,8 +81,8 @@ def _others(location: Location, needed: set[str]) -> list[tuple[str, int]]:
     """
     found: dict[str, str] = {}
     for folder, folders, names in os.walk(location.uri):
-        if _LOG in folders:
-            folders.remove(_LOG)
+        if LOG in folders:
+            folders.remove(LOG)
         for name in names:
             of = name[1:-4] if name.startswith(".") and name.endswith(".crc") else name
             found[os.path.join(folder, name)] = os.path.join(folder, of)
@@ -106,14 +93,15 @@ def _others(location: Location, needed: set[str]) -> list[tuple[str, int]]:
 
 def _remove_empty_folders(location: Location) -> None:
     for folder, folders, names in list(os.walk(location.uri, topdown=False)):
-        if folder != location.uri and os.path.basename(folder) != _LOG and not folders and not names:
+        if folder != location.uri and os.path.basename(folder) != LOG and not folders and not names:
             os.rmdir(folder)
 
 
 def _shorten_manifest(root: Location, before: datetime.datetime) -> None:
     """The manifest's own files that were removed from it. Whoever reads an older version of it has had the time."""
     location = current(root).child(MANIFEST)
-    for path, _ in _others(location, _needed(location, [None])):
+    present = int(DeltaTable(location.uri).version())
+    for path, _ in _others(location, files_of_versions(location, [present])):
         if os.path.getmtime(path) < before.timestamp():
             os.unlink(path)
     _remove_empty_folders(location)
