@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import Action, Superseded, UsageError, XidstreamError
 from xidstream.pipeline.mirror.base_tables import BaseTables, Refreshed
-from xidstream.pipeline.mirror.vacuum import Vacuumed
+from xidstream.pipeline.mirror.table_folder import Vacuumed
 from xidstream.pipeline.pg_rules import duration_s
 from xidstream.pipeline.quantities import counted, human_bytes
 

@@ -31,7 +31,8 @@ from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.mirror import rewrite
 from xidstream.pipeline.mirror.base_table import MirrorMarks
 from xidstream.pipeline.mirror.refresh import TableRefresh, TableRefresher, directory_of
-from xidstream.pipeline.mirror.vacuum import Vacuumed, vacuum
+from xidstream.pipeline.mirror.table_folder import Vacuumed
+from xidstream.pipeline.mirror.vacuum import vacuum
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.spark.delta_table import SnapshotOutdated
 from xidstream.pipeline.spark.naming import Location
