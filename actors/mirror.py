@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import Action, Superseded, UsageError, XidstreamError
 from xidstream.pipeline.mirror.base_tables import BaseTables, Refreshed
-from xidstream.pipeline.mirror.vacuum import Vacuumed
+from xidstream.pipeline.mirror.table_folder import Vacuumed
 from xidstream.pipeline.pg_rules import duration_s
 from xidstream.pipeline.quantities import counted, human_bytes
 
@@ -55,7 +55,10 @@ class Mirror:
         return self._tables.refresh(spark)
 
     def vacuum(self, retention: str = _DEFAULTS.mirror_retention) -> Vacuumed:
-        """Remove what no reader needs who takes up to ``retention`` (``24h``) for one moment of the tables."""
+        """Remove what no reader needs who takes up to ``retention`` (``24h``) for one moment of the tables.
+
+        It and a refresh wait for each other, also beside the thread that ``start`` began.
+        """
         return self._tables.vacuum(duration_s(retention, "retention"))
 
     def start(self, spark: SparkSession, every: str) -> None:
@@ -104,7 +107,7 @@ class MirrorLoop:
         self.failure: BaseException | None = None
 
     def stop(self) -> None:
-        """Any thread: end now. The refresh in hand is given up, and its Spark jobs are cancelled."""
+        """Any thread: end now. The refresh or vacuum in hand is given up, and Spark jobs are cancelled."""
         self._stop.set()
         self._spark.sparkContext.cancelJobGroup(self._group)
 
@@ -144,7 +147,7 @@ class MirrorLoop:
             self._has_told = True
             self._tell(describe(refreshed))
         if self._vacuum_s is not None:
-            vacuumed = self._tables.vacuum(self._vacuum_s)
+            vacuumed = self._tables.vacuum(self._vacuum_s, self._stop.is_set)
             if vacuumed.n_files:
                 self._tell(f"base tables: {counted(vacuumed.n_files, 'old file')} removed")
 

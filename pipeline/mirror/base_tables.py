@@ -8,14 +8,19 @@ everything again: at the manifest, which tells whether this mirror was overtaken
 A table that has no snapshot, or whose generation has ended, is left out, with its reason. The manifest then does not
 name it at the new LSN.
 
-Called by ``actors.mirror``, from one thread at a time.
+A refresh and a vacuum have the same number, so the number does not keep them apart: a vacuum would take files that a
+refresh has written and not committed. So there is a lock, and one waits for the other.
+
+Called by ``actors.mirror``, from any thread.
 """
 
 from __future__ import annotations
 
 import datetime
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -24,14 +29,14 @@ from xidstream.pipeline.errors import (
     ComponentLost,
     PreconditionMissing,
     StorageFault,
-    Superseded,
     Unsupported,
 )
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.mirror import rewrite
 from xidstream.pipeline.mirror.base_table import MirrorMarks
 from xidstream.pipeline.mirror.refresh import TableRefresh, TableRefresher, directory_of
-from xidstream.pipeline.mirror.vacuum import Vacuumed, vacuum
+from xidstream.pipeline.mirror.table_folder import Vacuumed
+from xidstream.pipeline.mirror.vacuum import vacuum
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.spark.delta_table import SnapshotOutdated
 from xidstream.pipeline.spark.naming import Location
@@ -44,7 +49,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ATTEMPTS: Final = 4
-"""Of a refresh, in the face of others' commits. Each failure means that another mirror got through, which ends soon."""
+"""Of a refresh or a vacuum, in the face of others' commits. Each failure means that another mirror got through, which
+ends soon."""
+_POLL_S: Final = 0.2
+"""How often whoever waits for the other one looks whether it is given up."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +83,7 @@ class BaseTables:
         self._slot = slot
         self._file_bytes = file_bytes
         self._manifest: ManifestWriter | None = None
+        self._busy = threading.Lock()
 
     @property
     def owner(self) -> int:
@@ -86,33 +95,47 @@ class BaseTables:
     ) -> Refreshed | None:
         """None where there is nothing new. Raises ComponentLost where ``is_given_up`` says so, which is asked now and
         then; Spark's jobs are the caller's to cancel."""
-
-        def check() -> None:
-            if is_given_up():
-                raise ComponentLost("the refresh of base tables was given up")
-
-        session = rewrite.mirror_session(spark)
+        check = _check_of(is_given_up, "the refresh of base tables was given up")
         try:
-            for _ in range(ATTEMPTS):
-                try:
-                    with rewrite.in_own_pool(session):
-                        return self._refresh(session, check)
-                except SnapshotOutdated:
-                    continue
+            with self._alone(check):
+                session = rewrite.mirror_session(spark)
+                for _ in range(ATTEMPTS):
+                    try:
+                        with rewrite.in_own_pool(session):
+                            return self._refresh(session, check)
+                    except SnapshotOutdated:
+                        continue
         except Exception as error:
             raise fault_of(error, "refreshing the base tables") from error
         raise StorageFault(f"base tables were changed by others during {ATTEMPTS} attempts to refresh them")
 
-    def vacuum(self, retention_s: float) -> Vacuumed:
-        """Remove what no reader needs who takes up to ``retention_s``."""
-        log = ChangeLog(self._root.uri, self._slot)
-        manifest = self._claimed(log)
+    def vacuum(self, retention_s: float, is_given_up: Callable[[], bool] = lambda: False) -> Vacuumed:
+        """Remove what no reader needs who takes up to ``retention_s``. Raises ComponentLost as ``refresh``."""
+        check = _check_of(is_given_up, "the removal of what base tables no longer need was given up")
+        retention = datetime.timedelta(seconds=retention_s)
         try:
-            return vacuum(self._root, log.application_id, manifest, datetime.timedelta(seconds=retention_s))
-        except SnapshotOutdated as error:
-            raise Superseded("another mirror has changed the manifest meanwhile") from error
+            with self._alone(check):
+                log = ChangeLog(self._root.uri, self._slot)
+                manifest = self._claimed(log)
+                for _ in range(ATTEMPTS):
+                    try:
+                        return vacuum(self._root, log.application_id, manifest, retention, check)
+                    except SnapshotOutdated:
+                        continue
         except Exception as error:
             raise fault_of(error, "removing what base tables no longer need") from error
+        raise StorageFault(
+            f"base tables were changed by others during {ATTEMPTS} attempts to remove old files"
+        )
+
+    @contextmanager
+    def _alone(self, check: Callable[[], None]) -> Iterator[None]:
+        while not self._busy.acquire(timeout=_POLL_S):
+            check()
+        try:
+            yield
+        finally:
+            self._busy.release()
 
     def _claimed(self, log: ChangeLog) -> ManifestWriter:
         if self._manifest is None:
@@ -146,6 +169,14 @@ class BaseTables:
             manifest.append(_lines(log.application_id, lsn, tables, done))
             reach("manifest_committed")
         return Refreshed(lsn, tuple(done), left_out, time.monotonic() - began_s)
+
+
+def _check_of(is_given_up: Callable[[], bool], message: str) -> Callable[[], None]:
+    def check() -> None:
+        if is_given_up():
+            raise ComponentLost(message)
+
+    return check
 
 
 def _tables_at(log: ChangeLog, lsn: Lsn) -> tuple[list[TableAt], dict[str, str]]:

@@ -3,11 +3,23 @@
 A reader takes the newest lines of the manifest and then reads files, for as long as it likes up to ``retention``. So a
 line is needed until the refresh behind it is older than that. Lines go first, in one commit. Then, of each base table,
 all files go that neither a version that is still named needs, nor the present version: the next refresh starts from
-that, named or not. A crash in between leaves files, which the next vacuum finds.
+that, named or not. What is left of attempts that failed goes the same way. A crash in between leaves files, which the
+next vacuum finds.
 
-What is left of attempts that failed goes the same way. No mirror of this slot writes meanwhile: this one holds the
-number (``ManifestWriter.claim``), and each table gets it before a file of it is removed. So an earlier mirror cannot
-commit what it has in hand.
+Nobody may lose a file by that, and other mirrors of the slot may be at work:
+
+- An *earlier* mirror, which does not know yet that it was overtaken: each table gets this mirror's number
+  (``ManifestWriter.claim``) before a file of it is removed. Delta then refuses what the earlier one has in hand.
+- A *later* mirror may take over at any moment. So the order is: list the folder; open the table anew, and find out what
+  is needed; look whether this mirror was overtaken; remove, of what was listed alone. Who takes over behind that look
+  writes files that were not listed, and begins with a version whose files stay. Who took over ahead of it is seen.
+- The same mirror's refresh: ``BaseTables`` does one thing at a time.
+
+Machines that share a folder may see each other's commits later than each other's files. So files younger than ``GRACE``
+stay, whoever wrote them.
+
+The manifest is shortened by the same rule. Several slots write it, and its readers read all of it. So what was removed
+from it stays for ``GRACE``, and what it never named for ``retention`` at least.
 
 deltalake's own vacuum was rejected: it counts from the removal of a file and not from what the manifest names, and its
 ``keep_versions`` are read with the log of the last checkpoint only, unless all files are listed as here.
@@ -19,101 +31,104 @@ from __future__ import annotations
 
 import datetime
 import os
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Final
 
-import pyarrow as pa
 from deltalake import DeltaTable
 
-from xidstream.pipeline.errors import StorageFault
 from xidstream.pipeline.faultpoints import reach
+from xidstream.pipeline.mirror.kept_files import LOG, commit_path, files_of_versions
 from xidstream.pipeline.mirror.plan import kept_versions
+from xidstream.pipeline.mirror.table_folder import TableFolder, Vacuumed
 from xidstream.pipeline.spark.delta_table import NOTHING, DeltaTableWriter
 from xidstream.pipeline.spark.naming import Location
-from xidstream.pipeline.state.manifest import MANIFEST, ManifestWriter, current
+from xidstream.pipeline.state.manifest import MANIFEST, ManifestWriter, check_owner, current
 
-_LOG: Final = "_delta_log"
-
-
-@dataclass(frozen=True)
-class Vacuumed:
-    """What was removed."""
-
-    n_files: int = 0
-    n_bytes: int = 0
+GRACE: Final = datetime.timedelta(minutes=10)
+"""For how long a file stays that no commit is known to name. An NFS client may take what it knows of a folder for up to
+60 s (``acdirmax``), so another machine's commit can be unknown for so long when its files are seen. This is ten times
+that. It costs the room of what failed attempts left within it."""
 
 
 def vacuum(
-    root: Location, application_id: str, manifest: ManifestWriter, retention: datetime.timedelta
+    root: Location,
+    application_id: str,
+    manifest: ManifestWriter,
+    retention: datetime.timedelta,
+    check: Callable[[], None] = lambda: None,
 ) -> Vacuumed:
-    """Raises Superseded, with nothing removed, where another mirror has taken over. OSError for files."""
+    """``check`` raises where the vacuum is to be given up, and is called between tables and between files.
+
+    Raises Superseded where another mirror has taken over: then nothing was removed that it can know. SnapshotOutdated
+    where others have committed meanwhile: begin again. OSError for files.
+    """
+    check()
     before = datetime.datetime.now(datetime.timezone.utc) - retention
     manifest.check()
     manifest.forget(before)
     reach("vacuuming_base")
+    check()
     named: dict[str, set[int]] = {}
     for line in manifest.lines():
         named.setdefault(line.directory, set()).add(line.version)
-    n_files = n_bytes = 0
+    vacuumed = Vacuumed()
     for directory in _directories(root):
+        check()
         location = current(root).child(directory)
-        writer = DeltaTableWriter.open(location, directory)
-        if writer is None or writer.watermark(f"mirror/{application_id}") == NOTHING:
-            continue
-        if writer.watermark(f"mirror/{application_id}/owner") < manifest.owner:
-            # An earlier mirror that still has this table in hand may have files that are removed now.
-            writer.swap([], [], manifest.marks)
-        needed = _needed(location, kept_versions(named.get(directory, ()), writer.version))
-        for path, size in _others(location, needed):
-            os.unlink(path)
-            n_files, n_bytes = n_files + path.endswith(".parquet"), n_bytes + size
-        _remove_empty_folders(location)
-    _shorten_manifest(root, before)
-    return Vacuumed(n_files, n_bytes)
+        vacuumed += _vacuum_table(location, application_id, manifest, named.get(directory, set()), check)
+    check()
+    _shorten_manifest(root, retention)
+    return vacuumed
 
 
 def _directories(root: Location) -> list[str]:
     with os.scandir(current(root).uri) as entries:
-        return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("_"))
+        tables = [entry.name for entry in entries if os.path.isdir(f"{entry.path}/{LOG}")]
+    return sorted(name for name in tables if not name.startswith("_"))
 
 
-def _needed(location: Location, versions: Iterable[int | None]) -> set[str]:
-    """The files of these versions, as absolute paths. None: of the present one."""
-    paths: set[str] = set()
-    for version in versions:
-        files = pa.table(DeltaTable(location.uri, version=version).get_add_actions(flatten=True))
-        paths.update(os.path.join(location.uri, path) for path in files["path"].to_pylist())
-    return paths
+def _vacuum_table(
+    location: Location,
+    application_id: str,
+    manifest: ManifestWriter,
+    named: set[int],
+    check: Callable[[], None],
+) -> Vacuumed:
+    """The steps are in the order that the module's head gives reasons for."""
+    folder = TableFolder.listed(location)
+    writer = DeltaTableWriter.open(location, os.path.basename(location.uri))
+    if writer is None or writer.watermark(f"mirror/{application_id}") == NOTHING:
+        return Vacuumed()
+    check_owner(writer, application_id, manifest.owner)
+    if writer.watermark(f"mirror/{application_id}/owner") < manifest.owner:
+        manifest.check()
+        writer.swap([], [], manifest.marks)
+    needed = files_of_versions(location, kept_versions(named, writer.version))
+    folder.check_for(needed)
+    unneeded = folder.unneeded(needed, GRACE.total_seconds())
+    if not unneeded:
+        return Vacuumed()
+    manifest.check()
+    return unneeded.remove(check)
 
 
-def _others(location: Location, needed: set[str]) -> list[tuple[str, int]]:
-    """The files of a table's folder that are not needed, with their sizes; Hadoop's checksums go with their files.
-
-    Raises StorageFault where a file that is needed is not found: then names are not what they are taken for.
-    """
-    found: dict[str, str] = {}
-    for folder, folders, names in os.walk(location.uri):
-        if _LOG in folders:
-            folders.remove(_LOG)
-        for name in names:
-            of = name[1:-4] if name.startswith(".") and name.endswith(".crc") else name
-            found[os.path.join(folder, name)] = os.path.join(folder, of)
-    if missing := needed - found.keys():
-        raise StorageFault(f"{len(missing)} files that the manifest names are missing below {location.uri}")
-    return [(path, os.path.getsize(path)) for path, of in found.items() if of not in needed]
-
-
-def _remove_empty_folders(location: Location) -> None:
-    for folder, folders, names in list(os.walk(location.uri, topdown=False)):
-        if folder != location.uri and os.path.basename(folder) != _LOG and not folders and not names:
-            os.rmdir(folder)
-
-
-def _shorten_manifest(root: Location, before: datetime.datetime) -> None:
-    """The manifest's own files that were removed from it. Whoever reads an older version of it has had the time."""
+def _shorten_manifest(root: Location, retention: datetime.timedelta) -> None:
+    """The manifest's own files that were removed from it."""
     location = current(root).child(MANIFEST)
-    for path, _ in _others(location, _needed(location, [None])):
-        if os.path.getmtime(path) < before.timestamp():
-            os.unlink(path)
-    _remove_empty_folders(location)
+    folder = TableFolder.listed(location)
+    present = int(DeltaTable(location.uri).version())
+    folder.check_for(files_of_versions(location, [present]))
+    needed = files_of_versions(location, _present_since(location, present, folder.now_s))
+    folder.unneeded(needed, max(retention, GRACE).total_seconds()).remove(lambda: None)
+
+
+def _present_since(location: Location, present: int, now_s: float) -> range:
+    """The versions that were the present one at a time within ``GRACE``."""
+    for version in range(present, 0, -1):
+        try:
+            committed_s = os.stat(commit_path(location, version)).st_mtime
+        except FileNotFoundError:  # Another engine has shortened the log, so it is older.
+            return range(min(version + 1, present), present + 1)
+        if now_s - committed_s >= GRACE.total_seconds():
+            return range(version, present + 1)
+    return range(present + 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import random
 from collections.abc import Callable
 from itertools import pairwise
@@ -18,7 +19,7 @@ from xidstream.actors.mirror import Mirror
 from xidstream.pipeline import faultpoints
 from xidstream.pipeline.errors import ComponentLost, Superseded
 from xidstream.pipeline.faultpoints import FaultPlan
-from xidstream.pipeline.mirror import local_swap, refresh
+from xidstream.pipeline.mirror import local_swap, refresh, vacuum
 from xidstream.pipeline.mirror.refresh import Answer
 from xidstream.pipeline.spark import delta
 from xidstream.pipeline.spark.naming import Location
@@ -315,6 +316,7 @@ class _Between:
 def test_a_vacuum_leaves_what_the_manifest_names_and_takes_the_rest(
     log: LogMaker, spark: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(vacuum, "GRACE", datetime.timedelta(0))
     log.snapshot(A, filled(300))
     mirror = Mirror(str(log.path), file_bytes=SMALL_FILES)
     for i in range(4):
