@@ -2,7 +2,8 @@
 get.
 
 It follows the contract alone: the rows of the generation, then every change whose transaction the snapshot does not
-contain, in the order of (_commit_lsn, _seq). Values that the server did not send are the row's own former ones.
+contain, in the order of (_commit_lsn, _seq). Values that the server did not send are the row's own former ones. An
+insert that lacks a value begins a row whose value nobody knows: it is null, whatever a former row with that key had.
 """
 
 from __future__ import annotations
@@ -30,11 +31,12 @@ def delta_table(root: Path | str, name: str, options: dict[str, str] | None = No
 def standing_generations(
     root: Path | str, options: dict[str, str] | None = None
 ) -> dict[str, dict[str, Any]]:
-    """By ``schema.table``: the row of ``_snapshots`` that counts."""
+    """By ``schema.table``: the row of ``_snapshots`` that counts now, the newest one's if that has not ended."""
     lines = delta_table(root, "_snapshots", options).to_pyarrow_table().to_pylist()
     ended = {(line["table"], line["generation"]) for line in lines if line["state"] == "ended"}
     lines.sort(key=lambda line: int(line["generation"]))
-    return {line["table"]: line for line in lines if (line["table"], line["generation"]) not in ended}
+    newest = {line["table"]: line for line in lines}
+    return {table: line for table, line in newest.items() if (table, line["generation"]) not in ended}
 
 
 def bounds_of(generation: dict[str, Any]) -> SnapshotBounds:

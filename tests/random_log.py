@@ -2,6 +2,9 @@
 
 The table is kept as PostgreSQL would: rows have keys (or not), values that are stored outside of the row and are sent
 only when they change, keys that change in chains and swaps, rows that are deleted and inserted again, TRUNCATE.
+
+With a row filter, updates bring rows into it as well. The server sends them as inserts, without the unchanged values
+that are stored outside. Nobody can know these, so they are null in the table here until they are set.
 """
 
 from __future__ import annotations
@@ -53,8 +56,11 @@ def values_of(row: Change) -> Row:
 
 @dataclass
 class RandomLog:
-    """``key``: of the table, or None. ``is_full``: under REPLICA IDENTITY FULL. ``states``: (commit LSN, rows), the
-    first of them before the log."""
+    """``key``: of the table, or None. ``is_full``: under REPLICA IDENTITY FULL. ``row_filter``: whether the publication
+    has one; only with a key, and not under FULL, where the old tuple has all values. ``states``: (commit LSN, rows),
+    the first of them before the log.
+
+    A row's ``_hidden`` names its values that were never sent."""
 
     seed: int
     key: tuple[str, ...] | None = ("id",)
@@ -63,11 +69,13 @@ class RandomLog:
     n_keys: int = 12
     truncates: bool = True
     only_inserts: bool = False
+    row_filter: bool = False
     base: list[Change] = field(default_factory=list)
     changes: list[Change] = field(default_factory=list)
     states: list[tuple[int, Counter[Row]]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        assert not self.row_filter or (self.key is not None and not self.is_full)
         self._dice = random.Random(self.seed)
         self._rows: list[Change] = []
         for _ in range(self.n_keys if self.key is None else self.n_keys // 2):
@@ -125,6 +133,8 @@ class RandomLog:
             choices += [self._update] * 4 + [self._delete] * 2
             if self.key is not None:
                 choices += [self._change_key] * 3 + [self._chain, self._swap, self._again]
+            if self.row_filter:
+                choices += [self._enter] * 3
             if self.truncates and self._dice.random() < 0.15:
                 choices.append(self._truncate)
         for _ in range(self._dice.randint(1, 5)):
@@ -157,17 +167,34 @@ class RandomLog:
             self._rows.append(row)
             self._log("insert", row)
 
+    def _enter(self) -> None:
+        """An update brings a row into the row filter."""
+        if self._free_key() is not None:
+            self._insert_without(self._new_row())
+
+    def _insert_without(self, row: Change) -> None:
+        hidden = tuple(name for name in TOASTED if self._dice.random() < 0.7)
+        texts = {name: text for name, text in (row["_text"] or {}).items() if name not in hidden}
+        entered = {**row, **dict.fromkeys(hidden), "_text": texts or None, "_hidden": set(hidden)}
+        self._rows.append(entered)
+        self._log("insert", entered, hidden)
+
     def _pick(self) -> Change | None:
         return self._dice.choice(self._rows) if self._rows else None
 
     def _replace(self, old: Change, new: Change, touched: set[str]) -> None:
         is_same_key = self._key_of(old) == self._key_of(new)
         unchanged: tuple[str, ...] = ()
+        new["_hidden"] = hidden = set(old.get("_hidden", ())) - touched
         if self.is_full or self.key is None:
             self._log("update_preimage", old)
         else:
             # What was stored outside is told by the dice: small values are sent whole.
-            unchanged = tuple(name for name in TOASTED if name not in touched and self._dice.random() < 0.8)
+            unchanged = tuple(
+                name
+                for name in TOASTED
+                if name not in touched and (self._dice.random() < 0.8 or name in hidden)
+            )
             # The old key is sent as well where its value is stored outside of the row.
             if not is_same_key or self._dice.random() < 0.1:
                 self._log("update_preimage", old, keys_only=True)
@@ -225,7 +252,10 @@ class RandomLog:
         """The same key, another row."""
         if (row := self._pick()) is not None:
             self._remove(row)
-            made = {**row, **self._values()}
+            made = {**row, **self._values(), "_hidden": set()}
+            if self.row_filter and self._dice.random() < 0.5:
+                self._insert_without(made)
+                return
             self._rows.append(made)
             self._log("insert", made)
 

@@ -144,7 +144,11 @@ class KeyedNet:
         return self.net.has_gaps and self.facts.truncated_at is None and is_small
 
     def base_and_changes(self) -> DataFrame:
-        """All rows, with one scan of the base: a row that lacks a value takes the place of the row that has it."""
+        """All rows, with one scan of the base: a row that lacks a value takes the place of the row that has it.
+
+        So a row is lost here if it is taken for one of the base and its key is not in the base. No log has such rows.
+        To find them would take a second look at the base's keys, or a shuffle of its rows.
+        """
         from pyspark.sql import functions as f
 
         parts, columns = key_parts(self.shape), self.columns

@@ -5,6 +5,11 @@ and what was known of that one's values. Where the former stay began by an arriv
 All rows ask at once, and each then points as far back as the one that it asked did, so a chain of n key changes takes
 ⌈log2 n⌉ rounds. Rounds run at plan time, and only if there are chains.
 
+A stay is pointed at by the place where it began, or by null where it began in the base. One that began by an insert is
+no row here, nor one that arrived with all its values. Whoever points at such a stay goes on to do so: null would mean
+the base, which may have a former life of the key. So the rounds end when no row points at one that is here. They do
+end, in any log: each row points at an earlier place than its own.
+
 Each round is cut off from the plan before it (a local checkpoint): without that the plan would double each time. The
 rows are those of changed keys that lack a value, no others. They live on the executors: a frame whose executors were
 lost must be made again.
@@ -54,12 +59,12 @@ def inherited_values(
         if known.filter("parent is not null").join(earlier, asks).isEmpty():
             return known.select("id", *keys, *values, f.col("parent").isNull().alias("h_from_base"))
         found = f.col("p_id").isNotNull()
+        pointer = ["parent", *keys]
         known = (
             known.join(earlier, asks, "left")
             .select(
                 "id",
-                f.col("p_parent").alias("parent"),
-                *[f.when(found, f.col(f"p_{name}")).otherwise(f.col(name)).alias(name) for name in keys],
+                *[f.when(found, f.col(f"p_{name}")).otherwise(f.col(name)).alias(name) for name in pointer],
                 *[f.coalesce(name, f"p_{name}").alias(name) for name in values],
             )
             .localCheckpoint()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -70,11 +71,15 @@ LOGS = [
             (None, True, 3),
         ]
     )
+] + [
+    {"seed": seed, "truncates": False, "n_keys": n_keys, "row_filter": True}
+    for seed, n_keys in ((41, 12), (42, 12), (43, 6), (44, 20))
 ]
 
 
-EACH_TIME = (0, 2, 6, 8)
-"""One log of each kind of key and identity, with and without truncates: the others are more of the same."""
+EACH_TIME = (0, 2, 6, 8, 41, 44)
+"""One log of each kind of key and identity, with and without truncates, and two of a table with a row filter, one for
+each plan: the others are more of the same."""
 
 
 @pytest.mark.parametrize(
@@ -114,10 +119,10 @@ def frozen(row: Change) -> Change:
 
 
 @pytest.mark.parametrize(
-    "seed", [pytest.param(20, marks=pytest.mark.slow), 21, pytest.param(22, marks=pytest.mark.slow)]
+    "seed", [pytest.param(20, marks=pytest.mark.slow), 21, pytest.param(22, marks=pytest.mark.slow), 25]
 )
 def test_net_changes_of_a_random_log_take_a_base_to_the_tables_state(spark: Any, seed: int) -> None:
-    log = RandomLog(seed, truncates=seed == 21, n_keys=10)
+    log = RandomLog(seed, truncates=seed == 21, n_keys=10, row_filter=seed == 25)
     state = {values_of(row)[0]: values_of(row) for row in log.base}
     changes = dicts(
         net_changes(base_frame(spark, log.base), tail_frame(spark, log.changes), shape_of(log.key))
@@ -307,6 +312,45 @@ def test_an_insert_that_lacks_a_value_is_there_and_takes_none_from_a_former_life
     net = {row["id"]: row for row in dicts(net_changes(base, tail, shape))}
     there = {i: row for i, row in net.items() if row["_change_type"] != "delete"}
     assert {i: (row["body"], row["n"]) for i, row in there.items()} == expected
+
+
+@pytest.mark.parametrize("is_in_files", [False, True], ids=["two scans", "one scan"])
+def test_a_row_from_an_insert_that_lacks_a_value_is_there_with_null_beside_chains_of_keys(
+    spark: Any, tmp_path: Path, is_in_files: bool
+) -> None:
+    """However far its key has moved, and whether or not the base has a former life of the key that it began with."""
+    columns = {"id": "int", "body": "string", "n": "int"}
+    shape = shape_of(("id",), columns)
+    base = frame(spark, [{"id": i, "body": f"of the base {i}", "n": 0} for i in (1, 10, 40)], columns)
+    log: list[Change] = []
+
+    def add(kind: str, row_id: int, **values: Any) -> None:
+        change = {"_change_type": kind, "_commit_lsn": 100, "_xid": 1, "_seq": len(log)}
+        log.append({**change, "id": row_id, **values})
+
+    def move(*keys: int) -> None:
+        for old, new in pairwise(keys):
+            add("update_preimage", old)
+            add("update_postimage", new, _unchanged=["body"], n=new)
+
+    for began in (10, 40):
+        add("delete", began)
+    for began in (10, 20, 30, 40):
+        add("insert", began, n=began, _unchanged=["body"])
+    move(10, 11)
+    move(20, 21)
+    move(30, 31, 32, 33, 34, 35)
+    move(40, 41, 42, 43)
+    move(1, 2, 3)
+    tail = frame(spark, log, {**CONTRACT, **columns})
+    if is_in_files:
+        tail = in_files(spark, tail, tmp_path / "tail")
+    expected = {11: (None, 11), 21: (None, 21), 35: (None, 35), 43: (None, 43), 3: ("of the base 1", 3)}
+    found = dicts(fold(base, tail, shape))
+    assert {row["id"]: (row["body"], row["n"]) for row in found} == expected and len(found) == len(expected)
+    net = dicts(net_changes(base, tail, shape))
+    there = {row["id"]: (row["body"], row["n"]) for row in net if row["_change_type"] != "delete"}
+    assert there == expected
 
 
 @pytest.mark.parametrize("key", [("id",), ("Part", "id"), ("id", "n")])
