@@ -148,9 +148,11 @@ def test_what_was_captured_and_what_a_killed_capture_left_is_delivered_by_the_ne
     assert "done: into the journal · " in output and "Traceback" not in output
     assert delivered(database, tmp_path) == begun, "there was nobody to deliver to"
     write_some(database, 300_001)
+    # Meanwhile the server writes by itself, autovacuum for one.
+    end = wal_lsn(database)
     available = run(*capture_options(database, tmp_path, "--available-now"))
     assert available.returncode == 0, available.stderr
-    assert confirmed(database) >= wal_lsn(database) - 1_000, "but for what the server writes by itself"
+    assert confirmed(database) >= end
     write_some(database, 400_001)
     done = run(*options(database, tmp_path, "--available-now"))
     assert done.returncode == 0, done.stderr
