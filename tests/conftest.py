@@ -7,6 +7,8 @@ need themselves, half a minute each: every one is a unit, and fills the time tha
 
 Long units come first, so that the processes end together: a unit is never divided.
 
+No property test has a deadline: no test asserts anything about time, and a busy machine makes any example slow.
+
 And for every folder the credentials of the tests' S3 server, before any Ray is started that inherits them.
 """
 
@@ -16,6 +18,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("no_deadline", settings(), deadline=None)
+settings.load_profile("no_deadline")
 
 _BY_ITSELF = tuple(
     f"tests/e2e/test_{name}.py"
