@@ -137,7 +137,9 @@ def as_of_sum(root: Path, spark: Any) -> tuple[int, int]:
 
 
 class KilledMirror:
-    """``xidstream mirror --every 1s`` as a process, which is killed at random moments and started again."""
+    """``xidstream mirror --every 1s --vacuum`` as a process, killed at random moments and started again.
+
+    Five minutes are longer than any reader of this test takes."""
 
     def __init__(self, root: Path, seed: int) -> None:
         self._root = root
@@ -148,7 +150,7 @@ class KilledMirror:
         self._thread.start()
 
     def _run(self) -> None:
-        place = ["--sink", f"delta:{self._root}", "--every", "1s"]
+        place = ["--sink", f"delta:{self._root}", "--every", "1s", "--vacuum", "--mirror-retention", "5m"]
         path = self._root.parent / "mirror.log"
         while not self._stop.is_set():
             with path.open("ab") as log:
@@ -166,16 +168,18 @@ class KilledMirror:
     def _lives(self, log: Path) -> bool:
         """Wait for the end of one life. Returns whether it is the last one.
 
-        One life in three ends whatever the mirror does then, mostly while it starts or makes its first refresh. The
-        others go on for a while behind the first refresh, which takes as long as the machine's load makes it take.
+        One life in four ends whatever the mirror does then, mostly while it starts or makes its first refresh. The
+        others go on for some minutes behind the first refresh, which takes as long as the machine's load makes it
+        take: each start of a Ray and a Spark costs some 45 s of CPU, and shorter lives would leave the readers none.
+        As the mirror refreshes every second, most of these kills strike a refresh, too.
         """
-        if self._dice.random() < 1 / 3:
+        if self._dice.random() < 1 / 4:
             return self._stop.wait(self._dice.uniform(10, 40))
         n_bytes, deadline_s = log.stat().st_size, time.monotonic() + 300
         while log.stat().st_size == n_bytes and time.monotonic() < deadline_s:
             if self._stop.wait(0.5):
                 return True
-        return self._stop.wait(self._dice.uniform(0, 20))
+        return self._stop.wait(self._dice.uniform(30, 240))
 
     def stop(self) -> None:
         self._stop.set()
@@ -254,7 +258,7 @@ def _read(
         moments.add((kind, found[0]))
         if found[1] != TOTAL:
             wrong.append((kind, *found))
-        if sum(n.values()) % 500 == 0:
+        if sum(n.values()) % 200 == 0:
             print(f"{n} reads, {len(moments)} moments, {sum(clients.n_commits)} commits", flush=True)
     print(
         f"reads: {n}; different moments: {len(moments)}; commits of clients: {sum(clients.n_commits)}; kills of the "

@@ -26,7 +26,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
@@ -186,11 +186,14 @@ class DeltaTableWriter:
         lsn_column: str = "_commit_lsn",
         *,
         marks: Mapping[str, int] = MappingProxyType({}),
+        removed: Sequence[str] = (),
     ) -> None:
         """Append ``files`` and move the watermarks ``versions`` (application id -> commit LSN), atomically.
 
-        ``marks`` are versions that may also stay as they are. Raises SnapshotOutdated where somebody moved one of
-        them since the snapshot, or something else about the table changed; UsageError where a version would not rise.
+        ``marks`` are versions that may also stay as they are. ``removed`` are paths of files whose rows are in
+        ``files``, or are to go. Raises SnapshotOutdated where somebody moved one of the versions since the snapshot,
+        removed one of these files, or changed something else about the table; UsageError where a version would not
+        rise.
         """
         for application_id, version in versions.items():
             before = self.watermark(application_id)
@@ -200,7 +203,9 @@ class DeltaTableWriter:
             if version < self.watermark(application_id):
                 raise UsageError(f"Delta table {self.label}: {application_id} would fall to {version}")
         now_ms = int(time.time() * 1000)
-        self._commit([_add_action(file, lsn_column, now_ms) for file in files], {**marks, **versions})
+        actions: list[AddAction | RemoveAction] = [_add_action(file, lsn_column, now_ms) for file in files]
+        actions += [RemoveAction(path, True, now_ms) for path in removed]
+        self._commit(actions, {**marks, **versions})
 
     def swap(
         self,
@@ -258,6 +263,12 @@ class DeltaTableWriter:
         return self._table.to_pyarrow_table(
             columns=list(columns), filters=[(lsn_column, ">=", first), (lsn_column, "<=", last)]
         )
+
+    def rows_of(self, paths: Collection[str]) -> pa.Table:
+        """The rows of these files of the snapshot, all columns. The paths are as in ``files``."""
+        dataset = self._table.to_pyarrow_dataset()
+        parts = [f for f in dataset.get_fragments() if f.path in paths]
+        return pa.concat_tables([part.to_table(schema=dataset.schema) for part in parts] or [dataset.head(0)])
 
     # -- on disk ---------------------------------------------------------------------------------------
 
