@@ -7,9 +7,9 @@ Delta table, too, ``URI/current/_manifest``, and each refresh adds its lines to 
 table. A reader takes the lines of the greatest ``lsn`` of a slot, and reads each table they name with its version. Only
 what the manifest names counts: a base table may be ahead of it, where a refresh was cut short.
 
-Readers read all of it, and a file costs them 0.65 ms of CPU time on a local disk, so files are merged: the commit that would
-make ``MANY_FILES`` small ones replaces these by one. A file of ``LARGE_FILE_LINES`` is left alone, so that no commit
-writes much. A day of a refresh a minute is 1,440 lines for each table in some 20 files.
+Readers read all of it, and a file costs them 0.65 ms of CPU time on a local disk, so files are merged: the commit that
+would make ``MANY_FILES`` small ones replaces these by one. A file of ``LARGE_FILE_LINES`` is left alone, so that no
+commit writes much. A day of a refresh a minute is 1,440 lines for each table, in some 20 files.
 
 | column | |
 | --- | --- |
