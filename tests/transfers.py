@@ -146,18 +146,26 @@ class KilledMirror:
         self._dice = random.Random(seed)
         self._stop = threading.Event()
         self.n_kills = 0
+        self.failure: str | None = None
+        """Why a mirror ended that nobody had killed."""
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
-        place = ["--sink", f"delta:{self._root}", "--every", "1s", "--vacuum", "--mirror-retention", "5m"]
+        place = ["--sink", f"delta:{self._root}", "--every", "1s", "--vacuum", "--mirror-retention", "5min"]
         path = self._root.parent / "mirror.log"
         while not self._stop.is_set():
             with path.open("ab") as log:
                 process = subprocess.Popen(
                     [sys.executable, "-m", "xidstream", "mirror", *place], stdout=log, stderr=log
                 )
-            if self._lives(path):
+            is_last = self._lives(path)
+            if process.poll() is not None:
+                self.failure = (
+                    f"the mirror ended with status {process.returncode}: {path.read_text()[-2000:]}"
+                )
+                return
+            if is_last:
                 process.terminate()
                 process.wait()
                 return
@@ -249,6 +257,7 @@ def _read(
     moments: set[tuple[str, int]] = set()
     while (n["manifest"] < n_manifest or n["as_of"] < n_as_of) and not wrong:
         assert query.isActive, query.exception()
+        assert mirror.failure is None, mirror.failure
         kind = "as_of" if n["as_of"] * n_manifest < n["manifest"] * n_as_of or not n_manifest else "manifest"
         found = as_of_sum(root, spark) if kind == "as_of" else manifest_sum(root)
         if found is None:

@@ -2,12 +2,17 @@
 
 A handle gives every caller the same living actor, and starts another in place of one that was lost. Each start lays the
 password down once more (``runtime.secrets``). Used from several threads.
+
+A reader is given a range only when its process runs. Ray keeps an actor that no node has CPUs for waiting, for ever,
+and a range in its hands would hold up the whole table. So the readers that run read everything, and those that have no
+process for long are told of (``missing_readers``).
 """
 
 from __future__ import annotations
 
 import queue
 import threading
+import time
 from typing import Any
 
 import ray
@@ -27,7 +32,9 @@ HOLDER_CPUS = 0.05
 _ANSWER_S = 2.0
 _IDLE_S = 600.0
 """Nobody asks for more ranges at a time than there are readers. One waits where a reader is still busy with a range of
-a table that was given up, or where all readers were ended."""
+a table that was given up, where readers have no process yet, or where all readers were ended."""
+LATE_S = 30.0
+"""After so long a reader without a process is told of. Starting one takes some seconds, on a busy machine ten."""
 
 
 class SnapshotActors:
@@ -41,6 +48,10 @@ class SnapshotActors:
         """Readers that start, while it is not known yet for how many the server has room."""
         self._n_readers = 0
         self._idle: queue.LifoQueue[Any] = queue.LifoQueue()
+        """Readers that run, and None for each that may be started. What was put last is taken first, so that no other
+        reader is started as long as one is idle."""
+        self._starting: dict[Any, float] = {}
+        """Readers that have no process yet: since when (monotonic)."""
         self._all: list[tuple[Any, ReaderSecrets]] = []
         self._reading: dict[int, tuple[RangeTask, Any]] = {}
         """What each busy reader reads."""
@@ -101,10 +112,23 @@ class SnapshotActors:
             for reader in readers[n_readers:]:
                 self._end(reader)
             self._n_readers = n_readers
-        # The last one that is put is taken first: the one whose process Ray started first.
-        for each in [*[None] * (n_readers - len(readers)), *reversed(readers[:n_readers])]:
-            self._idle.put(each)
+        for _ in range(n_readers - len(readers)):
+            self._idle.put(None)
+        for reader in readers[:n_readers]:
+            self._await_process(reader)
         return n_readers
+
+    def missing_readers(self) -> str | None:
+        """In words: the readers that Ray has not started for ``LATE_S``. None where there are none."""
+        now_s = time.monotonic()
+        n_late = sum(now_s - since_s >= LATE_S for since_s in list(self._starting.values()))
+        if not n_late:
+            return None
+        others = "the others read" if n_late < self._n_readers else "no table is read"
+        return (
+            f"{n_late} of {self._n_readers} snapshot readers have no process yet, and {others} meanwhile: each needs "
+            f"{self._config.buffer_cpus:g} CPUs that are free in Ray"
+        )
 
     def cancel_reads(self, relid: int) -> None:
         """Have those stop that read for a table's snapshot, which is given up. It waits for none of them."""
@@ -115,13 +139,8 @@ class SnapshotActors:
 
     def read(self, task: RangeTask, bounds: SnapshotBounds, target: SnapshotTarget) -> Any:
         """Have an idle reader read. Raises ComponentLost where it died: the next call starts another in its place."""
+        reader = self._next_reader()
         try:
-            reader = self._idle.get(timeout=_IDLE_S)
-        except queue.Empty:
-            raise ComponentLost("the snapshot readers were ended") from None
-        try:
-            if reader is None:
-                reader = self._start_reader()
             with self._lock:
                 self._reading[id(task)] = (task, reader)
             bytes_per_s = self._config.snapshot_bytes_per_s // max(self._n_readers, 1)
@@ -136,19 +155,41 @@ class SnapshotActors:
                 self._reading.pop(id(task), None)
             self._idle.put(reader)
 
+    def _next_reader(self) -> Any:
+        """One that runs and is idle, whichever is so first. Starts those that may be started."""
+        try:
+            while True:
+                reader = self._idle.get(timeout=_IDLE_S)
+                if reader is not None:
+                    return reader
+                with self._lock:
+                    started = self._start(SnapshotReader, self._config.buffer_cpus, 2)
+                self._await_process(started)
+        except queue.Empty:
+            missing = self.missing_readers()
+            raise ComponentLost(missing or "the snapshot readers were ended") from None
+
+    def _await_process(self, reader: Any) -> None:
+        """Have the reader idle as soon as its process runs. One that fails then is idle, too: its next call tells."""
+
+        def put(_: Any) -> None:
+            # Without ``_lock``: this is Ray's thread, and whoever has the lock may wait for it, in ``ray.kill``.
+            if self._starting.pop(reader, None) is not None:
+                self._idle.put(reader)
+
+        self._starting[reader] = time.monotonic()
+        reader.__ray_ready__.remote().future().add_done_callback(put)
+
     def close(self) -> None:
         with self._lock:
             for actor, secrets in self._all:
                 ray.kill(actor)
                 secrets.remove()
             self._all, self._early, self._holder = [], [], None
+            self._starting.clear()
             while not self._idle.empty():
                 self._idle.get_nowait()
             self._n_readers = 0
-
-    def _start_reader(self) -> Any:
-        with self._lock:
-            return self._start(SnapshotReader, self._config.buffer_cpus, 2)
 
     def _start(self, kind: type, n_cpus: float, n_threads: int) -> Any:
         secrets = ReaderSecrets(self._config)

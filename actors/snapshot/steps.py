@@ -116,6 +116,10 @@ class SnapshotSteps:
         """In words: for whom tables wait."""
         return self._actors.waiting_for()
 
+    def missing_readers(self) -> str | None:
+        """In words: the readers that Ray has no CPUs for."""
+        return self._actors.missing_readers()
+
     def submit(self, action: Action) -> None:
         if isinstance(action, Hold):
             self._pool.submit(self._watched, self._hold, action, action.source.relation.relid)

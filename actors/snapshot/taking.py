@@ -172,9 +172,13 @@ class SnapshotTaking:
             self._tell_ended(line, reason)
         if needs.wanted and self._course is None:
             self._course = Course(self._steps.start_readers(wanted.source for wanted in needs.wanted))
-        if waiting := self._steps.waiting_for():
-            text = f"snapshots wait for who has written to the table and is still open: {'; '.join(waiting)}"
-            self._tell(events.Event("snapshots_wait", text))
+        waits = [missing] if (missing := self._steps.missing_readers()) else []
+        if writers := self._steps.waiting_for():
+            waits.append(
+                f"tables wait for transactions that have written to them and are still open: {'; '.join(writers)}"
+            )
+        if waits:
+            self._tell(events.Event("snapshots_wait", f"snapshots: {'. '.join(waits)}"))
         for relid in needs.unwanted:
             self._handle(Dropped(relid))
         for wanted in needs.wanted:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from xidstream.actors.cli.checks import create_slot_command
 from xidstream.actors.driver.batch_loop import LoopProgress
 from xidstream.actors.driver.object_store_frames import read_object
 from xidstream.actors.runtime.ray_cluster import connect_ray
+from xidstream.actors.supervision.placement import free_cpus
 from xidstream.actors.supervision.supervisor import Supervisor
 from xidstream.pipeline.account.model import SinkReport
 from xidstream.pipeline.config import Config
@@ -36,6 +37,36 @@ LONG = pytest.mark.skipif("XIDSTREAM_LONG" not in os.environ, reason="long: `mak
 @pytest.fixture(scope="session", autouse=True)
 def local_ray() -> None:
     connect_ray()
+
+
+class Hog:
+    def is_there(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def leave() -> Iterator[Callable[[float], None]]:
+    """``leave(cpus)``: take all CPUs of the tests' Ray but these, when those of the last test have come back.
+
+    Other tests of this process may keep a Spark session, which has its CPUs to the end: the number need not be whole.
+    """
+    hogs: list[Any] = []
+
+    def take(cpus: float) -> None:
+        seen: list[float] = []
+
+        def is_settled() -> bool:
+            seen.append(sum(free_cpus().free))
+            return len(seen) > 30 and len(set(seen[-30:])) == 1
+
+        wait_until(is_settled)
+        hog = ray.remote(Hog).options(num_cpus=round(seen[-1] - cpus, 4)).remote()
+        hogs.append(hog)
+        ray.get(hog.is_there.remote())
+
+    yield take
+    for hog in hogs:
+        ray.kill(hog)
 
 
 class CollectingDriver:

@@ -2,50 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
 
 import pytest
-import ray
 
-from tests.ray.conftest import RayPipeline, wait_until
+from tests.ray.conftest import RayPipeline
 from tests.ray.test_pipeline import set_up
 from xidstream.actors.supervision import placement
-from xidstream.actors.supervision.placement import free_cpus
 from xidstream.pipeline.errors import PreconditionMissing
 
 pytestmark = pytest.mark.ray
-
-
-class Hog:
-    def is_there(self) -> bool:
-        return True
-
-
-@pytest.fixture
-def leave(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[float], None]]:
-    """``leave(cpus)``: take all CPUs of the tests' Ray but these, when those of the last test have come back.
-
-    Other tests of this process may keep a Spark session, which has its CPUs to the end: the number need not be whole.
-    """
-    monkeypatch.setattr(placement, "LOCAL_PATIENCE_S", 2.0)
-    hogs: list[Any] = []
-
-    def take(cpus: float) -> None:
-        seen: list[float] = []
-
-        def is_settled() -> bool:
-            seen.append(sum(free_cpus().free))
-            return len(seen) > 30 and len(set(seen[-30:])) == 1
-
-        wait_until(is_settled)
-        hog = ray.remote(Hog).options(num_cpus=round(seen[-1] - cpus, 4)).remote()
-        hogs.append(hog)
-        ray.get(hog.is_there.remote())
-
-    yield take
-    for hog in hogs:
-        ray.kill(hog)
 
 
 @pytest.mark.parametrize("postgres_server", [18], indirect=True)
@@ -61,8 +27,13 @@ def leave(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[float], None]]:
     ids=["reader", "buffer"],
 )
 def test_parts_that_ray_has_no_cpus_for_end_the_run_with_what_is_free_and_needed(
-    pipeline: RayPipeline, leave: Callable[[float], None], cpus: float, lack: str
+    pipeline: RayPipeline,
+    leave: Callable[[float], None],
+    monkeypatch: pytest.MonkeyPatch,
+    cpus: float,
+    lack: str,
 ) -> None:
+    monkeypatch.setattr(placement, "LOCAL_PATIENCE_S", 2.0)
     set_up(pipeline.database)
     leave(cpus)
     pipeline.start()

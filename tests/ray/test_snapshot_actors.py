@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import tempfile
 import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from tests.postgres_fixtures import Database
 from tests.ray.conftest import wait_until
 from tests.snapshot_ranges import BOUNDS, relation_of, snapshot_of
+from xidstream.actors.snapshot import actors as snapshot_actors
 from xidstream.actors.snapshot.actors import SnapshotActors
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import ConnectionLost, SnapshotLost
@@ -66,6 +69,37 @@ def test_a_reader_of_a_table_that_is_given_up_lets_go_of_it_and_reads_the_next_o
         assert n_rows == 10 and len(actors._all) == 2, "the holder, and the same reader, which was not lost"
     finally:
         actors.close()
+
+
+@pytest.mark.parametrize("postgres_server", [18], indirect=True)
+def test_a_reader_that_ray_has_no_cpus_for_is_told_of_and_the_one_that_runs_reads_all_ranges(
+    database: Database,
+    tmp_path: Path,
+    leave: Callable[[float], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    database.execute("CREATE TABLE t (id int)")
+    database.execute("INSERT INTO t SELECT generate_series(1, 10)")
+    leave(0.16)
+    actors = SnapshotActors(Config(dsn=database.dsn(), slot="s", publication=("p",)))
+    try:
+        # Three that start beside the holder, and one that is started when it is needed.
+        assert actors.start_readers(4, 3) == 4
+        with snapshot_of(database, relation_of(database, "t"), tmp_path) as snapshot:
+            target = SnapshotTarget(snapshot.target.table, snapshot.target.job, snapshot.conform)
+            with ThreadPoolExecutor(4) as pool:
+                read = [pool.submit(actors.read, snapshot.whole, BOUNDS, target) for _ in range(4)]
+                assert [each.result(60)[1] for each in read] == [10] * 4
+        assert actors.missing_readers() is None
+        monkeypatch.setattr(snapshot_actors, "LATE_S", 0.0)
+        missing = actors.missing_readers()
+        assert missing is not None and missing.startswith("3 of 4 snapshot readers have no process yet"), (
+            missing
+        )
+        assert "each needs 0.1 CPUs" in missing
+    finally:
+        actors.close()
+    assert actors.missing_readers() is None
 
 
 def test_readers_that_the_server_has_no_room_for_end_and_leave_no_password_behind(
