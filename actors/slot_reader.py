@@ -36,9 +36,9 @@ from xidstream.pipeline.slot.opening import connect_slot, slot_settings
 from xidstream.pipeline.slot.snapshot_sources import survey_unless_locked
 from xidstream.pipeline.snapshot.tables import Surveyed
 from xidstream.pipeline.spark.sink import may_take_segments
+from xidstream.pipeline.stages.buffer_calls import BufferSettings
 from xidstream.pipeline.stages.slot_record import check_server
 from xidstream.pipeline.stages.snapshot_decision import decide_snapshots
-from xidstream.pipeline.stages.transaction_buffer import BufferSettings
 from xidstream.pipeline.stream import StreamCutter
 from xidstream.pipeline.stream.backlog import Backlog
 

@@ -15,7 +15,8 @@ from xidstream.actors.runtime.object_store import put_arrow
 from xidstream.actors.runtime.pandas_unasked import leave_out_pandas
 from xidstream.actors.runtime.process_facts import this_process
 from xidstream.pipeline.account.model import ProcessPart
-from xidstream.pipeline.stages.transaction_buffer import BufferSettings, TransactionBuffer
+from xidstream.pipeline.stages.buffer_calls import BufferSettings
+from xidstream.pipeline.stages.transaction_buffer import TransactionBuffer
 
 
 class XidBuffer(TransactionBuffer):

@@ -29,14 +29,12 @@ from xidstream.pipeline.credentials import redacted, refuse_in_spark_conf, refus
 from xidstream.pipeline.errors import ConfigError
 from xidstream.pipeline.pg_rules import Streaming, check_slot_name, check_stream_options, duration_s, work_mem
 from xidstream.pipeline.settings_file import load_toml, unknown_setting
-from xidstream.pipeline.sizes import jvm_bytes, parse_size
+from xidstream.pipeline.sizes import check_executor_memory, parse_size
 
 MIB = 1 << 20
 GIB = 1 << 30
 _LIBPQ = frozenset({"PGSERVICE", "PGHOST", "PGHOSTADDR", "PGPORT", "PGDATABASE", "PGUSER"})
 """Variables that say where the server is."""
-_LEAST_EXECUTOR_BYTES = 450 * MIB
-"""Spark refuses an executor with less: one and a half times the memory that it reserves (UnifiedMemoryManager)."""
 
 
 def _setting(
@@ -333,12 +331,7 @@ class Config:
                 remedy=f"raise it to {2 * self.status_interval_ms} or more, or lower status_interval_ms; with 0 the "
                 "server may stay silent for ever",
             )
-        if (jvm_bytes(str(self.spark_executor_memory)) or 0) < _LEAST_EXECUTOR_BYTES:
-            raise ConfigError(
-                f"spark_executor_memory must be a size of 450m or more with its unit (k, m, g or t), got "
-                f"{self.spark_executor_memory!r}",
-                remedy="write it as Spark does, for example 512m or 2g",
-            )
+        check_executor_memory(str(self.spark_executor_memory), "spark_executor_memory")
 
     def refuse_credentials(self) -> None:
         """Raise ConfigError for a secret in a setting that travels to Ray's actors and Spark's executors.

@@ -11,6 +11,9 @@ _SIZE: Final = re.compile(r"\s*(\d+)\s*([kKMGT]?i?B?)\s*")
 _JVM_SIZE: Final = re.compile(r"(\d+)([kmgt])b?", re.IGNORECASE)
 _UNITS: Final = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
+_LEAST_EXECUTOR_BYTES: Final = 450 << 20
+"""Spark refuses an executor with less: one and a half times the memory that it reserves (UnifiedMemoryManager)."""
+
 
 def parse_size(text: str | int, name: str) -> int:
     """``64MB``, ``4 MiB``, ``1000``: bytes, in powers of 1024 as PostgreSQL counts. Raises ConfigError."""
@@ -22,7 +25,11 @@ def parse_size(text: str | int, name: str) -> int:
     return int(match[1]) * _UNITS[match[2].rstrip("B").rstrip("i").upper()]
 
 
-def jvm_bytes(text: str) -> int | None:
-    """Of a size as the JVM takes it, which has a unit: ``512m``. None where it is none."""
+def check_executor_memory(text: str, name: str) -> None:
+    """Raise ConfigError for what is no size as the JVM takes it, with a unit (``512m``), or less than Spark accepts."""
     match = _JVM_SIZE.fullmatch(text)
-    return None if match is None else int(match[1]) * _UNITS[match[2].upper()]
+    if match is None or int(match[1]) * _UNITS[match[2].upper()] < _LEAST_EXECUTOR_BYTES:
+        raise ConfigError(
+            f"{name} must be a size of 450m or more with its unit (k, m, g or t), got {text!r}",
+            remedy="write it as Spark does, for example 512m or 2g",
+        )

@@ -22,7 +22,7 @@ from xidstream.actors.reader.buffer_quota import QuotaShare
 from xidstream.pipeline.account.model import ProcessPart
 from xidstream.pipeline.buffer import BufferPoolPolicy
 from xidstream.pipeline.config import Config
-from xidstream.pipeline.stages.transaction_buffer import BufferSettings
+from xidstream.pipeline.stages.buffer_calls import BufferSettings
 
 _CHECK_INTERVAL_S = 1.0
 _PROCESS_ANSWER_S = 0.5

@@ -14,8 +14,8 @@ from xidstream.actors.runtime.ray_errors import unwrap
 from xidstream.actors.xid_buffer import XidBuffer
 from xidstream.pipeline.buffer import KnownRelations
 from xidstream.pipeline.pg import Xid
+from xidstream.pipeline.stages.buffer_calls import BufferSettings, Held
 from xidstream.pipeline.stages.parcels import Parcel
-from xidstream.pipeline.stages.transaction_buffer import BufferSettings, Held
 from xidstream.pipeline.stream import Block, Prepared
 
 _INLINE_BYTES = 64 << 10

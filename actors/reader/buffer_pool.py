@@ -29,7 +29,7 @@ from xidstream.pipeline.exchange import TransactionEnd
 from xidstream.pipeline.pg import Xid
 from xidstream.pipeline.protocol.spares import Spares
 from xidstream.pipeline.relations import RelationVersion
-from xidstream.pipeline.stages.transaction_buffer import BufferSettings, Held
+from xidstream.pipeline.stages.buffer_calls import BufferSettings, Held
 from xidstream.pipeline.stream import PlainBlock, Prepared, TransactionBlock
 
 _PARCEL_BLOCKS = 2

@@ -59,6 +59,11 @@ class TableParts:
         return f"{self.name[0]}.{self.name[1]}"
 
     @property
+    def schemas(self) -> list[pa.Schema]:
+        """Of each layout."""
+        return [version.schema for version in self.versions]
+
+    @property
     def n_rows(self) -> int:
         return sum(
             sum(part.n_rows for part in version.memory) + sum(part.n_rows for part in version.segments)

@@ -32,7 +32,7 @@ from __future__ import annotations
 
 import itertools
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Final
 
@@ -66,7 +66,7 @@ from xidstream.pipeline.spark.parquet_files import (
     WriteTarget,
     WrittenFile,
 )
-from xidstream.pipeline.spark.placement import Conform, Placement, Target, place
+from xidstream.pipeline.spark.placement import Conform, Placement, Target, place_all
 from xidstream.pipeline.spark.relation_history import VersionSince
 from xidstream.pipeline.spark.segment_links import SegmentLinks
 from xidstream.pipeline.spark.session import warm_up
@@ -252,7 +252,7 @@ class DeltaSink:
             if writer is not None:
                 self._writers[directory] = writer
             return
-        columns, placements = _placements(() if writer is None else writer.columns, parts)
+        columns, placements = place_all(() if writer is None else writer.columns, parts.schemas)
         about = metadata_of_source(parts.appearances[-1].relation)
         brought = [
             VersionSince(self._application_id, each.commit_lsn, each.relation, placements[each.layout].names)
@@ -384,17 +384,6 @@ class DeltaSink:
     def _own_files(self, directory: str, schema: pa.Schema, lsn_column: str) -> ParquetFiles:
         job = f"data-{uuid.uuid4().hex}-driver"
         return ParquetFiles(self._root.child(directory), job, schema, lsn_column)
-
-
-def _placements(columns: Iterable[Target], parts: TableParts) -> tuple[tuple[Target, ...], list[Placement]]:
-    """The table's columns when it can take every layout of the batch, and where each layout's go."""
-    table = tuple(columns)
-    placements = []
-    for version in parts.versions:
-        placement = place(table, version.schema)
-        table = placement.columns
-        placements.append(placement)
-    return table, placements
 
 
 _ORDER: Final = (Action.STOP, Action.RESTART, Action.RETRY)

@@ -18,7 +18,7 @@ rejected: text as the common type, because one ALTER would turn a number into te
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -161,6 +161,19 @@ def place(columns: Sequence[Target], incoming: pa.Schema, *, widen: bool = False
         additions.append(target)
         names.append(name)
     return Placement(tuple(table), tuple(additions), tuple(names))
+
+
+def place_all(
+    columns: Sequence[Target], schemas: Iterable[pa.Schema]
+) -> tuple[tuple[Target, ...], list[Placement]]:
+    """The table's columns when it can take every layout, and where each layout's go."""
+    table = tuple(columns)
+    placements = []
+    for schema in schemas:
+        placement = place(table, schema)
+        table = placement.columns
+        placements.append(placement)
+    return table, placements
 
 
 def _suffixed(column: str, type_: pa.DataType, taken: set[str]) -> str:

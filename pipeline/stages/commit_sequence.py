@@ -39,6 +39,7 @@ from xidstream.pipeline.stages.cut_routing import TicketedCut
 from xidstream.pipeline.stages.journaling import Fetch, Journaling, Put, order_of, policy_of
 from xidstream.pipeline.stages.sequencer_stats import SequencerStats, sequencer_report, stats_of
 from xidstream.pipeline.stages.slot_storage import SlotStorage
+from xidstream.pipeline.stages.watched_tasks import WatchedTasks
 from xidstream.pipeline.stream import (
     Committed,
     CommittedPrepared,
@@ -62,15 +63,13 @@ class CommitSequence:
         fetch: Fetch,
         put: Put,
     ) -> None:
-        self._translate = translate
         self._fetch = fetch
         self._put = put
         self._config = config
         self._epoch = epoch
         self._order = CommitOrder(batch_rows=config.batch_rows, batch_bytes=config.batch_bytes)
-        self._changed = asyncio.Condition()
-        self._failure: BaseException | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = WatchedTasks(translate)
+        self._changed = self._tasks.changed
         self._target: Lsn | None = None
         self._stopping = False
         self._early: dict[int, TicketedCut] = {}
@@ -117,8 +116,8 @@ class CommitSequence:
         self._is_open = True
         if self._stopping:
             self._journaling.end()
-        self._journaling.begin(self._spawn)
-        self._spawn(self._confirming.confirm_forever())
+        self._journaling.begin(self._tasks.spawn)
+        self._tasks.spawn(self._confirming.confirm_forever())
 
     async def sink_opened(self, watermark: Lsn, last_owner: int) -> Tenure:
         """What the sink already holds, and from whom; transactions up to it may be repeated by the server.
@@ -134,7 +133,7 @@ class CommitSequence:
         self._journaling.release()
         self._is_sink_known = True
         parked = self._order.parking.parked_up_to(watermark)
-        await self._notify()
+        await self._tasks.notify()
         return replace(await asyncio.to_thread(self._storage.tenure, last_owner), loop=loop, parked=parked)
 
     async def takes_snapshots(self) -> bool:
@@ -150,9 +149,9 @@ class CommitSequence:
             while (entry := self._early.pop(self._order.next_ticket, None)) is not None:
                 self._take(entry)
         except XidstreamError as error:
-            await self._fail(error)
+            await self._tasks.fail(error)
             raise
-        await self._notify()
+        await self._tasks.notify()
 
     def _take(self, entry: TicketedCut) -> None:
         cut, ticket = entry.cut, entry.ticket
@@ -160,22 +159,22 @@ class CommitSequence:
             self._order.add_unit(
                 ticket, cut.first_commit_lsn, cut.last_commit_lsn, cut.end_lsn, cut.n_transactions
             )
-            self._spawn(self._fill_from(ticket, entry.result))
+            self._tasks.spawn(self._fill_from(ticket, entry.result))
         elif isinstance(cut, Committed):
             self._add_transaction(ticket, cut.end)
             if entry.result is not None:
-                self._spawn(self._fill_from(ticket, entry.result))
+                self._tasks.spawn(self._fill_from(ticket, entry.result))
             else:
                 self._fill(ticket, nothing(cut.end))
         elif isinstance(cut, Prepared):
             self._order.add_hold(ticket, cut.end_lsn)
-            self._spawn(self._prepare_from(ticket, entry.result))
+            self._tasks.spawn(self._prepare_from(ticket, entry.result))
         elif isinstance(cut, CommittedPrepared):
             self._add_transaction(ticket, cut.end)
-            self._spawn(self._fill_prepared(ticket, cut.end))
+            self._tasks.spawn(self._fill_prepared(ticket, cut.end))
         elif isinstance(cut, RolledBackPrepared):
             self._order.add_hold(ticket, cut.end_lsn)
-            self._spawn(self._roll_back_prepared(ticket, cut))
+            self._tasks.spawn(self._roll_back_prepared(ticket, cut))
         elif isinstance(cut, Unsendable):
             self._take_unsendable(ticket, cut)
         else:
@@ -251,7 +250,7 @@ class CommitSequence:
     def _fill(self, ticket: int, content: Sealed) -> None:
         self._order.fill(ticket, content, time.monotonic())
         if keys := self._order.take_dropped_keys():
-            self._spawn(asyncio.to_thread(self._storage.delete, self._finished.without_kept(keys)))
+            self._tasks.spawn(asyncio.to_thread(self._storage.delete, self._finished.without_kept(keys)))
 
     # -- to and from the driver ------------------------------------------------------------------------
 
@@ -262,7 +261,7 @@ class CommitSequence:
         deadline = time.monotonic() + wait_s
         async with self._changed:
             while True:
-                self._raise_failure()
+                self._tasks.raise_failure()
                 self._check_loop(loop)
                 if self.is_finished():
                     return None
@@ -285,13 +284,11 @@ class CommitSequence:
 
     async def failed(self) -> None:
         """Waits for the first error of any part, and raises it."""
-        async with self._changed:
-            await self._changed.wait_for(lambda: self._failure is not None)
-        self._raise_failure()
+        await self._tasks.failed()
 
     async def finished(self) -> bool:
         """Raises what ended a part, and why nothing more can be delivered."""
-        self._raise_failure()
+        self._tasks.raise_failure()
         if not self.is_finished():
             self._raise_undeliverable()
         return self.is_finished()
@@ -309,7 +306,7 @@ class CommitSequence:
         """The sink holds the batch: its segments go, unless the journal names them; its position may be confirmed.
 
         Raises Superseded where a later loop has the sink: it gets the batch's transactions as well."""
-        self._raise_failure()
+        self._tasks.raise_failure()
         self._check_loop(loop)
         if pairs := self._leaving_out.get(number):
             # Before anything behind them can be confirmed.
@@ -323,25 +320,25 @@ class CommitSequence:
         unused = [key for key in self._finished.without_kept(keys) if key not in in_use]
         reach("batch_accepted")
         self._figures.add_batch(contents)
-        await self._notify()
+        await self._tasks.notify()
         await asyncio.to_thread(self._storage.delete, unused)
 
     async def aim(self, target: Lsn) -> None:
         """Be finished when everything up to ``target`` is confirmed."""
         self._target = target
-        await self._notify()
+        await self._tasks.notify()
 
     async def stop(self) -> None:
         """No further batch is given out; what is ready goes to the journal."""
         self._stopping = True
         if self._is_open:
             self._journaling.end()
-        await self._notify()
+        await self._tasks.notify()
 
     async def withhold_journal(self) -> None:
         """The sink could not read stored rows: nothing more is journaled, so the server keeps what they came from."""
         self._journaling.withhold()
-        await self._notify()
+        await self._tasks.notify()
 
     async def stats(self) -> SequencerStats | None:
         """None before ``open`` is done: there is no position yet, and perhaps no slot."""
@@ -365,30 +362,6 @@ class CommitSequence:
 
     # -- inside ----------------------------------------------------------------------------------------
 
-    def _spawn(self, work: Any) -> None:
-        async def watched() -> None:
-            try:
-                await work
-            except asyncio.CancelledError:
-                raise
-            except BaseException as error:  # noqa: BLE001 - raised again where it is awaited
-                await self._fail(self._translate(error))
-            else:
-                await self._notify()
-
-        task = asyncio.ensure_future(watched())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _notify(self) -> None:
-        async with self._changed:
-            self._changed.notify_all()
-
-    async def _fail(self, error: BaseException) -> None:
-        if self._failure is None:
-            self._failure = error
-        await self._notify()
-
     def _raise_undeliverable(self) -> None:
         """When all before it is confirmed, the reader has heard of it, and nothing more can be released."""
         error = self._order.undeliverable if self._has_sink else self._order.unwritable
@@ -405,7 +378,3 @@ class CommitSequence:
                 "earlier one asks for is not done",
                 remedy="nothing is to be done: the later loop gets these transactions",
             )
-
-    def _raise_failure(self) -> None:
-        if self._failure is not None:
-            raise self._failure

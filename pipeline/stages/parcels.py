@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from xidstream.pipeline.exchange import TransactionEnd
 from xidstream.pipeline.pg import Xid
 from xidstream.pipeline.relations import RelationVersion
-from xidstream.pipeline.stages.transaction_buffer import BlockHead, End, RawBlock
+from xidstream.pipeline.stages.buffer_calls import BlockHead, End, RawBlock
 from xidstream.pipeline.stream import TransactionBlock
 
 

@@ -23,11 +23,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from xidstream.pipeline import rows
@@ -48,16 +45,13 @@ from xidstream.pipeline.exchange import (
     Sealed,
     Segment,
     SpilledMessages,
-    TransactionEnd,
 )
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.packs import UnitParts
 from xidstream.pipeline.pg import Lsn, Xid
-from xidstream.pipeline.poison import NOBODY, GivenUp
 from xidstream.pipeline.relations import RelationVersion
 from xidstream.pipeline.rows import Stamp
 from xidstream.pipeline.segments import (
-    Layout,
     Storage,
     shorten_segment,
     write_messages,
@@ -65,62 +59,12 @@ from xidstream.pipeline.segments import (
     write_segment,
     write_side_by_side,
 )
+from xidstream.pipeline.stages.buffer_calls import BlockHead, BufferSettings, End, Held, RawBlock
 
 if TYPE_CHECKING:
     from xidstream.pipeline.decode.table_decoder import DecodedTable
     from xidstream.pipeline.stream import Prepared
 
-
-@dataclass(frozen=True)
-class BufferSettings:
-    storage_uri: str = field(repr=False)
-    layout: Layout
-    memory_bytes: int
-    given_up: GivenUp = NOBODY
-    """Transactions of which nothing is released."""
-    bind_late: bool = False
-    """Whether the sink takes segments as its own files."""
-    parks: bool = False
-    """Whether a table that cannot be delivered is left out, and the rest goes on."""
-
-
-@dataclass(frozen=True)
-class Held:
-    """What a transaction amounts to after a block: for progress, and for tests of the memory bound."""
-
-    xid: Xid
-    n_rows: int
-    n_bytes_in_memory: int
-    n_segments: int
-    n_bytes_spilled: int = 0
-
-
-@dataclass(frozen=True)
-class BlockHead:
-    """Whose rows a block holds, beside its bytes. ``step``: how many blocks its transaction had before; ``relations``:
-    the numbers of the versions that its rows are of, which this call or an earlier one brought; ``aborted``: as in
-    ``TransactionBlock``."""
-
-    xid: Xid
-    step: int
-    first_lsn: Lsn
-    streamed: bool
-    relations: tuple[int, ...]
-    aborted: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
-class End:
-    """A commit among blocks: behind the first ``n_blocks`` of its call. ``step`` as in ``BlockHead``, ``aborted`` as in
-    ``Committed``."""
-
-    end: TransactionEnd
-    step: int
-    n_blocks: int
-    aborted: tuple[int, ...] = ()
-
-
-RawBlock = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 

@@ -27,11 +27,12 @@ from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.protocol.spares import Spares
 from xidstream.pipeline.segments import Layout
+from xidstream.pipeline.stages.buffer_calls import BufferSettings, Held, RawBlock
 from xidstream.pipeline.stages.commit_sequence import CommitSequence
 from xidstream.pipeline.stages.cut_routing import CutRouting
 from xidstream.pipeline.stages.parcels import Parcel
 from xidstream.pipeline.stages.sequencer_stats import SequencerStats
-from xidstream.pipeline.stages.transaction_buffer import BufferSettings, Held, RawBlock, TransactionBuffer
+from xidstream.pipeline.stages.transaction_buffer import TransactionBuffer
 from xidstream.pipeline.stream import Cut, PlainBlock, Prepared, TransactionBlock
 from xidstream.pipeline.stream.backlog import Backlog
 

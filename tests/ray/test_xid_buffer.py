@@ -29,7 +29,7 @@ from xidstream.pipeline.packs import FEW_TABLES
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.protocol.spares import Spares
 from xidstream.pipeline.segments import Layout
-from xidstream.pipeline.stages.transaction_buffer import BlockHead, BufferSettings, End
+from xidstream.pipeline.stages.buffer_calls import BlockHead, BufferSettings, End
 from xidstream.pipeline.stream import Block as StreamBlock
 from xidstream.pipeline.stream import Prepared, TransactionBlock, UsedRelations
 

@@ -30,8 +30,8 @@ from xidstream.pipeline.spark.naming import Location
 from xidstream.pipeline.spark.parquet_files import WriteSegments, WriteTarget
 from xidstream.pipeline.spark.placement import Conform
 from xidstream.pipeline.spark.released import SegmentRows
+from xidstream.pipeline.stages.buffer_calls import BufferSettings
 from xidstream.pipeline.stages.cut_routing import CutRouting, TicketedCut
-from xidstream.pipeline.stages.transaction_buffer import BufferSettings
 from xidstream.pipeline.stream import StreamCutter
 from xidstream.pipeline.stream.backlog import Backlog
 

@@ -419,7 +419,7 @@ def test_a_journaled_segment_is_deleted_only_behind_a_record_without_its_file(
             asyncio.ensure_future(made._confirming.confirm_forever()),
         ]
         await asyncio.sleep(0.01)
-        await made._notify()
+        await made._tasks.notify()
         for _ in range(turns):
             await asyncio.sleep(0)
         await made.batch_done(batch.number, 0)

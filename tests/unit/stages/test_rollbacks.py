@@ -24,8 +24,9 @@ from xidstream.pipeline.exchange import PreparedTransaction, Sealed, SegmentPart
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.segments import Layout, SegmentReader, Storage
 from xidstream.pipeline.sequencer.prepared import stamp_segments
+from xidstream.pipeline.stages.buffer_calls import BufferSettings
 from xidstream.pipeline.stages.parcels import Parcel
-from xidstream.pipeline.stages.transaction_buffer import BufferSettings, TransactionBuffer
+from xidstream.pipeline.stages.transaction_buffer import TransactionBuffer
 from xidstream.pipeline.stream import Committed, Prepared, StreamCutter, TransactionBlock
 
 XID = 700

@@ -14,7 +14,8 @@ from xidstream.pipeline.errors import ComponentLost, PoisonedChange, ProtocolVio
 from xidstream.pipeline.exchange import PreparedTransaction, Sealed, TransactionEnd
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.segments import Layout, SegmentReader, Storage, load_prepared
-from xidstream.pipeline.stages.transaction_buffer import BlockHead, BufferSettings, End, TransactionBuffer
+from xidstream.pipeline.stages.buffer_calls import BlockHead, BufferSettings, End
+from xidstream.pipeline.stages.transaction_buffer import TransactionBuffer
 from xidstream.pipeline.stream import Prepared
 
 VERSIONS = {1: relation(("note", "text"))}
