@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from xidstream.actors.runtime.pandas_unasked import leave_out_pandas
 from xidstream.actors.runtime.secrets import take_up
+from xidstream.pipeline import decode
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 from xidstream.pipeline.snapshot.tables import RangeTask
@@ -17,6 +18,7 @@ class SnapshotReader:
 
     def __init__(self, config: Config, secrets_path: str | None) -> None:
         leave_out_pandas()
+        decode.warm_up()
         self._reader = RangeReader(take_up(config, secrets_path).dsn)
 
     def read(
