@@ -4,9 +4,11 @@
 PYTHON ?= python3
 VENV ?= .venv
 PYTEST_ARGS ?=
-# How many processes run the whole suite. Each may hold a Ray, a JVM and two servers, about 3 GB. With 0 the tests run
-# one after the other.
-JOBS ?= 2
+# How many processes run the suite. Each may hold a Ray, a JVM and two servers, about 3 GB. With three, two cores are
+# busy all the time: a test often waits. One of those that are slow may take 12 GB. With 0 the tests run one after the
+# other.
+JOBS ?= 3
+SLOW_JOBS ?= 2
 
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.xidstream-installed
@@ -57,7 +59,7 @@ test: setup ## Run the whole suite
 	@$(PY) -m pytest -n $(JOBS) --dist loadscope --no-loadscope-reorder $(PYTEST_ARGS)
 
 test-slow: setup ## Run what `make test` leaves out: gigabytes (in some 12 GB of memory), long tests, other versions
-	@$(PY) -m pytest -m slow -n $(JOBS) --dist loadscope --no-loadscope-reorder $(PYTEST_ARGS)
+	@$(PY) -m pytest -m slow -n $(SLOW_JOBS) --dist loadscope --no-loadscope-reorder $(PYTEST_ARGS)
 
 unit: setup ## Run the tests that need no server, no Ray and no JVM: about a minute
 	@$(PY) -m pytest tests/unit tests/property $(PYTEST_ARGS)

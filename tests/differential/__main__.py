@@ -16,6 +16,7 @@ from pathlib import Path
 from tests.differential.local_pipeline import Options
 from tests.differential.runner import SERVER_SETTINGS, Differential, Outcome
 from xidstream.actors.demo.embedded_postgres import EmbeddedPostgres
+from xidstream.pipeline import decode
 
 MODES = ((2, "on"), (3, "on"), (4, "on"), (4, "parallel"))
 
@@ -51,6 +52,9 @@ def main() -> int:
         seeds = range(arguments.seed, arguments.seed + 1)
     two_phases = {"on": (True,), "off": (False,), "both": (False, True)}[arguments.two_phase]
     outcomes: list[Outcome] = []
+    # In a fresh checkout this compiles the kernels. That must not happen while a slot is read: on a busy machine it
+    # takes longer than the server waits for an answer (wal_sender_timeout).
+    decode.warm_up()
     started = time.monotonic()
     for version in map(int, arguments.versions.split(",")):
         with ExitStack() as stack:

@@ -30,7 +30,7 @@ from tests.waiting import wait_until
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.segments import Layout, Storage, read_progress
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 
 def capture_options(database: Database, folder: Path, *more: str) -> list[str]:

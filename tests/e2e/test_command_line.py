@@ -120,6 +120,7 @@ def test_a_host_whose_own_name_cannot_be_resolved_is_no_obstacle_but_for_aws_key
     assert [r["id"] for r in delta(tmp_path, "public.t")] == list(range(1, 1001))
 
 
+@pytest.mark.slow
 @NEWEST
 def test_kill_9_of_the_runs_process_group_leaves_no_process_and_available_now_then_leaves_exactly_the_committed_rows(
     database: Database, tmp_path: Path
@@ -238,7 +239,7 @@ def test_a_lost_jvm_is_replaced_and_sigterm_then_ends_the_run_with_everything_co
 
 
 @NEWEST
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_a_run_stopped_while_ray_starts_ends_it_whole_with_status_0(
     database: Database, tmp_path: Path, number: signal.Signals
 ) -> None:

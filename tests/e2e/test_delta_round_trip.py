@@ -143,6 +143,7 @@ def test_every_type_at_its_corners_comes_back_from_delta_as_the_server_has_it(
     assert sum(map(len, kept_as_text)) > 20, "infinities, BC dates, arrays of two dimensions are in _text"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("postgres_server", [18], indirect=True)
 def test_delta_follows_each_change_of_a_table_and_loses_nothing(pipeline: Pipeline) -> None:
     """The rule is docs/delta.md's, 'When a source table changes'."""

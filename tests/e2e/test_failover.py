@@ -72,6 +72,7 @@ def advice(config: Config) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_a_promotion_under_load_loses_nothing_repeats_nothing_and_needs_no_person(
     spark: Any, own_postgres: Callable[..., EmbeddedPostgres], tmp_path: Path
 ) -> None:

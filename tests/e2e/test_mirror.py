@@ -29,6 +29,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "mirror.md"
 FAULTS = "writing_base:error@3,base_written:error@6,base_committed:error@4,committing_manifest:error@3"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("postgres_server", [18], indirect=True)
 def test_transfers_are_never_torn_in_the_manifests_moments_nor_in_as_of_while_refreshes_fail(

@@ -149,6 +149,7 @@ def readmes_storage(tmp_path: Path) -> Iterator[None]:
             shutil.move(aside, folder)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("readmes_storage")
 def test_the_readmes_script_runs_as_it_stands_on_two_cpus_beside_a_users_own_modules_and_ends(
     shop: Any, tmp_path: Path

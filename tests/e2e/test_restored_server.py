@@ -21,7 +21,7 @@ from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import SinkDiverged, SlotLost
 from xidstream.pipeline.slot.admin import describe_slot
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 
 class Restored:

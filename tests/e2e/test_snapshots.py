@@ -256,6 +256,7 @@ def taken_amid_changes(
     return states
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("postgres_server", [OLDEST, 18], indirect=True)
 @pytest.mark.parametrize("seed", [1])
 def test_rows_from_before_and_changes_meanwhile_fold_to_the_source_at_every_state(
@@ -370,6 +371,7 @@ def kill(actor: str) -> None:
         process.kill()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("postgres_server", [18], indirect=True)
 def test_a_killed_reader_costs_ranges_a_killed_holder_its_table_and_a_killed_slot_reader_nothing(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
@@ -536,6 +538,7 @@ def test_a_parked_table_is_refused_until_its_next_snapshot_and_the_other_is_read
         assert as_of(f"public.{table}") == Counter(database.execute(f"select id, n from {table}"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("postgres_server", [16], indirect=True)
 def test_a_run_with_only_ends_when_all_tables_are_taken_and_the_next_one_goes_on_from_there(
     pipeline: Pipeline,
@@ -568,6 +571,7 @@ def test_a_run_with_only_ends_when_all_tables_are_taken_and_the_next_one_goes_on
     assert log.at(until(database)) == Counter(database.execute("select * from a"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("postgres_server", [18], indirect=True)
 def test_a_slot_that_was_there_before_takes_no_snapshot_unless_it_is_asked_for(pipeline: Pipeline) -> None:
     database = pipeline.database
@@ -633,6 +637,7 @@ class Collected:
         return folded(columns, key, self.before[table], self.changes.get(table, []))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("postgres_server", [18], indirect=True)
 def test_a_function_gets_the_rows_from_before_first_and_of_the_changes_what_they_lack(
     pipeline: Pipeline,

@@ -58,6 +58,7 @@ def rolled_back(query: Any) -> list[Any]:
     return [t for t in query._supervisor.account().open if t.n_rolled_back_subtransactions == 1]
 
 
+@pytest.mark.slow
 @NEWEST
 def test_status_names_a_large_transaction_before_it_commits_and_then_the_sink_that_it_waits_for(
     pipeline: Pipeline, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch

@@ -122,9 +122,10 @@ def expected(n: int) -> list[list[Any]]:
     return [[i, f"note {i}", 1710032523.25] for i in range(1, n + 1)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("master", "to_delta"),
-    [("local[2]", True), pytest.param("local-cluster[2,1,700]", False, marks=pytest.mark.slow)],
+    [("local[2]", True), ("local-cluster[2,1,700]", False)],
     ids=["local", "cluster"],
 )
 def test_a_plain_session_gets_every_row_through_the_storage_writes_delta_tables_and_leaves_nothing_there(

@@ -35,6 +35,7 @@ def is_read(pipeline: RayPipeline) -> bool:
     return bool(rows and rows[0][0])
 
 
+@pytest.mark.slow
 @NEWEST
 def test_a_link_that_is_cut_flaps_and_goes_half_open_loses_nothing(pipeline: RayPipeline, link: Link) -> None:
     database = pipeline.database

@@ -127,7 +127,14 @@ FILL = "insert into small select i, 'x' from generate_series({}, {}) i"
 
 
 @pytest.mark.parametrize("postgres_server", [18], indirect=True)
-@pytest.mark.parametrize("way", [pytest.param("plain", marks=pytest.mark.slow), "streamed", "prepared"])
+@pytest.mark.parametrize(
+    "way",
+    [
+        pytest.param("plain", marks=pytest.mark.slow),
+        pytest.param("streamed", marks=pytest.mark.slow),
+        "prepared",
+    ],
+)
 def test_all_before_poison_is_delivered_and_the_run_goes_on_behind_it_when_it_is_given_up(
     bytes_pipeline: RayPipeline, way: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -229,6 +236,7 @@ def test_a_columns_name_that_clashes_ends_the_run_only_where_rows_of_it_are_kept
     assert ids(pipeline, "public.small") == [*range(1000, 4000), 1, 2, 4]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("postgres_server", [16], indirect=True)
 def test_a_commit_prepared_whose_content_is_nowhere_can_be_given_up(bytes_pipeline: RayPipeline) -> None:
     """Before PostgreSQL 18 a transaction that only locked rows sends its COMMIT PREPARED alone. Where it was prepared
@@ -269,6 +277,7 @@ def windows_pipeline(postgres_server: EmbeddedPostgres, tmp_path: Path) -> Itera
             admin.execute(f"drop database {name} with (force)".encode())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("postgres_server", [pytest.param(16, marks=pytest.mark.slow), 18], indirect=True)
 @pytest.mark.parametrize(
     "rows", [pytest.param(1, id="small", marks=pytest.mark.slow), pytest.param(3000, id="streamed")]

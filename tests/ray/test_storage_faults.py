@@ -82,6 +82,7 @@ def fails_then_heals(
     wait_until(lambda: pipeline.confirmed() >= last)
 
 
+@pytest.mark.slow
 @NEWEST
 @pytest.mark.parametrize("fault", ["stopped", pytest.param("failing", marks=LONG)])
 def test_an_s3_server_that_fails_in_the_middle_and_heals(
@@ -147,6 +148,7 @@ def test_a_disk_that_is_full_in_the_middle_and_gets_room(pipeline: RayPipeline, 
     pipeline.stop()
 
 
+@pytest.mark.slow
 @NEWEST
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("give_up_after_s", [5.0, pytest.param(GIVE_UP_AFTER_S, marks=LONG)])
@@ -166,6 +168,7 @@ def test_a_disk_too_small_for_a_transaction_ends_the_run_however_long_it_takes_t
     assert ids(pipeline, "public.small") == [1] and not ids(pipeline)
 
 
+@pytest.mark.slow
 @NEWEST
 @pytest.mark.parametrize(
     "damage", ["altered", pytest.param("torn", marks=LONG), pytest.param("missing", marks=LONG)]

@@ -232,6 +232,7 @@ def test_blocks_of_several_transactions_in_one_call_keep_their_rows_apart_and_in
         buffer.kill()
 
 
+@pytest.mark.slow
 def test_a_table_that_is_changed_hundreds_of_times_is_decoded_by_the_definition_of_each_row(
     storage: Path,
 ) -> None:

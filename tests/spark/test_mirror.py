@@ -80,6 +80,7 @@ def by_executors(patch: pytest.MonkeyPatch) -> None:
 WAYS: list[Callable[[pytest.MonkeyPatch], None]] = [lambda patch: None, by_spark, by_executors]
 
 
+@pytest.mark.slow
 def test_refreshes_at_random_moments_name_what_the_source_held_then_whoever_writes_them(
     log: LogMaker, spark: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
