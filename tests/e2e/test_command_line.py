@@ -254,6 +254,7 @@ def test_a_run_stopped_while_ray_starts_ends_it_whole_with_status_0(
     assert database.execute("select count(*) from pg_replication_slots") == [(0,)]
 
 
+@pytest.mark.slow
 @NEWEST
 def test_a_run_stopped_while_spark_starts_and_the_slot_is_waited_for_waits_for_neither(
     database: Database, tmp_path: Path

@@ -482,6 +482,7 @@ def test_a_table_that_is_added_changed_or_asked_for_is_taken_while_the_run_goes_
         assert row["_commit_lsn"] >= before["since"] and row[version["columns"]["n"]["column"]] is not None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("postgres_server", [18], indirect=True)
 def test_a_parked_table_is_refused_until_its_next_snapshot_and_the_other_is_read_all_the_while(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -126,12 +126,13 @@ def xidstream(pipeline: RayPipeline, *arguments: str) -> int:
 FILL = "insert into small select i, 'x' from generate_series({}, {}) i"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("postgres_server", [18], indirect=True)
 @pytest.mark.parametrize(
     "way",
     [
-        pytest.param("plain", marks=pytest.mark.slow),
-        pytest.param("streamed", marks=pytest.mark.slow),
+        "plain",
+        "streamed",
         "prepared",
     ],
 )
