@@ -1,6 +1,6 @@
 """One read of a table by Spark's JDBC source into Parquet, in a process of its own: it needs the driver's jar.
 
-``python -m benchmarks.jdbc_read JAR PORT DATABASE TABLE ROWS OUT PARTITIONS`` prints the seconds of the second read,
+``python -m benchmarks.jdbc_read JAR PORT DATABASE TABLE KEY ROWS OUT PARTITIONS`` prints the seconds of the second read,
 and the CPU seconds of all its processes in that time: the first read, of a thousandth, loads what is loaded once.
 """
 
@@ -18,7 +18,7 @@ from xidstream.actors.runtime.java import ensure_java
 
 
 def main() -> None:
-    jar, port, database, table, n_rows, out, n_partitions = sys.argv[1:]
+    jar, port, database, table, key, n_rows, out, n_partitions = sys.argv[1:]
     ensure_java()
     spark = (
         SparkSession.builder.master("local[2]")
@@ -31,8 +31,8 @@ def main() -> None:
     def read(rows: int, path: str) -> None:
         frame = spark.read.jdbc(
             f"jdbc:postgresql://127.0.0.1:{port}/{database}",
-            f"(select * from {table} where aid <= {rows}) t",
-            column="aid",
+            f"(select * from {table} where {key} <= {rows}) t",
+            column=key,
             lowerBound=1,
             upperBound=rows,
             numPartitions=int(n_partitions),

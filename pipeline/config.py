@@ -91,10 +91,10 @@ class Config:
         "default: initial if the run creates the slot and the sink is Delta, else never. What was decided for a slot "
         "is kept until this is given again",
     )
-    snapshot_connections: int = _setting(
-        4,
+    snapshot_connections: int | None = _setting(
+        None,
         "how many connections read snapshots at a time, beside as many that hold them, where the server has room; "
-        "each reader is a process",
+        "each reader is a process; default: 4, but on one machine no more than it has CPUs, and at least 2",
         within=(1, 64),
     )
     snapshot_bytes_per_s: int = _setting(
@@ -309,8 +309,9 @@ class Config:
         if not 60 <= duration_s(self.mirror_retention, "mirror_retention") <= 86_400 * 366:
             raise ConfigError(f"mirror_retention must be from 1min to 366d, got {self.mirror_retention!r}")
         for f in dataclasses.fields(self):
-            if f.metadata.get("within"):
-                _check_within(f.name, getattr(self, f.name), *f.metadata["within"])
+            value = getattr(self, f.name)
+            if f.metadata.get("within") and not (value is None and f.default is None):
+                _check_within(f.name, value, *f.metadata["within"])
         if self.buffer_resource in ("CPU", "GPU", "memory", "object_store_memory"):
             raise ConfigError(
                 f"buffer_resource must be a custom resource, not Ray's own {self.buffer_resource}"

@@ -167,7 +167,7 @@ def _click_type(f: dataclasses.Field[Any]) -> Any:
         return str
     if f.name == "streaming":
         return click.Choice(["off", "on", "parallel"])
-    if isinstance(f.default, int) or f.name == "proto_version":
+    if isinstance(f.default, int) or f.default is None:
         return int
     return float if isinstance(f.default, float) else str
 

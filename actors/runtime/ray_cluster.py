@@ -128,3 +128,8 @@ def is_ours() -> bool:
     # In a driver that joined a cluster, the global node only connects; it is not a head.
     node: Any = ray._private.worker._global_node
     return node is not None and bool(node.is_head())
+
+
+def own_cpus() -> int | None:
+    """The CPUs of a Ray that this process started, on this machine alone; None in a cluster, which may grow."""
+    return int(ray.cluster_resources().get("CPU", 0)) if is_ours() else None

@@ -24,6 +24,7 @@ from xidstream.actors.snapshot_reader import SnapshotReader
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import ComponentLost
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
+from xidstream.pipeline.snapshot.readers import most_readers
 from xidstream.pipeline.snapshot.tables import RangeTask
 from xidstream.pipeline.spark.snapshot_log import SnapshotTarget
 
@@ -64,7 +65,9 @@ class SnapshotActors:
     def _living_holder(self) -> Any:
         with self._lock:
             if self._holder is None:
-                self._holder = self._start(SnapshotHolder, HOLDER_CPUS, self._config.snapshot_connections + 4)
+                self._holder = self._start(
+                    SnapshotHolder, HOLDER_CPUS, most_readers(self._config.snapshot_connections) + 4
+                )
             return self._holder
 
     def release(self, relid: int) -> None:

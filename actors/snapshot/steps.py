@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from xidstream.actors.runtime.ray_cluster import own_cpus
 from xidstream.actors.snapshot.actors import SnapshotActors
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import Action as Policy
@@ -41,6 +42,7 @@ from xidstream.pipeline.snapshot.course import (
     Release,
 )
 from xidstream.pipeline.snapshot.generation import Generation
+from xidstream.pipeline.snapshot.readers import most_readers, readers_here
 from xidstream.pipeline.snapshot.tables import PublishedSource, plan_ranges
 from xidstream.pipeline.spark.snapshot_log import SnapshotTarget
 from xidstream.pipeline.stages.snapshot_book import SnapshotBook
@@ -88,18 +90,18 @@ class SnapshotSteps:
         self._end_former = end_former
         self._report = report
         self._fail = fail
-        self._n_connections = config.snapshot_connections
+        self._most_readers = config.snapshot_connections
         self._parks = config.on_poison == "park"
         self._actors = SnapshotActors(config)
         self._targets: dict[int, SnapshotTarget] = {}
         self._stop = threading.Event()
-        threads = 2 * config.snapshot_connections + 2
+        threads = 2 * most_readers(config.snapshot_connections) + 2
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="xidstream-snapshot")
 
     def start_readers(self, sources: Iterable[PublishedSource]) -> int:
-        """As many as the server has room for. Returns how many. ``sources``: what is to be read first."""
+        """As many as server and machine have room for. Returns how many. ``sources``: what is to be read first."""
         n_ranges = sum(len(plan_ranges(source.leaves, by_range=True)) for source in sources)
-        return self._actors.start_readers(self._n_connections, n_ranges)
+        return self._actors.start_readers(readers_here(self._most_readers, own_cpus()), n_ranges)
 
     def end_actors(self) -> None:
         """Nothing is in hand: give their connections and processes back. The next action starts others."""

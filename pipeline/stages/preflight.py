@@ -26,6 +26,7 @@ from xidstream.pipeline.slot.opening import slot_settings
 from xidstream.pipeline.slot.preflight import server_findings
 from xidstream.pipeline.slot.published import published_names
 from xidstream.pipeline.slot.snapshot_findings import snapshot_findings
+from xidstream.pipeline.snapshot.readers import most_readers
 from xidstream.pipeline.spark.sink_findings import ServerSide, SinkCheck, check_of_spec
 from xidstream.pipeline.stages.slot_record import check_server
 from xidstream.pipeline.stages.snapshot_decision import would_take_snapshots
@@ -128,7 +129,7 @@ def _snapshot_findings(config: Config, connection: ReplicationConnection) -> lis
         if not would_take_snapshots(config, connection):
             return []
         with sql_connection(connection.same_server_dsn, "what snapshots need") as sql:
-            return snapshot_findings(sql, config.publication, 2 * config.snapshot_connections)
+            return snapshot_findings(sql, config.publication, 2 * most_readers(config.snapshot_connections))
     except XidstreamError as error:
         return [Finding.of_error("snapshot", error)]
 
