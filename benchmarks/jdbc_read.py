@@ -1,7 +1,7 @@
 """One read of a table by Spark's JDBC source into Parquet, in a process of its own: it needs the driver's jar.
 
-``python -m benchmarks.jdbc_read JAR PORT DATABASE TABLE KEY ROWS OUT PARTITIONS`` prints the seconds of the second read,
-and the CPU seconds of all its processes in that time: the first read, of a thousandth, loads what is loaded once.
+``python -m benchmarks.jdbc_read JAR PORT DATABASE TABLE KEY ROWS OUT PARTITIONS`` prints the seconds of the second read
+and the CPU seconds of all its processes in that time. The first read, of a thousandth, loads what is loaded once.
 """
 
 from __future__ import annotations

@@ -207,7 +207,9 @@ def _jdbc(source: Source, table: str, rows: int) -> dict[str, float] | None:
         return None
     with tempfile.TemporaryDirectory(prefix="xs-bench-") as folder, _server_cpu(source) as spent:
         arguments = [str(jar), str(source.server.port), source.name, table, _KEYS[table], str(rows)]
-        found = in_process("benchmarks.jdbc_read", [*arguments, f"{folder}/out", str(JDBC_PARTITIONS)], _TIMEOUT_S)
+        found = in_process(
+            "benchmarks.jdbc_read", [*arguments, f"{folder}/out", str(JDBC_PARTITIONS)], _TIMEOUT_S
+        )
     return {"s": found["seconds"], "client": found["cpu_s"], "server": spent[0]}
 
 

@@ -96,3 +96,18 @@ class S3Server:
             return [_ERROR]
         answer: Iterable[bytes] = self._application(environ, start_response)
         return answer
+
+
+class LosesAnswers(S3Server):
+    """Does what it is asked, and answers 500, to so many writes to a Delta log."""
+
+    n_to_lose = 0
+
+    def _answer(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        is_commit = environ["REQUEST_METHOD"] == "PUT" and "/_delta_log/" in environ["PATH_INFO"]
+        if not (is_commit and self.n_to_lose):
+            return super()._answer(environ, start_response)
+        self.n_to_lose -= 1
+        list(super()._answer(environ, lambda *_, **__: None))
+        start_response("500 Internal Server Error", [("Content-Type", "application/xml")])
+        return [b"<?xml version='1.0'?><Error><Code>InternalError</Code></Error>"]

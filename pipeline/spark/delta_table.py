@@ -15,6 +15,14 @@ next one shows that nothing is left to write.
 A commit to a local table, with all that it needs, is on disk when the call that made it returns, and one that a
 dead process made is when the table is opened: its watermark says that rows may be confirmed.
 
+deltalake looks for expired files of the log after every commit, and lists the whole log for it. The log keeps 30 days,
+so each commit would take longer than the one before. Here one commit in ``CHECKPOINT_EVERY`` looks for them, as Spark
+does with its checkpoints.
+
+A commit that finds many small files replaces them by one (``small_files``). Files are only removed from the very
+version that the snapshot shows: deltalake does not see that somebody else has replaced them, because ``optimize`` says
+that it changes no data, and the rows would be there twice.
+
 After any failure the handle is of no further use: the caller drops the writer and opens a new one, which
 reads from the log what did happen (a commit whose answer was lost is found there).
 
@@ -24,6 +32,7 @@ Runs on the driver; deltalake only, no Spark. Safe from any thread, but one at a
 from __future__ import annotations
 
 import json
+import logging
 import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -31,17 +40,19 @@ from types import MappingProxyType
 from typing import Final
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, Field
+from deltalake import CommitProperties, DeltaTable, Field, PostCommitHookProperties
 from deltalake import Schema as DeltaSchema
 from deltalake import Transaction as AppTransaction
 from deltalake.exceptions import CommitFailedError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 
-from xidstream.pipeline.errors import SinkFailed, UsageError
+from xidstream.pipeline import events
+from xidstream.pipeline.errors import SinkFailed, UsageError, XidstreamError
 from xidstream.pipeline.spark.naming import Location
 from xidstream.pipeline.spark.parquet_files import WrittenFile
 from xidstream.pipeline.spark.placement import Target
 from xidstream.pipeline.spark.relation_history import VERSIONS, VersionSince, recorded_with
+from xidstream.pipeline.spark.small_files import has_plain_files, many_small, merge
 from xidstream.pipeline.spark.table_metadata import COMMENT, NOTHING_KNOWN, TableMetadata
 
 SOURCE_KEY: Final = "xidstream.column"
@@ -49,6 +60,11 @@ SOURCE_KEY: Final = "xidstream.column"
 MAX_VERSION: Final = (1 << 63) - 1
 NOTHING: Final = 0
 """The watermark of a table that holds nothing: no commit has LSN 0."""
+
+CHECKPOINT_EVERY: Final = 100
+"""So many commits lie between two checkpoints of the log, unless the table has ``delta.checkpointInterval``."""
+_LOGGER: Final = logging.getLogger(__name__)
+_KEEP_EXPIRED_LOGS: Final = PostCommitHookProperties(cleanup_expired_logs=False)
 
 
 class SnapshotOutdated(Exception):
@@ -63,6 +79,7 @@ class DeltaTableWriter:
         self._location = location
         self._described: TableMetadata | None = None
         self._watermarks: dict[tuple[int, str], int] = {}
+        self._can_merge = True
         self.label = label
         if table.metadata().partition_columns:
             raise SinkFailed(
@@ -71,6 +88,7 @@ class DeltaTableWriter:
             )
         self._read_columns()
         self._durable_version = self._make_earlier_durable()
+        self._cleaned_version = self.version
 
     @classmethod
     def open(cls, location: Location, label: str) -> DeltaTableWriter | None:
@@ -190,6 +208,8 @@ class DeltaTableWriter:
     ) -> None:
         """Append ``files`` and move the watermarks ``versions`` (application id -> commit LSN), atomically.
 
+        Small files of before may be replaced by one with the same rows.
+
         ``marks`` are versions that may also stay as they are. ``removed`` are paths of files whose rows are in
         ``files``, or are to go. Raises SnapshotOutdated where somebody moved one of the versions since the snapshot,
         removed one of these files, or changed something else about the table; UsageError where a version would not
@@ -205,7 +225,34 @@ class DeltaTableWriter:
         now_ms = int(time.time() * 1000)
         actions: list[AddAction | RemoveAction] = [_add_action(file, lsn_column, now_ms) for file in files]
         actions += [RemoveAction(path, True, now_ms) for path in removed]
-        self._commit(actions, {**marks, **versions})
+        moved = {**marks, **versions}
+        merging = self._merge(lsn_column, now_ms) if files and not removed else []
+        try:
+            self._write_log([*actions, *merging], moved)
+        except SnapshotOutdated:
+            if not merging:
+                raise
+            # What others committed may be no matter for new rows.
+            self._write_log(actions, moved)
+        self._settle(moved)
+
+    def _merge(self, lsn_column: str, now_ms: int) -> list[AddAction | RemoveAction]:
+        """What replaces small files by one, if there are many. The commit goes on without it where they cannot be read:
+        what is wrong with files of before is no reason to keep new rows waiting."""
+        replaced = many_small(self.files()) if self._can_merge else None
+        if not replaced or not has_plain_files(self._table.protocol()):
+            return []
+        try:
+            merged = merge(self._location, replaced, self.columns, lsn_column)
+        except (OSError, pa.ArrowException, XidstreamError) as error:
+            self._can_merge = False  # this handle tries it no more, and says it once
+            text = f"Delta table {self.label}: small files could not be merged ({type(error).__name__})"
+            _LOGGER.warning(events.Event("small_files_not_merged", text, table=self.label))
+            return []
+        return [
+            *(_add_action(file, lsn_column, now_ms, is_change=False) for file in merged),
+            *(RemoveAction(path, False, now_ms) for path in replaced["path"].to_pylist()),
+        ]
 
     def swap(
         self,
@@ -225,11 +272,12 @@ class DeltaTableWriter:
         actions: list[AddAction | RemoveAction] = [*added]
         actions += [RemoveAction(path, True, now_ms) for path in removed or ()]
         schema = None if columns is None else DeltaSchema([_delta_field(column) for column in columns])
-        self._commit(actions, marks, mode="append" if removed is not None else "overwrite", schema=schema)
+        self._write_log(actions, marks, mode="append" if removed is not None else "overwrite", schema=schema)
+        self._settle(marks)
         if schema is not None:
             self._read_columns()
 
-    def _commit(
+    def _write_log(
         self,
         actions: list[AddAction | RemoveAction],
         moved: Mapping[str, int],
@@ -237,17 +285,30 @@ class DeltaTableWriter:
         mode: str = "append",
         schema: DeltaSchema | None = None,
     ) -> None:
+        """Commit. Raises SnapshotOutdated where nothing was committed, or where the answer is lost."""
         transactions = [AppTransaction(app, version) for app, version in moved.items()]
+        removes = mode != "append" or any(isinstance(action, RemoveAction) for action in actions)
+        version = self.version + 1
+        is_cleaning = version // CHECKPOINT_EVERY > self._cleaned_version // CHECKPOINT_EVERY
         try:
             self._table.create_write_transaction(
                 actions,
                 mode=mode,
                 schema=schema or self._table.schema(),
                 partition_by=[],
-                commit_properties=CommitProperties(app_transactions=transactions),
+                commit_properties=CommitProperties(
+                    app_transactions=transactions, max_commit_retries=0 if removes else None
+                ),
+                # None leaves it to the table's property ``delta.enableExpiredLogCleanup``.
+                post_commithook_properties=None if is_cleaning else _KEEP_EXPIRED_LOGS,
             )
         except CommitFailedError as error:
             raise SnapshotOutdated(self.label) from error
+        if is_cleaning:
+            self._cleaned_version = version
+
+    def _settle(self, moved: Mapping[str, int]) -> None:
+        """Go on from the snapshot with what was just committed."""
         self._refresh()
         # A commit between ours and this refresh is seen here, or by the next commit.
         for application_id, version in moved.items():
@@ -329,10 +390,10 @@ def _delta_field(column: Target, comment: str | None = None) -> Field:
     return Field(field.name, field.type, nullable=True, metadata=metadata) if metadata else field
 
 
-def _add_action(file: WrittenFile, lsn_column: str, now_ms: int) -> AddAction:
+def _add_action(file: WrittenFile, lsn_column: str, now_ms: int, *, is_change: bool = True) -> AddAction:
     stats: dict[str, object] = {"numRecords": file.n_rows}
     if file.max_commit_lsn:
         # Lets a reader that is bounded by an LSN skip files.
         stats["minValues"] = {lsn_column: file.min_commit_lsn}
         stats["maxValues"] = {lsn_column: file.max_commit_lsn}
-    return AddAction(file.path, file.size, {}, now_ms, True, json.dumps(stats))
+    return AddAction(file.path, file.size, {}, now_ms, is_change, json.dumps(stats))

@@ -170,6 +170,16 @@ class Location:
 
         return DeltaStorageHandler(self.uri, self.storage_options).open_output_stream(path)
 
+    def read(self, path: str) -> bytes:
+        """All of a file. ``path`` is relative to ``uri``. Raises OSError."""
+        if self.is_local:
+            with open(os.path.join(self.uri, path), "rb") as file:
+                return file.read()
+        from deltalake.fs import DeltaStorageHandler
+
+        with DeltaStorageHandler(self.uri, self.storage_options).open_input_file(path) as file:
+            return bytes(file.read())
+
 
 def _fsync(path: str) -> None:
     descriptor = os.open(path, os.O_RDONLY)

@@ -7,9 +7,8 @@ Delta table, too, ``URI/current/_manifest``, and each refresh adds its lines to 
 table. A reader takes the lines of the greatest ``lsn`` of a slot, and reads each table they name with its version. Only
 what the manifest names counts: a base table may be ahead of it, where a refresh was cut short.
 
-Readers read all of it, and a file costs them 0.65 ms of CPU time on a local disk, so files are merged: the commit that
-would make ``MANY_FILES`` small ones replaces these by one. A file of ``LARGE_FILE_LINES`` is left alone, so that no
-commit writes much. A day of a refresh a minute is 1,440 lines for each table, in some 20 files.
+Readers read all of it, and a file costs them 0.65 ms of CPU time on a local disk. Its small files are merged as those
+of the log are (``pipeline.spark.small_files``).
 
 | column | |
 | --- | --- |
@@ -26,8 +25,7 @@ mirror that refreshes. A mirror takes the next higher number when it begins (``c
 of its commits. So one that was overtaken completes nothing more.
 
 Rejected: a JSON file in place of a Delta table, which no engine reads as it reads the tables; one Delta transaction
-over all tables, which Delta has not; files for each refresh that stay as they are, of which a day makes 1,440; a merge
-in a commit of its own, which doubles the versions and the moments for a conflict.
+over all tables, which Delta has not; files for each refresh that stay as they are, of which a day makes 1,440.
 
 Called by ``pipeline.state`` for reading (``base_at``), and by ``pipeline.mirror``. deltalake only, no Spark.
 """
@@ -54,8 +52,6 @@ CURRENT: Final = "current"
 MANIFEST: Final = "_manifest"
 ATTEMPTS: Final = 8
 """To commit beside other mirrors' commits."""
-MANY_FILES: Final = 32
-LARGE_FILE_LINES: Final = 10_000
 
 MANIFEST_SCHEMA: Final = pa.schema(
     [
@@ -159,7 +155,6 @@ class _File:
     """One of the manifest's files. ``path`` is as in ``DeltaTableWriter.files``."""
 
     path: str
-    n_lines: int
     min_lsn: int
     max_lsn: int
 
@@ -168,7 +163,7 @@ def _files(writer: DeltaTableWriter) -> list[_File]:
     listed = writer.files()
     if not listed.num_rows:
         return []
-    columns = (listed[name].to_pylist() for name in ("path", "num_records", "min.lsn", "max.lsn"))
+    columns = (listed[name].to_pylist() for name in ("path", "min.lsn", "max.lsn"))
     return [_File(*values) for values in zip(*columns, strict=True)]
 
 
@@ -244,10 +239,7 @@ class ManifestWriter:
         for _ in range(ATTEMPTS):
             writer = self._open()
             self._check(writer)
-            small = [file.path for file in _files(writer) if file.n_lines < LARGE_FILE_LINES]
-            merged = set(small) if len(small) >= MANY_FILES - 1 else set()
-            former = _lines(writer.rows_of(merged)) if merged else []
-            if self._commit(writer, [*former, *lines], merged, lsn):
+            if self._commit(writer, lines, (), lsn):
                 return
         raise StorageFault(f"the manifest was changed by others during {ATTEMPTS} attempts to commit")
 

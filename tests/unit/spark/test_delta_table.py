@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
+import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -15,7 +15,7 @@ import pytest
 from deltalake import DeltaTable, Field
 from deltalake.schema import PrimitiveType
 
-from tests.s3_server import S3Server
+from tests.s3_server import LosesAnswers
 from xidstream.pipeline.errors import SinkFailed, UsageError
 from xidstream.pipeline.relations import Column, RelationVersion, ReplicaIdentity
 from xidstream.pipeline.spark.delta_table import DeltaTableWriter, SnapshotOutdated
@@ -132,21 +132,6 @@ def test_a_commit_that_landed_though_its_answer_was_lost_shows_in_the_next_snaps
     assert answers_lost.n_to_lose == 0
     again = opened(location)
     assert (again.watermark(APP), again.watermark(f"{APP}/owner"), again.version) == (20, 3, 1)
-
-
-class LosesAnswers(S3Server):
-    """Does what it is asked, and answers 500, to so many writes to a Delta log."""
-
-    n_to_lose = 0
-
-    def _answer(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-        is_commit = environ["REQUEST_METHOD"] == "PUT" and "/_delta_log/" in environ["PATH_INFO"]
-        if not (is_commit and self.n_to_lose):
-            return super()._answer(environ, start_response)
-        self.n_to_lose -= 1
-        list(super()._answer(environ, lambda *_, **__: None))
-        start_response("500 Internal Server Error", [("Content-Type", "application/xml")])
-        return [b"<?xml version='1.0'?><Error><Code>InternalError</Code></Error>"]
 
 
 @pytest.fixture
@@ -297,6 +282,31 @@ def test_watermark_survives_checkpoints(location: Location) -> None:
         commit(writer, location, 20 + 2 * i, f"d{i}")
     assert list(Path(location.uri).glob("_delta_log/*.checkpoint.parquet"))
     assert opened(location).watermark(APP) == 20 + 2 * 104
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_expired_files_of_the_log_go_once_in_a_hundred_commits_unless_the_table_keeps_them(
+    location: Location, is_kept: bool
+) -> None:
+    """deltalake would list the whole log for them after every commit."""
+    commit(opened(location), location, 20, "a")
+    table = DeltaTable(location.uri)
+    if is_kept:
+        table.alter.set_table_properties({"delta.enableExpiredLogCleanup": "false"})
+    table.create_checkpoint()
+    first, *_ = expired = sorted((Path(location.uri) / "_delta_log").iterdir())
+    for file in expired:
+        os.utime(file, (time.time() - 40 * 86_400,) * 2)
+    writer = opened(location)
+    while writer.version < 99:
+        writer.commit([], {APP: 100 + writer.version})
+    assert first.exists()
+    writer = opened(location)
+    writer.commit([], {APP: 200})
+    assert first.exists() == is_kept
+    for lsn in range(201, 301):
+        writer.commit([], {APP: lsn})
+    assert opened(location).watermark(APP) == 300
 
 
 # -- readers ---------------------------------------------------------------------------------------------

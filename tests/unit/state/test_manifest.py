@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import datetime
 import os
-from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,8 +14,10 @@ from deltalake import DeltaTable
 from deltalake.transaction import AddAction
 
 from xidstream.pipeline.errors import Superseded, UsageError
+from xidstream.pipeline.spark import delta_table
 from xidstream.pipeline.spark.naming import Location
-from xidstream.pipeline.state import manifest
+from xidstream.pipeline.spark.parquet_files import WrittenFile
+from xidstream.pipeline.spark.small_files import SIZE_CLASSES
 from xidstream.pipeline.state.manifest import (
     ManifestLine,
     ManifestWriter,
@@ -24,6 +26,7 @@ from xidstream.pipeline.state.manifest import (
     read_lines,
 )
 
+MANY = SIZE_CLASSES[0].many
 SLOT = "7/shop/orders"
 NOON = datetime.datetime(2026, 1, 1, 12, tzinfo=datetime.timezone.utc)
 HOUR = datetime.timedelta(hours=1)
@@ -100,10 +103,7 @@ def n_files(root: Location) -> int:
     return len(DeltaTable(f"{root.uri}/current/_manifest").file_uris())
 
 
-def test_a_hundred_refreshes_of_two_slots_leave_all_their_lines_in_a_few_files(
-    root: Location, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(manifest, "LARGE_FILE_LINES", 50)
+def test_a_hundred_refreshes_of_two_slots_leave_all_their_lines_in_a_few_files(root: Location) -> None:
     slots = {SLOT: claimed(root), "7/shop/other": claimed(root, "7/shop/other")}
     most = 0
     for i in range(1, 51):
@@ -111,7 +111,7 @@ def test_a_hundred_refreshes_of_two_slots_leave_all_their_lines_in_a_few_files(
             # The other slot's LSNs are of another server, far behind these.
             writer.append([line(i + 1_000 * (slot == SLOT), table, slot=slot) for table in ("a", "b")])
         most = max(most, n_files(root))
-    assert most < manifest.MANY_FILES + 4
+    assert most < MANY + 4
     for slot, first in ((SLOT, 1_001), ("7/shop/other", 1)):
         found = [(each.lsn, each.table) for each in read_lines(root, slot)]
         assert found == [(lsn, table) for lsn in range(first, first + 50) for table in ("a", "b")]
@@ -120,33 +120,34 @@ def test_a_hundred_refreshes_of_two_slots_leave_all_their_lines_in_a_few_files(
 
 def test_a_refresh_is_forgotten_though_its_lines_are_in_a_file_with_others(root: Location) -> None:
     writer = claimed(root)
-    for i in range(manifest.MANY_FILES):
+    for i in range(MANY + 1):
         writer.append([line(i + 1, at=NOON + i * HOUR)])
-    assert n_files(root) == 1
+    assert n_files(root) == 2
     writer.forget(NOON + 9.5 * HOUR)
-    assert [each.lsn for each in read_lines(root)] == list(range(10, manifest.MANY_FILES + 1))
-    assert writer.last_lsn() == manifest.MANY_FILES
+    assert [each.lsn for each in read_lines(root)] == list(range(10, MANY + 2))
+    assert writer.last_lsn() == MANY + 1
 
 
 def test_two_mirrors_that_merge_the_same_files_name_each_line_once(
     root: Location, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours, theirs = claimed(root), claimed(root, "7/shop/other")
-    for i in range(manifest.MANY_FILES - 1):
+    for i in range(MANY):
         ours.append([line(i + 1)])
-    read = manifest.DeltaTableWriter.rows_of
+    merge = delta_table.merge
     theirs_committed = []
 
-    def read_while_theirs_merge(writer: manifest.DeltaTableWriter, paths: Collection[str]) -> pa.Table:
+    def merge_while_theirs_merge(*arguments: Any) -> list[WrittenFile]:
         if not theirs_committed:
             theirs_committed.append(True)
             theirs.append([line(5, slot="7/shop/other")])
-        return read(writer, paths)
+        return merge(*arguments)
 
-    monkeypatch.setattr(manifest.DeltaTableWriter, "rows_of", read_while_theirs_merge)
-    ours.append([line(manifest.MANY_FILES)])
-    assert theirs_committed and [each.lsn for each in read_lines(root, SLOT)] == list(range(1, 33))
+    monkeypatch.setattr(delta_table, "merge", merge_while_theirs_merge)
+    ours.append([line(MANY + 1)])
+    assert theirs_committed and [each.lsn for each in read_lines(root, SLOT)] == list(range(1, MANY + 2))
     assert [each.lsn for each in read_lines(root, "7/shop/other")] == [5]
+    assert n_files(root) < 4
 
 
 def test_the_base_of_a_generation_is_found_with_the_files_of_its_version(
@@ -171,8 +172,8 @@ def test_the_base_of_a_generation_is_found_with_the_files_of_its_version(
     assert found(19) == (10, ["one"])
     assert found(20) == found(500, place=99) == (20, ["one", "two"])
     assert found(9) is None and found(20, generation=2) is None and found(20, place=98) is None
-    for lsn in range(30, 30 + manifest.MANY_FILES):
+    for lsn in range(30, 30 + MANY):
         writer.append([line(lsn, version=2)])
-    assert n_files(root) < manifest.MANY_FILES
+    assert n_files(root) < MANY
     assert found(19) == (10, ["one"]) and found(31) == (31, ["one", "two"])
-    assert found(500) == (29 + manifest.MANY_FILES, ["one", "two"])
+    assert found(500) == (29 + MANY, ["one", "two"])

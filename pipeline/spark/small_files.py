@@ -1,0 +1,92 @@
+"""A table's small files, and the rows of some of them in one new file.
+
+Each batch adds at least one file to each of its tables, so a table that is written ten times a second would have a
+million files after a day, and readers open every one. So a commit that finds many small files replaces them by one. Its
+actions say that no data changes: whoever follows the log as a stream of changes reads none of these rows again.
+
+``SIZE_CLASSES`` keep the work small. Only files of one class go together, so a row is rewritten some times at most, and
+a commit rewrites ``MOST_BYTES``. What is larger stays as it is; ``optimize.compact`` makes larger files of it.
+
+Only files that the sink has written are taken (``OWN``), and only where each of their rows counts: no tool has deleted
+rows by a deletion vector, or renamed columns by a mapping.
+
+Rejected: a merge in a commit of its own, which doubles the versions of the log, and in a thread of its own, which may
+conflict with the next batch. deltalake's ``optimize``, which rewrites the newest file each time until it has 256 MB.
+
+Called by ``delta_table``, in the thread that commits. deltalake and pyarrow only, no Spark.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from deltalake.table import ProtocolVersions
+
+from xidstream.pipeline.errors import SinkFailed
+from xidstream.pipeline.spark.naming import Location
+from xidstream.pipeline.spark.parquet_files import ParquetFiles, WrittenFile
+from xidstream.pipeline.spark.placement import Conform, Target
+
+OWN: Final = "data-"
+"""How the paths of the files begin that the sink writes of batches."""
+_READS: Final = 8
+"""Files that are read at a time: an object store answers each after some 20 ms."""
+_PLAIN_FEATURES: Final = {"timestampNtz"}
+
+
+class SizeClass(NamedTuple):
+    """Files from ``least_bytes`` to below ``below_bytes``. ``many`` of them become one."""
+
+    least_bytes: int
+    below_bytes: int
+    many: int
+
+
+SIZE_CLASSES: Final = (SizeClass(0, 16 << 10, 32), SizeClass(16 << 10, 512 << 10, 8))
+MOST_BYTES: Final = max(each.below_bytes * each.many for each in SIZE_CLASSES)
+
+
+def has_plain_files(protocol: ProtocolVersions) -> bool:
+    """Whether a file's rows and columns are the table's. Reader version 2 is column mapping, 3 lists features."""
+    features = set(protocol.reader_features or ())
+    return protocol.min_reader_version != 2 and features <= _PLAIN_FEATURES
+
+
+def many_small(files: pa.Table) -> pa.Table:
+    """Those to replace, the oldest first, or none. ``files`` is as deltalake lists them: ``path``, ``size_bytes``,
+    ``num_records`` and ``modification_time``."""
+    own = files.filter(pc.starts_with(files["path"], OWN)) if files.num_rows else files
+    for least_bytes, below_bytes, many in SIZE_CLASSES:
+        sizes = own["size_bytes"]
+        fitting = own.filter(pc.and_(pc.greater_equal(sizes, least_bytes), pc.less(sizes, below_bytes)))
+        if fitting.num_rows >= many:
+            by_age = [("modification_time", "ascending"), ("path", "ascending")]
+            return fitting.sort_by(by_age).slice(0, many)
+    return own.slice(0, 0)
+
+
+def merge(
+    table: Location, replaced: pa.Table, columns: Sequence[Target], lsn_column: str
+) -> list[WrittenFile]:
+    """Write the rows of these files (as ``many_small`` gives them), in the table's ``columns``, to a new file.
+
+    Raises OSError, pa.ArrowException, StorageFault, and SinkFailed where they are not what the table says.
+    """
+    schema = pa.schema([column.field for column in columns])
+    files = ParquetFiles(table, f"{OWN}{uuid.uuid4().hex}-merged", schema, lsn_column)
+    with ThreadPoolExecutor(_READS) as threads:
+        for content in threads.map(table.read, replaced["path"].to_pylist()):
+            rows = pq.read_table(pa.BufferReader(content), partitioning=None)
+            conform = Conform.of(columns, rows.schema.names)
+            for batch in rows.to_batches():
+                files.write(conform(batch))
+    written = files.close()
+    if sum(file.n_rows for file in written) != pc.sum(replaced["num_records"]).as_py():
+        raise SinkFailed("small files do not have the rows that the table's log says")
+    return written

@@ -1,0 +1,300 @@
+"""Small files of a Delta table are merged by the commits themselves: deltalake, no Spark."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import json
+import logging
+import multiprocessing
+from collections.abc import Iterator
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+from deltalake.table import ProtocolVersions
+from deltalake.transaction import AddAction
+
+from tests.s3_server import LosesAnswers
+from xidstream.pipeline.errors import SinkFailed
+from xidstream.pipeline.spark import delta_table
+from xidstream.pipeline.spark.delta_table import DeltaTableWriter, SnapshotOutdated
+from xidstream.pipeline.spark.naming import Location
+from xidstream.pipeline.spark.parquet_files import ParquetFiles, WrittenFile
+from xidstream.pipeline.spark.placement import Target
+from xidstream.pipeline.spark.small_files import SIZE_CLASSES, has_plain_files, many_small
+
+APP = "1/db/slot"
+MANY = SIZE_CLASSES[0].many
+VALUES: dict[pa.DataType, Any] = {
+    pa.bool_(): True,
+    pa.int16(): -3,
+    pa.int32(): 4,
+    pa.float32(): 0.5,
+    pa.float64(): float("inf"),
+    pa.decimal128(20, 4): decimal.Decimal("12.3456"),
+    pa.string(): "Grüße",
+    pa.binary(): b"\x00\xff",
+    pa.date32(): datetime.date(1582, 10, 4),
+    pa.timestamp("us"): datetime.datetime(1, 1, 1, 0, 0, 0, 1),
+    pa.timestamp("us", tz="UTC"): datetime.datetime(9999, 12, 31, tzinfo=datetime.timezone.utc),
+    pa.list_(pa.timestamp("us")): [datetime.datetime(2026, 1, 1), None],
+    pa.list_(pa.decimal128(10, 2)): [decimal.Decimal("1.25")],
+    pa.map_(pa.string(), pa.string()): [("k", None), ("l", "v")],
+}
+LSN = Target("_commit_lsn", pa.int64(), "_commit_lsn")
+COLUMNS = [LSN, *(Target(f"c{i}", type_, f"c{i}") for i, type_ in enumerate(VALUES))]
+
+
+@pytest.fixture
+def location(tmp_path: Path) -> Location:
+    return Location.parse(str(tmp_path / "public.t"))
+
+
+def opened(location: Location, columns: list[Target] = COLUMNS) -> DeltaTableWriter:
+    return DeltaTableWriter.open_or_create(location, "public.t", columns)
+
+
+def row(lsn: int) -> dict[str, Any]:
+    """Every type of the contract; each second row has nulls alone."""
+    values = {f"c{i}": value for i, value in enumerate(VALUES.values())}
+    return {"_commit_lsn": lsn, **(values if lsn % 2 else dict.fromkeys(values))}
+
+
+def written(
+    location: Location, rows: list[dict[str, Any]], columns: list[Target] = COLUMNS
+) -> list[WrittenFile]:
+    schema = pa.schema([column.field for column in columns])
+    files = ParquetFiles(location, f"data-{rows[0]['_commit_lsn']:05d}", schema, "_commit_lsn")
+    files.write(pa.RecordBatch.from_pylist(rows, schema=schema))
+    return files.close()
+
+
+def commit(writer: DeltaTableWriter, location: Location, lsn: int) -> None:
+    writer.commit(written(location, [row(lsn)]), {APP: lsn})
+
+
+def rows_of(location: Location) -> list[dict[str, Any]]:
+    table = DeltaTable(location.uri, storage_options=location.storage_options).to_pyarrow_table()
+    return sorted(table.to_pylist(), key=lambda each: int(each["_commit_lsn"]))
+
+
+def paths(location: Location) -> list[str]:
+    return pa.table(DeltaTable(location.uri).get_add_actions(flatten=True))["path"].to_pylist()
+
+
+def log_of(location: Location, version: int) -> list[dict[str, Any]]:
+    text = (Path(location.uri) / "_delta_log" / f"{version:020d}.json").read_text()
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_two_hundred_commits_leave_all_rows_as_they_were_in_a_few_files(location: Location) -> None:
+    writer = opened(location)
+    most = 0
+    for lsn in range(1, 201):
+        commit(writer, location, lsn)
+        most = max(most, len(paths(location)))
+    assert most == MANY
+    assert rows_of(location) == [row(lsn) for lsn in range(1, 201)]
+    assert opened(location).watermark(APP) == 200
+    # A reader that is bounded by an LSN still skips files.
+    found = writer.read(["_commit_lsn"], "_commit_lsn", 30, 40)
+    assert sorted(found["_commit_lsn"].to_pylist()) == list(range(30, 41))
+
+
+def test_a_merge_says_that_no_data_changes_and_the_new_rows_that_they_do(location: Location) -> None:
+    writer = opened(location)
+    for lsn in range(1, MANY + 2):
+        commit(writer, location, lsn)
+    actions = log_of(location, MANY + 1)
+    added = {a["add"]["path"]: a["add"]["dataChange"] for a in actions if "add" in a}
+    removed = [a["remove"]["dataChange"] for a in actions if "remove" in a]
+    assert removed == [False] * MANY
+    assert sorted(added.values()) == [False, True]
+    assert added[f"data-{MANY + 1:05d}/part-00000.parquet"] is True
+    (merged,) = (path for path, changes in added.items() if not changes)
+    (stats,) = (json.loads(a["add"]["stats"]) for a in actions if "add" in a and a["add"]["path"] == merged)
+    assert stats == {
+        "numRecords": MANY,
+        "minValues": {"_commit_lsn": 1},
+        "maxValues": {"_commit_lsn": MANY},
+    }
+
+
+def test_a_file_from_before_a_column_was_added_has_nulls_in_it(location: Location) -> None:
+    writer = opened(location, COLUMNS[:2])
+    for lsn in range(1, MANY + 1):
+        writer.commit(written(location, [{"_commit_lsn": lsn, "c0": True}], COLUMNS[:2]), {APP: lsn})
+    writer.add_columns(COLUMNS[2:])
+    commit(writer, location, 101)
+    assert len(paths(location)) == 2
+    none = dict.fromkeys(column.name for column in COLUMNS)
+    assert rows_of(location) == [
+        *({**none, "_commit_lsn": lsn, "c0": True} for lsn in range(1, MANY + 1)),
+        row(101),
+    ]
+
+
+def listed(sizes: list[int], name: str = "data-{}") -> pa.Table:
+    return pa.table(
+        {
+            "path": [name.format(i) for i in range(len(sizes))],
+            "size_bytes": sizes,
+            "num_records": [1] * len(sizes),
+            "modification_time": pa.array(range(len(sizes), 0, -1), pa.timestamp("ms")),
+        }
+    )
+
+
+@pytest.mark.parametrize("size_class", SIZE_CLASSES)
+def test_as_many_files_of_one_class_go_together_the_oldest_first(size_class: Any) -> None:
+    least, below, many = size_class
+    assert not many_small(listed([least] * (many - 1))).num_rows
+    found = many_small(listed([below - 1] * (many + 3) + [below] * 3))
+    assert found["path"].to_pylist() == [f"data-{i}" for i in range(many + 2, 2, -1)]
+
+
+def test_neither_large_files_nor_those_of_others_are_touched() -> None:
+    large = SIZE_CLASSES[-1].below_bytes
+    assert not many_small(listed([large] * 100)).num_rows
+    assert not many_small(listed([100] * 100, "part-{}")).num_rows
+    assert not many_small(listed([100] * 100, "snapshot-{}")).num_rows
+    assert not many_small(listed([])).num_rows
+
+
+def test_tables_with_deletion_vectors_or_column_mapping_are_left_alone() -> None:
+    assert has_plain_files(ProtocolVersions(1, 2, None, None))
+    assert has_plain_files(ProtocolVersions(3, 7, ["timestampNtz"], ["timestampNtz"]))
+    assert not has_plain_files(ProtocolVersions(2, 5, None, None))
+    assert not has_plain_files(
+        ProtocolVersions(3, 7, ["deletionVectors"], ["timestampNtz", "deletionVectors"])
+    )
+
+
+@pytest.mark.parametrize("spoil", [Path.unlink, lambda path: path.write_bytes(b"PAR1 no more")])
+def test_small_files_that_cannot_be_read_are_told_of_once_and_hold_up_no_commit(
+    location: Location, caplog: pytest.LogCaptureFixture, spoil: Any
+) -> None:
+    writer = opened(location)
+    for lsn in range(1, MANY + 1):
+        commit(writer, location, lsn)
+    spoil(Path(location.uri) / "data-00007" / "part-00000.parquet")
+    with caplog.at_level(logging.WARNING):
+        for lsn in range(MANY + 1, MANY + 4):
+            commit(writer, location, lsn)
+    assert [record.message for record in caplog.records if "public.t" in record.message] == caplog.messages
+    assert len(caplog.messages) == 1 and "could not be merged" in caplog.messages[0]
+    assert len(paths(location)) == MANY + 3 and opened(location).watermark(APP) == MANY + 3
+
+
+def test_a_file_without_the_rows_that_the_log_says_is_not_merged(location: Location) -> None:
+    writer = opened(location)
+    for lsn in range(1, MANY):
+        commit(writer, location, lsn)
+    (file,) = written(location, [row(MANY)])
+    lie = AddAction(file.path, file.size, {}, 0, True, '{"numRecords": 2}')
+    table = DeltaTable(location.uri)
+    table.create_write_transaction([lie], "append", table.schema())
+    with pytest.raises(SinkFailed):
+        delta_table.merge(location, many_small(opened(location).files()), COLUMNS, "_commit_lsn")
+    commit(opened(location), location, MANY + 1)
+    assert len(paths(location)) == MANY + 1
+
+
+def test_rows_are_there_once_though_a_user_compacts_at_the_same_moment(
+    location: Location, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """deltalake lets a commit pass that removes what ``optimize`` has removed already."""
+    writer = opened(location)
+    for lsn in range(1, MANY + 1):
+        commit(writer, location, lsn)
+    merge = delta_table.merge
+
+    def merge_while_they_compact(*arguments: Any) -> list[WrittenFile]:
+        written = merge(*arguments)
+        assert DeltaTable(location.uri).optimize.compact()["numFilesRemoved"] == MANY
+        return written
+
+    monkeypatch.setattr(delta_table, "merge", merge_while_they_compact)
+    commit(writer, location, MANY + 1)
+    monkeypatch.setattr(delta_table, "merge", merge)
+    assert rows_of(location) == [row(lsn) for lsn in range(1, MANY + 2)]
+    commit(writer, location, MANY + 2)
+    assert len(paths(location)) == 3
+
+
+def test_a_merge_by_a_ghost_of_this_writer_leaves_each_row_once(location: Location) -> None:
+    ghost = opened(location)
+    for lsn in range(1, MANY + 1):
+        commit(ghost, location, lsn)
+    commit(opened(location), location, MANY + 1)
+    with pytest.raises(SnapshotOutdated):
+        ghost.commit(written(location, [row(MANY + 2)]), {APP: MANY + 2})
+    assert rows_of(location) == [row(lsn) for lsn in range(1, MANY + 2)]
+
+
+def test_files_are_swapped_in_that_version_alone_which_the_snapshot_shows(location: Location) -> None:
+    writer = opened(location)
+    for lsn in (1, 2):
+        commit(writer, location, lsn)
+    DeltaTable(location.uri).optimize.compact()
+    old = paths(location)
+    (new,) = written(location, [row(3)])
+    action = AddAction(new.path, new.size, {}, 0, True, '{"numRecords": 2}')
+    with pytest.raises(SnapshotOutdated):
+        writer.swap([action], ["data-00001/part-00000.parquet", "data-00002/part-00000.parquet"], {APP: 3})
+    writer = opened(location)
+    table = DeltaTable(location.uri)
+    table.create_write_transaction([], "append", table.schema())
+    with pytest.raises(SnapshotOutdated):
+        writer.swap([action], None, {APP: 3})
+    assert paths(location) == old
+
+
+def serve_s3(connection: Connection) -> None:
+    """In a process of its own: deltalake holds the interpreter's lock while it waits for an answer to a write. Answers
+    are lost, or not, as the connection says, until it closes."""
+    server = LosesAnswers()
+    connection.send((server.port, server.bucket))
+    with suppress(EOFError):
+        while True:
+            server.n_to_lose = connection.recv()
+            connection.send(None)
+
+
+@pytest.fixture
+def s3() -> Iterator[tuple[Location, Connection]]:
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=serve_s3, args=(theirs,), daemon=True)
+    process.start()
+    theirs.close()
+    port, bucket = ours.recv()
+    options = {
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+        "AWS_ALLOW_HTTP": "true",
+        "AWS_REGION": "us-east-1",
+    }
+    yield Location.parse(f"s3://{bucket}/public.t", options), ours
+    ours.close()
+    process.terminate()
+    process.join()
+
+
+def test_small_files_are_merged_on_s3_also_where_the_answer_to_the_commit_is_lost(
+    s3: tuple[Location, Connection],
+) -> None:
+    location, server = s3
+    writer = opened(location)
+    for lsn in range(1, MANY + 1):
+        commit(writer, location, lsn)
+    server.send(1)
+    server.recv()
+    with pytest.raises(SnapshotOutdated):
+        commit(writer, location, MANY + 1)
+    assert opened(location).watermark(APP) == MANY + 1 and opened(location).files().num_rows == 2
+    assert rows_of(location) == [row(lsn) for lsn in range(1, MANY + 2)]
