@@ -401,7 +401,10 @@ def test_a_reader_holds_no_lock_between_its_ranges(database: Database, tmp_path:
     reader = RangeReader(database.dsn())
     with snapshot_of(database, relation_of(database, "t"), tmp_path) as snapshot:
         snapshot.read(snapshot.whole, reader)
-        holding = "SELECT count(*) FROM pg_locks WHERE relation = 't'::regclass AND pid <> pg_backend_pid()"
+        holding = (
+            "SELECT count(*) FROM pg_locks JOIN pg_stat_activity USING (pid) WHERE relation = 't'::regclass "
+            "AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
+        )
         assert database.execute(holding) == [(0,)]
         snapshot.read(snapshot.whole, reader)
     reader.close()
