@@ -187,7 +187,9 @@ def test_rows_behind_a_wholly_rolled_back_block_are_not_lost(pipeline: Pipeline)
 
 
 @pytest.mark.parametrize(
-    ("postgres_server", "streamed"), [(16, True), (18, False)], indirect=["postgres_server"]
+    ("postgres_server", "streamed"),
+    [pytest.param(16, False, marks=pytest.mark.slow), (18, True)],
+    indirect=["postgres_server"],
 )
 def test_prepared_transaction_is_released_at_commit_prepared_even_by_another_run(
     pipeline: Pipeline, streamed: bool
@@ -413,7 +415,10 @@ def test_delta_holds_exactly_the_committed_rows_after_two_runs(pipeline: Pipelin
 
 
 @NEWEST
-@pytest.mark.parametrize("buffer_memory_bytes", ["64MB", "1MB"], ids=["memory", "spilled too"])
+@pytest.mark.parametrize(
+    "buffer_memory_bytes",
+    [pytest.param("64MB", id="memory", marks=pytest.mark.slow), pytest.param("1MB", id="spilled too")],
+)
 def test_one_transaction_over_many_tables_arrives_whole_in_each_of_them(
     pipeline: Pipeline, buffer_memory_bytes: str
 ) -> None:

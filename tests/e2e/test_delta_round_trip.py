@@ -60,7 +60,9 @@ def texts(column: pa.ChunkedArray) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    ("postgres_server", "spilled"), [(16, False), (18, True)], indirect=["postgres_server"]
+    ("postgres_server", "spilled"),
+    [pytest.param(16, False, marks=pytest.mark.slow), (18, True)],
+    indirect=["postgres_server"],
 )
 def test_every_type_at_its_corners_comes_back_from_delta_as_the_server_has_it(
     pipeline: Pipeline, spilled: bool

@@ -81,7 +81,9 @@ def small_ids(pipeline: RayPipeline) -> list[int]:
 
 
 @NEWEST
-@pytest.mark.parametrize("killed", [False, True], ids=["", "sequencer killed"])
+@pytest.mark.parametrize(
+    "killed", [pytest.param(False, id="", marks=pytest.mark.slow), pytest.param(True, id="sequencer killed")]
+)
 def test_the_slot_is_confirmed_while_the_sink_is_away_and_all_arrives_in_order(
     pipeline: RayPipeline, killed: bool
 ) -> None:
@@ -165,7 +167,12 @@ def test_a_run_that_is_stopped_while_a_batch_hangs_confirms_what_it_journals(
 
 @NEWEST
 @pytest.mark.parametrize(
-    "damage", ["altered", pytest.param("missing", marks=pytest.mark.slow), "segment missing"]
+    "damage",
+    [
+        pytest.param("altered", marks=pytest.mark.slow),
+        pytest.param("missing", marks=pytest.mark.slow),
+        "segment missing",
+    ],
 )
 def test_a_damaged_journal_ends_the_run_behind_all_that_came_before(
     pipeline: RayPipeline, tmp_path: Path, damage: str

@@ -46,8 +46,10 @@ def pids(pipeline: RayPipeline) -> list[int]:
 @pytest.mark.parametrize(
     # Whether another part failed is asked of a reader that lives, unless the driver itself has ended.
     ("error", "failing_starts", "root_cause_s"),
-    [(LOST, 2, 600), (AWAY, 0, 1)],
-    ids=["lost, and two sessions do not start", "alive"],
+    [
+        pytest.param(LOST, 2, 600, id="lost, and two sessions do not start"),
+        pytest.param(AWAY, 0, 1, id="alive", marks=pytest.mark.slow),
+    ],
 )
 def test_a_loop_that_fails_with_a_batch_in_hand_costs_no_epoch_and_its_batch_comes_once_in_order(
     one_delivered: RayPipeline,
@@ -83,8 +85,12 @@ def test_a_loop_that_fails_with_a_batch_in_hand_costs_no_epoch_and_its_batch_com
 
 @pytest.mark.parametrize(
     "error",
-    [SegmentCorrupt("segment '0.parquet' is missing"), ComponentLost("the xid buffer ended unexpectedly")],
-    ids=["stored", "in-memory"],
+    [
+        pytest.param(SegmentCorrupt("segment '0.parquet' is missing"), id="stored"),
+        pytest.param(
+            ComponentLost("the xid buffer ended unexpectedly"), id="in-memory", marks=pytest.mark.slow
+        ),
+    ],
 )
 def test_rows_that_cannot_be_read_are_read_again_from_the_slot(
     one_delivered: RayPipeline, error: XidstreamError, monkeypatch: pytest.MonkeyPatch

@@ -94,7 +94,7 @@ def test_a_sink_that_takes_nothing_stops_the_reading_and_not_the_connection(pipe
 
 
 @NEWEST
-@pytest.mark.parametrize("victim", ["reader", "buffer", "sequencer"])
+@pytest.mark.parametrize("victim", ["reader", "buffer", pytest.param("sequencer", marks=pytest.mark.slow)])
 def test_a_killed_part_costs_a_new_epoch_and_no_row(pipeline: RayPipeline, victim: str) -> None:
     set_up(pipeline.database)
     supervisor = pipeline.start(buffer_memory_bytes="1MB", block_bytes=256 << 10, buffers_max=1)

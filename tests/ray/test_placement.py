@@ -18,13 +18,14 @@ pytestmark = pytest.mark.ray
 @pytest.mark.parametrize(
     ("cpus", "lack"),
     [
-        (
+        pytest.param(
             0.0,
             r"the slot reader, the xid buffer and the commit sequencer cannot start: they need 0\.25 CPUs, and 0 of",
+            id="reader",
+            marks=pytest.mark.slow,
         ),
-        (0.2, r"the xid buffer cannot start: it needs 0\.1 CPUs, and 0\.05 of"),
+        pytest.param(0.2, r"the xid buffer cannot start: it needs 0\.1 CPUs, and 0\.05 of", id="buffer"),
     ],
-    ids=["reader", "buffer"],
 )
 def test_parts_that_ray_has_no_cpus_for_end_the_run_with_what_is_free_and_needed(
     pipeline: RayPipeline,

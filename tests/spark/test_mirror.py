@@ -179,7 +179,7 @@ def test_a_part_of_a_key_that_its_column_cannot_hold_is_one_row_all_the_same(
     assert_named_moments_are_right(log)
 
 
-@pytest.mark.parametrize("way", [by_spark, by_executors])
+@pytest.mark.parametrize("way", [pytest.param(by_spark, marks=pytest.mark.slow), by_executors])
 def test_values_that_the_server_did_not_send_again_are_those_of_the_base_table(
     log: LogMaker, spark: Any, monkeypatch: pytest.MonkeyPatch, way: Callable[[pytest.MonkeyPatch], None]
 ) -> None:
