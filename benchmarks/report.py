@@ -41,7 +41,7 @@ def write() -> None:
         "drain": _drain(measured.get("drain")),
         "small": _small(measured.get("drain")),
         "cost": _cost(measured.get("drain")),
-        "lag": _lag(measured.get("lag"), measured.get("delta")),
+        "lag": _lag(measured.get("lag")),
         "delta": _delta(measured.get("delta")),
         "latency": _latency(measured.get("latency")),
         "streams": _growth(measured.get("growth"), "streams", "open streams"),
@@ -118,27 +118,30 @@ def _small(drain: Any) -> list[str]:
 def _cost(drain: Any) -> list[str]:
     if not drain:
         return []
-    runs = drain["large"]["cost"]
+    large = drain["large"]
 
-    def of(part: str, role: str) -> str:
-        return f"{median([run[part].get(role, 0.0) for run in runs]):.2f}"
+    def of(runs: str, part: str, role: str) -> str:
+        return f"{median([run[part].get(role, 0.0) for run in large[runs]]):.2f}"
 
     roles = (("reader", "slot reader"), ("buffers", "xid buffers"), ("sequencer", "commit sequencer"))
     roles += (("spark", "Spark: driver's JVM, executor, its Python"), ("ray", "Ray: raylet, GCS, agents"))
-    rows = [(title, of("cpu_s_per_million_rows", role), of("growth_mb", role)) for role, title in roles]
-    lines = _table(
-        ("the large transaction", "CPU s per million rows", "largest growth of a process, MiB"), rows
-    )
-    spilled = median([run["spilled_mb"] for run in runs])
-    return [*lines, "", f"Spilled: {spilled:,.0f} MiB of Arrow segments."]
+    rows = [
+        (
+            title,
+            of("cost", "cpu_s_per_million_rows", role),
+            of("cost_delta", "cpu_s_per_million_rows", role),
+            of("cost", "growth_mb", role),
+        )
+        for role, title in roles
+    ]
+    head = ("the large transaction", "CPU s per million rows, to a Spark action", "to Delta", "growth, MiB")
+    spilled = median([run["spilled_mb"] for run in large["cost"]])
+    return [*_table(head, rows), "", f"Spilled: {spilled:,.0f} MiB of segments."]
 
 
-def _lag(lag: Any, delta: Any) -> list[str]:
-    """The lag to Delta, with streaming, is the ``delta`` case's where that was measured."""
+def _lag(lag: Any) -> list[str]:
     if not lag:
         return []
-    if delta:
-        lag = {**lag, "on": _with_delta(lag["on"], delta)}
     rows = []
     for size, case in lag["on"].items():
         off = lag["off"].get(size)
@@ -151,11 +154,6 @@ def _lag(lag: Any, delta: Any) -> list[str]:
         )
     head = ("rows", "handler", "Spark count", "Delta", "off: handler", "off: count", "off: Delta")
     return _table(head, rows)
-
-
-def _with_delta(on: Any, delta: Any) -> dict[str, Any]:
-    medians = {size: {"median_s": case["lag_s"]["median"]} for size, case in delta["plain"].items()}
-    return {size: {**case, "delta": medians.get(size, case["delta"])} for size, case in on.items()}
 
 
 def _delta(delta: Any) -> list[str]:
@@ -316,8 +314,6 @@ def _plots(measured: dict[str, Any]) -> None:
         plt.close(plot)
 
     if lag := measured.get("lag"):
-        if delta := measured.get("delta"):
-            lag = {**lag, "on": _with_delta(lag["on"], delta)}
         series = {}
         for streaming, what in (
             ("on", "handler"),
