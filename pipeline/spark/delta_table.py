@@ -79,7 +79,8 @@ class DeltaTableWriter:
         self._location = location
         self._described: TableMetadata | None = None
         self._watermarks: dict[tuple[int, str], int] = {}
-        self._can_merge = True
+        self._merges_from = 0
+        """The version: after a failure a while goes by before the next try."""
         self.label = label
         if table.metadata().partition_columns:
             raise SinkFailed(
@@ -239,13 +240,13 @@ class DeltaTableWriter:
     def _merge(self, lsn_column: str, now_ms: int) -> list[AddAction | RemoveAction]:
         """What replaces small files by one, if there are many. The commit goes on without it where they cannot be read:
         what is wrong with files of before is no reason to keep new rows waiting."""
-        replaced = many_small(self.files()) if self._can_merge else None
+        replaced = many_small(self.files()) if self.version >= self._merges_from else None
         if not replaced or not has_plain_files(self._table.protocol()):
             return []
         try:
             merged = merge(self._location, replaced, self.columns, lsn_column)
         except (OSError, pa.ArrowException, XidstreamError) as error:
-            self._can_merge = False  # this handle tries it no more, and says it once
+            self._merges_from = self.version + CHECKPOINT_EVERY
             text = f"Delta table {self.label}: small files could not be merged ({type(error).__name__})"
             _LOGGER.warning(events.Event("small_files_not_merged", text, table=self.label))
             return []

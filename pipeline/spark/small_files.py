@@ -1,11 +1,12 @@
 """A table's small files, and the rows of some of them in one new file.
 
-Each batch adds at least one file to each of its tables, so a table that is written ten times a second would have a
-million files after a day, and readers open every one. So a commit that finds many small files replaces them by one. Its
-actions say that no data changes: whoever follows the log as a stream of changes reads none of these rows again.
+Each batch adds at least one file to each of its tables, and readers open every one. A commit that finds many small
+files replaces them by one. Its actions say that no data changes: whoever follows the log as a stream of changes reads
+none of these rows again.
 
 ``SIZE_CLASSES`` keep the work small. Only files of one class go together, so a row is rewritten some times at most, and
-a commit rewrites ``MOST_BYTES``. What is larger stays as it is; ``optimize.compact`` makes larger files of it.
+a commit rewrites 4 MiB of Parquet at most. Larger files stay as they are; ``optimize.compact`` makes larger ones of
+them.
 
 Only files that the sink has written are taken (``OWN``), and only where each of their rows counts: no tool has deleted
 rows by a deletion vector, or renamed columns by a mapping.
@@ -36,7 +37,7 @@ from xidstream.pipeline.spark.placement import Conform, Target
 OWN: Final = "data-"
 """How the paths of the files begin that the sink writes of batches."""
 _READS: Final = 8
-"""Files that are read at a time: an object store answers each after some 20 ms."""
+"""Files that are read at a time: an object store lets each of them wait."""
 _PLAIN_FEATURES: Final = {"timestampNtz"}
 
 
@@ -49,7 +50,6 @@ class SizeClass(NamedTuple):
 
 
 SIZE_CLASSES: Final = (SizeClass(0, 16 << 10, 32), SizeClass(16 << 10, 512 << 10, 8))
-MOST_BYTES: Final = max(each.below_bytes * each.many for each in SIZE_CLASSES)
 
 
 def has_plain_files(protocol: ProtocolVersions) -> bool:

@@ -175,20 +175,32 @@ def test_tables_with_deletion_vectors_or_column_mapping_are_left_alone() -> None
     )
 
 
-@pytest.mark.parametrize("spoil", [Path.unlink, lambda path: path.write_bytes(b"PAR1 no more")])
-def test_small_files_that_cannot_be_read_are_told_of_once_and_hold_up_no_commit(
-    location: Location, caplog: pytest.LogCaptureFixture, spoil: Any
+@pytest.mark.parametrize("content", [None, b"PAR1 no more"], ids=["gone", "damaged"])
+def test_small_files_that_cannot_be_read_hold_up_no_commit_and_are_tried_again_after_a_while(
+    location: Location,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    content: bytes | None,
 ) -> None:
+    monkeypatch.setattr(delta_table, "CHECKPOINT_EVERY", 5)
     writer = opened(location)
     for lsn in range(1, MANY + 1):
         commit(writer, location, lsn)
-    spoil(Path(location.uri) / "data-00007" / "part-00000.parquet")
+    spoiled = Path(location.uri) / "data-00007" / "part-00000.parquet"
+    whole = spoiled.read_bytes()
+    spoiled.unlink()
+    if content is not None:
+        spoiled.write_bytes(content)
     with caplog.at_level(logging.WARNING):
-        for lsn in range(MANY + 1, MANY + 4):
+        for lsn in range(MANY + 1, MANY + 6):
             commit(writer, location, lsn)
-    assert [record.message for record in caplog.records if "public.t" in record.message] == caplog.messages
-    assert len(caplog.messages) == 1 and "could not be merged" in caplog.messages[0]
-    assert len(paths(location)) == MANY + 3 and opened(location).watermark(APP) == MANY + 3
+    assert len(caplog.messages) == 1, "not with each commit"
+    assert "Delta table public.t: small files could not be merged" in caplog.messages[0]
+    assert len(paths(location)) == MANY + 5 and opened(location).watermark(APP) == MANY + 5
+    spoiled.write_bytes(whole)
+    commit(writer, location, MANY + 6)
+    assert len(paths(location)) == 7
+    assert rows_of(location) == [row(lsn) for lsn in range(1, MANY + 7)]
 
 
 def test_a_file_without_the_rows_that_the_log_says_is_not_merged(location: Location) -> None:
