@@ -2,8 +2,9 @@
 
 ``judge`` counts rows by (table, ``_commit_lsn``, ``_seq``): *lost* are the twin's that a table lacks, *twice* those
 that it has more than once, *alien* those that the twin never released; *disordered* are commits of a Delta log whose
-rows are not all above those before. Where the rows are the same their values are compared, too, by the rule of
-docs/delta.md for changed types. Transactions and messages are compared field by field.
+new rows are not all above those before. (Where small files are merged, the log says that their rows are not new.) Where
+the rows are the same their values are compared, too, by the rule of docs/delta.md for changed types. Transactions and
+messages are compared field by field.
 """
 
 from __future__ import annotations
@@ -164,13 +165,13 @@ def _judge_messages(verdict: Verdict, delta: Path, twin: Sink, dropped: set[byte
 
 
 def _disorder(path: Path, column: str) -> int:
-    """How many commits of the log hold rows at or below those of an earlier one."""
+    """How many commits of the log bring new rows at or below those of an earlier one."""
     reached, n = 0, 0
     for entry in sorted((path / "_delta_log").glob("*.json")):
         stats = [
             json.loads(action["add"]["stats"])
             for action in map(json.loads, entry.read_text().splitlines())
-            if "add" in action
+            if "add" in action and action["add"]["dataChange"]
         ]
         if not stats:
             continue

@@ -96,6 +96,12 @@ def test_the_judge_counts_what_is_lost_twice_alien_and_out_of_order(
     assert bool(verdict.differences) == bool(wrong.keys() & {"lost", "alien", "differences"})
 
 
+def test_files_that_were_merged_bring_no_new_rows(tmp_path: Path) -> None:
+    folder = write_delta(tmp_path, contract(100, 1, 2), contract(200, 3))
+    assert DeltaTable(str(folder / "s.t")).optimize.compact()["numFilesRemoved"] == 2
+    assert judge(folder, twin(), set()).ok
+
+
 def copy_data(payload: bytes) -> bytes:
     return b"d" + struct.pack("!i", len(payload) + 4) + payload
 
