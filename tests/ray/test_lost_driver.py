@@ -20,7 +20,8 @@ AWAY = StorageFault("the sink's store is away")
 
 @pytest.fixture
 def one_delivered(pipeline: RayPipeline) -> RayPipeline:
-    """It runs, and the sink has rows 1 to 10."""
+    """It runs, and the sink has rows 1 to 10. The server knows that they are there, so that it never sends them again:
+    this sink keeps no position, and would take them twice."""
     database = pipeline.database
     database.execute("create table t (id bigint primary key, note text)")
     database.execute("create publication p for table t")
@@ -28,6 +29,9 @@ def one_delivered(pipeline: RayPipeline) -> RayPipeline:
     pipeline.start(logical_decoding_work_mem="64kB")
     database.execute(FILL.format(1, 10))
     wait_until(lambda: pipeline.driver.ids("public.t") == list(range(1, 11)))
+    wait_until(lambda: pipeline.driver.transactions)
+    end_lsn = pipeline.driver.transactions[-1]["end_lsn"]
+    wait_until(lambda: pipeline.confirmed() >= end_lsn)
     return pipeline
 
 
