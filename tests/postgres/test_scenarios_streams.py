@@ -257,6 +257,7 @@ def test_fact_23_acknowledging_the_commit_lsn_alone_has_the_transaction_sent_aga
     commit_lsn, end_lsn = struct.unpack("!QQ", end[5:21])
     connection.send_status(Lsn(end_lsn), Lsn(commit_lsn), Lsn(commit_lsn))
     assert connection.stop(10)
+    pipeline.stages.close()
     scenario.streamed._pipeline = None
     assert scenario.streamed.confirmed_flush() == commit_lsn
     # Our own record refuses a slot that is ahead of it, rightly; nothing was lost here, and we know.
