@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from xidstream.actors.runtime.allocator import keep_freed_memory
 from xidstream.actors.runtime.pandas_unasked import leave_out_pandas
 from xidstream.actors.runtime.secrets import take_up
 from xidstream.pipeline import decode
@@ -17,6 +18,7 @@ class SnapshotReader:
     """One range at a time. ``cancel`` comes on another thread."""
 
     def __init__(self, config: Config, secrets_path: str | None) -> None:
+        keep_freed_memory()
         leave_out_pandas()
         decode.warm_up()
         self._reader = RangeReader(take_up(config, secrets_path).dsn)

@@ -93,6 +93,7 @@ class SnapshotSteps:
         self._most_readers = config.snapshot_connections
         self._parks = config.on_poison == "park"
         self._actors = SnapshotActors(config)
+        self._n_readers = 1
         self._targets: dict[int, SnapshotTarget] = {}
         self._stop = threading.Event()
         threads = 2 * most_readers(config.snapshot_connections) + 2
@@ -101,7 +102,9 @@ class SnapshotSteps:
     def start_readers(self, sources: Iterable[PublishedSource]) -> int:
         """As many as server and machine have room for. Returns how many. ``sources``: what is to be read first."""
         n_ranges = sum(len(plan_ranges(source.leaves, by_range=True)) for source in sources)
-        return self._actors.start_readers(readers_here(self._most_readers, own_cpus()), n_ranges)
+        n_most = readers_here(self._most_readers, own_cpus())
+        self._n_readers = self._actors.start_readers(n_most, n_ranges)
+        return self._n_readers
 
     def end_actors(self) -> None:
         """Nothing is in hand: give their connections and processes back. The next action starts others."""
@@ -170,7 +173,7 @@ class SnapshotSteps:
     def _hold(self, action: Hold) -> None:
         held = self._actors.hold("hold", action.source, action.wait_for_writers)
         self._targets[action.attempt] = self._call_sink("target", held.source.relation, held.bounds.place)
-        ranges = plan_ranges(held.source.leaves, by_range=held.by_range)
+        ranges = plan_ranges(held.source.leaves, by_range=held.by_range, n_readers=self._n_readers)
         relid = held.source.relation.relid
         self._report(Held(relid, action.attempt, held.source, held.snapshot_name, held.bounds, ranges))
 

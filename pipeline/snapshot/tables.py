@@ -121,16 +121,19 @@ class CtidRange:
 
 
 def plan_ranges(
-    leaves: Sequence[Leaf], *, by_range: bool, range_bytes: int = RANGE_BYTES
+    leaves: Sequence[Leaf], *, by_range: bool, range_bytes: int = RANGE_BYTES, n_readers: int = 1
 ) -> tuple[CtidRange, ...]:
     """All pages of ``leaves``, each in one range. ``by_range`` is false for a server that cannot scan ranges of ctid:
-    then each leaf is one range."""
+    then each leaf is one range. ``n_readers`` share the ranges."""
     total = sum(leaf.n_bytes for leaf in leaves)
     range_bytes = max(range_bytes, -(-total // MOST_RANGES))
     ranges: list[CtidRange] = []
     for leaf in leaves:
-        n_ranges = min(-(-leaf.n_bytes // range_bytes), leaf.n_pages) if by_range else 1
-        starts = [leaf.n_pages * i // max(n_ranges, 1) for i in range(max(n_ranges, 1))]
+        n_ranges = -(-leaf.n_bytes // range_bytes)
+        if n_ranges > n_readers:
+            n_ranges = -(-n_ranges // n_readers) * n_readers
+        n_ranges = max(1, min(n_ranges, leaf.n_pages)) if by_range else 1
+        starts = [leaf.n_pages * i // n_ranges for i in range(n_ranges)]
         for start, end in zip(starts, [*starts[1:], None], strict=True):
             ranges.append(CtidRange(leaf, len(ranges), start, end))
     return tuple(ranges)

@@ -24,10 +24,13 @@ def of_leaf(ranges: tuple[CtidRange, ...], relid: int) -> list[CtidRange]:
 @given(
     sizes=st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 1 << 26)), min_size=1, max_size=6),
     range_bytes=st.integers(PAGE, 1 << 24),
+    n_readers=st.integers(1, 5),
 )
-def test_each_page_of_each_leaf_is_in_one_range(sizes: list[tuple[int, int]], range_bytes: int) -> None:
+def test_each_page_of_each_leaf_is_in_one_range(
+    sizes: list[tuple[int, int]], range_bytes: int, n_readers: int
+) -> None:
     leaves = [leaf(i, n_pages, n_pages * PAGE + toast) for i, (n_pages, toast) in enumerate(sizes)]
-    ranges = plan_ranges(leaves, by_range=True, range_bytes=range_bytes)
+    ranges = plan_ranges(leaves, by_range=True, range_bytes=range_bytes, n_readers=n_readers)
     assert [each.number for each in ranges] == list(range(len(ranges)))
     for each in leaves:
         own = of_leaf(ranges, each.relid)
@@ -37,6 +40,17 @@ def test_each_page_of_each_leaf_is_in_one_range(sizes: list[tuple[int, int]], ra
         lengths.append(each.n_pages - own[-1].first_page)
         assert max(lengths) - min(lengths) <= 1
         assert all(r.n_bytes <= range_bytes + each.n_bytes // max(each.n_pages, 1) * 2 for r in own)
+
+
+def test_readers_share_the_ranges_of_a_large_leaf_evenly() -> None:
+    def n_ranges(n_mib: int, n_readers: int) -> int:
+        large = leaf(1, n_mib << 7)
+        return len(plan_ranges([large], by_range=True, range_bytes=1 << 20, n_readers=n_readers))
+
+    assert [n_ranges(11, readers) for readers in (1, 2, 4)] == [11, 12, 12]
+    assert [n_ranges(n_mib, 4) for n_mib in (1, 2, 3, 4, 5)] == [1, 2, 3, 4, 8], (
+        "small ones are cut as before"
+    )
 
 
 def test_an_empty_table_has_one_range_because_it_may_have_grown() -> None:
