@@ -24,6 +24,7 @@ import psycopg
 
 from benchmarks.results import median, ratio
 from benchmarks.source import Source, server
+from xidstream.actors.runtime.pandas_unasked import leave_out_pandas
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.protocol.message_buffer import Outcome
 from xidstream.pipeline.relations import Column, RelationVersion, ReplicaIdentity
@@ -181,6 +182,7 @@ def _read(
 
 
 def _reader(work: _Work, start: Barrier, taken: Any, shares: Any) -> None:
+    leave_out_pandas()  # as the actor does, else the first rows would load it
     reader = RangeReader(work.dsn)
     task = work.tasks[0]
     nothing = RangeTask(
