@@ -194,7 +194,7 @@ class _FirstCopy:
                 row = connection.execute(query.encode()).fetchone()
                 self.first_s = row[0] if row is not None else None
                 time.sleep(0.02)
-        self._usage = Watch(interval_s=1.0)
+        self._usage = Watch(interval_s=1.0, often="snapshot readers")
 
 
 # -- the others ----------------------------------------------------------------------------------------
