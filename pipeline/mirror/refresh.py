@@ -86,7 +86,6 @@ class TableRefresh:
     n_files_written: int = 0
     bytes_written: int = 0
     n_files_removed: int = 0
-    n_files_kept: int = 0
 
 
 def what_to_do(
@@ -185,7 +184,7 @@ class TableRefresher:
         base.describe(self._about)
         base.add_columns(added or [])
         if answer is Answer.KEEP or ordered is None:
-            return TableRefresh(self._label, Answer.KEEP, base.version, n_files_kept=len(files))
+            return TableRefresh(self._label, Answer.KEEP, base.version)
         return self._swap(ordered, net, tail, facts)
 
     def _tail(self, since: int) -> tuple[LogRows | None, TailFacts | None]:
@@ -230,7 +229,7 @@ class TableRefresher:
         new = self._new_files(paths)
         self._base.replace_all(new, self._key, fields, self._lsn, self._place)
         self._base.describe(self._about)
-        return self._done(answer, new, n_removed, 0)
+        return self._done(answer, new, n_removed)
 
     # -- touched files ---------------------------------------------------------------------------------
 
@@ -254,9 +253,9 @@ class TableRefresher:
         gone = removed(files, swapped.groups)
         if not new and not gone:
             # All that is new had no effect, or was in the snapshot already. The next refresh begins behind it.
-            return TableRefresh(self._label, Answer.KEEP, self._base.version, n_files_kept=len(files))
+            return TableRefresh(self._label, Answer.KEEP, self._base.version)
         self._base.replace(new, self._key, gone, self._lsn, self._place)
-        return self._done(Answer.SWAP, new, len(gone), len(files) - len(gone))
+        return self._done(Answer.SWAP, new, len(gone))
 
     # -- both ------------------------------------------------------------------------------------------
 
@@ -267,9 +266,9 @@ class TableRefresher:
             found.append(NewFile(path, os.path.getsize(absolute), self._key.facts_of(absolute)))
         return [file for file in found if file.facts.n_rows]
 
-    def _done(self, answer: Answer, new: Sequence[NewFile], n_removed: int, n_kept: int) -> TableRefresh:
+    def _done(self, answer: Answer, new: Sequence[NewFile], n_removed: int) -> TableRefresh:
         n_bytes = sum(file.size_bytes for file in new)
-        return TableRefresh(self._label, answer, self._base.version, len(new), n_bytes, n_removed, n_kept)
+        return TableRefresh(self._label, answer, self._base.version, len(new), n_bytes, n_removed)
 
 
 def directory_of(log: TableAt) -> str:

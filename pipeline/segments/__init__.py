@@ -37,7 +37,7 @@ from xidstream.pipeline.segments.journal_file import (
     verify_journal_file,
     write_journal_file,
 )
-from xidstream.pipeline.segments.keys import JournalName, Layout, SegmentName
+from xidstream.pipeline.segments.keys import Layout, SegmentName
 from xidstream.pipeline.segments.manifest import (
     delete_prepared,
     load_prepared,
@@ -75,7 +75,6 @@ from xidstream.pipeline.segments.stored_journal import (
 __all__ = [
     "HandedRows",
     "JournalFinding",
-    "JournalName",
     "Layout",
     "NamedFile",
     "ProgressRecord",

@@ -32,7 +32,6 @@ _PREPARED: Final = re.compile(
 )
 _SNAPSHOT: Final = re.compile(r"(?P<relid>\d{1,10})\.(?P<kind>(?:taken|told)-\d+|request|cancelled)\.json")
 _RECORD: Final = re.compile(r"(?P<owner>[0-9]{16})\.(?P<epoch>[A-Za-z0-9-]{1,64})\.json")
-_JOURNAL: Final = re.compile(r"(?P<number>[0-9]{16})\.(?P<epoch>[A-Za-z0-9-]{1,64})\.journal")
 _TRANSACTION_FOLDER: Final = re.compile(rf"\d+/[a-z0-9_]+/epochs/[A-Za-z0-9-]+/{_TRANSACTION}")
 
 
@@ -63,13 +62,6 @@ class RecordName(NamedTuple):
     """What the key of a record of progress says: ``epoch`` took the slot over under the number ``owner``."""
 
     owner: int
-    epoch: str
-
-
-class JournalName(NamedTuple):
-    """What the key of a journal file says: ``epoch`` wrote it."""
-
-    number: int
     epoch: str
 
 
@@ -225,13 +217,6 @@ class Layout:
         if match is None:
             raise UsageError(f"not a record of slot {self.slot!r}: {key!r}")
         return RecordName(int(match["owner"]), match["epoch"])
-
-    def parse_journal_key(self, key: str) -> JournalName:
-        """Of any epoch. Raises UsageError on every other key."""
-        match = _JOURNAL.fullmatch(_below(key, self.journal_prefix))
-        if match is None:
-            raise UsageError(f"not a journal file of slot {self.slot!r}: {key!r}")
-        return JournalName(int(match["number"]), match["epoch"])
 
 
 def is_transaction_folder(folder: str) -> bool:

@@ -42,7 +42,6 @@ def test_every_key_is_read_back(xid: Xid, lsn: Lsn, number: int, epoch: str) -> 
     assert is_transaction_folder(key.rpartition("/")[0])
     assert layout.parse_prepared_key(layout.prepared_key(xid, lsn)) == (xid, lsn, epoch, True)
     assert layout.parse_prepared_key(layout.prepared_messages_key(xid, lsn)) == (xid, lsn, epoch, False)
-    assert layout.parse_journal_key(layout.journal_key(number)) == (number, epoch)
     assert layout.parse_record_key(layout.record_key(number)) == (number, epoch)
 
 
@@ -80,23 +79,6 @@ def test_a_foreign_key_is_no_segment_of_this_slot(key: str) -> None:
 def test_a_foreign_key_is_no_prepared_transaction_of_this_slot(key: str) -> None:
     with pytest.raises(UsageError):
         LAYOUT.parse_prepared_key(key)
-
-
-@pytest.mark.parametrize(
-    "key",
-    [
-        "7423/orders/progress.json",
-        "7423/other/journal/0000000000000012.e-1.journal",
-        "7423/orders/journal/12.e-1.journal",
-        "7423/orders/journal/0000000000000012.journal",
-        "7423/orders/journal/0000000000000012...journal",
-        "7423/orders/journal/0000000000000012.e-1.journal\n",
-        "7423/orders/journal/00000000000000\u0661\u0662.e-1.journal",
-    ],
-)
-def test_a_foreign_key_is_no_journal_file_of_this_slot(key: str) -> None:
-    with pytest.raises(UsageError):
-        LAYOUT.parse_journal_key(key)
 
 
 @pytest.mark.parametrize("number", [-1, 10**16])
