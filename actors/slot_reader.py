@@ -101,12 +101,12 @@ class SlotReader:
         check_server(self._config, connection, remember=True)
         self._decision = decide_snapshots(self._config, connection)
 
-    def survey(self) -> Surveyed | None:
-        """None while somebody keeps a published table locked so that nothing can be planned."""
+    def survey(self) -> Surveyed:
+        """Raises SnapshotInterrupted while somebody keeps a published table locked so that nothing can be planned."""
         with sql_connection(self._slot.connection.same_server_dsn, "the published tables") as connection:
             sources = survey_unless_locked(connection, self._config.publication)
             state = read_slot(connection, self._config.slot)
-            return None if sources is None else Surveyed(sources, held_wal_bytes(connection, state))
+            return Surveyed(sources, held_wal_bytes(connection, state))
 
     def waiting_for(self) -> str | None:
         """What ``prepare`` waits for, for people; None when it is nothing in particular."""

@@ -160,15 +160,11 @@ class Epoch:
     def aim(self, target: Lsn) -> None:
         get(self.sequencer.aim.remote(target), SEQUENCER)
 
-    def survey(self) -> Surveyed | None:
+    def survey(self) -> Surveyed:
         """Asked of the reader, but for what the sink has: the slot may be confirmed further, behind the journal."""
-        surveyed: Surveyed | None = get(self._reader.survey.remote(), READER)
+        surveyed: Surveyed = get(self._reader.survey.remote(), READER)
         stats = self.sequencer_stats()
-        return (
-            surveyed
-            if surveyed is None or stats is None
-            else replace(surveyed, delivered_lsn=stats.delivered_lsn)
-        )
+        return surveyed if stats is None else replace(surveyed, delivered_lsn=stats.delivered_lsn)
 
     def stop_batches(self) -> None:
         get(self.sequencer.stop.remote(), SEQUENCER)

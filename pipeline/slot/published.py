@@ -23,7 +23,7 @@ from xidstream.pipeline.errors import ColumnNameClash
 from xidstream.pipeline.findings import Finding, enumerate_names
 from xidstream.pipeline.relations.relation import CONTRACT_COLUMNS
 from xidstream.pipeline.slot.stream_options import PG15, quote_identifier
-from xidstream.pipeline.slot.writers import lock_holders_anywhere
+from xidstream.pipeline.slot.writers import told_lockers
 
 _LOCK_TIMEOUT_MS: Final = 2000
 
@@ -164,12 +164,11 @@ def check_publications(
         with _lock_timeout(connection):
             return _check_published(connection, names, parks_tables=parks_tables)
     except psycopg.errors.LockNotAvailable:
-        holders = [str(each.blocker) for each in lock_holders_anywhere(connection, "AccessExclusiveLock")]
         return [
             Finding.warning(
                 "publication",
                 "a published table is locked, and the server does not list what is published meanwhile. The lock is "
-                f"one of: {enumerate_names(holders) or 'none is held any more'}",
+                f"one of: {told_lockers(connection)}",
                 "check again when the lock is gone; a run can start before, and delivers what is committed",
             )
         ]

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import psycopg
 
-from xidstream.pipeline.errors import Unsupported
+from xidstream.pipeline.errors import SnapshotInterrupted, Unsupported
 from xidstream.pipeline.findings import Finding, enumerate_names
 from xidstream.pipeline.quantities import counted, human_bytes
 from xidstream.pipeline.slot.snapshot_sources import survey_unless_locked
@@ -60,12 +60,10 @@ def snapshot_findings(
     if is_standby(connection):
         statement = "this is a standby: snapshots of tables cannot be taken here"
         return [Finding.failed("snapshot_primary", statement, REMEDY_STANDBY, Unsupported)]
-    sources = survey_unless_locked(connection, publications)
-    if sources is None:
-        statement = (
-            "a published table with a row filter is locked: no snapshot is planned until the lock is gone"
-        )
-        return [Finding.warning("snapshot_size", statement, "end the session that has locked it, or wait")]
+    try:
+        sources = survey_unless_locked(connection, publications)
+    except SnapshotInterrupted as error:
+        return [Finding.warning("snapshot_size", error.message, error.remedy)]
     if not sources:
         return [Finding.ok("snapshot_size", "no table is published, so there is none to read")]
     return [

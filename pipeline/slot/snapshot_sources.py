@@ -37,6 +37,7 @@ from typing import Any, Final
 
 import psycopg
 
+from xidstream.pipeline.errors import SnapshotInterrupted
 from xidstream.pipeline.relations import Column, RelationVersion, ReplicaIdentity, shared_columns
 from xidstream.pipeline.slot.catalog_queries import (
     BASE_TYPES,
@@ -53,6 +54,7 @@ from xidstream.pipeline.slot.catalog_queries import (
 )
 from xidstream.pipeline.slot.stream_options import PG11, PG12, PG17
 from xidstream.pipeline.slot.type_parts import with_type_parts
+from xidstream.pipeline.slot.writers import told_lockers
 from xidstream.pipeline.snapshot.tables import Leaf, PrimaryKey, PublishedSource
 
 _OPERATIONS: Final = ("insert", "update", "delete", "truncate")
@@ -148,12 +150,16 @@ def survey(
 
 def survey_unless_locked(
     connection: psycopg.Connection[Any], publications: Sequence[str]
-) -> tuple[PublishedSource, ...] | None:
-    """The same, or None if somebody keeps a table with a row filter locked."""
+) -> tuple[PublishedSource, ...]:
+    """The same. Raises SnapshotInterrupted, which names the lock, if a table with a row filter stays locked."""
     try:
         return survey(connection, publications, lock_timeout_ms=_LOCK_TIMEOUT_MS)
     except psycopg.errors.LockNotAvailable:
-        return None
+        raise SnapshotInterrupted(
+            "a published table with a row filter is locked, and no snapshot is planned until the lock is gone. It is "
+            f"one of: {told_lockers(connection)}",
+            remedy="end the session that has locked it, or wait",
+        ) from None
 
 
 def measured(connection: psycopg.Connection[Any], source: PublishedSource) -> PublishedSource:

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import psycopg
 
+from xidstream.pipeline.findings import enumerate_names
 from xidstream.pipeline.slot.admin import Blocker
 
 _WRITING: Final = (
@@ -72,9 +73,10 @@ def lock_holders(
     return _lock_holders(connection, modes, relids)
 
 
-def lock_holders_anywhere(connection: psycopg.Connection[Any], *modes: str) -> tuple[Writer, ...]:
-    """The same for any relation of the database."""
-    return _lock_holders(connection, modes, None)
+def told_lockers(connection: psycopg.Connection[Any]) -> str:
+    """In words: the transactions that have locked any relation of the database so that nobody can look at it."""
+    holders = _lock_holders(connection, ("AccessExclusiveLock",), None)
+    return enumerate_names([str(each.blocker) for each in holders]) or "none is held any more"
 
 
 def _lock_holders(

@@ -18,6 +18,7 @@ from xidstream.pipeline.errors import (
     PreconditionMissing,
     SinkDiverged,
     SlotLost,
+    SnapshotInterrupted,
     UsageError,
     XidstreamError,
 )
@@ -150,7 +151,8 @@ def test_a_locked_table_with_a_row_filter_is_told_and_does_not_keep_a_run_from_s
     snapshots = dataclasses.replace(config, snapshot="initial")
     with database.connect() as other, other.transaction():
         other.execute("LOCK TABLE t IN ACCESS EXCLUSIVE MODE")
-        assert survey_unless_locked(database.connection, ["pub"]) is None
+        with pytest.raises(SnapshotInterrupted, match=rf"of session {other.info.backend_pid} \("):
+            survey_unless_locked(database.connection, ["pub"])
         assert finding(snapshots, "snapshot_size").status is Status.WARNING
         require(snapshots, tell=str, wait_s=0)
     assert survey_unless_locked(database.connection, ["pub"])

@@ -10,7 +10,7 @@ import pytest
 
 from xidstream.actors.snapshot.taking import SnapshotTaking
 from xidstream.pipeline.config import Config
-from xidstream.pipeline.errors import ComponentLost
+from xidstream.pipeline.errors import ComponentLost, SnapshotInterrupted
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.relations import Column, RelationVersion, ReplicaIdentity
 from xidstream.pipeline.segments import Layout, Storage
@@ -65,3 +65,17 @@ def test_the_log_says_that_it_is_whole_when_the_sink_has_all_up_to_the_snapshots
     for _ in range(2):
         assert taking._reaches(lines, Lsn(0x5000))
     assert told == [("reach", valid_from)]
+
+
+def test_a_lock_that_nothing_can_be_planned_beside_is_told_once(taking: SnapshotTaking) -> None:
+    """Planning waited without a word while somebody had locked a table with a row filter."""
+
+    def locked() -> None:
+        raise SnapshotInterrupted("a published table with a row filter is locked")
+
+    told: list[str] = []
+    taking._notify, taking._survey = told.append, locked
+    taking._lines, taking._is_ready = SnapshotLines([]), True
+    for _ in range(2):
+        taking._try_to_look()
+    assert told == ["snapshots: a published table with a row filter is locked; asking again in 10 s"]
