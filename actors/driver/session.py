@@ -8,6 +8,7 @@ driver's JVM alone (its start, its first plan) is done while RayDP's other proce
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 import time
@@ -60,7 +61,7 @@ def spark_session(
 
     Finds a Java, starts or joins Ray, and returns when an executor is there and warm: some 20 s. Of ``config`` (a
     Config, a mapping of its settings, or the path of a TOML file) only the settings that begin with ``spark_`` count.
-    RayDP ends the session with the process, or at ``raydp.stop_spark()``.
+    The session ends with the process, or at ``raydp.stop_spark()``.
 
     Raises PreconditionMissing where there is no Java, or the executors do not fit, and EnvironmentFault where Ray or
     Spark does not start.
@@ -81,6 +82,9 @@ def start_spark(config: Config, app_name: str) -> SparkSession:
     """
     import raydp
 
+    # RayDP's own hook starts another Ray, and fails, where the script has ended Ray before.
+    atexit.unregister(raydp.stop_spark)
+    atexit.register(_stop_spark_at_exit)
     ensure_java()
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
@@ -129,6 +133,11 @@ def stop_spark() -> None:
     import raydp
 
     raydp.stop_spark()
+
+
+def _stop_spark_at_exit() -> None:
+    if ray.is_initialized():
+        stop_spark()
 
 
 def n_executors(spark: SparkSession) -> int:
