@@ -155,11 +155,9 @@ def survey_unless_locked(
     try:
         return survey(connection, publications, lock_timeout_ms=_LOCK_TIMEOUT_MS)
     except psycopg.errors.LockNotAvailable:
-        raise SnapshotInterrupted(
-            "a published table with a row filter is locked, and no snapshot is planned until the lock is gone. It is "
-            f"one of: {told_lockers(connection)}",
-            remedy="end the session that has locked it, or wait",
-        ) from None
+        told = f"a published table with a row filter is locked, by one of: {told_lockers(connection)}"
+        remedy = "no snapshot is planned until the lock is gone: end the session that has it, or wait"
+        raise SnapshotInterrupted(told, remedy=remedy) from None
 
 
 def measured(connection: psycopg.Connection[Any], source: PublishedSource) -> PublishedSource:

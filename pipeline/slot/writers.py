@@ -76,7 +76,7 @@ def lock_holders(
 def told_lockers(connection: psycopg.Connection[Any]) -> str:
     """In words: the transactions that have locked any relation of the database so that nobody can look at it."""
     holders = _lock_holders(connection, ("AccessExclusiveLock",), None)
-    return enumerate_names([str(each.blocker) for each in holders]) or "none is held any more"
+    return enumerate_names([str(each.blocker) for each in holders]) or "nobody any more"
 
 
 def _lock_holders(
