@@ -26,7 +26,7 @@ class SnapshotReader:
     def read(
         self, task: RangeTask, bounds: SnapshotBounds, target: SnapshotTarget, bytes_per_s: int
     ) -> tuple[tuple[WrittenFile, ...], int]:
-        """The files, and how many rows are in them. ``bytes_per_s``: of COPY's text at most; 0 for no limit."""
+        """The files, and how many rows are in them. ``bytes_per_s``: of COPY's rows at most; 0 for no limit."""
         place = RangeTarget(target.table, target.directory)
         files = self._reader.read(task, bounds, place, target.conform, bytes_per_s=bytes_per_s)
         return tuple(files), sum(file.n_rows for file in files)

@@ -2,7 +2,7 @@
 
 The reference is one ``COPY t TO STDOUT (FORMAT binary)`` by psql to nowhere. CPU seconds are told apart: the readers'
 and the server's. The same table is also read and thrown away in four formats, which says what each costs the server:
-text, a cast to text, ``format('%s', …)`` and the columns themselves, the last three in binary. The readers throw
+text, a cast to text, ``concat(…)`` and the columns themselves, the last three in binary. The readers throw
 nothing away: they decode, write and sync.
 """
 
@@ -227,12 +227,12 @@ def _cpu_s(process: psutil.Process) -> float:
 
 def _formats(relation: RelationVersion) -> dict[str, str]:
     names = [f'"{column.name}"' for column in relation.columns]
-    formatted = ", ".join(f"case when {name} is not null then format('%s', {name}) end" for name in names)
+    shown = ", ".join(f"case when {name} is distinct from null then concat({name}) end" for name in names)
     cast = ", ".join(f"{name}::text" for name in names)
     return {
         "text": f"copy (select {', '.join(names)} from only {relation.table}) to stdout",
         "cast": f"copy (select {cast} from only {relation.table}) to stdout (format binary)",
-        "format": f"copy (select {formatted} from only {relation.table}) to stdout (format binary)",
+        "concat": f"copy (select {shown} from only {relation.table}) to stdout (format binary)",
         "binary": f"copy (select {', '.join(names)} from only {relation.table}) to stdout (format binary)",
     }
 

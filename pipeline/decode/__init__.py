@@ -3,9 +3,10 @@
 ::
 
     blocks    the two entry points for the stream
-    copy_text the one for COPY's text, of a snapshot's rows
+    copy_binary    the one for COPY's binary format, of a snapshot's rows
     table_decoder  the column loop of one relation version
-    numbers | datetimes | binary | arrays | sparse     codecs, and the two columns of exceptions
+    numbers | datetimes | binary | arrays | sparse     codecs of text, and the two columns of exceptions
+    sent_values | sent_numerics    codecs of what send functions give
     columns   from row cursors to places of values; gathering; UTF-8
     scan      the one pass that checks everything
     bad_values     kernels' codes to errors
@@ -22,14 +23,16 @@ from xidstream.pipeline.decode.blocks import (
     decode_transaction_block,
     warm_up,
 )
-from xidstream.pipeline.decode.copy_text import CopiedColumns, decode_copied
+from xidstream.pipeline.decode.copy_binary import CopiedColumns, NotHeld, decode_copied, text_columns
 
 __all__ = [
     "CopiedColumns",
     "DecodedBlock",
     "DecodedPlainBlock",
+    "NotHeld",
     "decode_copied",
     "decode_plain_block",
     "decode_transaction_block",
+    "text_columns",
     "warm_up",
 ]

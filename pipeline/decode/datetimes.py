@@ -29,9 +29,9 @@ _I32 = types.int32[::1]
 
 _BAD = -(1 << 62)
 _MISFIT = _BAD + 1
-_FIRST_DAY = -719_162  # 0001-01-01
-_LAST_DAY = 2_932_896  # 9999-12-31
-_DAY_US = 86_400_000_000
+FIRST_DAY = -719_162  # 0001-01-01
+LAST_DAY = 2_932_896  # 9999-12-31
+DAY_US = 86_400_000_000
 
 
 @njit
@@ -150,8 +150,8 @@ def _one(payload, p, end, has_time, has_zone):
     days = _days(year, month, day)
     if not has_time:
         return days
-    result = days * _DAY_US + micros
-    if result < _FIRST_DAY * _DAY_US or result >= (_LAST_DAY + 1) * _DAY_US:
+    result = days * DAY_US + micros
+    if result < FIRST_DAY * DAY_US or result >= (LAST_DAY + 1) * DAY_US:
         return _MISFIT
     return result
 

@@ -125,7 +125,7 @@ def decode_table(
     def note(what: str, bad_rows: npt.NDArray[np.int64]) -> None:
         notes.append(_note(relation, what, PoisonedChange, rows, story, bad_rows))
 
-    columns, sparse = decode_columns(relation, len(rows), cursor.next_column, note)
+    columns, sparse = _decode_columns(relation, len(rows), cursor, note)
     internal = [
         pa.array(rows.change),
         pa.array(rows.owner),
@@ -138,24 +138,24 @@ def decode_table(
     )
 
 
-def decode_columns(
+def _decode_columns(
     relation: RelationVersion,
     n_rows: int,
-    next_column: Callable[[bool], tuple[Values, npt.NDArray[np.int64] | None]],
+    cursor: Cursor,
     refuse: Callable[[str, npt.NDArray[np.int64]], None],
 ) -> tuple[list[pa.Array], Sparse]:
-    """The table's columns and their exceptions. ``next_column`` is as ``Cursor`` has it, called in wire order.
+    """The table's columns and their exceptions.
 
     ``refuse`` gets what is wrong with a column, and the rows (ascending) that it is wrong with. They are null then.
     """
     sparse = Sparse(n_rows)
     columns = []
     for column in relation.columns:
-        values, unchanged = next_column(column.is_key)
+        values, unchanged = cursor.next_column(column.is_key)
         decoded = None
         while decoded is None:
             try:
-                decoded = _decode_column(column.type, values)
+                decoded = decode_column(column.type, values)
             except BadValue as bad:
                 bad_rows = _all_bad_rows(column.type, values, bad)
                 refuse(f"{relation.name} column {column.name!r} has a value that is {bad.reason}", bad_rows)
@@ -173,7 +173,7 @@ _ALWAYS_NATIVE = frozenset({Codec.TEXT, Codec.INTEGER, Codec.BOOL, Codec.FLOAT, 
 _NO_ROWS = np.empty(0, np.int64)
 
 
-def _decode_column(
+def decode_column(
     column: ColumnType, values: Values
 ) -> tuple[pa.Array, npt.NDArray[np.int64], pa.Array | None]:
     """The column, the rows that stay text, and their texts (None: there are none). Raises BadValue."""
@@ -196,7 +196,7 @@ def _all_bad_rows(column: ColumnType, values: Values, first: BadValue) -> npt.ND
     while start < len(values):
         end = min(start + _SEARCHED_ROWS, len(values))
         try:
-            _decode_column(column, values.only(slice(start, end)))
+            decode_column(column, values.only(slice(start, end)))
         except BadValue as bad:
             found.append(bad.rows + start)
             end = int(found[-1][-1]) + 1

@@ -1,11 +1,15 @@
-"""The connection of a snapshot's reader: ranges of a table as rows of ``COPY … TO STDOUT``, under an exported snapshot.
+"""The connection of a snapshot's reader: ranges of a table as rows of ``COPY … TO STDOUT (FORMAT binary)``, under an
+exported snapshot.
 
 A plain connection with the walsender's session settings, so that a type's output function gives the same text as in
-the stream. COPY's text format calls that very function. A cast to text does not: it drops the padding of char(5), and
-gives an inet its /32. Rejected, with the server's CPU seconds for a million rows of pgbench_accounts, and of 20 mixed
-columns (``benchmarks/snapshot_read.py``), where text takes 0.31 and 2.7: ``format('%s', c)`` in binary calls the output
-function as well, and takes 0.61 and 4.0. The columns themselves in binary take 0.26 and 2.0, and would need a decoder
-of their own for each type, domain and composite, which the stream does not have.
+the stream. The caller says which columns are to come as that text: ``concat`` calls the very function. A cast to text
+does not: it drops the padding of char(5), and gives an inet its /32. The other columns come as their send functions
+give them.
+
+Rejected: COPY's text format. It costs the server more for each column that is sent in binary now, and less for each
+that comes as text: CPU seconds for a million rows of pgbench_accounts, and of 20 mixed columns, are 0.34 and 2.8 in
+COPY's text format, 0.30 and 2.4 in binary, 0.54 and 3.7 with ``concat`` for every column
+(``benchmarks/snapshot_read.py``). Most tables have few columns that need it.
 
 Invariants:
 
@@ -25,7 +29,7 @@ from __future__ import annotations
 import re
 import select
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from typing import Final, NamedTuple
 
@@ -58,12 +62,16 @@ from xidstream.pipeline.slot.stream_options import PG14, PG17, quote_identifier,
 from xidstream.pipeline.snapshot.tables import RangeTask
 
 BLOCK_BYTES: Final = 4 << 20
-"""Of COPY's text."""
+"""Of COPY's rows."""
 BLOCK_ROWS: Final = 64 << 10
 _SLACK_BYTES: Final = 256 << 10
 """Behind ``BLOCK_BYTES``, so that an ordinary last row has room."""
 _CANCEL_TIMEOUT_S: Final = 10.0
 _NO_ROWS: Final = np.empty(0, np.uint8)
+_HEADER: Final = np.frombuffer(b"PGCOPY\n\xff\r\n\0" + bytes(8), np.uint8)
+"""The signature, no flags, and no extension of the header. The first row stands behind it in its message."""
+_TRAILER: Final = np.frombuffer(b"\xff\xff", np.uint8)
+"""As a message of its own."""
 _TICK_S: Final = 0.1
 
 _READER_SETTINGS: Final = {
@@ -88,19 +96,20 @@ REMEDY_ROW: Final = (
 
 
 class CopiedRows(NamedTuple):
-    """Rows of COPY's text format. ``payload: uint8[n]``, each row with its newline; ``lengths: int32[n_rows]``.
+    """Rows of COPY's binary format. ``payload: uint8[n]``; ``lengths: int32[n_rows]``.
 
-    Both are views of the connection's own arrays: writable, and gone with the next block."""
+    Both are views of the connection's own arrays, and gone with the next block."""
 
     payload: npt.NDArray[np.uint8]
     lengths: npt.NDArray[np.int32]
 
 
-def copy_statement(task: RangeTask) -> str:
+def copy_statement(task: RangeTask, as_text: Collection[int] = ()) -> str:
     """The COPY of one range. The columns are those of the relation, by name: a partition may have them in another
-    order."""
+    order. Those at the indexes ``as_text`` come as text."""
     relation, pages = task.source.relation, task.range
-    columns = ", ".join(quote_identifier(column.name) for column in relation.columns)
+    names = (quote_identifier(column.name) for column in relation.columns)
+    columns = ", ".join(_as_text(name) if i in as_text else name for i, name in enumerate(names))
     conditions = []
     if pages.first_page > 0:
         conditions.append(f"ctid >= '({pages.first_page},0)'::pg_catalog.tid")
@@ -110,7 +119,12 @@ def copy_statement(task: RangeTask) -> str:
         conditions.append(f"({task.source.row_filter})")
     where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
     leaf = f"{quote_identifier(pages.leaf.schema)}.{quote_identifier(pages.leaf.table)}"
-    return f"COPY (SELECT {columns} FROM ONLY {leaf}{where}) TO STDOUT"
+    return f"COPY (SELECT {columns} FROM ONLY {leaf}{where}) TO STDOUT (FORMAT binary)"
+
+
+def _as_text(name: str) -> str:
+    """``IS NOT NULL`` would ask a row type whether all of its fields are not null."""
+    return f"CASE WHEN {name} IS DISTINCT FROM NULL THEN pg_catalog.concat({name}) END"
 
 
 def told(task: RangeTask) -> str:
@@ -140,6 +154,37 @@ def failure_of(report: ServerReport, doing: str) -> XidstreamError:
     if state == "42501":
         return PreconditionMissing(f"{doing}: {report.message} (SQLSTATE {state})", remedy=REMEDY_SELECT)
     return from_report(report, doing)
+
+
+class Frame:
+    """What COPY's binary format has before the first row and behind the last one."""
+
+    def __init__(self, doing: str) -> None:
+        self._doing = doing
+        self._is_begun = self._is_ended = False
+
+    def without(self, rows: CopiedRows) -> CopiedRows:
+        """The rows alone. Raises ProtocolViolation for another header, and for rows behind the trailer."""
+        payload, lengths = rows
+        if len(lengths) and not self._is_begun:
+            self._is_begun = True
+            n = len(_HEADER)
+            if lengths[0] < n or not np.array_equal(payload[:n], _HEADER):
+                raise ProtocolViolation(f"{self._doing}: COPY's binary format does not begin with its header")
+            payload, lengths[0] = payload[n:], lengths[0] - n
+            if not lengths[0]:
+                lengths = lengths[1:]
+        if len(lengths) and self._is_ended:
+            raise ProtocolViolation(f"{self._doing}: there is something behind COPY's trailer")
+        n = len(_TRAILER)
+        if len(lengths) and lengths[-1] == n and np.array_equal(payload[-n:], _TRAILER):
+            self._is_ended = True
+            payload, lengths = payload[:-n], lengths[:-1]
+        return CopiedRows(payload, lengths)
+
+    def check_end(self) -> None:
+        if not self._is_ended:
+            raise ProtocolViolation(f"{self._doing}: COPY's binary format has no trailer")
 
 
 class RangeCopy:
@@ -184,16 +229,19 @@ class RangeCopy:
         """End the transaction, and with it the locks, and what keeps the server from cleaning up."""
         self._run("COMMIT", "a snapshot's reader")
 
-    def blocks(self, task: RangeTask) -> Iterator[CopiedRows]:
-        """The rows of one range. Whoever leaves the iterator before its end closes the connection.
+    def blocks(self, task: RangeTask, as_text: Collection[int] = ()) -> Iterator[CopiedRows]:
+        """The rows of one range; the columns at the indexes ``as_text`` come as text. Whoever leaves the iterator
+        before its end closes the connection.
 
         Raises PoisonedChange for what the server cannot send, PreconditionMissing (a privilege), ConnectionLost, and
         ComponentLost after ``cancel``."""
         doing = told(task)
-        result = self._execute(copy_statement(task), doing, until=pq.ExecStatus.COPY_OUT)
+        statement = copy_statement(task, as_text)
+        result = self._execute(statement, doing, until=pq.ExecStatus.COPY_OUT)
         if result.status != pq.ExecStatus.COPY_OUT:
             raise self._failure(ServerReport.of(result), doing)
         n_rows = 0
+        frame = Frame(doing)
         outcome = Outcome.FULL
         while outcome is not Outcome.ENDED:
             self._make_room(self._loop.waiting_bytes)
@@ -202,10 +250,12 @@ class RangeCopy:
                 raise self._cancellation(doing)
             if outcome is Outcome.FAILED:
                 raise self._broken(doing)
-            if self._loop.n_rows:
-                n_rows += self._loop.n_rows
-                yield self._taken()
+            rows = frame.without(self._taken())
+            if len(rows.lengths):
+                n_rows += len(rows.lengths)
+                yield rows
         self._end(n_rows, doing)
+        frame.check_end()
 
     def cancel(self) -> None:
         """End what is read now, from another thread. Nothing more is read over this connection."""

@@ -29,9 +29,10 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from xidstream.pipeline.decode import decode_copied
+from xidstream.pipeline.decode import NotHeld, decode_copied, text_columns
 from xidstream.pipeline.errors import SnapshotLost, Unsupported, XidstreamError
 from xidstream.pipeline.faultpoints import reach
+from xidstream.pipeline.relations import RelationVersion
 from xidstream.pipeline.rows import snapshot_rows
 from xidstream.pipeline.slot.range_copy import RangeCopy, told
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
@@ -84,6 +85,8 @@ class RangeReader:
         self._connection: RangeCopy | None = None
         self._snapshot_name: str | None = None
         """Of the range in hand."""
+        self._as_text: dict[RelationVersion, frozenset[int]] = {}
+        """Of tables with values that a native type cannot hold: the columns that are read as text."""
 
     def __repr__(self) -> str:
         return f"RangeReader({self._snapshot_name or 'idle'})"
@@ -99,19 +102,17 @@ class RangeReader:
     ) -> list[WrittenFile]:
         """The finished, durable files with all rows of a range; none where it has no rows.
 
-        ``bytes_per_s``: how much of COPY's text is read at most; 0 for no limit.
+        ``bytes_per_s``: how much of COPY's rows is read at most; 0 for no limit.
 
         Raises SnapshotLost (also after ``cancel``), ConnectionLost, PoisonedChange (a value that cannot be delivered;
         it names table and column), ColumnNameClash, PreconditionMissing (a privilege), and StorageFault.
         """
-        directory = f"{target.job}-{task.range.number}-{secrets.token_hex(8)}"
-        files = ParquetFiles(target.table, directory, conform.schema, _LSN_COLUMN)
         with self._lock:
             self._snapshot_name = task.snapshot_name
             self._cancelled.clear()
         reach("snapshot_range_reading")
         try:
-            self._copy(task, bounds, files, conform, Pace(bytes_per_s, time.monotonic()))
+            files = self._copied(task, bounds, target, conform, Pace(bytes_per_s, time.monotonic()))
             with self._lock:
                 # From here on nobody cancels what this connection does.
                 self._snapshot_name = None
@@ -155,9 +156,26 @@ class RangeReader:
                 self._connection = connection
         return connection
 
+    def _copied(
+        self, task: RangeTask, bounds: SnapshotBounds, target: RangeTarget, conform: Conform, pace: Pace
+    ) -> ParquetFiles:
+        """The range in files that are still open. It is read again, into others, where a column of it must be text."""
+        relation = task.source.relation
+        while True:
+            directory = f"{target.job}-{task.range.number}-{secrets.token_hex(8)}"
+            files = ParquetFiles(target.table, directory, conform.schema, _LSN_COLUMN)
+            as_text = self._as_text.get(relation) or text_columns(relation)
+            try:
+                self._copy(task, as_text, bounds, files, conform, pace)
+                return files
+            except NotHeld as found:
+                self._as_text[relation] = as_text | found.columns
+                self.close()
+
     def _copy(
         self,
         task: RangeTask,
+        as_text: frozenset[int],
         bounds: SnapshotBounds,
         files: ParquetFiles,
         conform: Conform,
@@ -169,13 +187,13 @@ class RangeReader:
         connection.begin(task.snapshot_name)
         n_rows = 0
         self._stop_if_cancelled(where)
-        for rows in connection.blocks(task):
+        for rows in connection.blocks(task, as_text):
             first_seq = (task.range.number << SEQ_BITS) + n_rows
             read_bytes = len(rows.payload)
             n_rows += len(rows.lengths)
             if n_rows >= 1 << SEQ_BITS:
                 raise Unsupported(f"{where} has more than {1 << SEQ_BITS} rows")
-            decoded = decode_copied(rows.payload, rows.lengths, relation, where)
+            decoded = decode_copied(rows.payload, rows.lengths, relation, as_text, where)
             del rows  # a giant row is not kept beside its columns
             batch: pa.RecordBatch = snapshot_rows(
                 relation,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import random
 import threading
 import time
 from concurrent.futures import ProcessPoolExecutor
@@ -82,15 +83,101 @@ def test_the_corner_values_of_every_type_are_what_the_stream_gives(
     for name, value in OTHER_SETTINGS.items():
         database.execute(f"ALTER DATABASE {database.name} SET {name} = '{value}'")
 
+    # All at once, where most columns have a value that only its text can hold; and each row for itself, where few have.
+    with snapshot_of(database, relation, tmp_path / "all") as snapshot:
+        all_at_once = snapshot.read_all()
+    with snapshot_of(database, relation, tmp_path / "each") as snapshot:
+        for r in range(n):
+            of_row = replace(snapshot.source, row_filter=f"id = {r}")
+            snapshot.read(replace(snapshot.whole, source=of_row))
+        each_for_itself = snapshot.rows()
+    for copied in (all_at_once, each_for_itself):
+        assert copied.num_rows == n
+        for i, column in enumerate(relation.columns):
+            expected = streamed.column(N_INTERNAL + i)
+            assert copied.field(i).type == expected.type == relation.arrow_fields[i].type, column.name
+            assert exact(copied.column(i)) == exact(expected), column.name
+        assert exact(copied.column("_text")) == exact(streamed.column(4))
+        assert any(value is not None for value in copied.column("_text").to_pylist())
+
+
+@NEWEST
+def test_random_numbers_and_times_are_what_the_stream_gives(database: Database, tmp_path: Path) -> None:
+    database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, a numeric, b numeric(38,19), c numeric(9,0), d numeric(20,20), e float8,"
+        " f float4, g timestamptz, h date, i bigint, j uuid)"
+    )
+    open_slot(database)
+    seed = random.uniform(-1, 1)
+    print(f"setseed({seed})")
+    database.execute("SELECT setseed(%s)", seed)
+    database.execute(
+        "INSERT INTO t SELECT n, x, least(greatest(x, -1e18), 1e18), (random() * 1e9 - 5e8)::int,"
+        " random()::numeric, sign * exp(random() * 1400 - 700), sign * exp(random() * 170 - 85),"
+        " timestamptz '1970-01-01' + random() * 2e11 * sign * interval '1 second',"
+        " date '1970-01-01' + (random() * 700000 * sign)::int, (random() * 1.8e19 - 9e18)::int8, md5(random()::text)::uuid"
+        " FROM (SELECT n, sign, (sign * random()::numeric * 10::numeric ^ (random() * 60 - 30)::int) x FROM"
+        " (SELECT n, sign(random() - 0.5)::numeric sign FROM generate_series(1, 4000) n) s) s"
+    )
+    received = receive(database)
+    relation, streamed = received.relations["t"], received.tables["t"].sort_by("id")
     with snapshot_of(database, relation, tmp_path) as snapshot:
-        copied = snapshot.read_all()
-    assert copied.num_rows == n
+        copied = snapshot.read_all().sort_by("id")
     for i, column in enumerate(relation.columns):
-        expected = streamed.column(N_INTERNAL + i)
-        assert copied.field(i).type == expected.type == relation.arrow_fields[i].type, column.name
-        assert exact(copied.column(i)) == exact(expected), column.name
-    assert exact(copied.column("_text")) == exact(streamed.column(4))
-    assert any(value is not None for value in copied.column("_text").to_pylist())
+        assert exact(copied.column(i)) == exact(streamed.column(N_INTERNAL + i)), column.name
+
+
+def test_a_row_type_is_null_only_where_the_value_is_and_not_where_its_fields_are(
+    database: Database, tmp_path: Path
+) -> None:
+    database.execute("CREATE TYPE pair AS (a int, b text)")
+    database.execute("CREATE TABLE t (id int, v pair)")
+    database.execute(
+        "INSERT INTO t VALUES (1, ROW(1, NULL)), (2, ROW(NULL, NULL)), (3, NULL), (4, ROW(1, 'x'))"
+    )
+    with snapshot_of(database, relation_of(database, "t"), tmp_path) as snapshot:
+        copied = snapshot.read_all()
+    assert sorted_rows(copied, "id", "v") == [(1, "(1,)"), (2, "(,)"), (3, None), (4, "(1,x)")]
+
+
+def test_a_column_with_a_value_that_only_its_text_can_hold_is_read_again_as_text_and_then_at_once(
+    database: Database, tmp_path: Path
+) -> None:
+    database.execute("CREATE TABLE t (id int, valid_to timestamptz, v text, n numeric(9,2))")
+    database.execute(
+        "INSERT INTO t SELECT i, CASE WHEN i % 150000 = 0 THEN 'infinity' ELSE timestamptz '2024-01-01' + i * interval"
+        " '1 hour' END, 'v' || i, i / 100.0 FROM generate_series(1, 300000) i"
+    )
+    database.execute("UPDATE t SET n = 'NaN' WHERE id = 299999")
+    reader = RangeReader(database.dsn())
+    with snapshot_of(database, relation_of(database, "t"), tmp_path) as snapshot:
+        snapshot.read(snapshot.whole, reader)
+        first = snapshot.rows()
+        n_directories = len(list(tmp_path.iterdir()))
+        snapshot.files = []
+        snapshot.read(snapshot.whole, reader)
+        second = snapshot.rows()
+    reader.close()
+    assert n_directories > 1, "a value that is not held was found behind rows that were written"
+    assert len(list(tmp_path.iterdir())) == n_directories + 1
+    expected = database.execute(
+        "SELECT id, CASE WHEN isfinite(valid_to) THEN valid_to END, v, nullif(n, 'NaN') FROM t ORDER BY id"
+    )
+    for copied in (first, second):
+        assert (
+            sorted(zip(*(copied[c].to_pylist() for c in ("id", "valid_to", "v", "n")), strict=True))
+            == expected
+        )
+        texts = {
+            i: text
+            for i, text in zip(copied["id"].to_pylist(), copied["_text"].to_pylist(), strict=True)
+            if text
+        }
+        assert texts == {
+            150_000: [("valid_to", "infinity")],
+            299_999: [("n", "NaN")],
+            300_000: [("valid_to", "infinity")],
+        }
 
 
 def test_the_contracts_columns_say_where_a_row_comes_from(database: Database, tmp_path: Path) -> None:
