@@ -115,7 +115,8 @@ def test_random_numbers_and_times_are_what_the_stream_gives(database: Database, 
         "INSERT INTO t SELECT n, x, least(greatest(x, -1e18), 1e18), (random() * 1e9 - 5e8)::int,"
         " random()::numeric, sign * exp(random() * 1400 - 700), sign * exp(random() * 170 - 85),"
         " timestamptz '1970-01-01' + random() * 2e11 * sign * interval '1 second',"
-        " date '1970-01-01' + (random() * 700000 * sign)::int, (random() * 1.8e19 - 9e18)::int8, md5(random()::text)::uuid"
+        " date '1970-01-01' + (random() * 700000 * sign)::int, (random() * 1.8e19 - 9e18)::int8,"
+        " md5(random()::text)::uuid"
         " FROM (SELECT n, sign, (sign * random()::numeric * 10::numeric ^ (random() * 60 - 30)::int) x FROM"
         " (SELECT n, sign(random() - 0.5)::numeric sign FROM generate_series(1, 4000) n) s) s"
     )
