@@ -144,5 +144,4 @@ class _Reading:
 def _is_simple(rows: pa.Table) -> bool:
     """Whether the last word counts, and nothing else."""
     is_truncate = pc.any(pc.equal(rows[CHANGE].cast(pa.string()), CHANGE_TYPES[TRUNCATE])).as_py()
-    has_unchanged = _UNCHANGED in rows.column_names and rows[_UNCHANGED].null_count < rows.num_rows
-    return not is_truncate and not has_unchanged
+    return not is_truncate and rows[_UNCHANGED].null_count == rows.num_rows
