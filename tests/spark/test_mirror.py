@@ -226,7 +226,7 @@ def test_files_of_a_table_whose_key_begins_with_a_column_without_ranges_have_ran
 ) -> None:
     table = keyed("priced", {"flag": BOOL, "n": INT8, "t": TEXT}, "flag", "n", relid=6)
     dice = random.Random(18)
-    log.snapshot(table, [{"flag": dice.random() < 0.5, "n": n, "t": "t" * 40} for n in range(500)])
+    log.snapshot(table, [{"flag": dice.random() < 0.5, "n": n, "t": "t" * 40} for n in range(900)])
     log.insert(table, {"flag": True, "n": 1_000, "t": "t"})
     Mirror(str(log.path), file_bytes=SMALL_FILES).refresh(spark)
     files = DeltaTable(str(log.path / "current" / "public.priced")).get_add_actions(flatten=True)
