@@ -15,8 +15,8 @@ column. Each row is a number of columns in 16 bits, and for each a length in 32 
 what is wrong, and no later kernel reads a place that ``split`` has not passed.
 
 Rejected: COPY's text format, where each byte of a value is looked at for escapes, by the server and here. With it,
-1,000,000 rows of pgbench_accounts took 0.30 s of the server's CPU time and 0.38 of a reader's; this takes 0.25 and
-0.34.
+1,000,000 rows of pgbench_accounts took 0.28 s of the server's CPU time and 0.32 of a reader's; this takes 0.26 and
+0.27 (``docs/performance.md``).
 
 Called by ``stages.range_reading``.
 """

@@ -25,6 +25,9 @@ from xidstream.pipeline.relations import Codec, ColumnType
 
 _U8R = types.Array(types.uint8, 1, "C", readonly=True)
 _I32 = types.int32[::1]
+_TEXT_BYTES: Final = 16 << 20
+_TEXT_FACTOR: Final = 8
+"""Texts of one block that take more than both are not written here: more bytes, and so many times what was sent."""
 
 
 @njit
@@ -230,7 +233,8 @@ def _write_numerics(payload, start, length, offsets, out):
 def numeric(values: Values, column: ColumnType) -> pa.Array:
     """decimal128(p, s), or for a column without a precision the text of ``numeric_out``. Raises BadValue.
 
-    NaN, infinities, and values that p and s cannot hold are marked TEXT; in a column of text they are text.
+    NaN, infinities, and values that p and s cannot hold are marked TEXT; in a column of text they are text. All of such
+    a column are marked where their texts are out of all proportion to what was sent.
     """
     if column.codec is not Codec.DECIMAL:
         return _numeric_text(values)
@@ -250,6 +254,12 @@ def _numeric_text(values: Values) -> pa.Array:
     bad = _measure_numerics(values.payload, values.start, values.length, sizes)
     if bad >= 0:
         raise BadValue(bad)
+    if sizes[0] > max(_TEXT_BYTES, _TEXT_FACTOR * values.n_bytes):
+        # 1e40000 is sent in 10 bytes. As text the server's own bytes bound a block.
+        there = np.flatnonzero(values.length >= 0)
+        values.length[there] = TEXT - values.length[there]
+        values.n_missing += len(there)
+        return pa.nulls(n, pa.string())
     check_offsets(int(sizes[0]))
     offsets, out = np.empty(n + 1, np.int32), np.empty(int(sizes[0]), np.uint8)
     n_bytes = _write_numerics(values.payload, values.start, values.length, offsets, out)

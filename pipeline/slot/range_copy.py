@@ -250,10 +250,12 @@ class RangeCopy:
                 raise self._cancellation(doing)
             if outcome is Outcome.FAILED:
                 raise self._broken(doing)
-            rows = frame.without(self._taken())
-            if len(rows.lengths):
-                n_rows += len(rows.lengths)
-                yield rows
+            # No name is kept beside the caller's: a giant row's array goes before the next one is made.
+            taken = [frame.without(self._taken())]
+            n_taken = len(taken[0].lengths)
+            n_rows += n_taken
+            if n_taken:
+                yield taken.pop()
         self._end(n_rows, doing)
         frame.check_end()
 

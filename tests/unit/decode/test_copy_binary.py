@@ -166,6 +166,14 @@ def test_a_numeric_that_its_precision_cannot_hold_is_not_taken_for_another(numbe
     assert caught.value.columns == {1}
 
 
+def test_numerics_of_a_few_bytes_whose_texts_are_giant_are_asked_for_as_text() -> None:
+    giant = copied([struct.pack(">hhhhh", 1, 10_000, 0, 0, 1)])  # 1e40000
+    with pytest.raises(NotHeld) as caught:
+        decode([giant] * 65_536, relation(("n", "numeric")))
+    assert caught.value.columns == {0}
+    assert values([giant], relation(("n", "numeric"))) == [["1" + "0" * 40_000]]
+
+
 def test_values_beyond_a_native_type_name_all_their_columns_and_are_text_when_they_come_as_text() -> None:
     table = relation(("d", "date"), ("k", "int4"), ("t", "timestamptz"))
     rows = [
