@@ -9,8 +9,8 @@ was given up: else its reader would keep the table's lock for as long as the ran
 leaves a connection that is closed, and the next ``read`` makes another one.
 
 Values come in binary where that can be decoded. A range that has a value which its native type cannot hold is read
-again with that column as text, and the reader asks for the text at once from then on: most tables have no such value, and one
-that has some has them in most of its ranges.
+again with that column as text. The reader asks for the text at once from then on: most tables have no such value, and
+one that has some has them in most of its ranges.
 
 Each attempt writes into a directory of its own, so that no commit ever names what a lost or repeated attempt wrote: it
 names what ``read`` returned. Vacuum removes the rest, as what Spark's lost tasks leave (``spark.parquet_files``).
