@@ -11,7 +11,8 @@ which there is no room. In Python the same took 1.5 microseconds a row. Here it 
 libpq's functions are found through psycopg's own extension, which is linked with the copy of libpq that it uses. A
 second copy, found by name, would not know the connection's struct.
 
-``RowLoop`` does the same for ``COPY … TO STDOUT``, where each CopyData message is one row and none needs a look. It
+``RowLoop`` does the same for ``COPY … TO STDOUT``, where each CopyData message is one row (the first has COPY's header
+before it, and the last is its trailer) and none needs a look. It
 waits inside libpq until there is a row: a reader of a snapshot has nothing else to do, and whoever wants it to stop
 cancels the server's command from another thread.
 

@@ -6,6 +6,7 @@ import multiprocessing
 import random
 import threading
 import time
+import weakref
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +33,7 @@ from xidstream.pipeline.errors import (
     SnapshotLost,
 )
 from xidstream.pipeline.rows import CONTRACT_FIELDS, N_INTERNAL
+from xidstream.pipeline.slot.range_copy import BLOCK_BYTES, RangeCopy
 from xidstream.pipeline.stages.range_reading import RangeReader
 
 pytestmark = pytest.mark.postgres
@@ -214,6 +216,23 @@ def test_large_toast_values_come_whole(database: Database, tmp_path: Path) -> No
         copied = snapshot.read_all(range_bytes=1 << 20)
     expected = database.execute("SELECT id, plain, packed, raw FROM t ORDER BY id")
     assert sorted_rows(copied, "id", "plain", "packed", "raw") == expected
+
+
+def test_a_giant_row_is_let_go_before_the_next_one_is_read(database: Database, tmp_path: Path) -> None:
+    database.execute("CREATE TABLE t (v text)")
+    database.execute("INSERT INTO t SELECT repeat(md5(i::text), 200000) FROM generate_series(1, 3) i")
+    with snapshot_of(database, relation_of(database, "t"), tmp_path) as snapshot:
+        connection = RangeCopy(database.dsn())
+        connection.begin(snapshot.name)
+        n_giant = 0
+        for rows in connection.blocks(snapshot.whole):
+            if len(rows.payload) > BLOCK_BYTES:
+                n_giant += 1
+                array = weakref.ref(rows.payload.base)
+                del rows
+                assert array() is None
+        connection.close()
+    assert n_giant == 3
 
 
 def test_no_time_limit_of_the_database_ends_a_read(database: Database, tmp_path: Path) -> None:
