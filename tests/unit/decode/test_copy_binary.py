@@ -123,6 +123,25 @@ def test_what_send_functions_give(type_name: str, data: bytes, expected: object)
     assert values([copied([data]), copied([None]), copied([data])], table) == [[expected], [None], [expected]]
 
 
+@pytest.mark.parametrize(
+    ("type_name", "data"),
+    [
+        ("jsonb", b'\2{"a": 1}'),
+        ("jsonb", b""),
+        ("bool", b"\2"),
+        ("int4", b"\0\0\1"),
+        ("uuid", bytes(15)),
+        ("numeric", struct.pack(">hhhhh", 1, 0, 0, 0, 10_000)),
+        ("numeric", struct.pack(">hhhh", 1, 0, 0, 0)),
+        ("numeric", struct.pack(">hhhh", 0, 0, 1, 0)),
+    ],
+)
+def test_what_no_send_function_gives_is_refused(type_name: str, data: bytes) -> None:
+    for modifier in (-1, numeric_modifier(20, 3)):
+        with pytest.raises(PoisonedChange, match="column 'v' has a value that is malformed"):
+            decode([copied([data])], relation(("v", type_name, modifier)))
+
+
 def test_all_the_many_nan_become_the_one_that_text_has() -> None:
     strange = b"\xff\xf8\0\0\0\0\0\1"
     decoded = decode([copied([strange])], relation(("v", "float8")))
