@@ -1,7 +1,7 @@
 """A whole snapshot into durable Delta, beside what others make of the same table: rows a second, and CPU seconds.
 
 - Ours: the real run, with its Ray, its Spark and its actors. The clock runs from the query_start of its first COPY to
-  the table's Delta commit (the time of the log's file). ``from_hold`` runs from when the table was asked for, so it has
+  the table's Delta commit (the time of the log's file). ``from_asked`` runs from when the tables were known, so it has
   the start of holder and readers as well.
 - ``COPY … (FORMAT binary)`` by psql to nowhere: what one connection can read.
 - Spark's JDBC read, cut by the key, into Parquet: ``benchmarks.jdbc_read``.
@@ -37,7 +37,6 @@ from benchmarks.results import median, ratio
 from benchmarks.snapshot_read import TABLES
 from benchmarks.source import PUBLICATION, Source, server
 from xidstream.actors.snapshot.steps import SnapshotSteps
-from xidstream.pipeline.snapshot.course import Hold
 
 _KEYS = {"accounts": "aid", "wide": "id"}
 _TIMEOUT_S = 1800.0
@@ -121,15 +120,14 @@ def _copy(source: Source, table: str) -> dict[str, float]:
 def _ours(spark: Any, source: Source, table: str, number: int, rows: int) -> dict[str, float]:
     (slot,) = source.slots(1, f"ours_{table}_{number}")
     asked_s: list[float] = []
-    submit = SnapshotSteps.submit
+    start_readers = SnapshotSteps.start_readers
 
-    def noted(self: SnapshotSteps, action: Any) -> None:
-        if isinstance(action, Hold):
-            asked_s.append(time.time())
-        submit(self, action)
+    def noted(self: SnapshotSteps, sources: Any) -> int:
+        asked_s.append(time.time())
+        return start_readers(self, sources)
 
     watcher = _FirstCopy(source)
-    SnapshotSteps.submit = noted  # type: ignore[method-assign]
+    SnapshotSteps.start_readers = noted  # type: ignore[method-assign]
     try:
         with (
             ours.stream(spark, source, slot, delta=True, snapshot="initial") as running,
@@ -145,14 +143,14 @@ def _ours(spark: Any, source: Source, table: str, number: int, rows: int) -> dic
             committed_s = _committed_s(running.delta / f"public.{table}")
             n_rows = DeltaTable(str(running.delta / f"public.{table}")).to_pyarrow_dataset().count_rows()
     finally:
-        SnapshotSteps.submit = submit  # type: ignore[method-assign]
+        SnapshotSteps.start_readers = start_readers  # type: ignore[method-assign]
     source.execute("select pg_drop_replication_slot(%s)", slot)
     if n_rows != rows:
         raise RuntimeError(f"{n_rows} rows arrived, {rows} were there")
     assert watcher.first_s is not None
     return {
         "s": committed_s - watcher.first_s,
-        "from_hold_s": committed_s - asked_s[0],
+        "from_asked_s": committed_s - asked_s[0],
         "client": sum(usage.cpu_s.values()),
         "server": spent[0],
         **{f"cpu_{role}": cpu_s for role, cpu_s in usage.cpu_s.items()},

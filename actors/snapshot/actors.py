@@ -34,6 +34,9 @@ _ANSWER_S = 2.0
 _IDLE_S = 600.0
 """Nobody asks for more ranges at a time than there are readers. One waits where a reader is still busy with a range of
 a table that was given up, where readers have no process yet, or where all readers were ended."""
+LOADING_S = 5.0
+"""So long at most the first table waits for readers that load. Where Ray has no CPU for one, the others begin."""
+_POLL_S = 0.02
 LATE_S = 30.0
 """After so long a reader without a process is told of. Starting one takes some seconds, on a busy machine ten."""
 
@@ -102,7 +105,8 @@ class SnapshotActors:
         """Have as many as the server has room for, ``n_most`` at most. Returns how many.
 
         No more are started at once than there are ranges; the others when they are needed. They start beside the
-        holder: else the first one would read alone while the others load, which takes a second or two.
+        holder, and run when this returns, or after ``LOADING_S`` those that can. So a table's lock and snapshot are not
+        held while readers load, and no reader loads on the cores that others read with.
         """
         self._living_holder()  # its process first: the readers wait for it
         with self._lock:
@@ -119,7 +123,14 @@ class SnapshotActors:
             self._idle.put(None)
         for reader in readers[:n_readers]:
             self._await_process(reader)
+        self._await_loaded()
         return n_readers
+
+    def _await_loaded(self) -> None:
+        """Wait until all that start run, for ``LOADING_S`` at most."""
+        deadline_s = time.monotonic() + LOADING_S
+        while self._starting and time.monotonic() < deadline_s:
+            time.sleep(_POLL_S)
 
     def missing_readers(self) -> str | None:
         """In words: the readers that Ray has not started for ``LATE_S``. None where there are none."""

@@ -12,9 +12,7 @@ libpq's functions are found through psycopg's own extension, which is linked wit
 second copy, found by name, would not know the connection's struct.
 
 ``RowLoop`` does the same for ``COPY … TO STDOUT``, where each CopyData message is one row (the first has COPY's header
-before it, and the last is its trailer) and none needs a look. It
-waits inside libpq until there is a row: a reader of a snapshot has nothing else to do, and whoever wants it to stop
-cancels the server's command from another thread.
+before it, and the last is its trailer) and none needs a look.
 
 Rejected: reading the socket behind libpq's back, which saves one more copy and does not work with TLS; ctypes, which
 costs more for each call than it saves.
@@ -195,14 +193,24 @@ def _gather_rows(functions, connection, payload, lengths, sums, limit_bytes):
     room (0: none does)."""
     n_bytes, n_rows = sums[0], sums[1]
     outcome = 0
+    asked = False
     while outcome == 0:
         n = sums[3]
         if sums[2] == 0:
-            n = np.int64(_get_copy_data(functions[0], connection, sums.ctypes.data + 16, np.int32(0)))
+            n = np.int64(_get_copy_data(functions[0], connection, sums.ctypes.data + 16, np.int32(1)))
+            if n == 0:
+                sums[2] = 0
+                if asked:
+                    break
+                asked = True
+                if _consume_input(functions[1], connection) == 0:
+                    outcome = 4
+                continue
             if n < 0:
                 sums[2] = 0
                 outcome = 3 if n == -1 else 4
                 break
+            asked = False
         if n_bytes + n > len(payload) or n_rows == len(lengths):
             sums[3] = n
             outcome = 2
@@ -303,6 +311,7 @@ class RowLoop(_Loop):
     def __init__(self, connection: int, get_copy_data: Any, consume_input: Any, freemem: Any) -> None:
         super().__init__(connection, get_copy_data, consume_input, freemem)
         self._sums = np.zeros(4, np.int64)
+        self._goes_on = False
 
     @property
     def n_bytes(self) -> int:
@@ -320,12 +329,15 @@ class RowLoop(_Loop):
     def gather(
         self, payload: npt.NDArray[np.uint8], lengths: npt.NDArray[np.int32], limit_bytes: int
     ) -> Outcome:
-        """Fill the arrays with rows, and wait for rows meanwhile; Python's other threads run. Never ``DRAINED``;
-        ``MESSAGE`` where the next row has no room."""
-        self._sums[:2] = 0
-        return Outcome(
+        """Fill the arrays with rows until one of the outcomes; Python's other threads run meanwhile. ``MESSAGE`` where
+        the next row has no room. Behind ``DRAINED`` it goes on where it was, in the same arrays."""
+        if not self._goes_on:
+            self._sums[:2] = 0
+        outcome = Outcome(
             _gather_rows(self._functions, self._connection, payload, lengths, self._sums, limit_bytes)
         )
+        self._goes_on = outcome is Outcome.DRAINED
+        return outcome
 
     def drop_waiting(self) -> None:
         """Free the row that waits, when nobody will ask for it."""

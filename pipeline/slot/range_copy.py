@@ -20,7 +20,7 @@ Invariants:
 - No error has a row's value. A server's text is shown only where it cannot quote one: not for data exceptions, nor for
   what functions of users raise.
 
-One thread reads, and waits inside libpq. Only ``cancel`` may come from another one. A dead server is found by TCP
+One thread reads, and waits at the socket. Only ``cancel`` may come from another one. A dead server is found by TCP
 keepalives (``conninfo.complete`` turns them on).
 """
 
@@ -29,6 +29,7 @@ from __future__ import annotations
 import re
 import select
 import threading
+import time
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from typing import Final, NamedTuple
@@ -73,6 +74,9 @@ _HEADER: Final = np.frombuffer(b"PGCOPY\n\xff\r\n\0" + bytes(8), np.uint8)
 _TRAILER: Final = np.frombuffer(b"\xff\xff", np.uint8)
 """As a message of its own."""
 _TICK_S: Final = 0.1
+_NAP_S: Final = 0.0005
+"""The server sends 8 KiB at a time. Who waits at the socket is woken for each of them, at the expense of both: two
+readers on two cores take 4 % less time with the nap (medians of four runs in turn)."""
 
 _READER_SETTINGS: Final = {
     "row_security": "off",
@@ -245,7 +249,7 @@ class RangeCopy:
         outcome = Outcome.FULL
         while outcome is not Outcome.ENDED:
             self._make_room(self._loop.waiting_bytes)
-            outcome = self._loop.gather(self._payload, self._lengths, BLOCK_BYTES)
+            outcome = self._gather()
             if self._cancelled.is_set():
                 raise self._cancellation(doing)
             if outcome is Outcome.FAILED:
@@ -294,6 +298,19 @@ class RangeCopy:
             self._payload = np.empty(needed, np.uint8)
         if not len(self._lengths):
             self._lengths = np.empty(BLOCK_ROWS, np.int32)
+
+    def _gather(self) -> Outcome:
+        """Fill the arrays, and wait meanwhile: a nap first, so that more has come when it looks again."""
+        has_napped = False
+        while (outcome := self._loop.gather(self._payload, self._lengths, BLOCK_BYTES)) is Outcome.DRAINED:
+            if self._cancelled.is_set():
+                break
+            if has_napped:
+                self._poll.poll(_TICK_S * 1000)  # as long for TLS as ``_result`` waits
+            else:
+                time.sleep(_NAP_S)
+            has_napped = not has_napped
+        return outcome
 
     def _taken(self) -> CopiedRows:
         """What was gathered. A giant row's array is the caller's alone, who may let it go as soon as it is decoded."""

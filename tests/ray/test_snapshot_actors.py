@@ -73,6 +73,16 @@ def test_a_reader_of_a_table_that_is_given_up_lets_go_of_it_and_reads_the_next_o
 
 
 @pytest.mark.parametrize("postgres_server", [18], indirect=True)
+def test_readers_are_loaded_before_the_first_table_is_held(database: Database) -> None:
+    actors = SnapshotActors(Config(dsn=database.dsn(), slot="s", publication=("p",)))
+    try:
+        assert actors.start_readers(2, 10) == 2
+        assert (actors._idle.qsize(), len(actors._starting)) == (2, 0)
+    finally:
+        actors.close()
+
+
+@pytest.mark.parametrize("postgres_server", [18], indirect=True)
 def test_a_reader_that_ray_has_no_cpus_for_is_told_of_and_the_one_that_runs_reads_all_ranges(
     database: Database,
     tmp_path: Path,
@@ -82,6 +92,7 @@ def test_a_reader_that_ray_has_no_cpus_for_is_told_of_and_the_one_that_runs_read
     database.execute("CREATE TABLE t (id int)")
     database.execute("INSERT INTO t SELECT generate_series(1, 10)")
     leave(0.16)
+    monkeypatch.setattr(snapshot_actors, "LOADING_S", 1.0)
     actors = SnapshotActors(Config(dsn=database.dsn(), slot="s", publication=("p",)))
     try:
         # Three that start beside the holder, and one that is started when it is needed.

@@ -231,6 +231,27 @@ def test_every_row_comes_once_however_little_room_there_is(n_bytes: int, n_rows:
     assert got == COPIED and server.n_allocated == 0
 
 
+def test_rows_that_come_in_pieces_are_gathered_behind_one_another_and_then_anew() -> None:
+    server = Server(COPIED, arrivals=[10, 0, 20, 20], end=-1)
+    loop, (payload, lengths) = server.rows, room(1 << 20, 100)
+    seen = []
+    while (outcome := loop.gather(payload, lengths, len(b"".join(COPIED[:45])))) is Outcome.DRAINED:
+        seen.append(loop.n_rows)
+    # Each look takes what has come, until nothing has.
+    assert seen == [10] and outcome is Outcome.FULL and loop.n_rows == 45
+    assert bytes(payload[: loop.n_bytes]) == b"".join(COPIED[:45])
+    assert loop.gather(payload, lengths, 1 << 20) is Outcome.ENDED and loop.n_rows == 5
+    assert bytes(payload[: loop.n_bytes]) == b"".join(COPIED[45:]) and server.n_allocated == 0
+
+
+def test_a_connection_that_breaks_while_rows_are_waited_for_is_told_of() -> None:
+    server = Server(COPIED, arrivals=[10])
+    payload, lengths = room(1 << 20, 100)
+    assert server.rows.gather(payload, lengths, 1 << 20) is Outcome.DRAINED and server.rows.n_rows == 10
+    server.fails = True
+    assert server.rows.gather(payload, lengths, 1 << 20) is Outcome.FAILED
+
+
 def test_a_row_without_room_waits_and_says_how_much_it_needs() -> None:
     server = Server([COPIED[0], b"x" * 500 + b"\n", COPIED[1]], end=-1)
     loop, (payload, lengths) = server.rows, room(100, 10)
