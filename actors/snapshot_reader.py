@@ -1,6 +1,12 @@
-"""The snapshot reader actor: reads one range of a table after another into Parquet files (``stages.range_reading``)."""
+"""The snapshot reader actor: reads one range of a table after another into Parquet files (``stages.range_reading``).
+
+All ranges are read on one thread of its own. Ray gives an actor's calls to its threads in turn, and memory allocators
+keep what is freed for the thread that freed it. So each of Ray's two threads would take the memory of a range anew.
+"""
 
 from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
 
 from xidstream.actors.runtime.allocator import keep_freed_memory
 from xidstream.actors.runtime.pandas_unasked import leave_out_pandas
@@ -15,20 +21,24 @@ from xidstream.pipeline.stages.range_reading import RangeReader, RangeTarget
 
 
 class SnapshotReader:
-    """One range at a time. ``cancel`` comes on another thread."""
+    """One range at a time. ``cancel`` comes meanwhile."""
 
     def __init__(self, config: Config, secrets_path: str | None) -> None:
         keep_freed_memory()
         leave_out_pandas()
         decode.warm_up()
         self._reader = RangeReader(take_up(config, secrets_path).dsn)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="xidstream-range")
 
     def read(
         self, task: RangeTask, bounds: SnapshotBounds, target: SnapshotTarget, bytes_per_s: int
     ) -> tuple[tuple[WrittenFile, ...], int]:
         """The files, and how many rows are in them. ``bytes_per_s``: of COPY's rows at most; 0 for no limit."""
         place = RangeTarget(target.table, target.directory)
-        files = self._reader.read(task, bounds, place, target.conform, bytes_per_s=bytes_per_s)
+        reading = self._thread.submit(
+            self._reader.read, task, bounds, place, target.conform, bytes_per_s=bytes_per_s
+        )
+        files = reading.result()
         return tuple(files), sum(file.n_rows for file in files)
 
     def cancel(self, snapshot_name: str) -> None:

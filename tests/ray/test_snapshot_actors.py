@@ -7,12 +7,14 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.postgres_fixtures import Database
 from tests.ray.conftest import wait_until
 from tests.snapshot_ranges import BOUNDS, relation_of, snapshot_of
+from xidstream.actors import snapshot_reader
 from xidstream.actors.snapshot import actors as snapshot_actors
 from xidstream.actors.snapshot.actors import SnapshotActors
 from xidstream.pipeline.config import Config
@@ -70,6 +72,34 @@ def test_a_reader_of_a_table_that_is_given_up_lets_go_of_it_and_reads_the_next_o
         assert n_rows == 10 and len(actors._all) == 2, "the holder, and the same reader, which was not lost"
     finally:
         actors.close()
+
+
+@pytest.mark.parametrize("postgres_server", [18], indirect=True)
+def test_a_reader_reads_all_ranges_on_one_thread_and_so_takes_their_memory_once(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshot_reader, "keep_freed_memory", lambda: None)  # this process is the tests'
+    monkeypatch.setattr(snapshot_reader, "leave_out_pandas", lambda: None)
+    database.execute("CREATE TABLE t (id int)")
+    reader = snapshot_reader.SnapshotReader(
+        Config(dsn=database.dsn(), slot="s", publication=("p",)), secrets_path=None
+    )
+    threads: list[int] = []
+    read = reader._reader.read
+
+    def noted(*arguments: Any, **named: Any) -> Any:
+        threads.append(threading.get_ident())
+        return read(*arguments, **named)
+
+    monkeypatch.setattr(reader._reader, "read", noted)
+    with snapshot_of(database, relation_of(database, "t"), tmp_path) as snapshot:
+        target = SnapshotTarget(snapshot.target.table, snapshot.target.job, snapshot.conform)
+        for _ in range(2):
+            caller = threading.Thread(target=reader.read, args=(snapshot.whole, BOUNDS, target, 0))
+            caller.start()
+            caller.join(60)
+    reader._reader.close()
+    assert len(threads) == 2 and len(set(threads)) == 1
 
 
 @pytest.mark.parametrize("postgres_server", [18], indirect=True)
