@@ -139,10 +139,11 @@ def test_creation_given_up_while_waiting_leaves_no_slot(database: Database) -> N
         other.execute("CREATE TABLE t (id int)")
         with pytest.raises(GivenUp):
             create_slot(database.dsn(), name, on_wait=on_wait, wait_notice_s=0.1)
-        # The half-made slot is gone: creating it again is not refused as a duplicate.
+        # The server removes the half-made slot as soon as it has taken in the cancellation.
+        wait_until(lambda: not describe_slot(database.dsn(), name).exists)
         with pytest.raises(GivenUp):
             create_slot(database.dsn(), name, on_wait=on_wait, wait_notice_s=0.1)
-    assert describe_slot(database.dsn(), name).exists is False
+        wait_until(lambda: not describe_slot(database.dsn(), name).exists)
 
 
 def test_creation_by_a_process_that_is_killed_while_waiting_leaves_no_slot(database: Database) -> None:
