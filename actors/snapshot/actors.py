@@ -35,7 +35,7 @@ _IDLE_S = 600.0
 """Nobody asks for more ranges at a time than there are readers. One waits where a reader is still busy with a range of
 a table that was given up, where readers have no process yet, or where all readers were ended."""
 LOADING_S = 5.0
-"""So long at most the first table waits for readers that load. Where Ray has no CPU for one, the others begin."""
+"""The longest time that the first table waits for readers to load. Then those that run begin without the others."""
 _POLL_S = 0.02
 LATE_S = 30.0
 """After so long a reader without a process is told of. Starting one takes some seconds, on a busy machine ten."""
@@ -105,8 +105,8 @@ class SnapshotActors:
         """Have as many as the server has room for, ``n_most`` at most. Returns how many.
 
         No more are started at once than there are ranges; the others when they are needed. They start beside the
-        holder, and run when this returns, or after ``LOADING_S`` those that can. So a table's lock and snapshot are not
-        held while readers load, and no reader loads on the cores that others read with.
+        holder. This returns when all of them run, or after ``LOADING_S``. So no table is locked while they load, and
+        none loads on the cores that another one reads with.
         """
         self._living_holder()  # its process first: the readers wait for it
         with self._lock:

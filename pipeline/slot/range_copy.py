@@ -75,8 +75,8 @@ _TRAILER: Final = np.frombuffer(b"\xff\xff", np.uint8)
 """As a message of its own."""
 _TICK_S: Final = 0.1
 _NAP_S: Final = 0.0005
-"""The server sends 8 KiB at a time. Who waits at the socket is woken for each of them, at the expense of both: two
-readers on two cores take 4 % less time with the nap (medians of four runs in turn)."""
+"""The server sends 8 KiB at a time, and would wake a reader that waits at the socket for each of them. With the nap two
+readers on two cores take 4 % less time (medians of four runs in turn)."""
 
 _READER_SETTINGS: Final = {
     "row_security": "off",
