@@ -29,7 +29,7 @@ from xidstream.pipeline.mirror.plan import BaseFile
 from xidstream.pipeline.spark.delta_table import NOTHING, DeltaTableWriter
 from xidstream.pipeline.spark.naming import Location
 from xidstream.pipeline.spark.placement import Target
-from xidstream.pipeline.spark.table_metadata import PREFIX, TableMetadata
+from xidstream.pipeline.spark.table_metadata import PREFIX, SOURCE, TableMetadata
 from xidstream.pipeline.state.manifest import KEEPS_ITS_LOG, check_owner
 
 TEXT_FIELD: Final = pa.field("_text", pa.map_(pa.string(), pa.string()))
@@ -65,7 +65,8 @@ class MirrorMarks:
 
 
 class BaseTable:
-    """``label`` is ``schema.table``. Raises SnapshotOutdated from what commits: look at everything again."""
+    """``label`` is ``schema.table``. Raises SnapshotOutdated from what commits: look at everything again. Raises
+    Unsupported where another tool has deleted rows by deletion vectors."""
 
     def __init__(self, writer: DeltaTableWriter, location: Location, marks: MirrorMarks) -> None:
         self._writer = writer
@@ -73,6 +74,7 @@ class BaseTable:
         self.location = location
         self.label = writer.label
         check_owner(writer, marks.application_id, marks.owner)
+        writer.check_plain()
         if writer.watermark(marks.lsn_id) == NOTHING and writer.files().num_rows:
             raise SinkFailed(
                 f"the base table of {self.label} was not written by a mirror of this slot",
@@ -171,7 +173,7 @@ def about_base(label: str, key: Sequence[str] | None, ranged: RangedKey) -> Tabl
     return TableMetadata(
         f"The PostgreSQL table {label} as it was at one LSN: current/_manifest says at which, for each version.",
         {
-            f"{PREFIX}source": label,
+            SOURCE: label,
             f"{PREFIX}key": json.dumps(list(key or ()), ensure_ascii=False),
             **ranged.properties,
             **KEEPS_ITS_LOG,

@@ -160,15 +160,20 @@ class BaseTables:
             # Between two tables: what overtook this mirror need not meet it at each of them.
             manifest.check()
             check()
-            line = lines.get(table.shape.table)
-            done.append(
-                TableRefresher(session, self._root, marks, table, line, self._file_bytes, check).run()
-            )
+            name = table.shape.table
+            try:
+                refreshed = TableRefresher(
+                    session, self._root, marks, table, lines.get(name), self._file_bytes, check
+                ).run()
+            except Unsupported as error:
+                left_out[name] = error.message
+            else:
+                done.append((table, refreshed))
         if done:
             reach("committing_manifest")
-            manifest.append(_lines(log.application_id, lsn, tables, done))
+            manifest.append(_lines(log.application_id, lsn, done))
             reach("manifest_committed")
-        return Refreshed(lsn, tuple(done), left_out, time.monotonic() - began_s)
+        return Refreshed(lsn, tuple(each for _, each in done), left_out, time.monotonic() - began_s)
 
 
 def _check_of(is_given_up: Callable[[], bool], message: str) -> Callable[[], None]:
@@ -183,17 +188,15 @@ def _tables_at(log: ChangeLog, lsn: Lsn) -> tuple[list[TableAt], dict[str, str]]
     """The tables that have a state there, and the reasons why others have none."""
     found, left_out = [], {}
     generations = log.generations()
-    for name in log.tables():
+    for name in log.table_names():
         try:
             found.append(log.table_at(name, lsn, generations))
         except (PreconditionMissing, Unsupported) as error:
-            left_out[name] = error.message
+            left_out[".".join(name)] = error.message
     return found, left_out
 
 
-def _lines(
-    application_id: str, lsn: int, tables: Sequence[TableAt], done: Sequence[TableRefresh]
-) -> list[ManifestLine]:
+def _lines(application_id: str, lsn: int, done: Sequence[tuple[TableAt, TableRefresh]]) -> list[ManifestLine]:
     now = datetime.datetime.now(datetime.timezone.utc)
     return [
         ManifestLine(
@@ -206,5 +209,5 @@ def _lines(
             int(table.generation.bounds.place),
             refreshed.version,
         )
-        for table, refreshed in zip(tables, done, strict=True)
+        for table, refreshed in done
     ]

@@ -31,6 +31,8 @@ import pyarrow.types as pt
 from xidstream.pipeline.mirror.plan import KeyRange
 from xidstream.pipeline.spark.table_metadata import STATISTICS
 
+OWN: Final = "refresh-"
+"""How the paths of the files begin that a mirror writes."""
 _PLAIN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _EPOCH: Final = datetime.datetime(1970, 1, 1)
 _LAST_DAY: Final = (datetime.date(9999, 12, 31) - _EPOCH.date()).days
@@ -104,14 +106,16 @@ class RangedKey:
         return json.dumps(stats)
 
     def ranges_in(self, files: pa.Table) -> list[KeyRange | None]:
-        """Of the files that ``DeltaTableWriter.files`` lists."""
+        """The ranges of the files that ``DeltaTableWriter.files`` lists. None for a file that no mirror has written:
+        deltalake's ``optimize`` cuts a timestamp's highest value to milliseconds, which is no bound."""
         if not self.columns:
             return [None] * files.num_rows
+        is_own = [path.startswith(OWN) for path in files["path"].to_pylist()]
         lows = [self._column(files, f"min.{name}", i) for i, name in enumerate(self.columns)]
         highs = [self._column(files, f"max.{name}", i) for i, name in enumerate(self.columns)]
         ranges: list[KeyRange | None] = []
-        for low, high in zip(zip(*lows, strict=True), zip(*highs, strict=True), strict=True):
-            ranges.append(None if None in low or None in high else KeyRange(low, high))
+        for own, low, high in zip(is_own, zip(*lows, strict=True), zip(*highs, strict=True), strict=True):
+            ranges.append(KeyRange(low, high) if own and None not in low and None not in high else None)
         return ranges
 
     def _column(self, files: pa.Table, name: str, index: int) -> list[Any]:

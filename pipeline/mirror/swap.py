@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.mirror import local_swap, rewrite
 from xidstream.pipeline.mirror.base_table import TEXT_FIELD, BaseTable
-from xidstream.pipeline.mirror.key_ranges import RangedKey
+from xidstream.pipeline.mirror.key_ranges import OWN, RangedKey
 from xidstream.pipeline.mirror.net_rows import CHANGE, NetRows, in_schema, is_comparable
 from xidstream.pipeline.mirror.plan import BaseFile, Group, NetCounts, jobs, plan_swap
 from xidstream.pipeline.state.fold import net_changes
@@ -176,4 +176,4 @@ def base_rows(
 
 
 def new_directory() -> str:
-    return f"refresh-{uuid.uuid4().hex}"
+    return f"{OWN}{uuid.uuid4().hex}"

@@ -51,8 +51,9 @@ from xidstream.pipeline.errors import SinkFailed, UsageError, XidstreamError
 from xidstream.pipeline.spark.naming import Location
 from xidstream.pipeline.spark.parquet_files import WrittenFile
 from xidstream.pipeline.spark.placement import Target
+from xidstream.pipeline.spark.plain_files import check_plain_files, has_plain_files
 from xidstream.pipeline.spark.relation_history import VERSIONS, VersionSince, recorded_with
-from xidstream.pipeline.spark.small_files import has_plain_files, many_small, merge
+from xidstream.pipeline.spark.small_files import many_small, merge
 from xidstream.pipeline.spark.table_metadata import COMMENT, NOTHING_KNOWN, TableMetadata
 
 SOURCE_KEY: Final = "xidstream.column"
@@ -319,6 +320,10 @@ class DeltaTableWriter:
     def files(self) -> pa.Table:
         """The files of the snapshot, as deltalake lists them: ``path``, ``size_bytes``, ``num_records``, ``min.…``."""
         return pa.table(self._table.get_add_actions(flatten=True))
+
+    def check_plain(self) -> None:
+        """Raise Unsupported where the rows of the snapshot's files are not the table's."""
+        check_plain_files(self._table, self.label)
 
     def read(self, columns: Sequence[str], lsn_column: str, first: int, last: int) -> pa.Table:
         """The rows of the snapshot whose ``lsn_column`` is from ``first`` to ``last``."""

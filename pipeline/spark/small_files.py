@@ -5,11 +5,9 @@ files replaces them by one. Its actions say that no data changes: whoever follow
 none of these rows again.
 
 ``SIZE_CLASSES`` keep the work small. Only files of one class go together, so a row is rewritten some times at most, and
-a commit rewrites 4 MiB of Parquet at most. Larger files stay as they are; ``optimize.compact`` makes larger ones of
-them.
+a commit rewrites 4 MiB of Parquet at most. Larger files stay as they are.
 
-Only files that the sink has written are taken (``OWN``), and only where each of their rows counts: no tool has deleted
-rows by a deletion vector, or renamed columns by a mapping.
+Only files that the sink has written are taken (``OWN``), and only where each of their rows counts (``plain_files``).
 
 Rejected: a merge in a commit of its own, which doubles the versions of the log, and in a thread of its own, which may
 conflict with the next batch. deltalake's ``optimize``, which rewrites the newest file each time until it has 256 MB.
@@ -27,7 +25,6 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from deltalake.table import ProtocolVersions
 
 from xidstream.pipeline.errors import SinkFailed
 from xidstream.pipeline.spark.naming import Location
@@ -38,7 +35,6 @@ OWN: Final = "data-"
 """How the paths of the files begin that the sink writes of batches."""
 _READS: Final = 8
 """Files that are read at a time: an object store lets each of them wait."""
-_PLAIN_FEATURES: Final = {"timestampNtz"}
 
 
 class SizeClass(NamedTuple):
@@ -50,12 +46,6 @@ class SizeClass(NamedTuple):
 
 
 SIZE_CLASSES: Final = (SizeClass(0, 16 << 10, 32), SizeClass(16 << 10, 512 << 10, 8))
-
-
-def has_plain_files(protocol: ProtocolVersions) -> bool:
-    """Whether a file's rows and columns are the table's. Reader version 2 is column mapping, 3 lists features."""
-    features = set(protocol.reader_features or ())
-    return protocol.min_reader_version != 2 and features <= _PLAIN_FEATURES
 
 
 def many_small(files: pa.Table) -> pa.Table:

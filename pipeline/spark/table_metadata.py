@@ -37,6 +37,7 @@ from xidstream.pipeline.relations.type_names import type_name
 from xidstream.pipeline.spark import naming
 
 PREFIX: Final = "xidstream."
+SOURCE: Final = f"{PREFIX}source"
 STATISTICS: Final = "delta.dataSkippingStatsColumns"
 COMMENT: Final = "comment"
 """The key of a column's metadata that Spark shows in DESCRIBE TABLE."""
@@ -77,7 +78,7 @@ def metadata_of_source(relation: RelationVersion) -> TableMetadata:
     return TableMetadata(
         f"Changes of the PostgreSQL table {relation.name}, one row each, appended by xidstream in commit order.",
         {
-            f"{PREFIX}source": relation.name,
+            SOURCE: relation.name,
             f"{PREFIX}key": json.dumps(key, ensure_ascii=False),
             f"{PREFIX}replica_identity": relation.replica_identity.name.lower(),
             f"{PREFIX}types": json.dumps(types, ensure_ascii=False),

@@ -15,6 +15,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from xidstream.pipeline.credentials import redacted
@@ -24,6 +25,7 @@ from xidstream.pipeline.spark import naming
 from xidstream.pipeline.spark.naming import Location
 from xidstream.pipeline.spark.snapshot_log import SNAPSHOTS_SCHEMA
 from xidstream.pipeline.spark.spark_schemas import quoted
+from xidstream.pipeline.spark.table_metadata import SOURCE
 from xidstream.pipeline.state.generations import TableGeneration, generation_at, generations_of
 from xidstream.pipeline.state.log_table import LogTable, reading
 from xidstream.pipeline.state.manifest import Base, base_at
@@ -64,13 +66,7 @@ class ChangeLog:
 
     def tables(self) -> list[str]:
         """The tables that the log has rows of, as ``schema.table``, sorted."""
-        found = []
-        with reading(redacted(self._root.uri)):
-            directories = table_directories(self._root)
-        for directory in directories:
-            name = table_of(directory)
-            found.append(name or self._open(directory).properties.get("xidstream.source", directory))
-        return sorted(found)
+        return sorted(".".join(name) for name in self.table_names())
 
     def transactions(self, spark: SparkSession) -> DataFrame:
         """One row for each complete transaction.
@@ -139,6 +135,17 @@ class ChangeLog:
 
     # -- for this package and the mirror -----------------------------------------------------------------
 
+    def table_names(self) -> list[TableName]:
+        """The tables that the log has rows of, sorted."""
+        with reading(redacted(self._root.uri)):
+            directories = table_directories(self._root)
+
+        def source(directory: str) -> str | None:
+            return self._open(directory).properties.get(SOURCE)
+
+        found = [table_of(each, partial(source, each)) for each in directories]
+        return sorted(name for name in found if name is not None)
+
     @property
     def root(self) -> Location:
         """Where the log is."""
@@ -201,6 +208,11 @@ class ChangeLog:
                 f"the change log has no table {name}",
                 remedy="ChangeLog.tables() lists them; a name with dots in it is a pair (schema, table)",
             ) from None
+        if (source := found.properties.get(SOURCE, name)) != name:
+            raise Unsupported(
+                f"the Delta table in the folder of {name} is one of {source}: somebody has copied or moved it",
+                remedy="move it away from the root of the sink",
+            )
         others = [slot for slot in self._slots if slot != self._slot and found.watermark(slot) is not None]
         if others:
             raise Unsupported(

@@ -23,6 +23,7 @@ import pyarrow as pa
 from xidstream.pipeline.errors import StorageFault
 from xidstream.pipeline.spark.naming import Location
 from xidstream.pipeline.spark.placement import Target
+from xidstream.pipeline.spark.plain_files import check_plain_files
 from xidstream.pipeline.spark.spark_schemas import spark_schema
 
 if TYPE_CHECKING:
@@ -93,7 +94,11 @@ class LogTable:
         return self._table.transaction_version(application_id)
 
     def files(self, first: int = 0, last: int = MAX_LSN, column: str = "_commit_lsn") -> list[LogFile]:
-        """Those that may have rows with commit LSNs from ``first`` to ``last``, both included; without limits all."""
+        """Those that may have rows with commit LSNs from ``first`` to ``last``, both included; without limits all.
+
+        Raises Unsupported where another tool has deleted rows or renamed columns without writing the files anew.
+        """
+        check_plain_files(self._table, self.location.uri.rpartition("/")[2])
         actions = pa.table(self._table.get_add_actions(flatten=True))
         n = actions.num_rows
 

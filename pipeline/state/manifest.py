@@ -40,6 +40,7 @@ from typing import Final
 
 import pyarrow as pa
 from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from xidstream.pipeline.errors import StorageFault, Superseded
 from xidstream.pipeline.spark.delta_table import MAX_VERSION, NOTHING, DeltaTableWriter, SnapshotOutdated
@@ -131,9 +132,26 @@ def base_at(
     return None if found is None else base_of(root, found)
 
 
-def base_of(root: Location, line: ManifestLine) -> Base:
+def base_of(root: Location, line: ManifestLine) -> Base | None:
+    """The base table that a line names; None where its directory holds another table by now.
+
+    Somebody may have removed the directory, and the next refresh made it anew. Versions are counted from 0 again then,
+    so the number alone would find rows of a later moment. What a version holds, its application transactions say.
+    """
     location = current(root).child(line.directory)
-    table = DeltaTable(location.uri, version=line.version, storage_options=location.storage_options)
+    try:
+        table = DeltaTable(location.uri, version=line.version, storage_options=location.storage_options)
+    except TableNotFoundError:
+        return None
+    except DeltaError:
+        newest = DeltaTable(location.uri, storage_options=location.storage_options)
+        if newest.version() < line.version:
+            return None
+        raise
+    mark = f"mirror/{line.slot}"
+    lsn, place = table.transaction_version(mark), table.transaction_version(f"{mark}/place")
+    if lsn is None or lsn > line.lsn or place != line.place:
+        return None
     return Base(tuple(table.file_uris()), line.lsn, line.version, location)
 
 

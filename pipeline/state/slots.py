@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from xidstream.pipeline.errors import UsageError
 from xidstream.pipeline.spark import naming
@@ -23,6 +24,8 @@ from xidstream.pipeline.spark.naming import Location
 
 if TYPE_CHECKING:
     from deltalake.fs import DeltaStorageHandler
+
+    from xidstream.pipeline.spark.batch_parts import TableName
 
 _OWNER: Final = "/owner"
 _CHECKPOINT: Final = re.compile(r"(\d{20})\.checkpoint\..*parquet")
@@ -70,17 +73,35 @@ def chosen_slot(found: list[str], slot: str | None) -> str:
 
 
 def table_directories(root: Location) -> list[str]:
-    """The names below the root that may be tables' of a source."""
-    names = _listing(_store(root), "")
-    return sorted(name for name in names if "." in name and not name.startswith("_"))
+    """The names below the root that are Delta tables, and may be tables' of a source.
+
+    A root may have other entries: a file system's ``.snapshot``, somebody's notes. They are passed over.
+    """
+    names = [
+        info.base_name for info in _entries(_store(root), "") if not info.is_file and "." in info.base_name
+    ]
+    return sorted(name for name in names if name[0] not in "_." and _is_delta_table(root.child(name)))
 
 
-def table_of(directory: str) -> str | None:
-    """``schema.table``; None where the name alone does not tell."""
+def _is_delta_table(location: Location) -> bool:
+    from deltalake import DeltaTable
+
+    return bool(DeltaTable.is_deltatable(location.uri, location.storage_options))
+
+
+def table_of(directory: str, read_source: Callable[[], str | None]) -> TableName | None:
+    """The table that a directory belongs to; None for a directory that is no table's of a log.
+
+    ``read_source``: what the Delta table there says of itself, ``schema.table``. It is asked only where the name of the
+    directory is cut, or is nobody's.
+    """
     try:
-        return ".".join(naming.decode_table(directory))
+        return naming.decode_table(directory)
     except ValueError:
-        return None
+        parts = (read_source() or "").split(".")
+        # A name may have dots itself. The directory tells where the schema ends.
+        splits = ((".".join(parts[:i]), ".".join(parts[i:])) for i in range(1, len(parts)))
+        return next((pair for pair in splits if naming.encode_table(*pair) == directory), None)
 
 
 def _store(location: Location) -> DeltaStorageHandler:
@@ -89,9 +110,14 @@ def _store(location: Location) -> DeltaStorageHandler:
     return DeltaStorageHandler(location.uri, location.storage_options)
 
 
-def _listing(store: DeltaStorageHandler, folder: str) -> list[str]:
+def _entries(store: DeltaStorageHandler, folder: str) -> list[Any]:
+    """What stands in a folder, each as ``pyarrow.fs.FileInfo``."""
     wanted = SimpleNamespace(base_dir=folder, allow_not_found=True, recursive=False)
-    return [info.base_name for info in store.get_file_info_selector(wanted)]
+    return list(store.get_file_info_selector(wanted))
+
+
+def _listing(store: DeltaStorageHandler, folder: str) -> list[str]:
+    return [info.base_name for info in _entries(store, folder)]
 
 
 def _of_checkpoint(store: DeltaStorageHandler, name: str) -> set[str]:

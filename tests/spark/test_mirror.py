@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import random
+import shutil
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -15,6 +16,7 @@ from deltalake import DeltaTable
 
 from tests.spark.change_log_maker import BOOL, INT8, TEXT, LogMaker, as_rows, keyed
 from tests.spark.support import IDENTITY
+from tests.unit.spark.test_plain_files import delete_by_vector
 from xidstream.actors.mirror import Mirror
 from xidstream.pipeline import faultpoints
 from xidstream.pipeline.errors import ComponentLost, Superseded
@@ -102,6 +104,26 @@ def test_refreshes_at_random_moments_name_what_the_source_held_then_whoever_writ
     assert mirror.refresh(spark) is None, "there is nothing new"
     assert_named_moments_are_right(log)
     assert answers >= {Answer.BUILD, Answer.SWAP, Answer.REWRITE}
+
+
+def test_entries_that_are_no_tables_and_a_table_that_another_tool_damaged_stop_no_other(
+    log: LogMaker, spark: Any
+) -> None:
+    log.snapshot(A, filled(5))
+    log.snapshot(PAIRS, [{"shop": "s", "number": 1, "_gone": "n"}])
+    log.insert(A, {"id": 5_000, "name": "x"})
+    for folder in (".snapshot", "backup.2024"):
+        (log.path / folder).mkdir()
+    (log.path / "notes.txt").touch()
+    shutil.copytree(log.path / "public.a", log.path / "public.a.bak")
+    shutil.copytree(log.path / "public.a", log.path / "backup.a")
+    delete_by_vector(log.path / "public.pairs", row=0)
+    mirror = Mirror(str(log.path))
+    refreshed = mirror.refresh(spark)
+    assert refreshed is not None and [table.table for table in refreshed.tables] == ["public.a"]
+    assert refreshed.left_out.keys() == {"public.pairs", "backup.a"}
+    assert "deletion vectors" in refreshed.left_out["public.pairs"]
+    assert "one of public.a: somebody has copied" in refreshed.left_out["backup.a"]
 
 
 def test_only_touched_files_are_written_and_an_untouched_table_has_no_commit(

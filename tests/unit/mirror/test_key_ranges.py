@@ -14,14 +14,16 @@ import pytest
 from deltalake import DeltaTable
 from deltalake.transaction import AddAction
 
-from xidstream.pipeline.mirror.key_ranges import RangedKey
+from xidstream.pipeline.mirror.key_ranges import OWN, RangedKey
 from xidstream.pipeline.mirror.plan import KeyRange
 
 EPOCH = datetime.datetime(1970, 1, 1)
+PATH = f"{OWN}1/part.parquet"
 
 
 def written(folder: Path, schema: pa.Schema, *rows: dict[str, Any]) -> str:
-    path = folder / "part.parquet"
+    path = folder / PATH
+    path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(pa.Table.from_pylist(list(rows), schema=schema), path, row_group_size=2)
     return str(path)
 
@@ -49,7 +51,7 @@ def test_ranges_come_back_from_the_delta_log_as_the_footer_has_them(
     path = written(tmp_path / "t", schema, *[{"id": value, "v": "x"} for value in values])
     facts = key.facts_of(path)
     assert (facts.n_rows, facts.range) == (3, KeyRange((low,), (high,)))
-    action = AddAction("part.parquet", os.path.getsize(path), {}, 0, True, key.statistics(facts))
+    action = AddAction(PATH, os.path.getsize(path), {}, 0, True, key.statistics(facts))
     table.create_write_transaction([action], "append", table.schema())
     table.update_incremental()
     assert key.ranges_in(pa.table(table.get_add_actions(flatten=True))) == [facts.range]
@@ -67,7 +69,7 @@ def test_a_timestamps_range_is_rounded_outwards_to_milliseconds(tmp_path: Path, 
     path = written(tmp_path / "t", schema, *[{"at": time} for time in times])
     facts = key.facts_of(path)
     assert facts.range == KeyRange((-1_500,), (1_234_567,))
-    action = AddAction("part.parquet", os.path.getsize(path), {}, 0, True, key.statistics(facts))
+    action = AddAction(PATH, os.path.getsize(path), {}, 0, True, key.statistics(facts))
     table.create_write_transaction([action], "append", table.schema())
     table.update_incremental()
     assert key.ranges_in(pa.table(table.get_add_actions(flatten=True))) == [KeyRange((-2_000,), (1_235_000,))]
@@ -82,7 +84,8 @@ def test_a_key_that_its_column_cannot_hold_leaves_the_file_without_a_range(tmp_p
 
 
 def test_a_date_beyond_the_year_9999_leaves_the_file_without_a_range(tmp_path: Path) -> None:
-    path = tmp_path / "part.parquet"
+    path = tmp_path / PATH
+    path.parent.mkdir()
     pq.write_table(pa.table({"day": pa.array([0, 3_000_000], pa.int32()).cast(pa.date32())}), path)
     assert RangedKey.of(["day"], {"day": pa.date32()}).facts_of(str(path)).range is None
 
@@ -116,8 +119,27 @@ def test_a_key_that_had_another_type_before_has_no_ranges(
     key = RangedKey.of(["id"], {"id": before})
     table = DeltaTable.create(str(tmp_path / "t"), schema=schema, configuration=key.properties)
     path = written(tmp_path / "t", schema, {"id": value})
-    action = AddAction("part.parquet", os.path.getsize(path), {}, 0, True, key.statistics(key.facts_of(path)))
+    action = AddAction(PATH, os.path.getsize(path), {}, 0, True, key.statistics(key.facts_of(path)))
     table.create_write_transaction([action], "append", table.schema())
     table.update_incremental()
     files = pa.table(table.get_add_actions(flatten=True))
     assert RangedKey.of(["id"], {"id": now}).ranges_in(files) == [None]
+
+
+def test_what_another_tool_says_of_its_files_is_no_range(tmp_path: Path) -> None:
+    """deltalake's compaction cuts the highest timestamp to milliseconds: the row that has it lies beyond."""
+    type_ = pa.timestamp("us", "UTC")
+    schema = pa.schema([("at", type_)])
+    key = RangedKey.of(["at"], {"at": type_})
+    table = DeltaTable.create(str(tmp_path), schema=schema, configuration=key.properties)
+    for name in ("a", "b"):
+        path = tmp_path / f"{OWN}{name}/part.parquet"
+        path.parent.mkdir()
+        pq.write_table(pa.table({"at": pa.array([123_456], type_)}, schema=schema), path)
+        stats = key.statistics(key.facts_of(str(path)))
+        action = AddAction(f"{OWN}{name}/part.parquet", path.stat().st_size, {}, 0, True, stats)
+        table.create_write_transaction([action], "append", table.schema())
+        table.update_incremental()
+    assert None not in key.ranges_in(pa.table(table.get_add_actions(flatten=True)))
+    assert table.optimize.compact()["numFilesAdded"] == 1
+    assert key.ranges_in(pa.table(table.get_add_actions(flatten=True))) == [None]

@@ -16,7 +16,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
-from deltalake.table import ProtocolVersions
 from deltalake.transaction import AddAction
 
 from tests.s3_server import LosesAnswers
@@ -26,7 +25,7 @@ from xidstream.pipeline.spark.delta_table import DeltaTableWriter, SnapshotOutda
 from xidstream.pipeline.spark.naming import Location
 from xidstream.pipeline.spark.parquet_files import ParquetFiles, WrittenFile
 from xidstream.pipeline.spark.placement import Target
-from xidstream.pipeline.spark.small_files import SIZE_CLASSES, has_plain_files, many_small
+from xidstream.pipeline.spark.small_files import SIZE_CLASSES, many_small
 
 APP = "1/db/slot"
 MANY = SIZE_CLASSES[0].many
@@ -164,15 +163,6 @@ def test_neither_large_files_nor_those_of_others_are_touched() -> None:
     assert not many_small(listed([100] * 100, "part-{}")).num_rows
     assert not many_small(listed([100] * 100, "snapshot-{}")).num_rows
     assert not many_small(listed([])).num_rows
-
-
-def test_tables_with_deletion_vectors_or_column_mapping_are_left_alone() -> None:
-    assert has_plain_files(ProtocolVersions(1, 2, None, None))
-    assert has_plain_files(ProtocolVersions(3, 7, ["timestampNtz"], ["timestampNtz"]))
-    assert not has_plain_files(ProtocolVersions(2, 5, None, None))
-    assert not has_plain_files(
-        ProtocolVersions(3, 7, ["deletionVectors"], ["timestampNtz", "deletionVectors"])
-    )
 
 
 @pytest.mark.parametrize("content", [None, b"PAR1 no more"], ids=["gone", "damaged"])

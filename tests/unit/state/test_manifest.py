@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import datetime
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable
+from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.transaction import AddAction
 
 from xidstream.pipeline.errors import Superseded, UsageError
@@ -150,6 +151,36 @@ def test_two_mirrors_that_merge_the_same_files_name_each_line_once(
     assert n_files(root) < 4
 
 
+def brought(table: DeltaTable, path: Path, lsn: int, place: int = 99) -> None:
+    """Commit a file of one row to a base table, as a mirror does."""
+    action = AddAction(path.name, os.path.getsize(path), {}, 0, True, '{"numRecords": 1}')
+    marks = [Transaction(f"mirror/{SLOT}", lsn), Transaction(f"mirror/{SLOT}/place", place)]
+    properties = CommitProperties(app_transactions=marks)
+    table.create_write_transaction([action], "append", table.schema(), commit_properties=properties)
+    table.update_incremental()
+
+
+def test_a_base_table_that_was_removed_and_made_anew_is_none_of_an_earlier_lsn(
+    root: Location, tmp_path: Path
+) -> None:
+    folder = tmp_path / "current" / "public.a"
+    schema = pa.schema([("id", pa.int64())])
+    writer = claimed(root)
+    for lsn in (10, 20):
+        table = DeltaTable.create(str(folder), schema=schema)
+        pq.write_table(pa.table({"id": [lsn]}, schema=schema), folder / "one")
+        brought(table, folder / "one", lsn)
+        writer.append([line(lsn, version=1)])
+        if lsn == 10:
+            shutil.rmtree(folder)
+            assert base_at(root, SLOT, "public.a", 1, 10) is None
+    assert base_at(root, SLOT, "public.a", 1, 10) is None, "version 1 has the rows of a later commit by now"
+    writer.append([line(30, version=7)])
+    found = base_at(root, SLOT, "public.a", 1, 20)
+    assert found is not None and found.lsn == 20
+    assert base_at(root, SLOT, "public.a", 1, 30) is None, "there is no such version any more"
+
+
 def test_the_base_of_a_generation_is_found_with_the_files_of_its_version(
     root: Location, tmp_path: Path
 ) -> None:
@@ -158,9 +189,7 @@ def test_the_base_of_a_generation_is_found_with_the_files_of_its_version(
     table = DeltaTable.create(str(folder), schema=schema)
     for name in ("one", "two"):
         pq.write_table(pa.table({"id": [1]}, schema=schema), folder / name)
-        action = AddAction(name, os.path.getsize(folder / name), {}, 0, True, '{"numRecords": 1}')
-        table.create_write_transaction([action], "append", table.schema())
-        table.update_incremental()
+        brought(table, folder / name, 10 if name == "one" else 20)
     writer = claimed(root)
     writer.append([line(10, version=1)])
     writer.append([line(20, version=2)])

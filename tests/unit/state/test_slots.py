@@ -9,6 +9,7 @@ import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
 from xidstream.pipeline.errors import UsageError
+from xidstream.pipeline.spark import naming
 from xidstream.pipeline.spark.naming import Location
 from xidstream.pipeline.state.slots import application_ids, chosen_slot, table_directories, table_of
 
@@ -50,11 +51,29 @@ def test_a_slot_is_named_where_there_are_several_and_by_its_whole_id_where_two_h
         chosen_slot([], None)
 
 
-def test_the_tables_of_a_root_are_its_directories_but_for_the_logs_own(tmp_path: Path) -> None:
+def test_the_tables_of_a_root_are_its_delta_tables_but_for_the_logs_own(tmp_path: Path) -> None:
     for name in ("_transactions", "_snapshots", "current", "public.orders", "public.order~20lines"):
-        (tmp_path / name / "_delta_log").mkdir(parents=True)
-        (tmp_path / name / "_delta_log" / "x").touch()
+        write_deltalake(str(tmp_path / name), pa.table({"id": [1]}))
     directories = table_directories(Location.parse(str(tmp_path)))
     assert directories == ["public.orders", "public.order~20lines"]
-    assert [table_of(each) for each in directories] == ["public.orders", "public.order lines"]
-    assert table_of("public.cut~~0123456789abcdef0123456789abcdef") is None
+    assert [table_of(each, lambda: None) for each in directories] == [
+        ("public", "orders"),
+        ("public", "order lines"),
+    ]
+
+
+def test_what_else_stands_below_a_root_is_no_table(tmp_path: Path) -> None:
+    for folder in (".snapshot", "backup.2024", "v1.2.3"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "x").touch()
+    for file in (".DS_Store", "notes.txt"):
+        (tmp_path / file).touch()
+    assert table_directories(Location.parse(str(tmp_path))) == []
+
+
+def test_a_directory_whose_name_is_cut_or_nobodys_is_known_by_what_its_table_says() -> None:
+    schema, table = "sales.eu", "o" * 300
+    directory = naming.encode_table(schema, table)
+    assert table_of(directory, lambda: f"{schema}.{table}") == (schema, table)
+    assert table_of(directory, lambda: None) is None
+    assert table_of("public.orders.bak", lambda: "public.orders") is None
