@@ -201,7 +201,8 @@ def keyed_net(
     rows = prepared_tail(tail, shape)
     facts = facts_of(rows, shape) if facts is None else facts
     rows = behind_truncate(rows, facts)
-    # Spark would say so of one of two uses of these rows, and then shuffle them twice.
+    # No row that counts has a null there (``facts_of``). Spark would say so of one of two uses of these rows, and then
+    # shuffle them twice.
     for part in key_parts(shape):
         rows = rows if part.may_be_null else rows.filter(f.col(part.name).isNotNull())
     toasted = [i for i, name in enumerate(shape.columns) if name in facts.unchanged]

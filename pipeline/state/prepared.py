@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from xidstream.pipeline.spark.placement import shows
 from xidstream.pipeline.spark.spark_schemas import quoted
-from xidstream.pipeline.state.shape import TableShape
+from xidstream.pipeline.state.shape import TableShape, as_type
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -76,7 +76,7 @@ def prepared(frame: DataFrame, shape: TableShape, more: Sequence[Column] = ()) -
     there = {field.name: field.dataType for field in frame.schema.fields}
     has = {name: _has(there, name, column.type) for name, column in shape.columns.items()}
     values = [
-        (f.col(quoted(name)) if has[name] else f.lit(None)).cast(column.type)
+        as_type(f.col(quoted(name)), there[name], column.type) if has[name] else f.lit(None).cast(column.type)
         for name, column in shape.columns.items()
     ]
     texts = (f.col("_text") if "_text" in there else f.lit(None)).cast(TEXT_TYPE)

@@ -12,10 +12,12 @@ from functools import reduce
 from operator import add
 from typing import TYPE_CHECKING
 
+from xidstream.pipeline.errors import Unsupported
 from xidstream.pipeline.state.prepared import (
     BROADCAST_BYTES,
     BROADCAST_ROWS,
     ORDER_TYPE,
+    any_of,
     key_parts,
     order_of,
     prepared,
@@ -23,7 +25,7 @@ from xidstream.pipeline.state.prepared import (
 from xidstream.pipeline.state.shape import TableShape
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import DataType
 
 _ROW_BYTES = 64
@@ -76,7 +78,8 @@ def tail_facts(tail: DataFrame, shape: TableShape) -> TailFacts:
 
 
 def facts_of(rows: DataFrame, shape: TableShape) -> TailFacts:
-    """Runs a job over ``prepared_tail``."""
+    """Runs a job over ``prepared_tail``. Raises Unsupported where a change does not name its row: left out, it would
+    leave a row that is gone, or the value before."""
     from pyspark.sql import functions as f
 
     kind = f.col("kind")
@@ -96,13 +99,30 @@ def facts_of(rows: DataFrame, shape: TableShape) -> TailFacts:
         f.array_distinct(f.flatten(f.collect_set("unchanged"))),
         f.coalesce(f.sum(wide), f.lit(0)),
         f.count("text"),
+        f.count(f.when(_is_nameless(shape), 1)),
     ).first()
     assert found is not None
+    if found[7]:
+        raise Unsupported(
+            f"{found[7]} changes of table {shape.table} do not name their row: a column of its key "
+            f"({', '.join(shape.key or ())}) has no value in them. A partition may have another REPLICA IDENTITY than "
+            "its root",
+            remedy="give each partition the replica identity of its root; then have the table read anew: `xidstream "
+            f"snapshot request --table {shape.table}`",
+        )
     truncated_at = None if found[3] is None else int(found[3])
     unchanged = frozenset(found[4] or ())
     return TailFacts(
         int(found[0]), int(found[1]), int(found[2]), truncated_at, unchanged, int(found[5]), int(found[6])
     )
+
+
+def _is_nameless(shape: TableShape) -> Column:
+    """Whether a row, but for a TRUNCATE's, has null in a part of its key that cannot be null."""
+    from pyspark.sql import functions as f
+
+    parts = [f.col(part.name).isNull() for part in key_parts(shape) if not part.may_be_null]
+    return (f.col("kind") != "truncate") & (any_of(parts) if parts else f.lit(False))
 
 
 def guessed_bytes(tail: DataFrame) -> int:

@@ -254,6 +254,44 @@ def test_a_column_that_was_added_and_one_whose_type_grew_are_read_as_they_were_a
     }
 
 
+def test_a_delete_that_does_not_name_its_row_is_told_and_not_left_out(root: Root, spark: Any) -> None:
+    """A partition whose replica identity is another than its root's sends null for the root's key."""
+    root.take(ORDERS, [{"id": 1, "note": "a"}, {"id": 2, "note": "b"}])
+    root.write(Transaction(100, [(ORDERS, [change(TRUNCATE)])]))
+    root.write(Transaction(110, [(ORDERS, [change(INSERT, id=1, note="a")])]))
+    log = ChangeLog(root.uri)
+    assert [row["id"] for row in found(log.as_of(spark)["public.orders"])] == [1]
+    root.write(Transaction(120, [(ORDERS, [change(DELETE, note="a")])]))
+    with pytest.raises(Unsupported, match=r"1 changes of table public\.orders do not name their row"):
+        log.as_of(spark)["public.orders"]
+    assert [row["id"] for row in found(log.as_of(spark, lsn=110)["public.orders"])] == [1]
+
+
+@pytest.mark.parametrize("is_ansi", ["false", "true"])
+@pytest.mark.parametrize("identity", [ReplicaIdentity.FULL, ReplicaIdentity.DEFAULT])
+def test_small_numerics_keep_their_digits_and_find_their_rows_after_an_alter_to_numeric(
+    root: Root, spark: Any, identity: ReplicaIdentity, is_ansi: str
+) -> None:
+    """ALTER COLUMN x TYPE numeric writes no row anew, and the server's old tuples have all digits."""
+
+    def version(modifier: int) -> RelationVersion:
+        is_full = identity is ReplicaIdentity.FULL
+        columns = (Column("x", NUMERIC, modifier, True), Column("n", INT4, -1, is_full))
+        return RelationVersion(1, "public", "small", identity, columns)
+
+    before, after = version(numeric(12, 8)), version(-1)
+    texts = ["0.00000001", "-0.00000150", "0.00000000", "1.50000000", "-7.25000000"]
+    root.take(before, [{"x": Decimal(text), "n": i} for i, text in enumerate(texts)])
+    old = {"n": 0} if identity is ReplicaIdentity.FULL else {}
+    root.write(Transaction(110, [(after, [change(DELETE, x=texts[0], **old)])]))
+    spark.conf.set("spark.sql.ansi.enabled", is_ansi)
+    try:
+        rows = found(ChangeLog(root.uri).as_of(spark)["public.small"])
+    finally:
+        spark.conf.unset("spark.sql.ansi.enabled")
+    assert {row["n"]: row["x"] for row in rows} == dict(enumerate(texts[1:], 1))
+
+
 def test_two_slots_below_one_root_are_told_apart_and_their_tables_are_not_mixed(
     root: Root, spark: Any
 ) -> None:
