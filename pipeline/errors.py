@@ -138,8 +138,17 @@ class PreconditionMissing(EnvironmentFault):
     """Something that must be set up by a person is not (wal_level, a privilege, a publication)."""
 
 
+class LoginRefused(PreconditionMissing):
+    """The server does not let this role in: password, pg_hba.conf, role or TLS. Where it did before, somebody is
+    changing one of them, and the other half of the change is on its way."""
+
+
+class PasswordCommandFailed(EnvironmentFault):
+    """The program of ``password_command`` gave no password. The message has neither its text nor its output."""
+
+
 class ConnectionLost(EnvironmentFault):
-    """The replication connection broke."""
+    """The connection to the server broke, or was not made."""
 
 
 class SlotInUse(EnvironmentFault):
@@ -184,9 +193,15 @@ class ComponentLost(EnvironmentFault):
 
 @dataclass(frozen=True, slots=True)
 class Policy:
+    """``once_logged_in``: the action of a run that the server has let in before, where it is another."""
+
     action: Action
     exit_status: ExitStatus
     remedy: str
+    once_logged_in: Action | None = None
+
+    def action_of(self, *, logged_in: bool) -> Action:
+        return self.once_logged_in if logged_in and self.once_logged_in is not None else self.action
 
 
 POLICY: Final[dict[type[XidstreamError], Policy]] = {
@@ -223,6 +238,20 @@ POLICY: Final[dict[type[XidstreamError], Policy]] = {
     ),
     PreconditionMissing: Policy(
         Action.STOP, ExitStatus.PRECONDITION, "see `xidstream check`, or ChangeStream(…).check() in Python"
+    ),
+    LoginRefused: Policy(
+        Action.STOP,
+        ExitStatus.PRECONDITION,
+        "check user and password, and the server's pg_hba.conf",
+        # A password is changed in two places, and one of them is the first.
+        once_logged_in=Action.RETRY,
+    ),
+    PasswordCommandFailed: Policy(
+        # It asks a service, which may be away for a moment.
+        Action.RETRY,
+        ExitStatus.FAILED,
+        "run the program of password_command by hand, as the user and on the machine that connects: it must write the "
+        "password, in one line, to its standard output, and end with status 0",
     ),
     ConnectionLost: Policy(Action.RETRY, ExitStatus.FAILED, "check that the server is up and reachable"),
     SlotInUse: Policy(

@@ -9,6 +9,10 @@ again. An epoch worked if one of these is true:
 - It lasted for ``WORKED_AFTER_S``, because there may be nothing to deliver. This does not count between two storage
   faults in a row: a transaction larger than the disk fills the disk anew in every epoch, and would do so for ever.
 
+A login that is refused is a mistake at the first start, and STOP. Once the server has let the run in, it is a password,
+a certificate or a line of pg_hba.conf that changes at one end first: then it is tried again, for ``GIVE_UP_AFTER_S``,
+whether or not an epoch worked (``POLICY``'s ``once_logged_in``).
+
 The pauses grow, up to ``LONGEST_PAUSE_S``; while the server is away up to ``LONGEST_PAUSE_WITHOUT_SERVER_S`` alone.
 An epoch that finds no server costs a process and no session, and a promoted standby waits for its reader: a failover is
 meant to be over in seconds.
@@ -20,7 +24,14 @@ from __future__ import annotations
 
 from typing import Final
 
-from xidstream.pipeline.errors import ConnectionLost, StorageFault, XidstreamError
+from xidstream.pipeline.errors import (
+    Action,
+    ConnectionLost,
+    LoginRefused,
+    PasswordCommandFailed,
+    StorageFault,
+    XidstreamError,
+)
 from xidstream.pipeline.pg import Lsn
 
 GIVE_UP_AFTER_S: Final = 300.0
@@ -29,6 +40,7 @@ FIRST_PAUSE_S: Final = 0.5
 LONGEST_PAUSE_S: Final = 15.0
 LONGEST_PAUSE_WITHOUT_SERVER_S: Final = 4.0
 WORKED_AFTER_S: Final = 2 * LONGEST_PAUSE_S
+_LOGIN_FAILURES: Final = (LoginRefused, PasswordCommandFailed)
 
 
 class Restarts:
@@ -41,11 +53,20 @@ class Restarts:
         self._storage_failed = False
         self._reached: dict[str, Lsn] = {}
         self._earlier_worked = False
+        self.has_logged_in = False
+        """Whether the server has let the run in, in any epoch."""
         self.took_batch = False
         """Whether the sink has taken a batch in this epoch."""
 
     def begin(self) -> None:
         self.took_batch = self._earlier_worked = False
+
+    def action_of(self, error: XidstreamError) -> Action:
+        return error.policy.action_of(logged_in=self.has_logged_in)
+
+    def is_rotation(self, error: XidstreamError) -> bool:
+        """Whether a login fails that worked before in this run."""
+        return self.has_logged_in and isinstance(error, _LOGIN_FAILURES)
 
     def reached(self, where: str, lsn: Lsn) -> None:
         """Note how far the slot or the sink (``where``) is; 0/0 if it does not say."""
@@ -62,11 +83,13 @@ class Restarts:
         if self._failing_since_s is None:
             self._failing_since_s = now_s
         # A run that never worked gives up soon, so that the user sees why.
-        limit_s = GIVE_UP_AFTER_S if self._any_worked else GIVE_UP_BEFORE_ANY_WORKED_S
+        is_patient = self._any_worked or self.is_rotation(error)
+        limit_s = GIVE_UP_AFTER_S if is_patient else GIVE_UP_BEFORE_ANY_WORKED_S
         if now_s - self._failing_since_s >= limit_s:
             return None
         pause_s, self._pause_s = self._pause_s, min(self._pause_s * 2, LONGEST_PAUSE_S)
-        return min(pause_s, LONGEST_PAUSE_WITHOUT_SERVER_S) if isinstance(error, ConnectionLost) else pause_s
+        without_server = isinstance(error, (ConnectionLost, *_LOGIN_FAILURES))
+        return min(pause_s, LONGEST_PAUSE_WITHOUT_SERVER_S) if without_server else pause_s
 
     def _worked(self, error: XidstreamError, reading_s: float | None) -> bool:
         after_fault, self._storage_failed = self._storage_failed, isinstance(error, StorageFault)

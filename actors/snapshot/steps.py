@@ -146,7 +146,7 @@ class SnapshotSteps:
             if self._parks and isinstance(error, (PoisonedChange, ColumnNameClash)):
                 self._give_up(error, action)
                 return
-            if error.policy.action is Policy.STOP:
+            if error.policy.action_of(logged_in=True) is Policy.STOP:
                 self._fail(_with_way_out(error, action))
                 return
             log.warning(of_error("snapshot_failed", f"snapshots: {error.message}", error))
@@ -205,7 +205,7 @@ class SnapshotSteps:
             try:
                 return act()
             except XidstreamError as error:
-                if error.policy.action is Policy.STOP:
+                if error.policy.action_of(logged_in=True) is Policy.STOP:
                     raise
                 log.warning(of_error("snapshot_retried", f"snapshots: {error.message}; trying again", error))
                 if self._stop.wait(pause_s):

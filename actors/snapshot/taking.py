@@ -144,7 +144,7 @@ class SnapshotTaking:
         try:
             self._look()
         except XidstreamError as error:
-            if error.policy.action is Policy.STOP or isinstance(error, SegmentCorrupt):
+            if error.policy.action_of(logged_in=True) is Policy.STOP or isinstance(error, SegmentCorrupt):
                 raise
             # While the stream starts there is nobody to ask. What lasts is told.
             if not isinstance(error, ComponentLost):

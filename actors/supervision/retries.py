@@ -11,7 +11,7 @@ from collections.abc import Callable
 from xidstream.actors.supervision.run_accounts import RunAccounts
 from xidstream.pipeline.errors import XidstreamError
 from xidstream.pipeline.events import of_error
-from xidstream.pipeline.restarts import Restarts
+from xidstream.pipeline.restarts import GIVE_UP_AFTER_S, Restarts
 
 
 class Retries:
@@ -24,6 +24,8 @@ class Retries:
         self.delivering_since_s: float | None = None
         """Since when there is a batch loop; None while there is none. That an epoch reads is not enough: one whose
         session never starts does not work, however long it reads."""
+        self._refused: str | None = None
+        """How the login failed, the last time in a row. It is told once."""
 
     def begin(self) -> None:
         """An epoch begins, or a batch loop of one that goes on."""
@@ -40,4 +42,14 @@ class Retries:
 
     def tell(self, error: XidstreamError, pause_s: float) -> None:
         text = f"{error.message}; starting again in {pause_s:.1f} s"
+        refused, self._refused = self._refused, None
+        if self.restarts.is_rotation(error):
+            self._refused = error.message
+            if refused == error.message:
+                return
+            text = (
+                f"{error.message}; this login has worked before, so it is tried again for up to "
+                f"{GIVE_UP_AFTER_S:.0f} s: whoever changes a password, a certificate or pg_hba.conf does it at one "
+                "end first"
+            )
         self._notify(of_error("restarting", text, error, pause_s=round(pause_s, 3)))

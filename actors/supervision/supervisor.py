@@ -91,7 +91,7 @@ class Supervisor:
                 except StopRequested:
                     return
                 except XidstreamError as error:
-                    if error.policy.action is Action.STOP:
+                    if self._retries.restarts.action_of(error) is Action.STOP:
                         raise
                     pause_s = self._retries.pause_after(error)
                     if self._stop.is_set():
@@ -154,6 +154,7 @@ class Supervisor:
         try:
             driver = self._held.ensure()
             epoch.await_prepared(self._held.starting)
+            self._retries.restarts.has_logged_in = True
             opened = epoch.open()
             if self._config.available_now and self._target is None:
                 self._target = opened.target_lsn

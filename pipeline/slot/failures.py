@@ -25,6 +25,7 @@ from psycopg import pq
 from xidstream.pipeline.errors import (
     ConnectionLost,
     EnvironmentFault,
+    LoginRefused,
     PoisonedChange,
     PreconditionMissing,
     SlotInUse,
@@ -49,7 +50,8 @@ REMEDY_CREATE_SLOT: Final = (
 )
 REMEDY_WAL_LEVEL: Final = "ALTER SYSTEM SET wal_level = logical, then restart the server"
 REMEDY_PASSWORD: Final = (
-    "check user and password (PGPASSWORD, a passfile or a service file keeps it off the command line)"
+    "check user and password (a passfile, a service file, PGPASSWORD or password_command keeps it off "
+    "the command line)"
 )
 REMEDY_OUTPUT_PLUGIN: Final = "add pgoutput to the server's output_plugin_libraries and reload"
 
@@ -146,8 +148,8 @@ _RULES: Final = (
     ),
     _Rule("42704", PreconditionMissing),
     _Rule("42710", PreconditionMissing, "choose another name, or use the slot as it is"),
-    _Rule("28P01", PreconditionMissing, REMEDY_PASSWORD),
-    _Rule("28...", PreconditionMissing, "correct the role, or the server's pg_hba.conf"),
+    _Rule("28P01", LoginRefused, REMEDY_PASSWORD),
+    _Rule("28...", LoginRefused, "correct the role, or the server's pg_hba.conf"),
     _Rule("3D000", PreconditionMissing, "correct the database's name"),
     _Rule("42501", PreconditionMissing, REMEDY_OUTPUT_PLUGIN, r"output plugin|output_plugin"),
     _Rule("42501", PreconditionMissing, REMEDY_PRIVILEGE),
@@ -209,23 +211,55 @@ class _ConnectRule:
     remedy: str | None
 
 
+_TLS_REFUSED: Final = (
+    # libpq's own words: certificates and their files, and servers without TLS
+    r"certificate|private key|does not support SSL|SSL (connection )?(was|is) required|does not match host name"
+    r"|direct SSL|ALPN|channel binding|no encryption|SSL protocol version|SSL context|SSL key|SSL engine"
+    r"|host name must be specified"
+    # OpenSSL's: versions and ciphers. Its "unexpected eof while reading" is a cut.
+    r"|certificate verify failed|unknown ca|alert protocol version|unsupported protocol|no protocols available"
+    r"|no shared cipher|no ciphers available|alert handshake failure|key too small|too weak"
+    r"|alert (bad|unsupported|revoked|expired|unknown) certificate|unrecognized name"
+)
+"""What both sides would say again."""
+
+_TLS_CUT: Final = "the connection was cut while TLS was agreed on"
+_REMEDY_TLS_CUT: Final = (
+    "check that the server is up, and what stands between: a load balancer that cuts connections, a port that speaks "
+    "another protocol"
+)
+
 _CONNECT_RULES: Final = (
+    # sslmode=prefer tries without TLS behind a cut, and pg_hba.conf refuses that, as it should.
     _ConnectRule(
-        r"password authentication failed|SASL authentication|no password supplied",
-        PreconditionMissing,
+        r"(?s)SSL (SYSCALL )?error.*no pg_hba\.conf entry[^\n]*(no encryption|SSL off)",
+        ConnectionLost,
+        _TLS_CUT,
+        _REMEDY_TLS_CUT,
+    ),
+    _ConnectRule(
+        r"password authentication failed|SASL authentication|no password supplied|SCRAM",
+        LoginRefused,
         "wrong or missing password",
         REMEDY_PASSWORD,
     ),
     _ConnectRule(
+        r"(PAM|LDAP|RADIUS|OAuth|IAM[^:]*|AAD|Entra[^:]*|AD) authentication failed|access token|AAD_AUTH",
+        LoginRefused,
+        "the server does not take this token or password",
+        "check that the token is for this role and server, and has not expired (password_command gets a new one for "
+        "each connection)",
+    ),
+    _ConnectRule(
         r"no pg_hba\.conf entry|pg_hba\.conf rejects|authentication failed",
-        PreconditionMissing,
+        LoginRefused,
         "the server's pg_hba.conf refuses this connection",
         "add a line for this user, database (its name, not `replication`) and address to it, then reload",
     ),
     _ConnectRule(r'database ".*" does not exist', PreconditionMissing, "unknown database", "correct dbname"),
     _ConnectRule(
         r'role ".*" (does not exist|is not permitted)',
-        PreconditionMissing,
+        LoginRefused,
         "unknown role, or one that may not log in",
         "correct user, or ALTER ROLE … LOGIN",
     ),
@@ -242,10 +276,17 @@ _CONNECT_RULES: Final = (
         "end other clients, or raise max_wal_senders or max_connections",
     ),
     _ConnectRule(
-        r"SSL|certificate|no encryption",
-        PreconditionMissing,
+        _TLS_REFUSED,
+        LoginRefused,
         "TLS cannot be agreed on",
         "check sslmode, sslrootcert and the server's certificate",
+    ),
+    # Whatever else ends a handshake is a cut: the server, or what stands before it, went away in the middle.
+    _ConnectRule(
+        r"SSL|negotiation",
+        ConnectionLost,
+        _TLS_CUT,
+        _REMEDY_TLS_CUT,
     ),
     _ConnectRule(
         r"definition of service|service file", PreconditionMissing, "unknown service", "check PGSERVICEFILE"
@@ -255,6 +296,12 @@ _CONNECT_RULES: Final = (
         PreconditionMissing,
         "the server refuses a session setting",
         "check `options` in the DSN and PGOPTIONS",
+    ),
+    _ConnectRule(
+        r"invalid (\S+ value|port number)|weak sslmode",
+        PreconditionMissing,
+        "libpq does not take a value of the DSN",
+        "correct the option that the message names, in the DSN or its PG* variable",
     ),
     _ConnectRule(
         r"starting up|shutting down|in recovery mode|not in a primary|read-only|hot standby",

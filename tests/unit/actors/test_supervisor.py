@@ -14,6 +14,8 @@ from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import (
     ComponentLost,
     ConnectionLost,
+    LoginRefused,
+    PasswordCommandFailed,
     PoisonedChange,
     SlotLost,
     StorageFault,
@@ -185,6 +187,50 @@ def test_storage_faults_are_outlived_where_something_works_between_them(
     supervisor = Scripted(clock, *epochs * 20, ends)
     supervisor.run()
     assert supervisor.n_epochs == 20 * len(epochs) + 1
+
+
+def lets_in(epoch: Epoch) -> Epoch:
+    """The server lets the run in first."""
+
+    def logged_in(supervisor: Scripted) -> None:
+        supervisor._retries.restarts.has_logged_in = True
+        epoch(supervisor)
+
+    return logged_in
+
+
+REFUSED = LoginRefused('wrong or missing password: FATAL:  password authentication failed for user "u"')
+NO_PASSWORD = PasswordCommandFailed("password_command failed with exit status 255")
+
+
+def test_a_login_that_is_refused_at_the_first_start_ends_the_run(clock: Clock) -> None:
+    supervisor = Scripted(clock, fails(REFUSED))
+    assert given_up_after(supervisor, LoginRefused) == 1
+    assert supervisor.n_epochs == 1
+
+
+def test_a_login_that_is_refused_while_a_password_is_changed_is_tried_again_and_told_once(
+    clock: Clock,
+) -> None:
+    refused = [fails(REFUSED, lasts_s=0.1)] * 10
+    supervisor = Scripted(clock, lets_in(fails(ConnectionLost("the server went away"))), *refused, ends)
+    supervisor.run()
+    assert supervisor.n_epochs == 12
+    assert max(clock.pauses) == 4
+    away, told = supervisor.notices
+    assert "went away" in away and told.startswith(REFUSED.message) and "tried again for up to 300 s" in told
+
+
+@pytest.mark.parametrize("error", [REFUSED, NO_PASSWORD], ids=["refused", "no-password"])
+def test_a_login_that_stays_refused_ends_the_run_after_five_minutes_though_no_epoch_worked(
+    clock: Clock, error: XidstreamError
+) -> None:
+    supervisor = Scripted(clock, lets_in(fails(ConnectionLost("gone"), lasts_s=0)), fails(error, lasts_s=0))
+    assert GIVE_UP_AFTER_S <= given_up_after(supervisor, type(error)) < GIVE_UP_AFTER_S + 10
+
+
+def test_a_password_command_that_fails_at_the_first_start_is_given_up_soon(clock: Clock) -> None:
+    assert 20 <= given_up_after(Scripted(clock, fails(NO_PASSWORD)), PasswordCommandFailed) < 40
 
 
 @pytest.mark.parametrize("where", ["slot", "sink"])

@@ -6,8 +6,10 @@ import psycopg
 import pytest
 
 from xidstream.pipeline.errors import (
+    Action,
     ConnectionLost,
     EnvironmentFault,
+    LoginRefused,
     PoisonedChange,
     PreconditionMissing,
     SlotInUse,
@@ -33,8 +35,8 @@ from xidstream.pipeline.slot.preflight import check_output_plugin_libraries
         ("42710", 'replication slot "s" already exists', "ReplicationSlotCreate", PreconditionMissing),
         ("58P01", "requested WAL segment 0001 has already been removed", "", SlotLost),
         ("58P01", 'could not access file "pgoutput"', "", EnvironmentFault),
-        ("28P01", "password authentication failed", "", PreconditionMissing),
-        ("28000", "no pg_hba.conf entry", "", PreconditionMissing),
+        ("28P01", "password authentication failed", "", LoginRefused),
+        ("28000", "no pg_hba.conf entry", "", LoginRefused),
         ("3D000", 'database "d" does not exist', "", PreconditionMissing),
         ("42501", "permission denied to use replication slots", "", PreconditionMissing),
         ("53400", "all replication slots are in use", "", PreconditionMissing),
@@ -115,18 +117,18 @@ def test_error_without_sqlstate_is_a_lost_connection() -> None:
     [
         (
             'FATAL:  password authentication failed for user "u"',
-            PreconditionMissing,
+            LoginRefused,
             "wrong or missing password",
         ),
-        ("fe_sendauth: no password supplied", PreconditionMissing, "wrong or missing password"),
+        ("fe_sendauth: no password supplied", LoginRefused, "wrong or missing password"),
         (
             'FATAL:  no pg_hba.conf entry for host "h", no encryption',
-            PreconditionMissing,
+            LoginRefused,
             "the server's pg_hba",
         ),
-        ('FATAL:  Peer authentication failed for user "u"', PreconditionMissing, "the server's pg_hba"),
+        ('FATAL:  Peer authentication failed for user "u"', LoginRefused, "the server's pg_hba"),
         ('FATAL:  database "d" does not exist', PreconditionMissing, "unknown database"),
-        ('FATAL:  role "r" does not exist', PreconditionMissing, "unknown role"),
+        ('FATAL:  role "r" does not exist', LoginRefused, "unknown role"),
         ("FATAL:  permission denied to start WAL sender", PreconditionMissing, "the role lacks"),
         (
             "FATAL:  must be superuser or replication role to start walsender",
@@ -135,8 +137,16 @@ def test_error_without_sqlstate_is_a_lost_connection() -> None:
         ),
         ("FATAL:  sorry, too many clients already", ConnectionLost, "the server has no free connection"),
         ("FATAL:  the database system is starting up", ConnectionLost, "the server is not ready"),
-        ("server does not support SSL, but SSL was required", PreconditionMissing, "TLS"),
-        ("SSL error: certificate verify failed", PreconditionMissing, "TLS"),
+        ('FATAL:  role "r" is not permitted to log in', LoginRefused, "unknown role"),
+        (
+            'FATAL:  PAM authentication failed for user "u"',
+            LoginRefused,
+            "the server does not take this token",
+        ),
+        ('FATAL:  Cloud SQL IAM user authentication failed for user "u"', LoginRefused, "the server"),
+        ("FATAL:  The access token has expired", LoginRefused, "the server does not take this token"),
+        ("FATAL:  The access token has invalid format.", LoginRefused, "the server does not take this token"),
+        ('invalid sslmode value: "never"', PreconditionMissing, "libpq does not take"),
         ("connection timeout expired", ConnectionLost, "the server does not answer"),
         ("No route to host", ConnectionLost, "the server does not answer"),
         ("FATAL:  Passwort-Authentifizierung fehlgeschlagen", ConnectionLost, "cannot connect"),
@@ -150,6 +160,85 @@ def test_connection_errors_are_told_apart(text: str, expected: type[XidstreamErr
     assert type(error) is expected
     assert str(error).startswith(statement)
     assert error.remedy
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        # fe-connect.c, fe-secure.c and fe-secure-openssl.c, from libpq 10 to 18
+        "server does not support SSL, but SSL was required",
+        "SSL connection is required",
+        "direct SSL connection was established without ALPN protocol negotiation extension",
+        "SSL error: certificate verify failed",
+        "SSL error: ssl/tls alert bad certificate",
+        "SSL error: tlsv1 alert unknown ca",
+        "SSL error: tlsv13 alert certificate required",
+        "SSL error: sslv3 alert certificate expired",
+        (
+            "SSL error: unsupported protocol\nThis may indicate that the server does not support any SSL protocol "
+            "version between TLSv1.2 and TLSv1.3."
+        ),
+        "SSL error: tlsv1 alert protocol version",
+        "SSL error: sslv3 alert handshake failure",
+        "SSL error: no shared cipher",
+        "SSL error: dh key too small",
+        "SSL error: ca md too weak",
+        'server certificate for "a" does not match host name "b"',
+        'root certificate file "/x/root.crt" does not exist',
+        'could not load private key file "/x/k": bad decrypt',
+        "channel binding required, but server authenticated client without channel binding",
+        "FATAL:  connection requires a valid client certificate",
+        "host name must be specified for a verified SSL connection",
+        "invalid SSL protocol version range",
+        'could not read private SSL key "k" from engine "e": no such key',
+        "server did not request an SSL certificate",
+    ],
+)
+def test_what_both_sides_of_tls_would_say_again_is_for_a_person(text: str) -> None:
+    raised = psycopg.OperationalError(
+        f'connection failed: connection to server at "h", port 1 failed: {text}'
+    )
+    error = from_connect_error(raised, "host=h")
+    assert type(error) is LoginRefused
+    assert error.policy.action is Action.STOP
+    assert str(error).startswith("TLS cannot be agreed on")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "SSL SYSCALL error: Connection reset by peer",
+        "SSL SYSCALL error: EOF detected",
+        "SSL SYSCALL error: Success",
+        "SSL SYSCALL error: Undefined error: 0",
+        "SSL SYSCALL error: Connection timed out",
+        "SSL SYSCALL error: Broken pipe",
+        "SSL error: unexpected eof while reading",
+        "SSL error: decryption failed or bad record mac",
+        "SSL error: tlsv1 alert internal error",
+        "SSL error: wrong version number",
+        "SSL connection has been closed unexpectedly",
+        "server sent an error response during SSL exchange",
+        "received invalid response to SSL negotiation: H",
+        "received unencrypted data after SSL response",
+        "could not receive data from server: SSL error: shutdown while in init",
+        (
+            'SSL error: unexpected eof while reading\nconnection to server at "h", port 1 failed: FATAL:  no '
+            'pg_hba.conf entry for host "10.0.0.1", user "u", database "d", no encryption'
+        ),
+        (
+            'SSL SYSCALL error: EOF detected\nconnection to server at "h", port 1 failed: FATAL:  no pg_hba.conf '
+            'entry for host "10.0.0.1", user "u", database "d", SSL off'
+        ),
+    ],
+)
+def test_a_cut_in_the_tls_handshake_is_a_lost_connection(text: str) -> None:
+    raised = psycopg.OperationalError(
+        f'connection failed: connection to server at "h", port 1 failed: {text}'
+    )
+    error = from_connect_error(raised, "host=h")
+    assert type(error) is ConnectionLost
+    assert error.policy.action is Action.RETRY
 
 
 def test_connection_error_never_shows_the_password() -> None:
