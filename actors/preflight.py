@@ -14,6 +14,7 @@ from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import ExitStatus, PreconditionMissing, SlotInUse, SlotLost, XidstreamError
 from xidstream.pipeline.findings import Finding, Status
 from xidstream.pipeline.slot.admin import describe_slot
+from xidstream.pipeline.slot.login import login_of
 from xidstream.pipeline.spark.sink_findings import SinkCheck
 from xidstream.pipeline.stages.preflight import preflight
 
@@ -91,6 +92,6 @@ def require(
 
 def _is_in_use(config: Config) -> bool:
     try:
-        return bool(describe_slot(config.dsn, config.slot).active)
+        return bool(describe_slot(login_of(config), config.slot).active)
     except XidstreamError:
         return False  # the next round of findings says what is wrong

@@ -103,7 +103,7 @@ class SlotReader:
 
     def survey(self) -> Surveyed:
         """Raises SnapshotInterrupted while somebody keeps a published table locked so that nothing can be planned."""
-        with sql_connection(self._slot.connection.same_server_dsn, "the published tables") as connection:
+        with sql_connection(self._slot.connection.same_server, "the published tables") as connection:
             sources = survey_unless_locked(connection, self._config.publication)
             state = read_slot(connection, self._config.slot)
             return Surveyed(sources, held_wal_bytes(connection, state))
@@ -147,7 +147,7 @@ class SlotReader:
         self._sending = SendingThread(self._sender, self._pool)
         self._sending.start()
         try:
-            with beating(self._slot.connection.same_server_dsn, self._config.heartbeat_interval_s):
+            with beating(self._slot.connection.same_server, self._config.heartbeat_interval_s):
                 self._reading.run(self._sending)
         finally:
             # First the slot, which must not wait for Ray to be free for another reader.
@@ -157,7 +157,7 @@ class SlotReader:
         if unsendable is None:
             return
         # The stream has ended by the server's error, so this cannot be told on its connection.
-        advance_slot(self._config.dsn, self._config.slot, self._reading.flushed_lsn)
+        advance_slot(self._slot.connection.same_server, self._config.slot, self._reading.flushed_lsn)
         if not self._stop.is_set():
             raise ConnectionLost(
                 f"the server cannot send transaction {int(unsendable.xid)}, which was given up: reading on behind it"

@@ -13,6 +13,7 @@ from xidstream.actors.runtime.pandas_unasked import leave_out_pandas
 from xidstream.actors.runtime.secrets import take_up
 from xidstream.pipeline import decode
 from xidstream.pipeline.config import Config
+from xidstream.pipeline.slot.login import login_of
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 from xidstream.pipeline.snapshot.tables import RangeTask
 from xidstream.pipeline.spark.parquet_files import WrittenFile
@@ -27,7 +28,7 @@ class SnapshotReader:
         keep_freed_memory()
         leave_out_pandas()
         decode.warm_up()
-        self._reader = RangeReader(take_up(config, secrets_path).dsn)
+        self._reader = RangeReader(login_of(take_up(config, secrets_path)))
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="xidstream-range")
 
     def read(

@@ -19,6 +19,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import os
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -62,6 +63,15 @@ class Config:
         repr=False,
         metadata={
             "help": "libpq connection string or URI; parts it leaves out come from PG* variables, service and passfile"
+        },
+    )
+    password_command: tuple[str, ...] = field(
+        default=(),
+        repr=False,
+        metadata={
+            "help": "program whose standard output is the password, called anew for each connection, for tokens that "
+            "expire (docs/security.md): a list of strings, or one string that is split as a shell would, without a "
+            "shell"
         },
     )
     slot: str = _setting("", "replication slot (a-z, 0-9, _)")
@@ -287,6 +297,7 @@ class Config:
         given: Any = self.publication
         names = [p.strip() for p in given.split(",") if p.strip()] if isinstance(given, str) else given
         object.__setattr__(self, "publication", tuple(names))
+        object.__setattr__(self, "password_command", _words(self.password_command))
         self._check_ranges()
 
     def _check_ranges(self) -> None:
@@ -388,6 +399,20 @@ class Config:
                 raise ConfigError(f"{name} must be a string, got {type(value).__name__}")
             arguments[name] = value
         return cls(**arguments)
+
+
+def _words(command: Any) -> tuple[str, ...]:
+    """Program and arguments. No error quotes them."""
+    if isinstance(command, str):
+        try:
+            command = shlex.split(command)
+        except ValueError:
+            raise ConfigError("password_command has a quote without its end") from None
+    if not isinstance(command, (list, tuple)) or not all(isinstance(word, str) for word in command):
+        raise ConfigError("password_command must be a string or a list of strings")
+    if command and not command[0]:
+        raise ConfigError("password_command names no program")
+    return tuple(command)
 
 
 def _check_within(name: str, value: Any, least: float, most: float) -> None:

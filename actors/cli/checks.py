@@ -37,6 +37,7 @@ from xidstream.pipeline.slot.admin import (
     drop_slot,
 )
 from xidstream.pipeline.slot.connection import ReplicationConnection
+from xidstream.pipeline.slot.login import login_of
 from xidstream.pipeline.stages.slot_record import without_publications
 
 _MARKS = {
@@ -113,14 +114,18 @@ def create_slot_command(config: Config) -> None:
     Raises PreconditionMissing where the storage has the record of an earlier slot.
     """
     stored = stored_slot(config) if config.storage else None
-    if stored is not None and not describe_slot(config.dsn, config.slot).exists and holds_slot(*stored):
+    if stored is not None and not describe_slot(login_of(config), config.slot).exists and holds_slot(*stored):
         raise PreconditionMissing(
             f"storage {redacted(config.storage)} holds the record of an earlier slot {config.slot}: a run would take "
             "the new slot for one that lost changes",
             remedy="remove it with `xidstream slot drop --storage URI`, or use another name or storage",
         )
     lsn = create_slot(
-        config.dsn, config.slot, two_phase=config.two_phase, failover=config.failover, on_wait=tell_blockers
+        login_of(config),
+        config.slot,
+        two_phase=config.two_phase,
+        failover=config.failover,
+        on_wait=tell_blockers,
     )
     if stored is not None:
         take_over_progress(*stored, None, lsn, cover=PrepareCover())
@@ -138,10 +143,10 @@ def drop_slot_command(config: Config, *, discard_journal: bool) -> None:
     is_recorded = stored is not None and holds_slot(*stored)
     if stored is not None and not discard_journal:
         _check_journal_empty(config, *stored)
-    if is_recorded and not describe_slot(config.dsn, config.slot).exists:
+    if is_recorded and not describe_slot(login_of(config), config.slot).exists:
         click.echo(f"there is no slot {config.slot}; what the storage holds of it is removed")
     else:
-        drop_slot(config.dsn, config.slot)
+        drop_slot(login_of(config), config.slot)
         click.echo(f"slot {config.slot} is dropped")
     if stored is None:
         return

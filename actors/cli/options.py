@@ -24,6 +24,7 @@ from xidstream.pipeline.slot_list import configs_of
 _STRUCTURED = {"spark_conf"}
 _METAVARS: Final = {
     "dsn": "DSN",
+    "password_command": "COMMAND",
     "slot": "NAME",
     "publication": "NAME[,…]",
     "storage": "URI",
@@ -43,6 +44,7 @@ SECTIONS: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "Source": (
         (
             "dsn",
+            "password_command",
             "slot",
             "publication",
             "create_slot",
@@ -137,7 +139,10 @@ def _write(
 
 
 def setting_options(*names: str) -> Callable[[Any], Any]:
-    """Click options for these settings of Config, or for all settings. An option that was not given is None."""
+    """Click options for these settings of Config, or for all settings. An option that was not given is None. Whoever
+    takes a DSN takes a password command, too."""
+    if "dsn" in names:
+        names += ("password_command",)
     fields = [f for f in dataclasses.fields(Config) if f.name not in _STRUCTURED]
     chosen = [f for f in fields if not names or f.name in names]
 

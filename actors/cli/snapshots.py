@@ -89,7 +89,7 @@ def _asked(config: Config) -> tuple[tuple[Storage, Layout], Surveyed]:
     """Storage and layout of the slot, and what the server says."""
     with ReplicationConnection(without_publications(config)) as connection:
         system = connection.identify_system()
-        with sql_connection(connection.same_server_dsn, "the published tables") as sql:
+        with sql_connection(connection.same_server, "the published tables") as sql:
             surveyed = Surveyed(
                 survey(sql, config.publication), held_wal_bytes(sql, read_slot(sql, config.slot))
             )

@@ -31,6 +31,7 @@ from xidstream.pipeline.quantities import counted
 from xidstream.pipeline.segments import read_progress, read_skips
 from xidstream.pipeline.slot.admin import current_flush_lsn, existing_slot, stream_stats
 from xidstream.pipeline.slot.connection import ReplicationConnection
+from xidstream.pipeline.slot.login import login_of
 from xidstream.pipeline.slot.slot_account import slot_part
 from xidstream.pipeline.stages.slot_record import without_publications
 
@@ -58,7 +59,7 @@ class Asking:
         require_server(config)
         positions = self._positions.setdefault(config.slot, Window(60.0))
         now = datetime.datetime.now(datetime.timezone.utc)
-        slot = slot_part(config.dsn, config.slot, positions)
+        slot = slot_part(login_of(config), config.slot, positions)
         stored = _stored(config) if config.storage else None
         return with_undelivered(Account(at=now, run=None, slot=slot, stored=stored))
 
@@ -150,8 +151,8 @@ def _stored(config: Config) -> StoredPart:
 def _print_stopped(config: Config) -> None:
     """What slot and storage say."""
     require_server(config)
-    state = existing_slot(config.dsn, config.slot)
-    flush = current_flush_lsn(config.dsn)
+    state = existing_slot(login_of(config), config.slot)
+    flush = current_flush_lsn(login_of(config))
     lines = [
         ("slot", f"{state.name} ({state.plugin}, database {state.database})"),
         ("read by", f"process {state.active_pid}" if state.active else "nobody"),
@@ -165,7 +166,7 @@ def _print_stopped(config: Config) -> None:
         ),
         ("two-phase", "yes" if state.two_phase else "no"),
     ]
-    stats = stream_stats(config.dsn, config.slot)
+    stats = stream_stats(login_of(config), config.slot)
     if stats is not None:
         blocks = counted(stats.stream_count, "block")
         streamed = (

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 
 from xidstream.pipeline.errors import XidstreamError
 from xidstream.pipeline.slot.heartbeat import beat, heart
+from xidstream.pipeline.slot.login import Dsn
 
 log = logging.getLogger(__name__)
 
@@ -21,7 +22,7 @@ _LEAST_PAUSE_S = 1.0
 
 
 @contextmanager
-def beating(dsn: str, interval_s: float) -> Iterator[None]:
+def beating(dsn: Dsn, interval_s: float) -> Iterator[None]:
     """Write a heartbeat each ``interval_s`` while the block runs; 0: none. ``dsn``: of the very server that is read."""
     if not interval_s:
         yield
@@ -35,7 +36,7 @@ def beating(dsn: str, interval_s: float) -> Iterator[None]:
         over.set()
 
 
-def _beat_until(over: threading.Event, dsn: str, interval_s: float) -> None:
+def _beat_until(over: threading.Event, dsn: Dsn, interval_s: float) -> None:
     is_told = False
     while not over.is_set():
         try:

@@ -41,7 +41,7 @@ from xidstream.pipeline.credentials import redacted
 from xidstream.pipeline.errors import XidstreamError
 from xidstream.pipeline.exchange import SlotIdentity
 from xidstream.pipeline.pg import Lsn
-from xidstream.pipeline.slot.conninfo import complete
+from xidstream.pipeline.slot.login import login_of
 from xidstream.pipeline.slot.slot_account import RATE_WINDOW_S, slot_part
 from xidstream.pipeline.snapshot.progress import SnapshotProgress
 
@@ -214,12 +214,12 @@ class RunAccounts:
         """As the server has it, or why the server did not tell."""
         epoch = self._parts().epoch
         opened = None if epoch is None else epoch.opened
-        dsn = self._config.dsn if opened is None else complete(self._config.dsn, **opened.server)
+        login = login_of(self._config).to(**({} if opened is None else opened.server))
         # A link that is dead may keep an earlier question for a minute, and whoever looks wants to know it now.
         if not self._slot_lock.acquire(timeout=_SLOT_WAIT_S):
             return None, "the server has not answered an earlier question yet"
         try:
-            return slot_part(dsn, self._config.slot, self._positions), None
+            return slot_part(login, self._config.slot, self._positions), None
         except XidstreamError as error:
             return None, error.message
         finally:

@@ -1,5 +1,7 @@
 """The edge of psycopg: everything that we say to the PostgreSQL server. No message of the stream is parsed here.
 
+- ``sessions`` opens every session, with the settings that it must have. ``login`` says how it gets in, and
+  ``password_command`` runs the program that gives a password.
 - ``settings`` says what to read, ``stream_options`` what this server can be asked for, and ``opening`` opens the slot.
 - ``connection`` is the stream. ``copy_loop`` reads its rows, and ``loopback`` fits its socket.
 - ``admin`` describes, creates and drops slots.

@@ -15,7 +15,7 @@ from __future__ import annotations
 import datetime
 import select
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -28,13 +28,13 @@ from xidstream.pipeline.errors import ConnectionLost, EnvironmentFault, Precondi
 from xidstream.pipeline.exchange import PrepareCover
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.pg_rules import check_slot_name
-from xidstream.pipeline.slot.conninfo import complete
-from xidstream.pipeline.slot.failures import from_connect_error, from_error, from_result
+from xidstream.pipeline.slot.failures import from_error, from_result
+from xidstream.pipeline.slot.login import Dsn
+from xidstream.pipeline.slot.sessions import open_session
 from xidstream.pipeline.slot.stream_options import PG10, PG14, PG15, PG17, quote_literal, version_text
 
 PLUGIN: Final = "pgoutput"
 _CLIENT_CHECK_INTERVAL_MS: Final = 1000
-_TIME_LIMITS: Final = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout")
 
 
 @dataclass(frozen=True)
@@ -101,17 +101,13 @@ class Blocker:
 
 
 @contextmanager
-def sql_connection(dsn: str, doing: str) -> Iterator[psycopg.Connection[Any]]:
-    """An autocommit connection whose errors, inside the block too, are ours and without secrets."""
-    try:
-        # Without UTF8 the names of an SQL_ASCII database come as bytes.
-        connection = psycopg.connect(complete(dsn, client_encoding="UTF8"), autocommit=True)
-    except psycopg.Error as error:
-        raise from_connect_error(error, dsn) from None
-    with connection:
+def sql_connection(
+    dsn: Dsn, doing: str, settings: Mapping[str, str] | None = None
+) -> Iterator[psycopg.Connection[Any]]:
+    """An autocommit connection whose errors, inside the block too, are ours and without secrets. ``settings``: over
+    those of all sessions."""
+    with open_session(dsn, doing, settings) as connection:
         try:
-            # The role or the database may set another style, in which psycopg cannot read a timestamp.
-            connection.execute("SET DateStyle = 'ISO'")
             yield connection
         except (psycopg.errors.CharacterNotInRepertoire, UnicodeDecodeError):
             # The error itself is not kept as the cause, because it quotes the bytes.
@@ -123,12 +119,12 @@ def sql_connection(dsn: str, doing: str) -> Iterator[psycopg.Connection[Any]]:
             raise from_error(error, doing) from None
 
 
-def describe_slot(dsn: str, slot: str) -> SlotState:
+def describe_slot(dsn: Dsn, slot: str) -> SlotState:
     with sql_connection(dsn, f'slot "{slot}"') as connection:
         return read_slot(connection, slot)
 
 
-def prepare_cover(dsn: str) -> PrepareCover:
+def prepare_cover(dsn: Dsn) -> PrepareCover:
     """What stands now, for a storage that begins with it.
 
     A standby does not list what is prepared, so nothing is covered there.
@@ -146,7 +142,7 @@ def prepare_cover(dsn: str) -> PrepareCover:
     return PrepareCover(since_lsn, frozenset(Xid(xid) for (xid,) in rows))
 
 
-def existing_slot(dsn: str, slot: str) -> SlotState:
+def existing_slot(dsn: Dsn, slot: str) -> SlotState:
     """``describe_slot`` where the slot must be there. Raises PreconditionMissing if it is not."""
     with sql_connection(dsn, f'slot "{slot}"') as connection:
         return require_slot(connection, slot)
@@ -194,7 +190,7 @@ def require_slot(connection: psycopg.Connection[Any], slot: str) -> SlotState:
 
 
 def create_slot(
-    dsn: str,
+    dsn: Dsn,
     slot: str,
     *,
     two_phase: bool = False,
@@ -214,11 +210,6 @@ def create_slot(
         version = connection.info.server_version
         arguments = [quote_literal(slot), quote_literal(PLUGIN)]
         arguments += _creation_flags(version, two_phase=two_phase, failover=failover)
-        for setting in _TIME_LIMITS:
-            # Waiting is what this connection is for; a limit from the role or the database would end it.
-            connection.execute(f"SET {setting} = 0".encode())
-        if version >= PG17:
-            connection.execute("SET transaction_timeout = 0")
         _have_client_checked(connection)
         command = f"SELECT lsn::text FROM pg_create_logical_replication_slot({', '.join(arguments)})"
 
@@ -236,11 +227,9 @@ def create_slot(
         return Lsn.parse((result.get_value(0, 0) or b"").decode())
 
 
-def slot_creation_blockers(dsn: str, pid: int) -> tuple[Blocker, ...]:
+def slot_creation_blockers(dsn: Dsn, pid: int) -> tuple[Blocker, ...]:
     """The transactions that backend ``pid`` waits for: their xid locks are what it cannot get."""
     with sql_connection(dsn, "looking for what is waited for") as connection:
-        for setting in _TIME_LIMITS:
-            connection.execute(f"SET {setting} = 0".encode())
         rows = connection.execute(
             """
             SELECT wanted.transactionid::text::bigint AS xid, activity.pid, prepared.gid,
@@ -259,7 +248,7 @@ def slot_creation_blockers(dsn: str, pid: int) -> tuple[Blocker, ...]:
     return tuple(Blocker(*row) for row in rows)
 
 
-def drop_slot(dsn: str, slot: str) -> None:
+def drop_slot(dsn: Dsn, slot: str) -> None:
     """Raises SlotInUse while somebody reads it, PreconditionMissing when there is none."""
     check_slot_name(slot)
     with sql_connection(dsn, f'dropping slot "{slot}"') as connection:
@@ -267,7 +256,7 @@ def drop_slot(dsn: str, slot: str) -> None:
         connection.execute("SELECT pg_drop_replication_slot(%s)", (slot,))
 
 
-def advance_slot(dsn: str, slot: str, lsn: Lsn, timeout_s: float = 10.0) -> None:
+def advance_slot(dsn: Dsn, slot: str, lsn: Lsn, timeout_s: float = 10.0) -> None:
     """Tell the server that all before ``lsn`` is delivered, where there is no replication connection to say it on.
 
     It decodes what it passes over without the output plugin, so what pgoutput cannot send is no obstacle. A reader that
@@ -287,7 +276,7 @@ def advance_slot(dsn: str, slot: str, lsn: Lsn, timeout_s: float = 10.0) -> None
                 time.sleep(0.1)
 
 
-def current_flush_lsn(dsn: str) -> Lsn:
+def current_flush_lsn(dsn: Dsn) -> Lsn:
     """The end of the flushed WAL; on a standby, of the replayed."""
     with sql_connection(dsn, "reading the WAL position") as connection:
         return _flush_lsn(connection)
@@ -310,7 +299,7 @@ def _flush_lsn(connection: psycopg.Connection[Any]) -> Lsn:
     return Lsn.parse(row[0])
 
 
-def settled_flush_lsn(dsn: str, timeout_s: float = 2.0) -> Lsn:
+def settled_flush_lsn(dsn: Dsn, timeout_s: float = 2.0) -> Lsn:
     """A flushed position behind every commit that has returned, asynchronous ones included.
 
     With synchronous_commit=off a COMMIT returns before its WAL is flushed; the WAL writer follows within a fraction
@@ -331,7 +320,7 @@ def settled_flush_lsn(dsn: str, timeout_s: float = 2.0) -> Lsn:
     return current_flush_lsn(dsn)
 
 
-def stream_stats(dsn: str, slot: str) -> StreamStats | None:
+def stream_stats(dsn: Dsn, slot: str) -> StreamStats | None:
     """None where the server has no such statistics (before 14), or none of this slot."""
     with sql_connection(dsn, f'statistics of slot "{slot}"') as connection:
         if connection.info.server_version < PG14:

@@ -20,9 +20,7 @@ Invariants:
 - Input is bounded: only ``wait_readable`` and the compiled loop read the socket. If nobody calls them, the backpressure
   reaches the walsender through the socket.
 
-Session settings (fact 32) are set by SET after connecting, in one round trip. The startup packet's ``options`` were
-rejected: they would have to be merged with those of the DSN, PGOPTIONS and a service file, and PGTZ or PGDATESTYLE
-would outrank them. The stream's text format depends on these settings, so ours must win.
+Session settings are those of ``sessions``, with the encoding and the memory of decoding over them.
 """
 
 from __future__ import annotations
@@ -46,15 +44,21 @@ from xidstream.pipeline.errors import (
     XidstreamError,
 )
 from xidstream.pipeline.pg import POSTGRES_EPOCH_UNIX_US, Lsn
-from xidstream.pipeline.slot.conninfo import complete
 from xidstream.pipeline.slot.failures import (
     ServerReport,
-    from_connect_error,
     from_error,
     from_report,
     from_result,
 )
+from xidstream.pipeline.slot.login import Login
 from xidstream.pipeline.slot.loopback import join_rows
+from xidstream.pipeline.slot.sessions import (
+    LEAST_WAL_SENDER_TIMEOUT_MS,
+    SHORT_WAL_SENDER_TIMEOUT,
+    connect,
+    pinned,
+    set_command,
+)
 from xidstream.pipeline.slot.settings import SlotSettings
 from xidstream.pipeline.slot.stream_options import (
     PG13,
@@ -65,16 +69,6 @@ from xidstream.pipeline.slot.stream_options import (
 
 if TYPE_CHECKING:
     from xidstream.pipeline.slot.copy_loop import CopyLoop
-
-SESSION_SETTINGS: Final = {
-    "datestyle": "ISO",
-    "intervalstyle": "postgres",
-    "extra_float_digits": "3",
-    "client_encoding": "UTF8",
-    "timezone": "UTC",
-    "bytea_output": "hex",
-}
-"""Fact 32: the settings that the decoder's text formats need."""
 
 _STATUS: Final = struct.Struct("!cqqqqB")  # StandbyStatusUpdate: 'r', write, flush, apply, time, reply
 _MAX_NOTICES: Final = 100
@@ -98,7 +92,7 @@ class ReplicationConnection:
 
     ``pgconn`` is psycopg's ``PGconn``, for the hot loop. ``server_version`` is ``server_version_num``.
     ``server_options`` lead a DSN to the server that was reached; no secret is in them.
-    Raises ConnectionLost or PreconditionMissing, never with a secret in the message.
+    Raises what ``sessions.connect`` raises, never with a secret in the message.
     """
 
     def __init__(self, settings: SlotSettings) -> None:
@@ -107,12 +101,7 @@ class ReplicationConnection:
         self._notices: deque[ServerReport] = deque(maxlen=_MAX_NOTICES)
         self._streaming = False
         self._tls_rest = False
-        try:
-            self._connection = psycopg.connect(
-                complete(settings.dsn, replication="database"), autocommit=True
-            )
-        except psycopg.Error as error:
-            raise from_connect_error(error, settings.dsn) from None
+        self._connection = connect(settings.login, replication="database")
         self.pgconn = self._connection.pgconn
         self.pgconn.notice_handler = self._take_notice
         self.server_version = self.pgconn.server_version
@@ -142,9 +131,9 @@ class ReplicationConnection:
         self.close()
 
     @property
-    def same_server_dsn(self) -> str:
-        """The settings' DSN, for further connections to this very server. The DSN alone may lead to another one."""
-        return complete(self._settings.dsn, **self.server_options)
+    def same_server(self) -> Login:
+        """For further connections to this very server. The settings' DSN alone may lead to another one."""
+        return self._settings.login.to(**self.server_options)
 
     # -- commands ----------------------------------------------------------------------------------------
 
@@ -329,7 +318,7 @@ class ReplicationConnection:
     # -- inside ------------------------------------------------------------------------------------------
 
     def _configure(self) -> None:
-        settings = dict(SESSION_SETTINGS)
+        settings = {**pinned(self.server_version), "client_encoding": "UTF8"}
         if self.pgconn.parameter_status(b"server_encoding") == b"SQL_ASCII":
             # Such a server converts nothing. Asked for UTF8 it would still check the text, and its error names no
             # transaction, table or column. So the text is taken as it is; the decoder checks it and names them.
@@ -337,8 +326,10 @@ class ReplicationConnection:
         work_mem = self._settings.logical_decoding_work_mem
         if work_mem is not None and self.server_version >= PG13:
             settings["logical_decoding_work_mem"] = work_mem
-        command = "; ".join(f"SET {name} = {quote_literal(value)}" for name, value in settings.items())
-        self.execute(command, "session settings")
+        self.execute(set_command(settings), "session settings")
+        if self._ask(SHORT_WAL_SENDER_TIMEOUT)[0] != "0":
+            least = {"wal_sender_timeout": f"{LEAST_WAL_SENDER_TIMEOUT_MS}ms"}
+            self.execute(set_command(least), "session settings")
 
     def _ask(self, command: str) -> list[str]:
         result = self._query(command)

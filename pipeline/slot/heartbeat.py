@@ -22,21 +22,16 @@ import psycopg
 
 from xidstream.pipeline.pg_rules import HEARTBEAT_PREFIX
 from xidstream.pipeline.slot.admin import sql_connection
-from xidstream.pipeline.slot.conninfo import complete
-from xidstream.pipeline.slot.stream_options import PG14
+from xidstream.pipeline.slot.login import Dsn, Login
 
 _TIME_LIMIT_S = 10
 
 
 @contextmanager
-def heart(dsn: str) -> Iterator[psycopg.Connection[Any]]:
+def heart(dsn: Dsn) -> Iterator[psycopg.Connection[Any]]:
     """The connection that ``beat`` takes. Raises what connecting raises; an error inside the block is one of ours."""
-    with sql_connection(complete(dsn, connect_timeout=str(_TIME_LIMIT_S)), "heartbeat") as connection:
-        connection.execute(f"SET statement_timeout = {_TIME_LIMIT_S * 1000}".encode())
-        if connection.info.server_version >= PG14:
-            connection.execute("SET idle_session_timeout = 0")  # it idles from one beat to the next
-        # A standby that the server would wait for has nothing to do with it.
-        connection.execute("SET synchronous_commit = local")
+    timed = Login.of(dsn).to(connect_timeout=str(_TIME_LIMIT_S))
+    with sql_connection(timed, "heartbeat", {"statement_timeout": f"{_TIME_LIMIT_S}s"}) as connection:
         yield connection
 
 

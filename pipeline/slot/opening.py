@@ -2,7 +2,7 @@
 
 The DSN may lead to another server each time (several hosts, a name that moves). So the streaming connection comes
 first, ``check`` compares *its* server with the record, and all other connections go to that server
-(``same_server_dsn``).
+(``same_server``).
 
 There are two steps. ``connect_slot`` reads the slot's state. The caller must compare the confirmed position in it with
 its own record before it confirms anything. An idle walsender has no time limit, so there is time to prepare. ``start``
@@ -64,7 +64,7 @@ class OpenSlot:
 
     def opened(self, start_lsn: Lsn = INVALID_LSN) -> Opened:
         """To be asked after ``start``, with the same: until then another reader may have moved the slot."""
-        dsn = self.connection.same_server_dsn
+        dsn = self.connection.same_server
         state = describe_slot(dsn, self.identity.slot)
         confirmed_flush_lsn = state.confirmed_flush or self.confirmed_flush_lsn
         never_sent = self.no_prepare_sent and confirmed_flush_lsn == self.confirmed_flush_lsn
@@ -96,6 +96,7 @@ def slot_settings(config: Config) -> SlotSettings:
         two_phase=config.two_phase,
         failover=config.failover,
         heartbeat_interval_s=config.heartbeat_interval_s,
+        password_command=config.password_command,
     )
 
 
@@ -127,7 +128,7 @@ def _connected(
     create: bool,
     on_wait: Callable[[tuple[Blocker, ...]], None] | None,
 ) -> OpenSlot:
-    dsn = connection.same_server_dsn
+    dsn = connection.same_server
     state = describe_slot(dsn, settings.slot)
     no_prepare_sent = not state.exists or not state.two_phase
     if not state.exists:

@@ -41,7 +41,7 @@ def server_findings(
     parked. Raises nothing but ConfigError."""
     findings: list[Finding] = []
     try:
-        with sql_connection(settings.dsn, "preflight") as connection:
+        with sql_connection(settings.login, "preflight") as connection:
             version = connection.info.server_version
             findings.append(
                 Finding.ok("connection", f"PostgreSQL {version_text(version)} at {display(settings.dsn)}")

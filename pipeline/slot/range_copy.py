@@ -49,17 +49,16 @@ from xidstream.pipeline.errors import (
     XidstreamError,
 )
 from xidstream.pipeline.protocol.message_buffer import Outcome
-from xidstream.pipeline.slot.connection import SESSION_SETTINGS
-from xidstream.pipeline.slot.conninfo import complete
 from xidstream.pipeline.slot.copy_loop import RowLoop
 from xidstream.pipeline.slot.failures import (
     TOO_LARGE,
     ServerReport,
-    from_connect_error,
     from_error,
     from_report,
 )
-from xidstream.pipeline.slot.stream_options import PG14, PG17, quote_identifier, quote_literal
+from xidstream.pipeline.slot.login import Dsn
+from xidstream.pipeline.slot.sessions import connect, pinned, set_command
+from xidstream.pipeline.slot.stream_options import quote_identifier, quote_literal
 from xidstream.pipeline.snapshot.tables import RangeTask
 
 BLOCK_BYTES: Final = 4 << 20
@@ -79,13 +78,11 @@ _NAP_S: Final = 0.0005
 readers on two cores take 4 % less time (medians of four runs in turn)."""
 
 _READER_SETTINGS: Final = {
-    "row_security": "off",
-    "statement_timeout": "0",
-    "lock_timeout": "0",
-    "idle_in_transaction_session_timeout": "0",
     # The ranges are the parallelism. Compiling an expression costs more than a range of 64 MB gains.
     "max_parallel_workers_per_gather": "0",
     "jit": "off",
+    # Without it each range would be read by a scan of the whole table.
+    "enable_tidscan": "on",
 }
 
 _WITHHELD: Final = re.compile(r"2[01237F].*|3[89].*|44.*|P0.*|HV.*")
@@ -192,13 +189,10 @@ class Frame:
 
 
 class RangeCopy:
-    """A connection to the DSN's server. Raises ConnectionLost or PreconditionMissing, without a secret."""
+    """A connection to the DSN's server. Raises what ``sessions.connect`` raises, without a secret."""
 
-    def __init__(self, dsn: str) -> None:
-        try:
-            self._connection = psycopg.connect(complete(dsn), autocommit=True)
-        except psycopg.Error as error:
-            raise from_connect_error(error, dsn) from None
+    def __init__(self, dsn: Dsn) -> None:
+        self._connection = connect(dsn)
         self._pgconn = self._connection.pgconn
         self._loop = RowLoop.of(self._pgconn)
         self._poll = select.poll()
@@ -278,17 +272,13 @@ class RangeCopy:
     # -- inside ------------------------------------------------------------------------------------------
 
     def _configure(self) -> None:
-        settings = {**SESSION_SETTINGS, **_READER_SETTINGS}
+        version = self._pgconn.server_version
+        settings = {**pinned(version), "client_encoding": "UTF8", **_READER_SETTINGS}
         if self._pgconn.parameter_status(b"server_encoding") == b"SQL_ASCII":
             settings["client_encoding"] = (
                 "SQL_ASCII"  # as the walsender's session: the decoder checks the text
             )
-        if self._pgconn.server_version >= PG14:
-            settings["idle_session_timeout"] = "0"
-        if self._pgconn.server_version >= PG17:
-            settings["transaction_timeout"] = "0"
-        command = "; ".join(f"SET {name} = {quote_literal(value)}" for name, value in settings.items())
-        self._run(command, "session settings")
+        self._run(set_command(settings), "session settings")
 
     def _make_room(self, waiting_bytes: int) -> None:
         """Room for a block. A giant row gets an array of its own size, which goes with the block."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from xidstream.pipeline.errors import ConfigError
 from xidstream.pipeline.pg_rules import Streaming, check_slot_name, check_stream_options, work_mem
 from xidstream.pipeline.slot.conninfo import parse
+from xidstream.pipeline.slot.login import Login
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,7 @@ class SlotSettings:
 
     dsn: a libpq conninfo or URI. libpq takes the parts that it leaves out from ``PG*`` variables, the service file and
         the passfile. Default empty: everything comes from there.
+    password_command: program and arguments; what it writes is the password of each connection. Default: none.
     slot, publications: names as in the catalogs, neither quoted nor folded to lower case.
     streaming: default ON, the purpose of this project. It falls back to OFF if server or protocol has no streaming.
     proto_version: a cap, 1 to 4. Default None: the highest that both sides have.
@@ -45,9 +47,11 @@ class SlotSettings:
     failover: bool = False
     heartbeat_interval_s: float = 0.0
     query_timeout_s: float = 60.0
+    password_command: tuple[str, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         parse(self.dsn)
+        Login(self.dsn, self.password_command)
         check_slot_name(self.slot)
         if not self.publications:
             raise ConfigError(
@@ -63,3 +67,7 @@ class SlotSettings:
         if self.query_timeout_s <= 0:
             raise ConfigError(f"query_timeout_s must be more than 0, not {self.query_timeout_s}")
         object.__setattr__(self, "logical_decoding_work_mem", work_mem(self.logical_decoding_work_mem))
+
+    @property
+    def login(self) -> Login:
+        return Login(self.dsn, self.password_command)

@@ -17,7 +17,7 @@ from xidstream.pipeline.account import SlotPart, Window
 from xidstream.pipeline.errors import EnvironmentFault
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.slot.admin import SlotState, require_slot, sql_connection
-from xidstream.pipeline.slot.conninfo import complete
+from xidstream.pipeline.slot.login import Dsn, Login
 from xidstream.pipeline.slot.stream_options import PG13
 
 RATE_WINDOW_S: Final = 60.0
@@ -33,13 +33,13 @@ _MIB: Final = 1 << 20
 
 
 def slot_part(
-    dsn: str, slot: str, positions: Window, clock: Callable[[], float] = time.monotonic
+    dsn: Dsn, slot: str, positions: Window, clock: Callable[[], float] = time.monotonic
 ) -> SlotPart:
     """``positions``: the server's, as earlier calls saw them; one is added. Raises PreconditionMissing where there is
     no such slot, and what connecting raises."""
-    timed = complete(dsn, connect_timeout=str(_CONNECT_TIMEOUT_S))
-    with sql_connection(timed, f'slot "{slot}"') as connection:
-        connection.execute(f"SET statement_timeout = {_STATEMENT_TIMEOUT_MS}".encode())
+    timed = Login.of(dsn).to(connect_timeout=str(_CONNECT_TIMEOUT_S))
+    limit = {"statement_timeout": f"{_STATEMENT_TIMEOUT_MS}ms"}
+    with sql_connection(timed, f'slot "{slot}"', limit) as connection:
         state = require_slot(connection, slot)
         server_lsn = _position(connection)
         positions.note(clock(), server_lsn)

@@ -44,11 +44,12 @@ from xidstream.pipeline.errors import (
 )
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.slot.admin import Blocker, sql_connection
-from xidstream.pipeline.slot.conninfo import complete
-from xidstream.pipeline.slot.failures import from_connect_error, from_error
+from xidstream.pipeline.slot.failures import from_error
+from xidstream.pipeline.slot.login import Dsn
+from xidstream.pipeline.slot.sessions import open_session
 from xidstream.pipeline.slot.snapshot_findings import room_for
 from xidstream.pipeline.slot.snapshot_sources import measured, survey
-from xidstream.pipeline.slot.stream_options import PG13, PG14, PG17, quote_identifier
+from xidstream.pipeline.slot.stream_options import PG13, PG14, quote_identifier
 from xidstream.pipeline.slot.table_access import (
     REMEDY_LOCKS,
     REMEDY_ROW_SECURITY,
@@ -66,8 +67,11 @@ from xidstream.pipeline.snapshot.tables import Leaf, PublishedSource
 _LOCK_TIMEOUT_MS: Final = 2_000
 _POLL_S: Final = 0.2
 _NOTICE_S: Final = 2.0
-_TIME_LIMITS: Final = ("statement_timeout", "idle_in_transaction_session_timeout")
-_KEEPALIVES: Final = {"tcp_keepalives_idle": 30, "tcp_keepalives_interval": 10, "tcp_keepalives_count": 3}
+_KEEPALIVES: Final = {
+    "tcp_keepalives_idle": "30",
+    "tcp_keepalives_interval": "10",
+    "tcp_keepalives_count": "3",
+}
 """Of the server: else it would keep the lock of a machine that is gone for two hours."""
 
 _TAKE: Final = """
@@ -94,7 +98,7 @@ class Held:
 class TableHolder:
     """``dsn`` leads to one server: the slot's. ``publications``: the slot's."""
 
-    def __init__(self, dsn: str, publications: Sequence[str]) -> None:
+    def __init__(self, dsn: Dsn, publications: Sequence[str]) -> None:
         self._dsn = dsn
         self._publications = tuple(publications)
         self._sessions: dict[int, psycopg.Connection[Any]] = {}
@@ -123,8 +127,7 @@ class TableHolder:
         with self._guard:
             self._wanted[relid] = waiting
         try:
-            with sql_connection(self._dsn, doing) as observer:
-                _set_time_limits_off(observer)
+            with sql_connection(self._dsn, doing, _KEEPALIVES) as observer:
                 _check_access(observer, source)
                 session = self._session(doing)
                 try:
@@ -184,7 +187,6 @@ class TableHolder:
             assert row is not None
             if Lsn.parse(row[0]) >= valid_from.next_record.record_end:
                 return True
-            connection.execute("SET default_transaction_read_only = off")
             connection.execute("SELECT txid_current()")
             return False
 
@@ -216,13 +218,9 @@ class TableHolder:
 
     def _session(self, doing: str) -> psycopg.Connection[Any]:
         """A session whose transaction has begun, and has no snapshot yet."""
-        try:
-            session = psycopg.connect(complete(self._dsn, client_encoding="UTF8"), autocommit=True)
-        except psycopg.Error as error:
-            raise from_connect_error(error, self._dsn) from None
+        session = open_session(self._dsn, doing, _KEEPALIVES)
         try:
             with _reported(doing):
-                _set_time_limits_off(session)
                 session.execute("BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY")
         except BaseException:
             session.close()
@@ -286,19 +284,6 @@ def _reported(doing: str) -> Iterator[None]:
         if isinstance(ours, ConnectionLost):
             raise SnapshotLost(ours.message) from None
         raise ours from None
-
-
-def _set_time_limits_off(connection: psycopg.Connection[Any]) -> None:
-    """A limit that the role, the database or the server has would end what waits and holds."""
-    for setting in _TIME_LIMITS:
-        connection.execute(f"SET {setting} = 0".encode())
-    if connection.info.server_version >= PG14:
-        connection.execute("SET idle_session_timeout = 0")
-    if connection.info.server_version >= PG17:
-        connection.execute("SET transaction_timeout = 0")
-    connection.execute("SET row_security = off")
-    for setting, value in _KEEPALIVES.items():
-        connection.execute(f"SET {setting} = {value}".encode())
 
 
 def _check_access(observer: psycopg.Connection[Any], source: PublishedSource) -> None:

@@ -128,14 +128,14 @@ def _snapshot_findings(config: Config, connection: ReplicationConnection) -> lis
     try:
         if not would_take_snapshots(config, connection):
             return []
-        with sql_connection(connection.same_server_dsn, "what snapshots need") as sql:
+        with sql_connection(connection.same_server, "what snapshots need") as sql:
             return snapshot_findings(sql, config.publication, 2 * most_readers(config.snapshot_connections))
     except XidstreamError as error:
         return [Finding.of_error("snapshot", error)]
 
 
 def _check_positions(config: Config, connection: ReplicationConnection, system: SystemIdentity) -> None:
-    dsn = connection.same_server_dsn
+    dsn = connection.same_server
     # In this order: a reader that is at work records a position before it confirms it, and WAL only grows.
     confirmed_lsn = describe_slot(dsn, config.slot).confirmed_flush
     layout = Layout(int(system.system_identifier), config.slot, "check")
@@ -145,7 +145,7 @@ def _check_positions(config: Config, connection: ReplicationConnection, system: 
 
 
 def _server_side(config: Config, connection: ReplicationConnection) -> ServerSide:
-    dsn = connection.same_server_dsn
+    dsn = connection.same_server
     with sql_connection(dsn, "the published tables") as sql:
         tables = published_names(sql, config.publication)
     system = connection.identify_system()

@@ -38,6 +38,7 @@ from xidstream.pipeline.errors import SnapshotLost, Unsupported, XidstreamError
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.relations import RelationVersion
 from xidstream.pipeline.rows import snapshot_rows
+from xidstream.pipeline.slot.login import Dsn
 from xidstream.pipeline.slot.range_copy import RangeCopy, told
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 from xidstream.pipeline.snapshot.tables import RangeTask
@@ -82,7 +83,7 @@ class Pace:
 class RangeReader:
     """Reads one range after another."""
 
-    def __init__(self, dsn: str) -> None:
+    def __init__(self, dsn: Dsn) -> None:
         self._dsn = dsn
         self._lock = threading.Lock()
         self._cancelled = threading.Event()

@@ -32,7 +32,7 @@ def check_server(config: Config, connection: ReplicationConnection, *, remember:
     system = connection.identify_system()
     storage, layout = Storage(config.storage), Layout(int(system.system_identifier), config.slot, "check")
     progress, timeline = read_progress(storage, layout), read_timeline(storage, layout)
-    slot = describe_slot(connection.same_server_dsn, config.slot)
+    slot = describe_slot(connection.same_server, config.slot)
     is_new_timeline = timeline is not None and timeline < system.timeline
     check_continuity(
         config.slot,

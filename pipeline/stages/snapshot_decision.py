@@ -14,6 +14,7 @@ from xidstream.pipeline.segments import Layout, Storage
 from xidstream.pipeline.segments.snapshot_record import read_decision, write_decision
 from xidstream.pipeline.slot.admin import describe_slot, sql_connection
 from xidstream.pipeline.slot.connection import ReplicationConnection
+from xidstream.pipeline.slot.login import Dsn
 from xidstream.pipeline.slot.snapshot_sources import survey
 from xidstream.pipeline.snapshot.decision import Decision, takes_snapshots
 
@@ -39,7 +40,7 @@ def decide_snapshots(config: Config, connection: ReplicationConnection) -> Decis
     case = _case(config, connection)
     published = {} if case.recorded is None or case.creates_slot else case.recorded.published
     if case.creates_slot and case.takes:
-        with sql_connection(connection.same_server_dsn, "the published tables") as sql:
+        with sql_connection(connection.same_server, "the published tables") as sql:
             sources = survey(sql, config.publication)
         published = {source.relation.relid: source.published_as for source in sources}
     decision = Decision(case.takes, published)
@@ -53,11 +54,11 @@ def _case(config: Config, connection: ReplicationConnection) -> _Case:
     identifier = int(connection.identify_system().system_identifier)
     storage, layout = Storage(config.storage), Layout(identifier, config.slot, "snapshots")
     recorded = read_decision(storage, layout)
-    exists = describe_slot(connection.same_server_dsn, config.slot).exists
+    exists = describe_slot(connection.same_server, config.slot).exists
     creates_slot = config.create_slot and not exists
     asked = SnapshotMode(config.snapshot) if config.snapshot else None
     takes = takes_snapshots(asked, recorded, creates_slot=creates_slot, sink=config.sink)
-    if takes and _is_standby(connection.same_server_dsn):
+    if takes and _is_standby(connection.same_server):
         if asked is not None:
             raise Unsupported(
                 "a snapshot cannot be taken on a standby: it does not know which transactions are open",
@@ -67,7 +68,7 @@ def _case(config: Config, connection: ReplicationConnection) -> _Case:
     return _Case(storage, layout, recorded, creates_slot, takes)
 
 
-def _is_standby(dsn: str) -> bool:
+def _is_standby(dsn: Dsn) -> bool:
     with sql_connection(dsn, "what the server is") as connection:
         row = connection.execute("SELECT pg_is_in_recovery()").fetchone()
     return row is not None and bool(row[0])

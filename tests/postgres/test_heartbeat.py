@@ -57,7 +57,7 @@ def test_heartbeats_move_the_slot_of_a_role_that_may_only_connect_and_come_back_
     config = config_of(database.dsn(user=role))
     confirmed = "select confirmed_flush_lsn::text from pg_replication_slots where slot_name = %s"
     try:
-        with reading_alone(config) as (slot, sink, _), beating(slot.connection.same_server_dsn, 0.2):
+        with reading_alone(config) as (slot, sink, _), beating(slot.connection.same_server, 0.2):
             wait_until(lambda: sink.n_blocks >= 3)
             (before,) = database.execute(confirmed, config.slot)
             sink.go_on()
@@ -175,7 +175,7 @@ def test_the_slot_of_an_idle_table_stays_close_behind_a_server_that_writes_a_hun
 ) -> None:
     with busy_server(own_postgres, 100e6) as dsn:
         config = config_of(dsn, status_interval_ms)
-        with reading_alone(config) as (slot, sink, _), beating(slot.connection.same_server_dsn, heartbeat_s):
+        with reading_alone(config) as (slot, sink, _), beating(slot.connection.same_server, heartbeat_s):
             sink.go_on()
             watch = Watch(dsn)
             watch.look_for(90)

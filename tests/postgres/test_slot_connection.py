@@ -23,7 +23,8 @@ from xidstream.pipeline.errors import (
 )
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
 from xidstream.pipeline.slot.admin import create_slot, describe_slot
-from xidstream.pipeline.slot.connection import SESSION_SETTINGS, ReplicationConnection
+from xidstream.pipeline.slot.connection import ReplicationConnection
+from xidstream.pipeline.slot.sessions import pinned
 from xidstream.pipeline.slot.settings import SlotSettings, Streaming
 from xidstream.pipeline.slot.stream_options import stream_options
 
@@ -118,7 +119,7 @@ def test_session_settings_win_over_dsn_and_environment(
     monkeypatch.setenv("PGTZ", "Asia/Tokyo")
     dsn = database.dsn(options="-c bytea_output=escape -c work_mem=7MB", client_encoding="LATIN1")
     with ReplicationConnection(settings(database, dsn=dsn)) as connection:
-        for name, value in SESSION_SETTINGS.items():
+        for name, value in pinned(connection.server_version).items():
             assert connection.show(name).split(",")[0] == value, name
         assert connection.show("work_mem") == "7MB"  # what is not ours is left as it was asked for
         assert connection.show("application_name") == "xidstream"
@@ -472,6 +473,6 @@ def test_a_connection_that_was_closed_still_says_which_server_it_was(database: D
     """Snapshots asked for it while the reader of the slot ended, and psycopg's own error ended the run."""
     made = prepare(database)
     with ReplicationConnection(made) as connection:
-        open_dsn = connection.same_server_dsn
-    assert connection.same_server_dsn == open_dsn
+        open_dsn = connection.same_server
+    assert connection.same_server == open_dsn
     assert not describe_slot(open_dsn, made.slot).active

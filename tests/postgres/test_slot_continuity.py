@@ -112,7 +112,7 @@ def test_further_connections_go_to_the_server_that_the_streaming_one_has_reached
         links[0].mend()
         assert not describe_slot(dsn, "s").exists, "the DSN leads to the first server again"
         assert opened.opened().confirmed_flush_lsn == opened.confirmed_flush_lsn
-        assert describe_slot(opened.connection.same_server_dsn, "s").active
+        assert describe_slot(opened.connection.same_server, "s").active
     finally:
         opened.connection.close()
         for link in links:
