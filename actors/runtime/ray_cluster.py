@@ -12,6 +12,7 @@ from typing import Any
 
 import ray
 
+from xidstream.actors.runtime.hidden_variables import hidden_from_children
 from xidstream.actors.runtime.java import ensure_java
 from xidstream.actors.runtime.nodes import require_own_host_name, require_usable_nodes
 from xidstream.actors.runtime.watchdog import kill_with_me
@@ -30,6 +31,7 @@ def _without_noise(record: logging.LogRecord) -> bool:
     return not record.getMessage().startswith(_TOKEN_ENABLED)
 
 
+@hidden_from_children()
 def connect_ray(
     *,
     namespace: str = "xidstream",

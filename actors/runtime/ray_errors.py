@@ -22,6 +22,7 @@ _LOST = (
     ray.exceptions.OutOfDiskError,
     ray.exceptions.RaySystemError,
     ray.exceptions.ActorUnschedulableError,
+    ray.exceptions.RpcError,
 )
 
 

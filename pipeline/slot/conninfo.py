@@ -125,5 +125,11 @@ def _defaults(names: Iterable[str]) -> dict[str, str]:
     }
 
 
+def secret_variables() -> frozenset[str]:
+    """The ``PG*`` variables that hold a secret: PGPASSWORD, in all versions of libpq so far."""
+    options = pq.Conninfo.parse(b"")
+    return frozenset(o.envvar.decode() for o in options if o.dispchar == b"*" and o.envvar)
+
+
 def _secret_names() -> frozenset[str]:
     return frozenset(o.keyword.decode() for o in pq.Conninfo.parse(b"") if o.dispchar == b"*")

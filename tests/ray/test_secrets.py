@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import secrets
@@ -10,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -21,9 +23,11 @@ from tests.processes import living_below
 from tests.ray.conftest import RayPipeline
 from tests.ray.test_pipeline import NEWEST, set_up
 from tests.ray.test_storage_faults import deliver_one
+from xidstream.actors.runtime.hidden_variables import hidden_from_children
+from xidstream.actors.runtime.ray_errors import unwrap
 from xidstream.actors.runtime.secrets import ReaderSecrets, refuse_travelling, take_up
 from xidstream.pipeline.config import Config
-from xidstream.pipeline.errors import ConfigError, EnvironmentFault
+from xidstream.pipeline.errors import Action, ComponentLost, ConfigError, EnvironmentFault
 
 pytestmark = pytest.mark.ray
 
@@ -99,6 +103,57 @@ def test_what_a_reader_takes_up_is_for_this_user_alone_and_then_gone() -> None:
     given.remove()
     assert second is not None and not os.path.exists(second)
     assert ReaderSecrets(bare).lay_down() is None
+
+
+def test_a_password_of_the_environment_goes_to_the_reader_and_into_its_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PGPASSWORD", "hunter2")
+    bare = Config(dsn="service=shop")
+    given = ReaderSecrets(bare)
+    assert "hunter2" not in repr(given)
+    path = given.lay_down()
+    monkeypatch.delenv("PGPASSWORD")
+    assert take_up(bare, path).dsn == "service=shop", "a service file's password ranks before it"
+    assert os.environ.pop("PGPASSWORD") == "hunter2"
+
+
+def test_children_that_are_started_with_ray_do_not_inherit_the_password(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PGPASSWORD", "hunter2")
+    monkeypatch.setenv("PGPASSFILE", "/etc/pgpass")
+    with hidden_from_children():
+        assert b"hunter2" not in subprocess.check_output(["env"])
+        assert os.environ["PGPASSFILE"] == "/etc/pgpass"
+    assert os.environ["PGPASSWORD"] == "hunter2"
+
+
+def test_a_password_that_cannot_be_laid_down_is_an_error_that_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    given = ReaderSecrets(Config(dsn="host=db password=hunter2"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    with pytest.raises(EnvironmentFault, match="the file with the password cannot be written") as raised:
+        given.lay_down()
+    assert raised.value.policy.action is Action.RESTART
+    (tmp_path / "gone").mkdir()
+    assert given.lay_down() is not None
+    given.remove()
+    # Room for a folder, and none for the file.
+    monkeypatch.setattr(os, "open", full)
+    with pytest.raises(EnvironmentFault):
+        given.lay_down()
+    assert list((tmp_path / "gone").iterdir()) == []
+
+
+def full(*arguments: Any) -> int:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_control_store_that_goes_away_is_a_lost_part() -> None:
+    error = ray.exceptions.RpcError("failed to connect to GCS", rpc_code=14)
+    assert isinstance(unwrap(error, "slot reader"), ComponentLost)
 
 
 def test_a_ray_of_this_process_is_told_from_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
