@@ -11,6 +11,7 @@ import dataclasses
 import importlib
 import os
 import threading
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,10 +104,11 @@ class SlotReader:
 
     def survey(self) -> Surveyed:
         """Raises SnapshotInterrupted while somebody keeps a published table locked so that nothing can be planned."""
+        began_s = time.thread_time()
         with sql_connection(self._slot.connection.same_server, "the published tables") as connection:
             sources = survey_unless_locked(connection, self._config.publication)
-            state = read_slot(connection, self._config.slot)
-            return Surveyed(sources, held_wal_bytes(connection, state))
+            held_bytes = held_wal_bytes(connection, read_slot(connection, self._config.slot))
+        return Surveyed(sources, held_bytes, cpu_s=time.thread_time() - began_s)
 
     def waiting_for(self) -> str | None:
         """What ``prepare`` waits for, for people; None when it is nothing in particular."""

@@ -35,21 +35,26 @@ from xidstream.pipeline.stages.snapshot_book import SnapshotBook
 from xidstream.pipeline.stages.snapshot_lines import SnapshotLines, recovered
 
 _LOOK_S = 10.0
-_WAITING_LOOK_S = 1.0
-"""While the stream alone has to come on."""
+_LOOKS_PER_CPU = 100
+"""Looks at the catalog take one part in so many of a CPU, which is the one that the reader's threads share: with 5,000
+tables a look takes 0.7 s."""
+_LONGEST_LOOK_S = 300.0
+_STREAM_LOOK_S = 1.0
+"""While the stream alone has to come on, it is asked how far it is, and the catalog is not."""
 _POLL_S = 0.5
 _NOTE_S = 1.0
 
 
 class SnapshotTaking:
-    """``survey``: the published tables; None while nobody can ask. ``notify`` tells people. ``once``: end when it is
-    complete for the first time."""
+    """``survey``: the published tables; None while nobody can ask. ``delivered``: up to where the sink has all, and
+    None likewise. ``notify`` tells people. ``once``: end when it is complete for the first time."""
 
     def __init__(
         self,
         config: Config,
         book: SnapshotBook,
         survey: Callable[[], Surveyed | None],
+        delivered: Callable[[], Lsn | None],
         call_sink: CallSink,
         notify: Callable[[str], None],
         *,
@@ -58,6 +63,9 @@ class SnapshotTaking:
         self._book = book
         self._once = once
         self._survey = survey
+        self._delivered = delivered
+        self._pause_s = _LOOK_S
+        """Until the next look at the catalog."""
         self._call_sink = call_sink
         self._notify = notify
         self._events: queue.SimpleQueue[Event | Taken] = queue.SimpleQueue()
@@ -116,13 +124,15 @@ class SnapshotTaking:
         self.failure = error
 
     def _run(self) -> None:
-        look_s = note_s = 0.0
+        look_s = stream_s = note_s = 0.0
         try:
             while not (self._stop.is_set() or self.failure is not None or (self._once and self.is_complete)):
                 if time.monotonic() >= look_s:
-                    self._try_to_look()
-                    is_waiting = self.is_complete and not self.is_reached
-                    look_s = time.monotonic() + (_WAITING_LOOK_S if is_waiting else _LOOK_S)
+                    self._try_to(self._look)
+                    look_s = time.monotonic() + self._pause_s
+                elif self.is_complete and not self.is_reached and time.monotonic() >= stream_s:
+                    self._try_to(self._look_at_stream)
+                    stream_s = time.monotonic() + _STREAM_LOOK_S
                 for relid in self._resting.wake(time.monotonic()):
                     self._handle(Again(relid))
                 if time.monotonic() >= note_s:
@@ -140,15 +150,15 @@ class SnapshotTaking:
         finally:
             self._steps.close()
 
-    def _try_to_look(self) -> None:
+    def _try_to(self, look: Callable[[], None]) -> None:
         try:
-            self._look()
+            look()
         except XidstreamError as error:
             if error.policy.action_of(logged_in=True) is Policy.STOP or isinstance(error, SegmentCorrupt):
                 raise
             # While the stream starts there is nobody to ask. What lasts is told.
             if not isinstance(error, ComponentLost):
-                text = f"snapshots: {error.message}; asking again in {_LOOK_S:.0f} s"
+                text = f"snapshots: {error.message}; asking again in {self._pause_s:.0f} s"
                 self._tell(events.of_error("snapshots_wait", text, error))
 
     def _look(self) -> None:
@@ -165,6 +175,7 @@ class SnapshotTaking:
         if surveyed is None:
             return
         self._held_wal_bytes = surveyed.held_wal_bytes
+        self._pause_s = min(max(_LOOK_S, _LOOKS_PER_CPU * surveyed.cpu_s), _LONGEST_LOOK_S)
         needs = self._book.needs(surveyed.sources, self._lines)
         for line, reason in needs.ended:
             self._call_sink("end", line, reason)
@@ -190,6 +201,12 @@ class SnapshotTaking:
             self._steps.end_actors()
             self._tell_complete()
         self.is_reached = self.is_complete and self._reaches(self._lines, surveyed.delivered_lsn)
+
+    def _look_at_stream(self) -> None:
+        """Is the log whole by now?"""
+        delivered_lsn = self._delivered()
+        if self._lines is not None and delivered_lsn is not None:
+            self.is_reached = self._reaches(self._lines, delivered_lsn)
 
     def _reaches(self, lines: SnapshotLines, delivered_lsn: Lsn) -> bool:
         """Whether the log is whole up to where the snapshots are valid from. Has it say so."""

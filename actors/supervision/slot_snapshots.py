@@ -57,6 +57,7 @@ class SlotSnapshots:
                 dataclasses.replace(self._config, dsn=dsn),
                 book,
                 self._survey,
+                self._delivered,
                 self._call_sink,
                 self._notify,
                 once=not self._is_delta,
@@ -116,6 +117,11 @@ class SlotSnapshots:
     def _survey(self) -> Surveyed | None:
         epoch = self._epoch
         return None if epoch is None else epoch.survey()
+
+    def _delivered(self) -> Lsn | None:
+        epoch = self._epoch
+        stats = None if epoch is None else epoch.sequencer_stats()
+        return None if stats is None else stats.delivered_lsn
 
     def _call_sink(self, method: str, *arguments: Any) -> Any:
         driver = self._driver

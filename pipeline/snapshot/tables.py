@@ -95,12 +95,13 @@ class PublishedSource:
 
 @dataclass(frozen=True)
 class Surveyed:
-    """What is published now, how much WAL the server keeps for the slot (None: it is not known), and up to where the
-    sink has all (0/0: it is not known)."""
+    """What is published now, how much WAL the server keeps for the slot (None: it is not known), up to where the sink
+    has all (0/0: it is not known), and what it cost the process that asked."""
 
     sources: tuple[PublishedSource, ...]
     held_wal_bytes: int | None
     delivered_lsn: Lsn = INVALID_LSN
+    cpu_s: float = 0.0
 
 
 @dataclass(frozen=True)
