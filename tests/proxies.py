@@ -10,6 +10,7 @@ import datetime
 import select
 import socket
 import ssl
+import struct
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -150,6 +151,40 @@ class Link:
             finally:
                 with self._lock:
                     self._sockets -= {client, server}
+
+
+class CutAfter:
+    """A TCP link to a port of this machine that resets, or ends, each connection behind ``n_bytes`` of the server's."""
+
+    def __init__(self, port: int, n_bytes: int, *, resets: bool) -> None:
+        self._backend = port
+        self._n_bytes = n_bytes
+        self._resets = resets
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        self._listener.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+
+    def _serve(self, client: socket.socket) -> None:
+        left = self._n_bytes
+        with suppress(OSError), client, connect(self._backend) as server:
+            while left > 0:
+                for each in select.select([client, server], [], [])[0]:
+                    chunk = each.recv(left if each is server else _RECORD)
+                    if not chunk:
+                        return
+                    (client if each is server else server).sendall(chunk)
+                    left -= len(chunk) if each is server else 0
+            if self._resets:
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
 def make_certificate(path: Path) -> Path:

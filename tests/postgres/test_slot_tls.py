@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from tests.postgres_fixtures import Database
-from tests.proxies import TlsProxy, make_certificate
+from tests.proxies import CutAfter, TlsProxy, make_certificate
 from tests.snapshot_ranges import relation_of, snapshot_of
-from xidstream.pipeline.errors import PreconditionMissing
+from xidstream.pipeline.errors import ConnectionLost, LoginRefused
 from xidstream.pipeline.pg import INVALID_LSN
 from xidstream.pipeline.slot.admin import create_slot
 from xidstream.pipeline.slot.connection import ReplicationConnection
@@ -94,9 +94,30 @@ def test_a_snapshots_rows_arrive_under_tls(
     assert sorted((row["id"], len(row["v"])) for row in rows) == [(i, 3 * i) for i in range(1, 4001)]
 
 
+@pytest.mark.parametrize("resets", [True, False], ids=["reset", "ended"])
+def test_a_cut_anywhere_between_the_request_and_the_first_query_is_a_lost_connection(
+    database: Database, proxy: TlsProxy, certificate: Path, resets: bool
+) -> None:
+    """Within the handshake, the login, and the settings of the session."""
+    settings = f"sslmode=verify-full sslrootcert={certificate} gssencmode=disable"
+    n_bytes, n_cut, is_whole = 1, 0, False
+    while not is_whole:
+        link = CutAfter(proxy.port, n_bytes, resets=resets)
+        dsn = f"{database.dsn(host='localhost', port=link.port)} {settings}"
+        try:
+            ReplicationConnection(SlotSettings(dsn, "s", ("p",))).close()
+            is_whole = True
+        except ConnectionLost:
+            n_cut += 1
+        finally:
+            link.close()
+        n_bytes = n_bytes * 3 // 2 + 1
+    assert n_cut > 10
+
+
 def test_certificate_of_somebody_else_is_refused(
     database: Database, proxy: TlsProxy, certificate: Path
 ) -> None:
     dsn = database.dsn(host="127.0.0.1", port=proxy.port, sslmode="verify-full", sslrootcert=str(certificate))
-    with pytest.raises(PreconditionMissing, match="TLS cannot be agreed on"):
+    with pytest.raises(LoginRefused, match="TLS cannot be agreed on"):
         ReplicationConnection(SlotSettings(dsn, "s", ("p",)))
