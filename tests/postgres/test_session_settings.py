@@ -18,6 +18,7 @@ from psycopg import sql
 
 from tests.postgres_fixtures import Database
 from xidstream.pipeline.account import Window
+from xidstream.pipeline.errors import SlotLost
 from xidstream.pipeline.findings import Status
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
 from xidstream.pipeline.pg_rules import Streaming
@@ -57,6 +58,8 @@ HOSTILE: Final = {
     "client_encoding": "LATIN1",
     "enable_tidscan": "off",
     "jit": "on",
+    "client_min_messages": "error",
+    "exit_on_error": "on",
     "synchronous_commit": "remote_apply",
 }
 
@@ -282,3 +285,22 @@ def test_functions_of_a_users_schema_do_not_take_the_place_of_the_servers(
     database.execute("CREATE VIEW shadow.pg_replication_slots AS SELECT 's' AS slot_name")
     limited.set({"search_path": "shadow, pg_catalog"})
     assert not describe_slot(limited.dsn, "s").exists
+
+
+@pytest.mark.parametrize("postgres_server", [18], indirect=True)
+def test_the_warning_that_changes_are_lost_comes_through_whatever_a_role_wants_to_hear(
+    limited: Limited,
+) -> None:
+    """Without it nobody would know: PostgreSQL 18 goes on without the publication."""
+    limited.set({"client_min_messages": "error"})
+    settings = settings_of(limited)
+    create_slot(limited.dsn, settings.slot)
+    slot = connect_slot(settings, create=False)
+    with slot.connection as connection, pytest.raises(SlotLost, match='"p"'):
+        slot.start()
+        limited.database.execute("DROP PUBLICATION p")
+        limited.database.execute("INSERT INTO t VALUES (1, '')")
+        for _ in range(30):
+            connection.check_notices()
+            connection.wait_readable(1)
+            connection.get_copy_data()
