@@ -10,7 +10,7 @@ import pytest
 from tests.unit.stages.test_snapshot_book import BOUNDS, INITIAL, LAYOUT, source_of, wanted
 from xidstream.actors.snapshot.steps import SnapshotSteps, Taken
 from xidstream.pipeline.config import Config
-from xidstream.pipeline.errors import ColumnNameClash, PoisonedChange, SlotLost, XidstreamError
+from xidstream.pipeline.errors import ColumnNameClash, LoginRefused, PoisonedChange, SlotLost, XidstreamError
 from xidstream.pipeline.segments import Storage
 from xidstream.pipeline.segments.snapshot_record import read_wishes, request
 from xidstream.pipeline.snapshot.course import Commit, Failed, Hold
@@ -61,6 +61,12 @@ def test_what_concerns_all_or_is_to_stop_ends_the_run_and_cancels_nothing(
     reported, (failed,) = outcome(storage, error, on_poison)
     assert reported == [] and isinstance(failed, type(error)) and "snapshot cancel" in failed.remedy
     assert read_wishes(storage, LAYOUT).cancelled == {}
+
+
+def test_a_login_that_is_refused_beside_a_stream_that_was_let_in_is_tried_again(tmp_path: Path) -> None:
+    """While a password is changed the stream goes on, and the table's snapshot is taken again."""
+    reported, failed = outcome(Storage(str(tmp_path)), LoginRefused("wrong or missing password"), "stop")
+    assert (reported, failed) == ([Failed(7, 3)], [])
 
 
 def test_the_former_generation_ends_before_the_new_one_is_committed(
