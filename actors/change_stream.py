@@ -39,10 +39,11 @@ from xidstream.pipeline.config import Config
 from xidstream.pipeline.credentials import redacted
 from xidstream.pipeline.errors import ConfigError, UsageError
 from xidstream.pipeline.exchange import SlotIdentity
+from xidstream.pipeline.file_modes import choose
 from xidstream.pipeline.findings import Finding
 from xidstream.pipeline.spark.delta import DeltaSink
 from xidstream.pipeline.spark.foreach import ForeachSink
-from xidstream.pipeline.spark.sink import Sink, make_sink
+from xidstream.pipeline.spark.sink import Sink, make_root, make_sink
 from xidstream.pipeline.spark.sink_findings import SinkCheck, check_of_delta, check_of_function
 from xidstream.pipeline.spark.spark_batch import SparkBatch
 
@@ -143,7 +144,10 @@ class ChangeStream:
             )
         adopt_spark(spark)
         refuse_travelling(self._config)
+        choose(self._config.storage_mode)
         require(self._config, self._check_sink, tell=log.warning)
+        if self._config.sink:
+            make_root(self._config.sink)
         try_executors(spark, self._config.storage)
         connect_ray()
         await_room(self._config, spark)

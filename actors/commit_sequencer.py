@@ -16,6 +16,7 @@ from xidstream.actors.runtime.ray_errors import unwrap
 from xidstream.pipeline.account.model import SequencerReport
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.exchange import Opened
+from xidstream.pipeline.file_modes import choose_for_process
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.stages.commit_sequence import CommitSequence
 
@@ -23,6 +24,7 @@ from xidstream.pipeline.stages.commit_sequence import CommitSequence
 class CommitSequencer(CommitSequence):
     def __init__(self, config: Config, epoch: str) -> None:
         leave_out_pandas()
+        choose_for_process(config.storage_mode)
         super().__init__(config, epoch, lambda error: unwrap(error, "xid buffer"), get_arrow, put_arrow)
 
     async def open(self, reader: Any, opened: Opened, target_lsn: Lsn | None, has_sink: bool = True) -> None:

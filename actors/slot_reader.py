@@ -28,6 +28,7 @@ from xidstream.pipeline.account.model import ReaderPart, ReaderReport, largest
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import ConnectionLost
 from xidstream.pipeline.exchange import Opened
+from xidstream.pipeline.file_modes import choose_for_process
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.protocol.spares import Spares
 from xidstream.pipeline.segments import Layout, Storage, given_up, journaled_lsn
@@ -73,6 +74,7 @@ class SlotReader:
         quota: Any = None,
         has_sink: bool = True,
     ) -> None:
+        choose_for_process(config.storage_mode)
         self._config = config
         self._epoch = epoch
         self._secrets_path = secrets_path
@@ -242,6 +244,7 @@ class SlotReader:
             # In the journal, a transaction that is a segment already is a line. So are those of a capture.
             bind_late=not self._has_sink or may_take_segments(self._config.sink, self._config.storage),
             parks=self._config.on_poison == "park",
+            storage_mode=self._config.storage_mode,
         )
         self._pool = BufferPool(self._config, settings, self._spares, self._share)
         # While the buffers load their kernels, and not when the slot is ours.

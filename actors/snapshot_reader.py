@@ -13,6 +13,7 @@ from xidstream.actors.runtime.pandas_unasked import leave_out_pandas
 from xidstream.actors.runtime.secrets import take_up
 from xidstream.pipeline import decode
 from xidstream.pipeline.config import Config
+from xidstream.pipeline.file_modes import choose_for_process
 from xidstream.pipeline.slot.login import login_of
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 from xidstream.pipeline.snapshot.tables import RangeTask
@@ -27,6 +28,7 @@ class SnapshotReader:
     def __init__(self, config: Config, secrets_path: str | None) -> None:
         keep_freed_memory()
         leave_out_pandas()
+        choose_for_process(config.storage_mode)
         decode.warm_up()
         self._reader = RangeReader(login_of(take_up(config, secrets_path)))
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="xidstream-range")

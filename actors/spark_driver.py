@@ -28,6 +28,7 @@ from xidstream.pipeline.account.model import SinkReport
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import ComponentLost
 from xidstream.pipeline.exchange import SlotIdentity
+from xidstream.pipeline.file_modes import choose_for_process
 from xidstream.pipeline.spark.sink import make_sink
 
 
@@ -35,6 +36,7 @@ class SparkDriver:
     """The actor, of one slot or several. ``run`` blocks one thread for each; the others answer."""
 
     def __init__(self, configs: Mapping[str, Config]) -> None:
+        choose_for_process(next(iter(configs.values())).storage_mode)
         self._configs = configs
         self._loops: dict[str, BatchLoop] = {}
         self._names: dict[str, str] = {}

@@ -15,6 +15,7 @@ from xidstream.actors.runtime.object_store import put_arrow
 from xidstream.actors.runtime.pandas_unasked import leave_out_pandas
 from xidstream.actors.runtime.process_facts import this_process
 from xidstream.pipeline.account.model import ProcessPart
+from xidstream.pipeline.file_modes import choose_for_process
 from xidstream.pipeline.stages.buffer_calls import BufferSettings
 from xidstream.pipeline.stages.transaction_buffer import TransactionBuffer
 
@@ -24,6 +25,7 @@ class XidBuffer(TransactionBuffer):
         # The bound on a buffer is its process's: what is freed must go back, from Arrow's allocator too.
         return_freed_memory()
         leave_out_pandas()
+        choose_for_process(settings.storage_mode)
         pa.set_memory_pool(pa.system_memory_pool())
         super().__init__(settings, put_arrow)
 

@@ -28,6 +28,7 @@ from typing import Any
 from xidstream.pipeline.addresses import host_and_port
 from xidstream.pipeline.credentials import redacted, refuse_in_spark_conf, refuse_in_uris
 from xidstream.pipeline.errors import ConfigError
+from xidstream.pipeline.file_modes import DEFAULT, check_mode
 from xidstream.pipeline.pg_rules import Streaming, check_slot_name, check_stream_options, duration_s, work_mem
 from xidstream.pipeline.settings_file import load_toml, unknown_setting
 from xidstream.pipeline.sizes import check_executor_memory, parse_size
@@ -78,6 +79,11 @@ class Config:
     publication: tuple[str, ...] = _setting((), "publications, comma-separated")
     storage: str = _setting("", "URI for spilled segments and progress (file:, s3:, gs:, abfs:, or a path)")
     sink: str = _setting("", "delta:URI, console, or foreach:module:function")
+    storage_mode: str = _setting(
+        DEFAULT,
+        "mode of the folders that a run makes on a local disk, files the same without x: storage and Delta tables are "
+        "the user's alone, as they hold rows; 0750 lets the group read (docs/security.md)",
+    )
 
     # -- how to read
     streaming: str = _setting("on", "stream transactions in progress: off, on or parallel")
@@ -311,6 +317,7 @@ class Config:
             raise ConfigError(f"on_poison must be stop or park, got {self.on_poison!r}")
         if self.log_format not in ("text", "json"):
             raise ConfigError(f"log_format must be text or json, got {self.log_format!r}")
+        check_mode(self.storage_mode)
         if self.status_address not in ("", "off"):
             host_and_port(self.status_address, "status_address")
         check_stream_options(Streaming(self.streaming), self.proto_version, two_phase=self.two_phase)

@@ -12,9 +12,11 @@ from typing import Any
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import ConfigError
 
-RUN_SETTINGS = frozenset({"buffers_max", "log_format", "metrics_port", "spark_conf", "status_address"})
-"""Settings of the whole run, because it has one Ray, one Spark session, one log, one cap on buffers and one status
-page. All settings whose names begin with ``spark_`` belong to them, too."""
+RUN_SETTINGS = frozenset(
+    {"buffers_max", "log_format", "metrics_port", "spark_conf", "status_address", "storage_mode"}
+)
+"""Settings of the whole run, because it has one Ray, one Spark session, one log, one cap on buffers, one umask and one
+status page. All settings whose names begin with ``spark_`` belong to them, too."""
 
 
 def configs_of(values: Mapping[str, Any], options: Mapping[str, Any]) -> tuple[Config, ...]:

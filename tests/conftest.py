@@ -14,11 +14,16 @@ And for every folder the credentials of the tests' S3 server, before any Ray is 
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import settings
+
+from xidstream.pipeline import file_modes
 
 settings.register_profile("no_deadline", settings(), deadline=None)
 settings.load_profile("no_deadline")
@@ -80,3 +85,20 @@ def s3_credentials() -> Iterator[None]:
         for name in _NOT_THE_USERS:
             patch.delenv(name, raising=False)
         yield
+
+
+@pytest.fixture(autouse=True)
+def own_umask() -> Iterator[None]:
+    """An actor sets the umask of its process. Made in a test's process it would be every later test's."""
+    before = os.umask(0o022)
+    os.umask(before)
+    yield
+    os.umask(before)
+    file_modes.choose(file_modes.DEFAULT)
+
+
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """For what has sockets below it: a path of a test's own folder is too long."""
+    with tempfile.TemporaryDirectory(prefix="xs-", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)

@@ -14,6 +14,7 @@ from xidstream.actors.mirror import MirrorLoop, loop_of
 from xidstream.actors.runtime.signals import StopRequest
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import ConfigError
+from xidstream.pipeline.file_modes import choose_for_process
 from xidstream.pipeline.pg_rules import duration_s
 from xidstream.pipeline.spark.sink import check_sink_spec, parse_sink_spec
 
@@ -28,6 +29,7 @@ def mirror_command(config: Config, stop: StopRequest) -> None:
             remedy="give its root as --sink delta:URI",
         )
     check_sink_spec(config.sink)
+    choose_for_process(config.storage_mode)
     every_s = duration_s(config.mirror_every, "every") if config.mirror_every else None
     from xidstream.actors.driver.session import spark_session, stop_spark
 

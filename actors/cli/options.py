@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import click
 
+from xidstream.pipeline import file_modes
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import ConfigError
 from xidstream.pipeline.settings_file import load_toml
@@ -57,7 +58,7 @@ SECTIONS: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
         ),
         ("proto_version", "status_interval_ms", "receive_timeout_ms", "heartbeat_interval_s"),
     ),
-    "Sink": (("sink", "storage"), ()),
+    "Sink": (("sink", "storage"), ("storage_mode",)),
     "Journal": (("journal_max_bytes",), ("journal_after_bytes", "journal_after_s")),
     "Snapshots": (("snapshot", "snapshot_connections"), ("snapshot_bytes_per_s",)),
     "Mirror": (("mirror_every", "mirror_vacuum"), ("mirror_retention", "mirror_file_bytes")),
@@ -192,7 +193,9 @@ def _shown(f: dataclasses.Field[Any]) -> str:
 def build_configs(config_file: Path | None, options: dict[str, Any]) -> tuple[Config, ...]:
     """The file's settings, overridden by the options that were given; several if the file has ``[[slots]]``."""
     values = load_toml(config_file) if config_file is not None else {}
-    return configs_of(values, {name: value for name, value in options.items() if value is not None})
+    configs = configs_of(values, {name: value for name, value in options.items() if value is not None})
+    file_modes.choose(configs[0].storage_mode)
+    return configs
 
 
 def build_config(config_file: Path | None, options: dict[str, Any]) -> Config:

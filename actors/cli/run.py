@@ -29,6 +29,7 @@ from xidstream.pipeline.config import Config, SnapshotMode
 from xidstream.pipeline.errors import ConfigError, ExitStatus, XidstreamError
 from xidstream.pipeline.events import Event, of_error
 from xidstream.pipeline.faultpoints import VARIABLE, armed
+from xidstream.pipeline.file_modes import choose_for_process
 from xidstream.pipeline.spark.sink import check_sink_spec
 
 _REFRESH_S = 0.25
@@ -75,6 +76,7 @@ def _check_capture(config: Config) -> None:
 
 
 def _run(configs: Sequence[Config], stop: StopRequest, *, has_sink: bool) -> None:
+    choose_for_process(configs[0].storage_mode)
     stop.is_quiet = configs[0].log_format == "json"
     display: Display | EventLines = EventLines() if stop.is_quiet else Display()
     with display:

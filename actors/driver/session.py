@@ -22,6 +22,7 @@ from xidstream.actors.driver.driver_jvm import start_driver_jvm
 from xidstream.actors.runtime.java import ensure_java
 from xidstream.actors.runtime.nodes import require_usable_nodes
 from xidstream.actors.runtime.ray_cluster import connect_ray
+from xidstream.pipeline import file_modes
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import EnvironmentFault, PreconditionMissing
 from xidstream.pipeline.spark.session import SPARK_CONF, plan_first_job, warm_up
@@ -92,6 +93,7 @@ def start_spark(config: Config, app_name: str) -> SparkSession:
         **BASE_CONF,
         "spark.ray.raydp_spark_executor.actor.resource.cpu": str(config.spark_executor_cpus),
         "spark.executorEnv.PYTHONPATH": _python_path(),
+        f"spark.executorEnv.{file_modes.VARIABLE}": config.storage_mode,
         **_dynamic_allocation(config),
         **(_FAIR if config.mirror_every else {}),
         **config.spark_conf,

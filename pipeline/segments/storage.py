@@ -35,6 +35,7 @@ from pyarrow import fs
 
 from xidstream.pipeline.credentials import redacted
 from xidstream.pipeline.errors import ConfigError, StorageFault, UsageError
+from xidstream.pipeline.file_modes import create_file, make_folders
 from xidstream.pipeline.segments.keys import is_transaction_folder
 
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
@@ -246,6 +247,11 @@ class Storage:
     def _filesystem(self) -> fs.FileSystem:
         return self._resolved[0]
 
+    @property
+    def local_root(self) -> str | None:
+        """Where the storage is on a file system; None for an object store."""
+        return self._resolved[1] if self._is_local else None
+
     @functools.cached_property
     def _is_local(self) -> bool:
         return isinstance(self._filesystem, fs.LocalFileSystem)
@@ -356,13 +362,13 @@ def _start_writing_back(descriptor: int) -> None:
 
 
 def _create(path: Path) -> BinaryIO:
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folders(path.parent)
     try:
-        return open(path, "xb")
+        return open(create_file(path), "wb")
     except FileNotFoundError:
         # The folder was empty for a moment, and was removed with its last object.
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return open(path, "xb")
+        make_folders(path.parent)
+        return open(create_file(path), "wb")
 
 
 def _fsync(path: Path) -> None:

@@ -4,13 +4,20 @@ Spark forks a Python worker from the daemon for each task that finds none idle, 
 minute without work. A worker that has to import pyarrow first costs a batch some 0.3 s; a fork of this one
 has it. Only what is safe to fork is imported: neither numpy nor pyarrow starts threads by being imported,
 and deltalake (which has a runtime with threads) is left out.
+
+What the workers write has the run's ``storage_mode``: those of other machines do not inherit its umask.
 """
 
 from __future__ import annotations
 
+import os
+
 import pyspark.daemon
 
 import xidstream.pipeline.spark.parquet_files  # noqa: F401
+from xidstream.pipeline import file_modes
 
 if __name__ == "__main__":
+    if file_modes.VARIABLE in os.environ:
+        file_modes.choose_for_process(os.environ[file_modes.VARIABLE])
     pyspark.daemon.manager()

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
 
 from xidstream.pipeline.credentials import redacted
-from xidstream.pipeline.errors import ConfigError
+from xidstream.pipeline.errors import ConfigError, StorageFault
 from xidstream.pipeline.exchange import SlotIdentity, Tenure
+from xidstream.pipeline.file_modes import make_folders
 from xidstream.pipeline.pg import Lsn
 
 if TYPE_CHECKING:
@@ -110,6 +111,27 @@ def may_take_segments(spec: str, storage_uri: str) -> bool:
     from xidstream.pipeline.spark.segment_links import may_reach
 
     return may_reach(Location.parse(argument), storage_uri)
+
+
+def local_root(spec: str) -> str | None:
+    """The root of Delta tables on a file system; None for any other sink. Raises ConfigError."""
+    kind, argument = parse_sink_spec(spec)
+    if kind != "delta":
+        return None
+    from xidstream.pipeline.spark.naming import Location
+
+    root = Location.parse(argument)
+    return root.uri if root.is_local else None
+
+
+def make_root(spec: str) -> None:
+    """Make such a root where it is missing, with the mode that was chosen. Raises StorageFault."""
+    root = local_root(spec)
+    if root is not None:
+        try:
+            make_folders(root)
+        except OSError as error:
+            raise StorageFault(f"cannot make the Delta root {root}: {error.strerror}") from error
 
 
 def parse_sink_spec(spec: str) -> tuple[str, str]:

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from xidstream.pipeline.exchange import TransactionEnd
+from xidstream.pipeline.file_modes import DEFAULT
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.poison import NOBODY, GivenUp
 from xidstream.pipeline.segments import Layout
@@ -28,6 +29,7 @@ class BufferSettings:
     """Whether the sink takes segments as its own files."""
     parks: bool = False
     """Whether a table that cannot be delivered is left out, and the rest goes on."""
+    storage_mode: str = DEFAULT
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,15 @@ has its own patience (``pipeline.restarts``).
 
 from __future__ import annotations
 
+import os
+import shlex
+from contextlib import suppress
+
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.credentials import redacted
 from xidstream.pipeline.errors import ConfigError, XidstreamError
 from xidstream.pipeline.exchange import SlotIdentity, Tenure
+from xidstream.pipeline.file_modes import who_else
 from xidstream.pipeline.findings import Finding, Status
 from xidstream.pipeline.segments import Layout, Storage, read_progress
 from xidstream.pipeline.slot.admin import describe_slot, settled_flush_lsn, sql_connection
@@ -27,6 +32,7 @@ from xidstream.pipeline.slot.preflight import server_findings
 from xidstream.pipeline.slot.published import published_names
 from xidstream.pipeline.slot.snapshot_findings import snapshot_findings
 from xidstream.pipeline.snapshot.readers import most_readers
+from xidstream.pipeline.spark.sink import local_root
 from xidstream.pipeline.spark.sink_findings import ServerSide, SinkCheck, check_of_spec
 from xidstream.pipeline.stages.slot_record import check_server
 from xidstream.pipeline.stages.snapshot_decision import would_take_snapshots
@@ -72,7 +78,9 @@ def preflight(config: Config, check_sink: SinkCheck | None = None, *, has_sink: 
                 "publication", "tables, columns and replica identity: a publication is missing"
             )
         )
-    return findings + (_sink_findings(config, check_sink, server) if has_sink else [])
+    if has_sink:
+        findings += _sink_findings(config, check_sink, server)
+    return findings + _open_to_others(config, has_sink=has_sink)
 
 
 def _failed(findings: list[Finding], *checks: str) -> bool:
@@ -91,6 +99,31 @@ def _check_storage(config: Config) -> Finding:
     except XidstreamError as error:
         return Finding.of_error("storage", error)
     return Finding.ok("storage", f"storage {redacted(config.storage)} can be written")
+
+
+def _open_to_others(config: Config, *, has_sink: bool) -> list[Finding]:
+    """Local folders with rows that others may read: they were there before the run, and keep their modes."""
+    roots: dict[str, str | None] = {}
+    with suppress(XidstreamError):  # the checks of storage and sink have told it
+        roots["storage"] = Storage(config.storage).local_root if config.storage else None
+        roots["Delta root"] = local_root(config.sink) if has_sink and config.sink else None
+    found = []
+    for name, root in roots.items():
+        if root is None or not os.path.isdir(root):
+            continue
+        try:
+            who = who_else(root, config.storage_mode)
+        except OSError:
+            continue  # a folder above it that is ours neither: then it is not ours to judge
+        if who is not None:
+            found.append(
+                Finding.warning(
+                    "storage_mode",
+                    f"{name} {root} holds rows of the tables, and {who}",
+                    f"chmod -R go= {shlex.quote(root)}, or set storage_mode to what you want, such as 0750",
+                )
+            )
+    return found
 
 
 def _check_record(config: Config, connection: ReplicationConnection) -> Finding:

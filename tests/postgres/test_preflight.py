@@ -252,3 +252,29 @@ def test_an_object_store_that_does_not_answer_is_told_within_seconds_and_without
     error = raised(dataclasses.replace(config, sink="delta:s3://bucket/root"))
     assert "Delta root s3://bucket/root cannot be written: Connection refused" in error.message
     assert "hunter2" not in f"{error.message} {error.remedy}"
+
+
+def test_a_storage_and_tables_that_other_logins_may_read_are_told_of(
+    config: Config, short_folder: Path
+) -> None:
+    short_folder.chmod(0o755)
+    config = dataclasses.replace(
+        config, storage=str(short_folder / "storage"), sink=f"delta:{short_folder / 'delta'}"
+    )
+    findings_of(config)
+    assert [f for f in findings_of(config) if f.check == "storage_mode"] == [], (
+        "check made it as it should be"
+    )
+    for name in ("storage", "delta"):
+        (short_folder / name).mkdir(exist_ok=True)
+        (short_folder / name).chmod(0o755)
+    told = [f for f in findings_of(config) if f.check == "storage_mode"]
+    assert [f.status for f in told] == [Status.WARNING] * 2
+    for finding, name in zip(told, ("storage", "Delta root"), strict=True):
+        assert (
+            finding.statement.startswith(name)
+            and "every login of this machine may read it" in finding.statement
+        )
+        assert "chmod" in (finding.remedy or "")
+    wanted = dataclasses.replace(config, storage_mode="0755")
+    assert [f for f in findings_of(wanted) if f.check == "storage_mode"] == []
