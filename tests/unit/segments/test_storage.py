@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,7 +16,7 @@ from tests.unit.segments.conftest import files_below
 from xidstream.pipeline.errors import ConfigError, StorageFault, UsageError
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.segments import Layout, Storage
-from xidstream.pipeline.segments.storage import redacted, self_contained
+from xidstream.pipeline.segments.storage import MAPPED_FROM_BYTES, redacted, self_contained
 
 
 class FullDiskError(OSError):
@@ -247,3 +249,31 @@ def test_a_secret_in_the_uri_is_never_shown() -> None:
     assert repr(Storage(uri)) == "Storage('s3://bucket/x')"
     assert redacted("/plain/path@x") == "/plain/path@x"
     assert redacted("file:///a/b") == "file:///a/b"
+
+
+def test_a_file_that_is_cut_while_it_is_read_ends_no_process(tmp_path: Path) -> None:
+    """As a bad sector does: what is mapped and cannot be read is SIGBUS, which nobody catches."""
+    program = """
+import os, sys
+from xidstream.pipeline.segments import Storage
+storage = Storage(sys.argv[1])
+storage.write_bytes("x", bytes(1 << 20))
+whole, (tail, _) = storage.read_buffer("x"), storage.read_tail("x", 1 << 19)
+os.truncate(storage.local_path("x"), 0)
+assert whole.to_pybytes() == bytes(1 << 20) and tail.to_pybytes() == bytes(1 << 19)
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 0, (ended.returncode, ended.stderr)
+
+
+def test_an_enormous_file_is_mapped(tmp_path: Path) -> None:
+    storage = Storage(str(tmp_path))
+    storage.write_bytes("x", b"")
+    os.truncate(tmp_path / "x", MAPPED_FROM_BYTES + 10)
+    before = pa.total_allocated_bytes()
+    data = storage.read_buffer("x", 5)
+    assert data is not None and data.size == MAPPED_FROM_BYTES + 5
+    assert pa.total_allocated_bytes() - before < 1 << 20
+    assert storage.read_tail("x", 7) == (pa.py_buffer(bytes(7)), MAPPED_FROM_BYTES + 10)
