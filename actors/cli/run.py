@@ -19,7 +19,7 @@ from xidstream.actors.cli.event_lines import EventLines
 from xidstream.actors.cli.json_log import log_as_json
 from xidstream.actors.preflight import require
 from xidstream.actors.reader.buffer_quota import start_quota
-from xidstream.actors.runtime.ray_cluster import connect_ray
+from xidstream.actors.runtime.ray_cluster import connect_ray, keep_logs
 from xidstream.actors.runtime.secrets import refuse_travelling, without_secrets
 from xidstream.actors.runtime.signals import STOPPING, StopRequest
 from xidstream.actors.supervision.page import serve
@@ -116,6 +116,8 @@ class _Run:
             self._display.line("stopped before anything was read", "yellow")
         elif ready:
             self._supervise(ready)
+        if self._failures and (logs := keep_logs()):
+            self._display.line(f"the logs of this run's processes are kept in {logs}", "yellow")
         return [self._failures[config.slot] for config in self._configs if config.slot in self._failures]
 
     def _connect_ray(self) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import shlex
 import sys
 import time
 from collections.abc import Mapping
@@ -21,7 +22,7 @@ import ray
 from xidstream.actors.driver.driver_jvm import start_driver_jvm
 from xidstream.actors.runtime.java import ensure_java
 from xidstream.actors.runtime.nodes import require_usable_nodes
-from xidstream.actors.runtime.ray_cluster import connect_ray
+from xidstream.actors.runtime.ray_cluster import connect_ray, remove_loaded_libraries, run_folder
 from xidstream.pipeline import file_modes
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import EnvironmentFault, PreconditionMissing
@@ -94,6 +95,7 @@ def start_spark(config: Config, app_name: str) -> SparkSession:
         "spark.ray.raydp_spark_executor.actor.resource.cpu": str(config.spark_executor_cpus),
         "spark.executorEnv.PYTHONPATH": _python_path(),
         f"spark.executorEnv.{file_modes.VARIABLE}": config.storage_mode,
+        **_temporary_files(),
         **_dynamic_allocation(config),
         **(_FAIR if config.mirror_every else {}),
         **config.spark_conf,
@@ -111,7 +113,27 @@ def start_spark(config: Config, app_name: str) -> SparkSession:
         warm_up(spark)
     except Exception as error:
         raise fault_of(error, "starting the Spark session") from error
+    jvm = getattr(spark.sparkContext._gateway, "proc", None)
+    remove_loaded_libraries(*([] if jvm is None else [jvm.pid]))
     return spark
+
+
+def _temporary_files() -> dict[str, str]:
+    """Where the run's Ray is its own: all that the JVMs write is in the run's folder, which is removed at its end."""
+    folder = run_folder()
+    if folder is None:
+        return {}
+    temporary = f"{folder}/t"
+    # A JVM that Ray kills would leave its performance counters in /tmp.
+    options = f"-XX:-UsePerfData {shlex.quote(f'-Djava.io.tmpdir={temporary}')}"
+    # Else RayDP's agent logs to /tmp/ray/session_latest.
+    of_driver = f"{options} {shlex.quote(f'-Dray.logging.dir={folder}/logs')}"
+    return {
+        "spark.local.dir": temporary,
+        "spark.driver.extraJavaOptions": f"{BASE_CONF['spark.driver.extraJavaOptions']} {of_driver}",
+        "spark.executor.extraJavaOptions": f"{BASE_CONF['spark.executor.extraJavaOptions']} {options}",
+        "spark.ray.raydp_app_master.extraJavaOptions": options,
+    }
 
 
 def _dynamic_allocation(config: Config) -> dict[str, str]:

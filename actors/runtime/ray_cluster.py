@@ -1,21 +1,38 @@
 """Start Ray on this machine, or join the cluster that the environment names.
 
 The command line, a PySpark script or the demo calls this once, at the beginning of a run. A Ray that was started here
-ends with this process, however the process ends.
+ends with this process, however the process ends, and leaves nothing behind (``actors.runtime.run_folder``).
+
+Ray's processes inherit what is in this process's environment when Ray starts. The variables that are theirs alone are
+there only for that moment: a user's script is not to find its TMPDIR changed.
 """
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import ray
 
+from xidstream.actors.runtime import java_library
 from xidstream.actors.runtime.hidden_variables import hidden_from_children
 from xidstream.actors.runtime.java import ensure_java
 from xidstream.actors.runtime.nodes import require_own_host_name, require_usable_nodes
-from xidstream.actors.runtime.watchdog import kill_with_me
+from xidstream.actors.runtime.run_folder import (
+    ROTATED_BYTES,
+    RUN_FOLDER,
+    RunFolder,
+    make_run_folder,
+    started_in,
+)
+from xidstream.actors.runtime.watchdog import Watchdog
 from xidstream.pipeline.errors import EnvironmentFault
 
 LOCAL_OBJECT_STORE_BYTES = 1 << 30
@@ -24,6 +41,28 @@ LOCAL_OBJECT_STORE_BYTES = 1 << 30
 
 _JSON_LOGS = ray.LoggingConfig(encoding="JSON", log_level="WARNING", additional_log_standard_attrs=["name"])
 _TOKEN_ENABLED = "Token authentication is enabled for this Ray cluster"
+_OWN_RAY = {
+    # Statistics of each event loop, each minute: 0.2 GB of logs a day. (-1 has the GCS print them without a pause.)
+    "RAY_event_stats_print_interval_ms": "0",
+    "RAY_ROTATION_MAX_BYTES": str(ROTATED_BYTES),
+    "RAY_ROTATION_BACKUP_COUNT": "1",
+    # What Ray notes of each call, for a dashboard that is off: 0.35 GB in the GCS after some hours.
+    "RAY_task_events_report_interval_ms": "0",
+}
+"""For a Ray that a run starts for itself. What the user has set counts."""
+
+
+@dataclass
+class _OwnRay:
+    """The Ray that this process has started."""
+
+    folder: RunFolder
+    watchdog: Watchdog
+    pid: int
+    has_failed: bool = False
+
+
+_own: _OwnRay | None = None
 
 
 def _without_noise(record: logging.LogRecord) -> bool:
@@ -60,23 +99,137 @@ def connect_ray(
         # children of the raylet and inherit the variable.
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         require_own_host_name()
-    try:
-        ray.init(
-            namespace=namespace,
-            log_to_driver=False,
-            logging_level=logging.WARNING,
-            configure_logging=False,
-            include_dashboard=False if local else None,
-            object_store_memory=LOCAL_OBJECT_STORE_BYTES if local else None,
-            _metrics_export_port=metrics_port if local and metrics_port else None,
-            logging_config=_JSON_LOGS if json_logs else None,
-        )
-    except Exception as error:  # Ray raises plain Exception where its own processes are too slow to start
-        raise _no_ray(error, local=local) from error
+    options: dict[str, Any] = {
+        "namespace": namespace,
+        "log_to_driver": False,
+        "logging_level": logging.WARNING,
+        "configure_logging": False,
+        "logging_config": _JSON_LOGS if json_logs else None,
+    }
     if local:
-        kill_with_me(_server_pids())
-    else:
-        require_usable_nodes(needs_spark=needs_spark)
+        _start_own(options, metrics_port, needs_spark=needs_spark)
+        return
+    try:
+        ray.init(**options)
+    except Exception as error:  # Ray raises plain Exception where its own processes are too slow to start
+        raise _no_ray(error) from error
+    require_usable_nodes(needs_spark=needs_spark)
+
+
+def _start_own(options: dict[str, Any], metrics_port: int, *, needs_spark: bool) -> None:
+    global _own
+    _end_own()  # of a script that has ended its first one
+    _keep_token_private()
+    java_library.remove_old()
+    if needs_spark:
+        java_library.make_shared_folder()
+    folder = make_run_folder()
+    own = _own = _OwnRay(folder, Watchdog(folder), os.getpid())
+    try:
+        with _set(_environment_of_ray(folder)):
+            ray.init(
+                **options,
+                include_dashboard=False,
+                object_store_memory=LOCAL_OBJECT_STORE_BYTES,
+                _metrics_export_port=metrics_port or None,
+                _temp_dir=folder.ray,
+            )
+    except Exception as error:  # as above
+        _own = None
+        own.watchdog.end(None)
+        folder.release()
+        reason = str(error).strip().splitlines()[0]
+        raise EnvironmentFault(
+            f"Ray did not start on this machine: {reason}", remedy=f"look at its logs, in {folder.logs}"
+        ) from error
+    own.watchdog.guard(_server_pids())
+    # Ray's own handler was registered earlier, so it runs after this one, and finds nothing to end.
+    atexit.register(_end_own)
+
+
+def _environment_of_ray(folder: RunFolder) -> dict[str, str]:
+    given = {name: value for name, value in _OWN_RAY.items() if name not in os.environ}
+    return {**given, RUN_FOLDER: folder.path, "TMPDIR": folder.temporary}
+
+
+@contextmanager
+def _set(variables: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _end_own() -> None:
+    """End the Ray that this process has started, and all that it left on the disk. A forked child must not."""
+    global _own
+    own = _own
+    if own is None or own.pid != os.getpid():
+        return
+    _own = None
+    if ray.is_initialized() and _session_folder().startswith(own.folder.ray):
+        ray.shutdown()
+    own.watchdog.end("failed" if own.has_failed else "done")
+    own.folder.release()
+
+
+def _session_folder() -> str:
+    node: Any = ray._private.worker._global_node
+    return str(node.get_session_dir_path()) if node is not None else ""
+
+
+def keep_logs() -> str | None:
+    """The run has failed: keep the logs of its processes. Returns where; None where the Ray is not this process's."""
+    if _own is None:
+        return None
+    _own.has_failed = True
+    return _own.folder.logs
+
+
+def run_folder() -> str | None:
+    """The folder of the run whose own Ray this process belongs to, or has started; None in a cluster."""
+    return os.environ.get(RUN_FOLDER) if _own is None else _own.folder.path
+
+
+def temporary_folder() -> str | None:
+    """Where such a process puts temporary files."""
+    folder = run_folder()
+    return os.path.join(folder, "t") if folder else None
+
+
+def remove_loaded_libraries(*jvms: int) -> None:
+    """Of a run's own Ray, when its JVMs have joined it: remove what they, and ``jvms``, have unpacked and loaded."""
+    folder = run_folder()
+    if folder:
+        java_library.remove_loaded([*jvms, *started_in(folder)])
+
+
+def _keep_token_private() -> None:
+    """The token of Ray's authentication is for this user alone: who has it may run code in any Ray of this user.
+
+    Ray makes the file with the process's umask, so that others could read it. It takes a file that is there.
+    """
+    if {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys() or os.environ.get(
+        "RAY_AUTH_MODE"
+    ) == "disabled":
+        return
+    with suppress(OSError, RuntimeError):  # no home: Ray says what it makes of that
+        path = Path.home() / ".ray" / "auth_token"
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        except FileExistsError:
+            if path.stat().st_mode & 0o077:
+                path.chmod(0o600)
+            return
+        with open(descriptor, "w", encoding="ascii") as file:
+            file.write(secrets.token_hex(32))
 
 
 def join_cluster() -> None:
@@ -91,14 +244,11 @@ def join_cluster() -> None:
             configure_logging=False,
         )
     except Exception as error:  # Ray raises plain Exception here, too
-        raise _no_ray(error, local=False) from error
+        raise _no_ray(error) from error
 
 
-def _no_ray(error: Exception, *, local: bool) -> EnvironmentFault:
+def _no_ray(error: Exception) -> EnvironmentFault:
     reason = str(error).strip().splitlines()[0]
-    if local:
-        logs = "look at its logs, session_latest/logs in Ray's temporary folder"
-        return EnvironmentFault(f"Ray did not start on this machine: {reason}", remedy=logs)
     return EnvironmentFault(
         f"the Ray cluster was not joined: {reason}",
         remedy="check RAY_ADDRESS, and that `ray status` answers there",
@@ -120,7 +270,7 @@ def is_local() -> bool:
     try:
         return ray._private.services.canonicalize_bootstrap_address(None) is None  # type: ignore[arg-type]
     except (ConnectionError, ValueError) as error:  # no Ray is there, or the address is not an address
-        raise _no_ray(error, local=False) from error
+        raise _no_ray(error) from error
 
 
 def is_ours() -> bool:

@@ -24,7 +24,7 @@ import tempfile
 from contextlib import suppress
 
 from xidstream.actors.runtime.hidden_variables import hidden_variables
-from xidstream.actors.runtime.ray_cluster import is_ours
+from xidstream.actors.runtime.ray_cluster import is_ours, temporary_folder
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import ConfigError, EnvironmentFault
 from xidstream.pipeline.slot.conninfo import join_secrets, split_secrets
@@ -69,7 +69,7 @@ class ReaderSecrets:
             return None
         try:
             # mkdtemp's folder is this user's alone, mode 0700, and so are the reader's process and Ray itself.
-            self._path = os.path.join(tempfile.mkdtemp(prefix="xidstream-"), _FILE)
+            self._path = os.path.join(tempfile.mkdtemp(prefix="xidstream-", dir=temporary_folder()), _FILE)
             descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with open(descriptor, "w", encoding="utf-8") as file:
                 json.dump({"dsn": self._secrets, "variables": self._variables}, file)

@@ -8,6 +8,9 @@ and calls the functions that were registered with ``tell``.
 Only ``ray.init`` must not be interrupted. It sets its own handler of SIGTERM, which raises SystemExit wherever it is.
 A half-started Ray then leaves agents behind that nobody ends (seen for 40 s). ``held`` keeps that handler away and
 delays the end until Ray can be ended in order.
+
+After a second signal the threads of the run may still ask Ray, which has ended. Ray would start another one for them,
+in a process that ends: RAY_ENABLE_AUTO_CONNECT keeps it from that.
 """
 
 from __future__ import annotations
@@ -34,6 +37,8 @@ class StopRequest:
         self._stops: list[Callable[[], None]] = []
 
     def listen(self) -> None:
+        """Must be called before Ray is imported, which reads the variable then."""
+        os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")
         signal.signal(signal.SIGINT, self._handle)
         signal.signal(signal.SIGTERM, self._handle)
 

@@ -18,6 +18,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from xidstream.actors.runtime.ray_cluster import keep_logs
 from xidstream.actors.runtime.secrets import ReaderSecrets, without_secrets
 from xidstream.actors.supervision.delivery import Delivery
 from xidstream.actors.supervision.drivers import Driver
@@ -102,6 +103,9 @@ class Supervisor:
                         raise
                     self._retries.tell(error, pause_s)
                 self._stop.wait(pause_s)
+        except BaseException:
+            keep_logs()
+            raise
         finally:
             self._run_watch.close()
             self._accounts.close()
