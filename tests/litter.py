@@ -35,6 +35,7 @@ if sys.argv[1] == "killed":
 if sys.argv[1] == "failed":
     keep_logs()
 """
+_NO_RAY = "Ray did not start"
 _WAYS = ("in order", "killed", "failed")
 _OWN_TMP = 'mount --bind "$0" /tmp && mount -t tmpfs shm /dev/shm && exec "$@"'
 
@@ -87,24 +88,30 @@ def measure(arguments: argparse.Namespace, folder: Path) -> None:
     before = used(folder)
     for i in range(arguments.starts):
         way = ways[i % len(ways)]
-        start(way)
+        way = start(way)
         report(f"start {i + 1:3} ({way})", folder, before, quietly=i > 3 and (i + 1) % 20 > 0)
     for i in range(arguments.runs):
         way = ways[i % len(ways)]
-        run(way, arguments.dsn, folder / "pipeline")
+        way = run(way, arguments.dsn, folder / "pipeline")
         report(f"run {i + 1:3} ({way})", folder, before, quietly=False)
 
 
-def start(way: str) -> None:
+def start(way: str) -> str:
+    """How it ended: on a busy machine Ray gives up after 30 s, which is one more way to fail."""
     with tempfile.TemporaryFile() as output:
         command = [sys.executable, "-c", _START, way]
         ended = subprocess.run(command, stdout=output, stderr=output, check=False, timeout=300)
+        output.seek(0)
+        said = output.read().decode()
+        if _NO_RAY in said:
+            return _NO_RAY
         if ended.returncode != (-signal.SIGKILL if way == "killed" else 0):
-            output.seek(0)
-            raise SystemExit(output.read().decode())
+            raise SystemExit(said)
+    return way
 
 
-def run(way: str, dsn: str, folder: Path) -> None:
+def run(way: str, dsn: str, folder: Path) -> str:
+    """As ``start``."""
     folder.mkdir(exist_ok=True)
     # What fails does so when all is there: at the first batch.
     sink = "foreach:tests.litter:fail" if way == "failed" else f"delta:{folder / 'tables'}"
@@ -132,8 +139,11 @@ def run(way: str, dsn: str, folder: Path) -> None:
             wait_until(lambda: b"caught up" in log.read_bytes() or process.poll() is not None, 300)
             process.kill()
         code = process.wait(300)
+    if _NO_RAY in log.read_text():
+        return _NO_RAY
     if (code == 0) != (way == "in order"):
         raise SystemExit(f"{way}: status {code}\n{log.read_text()}")
+    return way
 
 
 def _insert(dsn: str) -> None:

@@ -134,10 +134,13 @@ def _start_own(options: dict[str, Any], metrics_port: int, *, needs_spark: bool)
                 _metrics_export_port=metrics_port or None,
                 _temp_dir=folder.ray,
             )
-    except Exception as error:  # as above
+    except BaseException as error:
+        # Also where a person interrupts: half a Ray would stay, until this process ends.
         _own = None
         own.watchdog.end(None)
         folder.release()
+        if not isinstance(error, Exception):
+            raise
         reason = str(error).strip().splitlines()[0]
         raise EnvironmentFault(
             f"Ray did not start on this machine: {reason}", remedy=f"look at its logs, in {folder.logs}"

@@ -81,6 +81,7 @@ def make_run_folder() -> RunFolder:
     """
     parent = parent_folder()
     try:
+        os.makedirs(parent, exist_ok=True)
         sweep(parent)
         return _make(parent)
     except OSError as error:

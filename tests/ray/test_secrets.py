@@ -8,7 +8,6 @@ import re
 import secrets
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from tests.ray.conftest import RayPipeline
 from tests.ray.test_pipeline import NEWEST, set_up
 from tests.ray.test_storage_faults import deliver_one
 from xidstream.actors.runtime.hidden_variables import hidden_from_children
+from xidstream.actors.runtime.ray_cluster import temporary_folder
 from xidstream.actors.runtime.ray_errors import unwrap
 from xidstream.actors.runtime.secrets import ReaderSecrets, refuse_travelling, take_up
 from xidstream.pipeline.config import Config
@@ -47,13 +47,11 @@ def role(database: Database) -> Iterator[tuple[str, str]]:
 
 @NEWEST
 def test_the_password_is_in_no_other_process_and_in_no_file(
-    pipeline: RayPipeline, role: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pipeline: RayPipeline, role: tuple[str, str]
 ) -> None:
     user, password = role
     set_up(pipeline.database)
-    temporary = tmp_path / "temporary"
-    temporary.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    temporary = Path(temporary_folder() or "")
     supervisor = pipeline.start(dsn=pipeline.database.dsn(over_tcp=True, user=user, password=password))
     deliver_one(pipeline, 1)
     reader = supervisor.pids[0]
@@ -75,7 +73,8 @@ def test_the_password_is_in_no_other_process_and_in_no_file(
     assert not [t for t in texts if password in t]
     psutil.Process(reader).kill()
     deliver_one(pipeline, 2)  # another reader gets it again
-    assert list(temporary.iterdir()) == [], "each took the file away"
+    assert temporary.is_dir()
+    assert list(temporary.glob("xidstream-*")) == [], "each took the file away"
 
 
 def test_a_password_is_refused_where_ray_is_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:

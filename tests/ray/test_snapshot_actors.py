@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +14,7 @@ from tests.postgres_fixtures import Database
 from tests.ray.conftest import wait_until
 from tests.snapshot_ranges import BOUNDS, relation_of, snapshot_of
 from xidstream.actors import snapshot_reader
+from xidstream.actors.runtime.ray_cluster import temporary_folder
 from xidstream.actors.snapshot import actors as snapshot_actors
 from xidstream.actors.snapshot.actors import SnapshotActors
 from xidstream.pipeline.config import Config
@@ -145,9 +145,9 @@ def test_a_reader_that_ray_has_no_cpus_for_is_told_of_and_the_one_that_runs_read
 
 
 def test_readers_that_the_server_has_no_room_for_end_and_leave_no_password_behind(
-    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    temporary = Path(temporary_folder() or "")
     actors = SnapshotActors(Config(dsn=f"{database.dsn()} password=secret", slot="s", publication=("p",)))
     asked: list[int] = []
 
@@ -164,6 +164,6 @@ def test_readers_that_the_server_has_no_room_for_end_and_leave_no_password_behin
         before = [actor for actor, _ in actors._all]
         assert actors.start_readers(4, 3) == 1 and asked == [8, 8]
         assert [actor for actor, _ in actors._all] == before[:2], "the holder, and one reader of three"
-        wait_until(lambda: not list(tmp_path.glob("xidstream-*/*")))
+        wait_until(lambda: not list(temporary.glob("xidstream-*/*")))
     finally:
         actors.close()
