@@ -97,10 +97,13 @@ def measure(arguments: argparse.Namespace, folder: Path) -> None:
 
 
 def start(way: str) -> str:
-    """How it ended: on a busy machine Ray gives up after 30 s, which is one more way to fail."""
+    """How it ended: on a busy machine Ray gives up after 30 s, or hangs, which are two more ways to fail."""
     with tempfile.TemporaryFile() as output:
         command = [sys.executable, "-c", _START, way]
-        ended = subprocess.run(command, stdout=output, stderr=output, check=False, timeout=300)
+        try:
+            ended = subprocess.run(command, stdout=output, stderr=output, check=False, timeout=200)
+        except subprocess.TimeoutExpired:
+            return "Ray hung while it started, killed"
         output.seek(0)
         said = output.read().decode()
         if _NO_RAY in said:

@@ -171,6 +171,7 @@ def test_kill_9_of_the_runs_process_group_leaves_no_process_and_available_now_th
         "select stream_txns from pg_stat_replication_slots where slot_name = %s", slot
     )
     assert streamed[0][0] > 0
+    assert [p for p in tmp_path.rglob("*") if p.stat().st_mode & 0o077] == [], "others may read rows"
     database.execute("rollback prepared 'pending'")
 
 

@@ -15,6 +15,7 @@ from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import ConfigError
 from xidstream.pipeline.file_modes import who_else
 from xidstream.pipeline.segments import Storage
+from xidstream.pipeline.spark.sink import make_root
 
 OTHER_LOGIN = 65534
 
@@ -52,6 +53,18 @@ def test_a_folder_that_was_there_keeps_its_mode(tmp_path: Path) -> None:
     write(Storage(str(tmp_path / "storage")))
     assert stat.S_IMODE((tmp_path / "storage").stat().st_mode) == 0o755
     assert modes_below(tmp_path / "storage" / "slot") == ({0o700}, {0o600})
+
+
+def test_the_root_of_a_scripts_tables_is_made_private_and_one_that_is_there_is_left_alone(
+    tmp_path: Path,
+) -> None:
+    os.umask(0o022)
+    make_root(f"delta:{tmp_path / 'lake' / 'shop'}")
+    assert modes_below(tmp_path / "lake") == ({0o700}, set())
+    (tmp_path / "lake").chmod(0o755)
+    make_root(f"delta:{tmp_path / 'lake'}")
+    make_root("console")
+    assert stat.S_IMODE((tmp_path / "lake").stat().st_mode) == 0o755
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
