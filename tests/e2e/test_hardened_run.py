@@ -160,7 +160,9 @@ def test_a_hardened_run_tells_no_secret_anywhere_and_ends_with_status_4_on_poiso
     places = {"output": output, "Spark's interface": ui, "command lines": "\n".join(commands)}
     for place, text in places.items():
         assert password not in text and ROW_SECRET not in text and "hunter2" not in text, place
-    logs = [p for p in Path(session, "logs").rglob("*") if p.is_file()]
+    kept = Path(session).parents[1] / "logs"
+    assert f"the logs of this run's processes are kept in {kept}" in output
+    logs = [p for p in kept.rglob("*") if p.is_file()]
     assert len(logs) > 5
     for secret in (password, ROW_SECRET, "hunter2"):
         assert not [str(p) for p in logs if secret.encode() in p.read_bytes()]
