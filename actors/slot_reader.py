@@ -34,6 +34,7 @@ from xidstream.pipeline.protocol.spares import Spares
 from xidstream.pipeline.segments import Layout, Storage, given_up, journaled_lsn
 from xidstream.pipeline.slot.admin import Blocker, advance_slot, held_wal_bytes, read_slot, sql_connection
 from xidstream.pipeline.slot.connection import ReplicationConnection
+from xidstream.pipeline.slot.kept_alive import KeptAlive
 from xidstream.pipeline.slot.opening import connect_slot, slot_settings
 from xidstream.pipeline.slot.snapshot_sources import survey_unless_locked
 from xidstream.pipeline.snapshot.tables import Surveyed
@@ -117,7 +118,8 @@ class SlotReader:
         return self._waiting_for
 
     def open(self) -> Opened:
-        """Start replication: from here on the slot is ours, and ``run`` must follow soon."""
+        """Start replication: from here on the slot is ours. The server hears from us until ``run``, however late that
+        comes."""
         config = self._config
         # It may be further than what the server was told. The journal has all of that.
         start_lsn = journaled_lsn(Storage(config.storage), self._layout)
@@ -129,16 +131,18 @@ class SlotReader:
             parallel=self._slot.streaming == "parallel",
             spares=self._spares,
         )
+        status_interval_s = min(
+            config.status_interval_ms / 1000, self._slot.wal_sender_timeout_s / 3 or float("inf")
+        )
         self._reading = Reading(
             config,
             self._slot.connection,
             self._cutter,
             self._stop,
             confirmed_flush_lsn=opened.confirmed_flush_lsn,
-            status_interval_s=min(
-                config.status_interval_ms / 1000, self._slot.wal_sender_timeout_s / 3 or float("inf")
-            ),
+            status_interval_s=status_interval_s,
         )
+        self._kept_alive = KeptAlive(self._slot.connection, opened.confirmed_flush_lsn, status_interval_s)
         return dataclasses.replace(opened, given_up=self._given_up, snapshots=self._decision)
 
     def pids(self) -> list[int]:
@@ -147,6 +151,7 @@ class SlotReader:
 
     def run(self, sequencer: Any) -> None:
         """Read until ``stop``. Raises ConnectionLost, ProtocolViolation, SlotLost and what buffers raise."""
+        self._kept_alive.end()
         self._sender = Sender(self._pool, sequencer, Backlog(self._config.buffer_memory_bytes))
         self._sending = SendingThread(self._sender, self._pool)
         self._sending.start()

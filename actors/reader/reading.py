@@ -78,6 +78,7 @@ class Reading:
     def run(self, sending: SendingThread) -> None:
         """Read until ``stop`` is set. Raises ConnectionLost, ProtocolViolation, SlotLost and what buffers raise."""
         self._sending = sending
+        self._heard_s = time.monotonic()
         with self._connection.reading():
             while not self._stop.is_set() and self.unsendable is None:
                 self.paused = self._policy.is_over_credit(self._credit())
