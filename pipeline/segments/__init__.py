@@ -34,6 +34,7 @@ from xidstream.pipeline.segments.handed_rows import HandedRows, RowsReader, writ
 from xidstream.pipeline.segments.journal_file import (
     load_journal_units,
     read_journal_file,
+    read_journal_files,
     verify_journal_file,
     write_journal_file,
 )
@@ -96,6 +97,7 @@ __all__ = [
     "note_left_out",
     "other_servers",
     "read_journal_file",
+    "read_journal_files",
     "read_progress",
     "read_resumes",
     "read_skips",

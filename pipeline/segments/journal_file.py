@@ -71,6 +71,7 @@ from xidstream.pipeline.segments.journal_summary import (
 )
 from xidstream.pipeline.segments.keys import Layout
 from xidstream.pipeline.segments.segment_file import Checksumming
+from xidstream.pipeline.segments.side_by_side import side_by_side
 from xidstream.pipeline.segments.storage import Storage, Write
 from xidstream.pipeline.segments.stored_parts import verify_stored
 
@@ -219,6 +220,20 @@ def read_journal_file(storage: Storage, layout: Layout, epoch: str, number: int)
     if (needed := _summary_bytes(key, tail, file_bytes) + _TRAILER.size) > tail.size:
         tail, file_bytes = _found(key, storage.read_tail(key, needed))
     return with_its_bytes(_summary(layout, epoch, number, tail, file_bytes).file, file_bytes)
+
+
+def read_journal_files(
+    storage: Storage, layout: Layout, names: Sequence[tuple[str, int]]
+) -> list[JournalFile | SegmentCorrupt]:
+    """``read_journal_file`` of each epoch and number, several at a time; what is wrong with a file takes its place."""
+
+    def read(name: tuple[str, int]) -> JournalFile | SegmentCorrupt:
+        try:
+            return read_journal_file(storage, layout, *name)
+        except SegmentCorrupt as error:
+            return error
+
+    return list(side_by_side(read, names))
 
 
 def verify_journal_file(storage: Storage, layout: Layout, epoch: str, number: int) -> JournalFile:

@@ -40,6 +40,7 @@ from xidstream.pipeline.credentials import redacted
 from xidstream.pipeline.errors import ConfigError, StorageFault, UsageError
 from xidstream.pipeline.file_modes import create_file, make_folders
 from xidstream.pipeline.segments.keys import is_transaction_folder
+from xidstream.pipeline.segments.side_by_side import side_by_side
 
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
 SCHEMES: Final = ("file", "s3", "gs", "gcs", "abfs", "abfss")
@@ -192,16 +193,30 @@ class Storage:
         by_folder: dict[str, list[str]] = {}
         for key in keys:
             by_folder.setdefault(key.rpartition("/")[0], []).append(key)
+        steps: list[tuple[str, list[str]]] = []
         for folder, members in by_folder.items():
-            if is_transaction_folder(folder) and set(self.list_keys(folder)) <= set(members):
-                self.delete_folder(folder)
-                continue
-            for key in members:
-                with _failing("delete", key):
-                    try:
-                        self._filesystem.delete_file(self._path(key))
-                    except (FileNotFoundError, NotADirectoryError):
-                        pass  # it is gone already
+            if is_transaction_folder(folder):
+                steps.append((folder, members))
+            else:
+                steps += [(folder, [key]) for key in members]
+        if self._is_local:
+            for folder, members in steps:
+                self._delete_in(folder, members)
+        else:
+            # Each object costs several requests of some 10 ms.
+            for _ in side_by_side(lambda step: self._delete_in(*step), steps):
+                pass
+
+    def _delete_in(self, folder: str, members: list[str]) -> None:
+        if is_transaction_folder(folder) and set(self.list_keys(folder)) <= set(members):
+            self.delete_folder(folder)
+            return
+        for key in members:
+            with _failing("delete", key):
+                try:
+                    self._filesystem.delete_file(self._path(key))
+                except (FileNotFoundError, NotADirectoryError):
+                    pass  # it is gone already
 
     def delete_folder(self, prefix: str) -> None:
         """Remove a folder and everything below it. A missing folder is no error. The root itself is never removed."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
@@ -24,10 +23,9 @@ from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.segments.journal_file import read_journal_file, verify_journal_file
 from xidstream.pipeline.segments.keys import Layout
 from xidstream.pipeline.segments.progress import ProgressRecord, read_progress
+from xidstream.pipeline.segments.side_by_side import side_by_side
 from xidstream.pipeline.segments.storage import Storage
 
-_READERS: Final = 8
-"""An object store answers a question in some 10 ms, and a journal may have thousands of files."""
 _LOST: Final = (
     "restore the object, from a backup or an older version of it, and start again; if it is lost for good, take new "
     "snapshots of the tables, with a new slot and another storage"
@@ -99,8 +97,7 @@ def stored_journal(storage: Storage, layout: Layout, *, verify: bool) -> StoredJ
     if verify:
         found = [look(name) for name in names]
     else:
-        with ThreadPoolExecutor(_READERS) as readers:
-            found = list(readers.map(look, names))
+        found = list(side_by_side(look, names))
     if any(named.damage is not None for named in found):
         found = _still_named(storage, layout, found)
     all_names = {key for _, _, key in names}

@@ -42,7 +42,7 @@ from xidstream.pipeline.segments import (
     load_journal_units,
     load_prepared,
     note_left_out,
-    read_journal_file,
+    read_journal_files,
     read_progress,
     read_resumes,
     take_over_progress,
@@ -134,20 +134,24 @@ class SlotStorage:
             raise
 
     def _journal_files(self, record: ProgressRecord) -> Iterator[JournalFile | DamagedFile]:
+        names = [
+            (span.epoch, number) for span in record.journal for number in range(span.first, span.last + 1)
+        ]
+        read = read_journal_files(self._storage, self._layout, names)
         # Of the first file the sink may hold a part.
         before_lsn = INVALID_LSN
-        for span in record.journal:
-            for number in range(span.first, span.last + 1):
-                try:
-                    file = read_journal_file(self._storage, self._layout, span.epoch, number)
-                    if file.end_lsn > record.confirmed_lsn or 0 < file.first_commit_lsn <= before_lsn:
-                        raise SegmentCorrupt(f"journal file {number} is not in the order of commits")
-                    before_lsn = max(before_lsn, file.last_commit_lsn)
-                    yield file
-                except SegmentCorrupt as error:
-                    first_lsn = max(before_lsn, record.delivered_lsn)
-                    lost = lost_journal(number, first_lsn, record.confirmed_lsn, error)
-                    yield DamagedFile(span.epoch, number, lost)
+        for (epoch, number), file in zip(names, read, strict=True):
+            if isinstance(file, JournalFile) and (
+                file.end_lsn > record.confirmed_lsn or 0 < file.first_commit_lsn <= before_lsn
+            ):
+                file = SegmentCorrupt(f"journal file {number} is not in the order of commits")
+            if isinstance(file, SegmentCorrupt):
+                first_lsn = max(before_lsn, record.delivered_lsn)
+                lost = lost_journal(number, first_lsn, record.confirmed_lsn, file)
+                yield DamagedFile(epoch, number, lost)
+                continue
+            before_lsn = max(before_lsn, file.last_commit_lsn)
+            yield file
 
     def _clean_journal(self, record: ProgressRecord) -> None:
         """Remove files that the record does not name: a write that was cut off, or one that was delivered."""
