@@ -7,6 +7,7 @@ from xidstream.pipeline.sequencer.journal_policy import JournalPolicy
 from xidstream.pipeline.sequencer.order import CommitOrder
 from xidstream.pipeline.sequencer.parking import Parking
 from xidstream.pipeline.sequencer.prepared import FinishedPrepares, PreparedBook
+from xidstream.pipeline.sequencer.record_pace import RecordPace
 
 __all__ = [
     "CommitOrder",
@@ -19,4 +20,5 @@ __all__ = [
     "JournalPolicy",
     "Parking",
     "PreparedBook",
+    "RecordPace",
 ]

@@ -17,8 +17,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from xidstream.pipeline.account.model import SequencerReport
 from xidstream.pipeline.buffer.sealed import left_out, nothing, undeliverable
@@ -49,6 +50,9 @@ from xidstream.pipeline.stream import (
     RolledBackPrepared,
     Unsendable,
 )
+
+_VERIFYING_THREADS: Final = 2
+"""One reads a large prepared transaction, and a small one need not wait for it."""
 
 
 class CommitSequence:
@@ -84,6 +88,8 @@ class CommitSequence:
         self._is_sink_known = False
         self._loop = 0
         self._figures = Delivered()
+        # All rows of a prepared transaction are read. Asyncio's threads would all do that, and all else would wait.
+        self._verifying = ThreadPoolExecutor(_VERIFYING_THREADS, thread_name_prefix="verify")
 
     # -- set-up ----------------------------------------------------------------------------------------
 
@@ -113,11 +119,12 @@ class CommitSequence:
         self._confirming = Confirming(
             self._order, self._storage, self._journaling, self._finished, tell_reader, self._changed
         )
+        self._confirming.awaited_lsn = target_lsn
         self._is_open = True
         if self._stopping:
-            self._journaling.end()
+            self._end_parts()
         self._journaling.begin(self._tasks.spawn)
-        self._tasks.spawn(self._confirming.confirm_forever())
+        self._confirming.begin(self._tasks.spawn)
 
     async def sink_opened(self, watermark: Lsn, last_owner: int) -> Tenure:
         """What the sink already holds, and from whom; transactions up to it may be repeated by the server.
@@ -224,7 +231,9 @@ class CommitSequence:
         elif prepared.poison is not None and not (self._parks and prepared.bad_tables):
             content = undeliverable(prepared.poison.of(end.xid, end.commit_lsn))
         else:
-            content = await asyncio.to_thread(self._storage.content_of, prepared, end)
+            content = await asyncio.get_running_loop().run_in_executor(
+                self._verifying, self._storage.content_of, prepared, end
+            )
             if content.undeliverable is not None and end.commit_lsn <= self._watermark:
                 content = nothing(end)  # it is damaged, but the sink holds it
         if prepared is not None:
@@ -299,8 +308,8 @@ class CommitSequence:
         confirming = self._confirming
         reached_lsn = confirming.delivered_lsn if self._has_sink else confirming.confirmed_lsn
         if self._target is not None and reached_lsn >= self._target:
-            return True
-        return self._stopping and self._journaling.is_idle and confirming.is_all_told
+            return confirming.is_tidy
+        return self._stopping and self._journaling.is_idle and confirming.is_all_told and confirming.is_tidy
 
     async def batch_done(self, number: int, loop: int) -> None:
         """The sink holds the batch: its segments go, unless the journal names them; its position may be confirmed.
@@ -314,6 +323,7 @@ class CommitSequence:
             self._check_loop(loop)
             self._left_out += self._leaving_out.pop(number)
         contents = self._order.batch_done(number)
+        self._confirming.press()
         # At this moment: a file that leaves the journal is removed behind a record without it, and with what it names.
         keys = [key for content in contents for key in content.stored_keys()]
         in_use = self._journaling.in_use(keys)
@@ -326,13 +336,15 @@ class CommitSequence:
     async def aim(self, target: Lsn) -> None:
         """Be finished when everything up to ``target`` is confirmed."""
         self._target = target
+        if self._is_open:
+            self._confirming.awaited_lsn = target
         await self._tasks.notify()
 
     async def stop(self) -> None:
         """No further batch is given out; what is ready goes to the journal."""
         self._stopping = True
         if self._is_open:
-            self._journaling.end()
+            self._end_parts()
         await self._tasks.notify()
 
     async def withhold_journal(self) -> None:
@@ -361,6 +373,10 @@ class CommitSequence:
         return sequencer_report(stats, self._order, self._prepared, self._confirming.recording_s)
 
     # -- inside ----------------------------------------------------------------------------------------
+
+    def _end_parts(self) -> None:
+        self._journaling.end()
+        self._confirming.end()
 
     def _raise_undeliverable(self) -> None:
         """When all before it is confirmed, the reader has heard of it, and nothing more can be released."""

@@ -416,8 +416,8 @@ def test_a_journaled_segment_is_deleted_only_behind_a_record_without_its_file(
         assert batch is not None
         waiting = [
             asyncio.ensure_future(made.next_batch(5, 0)),
-            asyncio.ensure_future(made._confirming.confirm_forever()),
         ]
+        made._confirming.begin(lambda work: waiting.append(asyncio.ensure_future(work)))
         await asyncio.sleep(0.01)
         await made._tasks.notify()
         for _ in range(turns):
