@@ -239,6 +239,10 @@ class JournalFile:
     n_bytes: int
     """Of the file, and of the objects that it names."""
     stored_keys: tuple[str, ...]
+    file_bytes: int = 0
+    """Of the file alone."""
+    memory_bytes: int = 0
+    """What its rows take when they are loaded, and messages that are many; 0 if it does not say."""
 
 
 @dataclass(frozen=True)

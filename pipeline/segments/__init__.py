@@ -32,12 +32,16 @@ and to lose).
 from xidstream.pipeline.segments.cleanup import clean_dead_epochs, holds_slot, remove_slot
 from xidstream.pipeline.segments.handed_rows import HandedRows, RowsReader, write_rows
 from xidstream.pipeline.segments.journal_file import (
+    StoredRows,
+    flush_segments,
     load_journal_units,
     read_journal_file,
     read_journal_files,
+    stored_journal_units,
     verify_journal_file,
     write_journal_file,
 )
+from xidstream.pipeline.segments.journal_joining import JoinedRows, joined
 from xidstream.pipeline.segments.keys import Layout, SegmentName
 from xidstream.pipeline.segments.manifest import (
     delete_prepared,
@@ -75,6 +79,7 @@ from xidstream.pipeline.segments.stored_journal import (
 
 __all__ = [
     "HandedRows",
+    "JoinedRows",
     "JournalFinding",
     "Layout",
     "NamedFile",
@@ -85,13 +90,16 @@ __all__ = [
     "Skip",
     "Storage",
     "StoredJournal",
+    "StoredRows",
     "check_owner",
     "clean_dead_epochs",
     "delete_prepared",
     "findings",
+    "flush_segments",
     "forget_resumes",
     "given_up",
     "holds_slot",
+    "joined",
     "load_journal_units",
     "load_prepared",
     "note_left_out",
@@ -108,6 +116,7 @@ __all__ = [
     "shorten_segment",
     "slots_servers",
     "stored_journal",
+    "stored_journal_units",
     "take_over_progress",
     "verify_journal_file",
     "verify_prepared",

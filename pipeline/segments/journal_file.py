@@ -1,8 +1,10 @@
 """One file of the journal: release units that are committed, and that the sink does not hold yet, made durable.
 
-The server does not send them again once the file is confirmed. So ``write_journal_file`` first flushes the segments
-that the units have in storage already, then writes the file, and returns when it is on disk. It looks at what it
-writes as a reader would, as far as that is cheap: at a load it is too late to find a defect of the writer.
+The server does not send them again once the file is confirmed. So the segments that the units have in storage already
+are flushed first (``flush_segments``). ``write_journal_file`` then writes the file, and returns when it is on disk. It
+looks at what it writes as a reader would, as far as that is cheap: at a load it is too late to find a defect of the
+writer. The two are two calls, because their failures differ. A file that could not be written is written again, under
+another number. A flush that has failed may return without an error the next time, though what it was to flush is gone.
 
 The bytes, all of them under a checksum::
 
@@ -90,6 +92,11 @@ _StoredPart = MemoryPart | MemoryMessages
 # -- written ---------------------------------------------------------------------------------------------
 
 
+def flush_segments(storage: Storage, units: Iterable[Sealed]) -> None:
+    """What ``units`` have in storage is on disk when this returns. Raises StorageFault, also where it is missing."""
+    storage.sync([stored for unit in units for stored in unit.stored_keys()])
+
+
 def write_journal_file(
     storage: Storage,
     layout: Layout,
@@ -98,11 +105,11 @@ def write_journal_file(
     ends: Sequence[UnitEnd],
     fetch: Fetch,
 ) -> JournalFile:
-    """Make ``units``, which follow each other in commit order, durable as file ``number`` of ``layout.epoch``.
+    """Make ``units``, which follow each other in commit order, durable as file ``number`` of ``layout.epoch``. Their
+    segments are flushed already.
 
     ``fetch`` gives the content of a reference, and is called once for each. Raises UsageError for what cannot be in a
-    file; StorageFault, also where a segment is missing; and what ``fetch`` raises. Then there is no such file, or one
-    that is not known to be on disk.
+    file; StorageFault; and what ``fetch`` raises. Then there is no such file, or one that is not known to be on disk.
     """
     if not units or len(units) != len(ends):
         raise UsageError(f"a journal file has units and their ends, got {len(units)} and {len(ends)}")
@@ -110,7 +117,6 @@ def write_journal_file(
         raise UsageError("a unit with a transaction that cannot be delivered does not go to the journal")
     key = layout.journal_key(number)
     reach("writing_journal")
-    storage.sync([stored for unit in units for stored in unit.stored_keys()])
     with storage.create(key) as write:
         write(MAGIC)
         directory = _write_objects(write, units, ends, fetch)
@@ -275,6 +281,35 @@ def load_journal_units(
     ]
 
 
+@dataclasses.dataclass(eq=False)
+class StoredRows:
+    """Stands for a reference in a unit that was not loaded: an object of its file, read when it is asked for."""
+
+    opened: _Opened
+    number: int
+
+    def table(self) -> pa.Table:
+        return self.opened.table(self.number)
+
+
+def stored_journal_units(storage: Storage, layout: Layout, file: JournalFile) -> list[tuple[UnitEnd, Sealed]]:
+    """The units as they were written, with ``StoredRows`` for references: what is written to another file, and not
+    released. Segments are not read, and what was given up is there still.
+
+    Raises SegmentCorrupt where the file is missing, altered or another; Unsupported; StorageFault.
+    """
+    opened = _Opened(storage, layout, file.epoch, file.number)
+    if opened.file != file:
+        opened.refuse("is another than the one that was written")
+    transactions, inline = opened.own_batches()
+    refs = {number: StoredRows(opened, number) for number in opened.object_numbers}
+    left = iter(inline)
+    return [
+        (end, _with_refs(_filled_in(unit, batch, left), lambda part: refs[part.ref]))
+        for (end, unit), batch in zip(opened.directory.units, transactions, strict=True)
+    ]
+
+
 def _filled_in(unit: Sealed, transactions: pa.RecordBatch, inline: Iterator[pa.RecordBatch]) -> Sealed:
     messages = tuple(
         InlineMessages(next(inline)) if isinstance(part, InlineMessages) else part for part in unit.messages
@@ -301,7 +336,11 @@ class _Opened:
         self.directory = directory_from_json(document, key)
         units = self.directory.units
         timestamp_us = summary.file.first_commit_timestamp_us
-        if not units or of_units(units, epoch, number, timestamp_us) != summary.file:
+        found = of_units(units, epoch, number, timestamp_us) if units else None
+        if found is not None and not summary.file.memory_bytes:
+            # It was written before files told it.
+            found = dataclasses.replace(found, memory_bytes=0)
+        if found != summary.file:
             self.refuse("has other units than its summary says")
         sizes = (stored.n_bytes for stored in self.directory.objects)
         self._starts = list(itertools.accumulate(sizes, initial=len(MAGIC)))
@@ -337,6 +376,11 @@ class _Opened:
                 if (misfit := _misfit(part, table.schema, table.num_rows)) is not None:
                     self.refuse(f"has an object {number} that is not its units': {misfit}")
             yield number, table
+
+    @property
+    def object_numbers(self) -> list[int]:
+        """Of those that parts refer to."""
+        return list(self._parts)
 
     def table(self, number: int) -> pa.Table:
         batches, schema = self._batches(number)

@@ -15,7 +15,14 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 
 from xidstream.pipeline.errors import SegmentCorrupt, UsageError
-from xidstream.pipeline.exchange import JournalFile, Sealed, SpilledMessages, UnitEnd
+from xidstream.pipeline.exchange import (
+    JournalFile,
+    MemoryMessages,
+    MemoryPart,
+    Sealed,
+    SpilledMessages,
+    UnitEnd,
+)
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
 from xidstream.pipeline.segments.envelope import seal, unseal
 from xidstream.pipeline.segments.keys import Layout
@@ -45,7 +52,7 @@ class Summary:
 def of_units(
     units: Sequence[tuple[UnitEnd, Sealed]], epoch: str, number: int, first_commit_timestamp_us: int
 ) -> JournalFile:
-    """``n_bytes`` as in ``Summary``. What is in memory does not matter to it."""
+    """``n_bytes`` as in ``Summary``. Of what is in memory only the parts' own words matter."""
     ends, contents = [end for end, _ in units], [unit for _, unit in units]
     commits = [end for end in ends if end.first_commit_lsn]
     segments = sum(part.segment.n_bytes for unit in contents for part in unit.segments)
@@ -64,11 +71,17 @@ def of_units(
         n_rows=sum(unit.n_rows for unit in contents),
         n_bytes=segments + messages,
         stored_keys=tuple(key for unit in contents for key in unit.stored_keys()),
+        memory_bytes=sum(
+            part.n_bytes
+            for unit in contents
+            for part in (*unit.memory, *unit.messages)
+            if isinstance(part, (MemoryPart, MemoryMessages))
+        ),
     )
 
 
 def with_its_bytes(file: JournalFile, file_bytes: int) -> JournalFile:
-    return dataclasses.replace(file, n_bytes=file_bytes + file.n_bytes)
+    return dataclasses.replace(file, n_bytes=file_bytes + file.n_bytes, file_bytes=file_bytes)
 
 
 def summary_to_json(summary: Summary, layout: Layout) -> bytes:
@@ -87,6 +100,7 @@ def summary_to_json(summary: Summary, layout: Layout) -> bytes:
         "n_rows": file.n_rows,
         "n_stored_bytes": file.n_bytes,
         "stored_keys": file.stored_keys,
+        "memory_bytes": file.memory_bytes,
         "objects_bytes": summary.objects_bytes,
         "directory": summary.directory,
     }
@@ -114,6 +128,7 @@ def summary_from_json(data: pa.Buffer, layout: Layout, epoch: str, number: int, 
             n_rows=a_count(content["n_rows"]),
             n_bytes=a_count(content["n_stored_bytes"]),
             stored_keys=tuple(content["stored_keys"]),
+            memory_bytes=a_count(content.get("memory_bytes", 0)),
         )
         return Summary(
             file, a_count(content["objects_bytes"]), StoredObject(*map(a_count, content["directory"]))

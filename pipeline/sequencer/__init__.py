@@ -4,6 +4,7 @@ from xidstream.pipeline.sequencer.delivered import Delivered
 from xidstream.pipeline.sequencer.entries import Entry, EntryState
 from xidstream.pipeline.sequencer.journal import DamagedFile, Journal
 from xidstream.pipeline.sequencer.journal_policy import JournalPolicy
+from xidstream.pipeline.sequencer.journal_retries import JournalRetries
 from xidstream.pipeline.sequencer.order import CommitOrder
 from xidstream.pipeline.sequencer.parking import Parking
 from xidstream.pipeline.sequencer.prepared import FinishedPrepares, PreparedBook
@@ -18,6 +19,7 @@ __all__ = [
     "FinishedPrepares",
     "Journal",
     "JournalPolicy",
+    "JournalRetries",
     "Parking",
     "PreparedBook",
     "RecordPace",

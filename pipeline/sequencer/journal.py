@@ -7,6 +7,10 @@ loaded again. Only as much as a batch or two needs is in memory (``horizon_bytes
 of its units are done. It is removed from the storage only when a record without it is durable (``take_removed``).
 
     file:  written -> [in memory -> unloaded ->] loading -> loaded -> delivered -> removed
+                        (or, any time before that) absorbed by the file behind it -> removed
+
+The last files may be absorbed by the next one (``journal_merging``), as long as the sink has nothing of them. What they
+name belongs to that one then.
 
 A file that cannot be read is *damaged*. It keeps its place: everything before it is released, nothing behind it.
 
@@ -17,7 +21,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Final
 
@@ -25,6 +29,7 @@ from xidstream.pipeline.errors import SlotLost, XidstreamError
 from xidstream.pipeline.exchange import JournalFile, JournalSpan, Sealed, UnitEnd
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
 from xidstream.pipeline.sequencer.entries import NO_TICKET, Entry, EntryState, Kind
+from xidstream.pipeline.sequencer.journal_merging import absorbed, is_small
 
 
 @dataclass
@@ -56,12 +61,19 @@ class _Held:
     has_tickets: bool = False
     memory_bytes: int = 0
     error: XidstreamError | None = None
+    is_apart: bool = False
+    """It could not be read when a file wanted to absorb it: whoever loads it finds out why."""
     place: Entry = field(default_factory=lambda: Entry(NO_TICKET, Kind.UNIT, _NOWHERE))
     """Stands for units that are not in memory: it is never ready."""
 
     @property
     def is_delivered(self) -> bool:
         return self.entries is not None and all(e.state is EntryState.DONE for e in self.entries)
+
+    @property
+    def is_untouched(self) -> bool:
+        """Whether the sink has taken nothing of it."""
+        return self.entries is None or all(e.state is EntryState.READY for e in self.entries)
 
     def measure(self) -> None:
         self.is_loaded = True
@@ -166,10 +178,19 @@ class Journal:
 
     # -- files come and go -----------------------------------------------------------------------------
 
-    def append(self, file: JournalFile, entries: list[Entry]) -> None:
-        """``file`` is durable, and has ``entries``, which are the order's no more."""
-        held = _Held(file.epoch, file.number, file, entries, has_tickets=True)
-        held.measure()
+    def append(self, file: JournalFile, entries: list[Entry], absorbed: Sequence[JournalFile] = ()) -> None:
+        """``file`` is durable, and has ``entries``, which are the order's no more: behind the units of ``absorbed``,
+        for which ``still_last`` is true."""
+        if absorbed:
+            # Its units are others than these entries.
+            held = _Held(file.epoch, file.number, file)
+        else:
+            held = _Held(file.epoch, file.number, file, entries, has_tickets=True)
+            held.measure()
+        for before in absorbed:
+            self._held.pop()
+            self.n_bytes -= before.n_bytes
+            self._removed.append(replace(before, stored_keys=()))
         self._held.append(held)
         self._keys.update(file.stored_keys)
         self.n_bytes += file.n_bytes
@@ -177,8 +198,28 @@ class Journal:
         self.advance()
         self._shed()
 
+    def to_absorb(self, new_bytes: int) -> tuple[JournalFile, ...]:
+        """The last files, which the next one is to take in. It has ``new_bytes`` in memory."""
+        files: list[JournalFile] = []
+        for held in reversed(self._held):
+            file = held.file
+            if file is None or held.is_loading or not self._may_be_absorbed(held) or not is_small(file):
+                break
+            files.append(file)
+        return absorbed(files[::-1], sum(is_small(file) for file in self.files), new_bytes)
+
+    def still_last(self, files: Sequence[JournalFile]) -> bool:
+        """Whether these are the last ones, and the sink has taken nothing of them since ``to_absorb``."""
+        last = list(self._held)[len(self._held) - len(files) :]
+        return [held.file for held in last] == list(files) and all(map(self._may_be_absorbed, last))
+
+    def leave_alone(self, files: Sequence[JournalFile]) -> None:
+        """One of them cannot be read: nothing is to absorb them."""
+        for held in self._held:
+            held.is_apart = held.is_apart or held.file in files
+
     def drop(self, file: JournalFile) -> None:
-        """``file`` was written, and the sink held all of it before that: it is no part of the journal."""
+        """``file`` was written, and is no part of the journal: it and what it names are removed."""
         self._keys.update(file.stored_keys)
         self._removed.append(file)
         self.version += 1
@@ -252,6 +293,14 @@ class Journal:
             self.version += 1
 
     # -- inside ----------------------------------------------------------------------------------------
+
+    def _may_be_absorbed(self, held: _Held) -> bool:
+        file = held.file
+        if file is None or held.error is not None or held.is_apart:
+            return False
+        # An earlier epoch's sink may have a part of it.
+        is_begun = 0 < file.first_commit_lsn < self.delivered_lsn
+        return held.is_untouched and not is_begun
 
     def _of(self, file: JournalFile) -> _Held | None:
         """None where all of it was delivered meanwhile."""

@@ -27,7 +27,7 @@ because it would hide a lost or repeated entry.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
 
 from xidstream.pipeline.errors import IllegalTransition, XidstreamError
@@ -217,12 +217,16 @@ class CommitOrder:
         self._writing = entries
         return entries
 
-    def written(self, file: JournalFile, entries: list[Entry]) -> None:
-        """``file`` is durable, with ``entries``. What the sink has taken of it by now stays with the sink."""
+    def written(self, file: JournalFile, entries: list[Entry], absorbed: Sequence[JournalFile] = ()) -> bool:
+        """``file`` is durable, with ``entries`` behind what ``absorbed`` had. What the sink has taken of ``entries`` by
+        now stays with the sink. False, and nothing has changed, where it has taken something of ``absorbed``: then the
+        file is of no use, and ``entries`` are to be written again."""
         self._writing = []
         if all(entry.state is EntryState.DONE for entry in entries):
             self.journal.drop(file)
-            return
+            return True
+        if not self.journal.still_last(absorbed):
+            return False
         if not self.journal:
             self.journal.reach(self._confirmed_lsn)
         # Those of them that are done have left the queue already. What lies between them is done.
@@ -231,8 +235,13 @@ class CommitOrder:
             if entry.content is not None:
                 self.waiting_bytes -= entry.memory_bytes
             self._pop_head()
-        self.journal.append(file, entries)
+        self.journal.append(file, entries, absorbed)
         self._advance()
+        return True
+
+    def not_written(self) -> None:
+        """What ``to_write`` gave is in no file."""
+        self._writing = []
 
     # -- inside ----------------------------------------------------------------------------------------
 

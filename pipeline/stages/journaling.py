@@ -4,30 +4,46 @@ Two loops beside the sequencer's others, on its event loop: one writes a file wh
 due, the other loads the next one before the sink asks for it. Each works on one file at a time, in a thread, so the
 release of what is in memory never waits for either. Both begin with ``begin``.
 
-A file that is written is no part of the journal until ``CommitSequence`` has recorded it. Rejected: an object for each
-transaction, because a flush costs more than a small transaction; and a file that grows, because an object store has
-none and a torn end would have to be told from damage.
+A file that is written is no part of the journal until ``CommitSequence`` has recorded it. Where the journal has many
+small files, the next one is written with the content of the last of them, and takes their place. Rejected: an object
+for each transaction, because a flush costs more than a small transaction; and a file that grows, because an object
+store has none and a torn end would have to be told from damage.
+
+A file that cannot be written ends nothing: delivery and records go on, as beside a full journal, and it is tried again
+(``JournalRetries``). But a segment that cannot be flushed does, since nobody knows then what of it is on disk.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 import pyarrow as pa
 
 from xidstream.pipeline.config import Config
-from xidstream.pipeline.errors import SlotLost
-from xidstream.pipeline.exchange import ArrowRef, Sealed
-from xidstream.pipeline.sequencer import CommitOrder, Journal, JournalPolicy, Parking
+from xidstream.pipeline.errors import SegmentCorrupt, SlotLost, StorageFault
+from xidstream.pipeline.exchange import ArrowRef, JournalFile, Sealed
+from xidstream.pipeline.sequencer import (
+    CommitOrder,
+    Entry,
+    EntryState,
+    Journal,
+    JournalPolicy,
+    JournalRetries,
+    Parking,
+)
 from xidstream.pipeline.stages.slot_storage import SlotStorage, TakenOver
 
 FILE_BYTES: Final = 16 << 20
 """In memory, of one file's units: two flushes of a disk, some 10 ms, are little beside writing it."""
 FILE_UNITS: Final = 4096
 """Large transactions have nothing in memory; their names are kept for each unit."""
+
+_JOINED_ROWS: Final = 1000
+"""Of units that are joined: a batch is cut between units, and a function with small batches is to get small ones."""
 
 Fetch = Callable[[ArrowRef], pa.Table]
 """Gets what a buffer has put."""
@@ -38,7 +54,8 @@ Put = Callable[[pa.Table], ArrowRef]
 def policy_of(config: Config, *, has_sink: bool) -> JournalPolicy:
     """The settings' policy. At backlog_bytes the reader stops: the journal begins before that, whatever is set."""
     after_bytes = min(config.journal_after_bytes, config.backlog_bytes // 2)
-    return JournalPolicy(after_bytes, config.journal_after_s, config.journal_max_bytes, has_sink)
+    most_rows = min(_JOINED_ROWS, config.batch_rows)
+    return JournalPolicy(after_bytes, config.journal_after_s, config.journal_max_bytes, has_sink, most_rows)
 
 
 def order_of(config: Config, taken_over: TakenOver, *, has_sink: bool) -> CommitOrder:
@@ -76,6 +93,10 @@ class Journaling:
         self._is_ending = self._is_withheld = False
         self._is_released = False
         self._next_number = order.journal.next_number
+        self._last_file_s: float | None = None
+        self._retries = JournalRetries()
+        # Asyncio's threads may all be busy with what is read and removed.
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="journal")
 
     def begin(self, spawn: Callable[[Awaitable[None]], None]) -> None:
         spawn(self._load_forever())
@@ -87,6 +108,16 @@ class Journaling:
         return bool(self._order.journal) and self._policy.is_full(self._order.journal.n_bytes)
 
     @property
+    def error(self) -> StorageFault | None:
+        """Why it cannot be written; None where it can."""
+        return self._retries.error
+
+    @property
+    def failing_s(self) -> float | None:
+        """For how long it could not be written; None where it can be."""
+        return self._retries.failing_s(time.monotonic())
+
+    @property
     def is_idle(self) -> bool:
         """Whether a run that is ending has nothing left to write."""
         return not self._writing and self._due_in_s() != 0
@@ -94,6 +125,7 @@ class Journaling:
     def end(self) -> None:
         """Write all that is ready: nobody is going to release it."""
         self._is_ending = True
+        self._retries.hasten()
 
     def withhold(self) -> None:
         """Write nothing more, because stored rows cannot be read: what is not confirmed comes from the slot again."""
@@ -113,30 +145,70 @@ class Journaling:
     def _due_in_s(self) -> float | None:
         if self._is_withheld:
             return None
-        order = self._order
-        return self._policy.due_in_s(
-            time.monotonic(),
+        order, now_s = self._order, time.monotonic()
+        due_in_s = self._policy.due_in_s(
+            now_s,
             order.oldest_ready_s,
             order.waiting_bytes,
             order.unconfirmed_wal_bytes,
             order.journal.n_bytes,
             is_ending=self._is_ending,
+            last_file_s=self._last_file_s,
         )
+        return None if due_in_s is None else max(due_in_s, self._retries.wait_s(now_s))
 
     async def _write_forever(self) -> None:
         while True:
             await self._until_due()
+            self._last_file_s = time.monotonic()
             entries = self._order.to_write(FILE_BYTES, FILE_UNITS)
             units = [(entry.end, entry.content) for entry in entries if entry.content is not None]
             self._writing = [content for _, content in units]
+            absorbed = self._order.journal.to_absorb(sum(entry.memory_bytes for entry in entries))
             number, self._next_number = self._next_number, self._next_number + 1
-            file = await asyncio.to_thread(self._storage.write_journal, number, units, self._fetch)
+            try:
+                file = await asyncio.get_running_loop().run_in_executor(
+                    self._writer,
+                    self._storage.write_journal,
+                    number,
+                    units,
+                    self._fetch,
+                    absorbed,
+                    self._policy.most_rows,
+                )
+            except SegmentCorrupt:
+                if not absorbed:
+                    raise
+                # Whoever comes to it tells. All else is confirmed until then.
+                self._order.journal.leave_alone(absorbed)
+                self._leave(number, entries)
+                continue
             if self._is_withheld:
                 self._writing = []
                 return  # No record names the file, and the next epoch removes it.
-            self._order.written(file, entries)
+            if isinstance(file, JournalFile):
+                self._retries.worked()
+                if not self._order.written(file, entries, absorbed):
+                    self._leave(number, entries, is_there=True)
+            else:
+                self._retries.failed(file, time.monotonic())
+                self._leave(number, entries)
             self._writing = []
             await self._notify()
+
+    def _leave(self, number: int, entries: Sequence[Entry], *, is_there: bool = False) -> None:
+        """They are in no file that counts. ``is_there``: whether there is one. It goes, and so does what was kept for
+        it while the sink took it."""
+        self._order.not_written()
+        gone = [
+            key
+            for entry, content in zip(entries, self._writing, strict=True)
+            if entry.state is EntryState.DONE
+            for key in content.stored_keys()
+        ]
+        self._writing = []
+        if gone or is_there:
+            self._order.journal.drop(self._storage.left_file(number, gone))
 
     async def _until_due(self) -> None:
         async with self._changed:

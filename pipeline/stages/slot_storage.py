@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from xidstream.pipeline.buffer.sealed import transaction_row, undeliverable
-from xidstream.pipeline.errors import ComponentLost, SegmentCorrupt, Superseded
+from xidstream.pipeline.errors import ComponentLost, SegmentCorrupt, StorageFault, Superseded
 from xidstream.pipeline.exchange import (
     ArrowRef,
     JournalFile,
@@ -32,19 +32,24 @@ from xidstream.pipeline.exchange import (
 from xidstream.pipeline.parked import ParkedTable
 from xidstream.pipeline.pg import INVALID_LSN, Lsn, Xid
 from xidstream.pipeline.segments import (
+    JoinedRows,
     Layout,
     ProgressRecord,
     Storage,
+    StoredRows,
     check_owner,
     clean_dead_epochs,
     delete_prepared,
+    flush_segments,
     forget_resumes,
+    joined,
     load_journal_units,
     load_prepared,
     note_left_out,
     read_journal_files,
     read_progress,
     read_resumes,
+    stored_journal_units,
     take_over_progress,
     verify_prepared,
     write_journal_file,
@@ -170,11 +175,56 @@ class SlotStorage:
     # -- the journal -----------------------------------------------------------------------------------
 
     def write_journal(
-        self, number: int, units: Sequence[tuple[UnitEnd, Sealed]], fetch: Callable[[ArrowRef], pa.Table]
-    ) -> JournalFile:
-        """Make them durable as a file. It is no part of the journal before ``record`` names it."""
-        ends, contents = [end for end, _ in units], [content for _, content in units]
-        return write_journal_file(self._storage, self._layout, number, contents, ends, fetch)
+        self,
+        number: int,
+        units: Sequence[tuple[UnitEnd, Sealed]],
+        fetch: Callable[[ArrowRef], pa.Table],
+        absorbed: Sequence[JournalFile] = (),
+        most_rows: int = 0,
+    ) -> JournalFile | StorageFault:
+        """Make them durable as a file, behind the units of ``absorbed``, the files that come directly before them. It
+        is no part of the journal before ``record`` names it. Small units are joined there, up to ``most_rows``.
+
+        Returns why it could not be written, where it may be written again; there is no such file then. Raises
+        StorageFault where a unit's segments could not be flushed: that may not be tried twice. Raises SegmentCorrupt
+        where one of ``absorbed`` cannot be read, and Superseded where another run has removed it.
+        """
+        flush_segments(self._storage, [unit for _, unit in units])
+        try:
+            units = [*self._stored_units(absorbed), *units]
+            if absorbed:
+                units = joined(units, most_rows)
+            ends, contents = [end for end, _ in units], [unit for _, unit in units]
+            return write_journal_file(
+                self._storage, self._layout, number, contents, ends, lambda ref: _rows(ref, fetch)
+            )
+        except SegmentCorrupt:
+            raise
+        except StorageFault as error:
+            self._remove_unwritten(number)
+            return error
+
+    def _stored_units(self, files: Sequence[JournalFile]) -> Iterator[tuple[UnitEnd, Sealed]]:
+        try:
+            for file in files:
+                yield from stored_journal_units(self._storage, self._layout, file)
+        except SegmentCorrupt:
+            check_owner(self._storage, self._layout, self._owner)
+            raise
+
+    def left_file(self, number: int, stored_keys: Sequence[str]) -> JournalFile:
+        """What ``remove_journal`` is to remove of a file that never was part of the journal, with these objects."""
+        nowhere = INVALID_LSN
+        return JournalFile(
+            number, self._layout.epoch, nowhere, nowhere, nowhere, 0, 0, 0, 0, 0, tuple(stored_keys)
+        )
+
+    def _remove_unwritten(self, number: int) -> None:
+        """It may be there, and not on disk for sure."""
+        try:
+            self._storage.delete([self._layout.journal_key(number)])
+        except StorageFault:
+            pass  # The next epoch removes it: no record names it. The first error is the one to tell.
 
     def load_journal(
         self, file: JournalFile, put: Callable[[pa.Table], ArrowRef]
@@ -333,3 +383,9 @@ class SlotStorage:
         return take_over_progress(
             self._storage, self._layout, before, confirmed_lsn, above=above, cover=cover, resume=resume
         )
+
+
+def _rows(ref: ArrowRef, fetch: Callable[[ArrowRef], pa.Table]) -> pa.Table:
+    if isinstance(ref, JoinedRows):
+        return ref.table(lambda each: _rows(each, fetch))
+    return ref.table() if isinstance(ref, StoredRows) else fetch(ref)

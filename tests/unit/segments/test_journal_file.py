@@ -40,6 +40,7 @@ from xidstream.pipeline.relations import Column, RelationVersion, ReplicaIdentit
 from xidstream.pipeline.segments import (
     Layout,
     Storage,
+    flush_segments,
     load_journal_units,
     read_journal_file,
     verify_journal_file,
@@ -124,6 +125,7 @@ class Written:
     def __init__(self, storage: Storage, layout: Layout, relation: RelationVersion) -> None:
         self.storage, self.layout, self.store = storage, layout, Store()
         self.units, self.ends = zip(*self._units(relation), strict=True)
+        flush_segments(storage, self.units)
         self.file = write_journal_file(storage, layout, 3, self.units, self.ends, self.store.fetch)
         self.key = layout.journal_key(3)
 
@@ -301,6 +303,13 @@ def test_the_summary_tells_what_the_file_holds(written) -> None:
         n_rows=8 + 614 + 210,
         n_bytes=sum(sizes),
         stored_keys=tuple(stored_keys),
+        file_bytes=sizes[0],
+        memory_bytes=sum(
+            part.n_bytes
+            for unit in written.units
+            for part in (*unit.memory, *unit.messages)
+            if isinstance(part, (MemoryPart, MemoryMessages))
+        ),
     )
     assert len(stored_keys) == 4
     later = dataclasses.replace(written.layout, epoch="20260102T000000-later")
@@ -453,7 +462,7 @@ def test_a_segment_that_is_missing_already_is_not_confirmed(local, layout, relat
     local.delete([segment.key])
     gone = unit(transaction_rows(1), 1_007, segments=(SegmentPart(segment, COMMIT),))
     with pytest.raises(StorageFault, match=segment.key):
-        write_journal_file(local, layout, 0, [gone], [ONE_END], Store().fetch)
+        flush_segments(local, [gone])
     assert local.list_keys(layout.journal_prefix) == []
 
 

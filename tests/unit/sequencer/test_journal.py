@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -13,9 +14,18 @@ from xidstream.pipeline.errors import PoisonedChange, SlotLost
 from xidstream.pipeline.exchange import JournalFile, JournalSpan, MemoryPart, Sealed, UnitEnd
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
 from xidstream.pipeline.relations import Column, RelationVersion, ReplicaIdentity
-from xidstream.pipeline.sequencer import CommitOrder, DamagedFile, Entry, Journal, JournalPolicy
-from xidstream.pipeline.sequencer.entries import UNIT_BYTES
-from xidstream.pipeline.sequencer.journal_policy import BEHIND_WAL_BYTES
+from xidstream.pipeline.sequencer import (
+    CommitOrder,
+    DamagedFile,
+    Entry,
+    EntryState,
+    Journal,
+    JournalPolicy,
+    journal_merging,
+)
+from xidstream.pipeline.sequencer.entries import NO_TICKET, UNIT_BYTES, Kind
+from xidstream.pipeline.sequencer.journal_merging import FREE_FILES, WHOLE_BYTES, is_small
+from xidstream.pipeline.sequencer.journal_policy import BEHIND_WAL_BYTES, PACE_S
 
 RELATION = RelationVersion(7, "public", "t", ReplicaIdentity.DEFAULT, (Column("id", 23, -1, True),))
 
@@ -291,14 +301,18 @@ def test_everything_before_a_damaged_file_is_released_and_nothing_behind_it() ->
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_any_order_of_events_releases_each_unit_once_and_in_order(seed: int) -> None:
-    """Over several epochs. What is recorded at a crash is all that the next epoch has."""
+def test_any_order_of_events_releases_each_unit_once_and_in_order(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over several epochs. What is recorded at a crash is all that the next epoch has. Files absorb others as soon as
+    there are some."""
     print(f"seed {seed}")
     rng = random.Random(seed)
+    monkeypatch.setattr(journal_merging, "FREE_FILES", rng.choice([0, 1, 3, 100]))
     sink: list[int] = []
     stored: dict[int, list[tuple[UnitEnd, int]]] = {}
     record: tuple[Lsn, Lsn, list[JournalFile]] = (INVALID_LSN, INVALID_LSN, [])
-    n_units = 60
+    n_units, next_number = 60, -1
     while len(sink) < n_units:
         confirmed, delivered, files = record
         horizon_bytes = rng.choice([0, 3 * UNIT_BYTES, 10**6])
@@ -314,7 +328,7 @@ def test_any_order_of_events_releases_each_unit_once_and_in_order(seed: int) -> 
         )
         waiting: list[int] = []
         taken: dict[int, list[int]] = {}
-        writing: tuple[JournalFile, list[Entry]] | None = None
+        writing: tuple[JournalFile, list[Entry], tuple[JournalFile, ...]] | None = None
         crash_after = rng.randint(5, 200)
         tickets: dict[int, int] = {}
         for _ in range(crash_after):
@@ -341,13 +355,18 @@ def test_any_order_of_events_releases_each_unit_once_and_in_order(seed: int) -> 
             elif step == "w" and writing is None:
                 entries = order.to_write(rng.choice([1, 10**6]), 5)
                 if entries:
-                    file = file_of(max(stored, default=-1) + 1, entries)
-                    stored[file.number] = [
-                        (e.end, xids([e.content])[0]) for e in entries if e.content is not None
-                    ]
-                    writing = (file, entries)
+                    absorbed = order.journal.to_absorb(0)
+                    before = [unit for each in absorbed for unit in stored[each.number]]
+                    new = [(e.end, xids([e.content])[0]) for e in entries if e.content is not None]
+                    ends = [Entry(NO_TICKET, Kind.UNIT, end) for end, _ in (*before, *new)]
+                    next_number = max(next_number, *stored, -1) + 1
+                    file = file_of(next_number, ends)
+                    stored[file.number] = [*before, *new]
+                    writing = (file, entries, absorbed)
             elif step == "w" and writing is not None:
-                order.written(*writing)
+                if not order.written(*writing):
+                    order.not_written()
+                    order.journal.drop(writing[0])
                 writing = None
             elif step == "l" and (wanted := order.journal.to_load()) is not None:
                 units = [(end, in_memory(i)) for end, i in stored[wanted.number]]
@@ -379,6 +398,118 @@ def _deduplicated(sink: list[int]) -> list[int]:
         else:
             assert i < len(kept), "nothing is left out"
     return kept
+
+
+def journal_of(*numbers: int, file_bytes: int = 4_000) -> Journal:
+    ends = [
+        [Entry(NO_TICKET, Kind.UNIT, UnitEnd(Lsn(100 * n), Lsn(100 * n), Lsn(100 * n + 4), 1))]
+        for n in numbers
+    ]
+    keys = [(f"segment {n}",) for n in numbers]
+    files = [
+        replace(file_of(n, end, keys=key), file_bytes=file_bytes)
+        for n, end, key in zip(numbers, ends, keys, strict=True)
+    ]
+    return Journal(files, horizon_bytes=1000)
+
+
+def absorb(order: CommitOrder, number: int) -> tuple[JournalFile, tuple[JournalFile, ...]]:
+    entries = order.to_write(10**9, 100)
+    absorbed = order.journal.to_absorb(0)
+    keys = tuple(key for each in absorbed for key in each.stored_keys)
+    first_lsn = absorbed[0].first_commit_lsn if absorbed else entries[0].end.first_commit_lsn
+    file = replace(file_of(number, entries, keys=keys), first_commit_lsn=first_lsn, file_bytes=130_000)
+    assert order.written(file, entries, absorbed)
+    return file, absorbed
+
+
+def test_the_files_of_a_long_capture_stay_few() -> None:
+    """3.6 files a second stayed: after a night no run could read them all before the server lost patience."""
+    journal, most = Journal(horizon_bytes=0), 0
+    n_bytes, lsn, n_files = 15_000, 0, 10_000
+    for number in range(n_files):
+        absorbed = journal.to_absorb(n_bytes)
+        lsn += 100
+        file_bytes = n_bytes + sum(each.file_bytes for each in absorbed)
+        entry = Entry(0, Kind.UNIT, UnitEnd(Lsn(lsn), Lsn(lsn), Lsn(lsn + 4), 1))
+        entry.state, entry.content = EntryState.READY, in_memory(7)
+        file = replace(
+            file_of(number, [entry]), file_bytes=file_bytes, n_bytes=file_bytes, first_commit_lsn=Lsn(lsn)
+        )
+        journal.append(file, [entry], absorbed)
+        journal.take_removed()
+        most = max(most, len(journal.files))
+    n_whole = sum(not is_small(file) for file in journal.files)
+    assert n_whole <= n_files * n_bytes / WHOLE_BYTES
+    assert most <= FREE_FILES + 10 + n_whole
+    assert journal.n_bytes == n_files * n_bytes
+
+
+def test_files_between_large_ones_stay_few() -> None:
+    """What is before a large file can be absorbed by that one alone."""
+    journal = Journal(horizon_bytes=0)
+    for number in range(4_000):
+        new_bytes = 9 << 20 if number % 10 == 9 else 2_000
+        absorbed = journal.to_absorb(new_bytes)
+        lsn = Lsn(100 * (number + 1))
+        entry = Entry(0, Kind.UNIT, UnitEnd(lsn, lsn, Lsn(lsn + 4), 1), EntryState.READY, in_memory(7))
+        file_bytes = new_bytes + sum(each.file_bytes for each in absorbed)
+        journal.append(replace(file_of(number, [entry]), file_bytes=file_bytes), [entry], absorbed)
+    assert len(journal.files) <= 400 + FREE_FILES + 20
+
+
+def test_a_file_that_absorbs_others_takes_their_place_and_what_they_name() -> None:
+    order = make_order(journal_of(*range(1, FREE_FILES + 2)))
+    olds = order.journal.files
+    add(order, 0, 100 * FREE_FILES + 500)
+    order.fill(0, in_memory(700))
+    file, absorbed = absorb(order, FREE_FILES + 2)
+    assert absorbed == tuple(olds) and order.journal.files == [file]
+    assert order.journal.names("segment 5")
+    removed = order.journal.take_removed()
+    assert [each.number for each in removed] == [each.number for each in olds]
+    assert not any(each.stored_keys for each in removed), "the new file needs them"
+    assert order.journal.names("segment 5")
+    assert order.journal.n_bytes == file.n_bytes and order.confirmed_lsn == file.end_lsn
+    assert order.free_ticket == 0, "what buffers have of it is in the storage"
+
+
+@pytest.mark.parametrize("what", ["taken", "done", "damaged"])
+def test_files_that_the_sink_came_to_meanwhile_are_not_absorbed(what: str) -> None:
+    order = make_order(journal_of(*range(1, FREE_FILES + 2)), rows=1)
+    add(order, 0, 100 * FREE_FILES + 500)
+    order.fill(0, in_memory(700))
+    entries = order.to_write(10**9, 100)
+    absorbed = order.journal.to_absorb(0)
+    assert len(absorbed) == FREE_FILES + 1
+    first = order.journal.to_load()
+    assert first is absorbed[0]
+    if what == "damaged":
+        order.journal.damaged(first, SlotLost("gone"))
+    else:
+        order.journal.loaded(first, [(UnitEnd(Lsn(100), Lsn(100), Lsn(104), 1), in_memory(1))], 0.0)
+        batch = order.next_batch()
+        assert batch is not None
+        if what == "done":
+            order.batch_done(batch.number)
+    before, waiting_bytes = order.journal.files, order.waiting_bytes
+    assert not order.written(file_of(99, entries), entries, absorbed)
+    assert (order.journal.files, order.waiting_bytes) == (before, waiting_bytes)
+    order.not_written()
+    assert order.to_write(10**9, 100) == entries, "they are written again"
+
+
+def test_of_a_file_that_an_earlier_sink_has_in_part_nothing_is_absorbed() -> None:
+    files = journal_of(*range(1, FREE_FILES + 2)).files
+    begun = replace(files[-1], first_commit_lsn=Lsn(50))
+    assert Journal([*files[:-1], begun], Lsn(60)).to_absorb(0) == ()
+    assert Journal([*files[:-1], begun], Lsn(50)).to_absorb(0) != ()
+
+
+def test_files_that_could_not_be_read_are_left_alone() -> None:
+    journal = journal_of(*range(1, FREE_FILES + 3))
+    journal.leave_alone(journal.files[:5])
+    assert journal.to_absorb(0) == tuple(journal.files[5:])
 
 
 def policy(**changed: object) -> JournalPolicy:
@@ -427,3 +558,13 @@ def test_without_a_sink_only_a_moment_is_waited() -> None:
 @pytest.mark.parametrize("max_bytes", [0, 1000])
 def test_a_full_journal_and_one_that_is_off_take_nothing(max_bytes: int) -> None:
     assert policy(max_bytes=max_bytes).due_in_s(10.0, 0.0, 10**9, 10**9, 1000, is_ending=True) is None
+
+
+def test_without_a_sink_files_follow_each_other_once_a_second_unless_much_waits() -> None:
+    capture = policy(has_sink=False)
+    assert capture.due_in_s(10.0, 9.9, 0, 0, 0, is_ending=False, last_file_s=9.5) == pytest.approx(
+        PACE_S - 0.5
+    )
+    assert capture.due_in_s(10.0, 9.9, 0, 0, 0, is_ending=False, last_file_s=1.0) == pytest.approx(0.1)
+    assert capture.due_in_s(10.0, 9.9, 101, 0, 0, is_ending=False, last_file_s=9.9) == 0
+    assert capture.due_in_s(10.0, 9.9, 0, 0, 0, is_ending=True, last_file_s=9.9) == 0
