@@ -237,6 +237,11 @@ _OF_SEQUENCER: Final = (
         "for how long the storage has not taken the confirmed position; 0 where it has",
         of_sequencer(lambda sequencer: sequencer.recording_s or 0),
     ),
+    _gauge(
+        "sequencer_journal_failing_seconds",
+        "for how long the journal could not be written; 0 where it can be",
+        of_sequencer(lambda sequencer: sequencer.journal_failing_s or 0),
+    ),
     _counter(
         "given_up_transactions_total",
         "transactions that were left out, because a person gave them up",

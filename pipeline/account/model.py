@@ -152,7 +152,8 @@ class ParkedPart:
 class SequencerPart:
     """Counts are since the epoch began. ``n_waiting``: entries of the commit order that are not done. The head is the
     first of them: ``head_state`` is waiting (for its buffer), ready, taken (by the sink) or stuck. ``recording_s``: for
-    how long the storage has not taken the position. ``delivered_lsn``: the sink has all up to here.
+    how long the storage has not taken the position. ``journal_failing_s``: for how long the journal could not be
+    written, and ``journal_error`` why; None if it can be. ``delivered_lsn``: the sink has all up to here.
     ``undelivered_s``: since the COMMIT of the oldest transaction that it does not have (since it was ready, as long as
     it is not in the journal), 0 where it has all."""
 
@@ -171,6 +172,8 @@ class SequencerPart:
     delivered_lsn: str | None = None
     undelivered_s: float | None = None
     parked: tuple[ParkedPart, ...] = ()
+    journal_failing_s: float | None = None
+    journal_error: str | None = None
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ is told within 30 s. Two kinds of signs tell one:
 
 One cause is told once. A sink that does not return also fills the backlog and the journal, and pauses the reader: then
 only the sink is named, with what that means for the server: its WAL does not wait as long as the journal takes what
-commits, and waits when that is full. A journal that stays full is told of a sink that works, too.
+commits, and waits when that is full. A journal that stays full is told of a sink that works, too. One that cannot be
+written is always told: that is another cause.
 
 A stall is no error, and ends nothing: a large batch may take its minutes. What ends a part that hangs for good is
 elsewhere (``receive_timeout_ms``; the watch on Spark's jobs).
@@ -67,6 +68,7 @@ PAIRS: Final = (
     (SEQUENCER, SNAPSHOTS),
     (SINK, EXECUTORS),
     (JOURNAL, SINK),
+    (JOURNAL, STORAGE),
     *((RUN, cause) for cause in dict.fromkeys(_CAUSES.values())),
 )
 """All that can be told: which part, and what it waits for."""
@@ -136,6 +138,15 @@ class StallWatch:
                 for_s,
                 f"the storage has not taken the confirmed position for {for_s:.0f} s (check that it can be reached and "
                 "has space)",
+            )
+        if sequencer.journal_failing_s is not None and sequencer.journal_failing_s >= STALLED_AFTER_S:
+            for_s = sequencer.journal_failing_s
+            yield Stall(
+                JOURNAL,
+                STORAGE,
+                for_s,
+                f"the journal could not be written for {for_s:.0f} s: {sequencer.journal_error}; what commits now "
+                "waits in the slot, and it is tried again (check space, quota and permissions of the storage)",
             )
         ticket = -1 if sequencer.head_ticket is None else sequencer.head_ticket
         waits = sequencer.head_kind != "position" and sequencer.head_state == "waiting"

@@ -370,7 +370,14 @@ class CommitSequence:
         stats = await self.stats()
         if stats is None:
             return None
-        return sequencer_report(stats, self._order, self._prepared, self._confirming.recording_s)
+        return sequencer_report(
+            stats,
+            self._order,
+            self._prepared,
+            self._confirming.recording_s,
+            journal_failing_s=self._journaling.failing_s,
+            journal_error=self._journaling.error,
+        )
 
     # -- inside ----------------------------------------------------------------------------------------
 

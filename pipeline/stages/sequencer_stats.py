@@ -19,6 +19,7 @@ from xidstream.pipeline.account.model import (
     SequencerReport,
     named,
 )
+from xidstream.pipeline.errors import XidstreamError
 from xidstream.pipeline.exchange import PreparedTransaction
 from xidstream.pipeline.parked import ParkedTable
 from xidstream.pipeline.pg import INVALID_LSN, Lsn, Xid
@@ -116,8 +117,12 @@ def sequencer_report(
     order: CommitOrder,
     prepared: Iterable[PreparedTransaction],
     recording_s: float | None,
+    *,
+    journal_failing_s: float | None = None,
+    journal_error: XidstreamError | None = None,
 ) -> SequencerReport:
-    """``recording_s``: for how long the storage has not taken a position; None if it has."""
+    """``recording_s``: for how long the storage has not taken a position; None if it has. ``journal_failing_s`` and
+    ``journal_error``: for how long the journal could not be written, and why; None if it can be."""
     journal = None if stats.journal is None else _journal_part(stats.journal, stats)
     head = order.head
     ticket, kind, state, commit_lsn = (None, None, None, None) if head is None else head
@@ -137,6 +142,8 @@ def sequencer_report(
         delivered_lsn=str(stats.delivered_lsn),
         undelivered_s=_undelivered_s(stats, order, journal),
         parked=tuple(_parked_part(each) for each in stats.parked if each.is_parked),
+        journal_failing_s=journal_failing_s,
+        journal_error=None if journal_error is None else journal_error.message,
     )
     oldest = sorted(prepared, key=lambda each: each.prepare_lsn)[:MOST_PREPARED]
     return SequencerReport(part, tuple(map(_prepared_part, oldest)), journal=journal)

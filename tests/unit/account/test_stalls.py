@@ -42,6 +42,10 @@ STALLED = {
         sequencer(recording_s=15.0),
         ("commit sequencer", "storage", "confirmed position"),
     ),
+    "the journal cannot be written": (
+        sequencer(journal_failing_s=15.0, journal_error="cannot write 'x': No space left on device"),
+        ("journal", "storage", "No space left on device; what commits now waits in the slot"),
+    ),
     "a batch is in the sink's hands": (
         sink(in_hand=HAND),
         ("commit sequencer", "sink", "3 transactions and 1,000 rows in hand for 16 s"),
