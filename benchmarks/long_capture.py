@@ -297,7 +297,9 @@ def store_with(folder: Path, delay_s: float) -> Iterator[str]:
     process = multiprocessing.get_context("spawn").Process(target=_serve, args=(theirs, delay_s), daemon=True)
     process.start()
     uri, bucket, port = ours.recv()
-    store = fs.S3FileSystem(endpoint_override=f"127.0.0.1:{port}", scheme="http", region="us-east-1")
+    store = fs.S3FileSystem(
+        endpoint_override=f"127.0.0.1:{port}", scheme="http", region="us-east-1", request_timeout=600
+    )
     fs.copy_files(str(folder), f"{bucket}/long", destination_filesystem=store, use_threads=False)
     ours.send(None)
     ours.recv()
