@@ -215,8 +215,13 @@ class DeltaTableWriter:
         ``marks`` are versions that may also stay as they are. ``removed`` are paths of files whose rows are in
         ``files``, or are to go. Raises SnapshotOutdated where somebody moved one of the versions since the snapshot,
         removed one of these files, or changed something else about the table; UsageError where a version would not
-        rise.
+        rise; SinkFailed where two of ``files`` are the same file, so that the rows of one are gone.
         """
+        if len({file.path for file in files}) < len(files):
+            raise SinkFailed(
+                f"Delta table {self.label}: two writers gave their files one name",
+                remedy="start again, and report this as a defect of xidstream: no row of the table was committed",
+            )
         for application_id, version in versions.items():
             before = self.watermark(application_id)
             if not before < version <= MAX_VERSION:

@@ -1,8 +1,13 @@
-"""What Spark's executors run to write: Parquet files in a directory of each attempt's own, and a report.
+"""What Spark's executors run to write: Parquet files in a directory of each call's own, and a report.
 
-A task writes below ``<job>-<task attempt>/`` inside the Delta table's directory, and yields one row for each finished
-file (``REPORT_SCHEMA``). Nothing else names a file, so what a failed, retried or speculative attempt leaves behind is
-never committed. `vacuum` removes it. (The names do not start with an underscore, because vacuum skips such names.)
+A call of a function writes below ``<job>-<random>/`` inside the Delta table's directory, and yields one row for each
+finished file (``REPORT_SCHEMA``). Nothing else names a file, so what a failed, retried or speculative attempt leaves
+behind is never committed. `vacuum` removes it. (The names do not start with an underscore, because vacuum skips such
+names.)
+
+Rejected: names made of the task and its attempt. Spark may run several of our functions in one task: from 4.1 on it
+does so for a union of frames that have one partition each. With one name for all of them, a later file replaced an
+earlier one, and its rows were lost.
 
 Rows keep the order in which they come. Row groups and files are bounded (``ROW_GROUP_ROWS``, ``ROW_GROUP_BYTES``,
 ``FILE_BYTES``), so a task's memory does not depend on the size of the transaction.
@@ -19,6 +24,7 @@ them. One function releases, filters and writes, so that the rows of a segment n
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
@@ -178,16 +184,12 @@ class WriteTarget:
 
     table: Location
     job: str
-    """Unique for the job: a part of every directory's name."""
+    """Unique for one table of one batch: a part of every directory's name."""
     watermark: int
 
     def files(self, schema: pa.Schema) -> ParquetFiles:
-        from pyspark import TaskContext
-
-        context = TaskContext.get()
-        # taskAttemptId is unique within the Spark application, over stages, retries and speculation.
-        attempt = f"{context.partitionId()}-{context.taskAttemptId()}" if context is not None else "driver"
-        return ParquetFiles(self.table, f"{self.job}-{attempt}", schema, "_commit_lsn")
+        """A writer in a new directory, at each call."""
+        return ParquetFiles(self.table, f"{self.job}-{secrets.token_hex(8)}", schema, "_commit_lsn")
 
     def above(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """``rows`` (contract layout) without those that the table holds already."""

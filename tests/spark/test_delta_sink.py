@@ -345,6 +345,24 @@ class FailsOnce:
                 raise OSError(5, "storage hiccup")
 
 
+def test_one_task_that_runs_several_writers_keeps_the_files_of_each(
+    root: Root, make_batch: Any, spark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From Spark 4.1 on a union of one-partition frames is one partition; here any Spark makes it one."""
+    frame = type(spark.range(1))
+    union = frame.unionAll
+    monkeypatch.setattr(frame, "unionAll", lambda left, right: union(left, right).coalesce(1))
+    monkeypatch.setattr(written_rows, "DRIVER_BYTES", -1)
+    wider = relation("public.a", ("id", INT8), ("name", TEXT), ("more", TEXT), relid=1)
+    transactions = [
+        Transaction(100, [(A, rows(1, 2))]),
+        Transaction(110, [(wider, [{"id": 3, "name": "row 3", "more": "m"}])]),
+        Transaction(120, [(A, rows(4, 5, 6))], spilled=True),
+    ]
+    root.sink().write(make_batch(*transactions))
+    assert root.rows("public.a") == wanted(transactions, "public.a")
+
+
 # -- rivals ------------------------------------------------------------------------------------------------
 
 

@@ -97,6 +97,15 @@ def test_a_commit_lsn_beyond_63_bits_is_refused(location: Location) -> None:
         writer.commit([], {APP: 1 << 63})
 
 
+def test_two_files_of_one_name_are_not_committed_because_one_has_replaced_the_other(
+    location: Location,
+) -> None:
+    files = written(location, 20, "a")
+    with pytest.raises(SinkFailed, match="one name"):
+        opened(location).commit([*files, *files], {APP: 20})
+    assert (n_rows(location), opened(location).watermark(APP)) == (0, 0)
+
+
 def test_a_second_writer_with_the_same_identity_needs_a_new_snapshot(location: Location) -> None:
     first, second = opened(location), opened(location)
     commit(first, location, 20, "a")
