@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from xidstream.pipeline.credentials import redacted
 from xidstream.pipeline.errors import PreconditionMissing, Unsupported, UsageError
 from xidstream.pipeline.segments import RowsReader, Storage, write_rows
-from xidstream.pipeline.spark.session import warm_up
+from xidstream.pipeline.spark.session import UNION_PARTITIONING, warm_up
 from xidstream.pipeline.spark.spark_errors import raised_in_executor
 from xidstream.pipeline.spark.stored_rows import ReadProbe
 
@@ -42,6 +42,9 @@ def n_recent_updates(spark: SparkSession) -> int:
 def adopt_spark(spark: SparkSession) -> None:
     """Make a session that the user started fit to run our functions in its executors' Python.
 
+    Of its settings one is changed, unless the user has set it: ``UNION_PARTITIONING``, so that the frames of a batch
+    stay tasks of their own.
+
     Raises UsageError for what is no session, or one that has ended; Unsupported for one without a SparkContext.
     """
     context = _context(spark)
@@ -50,6 +53,10 @@ def adopt_spark(spark: SparkSession) -> None:
         # Else the executors take `python3` from the PATH, which may have none of our packages. On other machines this
         # interpreter's path means nothing: there the session's own setting counts.
         context.pythonExec = sys.executable
+    # Spark before 4.1 does not know this setting, and then it cannot be modified.
+    is_set = spark._jsparkSession.conf().contains(UNION_PARTITIONING)
+    if spark.conf.isModifiable(UNION_PARTITIONING) and not is_set:
+        spark.conf.set(UNION_PARTITIONING, "false")
 
 
 def _context(spark: SparkSession) -> Any:

@@ -30,6 +30,7 @@ from xidstream.pipeline.mirror.key_ranges import RangedKey
 from xidstream.pipeline.mirror.net_rows import CHANGE, TEXT
 from xidstream.pipeline.mirror.plan import BaseFile, Group, KeyRange, NetCounts
 from xidstream.pipeline.spark.naming import Location
+from xidstream.pipeline.spark.session import UNION_PARTITIONING
 from xidstream.pipeline.spark.spark_schemas import quoted, spark_schema
 from xidstream.pipeline.state.fold import DELETED
 
@@ -53,6 +54,8 @@ _CONF: Final = {
     # A user's ANSI mode would end the refresh at an older value that a column's newest type cannot hold.
     "spark.sql.ansi.enabled": "false",
     "spark.sql.adaptive.enabled": "false",
+    # Each new file is a partition of a union.
+    UNION_PARTITIONING: "false",
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "100000",
 }
 _READ: Final = {

@@ -15,6 +15,8 @@ import pyarrow as pa
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+UNION_PARTITIONING: Final = "spark.sql.unionOutputPartitioning"
+
 SPARK_CONF: Final[dict[str, str]] = {
     # With pandas 3 and Arrow off a null string comes back as the text 'NaN'.
     "spark.sql.execution.arrow.pyspark.enabled": "true",
@@ -23,6 +25,8 @@ SPARK_CONF: Final[dict[str, str]] = {
     # The plans here have no shuffle: adaptive execution costs planning time and decides nothing.
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.shuffle.partitions": "2",
+    # From Spark 4.1 on a union of frames with one partition each is one partition, so one core does all the work.
+    UNION_PARTITIONING: "false",
     # Above so many paths the driver looks files up in a job, which takes a second; a large transaction has hundreds.
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "100000",
     # Timestamps are instants; a session zone changes how they print, and costs a conversion.

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from xidstream.actors.driver.users_session import adopt_spark
+from xidstream.pipeline.mirror.rewrite import mirror_session
 from xidstream.pipeline.spark import session
 
 pytestmark = pytest.mark.spark
@@ -73,3 +75,28 @@ def test_a_warm_up_that_failed_is_not_taken_for_one(spark: Any, monkeypatch: pyt
     with pytest.raises(Exception, match="ZeroDivisionError"):
         session.warm_up(spark)
     assert not session._warm
+
+
+def n_partitions_of_a_union(spark: Any) -> int:
+    one = spark.range(0, 1, 1, 1)
+    return int(one.unionAll(spark.range(0, 1, 1, 1)).rdd.getNumPartitions())
+
+
+def test_the_frames_of_a_batch_stay_tasks_of_their_own(spark: Any) -> None:
+    assert n_partitions_of_a_union(spark) == 2
+
+
+def test_so_they_do_in_a_users_session_unless_the_user_said_otherwise(spark: Any) -> None:
+    users = spark.newSession()
+    users.conf.unset(session.UNION_PARTITIONING)
+    adopt_spark(users)
+    assert n_partitions_of_a_union(users) == 2
+    users.conf.set(session.UNION_PARTITIONING, "true")
+    adopt_spark(users)
+    assert users.conf.get(session.UNION_PARTITIONING) == "true"
+
+
+def test_so_they_do_for_the_files_of_a_base_table(spark: Any) -> None:
+    users = spark.newSession()
+    users.conf.unset(session.UNION_PARTITIONING)
+    assert n_partitions_of_a_union(mirror_session(users)) == 2
