@@ -57,6 +57,7 @@ from xidstream.pipeline.mirror.swap import Swap, base_rows, new_directory
 from xidstream.pipeline.mirror.tail_rows import net_of
 from xidstream.pipeline.spark.delta_table import SnapshotOutdated
 from xidstream.pipeline.spark.naming import Location
+from xidstream.pipeline.spark.spark_schemas import arrow_type, quoted, spark_schema
 from xidstream.pipeline.state.fold import base_alone, fold
 from xidstream.pipeline.state.manifest import ManifestLine, current
 from xidstream.pipeline.state.shape import TableShape
@@ -278,15 +279,11 @@ def directory_of(log: TableAt) -> str:
 
 def arrow_fields(shape: TableShape) -> list[pa.Field]:
     """The base table's columns."""
-    from pyspark.sql.pandas.types import to_arrow_type
-
-    return [pa.field(name, to_arrow_type(column.type)) for name, column in shape.columns.items()]
+    return [pa.field(name, arrow_type(column.type)) for name, column in shape.columns.items()]
 
 
 def _conformed(rows: DataFrame, fields: Sequence[pa.Field]) -> DataFrame:
     from pyspark.sql import functions
-
-    from xidstream.pipeline.spark.spark_schemas import quoted, spark_schema
 
     there = set(rows.columns)
     types = spark_schema(pa.schema(list(fields)))

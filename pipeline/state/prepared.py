@@ -17,7 +17,7 @@ from functools import reduce
 from typing import TYPE_CHECKING, Final
 
 from xidstream.pipeline.spark.placement import shows
-from xidstream.pipeline.spark.spark_schemas import quoted
+from xidstream.pipeline.spark.spark_schemas import arrow_type, quoted
 from xidstream.pipeline.state.shape import TableShape, as_type
 
 if TYPE_CHECKING:
@@ -101,10 +101,8 @@ def texts_of(texts: Column, names: Sequence[str]) -> Column:
 
 
 def _has(there: Mapping[str, DataType], name: str, newest: DataType) -> bool:
-    from pyspark.sql.pandas.types import to_arrow_type
-
     found = there.get(name)
-    return found is not None and (found == newest or shows(to_arrow_type(newest), to_arrow_type(found)))
+    return found is not None and (found == newest or shows(arrow_type(newest), arrow_type(found)))
 
 
 def restored(frame: DataFrame, shape: TableShape, more: Sequence[str | Column] = ()) -> DataFrame:

@@ -31,6 +31,7 @@ from xidstream.pipeline.snapshot.generation import Generation
 from xidstream.pipeline.spark import delta
 from xidstream.pipeline.spark.delta import DeltaSink
 from xidstream.pipeline.spark.parquet_files import ParquetFiles
+from xidstream.pipeline.spark.spark_schemas import arrow_type
 
 pytestmark = pytest.mark.spark
 
@@ -99,9 +100,7 @@ def found(frame: Any) -> list[dict[str, Any]]:
 
 
 def frame_schema(frame: Any) -> pa.Schema:
-    from pyspark.sql.pandas.types import to_arrow_schema
-
-    return to_arrow_schema(frame.schema)
+    return pa.schema([pa.field(f.name, arrow_type(f.dataType), f.nullable) for f in frame.schema.fields])
 
 
 def change(kind: int, **values: Any) -> dict[str, Any]:
