@@ -23,6 +23,7 @@ from xidstream.actors.driver.driver_jvm import start_driver_jvm
 from xidstream.actors.runtime.java import ensure_java
 from xidstream.actors.runtime.nodes import require_usable_nodes
 from xidstream.actors.runtime.ray_cluster import connect_ray, remove_loaded_libraries, run_folder
+from xidstream.actors.runtime.spark_version import require_raydp_for_spark
 from xidstream.pipeline import file_modes
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import EnvironmentFault, PreconditionMissing
@@ -79,9 +80,10 @@ def spark_session(
 def start_spark(config: Config, app_name: str) -> SparkSession:
     """A RayDP session with an executor registered, and all those warm that are there by then.
 
-    Raises EnvironmentFault when it cannot be started, PreconditionMissing when the executors do not fit, and what
-    ``fault_of`` makes of a first job that fails.
+    Raises EnvironmentFault when it cannot be started, PreconditionMissing when the executors do not fit or RayDP does
+    not support this Spark, and what ``fault_of`` makes of a first job that fails.
     """
+    require_raydp_for_spark()
     import raydp
 
     # RayDP's own hook starts another Ray, and fails, where the script has ended Ray before.

