@@ -54,6 +54,8 @@ BASE_CONF = {
     # RayDP makes an option of the driver's JVM of it, behind all others: one among them would have no effect.
     "spark.log4j.config.file.name": f"file:{_LOG4J}",
     "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+    # Of RayDP's own two JVMs: its gateway, and the application master.
+    "spark.ray.raydp_app_master.extraJavaOptions": "-XX:TieredStopAtLevel=1",
 }
 
 
