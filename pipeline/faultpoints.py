@@ -1,4 +1,4 @@
-"""Fault points: named places in the code where a test can make the process die, fail or wait.
+"""Fault points: named places in the code where a test can make the process die, fail, wait or stand still.
 
 They are off unless the environment variable ``XIDSTREAM_FAULTS`` is set when a process imports this module. While they
 are off, ``reach`` only tests a global. The variable holds faults, separated by commas or lines, or ``@PATH``, a file of
@@ -8,10 +8,11 @@ them::
     segment_written:kill@3                   SIGKILL to itself, as the kernel's, at the third passage
     committing_table:error=StorageFault      raise this class of pipeline.errors (default: ComponentLost)
     recorded:delay=500@2                     sleep for 500 ms
+    recorded:stop                            SIGSTOP to itself: all of its threads, until somebody sends SIGCONT
 
 Each fault strikes once in a process. If ``XIDSTREAM_FAULTS_TOKENS`` names a folder, it strikes once in all processes
-and all their restarts: a process makes the fault's file there before it strikes. So a part that was started again is
-not killed for ever. ``TAG`` tells apart equal faults that are meant to strike more than once.
+and all their restarts: a process makes the fault's file there, with its process id, before it strikes. So a part that
+was started again is not killed for ever. ``TAG`` tells apart equal faults that are meant to strike more than once.
 
 A file of faults is checked at each passage (one ``stat``), and passages count from the moment when its present content
 was read. So a test can change it while processes run, also for long-lived ones. Ray's workers, RayDP's executors and
@@ -94,7 +95,7 @@ POINTS: Final = {
 _FAULT: Final = re.compile(
     r"(?P<point>\w+):(?P<action>\w+)(?:=(?P<argument>\w+))?(?:@(?P<nth>\d+))?(?:#(?P<tag>[\w-]+))?"
 )
-_ACTIONS: Final = ("kill", "error", "delay")
+_ACTIONS: Final = ("kill", "error", "delay", "stop")
 
 
 @dataclass(frozen=True)
@@ -131,8 +132,12 @@ def _parse_one(text: str) -> Fault:
         raise ConfigError(
             f"{VARIABLE}: there is no fault point {point!r}", remedy=f"one of {', '.join(POINTS)}"
         )
-    if action not in _ACTIONS or (action == "kill" and argument) or (action == "delay" and not argument):
-        raise ConfigError(f"{VARIABLE}: {text!r}: give kill, error[=CLASS] or delay=MILLISECONDS")
+    if (
+        action not in _ACTIONS
+        or (action in ("kill", "stop") and argument)
+        or (action == "delay" and not argument)
+    ):
+        raise ConfigError(f"{VARIABLE}: {text!r}: give kill, stop, error[=CLASS] or delay=MILLISECONDS")
     fault = Fault(point, action, nth=max(1, int(match["nth"] or 1)), tag=match["tag"] or "")
     if action == "delay":
         if not argument.isdigit():
@@ -183,7 +188,11 @@ class FaultPlan:
         if self._tokens is None:
             return True
         try:
-            os.close(os.open(self._tokens / fault.token, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+            token = os.open(self._tokens / fault.token, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+            try:
+                os.write(token, b"%d" % os.getpid())
+            finally:
+                os.close(token)
         except FileExistsError:
             return False
         return True
@@ -205,6 +214,8 @@ class FaultPlan:
 def _strike(fault: Fault) -> None:
     if fault.action == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
+    elif fault.action == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
     elif fault.action == "delay":
         time.sleep(fault.delay_ms / 1000)
     else:

@@ -1,4 +1,5 @@
 """``python -m tests.chaos --seeds N --kills M``: N rounds of M kills on one Ray, each judged; for ``make chaos``.
+``--pauses P``: and of P pauses, for which processes stand still until the server has given them up.
 
 Exit status 1 when anything is lost, twice, disordered or confirmed too early, a kill is not recovered from, or a fault
 point was struck less often than ``--least`` says.
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.chaos.chaos_round import Round, RoundResult
-from tests.chaos.kills import OUTSIDE, Plan, schedule
+from tests.chaos.kills import OUTSIDE, Plan, schedule, with_pauses
 from tests.chaos.local_round import run_local
 from tests.chaos.report import Report
 from tests.differential.runner import SERVER_SETTINGS
@@ -35,6 +36,9 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=4)
     parser.add_argument("--first-seed", type=int, default=1)
     parser.add_argument("--kills", type=int, default=50, help="of each seed")
+    parser.add_argument(
+        "--pauses", type=int, default=0, help="of each seed, beside the kills; not with --local"
+    )
     parser.add_argument("--driver-share", type=float, default=0.14, help="of the kills, the driver's")
     parser.add_argument(
         "--outside", type=int, default=1, help=f"further kills of each seed: {', '.join(OUTSIDE)}"
@@ -54,6 +58,8 @@ def main() -> int:
         "--faults", help="these instead, in this order; as in XIDSTREAM_FAULTS, or kills from outside"
     )
     arguments = parser.parse_args()
+    if arguments.local and arguments.pauses:
+        parser.error("--local has no pauses")
     faulthandler.enable()
     started = time.monotonic()
     results: list[RoundResult] = []
@@ -103,6 +109,14 @@ def main() -> int:
                 together=arguments.together,
                 journal=arguments.journal,
             )
+            pauses = schedule(
+                seed,
+                arguments.pauses,
+                two_phase=two_phase,
+                driver_share=arguments.driver_share,
+                journal=arguments.journal,
+            )
+            faults = with_pauses(faults, seed, pauses)
             if arguments.faults:
                 faults = arguments.faults.split(",")
             for n in range(0 if arguments.faults else arguments.outside):

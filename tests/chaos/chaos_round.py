@@ -3,6 +3,9 @@
 Reader, buffers and sequencer are Ray actors; the driver is the actor that ``xidstream run`` has, with a RayDP
 session of its own; the supervisor is in this process, as in ``run``. All replication traffic goes through the
 feedback spy. After each kill the round waits until the sink has taken something new: that is the recovery time.
+
+A *pause* is a process that stops itself at a fault point, as a rule together with all other processes of the run. It
+lasts ``PAUSE_S`` at least, and until the server has given up the connection. Then all go on at the same moment.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ import os
 import statistics
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +23,7 @@ import psycopg
 from psycopg import sql
 
 from tests.chaos.judge import Verdict, judge
-from tests.chaos.kills import OUTSIDE, Plan, kill_from_outside
+from tests.chaos.kills import OUTSIDE, WHOLE, Plan, kill_from_outside, let_go_on, stop_processes
 from tests.delivered import delivered_lsn
 from tests.differential.compare import Model, final_difference
 from tests.differential.local_pipeline import LocalPipeline, Options, Sink
@@ -30,12 +33,17 @@ from tests.differential.workload import Workload
 from tests.feedback_spy import FeedbackSpy, observe_delta
 from xidstream.actors.demo.embedded_postgres import EmbeddedPostgres
 from xidstream.pipeline.config import Config
+from xidstream.pipeline.faultpoints import POINTS, Fault
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.slot.admin import create_slot, describe_slot
 
 STRIKE_TIMEOUT_S = 40.0
 RECOVERY_TIMEOUT_S = 180.0
 END_TIMEOUT_S = 240.0
+_WAL_SENDER_TIMEOUT = "2s"
+"""Of the server, during a pause. Otherwise a busy machine would cut connections at moments of its own."""
+PAUSE_S = 3.5
+_FREED_TIMEOUT_S = 30.0
 _STEP_S = 0.06
 """Slow enough that a batch does not always hold every table: each is a Spark job."""
 _GIANT_EVERY = 25
@@ -53,7 +61,9 @@ _NARROW_GIANT = (
 class Kill:
     point: str
     recovery_s: float | None
-    """From the kill until the sink took something new; None where another kill came in between."""
+    """From the kill, or the end of the pause, until the sink took something new; None where another fault came in
+    between."""
+    is_pause: bool = False
 
 
 @dataclass
@@ -80,10 +90,12 @@ class RoundResult:
         times = (
             f"recovery median {statistics.median(recoveries):.1f} s, max {max(recoveries):.1f} s"
             if recoveries
-            else "no kill"
+            else "no recovery"
         )
+        n_pauses = sum(k.is_pause for k in self.kills)
+        kills = f"{len(self.kills) - n_pauses} kills" + (f" and {n_pauses} pauses" if n_pauses else "")
         text = (
-            f"seed {self.seed} {self.settings}: {len(self.kills)} kills, {times}; {self.verdict}; {self.n_statuses} "
+            f"seed {self.seed} {self.settings}: {kills}, {times}; {self.verdict}; {self.n_statuses} "
             f"status updates on {self.n_connections} connections, {self.n_prepared} prepared; {self.seconds:.0f} s"
         )
         if self.not_reached:
@@ -253,23 +265,64 @@ class Round:
         """
         faults = self._plan.arm(text)
         deadline = time.monotonic() + STRIKE_TIMEOUT_S
+        went_on: dict[Fault, float] = {}
         while None in [self._plan.struck_at(f) for f in faults]:
+            deadline += self._pause(faults, went_on)
             if ended:
                 raise RuntimeError(f"the run ended before {text}: {ended[0]!r}; {self.notices[-3:]}")
             if time.monotonic() > deadline:
                 break
             time.sleep(0.02)
         self._plan.arm("")
+        self._pause(faults, went_on)
         struck = [self._plan.struck_at(f) for f in faults]
         missed = [t for t, at in zip(text.split(","), struck, strict=True) if at is None]
-        done = sorted((at, f.point) for f, at in zip(faults, struck, strict=True) if at is not None)
+        done = sorted(
+            (went_on.get(f, at), f.point, f.action == "stop")
+            for f, at in zip(faults, struck, strict=True)
+            if at is not None
+        )
         if done:
             self._recover(text, ended)
             # The recovery is the last one's: before it nothing came far.
             last_s = time.time() - done[-1][0]
-            result.kills += [Kill(point, None) for _, point in done[:-1]] + [Kill(done[-1][1], last_s)]
+            result.kills += [Kill(point, None, is_pause) for _, point, is_pause in done[:-1]]
+            result.kills.append(Kill(done[-1][1], last_s, done[-1][2]))
             self._say(f"{text}: {len(done)} struck, recovered {last_s:.1f} s after the last")
         return missed
+
+    def _pause(self, faults: Iterable[Fault], went_on: dict[Fault, float]) -> float:
+        """Keep still what has stopped itself, then let it go on. Returns for how many seconds in all."""
+        began_s = time.monotonic()
+        for fault in faults:
+            if fault.action != "stop" or fault in went_on or self._plan.struck_at(fault) is None:
+                continue
+            while not (pid := self._plan.pid_of(fault)):
+                time.sleep(0.001)
+            stopped = stop_processes(pid, whole=fault.tag.startswith(WHOLE))
+            try:
+                self._set_timeout(_WAL_SENDER_TIMEOUT)
+                time.sleep(PAUSE_S)
+                if fault.tag.startswith(WHOLE) or POINTS[fault.point].startswith("reader"):
+                    self._until_freed()
+            finally:
+                self._set_timeout("60s")
+                let_go_on(stopped)
+            went_on[fault] = time.time()
+        return time.monotonic() - began_s
+
+    def _set_timeout(self, value: str) -> None:
+        self._connection.execute(f"ALTER SYSTEM SET wal_sender_timeout = '{value}'".encode())
+        self._connection.execute("SELECT pg_reload_conf()")
+
+    def _until_freed(self) -> None:
+        """The server has given up a connection that does not answer. If it cannot notice, that is no pause."""
+        deadline = time.monotonic() + _FREED_TIMEOUT_S
+        query = "SELECT 1 FROM pg_replication_slots WHERE slot_name = %s AND active"
+        while self._connection.execute(query, (f"{self._name}_s",)).fetchone() is not None:
+            if time.monotonic() > deadline:
+                raise TimeoutError("the server did not give up the connection of a run that stands still")
+            time.sleep(0.1)
 
     def _kill_from_outside(self, what: str, spy: FeedbackSpy, ended: list[Any], result: RoundResult) -> None:
         struck = time.time()

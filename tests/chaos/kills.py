@@ -1,10 +1,12 @@
-"""Which fault strikes when: a seed's schedule, and the file through which running processes hear of it."""
+"""Which fault strikes when: a seed's schedule, and the file through which running processes hear of it; kills, and
+pauses: a process stands still, alone or with all others of the run, for longer than the server waits for it."""
 
 from __future__ import annotations
 
 import random
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import psutil
 
@@ -65,6 +67,25 @@ def schedule(
     return groups
 
 
+WHOLE: Final = "whole"
+"""In the tag of a pause: all processes of the run stand still, as those of a machine do that is moved."""
+
+
+def with_pauses(groups: list[str], seed: int, pauses: list[str]) -> list[str]:
+    """``groups``, and among them ``pauses`` as ``schedule`` gives them: half of them armed beside a group of kills, and
+    two of three of the whole run."""
+    r = random.Random(f"pauses {seed}")
+    made = list(groups)
+    for i, text in enumerate(pauses):
+        fault = f"{text.partition('#')[0].replace(':kill', ':stop')}#{'alone' if i % 3 == 0 else WHOLE}-{seed}-{i}"
+        beside = [n for n, group in enumerate(made) if "," in group and ":stop" not in group]
+        if beside and r.random() < 0.5:
+            made[r.choice(beside)] += f",{fault}"
+        else:
+            made.insert(r.randrange(len(made) + 1), fault)
+    return made
+
+
 def _dealt(points: list[str], n: int, *, before: int) -> list[str]:
     """``n`` points in turn, behind ``before`` that were dealt already."""
     return [points[(before + i) % len(points)] for i in range(n)]
@@ -96,12 +117,43 @@ class Plan:
         new.replace(self.file)
         return parse(text)
 
+    def pid_of(self, fault: Fault) -> int:
+        """Of the process where it struck; 0 if that is not written yet."""
+        return int((self.tokens / fault.token).read_text() or 0)
+
     def struck_at(self, fault: Fault) -> float | None:
         """When (``time.time``) the fault struck, or None."""
         try:
             return (self.tokens / fault.token).stat().st_mtime
         except FileNotFoundError:
             return None
+
+
+# -- pauses ----------------------------------------------------------------------------------------------
+
+
+def stop_processes(pid: int, *, whole: bool) -> list[psutil.Process]:
+    """Those that stand still now: ``pid``, which has stopped itself, and with ``whole`` all others of the run (actors,
+    JVMs, and what they started). Ray's own processes go on: they belong to the machine."""
+    stopped = []
+    for process in psutil.Process().children(recursive=True):
+        try:
+            line = process.cmdline()
+            is_of_run = process.name() == "java" or (line and line[0].startswith("ray::"))
+            if process.pid == pid or (whole and is_of_run and "IDLE" not in line[0]):
+                process.suspend()
+                stopped.append(process)
+        except psutil.NoSuchProcess:
+            continue  # it ended while we looked
+    return stopped
+
+
+def let_go_on(stopped: list[psutil.Process]) -> None:
+    for process in stopped:
+        try:
+            process.resume()
+        except psutil.NoSuchProcess:
+            pass  # it was killed meanwhile
 
 
 # -- kills from outside ----------------------------------------------------------------------------------

@@ -30,6 +30,8 @@ class PointReport:
 @dataclass
 class Report:
     points: dict[str, PointReport] = field(default_factory=dict)
+    pauses: dict[str, PointReport] = field(default_factory=dict)
+    """By the point where a process stopped itself. Recovery begins when it goes on."""
     rounds: list[dict[str, Any]] = field(default_factory=list)
     loads: list[float] = field(default_factory=list)
     """The machine's one-minute load, sampled while it ran."""
@@ -45,7 +47,8 @@ class Report:
                 {
                     "seed": result.seed,
                     "settings": result.settings,
-                    "kills": len(result.kills),
+                    "kills": sum(not kill.is_pause for kill in result.kills),
+                    "pauses": sum(kill.is_pause for kill in result.kills),
                     "judged": verdict is not None,
                     "seconds": round(result.seconds, 1),
                     "not_reached": result.not_reached,
@@ -59,17 +62,19 @@ class Report:
                 }
             )
             for kill in result.kills if verdict is not None else ():
-                point = report.points.setdefault(kill.point, PointReport())
+                points = report.pauses if kill.is_pause else report.points
+                point = points.setdefault(kill.point, PointReport())
                 point.kills += 1
                 if kill.recovery_s is not None:
                     point.recoveries_s.append(round(kill.recovery_s, 1))
         return report
 
     def add(self, other: Report) -> None:
-        for name, point in other.points.items():
-            mine = self.points.setdefault(name, PointReport())
-            mine.kills += point.kills
-            mine.recoveries_s += point.recoveries_s
+        for into, points in ((self.points, other.points), (self.pauses, other.pauses)):
+            for name, point in points.items():
+                mine = into.setdefault(name, PointReport())
+                mine.kills += point.kills
+                mine.recoveries_s += point.recoveries_s
         self.rounds += other.rounds
         self.loads += other.loads
         self.seconds += other.seconds
@@ -108,12 +113,18 @@ class Report:
             ]
             total = PointReport(sum(p.kills for p in chosen), [s for p in chosen for s in p.recoveries_s])
             lines.append(_line(title, "", total))
+        n_pauses = sum(p.kills for p in self.pauses.values())
+        if n_pauses:
+            times = [s for p in self.pauses.values() for s in p.recoveries_s]
+            lines.append(_line("all pauses", "", PointReport(n_pauses, times)))
         judged = [r for r in self.rounds if r["judged"]]
         n_kills = sum(p.kills for p in self.points.values())
         n_struck = sum(self._kills(p) > 0 for p in STREAM_POINTS)
         wrongs = ", ".join(f"{self._sum(key)} {key}" for key in _WRONGS)
         lines.append(
-            f"{n_kills} kills at {n_struck} of {len(STREAM_POINTS)} fault points in {len(judged)} judged rounds "
+            f"{n_kills} kills at {n_struck} of {len(STREAM_POINTS)} fault points"
+            + (f" and {n_pauses} pauses at {len(self.pauses)}" if n_pauses else "")
+            + f" in {len(judged)} judged rounds "
             f"({len(self.rounds) - len(judged)} broke off), {self.seconds:.0f} s on {self.cpus} cores"
         )
         lines.append(
@@ -135,8 +146,12 @@ class Report:
     @classmethod
     def read(cls, path: Path) -> Report:
         content = json.loads(path.read_text(encoding="utf-8"))
-        points = {name: PointReport(**point) for name, point in content.pop("points").items()}
-        return cls(points=points, **content)
+        # A file from before has no pauses.
+        points, pauses = (
+            {name: PointReport(**point) for name, point in content.pop(key, {}).items()}
+            for key in ("points", "pauses")
+        )
+        return cls(points=points, pauses=pauses, **content)
 
 
 def _line(name: str, process: str, point: PointReport) -> str:

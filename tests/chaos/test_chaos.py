@@ -45,6 +45,16 @@ def test_killed_sequencer_and_driver_lose_nothing_of_the_journal_and_confirm_not
     judged("journal_written:kill@2,loading_journal:kill,batch_written:kill", "--journal")
 
 
+def test_a_run_that_stands_still_until_the_server_gives_it_up_loses_nothing_and_confirms_nothing_early() -> (
+    None
+):
+    """All of its processes, while the sequencer records a position and while the reader sends a block."""
+    faults = "recorded:stop#whole-1,giving_block:stop@2#whole-2,recording:stop#alone-3"
+    output = chaos("--seeds", "1", "--faults", faults, "--outside", "0")
+    assert "0 kills at 0 of" in output and "and 3 pauses at 3" in output and "not reached" not in output
+    assert ": 0 lost, 0 twice, 0 alien, 0 out of order" in output
+
+
 @pytest.mark.skipif("XIDSTREAM_LONG" not in os.environ, reason="long: `make faults` runs it")
 def test_a_killed_raydp_master_is_noticed_and_replaced_with_its_driver() -> None:
     """Its death shows as no exception anywhere: jobs would wait for ever."""

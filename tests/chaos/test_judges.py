@@ -16,11 +16,19 @@ from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
 from tests.chaos.chaos_round import Kill, RoundResult
 from tests.chaos.judge import Verdict, judge
-from tests.chaos.kills import DRIVER_POINTS, PREPARED_POINTS, STREAM_POINTS, schedule
+from tests.chaos.kills import (
+    DRIVER_POINTS,
+    PREPARED_POINTS,
+    STREAM_POINTS,
+    WHOLE,
+    schedule,
+    with_pauses,
+)
 from tests.chaos.report import Report
 from tests.differential.local_pipeline import Released, Sink
 from tests.feedback_spy import FeedbackSpy, Held, _Link
 from xidstream.pipeline import rows
+from xidstream.pipeline.faultpoints import parse
 from xidstream.pipeline.relations.relation import Column, RelationVersion, ReplicaIdentity
 
 RELATION = RelationVersion(7, "s", "t", ReplicaIdentity.DEFAULT, (Column("id", 20, -1, True),))
@@ -218,6 +226,21 @@ def test_a_schedule_is_its_seeds_alone_so_that_a_round_can_be_repeated() -> None
     assert made(3) == made(3) != made(4)
 
 
+def test_pauses_come_among_the_kills_and_beside_some_of_them_as_the_seed_decides() -> None:
+    def made(seed: int) -> list[str]:
+        kills = schedule(seed, 25, two_phase=True, driver_share=0.1, together=3)
+        return with_pauses(kills, seed, schedule(seed, 12, two_phase=True, driver_share=0.1))
+
+    groups = made(3)
+    assert groups == made(3) != made(4)
+    faults = [fault for group in groups for fault in parse(group)]
+    assert Counter(fault.action for fault in faults) == {"kill": 25, "stop": 12}
+    assert len({fault.token for fault in faults}) == len(faults)
+    assert sum(fault.tag.startswith(WHOLE) for fault in faults) == 8
+    assert any(":stop" in group and ":kill" in group for group in groups)
+    assert all(group.count(":stop") <= 1 for group in groups)
+
+
 def round_result(seed: int, kills: list[Kill], *, judged: bool = True) -> RoundResult:
     verdict = Verdict(n_transactions=5, n_rows=50) if judged else None
     return RoundResult(seed, "on", kills=kills, verdict=verdict, n_statuses=7)
@@ -229,6 +252,10 @@ def test_a_report_counts_kills_of_judged_rounds_alone_and_adds_up_with_others(tm
     two = Report.of([round_result(3, [Kill("sealed", 6.0), Kill("connection", 2.0)]), broken], [4.0], 20.0)
     for name, report in (("1", one), ("2", two)):
         report.write(tmp_path / name)
+    pauses = [Kill("recorded", 3.0, is_pause=True), Kill("sealed", None, is_pause=True)]
+    Report.of([round_result(4, pauses)], [], 5.0).write(tmp_path / "3")
+    paused = Report.read(tmp_path / "3")
+    assert "0 kills at 0 of" in str(paused) and "fault points and 2 pauses at 2 in 1 judged" in str(paused)
     whole = Report.read(tmp_path / "1")
     whole.add(Report.read(tmp_path / "2"))
     assert whole.points["sealed"].kills == 3 and whole.points["sealed"].recoveries_s == [4.0, 6.0]

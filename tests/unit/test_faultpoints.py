@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -31,8 +32,8 @@ def test_a_plan_names_point_action_argument_passage_and_tag() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["no_such_point:kill", "sealed", "sealed:explode", "sealed:kill=3", "sealed:delay", "sealed:delay=soon",
-     "sealed:error=NoSuchError", "sealed:error=POLICY"],
+    ["no_such_point:kill", "sealed", "sealed:explode", "sealed:kill=3", "sealed:stop=3", "sealed:delay",
+     "sealed:delay=soon", "sealed:error=NoSuchError", "sealed:error=POLICY"],
 )  # fmt: skip
 def test_a_mistake_in_a_plan_is_told(text: str) -> None:
     with pytest.raises(ConfigError, match=VARIABLE):
@@ -78,6 +79,26 @@ def test_a_token_makes_it_once_over_restarts_and_a_changed_file_is_seen(tmp_path
         "sealed-error-ComponentLost-1",
         "sealed-error-ComponentLost-1-again",
     ]
+
+
+def test_a_stop_has_the_process_stand_still_until_it_may_go_on_and_says_which_one(tmp_path: Path) -> None:
+    program = "from xidstream.pipeline.faultpoints import reach; reach('recorded'); print('went on')"
+    process = subprocess.Popen(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        env={**os.environ, VARIABLE: "recorded:stop#a", TOKENS_VARIABLE: str(tmp_path)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        _, status = os.waitpid(process.pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(status)
+        (token,) = tmp_path.iterdir()
+        assert (token.name, int(token.read_text())) == ("recorded-stop-1-a", process.pid)
+        process.send_signal(signal.SIGCONT)
+        assert process.communicate(timeout=60)[0] == "went on\n"
+    finally:
+        process.kill()
 
 
 def test_a_kill_ends_the_process_as_sigkill_does_and_an_unknown_point_is_a_usage_error(
