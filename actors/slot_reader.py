@@ -31,7 +31,7 @@ from xidstream.pipeline.exchange import Opened
 from xidstream.pipeline.file_modes import choose_for_process
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.protocol.spares import Spares
-from xidstream.pipeline.segments import Layout, Storage, given_up, journaled_lsn
+from xidstream.pipeline.segments import Layout, Storage, given_up, journaled_lsn, last_owner
 from xidstream.pipeline.slot.admin import Blocker, advance_slot, held_wal_bytes, read_slot, sql_connection
 from xidstream.pipeline.slot.connection import ReplicationConnection
 from xidstream.pipeline.slot.kept_alive import KeptAlive
@@ -122,9 +122,10 @@ class SlotReader:
         comes."""
         config = self._config
         # It may be further than what the server was told. The journal has all of that.
-        start_lsn = journaled_lsn(Storage(config.storage), self._layout)
+        storage = Storage(config.storage)
+        start_lsn = journaled_lsn(storage, self._layout)
         self._slot.start(start_lsn)
-        opened = self._slot.opened(start_lsn)
+        opened = self._slot.opened(start_lsn, last_owner(storage, self._layout))
         self._cutter = StreamCutter(
             block_bytes=config.block_bytes,
             pending_limit_bytes=max(config.block_bytes, config.reader_memory_bytes // 2),

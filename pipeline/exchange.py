@@ -310,6 +310,9 @@ class Opened:
     snapshots: Decision = Decision(takes_snapshots=False)  # noqa: RUF009 - frozen
     start_lsn: Lsn = INVALID_LSN
     """What the server was asked for: where this is further than ``confirmed_flush_lsn``, it sends what follows."""
+    last_owner: int | None = None
+    """The greatest number that an epoch had, or claimed, in the storage when the slot was this one's for certain. None:
+    not known. An epoch with a higher one got the slot later."""
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from xidstream.pipeline.segments import (
     Layout,
     Skip,
     Storage,
+    claim_slot,
     holds_slot,
     read_progress,
     remove_slot,
@@ -128,7 +129,7 @@ def create_slot_command(config: Config) -> None:
         on_wait=tell_blockers,
     )
     if stored is not None:
-        take_over_progress(*stored, None, lsn, cover=PrepareCover())
+        take_over_progress(*stored, None, lsn, owner=claim_slot(*stored), cover=PrepareCover())
     click.echo(f"slot {config.slot} is there: what commits after {lsn} will be delivered")
 
 

@@ -9,6 +9,7 @@ Everything that outlives a process is here, and nothing else is stored anywhere:
         prepared/<xid>-<prepare end LSN>.<epoch>.messages.arrow     its logical messages, of an older xidstream
         journal/<number>.<epoch>.journal                    committed transactions that the sink does not hold yet
         progress/<owner>.<epoch>.json                       the confirmed LSN, by whom; what is finished up to it
+        progress/<owner>.<epoch>.claim                      that an epoch takes the slot over; empty
         progress.json                                       for an older xidstream: that the record is elsewhere
         server.json                                         the server's timeline
 
@@ -52,7 +53,9 @@ from xidstream.pipeline.segments.manifest import (
 from xidstream.pipeline.segments.progress import (
     ProgressRecord,
     check_owner,
+    claim_slot,
     journaled_lsn,
+    last_owner,
     read_progress,
     take_over_progress,
     write_progress,
@@ -67,7 +70,7 @@ from xidstream.pipeline.segments.segment_file import (
 )
 from xidstream.pipeline.segments.server_record import other_servers, read_timeline, write_timeline
 from xidstream.pipeline.segments.skips import Skip, given_up, note_left_out, read_skips, write_skip
-from xidstream.pipeline.segments.storage import Storage
+from xidstream.pipeline.segments.storage import Storage, is_out_of_space
 from xidstream.pipeline.segments.stored_journal import (
     JournalFinding,
     NamedFile,
@@ -92,6 +95,7 @@ __all__ = [
     "StoredJournal",
     "StoredRows",
     "check_owner",
+    "claim_slot",
     "clean_dead_epochs",
     "delete_prepared",
     "findings",
@@ -99,7 +103,9 @@ __all__ = [
     "forget_resumes",
     "given_up",
     "holds_slot",
+    "is_out_of_space",
     "joined",
+    "last_owner",
     "load_journal_units",
     "load_prepared",
     "note_left_out",

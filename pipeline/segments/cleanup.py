@@ -12,7 +12,7 @@ removed when a slot is dropped.
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Callable, Set
 
 from xidstream.pipeline.errors import UsageError
 from xidstream.pipeline.pg import Xid
@@ -21,25 +21,31 @@ from xidstream.pipeline.segments.storage import Storage
 
 
 def clean_dead_epochs(
-    storage: Storage, layout: Layout, keep: Set[str], keep_of: Set[Xid] = frozenset()
+    storage: Storage,
+    layout: Layout,
+    keep: Set[str],
+    keep_of: Set[Xid] = frozenset(),
+    *,
+    before_removing: Callable[[], None] = lambda: None,
 ) -> int:
     """Delete all objects of epochs other than ``layout.epoch``, except those in ``keep``. Returns how many.
 
     ``keep`` are the keys that prepared manifests name. Of the transactions ``keep_of`` the manifest is damaged, and may
-    be restored: all that may be theirs stays. Raises StorageFault. Some objects may be deleted by then; the
-    next call deletes the rest.
+    be restored: all that may be theirs stays. ``before_removing`` is called when the list is made. If it raises,
+    nothing is removed. An epoch that is not in the list has begun since, and nothing of it is touched. Raises
+    StorageFault. Some objects may be deleted by then; the next call deletes the rest.
     """
+    folders = storage.list_folders(layout.epochs_prefix)
+    dead = [folder for folder in folders if folder != f"{layout.epochs_prefix}/{layout.epoch}"]
+    found = {folder: storage.list_keys(folder) for folder in dead}
+    before_removing()
     n_deleted = 0
-    for folder in storage.list_folders(layout.epochs_prefix):
-        if folder == f"{layout.epochs_prefix}/{layout.epoch}":
-            continue
-        found = storage.list_keys(folder)
-        dead = [key for key in found if key not in keep and _xid(layout, key) not in keep_of]
-        n_deleted += len(dead)
-        if len(dead) == len(found):
-            storage.delete_folder(folder)
-        else:
-            storage.delete(dead)
+    for folder, keys in found.items():
+        unneeded = [key for key in keys if key not in keep and _xid(layout, key) not in keep_of]
+        n_deleted += len(unneeded)
+        storage.delete(unneeded)
+        if len(unneeded) == len(keys):
+            storage.delete_empty_folder(folder)
     return n_deleted
 
 
@@ -54,8 +60,11 @@ def holds_slot(storage: Storage, layout: Layout) -> bool:
     """Whether an earlier run of this slot left its record here. (Segments alone are no record.)"""
     # The key is read, not only looked up: a storage that cannot be read must not pass for an empty one.
     is_recorded = storage.read_buffer(layout.progress_key) is not None
+    # A claim is a run that ended before it recorded anything.
     return is_recorded or any(
-        storage.list_keys(folder) for folder in (layout.progress_prefix, layout.prepared_prefix)
+        not key.endswith(".claim")
+        for folder in (layout.progress_prefix, layout.prepared_prefix)
+        for key in storage.list_keys(folder)
     )
 
 

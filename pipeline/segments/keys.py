@@ -31,7 +31,7 @@ _PREPARED: Final = re.compile(
     rf"{_TRANSACTION}\.(?P<epoch>[A-Za-z0-9-]{{1,64}})\.(?P<kind>json|messages\.arrow)"
 )
 _SNAPSHOT: Final = re.compile(r"(?P<relid>\d{1,10})\.(?P<kind>(?:taken|told)-\d+|request|cancelled)\.json")
-_RECORD: Final = re.compile(r"(?P<owner>[0-9]{16})\.(?P<epoch>[A-Za-z0-9-]{1,64})\.json")
+_RECORD: Final = re.compile(r"(?P<owner>[0-9]{16})\.(?P<epoch>[A-Za-z0-9-]{1,64})\.(?P<kind>json|claim)")
 _TRANSACTION_FOLDER: Final = re.compile(rf"\d+/[a-z0-9_]+/epochs/[A-Za-z0-9-]+/{_TRANSACTION}")
 
 
@@ -59,10 +59,11 @@ class PreparedName(NamedTuple):
 
 
 class RecordName(NamedTuple):
-    """What the key of a record of progress says: ``epoch`` took the slot over under the number ``owner``."""
+    """What the key of a record of progress, or of a claim, says: ``epoch`` has the slot under the number ``owner``."""
 
     owner: int
     epoch: str
+    is_claim: bool = False
 
 
 @dataclass(frozen=True)
@@ -128,9 +129,16 @@ class Layout:
 
     def record_key(self, owner: int) -> str:
         """The record that this epoch writes, under the number that it took the slot over with."""
+        return f"{self._owned(owner)}.json"
+
+    def claim_key(self, owner: int) -> str:
+        """Says that this epoch takes the slot over under the number."""
+        return f"{self._owned(owner)}.claim"
+
+    def _owned(self, owner: int) -> str:
         if not 0 <= owner < 10**16:
             raise UsageError(f"a number of an owner has 16 digits, got {owner}")
-        return f"{self.progress_prefix}/{owner:016d}.{self.epoch}.json"
+        return f"{self.progress_prefix}/{owner:016d}.{self.epoch}"
 
     @property
     def server_key(self) -> str:
@@ -212,11 +220,11 @@ class Layout:
         return PreparedName(xid, lsn, match["epoch"], match["kind"] == "json")
 
     def parse_record_key(self, key: str) -> RecordName:
-        """Of any epoch. Raises UsageError on every other key."""
+        """Of a record or a claim, of any epoch. Raises UsageError on every other key."""
         match = _RECORD.fullmatch(_below(key, self.progress_prefix))
         if match is None:
             raise UsageError(f"not a record of slot {self.slot!r}: {key!r}")
-        return RecordName(int(match["owner"]), match["epoch"])
+        return RecordName(int(match["owner"]), match["epoch"], match["kind"] == "claim")
 
 
 def is_transaction_folder(folder: str) -> bool:

@@ -15,7 +15,7 @@ Records of an older xidstream are converted when they are loaded (``older_prepar
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Set
+from collections.abc import Callable, Set
 from typing import Any, Final
 
 from xidstream.pipeline.errors import SegmentCorrupt, UsageError
@@ -69,6 +69,8 @@ def load_prepared(
     layout: Layout,
     sent_again_after: Lsn | None = None,
     journal_keys: Set[str] | None = frozenset(),
+    *,
+    before_removing: Callable[[], None] = lambda: None,
 ) -> tuple[PreparedTransaction, ...]:
     """All of this slot, of whatever epoch, in the order of their prepares; of each its newest complete record.
 
@@ -77,7 +79,8 @@ def load_prepared(
     whose PREPARE the server sends again), and converts what an older xidstream wrote. ``sent_again_after`` is the
     position that the server has confirmed; without it, it is taken to have what is recorded, which may be further.
     ``journal_keys``: segments that are the journal's by now, where such a transaction was committed; they stay. None:
-    not all of them are known, and so nothing of finished transactions is deleted.
+    not all of them are known, and so nothing of finished transactions is deleted. ``before_removing`` is called when
+    all is read and listed; if it raises, nothing is deleted.
 
     A transaction of which no record is complete (each is damaged, or names an object that is missing or not this
     slot's) is there with ``damage`` alone: it stops nobody before its COMMIT PREPARED. What segments hold is verified
@@ -89,10 +92,12 @@ def load_prepared(
         sent_again_after = INVALID_LSN if progress is None else progress.confirmed_lsn
     stored = _stored(storage, layout)
     found = []
+    through: list[_Names] = []
+    useless: list[_Names] = []
     for transaction, names in stored.items():
         if transaction in finished:
             if journal_keys is not None:
-                _delete_with_segments(storage, layout, names, journal_keys)
+                through.append(names)
             continue
         manifests = [key for key, name in names.items() if name.is_manifest]
         try:
@@ -104,7 +109,12 @@ def load_prepared(
             else:
                 manifests = []
         if not manifests:
-            _delete_in_order(storage, names)
+            useless.append(names)
+    before_removing()
+    for names in through:
+        _delete_with_segments(storage, layout, names, journal_keys or frozenset())
+    for names in useless:
+        _delete_in_order(storage, names)
     return tuple(sorted(found, key=lambda p: int(p.prepare_end_lsn)))
 
 

@@ -17,17 +17,28 @@ is no part of the journal.
 
 It lists the tables that are or were parked (``pipeline.parked``), with what was left out of them up to this position.
 
-It says whose the slot is: whoever holds the slot takes the record over under the next ``owner`` number and its own
-epoch, before it cleans or delivers anything. A run that finds another's record of its own number or a higher one was
-taken over from (a lost link, a stopped process), and is refused (Superseded).
+It says whose the slot is. A run that has got the slot takes it over in three steps:
 
-Each owner has an object of its own, with its number and epoch in the key, and the greatest number is the slot's record.
-The check and the write are two operations, because ``pyarrow.fs`` has no conditional write. So a run that was stopped
-between the two may still write, long after another one has the slot. It writes its own object, whose number is lower.
-What that says was never confirmed: that run's link to the server had ended. Rejected: one object for all owners
-(``progress.json``, up to version 5). There a late record replaced the rightful one, and named files of the journal that
-the rightful run had delivered or removed: the next run took that for a loss, with status 4. Two runs may take the same
-number, if one was stopped in the middle of it. Then only one of them has gone on from there, and its record is further.
+1. It *claims* the slot (``claim_slot``): it writes an object without content, under the next ``owner`` number. It
+   yields if another run has that number or a higher one.
+2. It reads the record of the last owner.
+3. It writes its own record under its number (``take_over_progress``), and looks whether it has the slot still. Only
+   then it removes anything.
+
+An owner that records looks *behind* its write whether there is a higher number. If so, it yields (Superseded): it tells
+the server nothing, and removes nothing. One of the two sees the other. Either the owner has written before the claim is
+there: then the claimant reads that. Or the owner finds the claim. So all that the server was told is in what the
+claimant reads, and all that this names is there. Rejected: a claimant that reads first. The owner, alive with a lost
+link, delivered and removed files of the journal behind that, and the claimant ended with status 4.
+
+A run may be stopped for long between any two of these steps: ``pyarrow.fs`` has no conditional write. So each owner has
+an object of its own, with its number and epoch in the key, and the greatest number is the slot's record. A late record
+has a lower number, and counts for nobody. Rejected: one object for all owners (``progress.json``, up to version 5).
+There a late record replaced the rightful one, and named files of the journal that the rightful run had delivered or
+removed: the next run took that for a loss, with status 4.
+
+All of this needs a listing that shows what was written before it. Folders, S3, GCS and Azure have such listings. A
+claim is empty, because a full disk still has room for a name.
 
 ``progress.json`` stays, and says only that the records are elsewhere, so that an older xidstream refuses.
 """
@@ -35,7 +46,7 @@ number, if one was stopped in the middle of it. Then only one of them has gone o
 from __future__ import annotations
 
 import datetime
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -98,15 +109,21 @@ def read_progress(storage: Storage, layout: Layout) -> ProgressRecord | None:
 
 
 def _newest(storage: Storage, layout: Layout) -> list[RecordName]:
-    """Of the record with the greatest number; of two where two runs took the same one."""
-    names = []
-    for key in storage.list_keys(layout.progress_prefix):
-        try:
-            names.append(layout.parse_record_key(key))
-        except UsageError:
-            continue  # a copy that a person keeps there
+    """Of the record with the greatest number; of two where two runs of an older xidstream took the same one."""
+    names = [name for name in _names(storage, layout).values() if not name.is_claim]
     greatest = max((name.owner for name in names), default=0)
     return [name for name in names if name.owner == greatest]
+
+
+def _names(storage: Storage, layout: Layout) -> dict[str, RecordName]:
+    """Of all records and claims, by their keys."""
+    names = {}
+    for key in storage.list_keys(layout.progress_prefix):
+        try:
+            names[key] = layout.parse_record_key(key)
+        except UsageError:
+            continue  # a copy that a person keeps there
+    return names
 
 
 def _key(layout: Layout, name: RecordName) -> str:
@@ -156,22 +173,50 @@ def _cover(content: dict[str, Any] | None) -> PrepareCover | None:
     return PrepareCover(Lsn.parse(content["since_lsn"]), frozenset(map(Xid, content["earlier"])))
 
 
+def last_owner(storage: Storage, layout: Layout) -> int:
+    """The greatest number that a run has or claims; 0 if there is none. Raises StorageFault."""
+    return max((name.owner for name in _names(storage, layout).values()), default=0)
+
+
+def claim_slot(storage: Storage, layout: Layout, *, above: int = 0, seen: int | None = None) -> int:
+    """Take the slot for ``layout.epoch``. Returns its number, which is higher than all others, and than ``above``.
+
+    For the holder of the slot. ``seen``: the greatest number (``last_owner``) at a moment when the caller had the slot
+    for certain. Raises Superseded where there is a higher one, or another run claims the slot at the same time; then
+    nothing is changed. Raises StorageFault.
+    """
+    names = _names(storage, layout)
+    if seen is not None:
+        _yield_to((name for name in names.values() if name.owner > seen), layout)
+    owner = max([above, *(name.owner for name in names.values())]) + 1
+    key = layout.claim_key(owner)
+    storage.write_bytes(key, b"")
+    try:
+        _yield_to((name for name in _names(storage, layout).values() if name.owner >= owner), layout)
+    except Superseded:
+        # Nothing was read for it, so it means nothing to anybody.
+        storage.delete([key])
+        raise
+    # Runs that cannot write their record, on a full disk, leave one each.
+    storage.delete([key for key, name in names.items() if name.is_claim])
+    return owner
+
+
 def take_over_progress(
     storage: Storage,
     layout: Layout,
     before: ProgressRecord | None,
     confirmed_lsn: Lsn,
     *,
-    above: int = 0,
+    owner: int,
     cover: PrepareCover | None = None,
     resume: AbstractSet[int] = frozenset(),
 ) -> ProgressRecord:
-    """Make the record ``layout.epoch``'s, under an owner number higher than that of ``before`` and than ``above``.
-    ``resume``: relids of parked tables that are delivered again from here on.
+    """Make the record ``layout.epoch``'s, under the number that it has from ``claim_slot``. ``before`` was read behind
+    that claim. ``resume``: relids of parked tables that are delivered again from here on.
 
-    For the holder of the slot. Earlier owners' records are removed. Raises StorageFault.
+    Earlier owners' records and claims are removed. Raises Superseded, with nothing removed, and StorageFault.
     """
-    owner = max(above, 0 if before is None else before.owner) + 1
     finished = () if before is None else before.finished
     journal = () if before is None else before.journal
     delivered_lsn = before.delivered_lsn if before is not None and journal else confirmed_lsn
@@ -181,19 +226,35 @@ def take_over_progress(
     )
     written = _write(storage, layout, record)
     _refer(storage, layout)
-    earlier = [key for key in storage.list_keys(layout.progress_prefix) if _is_earlier(layout, key, owner)]
-    storage.delete(earlier)
-    storage.delete_unfinished(layout.progress_prefix)
+    unfinished = storage.list_unfinished(layout.progress_prefix)
+    names = _names(storage, layout)
+    _check_owner(names, layout, owner)
+    # What ends with our own number: another's claim of it is its to take back.
+    earlier = [key for key, name in names.items() if name.owner < owner or key == layout.claim_key(owner)]
+    storage.delete([*earlier, *unfinished])
     return written
 
 
 def check_owner(storage: Storage, layout: Layout, owner: int) -> None:
-    """Raise Superseded if another run took the slot over from ``layout.epoch``, which has the number ``owner``."""
-    for name in _newest(storage, layout):
-        if name.epoch != layout.epoch and name.owner >= owner:
+    """Raise Superseded if another run took the slot over from ``layout.epoch``, which has the number ``owner``.
+
+    Whoever removes something makes the list of it before this look: what another run has written was written behind its
+    claim, so it is not in the list, or this look finds the claim.
+    """
+    _check_owner(_names(storage, layout), layout, owner)
+
+
+def _check_owner(names: Mapping[str, RecordName], layout: Layout, owner: int) -> None:
+    # A claim of our own number came too late: it will find ours, and yield.
+    _yield_to((n for n in names.values() if n.owner > owner or (n.owner == owner and not n.is_claim)), layout)
+
+
+def _yield_to(later: Iterable[RecordName], layout: Layout) -> None:
+    for name in later:
+        if name.epoch != layout.epoch:
             raise Superseded(
-                f"another run has taken over slot {layout.slot}: what is recorded is epoch {name.epoch}'s, this is "
-                f"epoch {layout.epoch}"
+                f"another run has taken over slot {layout.slot}: it is epoch {name.epoch}'s, this is epoch "
+                f"{layout.epoch}"
             )
 
 
@@ -216,12 +277,15 @@ def write_progress(
     ``cover``: given once, where the record has none; it is kept from then on. ``delivered_lsn``: by default the sink
     holds all that is confirmed; else ``journal`` has the rest.
 
-    Raises, changing nothing: Superseded where the record is a later run's, UsageError where our own would go back;
+    Raises Superseded where the slot is a later run's: what was written then counts for nobody, so it must not be
+    confirmed, and nothing be removed for it. Raises, changing nothing, UsageError where our own record would go back;
     SegmentCorrupt, StorageFault.
     """
-    check_owner(storage, layout, owner)
-    # There is nothing newer than our own, and it needs no second listing.
-    before = _read(storage, layout.record_key(owner)) or read_progress(storage, layout)
+    before = _read(storage, layout.record_key(owner))
+    if before is None:
+        # It is the first one, or was removed by whoever has the slot now.
+        check_owner(storage, layout, owner)
+        before = read_progress(storage, layout)
     is_ours = before is not None and before.epoch == layout.epoch
     if before is not None and is_ours and confirmed_lsn < before.confirmed_lsn:
         raise UsageError(
@@ -249,6 +313,7 @@ def write_progress(
     written = _write(storage, layout, record)
     if before is None:
         _refer(storage, layout)
+    check_owner(storage, layout, owner)
     return written
 
 
@@ -278,13 +343,6 @@ def _refer(storage: Storage, layout: Layout) -> None:
     present = storage.read_buffer(layout.progress_key)
     if present is None or bytes(present) != reference:
         storage.write_bytes(layout.progress_key, reference)
-
-
-def _is_earlier(layout: Layout, key: str, owner: int) -> bool:
-    try:
-        return layout.parse_record_key(key).owner < owner
-    except UsageError:
-        return False
 
 
 def _now() -> datetime.datetime:

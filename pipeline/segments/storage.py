@@ -22,6 +22,7 @@ The URI may hold credentials (``s3://KEY:SECRET@bucket``). It is in no message a
 from __future__ import annotations
 
 import ctypes
+import errno
 import functools
 import os
 import re
@@ -64,6 +65,8 @@ class Storage:
 
     def __init__(self, root_uri: str) -> None:
         self._uri = self_contained(root_uri, os.environ)
+        self._unflushed: list[Path] | None = None
+        """The folders above the root that the first object makes, and the one above them; None: not looked at yet."""
 
     @property
     def uri(self) -> str:
@@ -83,6 +86,7 @@ class Storage:
         path = self._path(key)
         with _failing("write", key):
             if self._is_local:
+                self._note_unflushed()
                 with _local_writer(Path(path), durable=True) as file:
                     file.write(data)
                 self._sync_folders([key])
@@ -100,6 +104,7 @@ class Storage:
         path = self._path(key)
         with _failing("write", key):
             if self._is_local:
+                self._note_unflushed()
                 with _local_writer(Path(path), durable=False) as file:
                     yield file.write
                 return
@@ -230,19 +235,40 @@ class Storage:
             except FileNotFoundError:
                 pass  # it is gone already
 
-    def delete_unfinished(self, prefix: str) -> int:
-        """Remove what killed writers left half-written directly below a folder; returns how many. No listing shows it.
+    def delete_empty_folder(self, prefix: str) -> None:
+        """Remove a folder below which there is no object, with what killed writers left half-written in it.
 
-        A writer that is late and not gone fails when it ends. In an object store there is nothing of the kind.
+        One that has an object stays, and so does the object. In an object store only markers of folders go.
+        """
+        path = self._path(prefix)
+        with _failing("delete", prefix):
+            if not self._is_local:
+                if not self.list_keys(prefix):
+                    self.delete_folder(prefix)
+                return
+            for folder, _, names in os.walk(path, topdown=False):
+                for name in names:
+                    if _TEMPORARY.fullmatch(name):
+                        Path(folder, name).unlink(missing_ok=True)
+                try:
+                    os.rmdir(folder)
+                except FileNotFoundError:
+                    pass  # it is gone already
+                except OSError as error:
+                    if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                        raise
+
+    def list_unfinished(self, prefix: str) -> list[str]:
+        """What killed writers left half-written directly below a folder, for ``delete``. No other listing shows it.
+
+        If it is deleted, a writer that is late and not gone fails when it ends. In an object store there is nothing of
+        the kind.
         """
         if not self._is_local:
-            return 0
-        with _failing("delete", prefix):
-            folder = Path(self._path(prefix))
-            found = [path for path in folder.glob(".*.tmp") if _TEMPORARY.fullmatch(path.name)]
-            for path in found:
-                path.unlink(missing_ok=True)
-        return len(found)
+            return []
+        with _failing("list", prefix):
+            found = sorted(path.name for path in Path(self._path(prefix)).glob(".*.tmp"))
+        return [f"{prefix}/{name}" for name in found if _TEMPORARY.fullmatch(name)]
 
     # -- inside ----------------------------------------------------------------------------------------
 
@@ -289,16 +315,34 @@ class Storage:
         )
 
     def _sync_folders(self, keys: Iterable[str]) -> None:
-        """Flush the entries of the folders, from the objects' own folders up to the root."""
+        """Flush the entries of the folders, from the objects' own up to the root, and of those above that we made."""
         root = Path(self._resolved[1])
         parents = {parent for key in keys for parent in Path(self._path(key)).parents}
         for folder in parents:
             if folder == root or root in folder.parents:
                 _fsync(folder)
-        try:
-            _fsync(root.parent)
-        except PermissionError:
-            pass  # we may not open it, so we cannot flush the root's entry in it
+        for folder in {root.parent, *(self._unflushed or ())}:
+            try:
+                _fsync(folder)
+            except PermissionError:
+                pass  # we may not open it, so we cannot flush the entry in it
+        self._unflushed = []
+
+    def _note_unflushed(self) -> None:
+        """Before the first object is made: its folders, and the root's, may be made with it."""
+        if self._unflushed is not None:
+            return
+        self._unflushed = []
+        for folder in Path(self._resolved[1], "root").parents:
+            self._unflushed.append(folder)
+            if folder.exists():
+                break
+
+
+def is_out_of_space(fault: StorageFault) -> bool:
+    """Whether a disk or a quota is full. An object store does not tell."""
+    cause = fault.__cause__
+    return isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def self_contained(root_uri: str, environ: Mapping[str, str]) -> str:

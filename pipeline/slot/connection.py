@@ -153,6 +153,10 @@ class ReplicationConnection:
         """The value of a setting in this session. Raises PreconditionMissing if there is no such setting."""
         return self._ask(f"SHOW {setting}")[0]
 
+    def server_pid(self) -> int:
+        """The process of this session on the server, as ``pg_replication_slots.active_pid`` has it."""
+        return int(self._ask("SELECT pg_backend_pid()")[0])
+
     def execute(self, command: str, doing: str) -> None:
         """A command that returns nothing."""
         result = self._query(command)

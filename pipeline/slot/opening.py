@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from xidstream.pipeline.config import Config
-from xidstream.pipeline.errors import PreconditionMissing, SlotLost
+from xidstream.pipeline.errors import ConnectionLost, PreconditionMissing, SlotLost
 from xidstream.pipeline.exchange import Opened, PrepareCover, SlotIdentity
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
 from xidstream.pipeline.pg_rules import Streaming
@@ -56,16 +56,26 @@ class OpenSlot:
     """Where each timeline before ``timeline`` ended on the way to it."""
     no_prepare_sent: bool
     """Whether the slot has never sent a PREPARE to anybody: it is new, or had no two-phase until now."""
+    pid: int
+    """Of the connection's process on the server. A pooler may have told libpq another one."""
 
     def start(self, start_lsn: Lsn = INVALID_LSN) -> None:
         """START_REPLICATION from the confirmed position, or from ``start_lsn`` if that is further. Raises SlotInUse,
         SlotLost, PreconditionMissing."""
         self.connection.start_replication(self.identity.slot, start_lsn, self.options)
 
-    def opened(self, start_lsn: Lsn = INVALID_LSN) -> Opened:
-        """To be asked after ``start``, with the same: until then another reader may have moved the slot."""
+    def opened(self, start_lsn: Lsn = INVALID_LSN, last_owner: int | None = None) -> Opened:
+        """To be asked after ``start``, with the same: until then another reader may have moved the slot.
+
+        ``last_owner`` was read from the storage between the two. Raises ConnectionLost where the server has taken the
+        slot from this connection meanwhile: another reader may have it, and be that owner.
+        """
         dsn = self.connection.same_server
         state = describe_slot(dsn, self.identity.slot)
+        if state.active_pid != self.pid:
+            raise ConnectionLost(
+                f'the server has ended the connection that read slot "{self.identity.slot}", before anything was read'
+            )
         confirmed_flush_lsn = state.confirmed_flush or self.confirmed_flush_lsn
         never_sent = self.no_prepare_sent and confirmed_flush_lsn == self.confirmed_flush_lsn
         return Opened(
@@ -81,6 +91,7 @@ class OpenSlot:
             history=self.history,
             server=self.connection.server_options,
             start_lsn=start_lsn,
+            last_owner=last_owner,
         )
 
 
@@ -179,6 +190,7 @@ def _connected(
         timeline=system.timeline,
         history=connection.switch_points(system.timeline),
         no_prepare_sent=no_prepare_sent,
+        pid=connection.server_pid(),
     )
 
 

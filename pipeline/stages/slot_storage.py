@@ -3,8 +3,20 @@
 Plain blocking calls, which the sequencer's asyncio shell runs in threads. The order of writing is the guarantee:
 a position is recorded before it is confirmed; a finished prepared transaction is listed in that same record before it
 is deleted; a file of the journal is durable before the record names it, and deleted when the record does not name it
-any more. And the record is taken over before anything of an earlier epoch is read or cleaned: from then on
-that one records nothing more (``pipeline.segments.progress``).
+any more. And the slot is claimed before the record of an earlier epoch is read: from then on that one's records count
+for nobody (``pipeline.segments.progress``).
+
+A run may stand still at any place (a stopped process, a moved machine, a hanging disk), and lose the slot meanwhile. So
+whatever removes something has three steps: list what there is, look whether the slot is still ours, remove by name what
+was listed. The rightful run writes behind its claim. So either the list does not have what it writes, or the look finds
+the claim. And it needs nothing of what was listed for removal: neither the record that it read names it, nor a
+manifest.
+
+As a rule our own record comes before any removal. The former owner may have a last record on its way, which names files
+that the one we read does not name. If those are removed, and this run dies before its own record is there, the next
+run misses them. But a full disk has room for a claim, and none for a record. Then what dead epochs have left is removed
+under the former record, and ours is written after that. Rejected: a reserve of some bytes that is given up for the
+record. Others on the same disk may take it first.
 """
 
 from __future__ import annotations
@@ -17,7 +29,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from xidstream.pipeline.buffer.sealed import transaction_row, undeliverable
-from xidstream.pipeline.errors import ComponentLost, SegmentCorrupt, StorageFault, Superseded
+from xidstream.pipeline.errors import ComponentLost, SegmentCorrupt, StorageFault
 from xidstream.pipeline.exchange import (
     ArrowRef,
     JournalFile,
@@ -38,10 +50,12 @@ from xidstream.pipeline.segments import (
     Storage,
     StoredRows,
     check_owner,
+    claim_slot,
     clean_dead_epochs,
     delete_prepared,
     flush_segments,
     forget_resumes,
+    is_out_of_space,
     joined,
     load_journal_units,
     load_prepared,
@@ -94,33 +108,20 @@ class SlotStorage:
         Raises Superseded, with nothing removed, where another run took the slot over meanwhile.
         """
         resume = read_resumes(self._storage, self._layout) if resumes else frozenset()
-        record = self._take_over_record(resume)
-        self._owner = record.owner
-        self._check_taken_over(record)
-        # What was asked for is in the record now.
-        forget_resumes(self._storage, self._layout, resume)
-        journal = tuple(self._journal_files(record))
-        read = [file for file in journal if isinstance(file, JournalFile)]
-        journal_keys = {key for file in read for key in file.stored_keys}
-        # A damaged file may be restored, and what it names may be anything.
-        is_whole = len(read) == len(journal)
-        # What is read may take long, and what is removed may be another run's by then.
-        self._check_taken_over(record)
-        prepared = tuple(
-            load_prepared(
-                self._storage,
-                self._layout,
-                self._opened.confirmed_flush_lsn,
-                journal_keys if is_whole else None,
-            )
-        )
-        if is_whole:
-            kept = journal_keys.union(*(p.stored_keys() for p in prepared))
-            damaged = {p.xid for p in prepared if p.damage is not None}
-            self._check_taken_over(record)
-            clean_dead_epochs(self._storage, self._layout, kept, damaged)
-        self._check_taken_over(record)
-        self._clean_journal(record)
+        # What cannot be taken over is refused with nothing written.
+        self._recorded(self._check_unclaimed)
+        self._owner = claim_slot(self._storage, self._layout, seen=self._opened.last_owner)
+        try:
+            # The former owner may have recorded until now.
+            before = self._recorded(self._check_owner)
+            record = self._take_record(before, resume)
+            # What was asked for is in the record now.
+            forget_resumes(self._storage, self._layout, resume)
+            journal, prepared = self._tidy(record)
+        except StorageFault:
+            # Whoever has taken the slot over has removed what this run was reading.
+            self._check_owner()
+            raise
         return TakenOver(
             record.confirmed_lsn,
             record.delivered_lsn,
@@ -129,14 +130,46 @@ class SlotStorage:
             record.parked,
         )
 
-    def _check_taken_over(self, record: ProgressRecord) -> None:
-        """A run that was stopped for long between its look at the record and its own one has no say any more. It takes
-        that back, so that the rightful run does not yield to it."""
+    def _take_record(self, before: ProgressRecord | None, resume: Set[int]) -> ProgressRecord:
         try:
-            check_owner(self._storage, self._layout, self._owner)
-        except Superseded:
-            self._storage.delete([record.key])
-            raise
+            return self._written(before, self._owner, resume)
+        except StorageFault as fault:
+            if before is None or not is_out_of_space(fault):
+                raise
+        self._tidy(before)
+        return self._written(before, self._owner, resume)
+
+    def _tidy(
+        self, record: ProgressRecord
+    ) -> tuple[tuple[JournalFile | DamagedFile, ...], tuple[PreparedTransaction, ...]]:
+        """Remove what neither ``record`` nor a manifest names. Returns the journal and what is prepared."""
+        journal = tuple(self._journal_files(record))
+        read = [file for file in journal if isinstance(file, JournalFile)]
+        journal_keys = {key for file in read for key in file.stored_keys}
+        # A damaged file may be restored, and what it names may be anything.
+        is_whole = len(read) == len(journal)
+        prepared = load_prepared(
+            self._storage,
+            self._layout,
+            # The journal has what lies between the two, and the server does not send it again.
+            max(self._opened.confirmed_flush_lsn, self._opened.start_lsn),
+            journal_keys if is_whole else None,
+            before_removing=self._check_owner,
+        )
+        if is_whole:
+            kept = journal_keys.union(*(p.stored_keys() for p in prepared))
+            damaged = {p.xid for p in prepared if p.damage is not None}
+            clean_dead_epochs(self._storage, self._layout, kept, damaged, before_removing=self._check_owner)
+        self._clean_journal(record)
+        return journal, prepared
+
+    def _check_unclaimed(self) -> None:
+        seen = self._opened.last_owner
+        if seen is not None:
+            check_owner(self._storage, self._layout, seen + 1)
+
+    def _check_owner(self) -> None:
+        check_owner(self._storage, self._layout, self._owner)
 
     def _journal_files(self, record: ProgressRecord) -> Iterator[JournalFile | DamagedFile]:
         names = [
@@ -166,8 +199,9 @@ class SlotStorage:
             for number in range(span.first, span.last + 1)
         }
         stored = self._storage.list_keys(self._layout.journal_prefix)
-        self._storage.delete([key for key in stored if key not in named])
-        self._storage.delete_unfinished(self._layout.journal_prefix)
+        unfinished = self._storage.list_unfinished(self._layout.journal_prefix)
+        self._check_owner()
+        self._storage.delete([*(key for key in stored if key not in named), *unfinished])
 
     def _layout_of(self, epoch: str) -> Layout:
         return dataclasses.replace(self._layout, epoch=epoch)
@@ -234,7 +268,7 @@ class SlotStorage:
         try:
             return load_journal_units(self._storage, self._layout, file, put, self._opened.given_up)
         except SegmentCorrupt as error:
-            check_owner(self._storage, self._layout, self._owner)
+            self._check_owner()
             raise lost_journal(file.number, file.first_commit_lsn, file.end_lsn, error) from error
 
     def remove_journal(self, files: Sequence[JournalFile]) -> None:
@@ -247,11 +281,13 @@ class SlotStorage:
         sink may be older than the storage. Where that is this epoch's own, by an earlier batch loop, it stays: the
         sink holds more by now than the server had when the slot was opened."""
         with self._recording:
-            check_owner(self._storage, self._layout, self._owner)
-            record = read_progress(self._storage, self._layout)
+            self._check_owner()
             is_ours = self._is_told and last_owner == self._owner
-            if record is not None and self._owner <= last_owner and not is_ours:
-                self._owner = self._taken_over(record, record.confirmed_lsn, above=last_owner).owner
+            if self._owner <= last_owner and not is_ours:
+                owner = claim_slot(self._storage, self._layout, above=last_owner, seen=self._owner)
+                record = read_progress(self._storage, self._layout)
+                if record is not None:
+                    self._owner = self._written(record, owner).owner
             self._is_told = True
         opened = self._opened
         return Tenure(
@@ -271,6 +307,8 @@ class SlotStorage:
 
         The sink holds it up to ``delivered_lsn``, and ``journal`` has the rest, which needs ``journal_keys``. By
         default the sink holds all of it. Rows of ``parked`` tables are nowhere.
+
+        Raises Superseded, with nothing removed. What was written then counts for nobody, and must not be confirmed.
         """
         with self._recording:
             write_progress(
@@ -292,7 +330,10 @@ class SlotStorage:
         note_left_out(self._storage, self._layout, pairs)
 
     def replace(self, replaced: PreparedTransaction, record: PreparedTransaction) -> None:
-        """Remove what is left of a prepared transaction whose PREPARE the server has sent again, as ``record``."""
+        """Remove what is left of a prepared transaction whose PREPARE the server has sent again, as ``record``.
+
+        Raises Superseded: whoever has the slot now may have found ``record`` incomplete, and need the earlier one."""
+        self._check_owner()
         if replaced.prepare_end_lsn != record.prepare_end_lsn:
             self.forget(replaced)
         else:
@@ -349,7 +390,7 @@ class SlotStorage:
             verify_prepared(self._storage, prepared)
         except SegmentCorrupt as error:
             # Whoever has taken the slot over has cleaned up behind this run.
-            check_owner(self._storage, self._layout, self._owner)
+            self._check_owner()
             epochs = {self._layout.parse_segment_key(key).epoch for key in prepared.stored_keys()}
             if self._layout.epoch in epochs:
                 # The PREPARE may not be confirmed yet. If it is, the next epoch has this record as an earlier one's.
@@ -357,11 +398,14 @@ class SlotStorage:
             return error.message
         return None
 
-    def _take_over_record(self, resume: Set[int]) -> ProgressRecord:
+    def _recorded(self, check: Callable[[], None]) -> ProgressRecord | None:
+        """The record, if it can be taken over. ``check`` says whether it is another run's by now: its position says
+        nothing against the server then."""
         slot, confirmed_lsn = self._opened.identity.slot, self._opened.confirmed_flush_lsn
         record = read_progress(self._storage, self._layout)
+        check()
         if record is None:
-            return self._taken_over(None, confirmed_lsn)
+            return None
         check_positions(slot, record.confirmed_lsn, confirmed_lsn, self._opened.target_lsn)
         if record.journal and record.confirmed_lsn > max(confirmed_lsn, self._opened.start_lsn):
             # What the journal has would come again, behind what is newer.
@@ -369,19 +413,21 @@ class SlotStorage:
                 f"an earlier run recorded {record.confirmed_lsn} after this one had asked the server for what follows "
                 f"{max(confirmed_lsn, self._opened.start_lsn)}"
             )
-        return self._taken_over(record, record.confirmed_lsn, resume=resume)
+        return record
 
-    def _taken_over(
-        self,
-        before: ProgressRecord | None,
-        confirmed_lsn: Lsn,
-        above: int = 0,
-        resume: Set[int] = frozenset(),
+    def _written(
+        self, before: ProgressRecord | None, owner: int, resume: Set[int] = frozenset()
     ) -> ProgressRecord:
+        """Our record, made of ``before``, under the number that was claimed."""
         known = None if before is None else before.cover
-        cover = self._opened.cover if known is None else known
         return take_over_progress(
-            self._storage, self._layout, before, confirmed_lsn, above=above, cover=cover, resume=resume
+            self._storage,
+            self._layout,
+            before,
+            self._opened.confirmed_flush_lsn if before is None else before.confirmed_lsn,
+            owner=owner,
+            cover=self._opened.cover if known is None else known,
+            resume=resume,
         )
 
 

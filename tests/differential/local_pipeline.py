@@ -40,6 +40,7 @@ from xidstream.pipeline.segments import (
     Storage,
     given_up,
     journaled_lsn,
+    last_owner,
 )
 from xidstream.pipeline.slot.opening import OpenSlot, connect_slot
 from xidstream.pipeline.slot.settings import SlotSettings, Streaming
@@ -219,8 +220,9 @@ class LocalPipeline:
             self._block_bytes = options.block_bytes
             self._loop = self._connection.copy_loop()
             self.confirmed_lsn = self.slot.confirmed_flush_lsn
-            opened = self.slot.opened(start_lsn)
-            self.layout = Layout(opened.identity.system_identifier, opened.identity.slot, epoch)
+            identity = self.slot.identity
+            self.layout = Layout(identity.system_identifier, identity.slot, epoch)
+            opened = self.slot.opened(start_lsn, last_owner(self.storage, self.layout))
             self._journal = JournalContents(self.storage, self.layout)
             skipped = given_up(self.storage, self.layout, self.slot.confirmed_flush_lsn)
             self.stages = LocalStages(

@@ -12,7 +12,7 @@ from xidstream.actors.driver.batch_loop import BatchLoop, LoopProgress
 from xidstream.pipeline.errors import Superseded
 from xidstream.pipeline.exchange import Tenure
 from xidstream.pipeline.pg import Lsn
-from xidstream.pipeline.segments import Layout, Storage, read_progress, take_over_progress
+from xidstream.pipeline.segments import Layout, Storage, claim_slot, read_progress, take_over_progress
 from xidstream.pipeline.spark.foreach import ForeachSink
 
 
@@ -39,7 +39,8 @@ def test_a_loop_that_was_taken_over_from_gives_no_further_batch_to_the_function(
 
 def take_over(storage: Storage, epoch: str) -> Tenure:
     layout = Layout(IDENTITY.system_identifier, IDENTITY.slot, epoch)
-    record = take_over_progress(storage, layout, read_progress(storage, layout), Lsn(0x10))
+    owner = claim_slot(storage, layout)
+    record = take_over_progress(storage, layout, read_progress(storage, layout), Lsn(0x10), owner=owner)
     return Tenure(record.owner, epoch, 1, {}, Lsn(0x1000))
 
 

@@ -27,6 +27,7 @@ def test_keys_are_those_of_the_contract() -> None:
     assert LAYOUT.journal_key(12) == "7423/orders/journal/0000000000000012.e-1.journal"
     assert LAYOUT.progress_key == "7423/orders/progress.json"
     assert LAYOUT.record_key(12) == "7423/orders/progress/0000000000000012.e-1.json"
+    assert LAYOUT.claim_key(12) == "7423/orders/progress/0000000000000012.e-1.claim"
 
 
 @given(
@@ -42,7 +43,8 @@ def test_every_key_is_read_back(xid: Xid, lsn: Lsn, number: int, epoch: str) -> 
     assert is_transaction_folder(key.rpartition("/")[0])
     assert layout.parse_prepared_key(layout.prepared_key(xid, lsn)) == (xid, lsn, epoch, True)
     assert layout.parse_prepared_key(layout.prepared_messages_key(xid, lsn)) == (xid, lsn, epoch, False)
-    assert layout.parse_record_key(layout.record_key(number)) == (number, epoch)
+    assert layout.parse_record_key(layout.record_key(number)) == (number, epoch, False)
+    assert layout.parse_record_key(layout.claim_key(number)) == (number, epoch, True)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,9 @@ from xidstream.pipeline.segments import (
     Layout,
     Storage,
     check_owner,
+    claim_slot,
+    holds_slot,
+    last_owner,
     read_progress,
     take_over_progress,
     write_progress,
@@ -72,9 +75,9 @@ def test_the_record_is_that_of_the_last_owner_and_earlier_ones_go_when_it_is_tak
     storage, layout
 ) -> None:
     first, second = (Layout(layout.system_identifier, layout.slot, epoch) for epoch in ("first", "second"))
-    taken = take_over_progress(storage, first, None, Lsn(0x10))
+    taken = take_over_progress(storage, first, None, Lsn(0x10), owner=claim_slot(storage, first))
     assert read_progress(storage, second) == taken and taken.owner == 1
-    taken = take_over_progress(storage, second, taken, Lsn(0x10))
+    taken = take_over_progress(storage, second, taken, Lsn(0x10), owner=claim_slot(storage, second))
     assert storage.list_keys(layout.progress_prefix) == [second.record_key(2)]
     # The first one had looked whose the slot is before that, and writes now.
     storage.write_bytes(first.record_key(1), sealed(VERSION, confirmed_lsn="0/40", epoch="first", owner=1))
@@ -82,19 +85,36 @@ def test_the_record_is_that_of_the_last_owner_and_earlier_ones_go_when_it_is_tak
 
 
 def test_of_two_that_took_the_same_number_the_one_that_went_on_from_there_counts(storage, layout) -> None:
-    """The other one was stopped in the middle of it, and had lost the slot when it wrote."""
-    runs = [Layout(layout.system_identifier, layout.slot, epoch) for epoch in ("a", "b")]
-    for late, rightful in (runs, reversed(runs)):
-        before = read_progress(storage, layout)
-        owner = take_over_progress(storage, rightful, before, Lsn(0x10)).owner
-        write_progress(storage, rightful, Lsn(0x10 + owner), owner=owner)
-        take_over_progress(storage, late, before, Lsn(0x10))
-        assert len(storage.list_keys(layout.progress_prefix)) == 2
+    """Two of an older xidstream, which claimed nothing. One was stopped in the middle of it, and had lost the slot when
+    it wrote."""
+    for late, rightful in (("a", "b"), ("b", "a")):
+        for epoch, lsn in ((rightful, "0/30"), (late, "0/20")):
+            key = Layout(layout.system_identifier, layout.slot, epoch).record_key(7)
+            storage.write_bytes(key, sealed(VERSION, confirmed_lsn=lsn, epoch=epoch, owner=7))
         record = read_progress(storage, layout)
-        assert (record.epoch, record.confirmed_lsn) == (rightful.epoch, 0x10 + owner)
-        assert record.key == rightful.record_key(owner)
+        assert (record.epoch, record.confirmed_lsn) == (rightful, 0x30)
         with pytest.raises(Superseded):
-            check_owner(storage, late, owner)
+            check_owner(storage, Layout(layout.system_identifier, layout.slot, late), 7)
+
+
+def test_a_claim_is_a_higher_number_than_all_and_no_record(storage, layout) -> None:
+    first, second, third = (
+        Layout(layout.system_identifier, layout.slot, e) for e in ("first", "second", "third")
+    )
+    owner = claim_slot(storage, first)
+    assert read_progress(storage, layout) is None and not holds_slot(storage, layout)
+    taken = take_over_progress(storage, first, None, Lsn(0x10), owner=owner)
+    assert (last_owner(storage, layout), storage.list_keys(layout.progress_prefix)) == (1, [taken.key])
+    assert claim_slot(storage, second, seen=1) == 2
+    assert read_progress(storage, layout) == taken, "its holder has recorded nothing"
+    with pytest.raises(Superseded, match="second"):
+        write_progress(storage, first, Lsn(0x20), owner=1)
+    assert read_progress(storage, layout).confirmed_lsn == 0x20, "second reads it before it records"
+    with pytest.raises(Superseded, match="second"):
+        claim_slot(storage, third, seen=1)
+    assert storage.list_keys(layout.progress_prefix) == [taken.key, second.claim_key(2)]
+    assert claim_slot(storage, third, seen=2, above=41) == 42
+    assert storage.list_keys(layout.progress_prefix) == [taken.key, third.claim_key(42)]
 
 
 def test_an_older_xidstream_is_told_that_the_record_is_elsewhere_and_does_not_trust_the_slot(
@@ -103,10 +123,11 @@ def test_an_older_xidstream_is_told_that_the_record_is_elsewhere_and_does_not_tr
     for before in (None, sealed(5)):
         if before is not None:
             storage.write_bytes(layout.progress_key, before)
-        take_over_progress(storage, layout, read_progress(storage, layout), Lsn(0x20))
+        owner = claim_slot(storage, layout)
+        take_over_progress(storage, layout, read_progress(storage, layout), Lsn(0x20), owner=owner)
         with pytest.raises(Unsupported):
             unseal(storage.read_bytes(layout.progress_key), FORMAT, 5, "key", remedy="", oldest=1)
-        storage.delete([layout.record_key(1)])
+        storage.delete([layout.record_key(owner)])
 
 
 def sealed(version: int, **more: object) -> bytes:

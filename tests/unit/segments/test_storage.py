@@ -144,6 +144,21 @@ def test_a_flush_reaches_the_object_and_every_folder_up_to_the_root(
     assert flushed == {str(tmp_path / p) for p in ("", "local", "local/1", "local/1/s", "local/1/s/a")}
 
 
+def test_the_first_flush_reaches_every_folder_that_was_made_above_the_root(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The root's own entry was flushed, and a crash of the machine took the folder above it away."""
+    flushed = set()
+    monkeypatch.setattr(os, "fsync", lambda fd: flushed.add(os.readlink(f"/proc/self/fd/{fd}")))
+    storage = Storage(str(tmp_path / "new" / "newer" / "root"))
+    storage.write_bytes("1/a", b"x")
+    above = {str(tmp_path / p) for p in ("", "new", "new/newer")}
+    assert above <= flushed and str(tmp_path.parent) not in flushed
+    flushed.clear()
+    storage.write_bytes("1/a", b"y")
+    assert above & flushed == {str(tmp_path / "new" / "newer")}
+
+
 def test_what_a_killed_writer_left_is_removed_and_a_late_one_leaves_no_object(
     local: Storage, tmp_path: Path
 ) -> None:
@@ -152,9 +167,11 @@ def test_what_a_killed_writer_left_is_removed_and_a_late_one_leaves_no_object(
     (tmp_path / "local" / "1" / ".c.0123456789abcdef.tmp").write_bytes(b"half")
     with pytest.raises(StorageFault, match="1/late"), local.create("1/late") as write:
         write(b"half")
-        assert local.delete_unfinished("1") == 2
+        unfinished = local.list_unfinished("1")
+        assert len(unfinished) == 2
+        local.delete(unfinished)
     assert files_below(tmp_path / "local") == {"1/a", "1/below/b"}
-    assert local.delete_unfinished("1") == local.delete_unfinished("none") == 0
+    assert local.list_unfinished("1") == local.list_unfinished("none") == []
 
 
 def test_the_end_of_an_object_is_read_with_its_size(storage: Storage) -> None:

@@ -63,11 +63,18 @@ def test_a_late_record_of_a_run_that_was_taken_over_from_counts_for_nobody(
     conditional write."""
     storage = Storage(str(tmp_path))
     ghost = run(tmp_path, "a")
-    rightful = run(tmp_path, "b")
-    rightful.record(Lsn(0x200), [])
-    with monkeypatch.context() as looked_before:
-        looked_before.setattr(progress, "check_owner", lambda *_: None)
+    write, taken_over = progress._write, []
+
+    def stopped(*args: Any) -> Any:
+        monkeypatch.setattr(progress, "_write", write)
+        taken_over.append(run(tmp_path, "b"))
+        taken_over[0].record(Lsn(0x200), [])
+        return write(*args)
+
+    monkeypatch.setattr(progress, "_write", stopped)
+    with pytest.raises(Superseded):
         ghost.record(Lsn(0x400), [], Lsn(0x180), [JournalSpan("a", 0, 0)])
+    (rightful,) = taken_over
     assert storage.exists(layout("a").record_key(1))
     record = read_progress(storage, layout("b"))
     assert record is not None and (record.epoch, record.confirmed_lsn) == ("b", Lsn(0x200))
@@ -92,11 +99,13 @@ def test_a_run_that_was_stopped_in_its_take_over_removes_nothing_of_the_one_that
     name = "take_over_progress" if before_write else "load_prepared"
     go_on = getattr(slot_storage, name)
 
+    taken_over = []
+
     def stopped(*args: Any, **named: Any) -> Any:
         monkeypatch.setattr(slot_storage, name, go_on)
-        rightful = run(tmp_path, "b")
+        taken_over.append(run(tmp_path, "b"))
         file = made.write(0, 0x2000, with_segment=True)
-        rightful.record(file.end_lsn, [], Lsn(0x100), [JournalSpan("b", 0, 0)])
+        taken_over[0].record(file.end_lsn, [], Lsn(0x100), [JournalSpan("b", 0, 0)])
         return go_on(*args, **named)
 
     monkeypatch.setattr(slot_storage, name, stopped)
@@ -106,9 +115,79 @@ def test_a_run_that_was_stopped_in_its_take_over_removes_nothing_of_the_one_that
     assert load_journal_units(storage, layout("b"), file, lambda _: "ref")
     record = read_progress(storage, layout("b"))
     assert record is not None and record.epoch == "b"
-    assert storage.list_keys(layout("b").progress_prefix) == [record.key], (
-        "it yields, and nobody has to yield to it"
-    )
+    # It yields, and nobody has to yield to it.
+    taken_over[0].record(file.end_lsn, [], Lsn(0x100), [JournalSpan("b", 0, 0)])
+
+
+@pytest.mark.parametrize("is_alive", [False, True], ids=["stopped before its write", "alive, its link lost"])
+def test_a_record_that_is_under_way_while_another_run_takes_over_has_nothing_removed(
+    tmp_path: Path, relation: RelationVersion, monkeypatch: pytest.MonkeyPatch, is_alive: bool
+) -> None:
+    """It delivered a file of the journal, recorded that, and removed the file. The other run had read the record
+    before, and ended with status 4: only the journal had that file."""
+    storage = Storage(str(tmp_path))
+    former = run(tmp_path, "a")
+    made = Made(storage, layout("a"), relation)
+    file = made.write(0, 0x2000, with_segment=True)
+    former.record(file.end_lsn, [], Lsn(0x100), [JournalSpan("a", 0, 0)])
+    at_end = dataclasses.replace(opened(int(file.end_lsn)), start_lsn=file.end_lsn)
+    rightful = SlotStorage(str(tmp_path), at_end, "b")
+
+    def deliver() -> None:
+        former.record(file.end_lsn, [], file.end_lsn, [])
+        former.remove_journal([file])
+
+    taken = []
+    if is_alive:
+        go_on: Any = slot_storage.take_over_progress
+
+        def slow(*args: Any, **named: Any) -> Any:
+            monkeypatch.setattr(slot_storage, "take_over_progress", go_on)
+            with pytest.raises(Superseded):
+                deliver()
+            return go_on(*args, **named)
+
+        monkeypatch.setattr(slot_storage, "take_over_progress", slow)
+        taken.append(rightful.take_over())
+    else:
+        write: Any = progress._write
+
+        def stopped(*args: Any) -> Any:
+            monkeypatch.setattr(progress, "_write", write)
+            taken.append(rightful.take_over())
+            return write(*args)
+
+        monkeypatch.setattr(progress, "_write", stopped)
+        with pytest.raises(Superseded):
+            deliver()
+    (found,) = taken[0].journal
+    assert found == file and rightful.load_journal(file, lambda table: "ref")
+    (found,) = SlotStorage(str(tmp_path), at_end, "c").take_over().journal
+    assert found == file
+    rightful_again = SlotStorage(str(tmp_path), at_end, "d")
+    assert rightful_again.take_over().journal and rightful_again.load_journal(file, lambda table: "ref")
+
+
+def test_a_damaged_record_of_a_prepare_that_the_journal_is_ahead_of_is_kept(
+    tmp_path: Path, relation: RelationVersion
+) -> None:
+    """The server was asked for what follows the journal, so it does not send that PREPARE again. The slot's own
+    position is behind it after a crash of the server."""
+    storage, mine = Storage(str(tmp_path)), layout("a")
+    first = run(tmp_path, "a")
+    key = mine.segment_key(Xid(700), Lsn(0x1700), 0)
+    segment = write_segment(storage, key, relation, 700, [make_batch(relation, 0, 3)])
+    write_prepared(storage, mine, prepared_of((segment,), end=0x1800))
+    file = Made(storage, mine, relation).write(0, 0x2000)
+    first.record(file.end_lsn, [], Lsn(0x100), [JournalSpan("a", 0, 0)])
+    (tmp_path / key).rename(tmp_path / "away")
+    behind = dataclasses.replace(opened(0x100), start_lsn=file.end_lsn)
+    (damaged,) = SlotStorage(str(tmp_path), behind, "b").take_over().prepared
+    assert damaged.damage is not None
+    (tmp_path / key).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / "away").rename(tmp_path / key)
+    (restored,) = SlotStorage(str(tmp_path), behind, "c").take_over().prepared
+    assert restored.damage is None and restored.stored_keys() == [key]
 
 
 def test_what_is_parked_outlives_its_epoch_and_an_epoch_with_a_sink_resumes_it_once(tmp_path: Path) -> None:
