@@ -12,7 +12,9 @@ of its units are done. It is removed from the storage only when a record without
 The last files may be absorbed by the next one (``journal_merging``), as long as the sink has nothing of them. What they
 name belongs to that one then.
 
-A file that cannot be read is *damaged*. It keeps its place: everything before it is released, nothing behind it.
+A file that cannot be read is *damaged*. It keeps its place: everything before it is released, nothing behind it. But if
+it ends before a commit that the sink holds, the sink holds all of it, and it leaves as one that is delivered: the
+storage was restored to an older state than the sink, perhaps.
 
 Plain Python for one thread, ``order``'s. ``stages.journaling`` writes, loads and removes files, and tells it here.
 """
@@ -34,11 +36,13 @@ from xidstream.pipeline.sequencer.journal_merging import absorbed, is_small
 
 @dataclass
 class DamagedFile:
-    """A file that the record names and that cannot be read. ``error`` says which LSNs are missing."""
+    """A file that the record names and that cannot be read. ``error`` says which LSNs are missing. All that it had lies
+    before ``up_to_lsn``."""
 
     epoch: str
     number: int
     error: XidstreamError
+    up_to_lsn: Lsn = INVALID_LSN
 
 
 _NOWHERE: Final = UnitEnd(INVALID_LSN, INVALID_LSN, INVALID_LSN, 0)
@@ -63,6 +67,8 @@ class _Held:
     error: XidstreamError | None = None
     is_apart: bool = False
     """It could not be read when a file wanted to absorb it: whoever loads it finds out why."""
+    up_to_lsn: Lsn = INVALID_LSN
+    """All that it has lies before this; 0/0 if that is not known."""
     place: Entry = field(default_factory=lambda: Entry(NO_TICKET, Kind.UNIT, _NOWHERE))
     """Stands for units that are not in memory: it is never ready."""
 
@@ -105,9 +111,11 @@ class Journal:
         self._held: deque[_Held] = deque()
         for file in files:
             if isinstance(file, DamagedFile):
-                self._held.append(_Held(file.epoch, file.number, None, error=file.error))
+                held = _Held(file.epoch, file.number, None, error=file.error, up_to_lsn=file.up_to_lsn)
             else:
-                self._held.append(_Held(file.epoch, file.number, file))
+                held = _Held(file.epoch, file.number, file, up_to_lsn=file.end_lsn)
+            self._held.append(held)
+        self._watermark = INVALID_LSN
         self._horizon_bytes = horizon_bytes
         self._removed: list[JournalFile] = []
         self._keys = {key for file in self.files for key in file.stored_keys}
@@ -183,9 +191,9 @@ class Journal:
         for which ``still_last`` is true."""
         if absorbed:
             # Its units are others than these entries.
-            held = _Held(file.epoch, file.number, file)
+            held = _Held(file.epoch, file.number, file, up_to_lsn=file.end_lsn)
         else:
-            held = _Held(file.epoch, file.number, file, entries, has_tickets=True)
+            held = _Held(file.epoch, file.number, file, entries, has_tickets=True, up_to_lsn=file.end_lsn)
             held.measure()
         for before in absorbed:
             self._held.pop()
@@ -271,6 +279,25 @@ class Journal:
         held = self._of(file)
         if held is not None:
             held.is_loading, held.error = False, error
+            self.sink_opened(self._watermark)
+
+    def sink_opened(self, watermark: Lsn) -> None:
+        """The sink holds every commit up to ``watermark``."""
+        self._watermark = max(self._watermark, watermark)
+        for held in [each for each in self._held if each.error is not None]:
+            if not 0 < held.up_to_lsn <= self._watermark:
+                continue
+            self._held.remove(held)
+            if held.file is not None:
+                self._removed.append(held.file)
+                self.n_bytes -= held.file.n_bytes
+            self.version += 1
+        self.advance()
+
+    @property
+    def awaits_sink(self) -> bool:
+        """Whether the first file is damaged, and a sink may hold all of it."""
+        return bool(self._held) and self._held[0].error is not None and self._held[0].up_to_lsn > 0
 
     def advance(self) -> None:
         """After units were done: what is delivered leaves."""

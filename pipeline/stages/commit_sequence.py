@@ -136,6 +136,7 @@ class CommitSequence:
         self._loop = loop = self._loop + 1
         self._order.put_back()
         self._order.parking.sink_opened(watermark)
+        self._order.journal.sink_opened(watermark)
         self._leaving_out.clear()
         self._journaling.release()
         self._is_sink_known = True
@@ -387,6 +388,8 @@ class CommitSequence:
 
     def _raise_undeliverable(self) -> None:
         """When all before it is confirmed, the reader has heard of it, and nothing more can be released."""
+        if self._has_sink and not self._is_sink_known and self._order.journal.awaits_sink:
+            return
         error = self._order.undeliverable if self._has_sink else self._order.unwritable
         confirming = self._confirming
         # Behind a damaged file the journal may grow on.

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -143,7 +143,7 @@ class SlotStorage:
         self, record: ProgressRecord
     ) -> tuple[tuple[JournalFile | DamagedFile, ...], tuple[PreparedTransaction, ...]]:
         """Remove what neither ``record`` nor a manifest names. Returns the journal and what is prepared."""
-        journal = tuple(self._journal_files(record))
+        journal = _bounded(self._journal_files(record), record.confirmed_lsn)
         read = [file for file in journal if isinstance(file, JournalFile)]
         journal_keys = {key for file in read for key in file.stored_keys}
         # A damaged file may be restored, and what it names may be anything.
@@ -435,3 +435,19 @@ def _rows(ref: ArrowRef, fetch: Callable[[ArrowRef], pa.Table]) -> pa.Table:
     if isinstance(ref, JoinedRows):
         return ref.table(lambda each: _rows(each, fetch))
     return ref.table() if isinstance(ref, StoredRows) else fetch(ref)
+
+
+def _bounded(
+    files: Iterable[JournalFile | DamagedFile], confirmed_lsn: Lsn
+) -> tuple[JournalFile | DamagedFile, ...]:
+    """Damaged ones with the place before which they end: the next commit that the journal tells of, or the end of what
+    is confirmed."""
+    bounded: list[JournalFile | DamagedFile] = []
+    up_to_lsn = confirmed_lsn
+    for file in reversed(list(files)):
+        if isinstance(file, DamagedFile):
+            file = dataclasses.replace(file, up_to_lsn=up_to_lsn)
+        elif file.first_commit_lsn:
+            up_to_lsn = file.first_commit_lsn
+        bounded.append(file)
+    return tuple(reversed(bounded))

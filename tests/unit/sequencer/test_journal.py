@@ -568,3 +568,25 @@ def test_without_a_sink_files_follow_each_other_once_a_second_unless_much_waits(
     assert capture.due_in_s(10.0, 9.9, 0, 0, 0, is_ending=False, last_file_s=1.0) == pytest.approx(0.1)
     assert capture.due_in_s(10.0, 9.9, 101, 0, 0, is_ending=False, last_file_s=9.9) == 0
     assert capture.due_in_s(10.0, 9.9, 0, 0, 0, is_ending=True, last_file_s=9.9) == 0
+
+
+def test_a_damaged_file_that_the_sink_holds_all_of_is_no_loss() -> None:
+    """The storage was restored to an older state than the sink: the run ended with status 4, with nothing lost."""
+    order = make_order()
+    ready(order, 0, 1, 2)
+    files = [write(order, number, 1) for number in range(3)]
+    gone = DamagedFile("e1", 0, SlotLost("gone"), up_to_lsn=files[1].first_commit_lsn)
+    journal = Journal([gone, files[1], DamagedFile("e1", 2, SlotLost("gone, too"), up_to_lsn=Lsn(400))])
+    order = CommitOrder(batch_rows=100, batch_bytes=10**6, journal=journal, confirmed_lsn=Lsn(400))
+    assert journal.awaits_sink and isinstance(order.undeliverable, SlotLost)
+    journal.sink_opened(Lsn(199))
+    assert journal.error is gone.error, "it may have a commit that the sink lacks"
+    journal.sink_opened(Lsn(200))
+    assert order.undeliverable is None and journal.to_load() is files[1]
+    journal.damaged(files[1], SlotLost("a segment is missing"))
+    assert isinstance(order.undeliverable, SlotLost)
+    journal.sink_opened(Lsn(300))
+    assert journal.spans == (JournalSpan("e1", 2, 2),) and journal.take_removed() == [files[1]]
+    journal.sink_opened(Lsn(400))
+    assert not journal and order.undeliverable is None
+    assert (order.delivered_lsn, order.confirmed_lsn) == (400, 400)

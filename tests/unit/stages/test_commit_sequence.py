@@ -14,11 +14,14 @@ import pyarrow as pa
 import pytest
 
 from tests.opened import opened_at
+from tests.unit.segments.conftest import relation
+from tests.unit.segments.journals import Made
 from xidstream.pipeline.buffer.sealed import nothing
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import Action, ExitStatus, SegmentCorrupt, SlotLost, Superseded, XidstreamError
 from xidstream.pipeline.exchange import (
     JournalFile,
+    JournalSpan,
     PreparedTransaction,
     Segment,
     SegmentPart,
@@ -42,7 +45,10 @@ from xidstream.pipeline.stages.commit_sequence import CommitSequence
 from xidstream.pipeline.stages.confirming import Confirming
 from xidstream.pipeline.stages.cut_routing import TicketedCut
 from xidstream.pipeline.stages.journaling import Journaling
+from xidstream.pipeline.stages.slot_storage import SlotStorage
 from xidstream.pipeline.stream import Committed, CommittedPrepared, Prepared, RolledBackPrepared
+
+__all__ = ["relation"]
 
 
 def sequence(config: Config) -> CommitSequence:
@@ -183,6 +189,41 @@ def test_nothing_behind_a_parked_tables_first_commit_is_released_before_the_park
         assert record is not None and record.parked[0].n_changes == 3, "the count belongs to the position"
 
     asyncio.run(work())
+
+
+@pytest.mark.parametrize("watermark", [0x1800, 0x3000])
+def test_a_missing_file_of_the_journal_is_told_when_the_sink_has_said_whether_it_holds_it(
+    tmp_path: Path, relation: RelationVersion, watermark: int
+) -> None:
+    storage, mine = Storage(str(tmp_path)), Layout(1, "s", "earlier")
+    at = opened_at(0x100, 0x10_000)
+    first = SlotStorage(str(tmp_path), at, "earlier")
+    first.take_over()
+    made = Made(storage, mine, relation)
+    made.write(0, 0x2000)
+    made.write(1, 0x3000)
+    first.record(Lsn(0x3030), [], Lsn(0x100), [JournalSpan("earlier", 0, 1)])
+    storage.delete([mine.journal_key(0)])
+
+    async def work() -> None:
+        sequencer, reader = sequence(Config(storage=str(tmp_path))), Reader()
+        opened = dataclasses.replace(at, confirmed_flush_lsn=Lsn(0x3030), start_lsn=Lsn(0x3030))
+        await sequencer.open(reader.tell, opened, Lsn(0x3030))
+        assert not await sequencer.finished()
+        loop = (await sequencer.sink_opened(Lsn(watermark), 0)).loop
+        if watermark < 0x2000:
+            with pytest.raises(SlotLost, match="only the journal had them"):
+                await sequencer.next_batch(60, loop)
+            return
+        batch = await sequencer.next_batch(60, loop)
+        assert batch is not None
+        (unit,) = batch.units
+        assert unit.transactions.column("commit_lsn").to_pylist() == [0x3000]
+        await sequencer.batch_done(batch.number, loop)
+        while not await sequencer.finished():
+            await asyncio.sleep(0.01)
+
+    asyncio.run(asyncio.wait_for(work(), 60))
 
 
 class Reader:
