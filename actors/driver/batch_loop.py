@@ -140,7 +140,9 @@ class BatchLoop:
         """A function has no fold: it gets the rows from before first, and the changes behind them then."""
         if not self._sink.gets_snapshots_first:
             return
-        staged = self._staged = StagedSnapshots(self._storage, self._layout(tenure))
+        layout = self._layout(tenure)
+        is_ours = partial(check_owner, self._storage, layout, tenure.number)
+        staged = self._staged = StagedSnapshots(self._storage, layout, is_ours)
         if self._call("takes_snapshots"):
             staged.deliver(self._spark, partial(self._give_snapshot, tenure), self._is_over)
         self._sink.leave_out(staged.contained())

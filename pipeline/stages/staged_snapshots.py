@@ -51,11 +51,13 @@ class _Waiting:
 
 
 class StagedSnapshots:
-    """Of one epoch. Raises StorageFault and SegmentCorrupt from every method."""
+    """Of one epoch. ``check_owner`` raises Superseded where another run has the slot by now. Raises StorageFault and
+    SegmentCorrupt from every method."""
 
-    def __init__(self, storage: Storage, layout: Layout) -> None:
+    def __init__(self, storage: Storage, layout: Layout, check_owner: Callable[[], None]) -> None:
         self._storage = storage
         self._layout = layout
+        self._check_owner = check_owner
         self._told = {(each.relid, each.number): each for each in read_told(storage, layout)}
         self._waiting: queue.SimpleQueue[_Waiting] = queue.SimpleQueue()
         self._queued: set[tuple[int, int]] = set()
@@ -80,8 +82,13 @@ class StagedSnapshots:
         ]
 
     def clean(self) -> None:
-        """Delete what an earlier run had read and not delivered: its snapshots are gone."""
-        self._storage.delete_folder(self._layout.snapshot_rows_prefix)
+        """Delete what an earlier run had read and not delivered: its snapshots are gone.
+
+        Raises Superseded, with nothing deleted: what is there may be what the rightful run reads."""
+        rows = self._storage.list_keys(self._layout.snapshot_rows_prefix)
+        self._check_owner()
+        self._storage.delete(rows)
+        self._storage.delete_empty_folder(self._layout.snapshot_rows_prefix)
 
     def target(self, relation: RelationVersion, place_lsn: Lsn) -> SnapshotTarget:
         """A function's tables record no place. Raises Unsupported where the storage is no folder."""
@@ -142,6 +149,8 @@ class StagedSnapshots:
             number += 1
             if stopped():
                 return
+            # The function may have taken long, and the rightful run may have a generation of this number by now.
+            self._check_owner()
             write_told(self._storage, self._layout, generation)
             self._told[generation.relid, generation.number] = generation
             self._storage.delete(waiting.paths)
