@@ -31,9 +31,10 @@ from xidstream.pipeline.exchange import Opened
 from xidstream.pipeline.file_modes import choose_for_process
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.protocol.spares import Spares
-from xidstream.pipeline.segments import Layout, Storage, given_up, journaled_lsn, last_owner
+from xidstream.pipeline.segments import Layout, Storage, given_up, journaled_lsn, last_owner, read_progress
 from xidstream.pipeline.slot.admin import Blocker, advance_slot, held_wal_bytes, read_slot, sql_connection
 from xidstream.pipeline.slot.connection import ReplicationConnection
+from xidstream.pipeline.slot.gone_tables import gone_tables
 from xidstream.pipeline.slot.kept_alive import KeptAlive
 from xidstream.pipeline.slot.opening import connect_slot, slot_settings
 from xidstream.pipeline.slot.snapshot_sources import survey_unless_locked
@@ -126,6 +127,11 @@ class SlotReader:
         start_lsn = journaled_lsn(storage, self._layout)
         self._slot.start(start_lsn)
         opened = self._slot.opened(start_lsn, last_owner(storage, self._layout))
+        record = read_progress(storage, self._layout)
+        parked = () if record is None else record.parked
+        gone, gone_before = gone_tables(
+            self._slot.connection.same_server_dsn, {each.relid for each in parked}
+        )
         self._cutter = StreamCutter(
             block_bytes=config.block_bytes,
             pending_limit_bytes=max(config.block_bytes, config.reader_memory_bytes // 2),
@@ -144,7 +150,13 @@ class SlotReader:
             status_interval_s=status_interval_s,
         )
         self._kept_alive = KeptAlive(self._slot.connection, opened.confirmed_flush_lsn, status_interval_s)
-        return dataclasses.replace(opened, given_up=self._given_up, snapshots=self._decision)
+        return dataclasses.replace(
+            opened,
+            given_up=self._given_up,
+            snapshots=self._decision,
+            gone_tables=gone,
+            gone_before=gone_before,
+        )
 
     def pids(self) -> list[int]:
         """The process ids of this actor and of the buffers kept ready."""

@@ -313,6 +313,9 @@ class Opened:
     last_owner: int | None = None
     """The greatest number that an epoch had, or claimed, in the storage when the slot was this one's for certain. None:
     not known. An epoch with a higher one got the slot later."""
+    gone_tables: frozenset[int] = frozenset()
+    """Relids of parked tables that were dropped before ``gone_before``."""
+    gone_before: Lsn = INVALID_LSN
 
 
 @dataclass(frozen=True)

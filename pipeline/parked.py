@@ -7,7 +7,9 @@ one is delivered. They are counted, and a ``ParkedTable`` in the record of the s
 that it belongs to. A person resumes the table; its rows are delivered again from ``until_lsn`` on. What lies between is
 missing in the sink, so no snapshot from before stands for the table any more.
 
-A table is known by its relid: a table that is made again under the same name is another one.
+A table is known by its relid: a table that is made again under the same name is another one. PostgreSQL gives the oid
+of a dropped table to a new one, some day. So a park ends where its table is gone, and is forgotten behind that
+(``without_gone``).
 
 Rejected: to keep the rows of a parked table and to deliver them later. They would come behind younger transactions of
 the other tables, and the one that could not be delivered still could not.
@@ -149,6 +151,21 @@ def resumed(
         else each
         for each in tables
     )
+
+
+def without_gone(
+    tables: Iterable[ParkedTable], gone: AbstractSet[int], gone_before: Lsn, delivered_lsn: Lsn
+) -> tuple[ParkedTable, ...]:
+    """``tables`` when an epoch begins. Those of ``gone`` were dropped before ``gone_before``.
+
+    Their parks end there, and they leave the list when the sink holds everything up to there."""
+    kept = []
+    for each in tables:
+        if each.relid in gone and each.is_parked:
+            each = dataclasses.replace(each, until_lsn=max(gone_before, each.since_lsn))
+        if each.relid not in gone or each.until_lsn is None or each.until_lsn > delivered_lsn:
+            kept.append(each)
+    return tuple(kept)
 
 
 def behind_sink(tables: Iterable[ParkedTable], watermark: Lsn) -> tuple[ParkedTable, ...]:

@@ -53,7 +53,7 @@ from typing import Any, Final
 
 from xidstream.pipeline.errors import SegmentCorrupt, Superseded, UsageError
 from xidstream.pipeline.exchange import JournalSpan, PrepareCover, PreparedTransaction
-from xidstream.pipeline.parked import ParkedTable, resumed
+from xidstream.pipeline.parked import ParkedTable, resumed, without_gone
 from xidstream.pipeline.pg import INVALID_LSN, Lsn, Xid
 from xidstream.pipeline.segments.envelope import seal, unseal
 from xidstream.pipeline.segments.keys import Layout, RecordName
@@ -211,9 +211,12 @@ def take_over_progress(
     owner: int,
     cover: PrepareCover | None = None,
     resume: AbstractSet[int] = frozenset(),
+    gone: AbstractSet[int] = frozenset(),
+    gone_before: Lsn = INVALID_LSN,
 ) -> ProgressRecord:
     """Make the record ``layout.epoch``'s, under the number that it has from ``claim_slot``. ``before`` was read behind
-    that claim. ``resume``: relids of parked tables that are delivered again from here on.
+    that claim. ``resume``: relids of parked tables that are delivered again from here on. ``gone``: of those that were
+    dropped before ``gone_before``.
 
     Earlier owners' records and claims are removed. Raises Superseded, with nothing removed, and StorageFault.
     """
@@ -221,6 +224,7 @@ def take_over_progress(
     journal = () if before is None else before.journal
     delivered_lsn = before.delivered_lsn if before is not None and journal else confirmed_lsn
     parked = () if before is None else resumed(before.parked, resume, confirmed_lsn)
+    parked = without_gone(parked, gone, gone_before, delivered_lsn)
     record = ProgressRecord(
         confirmed_lsn, layout.epoch, _now(), finished, cover, owner, delivered_lsn, journal, parked
     )

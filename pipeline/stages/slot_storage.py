@@ -428,6 +428,8 @@ class SlotStorage:
             owner=owner,
             cover=self._opened.cover if known is None else known,
             resume=resume,
+            gone=self._opened.gone_tables,
+            gone_before=self._opened.gone_before,
         )
 
 

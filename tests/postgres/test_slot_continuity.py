@@ -24,6 +24,7 @@ from xidstream.pipeline.pg import INVALID_LSN, Lsn
 from xidstream.pipeline.segments import Layout, Storage, read_timeline, write_progress
 from xidstream.pipeline.slot.admin import create_slot, current_flush_lsn, describe_slot
 from xidstream.pipeline.slot.connection import ReplicationConnection
+from xidstream.pipeline.slot.gone_tables import gone_tables
 from xidstream.pipeline.slot.opening import slot_settings
 from xidstream.pipeline.slot.stream_options import stream_options
 from xidstream.pipeline.stages.slot_record import check_server, without_publications
@@ -249,3 +250,17 @@ def promote(server: EmbeddedPostgres) -> None:
         while row is None or row[0] < 2:
             admin.execute("checkpoint")
             row = admin.execute("select timeline_id from pg_control_checkpoint()").fetchone()
+
+
+@NEWEST
+def test_a_reader_says_which_parked_tables_were_dropped(database: Database, tmp_path: Path) -> None:
+    relids = {}
+    for name in ("kept", "dropped"):
+        database.execute(f"create table {name} (id int primary key)")
+        relids[name] = int(database.execute(f"select '{name}'::regclass::oid::bigint")[0][0])
+    gone, before = gone_tables(database.dsn(), relids.values())
+    assert gone == frozenset()
+    database.execute("drop table dropped")
+    gone, behind = gone_tables(database.dsn(), relids.values())
+    assert gone == {relids["dropped"]} and behind > before
+    assert gone_tables(database.dsn(), ()) == (frozenset(), Lsn(0))

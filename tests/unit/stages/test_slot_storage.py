@@ -207,6 +207,30 @@ def test_what_is_parked_outlives_its_epoch_and_an_epoch_with_a_sink_resumes_it_o
     assert record is not None and record.parked == (ended, other), "a crash now changes nothing"
 
 
+def test_the_park_of_a_dropped_table_ends_and_is_forgotten_before_its_oid_is_given_to_another(
+    tmp_path: Path,
+) -> None:
+    """A new table that got the oid was parked without a word, and the record never became shorter."""
+    bad = ParkedTable(5, "public.bad", Lsn(0x180), Xid(9), "why", n_transactions=2, n_changes=7)
+    other = dataclasses.replace(bad, relid=6, table="public.other")
+    run(tmp_path, "a").record(Lsn(0x200), [], parked=[bad, other])
+
+    def parked(epoch: str, confirmed: int, gone_before: int, then: int) -> tuple[ParkedTable, ...]:
+        found = dataclasses.replace(
+            opened(confirmed), gone_tables=frozenset({5}), gone_before=Lsn(gone_before)
+        )
+        storage = SlotStorage(str(tmp_path), found, epoch)
+        tables = storage.take_over().parked
+        storage.record(Lsn(then), [], parked=tables)
+        return tables
+
+    ended = dataclasses.replace(bad, until_lsn=Lsn(0x300))
+    assert parked("b", 0x200, 0x300, 0x2FF) == (ended, other), "its last rows may not have come yet"
+    assert not ended.covers(0x300) and ended.covers(0x2FF)
+    assert parked("c", 0x2FF, 0x400, 0x300) == (ended, other)
+    assert parked("d", 0x300, 0x500, 0x300) == (other,)
+
+
 def test_a_damaged_journal_file_keeps_the_segments_of_a_prepared_transaction_that_it_may_name(
     tmp_path: Path, relation: RelationVersion
 ) -> None:
