@@ -212,8 +212,11 @@ def _delete_with_segments(storage: Storage, layout: Layout, names: _Names, keep:
     for key, name in names.items():
         if not name.is_manifest:
             continue
+        data = storage.read_buffer(key)
+        if data is None:
+            continue  # the former owner removes it at this moment, and its segments behind it
         try:
-            record = prepared_from_json(storage.read_bytes(key), key)
+            record = prepared_from_json(bytes(data), key)
             _check_names(layout, key, record)
         except SegmentCorrupt:
             continue  # it cannot tell its segments, which go with their epoch instead

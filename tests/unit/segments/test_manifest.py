@@ -530,3 +530,14 @@ def test_each_segment_keeps_its_own_table_and_the_record_all_its_numbers(relatio
         streamed=False,
     )
     assert prepared_from_json(prepared_to_json(prepared), "k") == prepared
+
+
+def test_a_finished_one_that_its_former_owner_removes_at_the_same_moment_is_no_fault(
+    storage, layout, prepare
+) -> None:
+    prepared = prepare()
+    write_prepared(storage, layout, prepared)
+    write_progress(storage, layout, Lsn(0x6000), [prepared])
+    key = layout.prepared_key(prepared.xid, prepared.prepare_end_lsn)
+    assert load_prepared(storage, next_epoch(layout), before_removing=lambda: storage.delete([key])) == ()
+    assert storage.exists(prepared.segments[0].key), "it goes with its epoch"
