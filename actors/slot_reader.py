@@ -129,9 +129,7 @@ class SlotReader:
         opened = self._slot.opened(start_lsn, last_owner(storage, self._layout))
         record = read_progress(storage, self._layout)
         parked = () if record is None else record.parked
-        gone, gone_before = gone_tables(
-            self._slot.connection.same_server_dsn, {each.relid for each in parked}
-        )
+        gone, gone_before = gone_tables(self._slot.connection.same_server, {each.relid for each in parked})
         self._cutter = StreamCutter(
             block_bytes=config.block_bytes,
             pending_limit_bytes=max(config.block_bytes, config.reader_memory_bytes // 2),

@@ -9,6 +9,7 @@ from collections.abc import Collection
 
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
 from xidstream.pipeline.slot.admin import sql_connection
+from xidstream.pipeline.slot.login import Dsn
 
 _GONE = """
 SELECT asked.relid::bigint FROM unnest(%s::bigint[]) AS asked (relid)
@@ -20,7 +21,7 @@ SELECT CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_repl
 """
 
 
-def gone_tables(dsn: str, relids: Collection[int]) -> tuple[frozenset[int], Lsn]:
+def gone_tables(dsn: Dsn, relids: Collection[int]) -> tuple[frozenset[int], Lsn]:
     """Those that were dropped, and an LSN behind the commits that dropped them. Raises as ``sql_connection``."""
     if not relids:
         return frozenset(), INVALID_LSN
