@@ -361,3 +361,29 @@ def test_a_superseded_run_cannot_record_past_a_prepare_whose_segments_its_succes
     SlotStorage(str(tmp_path), opened(0x180), "d").take_over()
     (damaged,) = load_prepared(storage, layout("d"), Lsn(0x180))
     assert damaged.damage is not None and "missing" in damaged.damage
+
+
+def test_a_damaged_prepare_that_the_server_was_not_asked_for_again_is_kept(
+    tmp_path: Path, relation: RelationVersion
+) -> None:
+    """With a journal the server begins where the record is, which may be behind what it was told. A manifest between
+    the two was taken for one whose PREPARE comes again, and deleted; its COMMIT PREPARED was then lost."""
+    storage = Storage(str(tmp_path))
+    first = run(tmp_path, "a")
+    file = Made(storage, layout("a"), relation).write(0, 0x2000)
+    key = layout("a").segment_key(Xid(700), Lsn(0x150), 0)
+    segment = write_segment(storage, key, relation, 700, [make_batch(relation, 0, 10)])
+    between, behind = (prepared_of((segment,), end=end) for end in (0x180, 0x3000))
+    for prepared in (between, behind):
+        write_prepared(storage, layout("a"), prepared)
+    first.record(file.end_lsn, [], Lsn(0x100), [JournalSpan("a", 0, 0)])
+    manifests = [layout("a").prepared_key(each.xid, each.prepare_end_lsn) for each in (between, behind)]
+    for manifest in manifests:
+        data = bytearray(storage.read_bytes(manifest))
+        data[len(data) // 2] ^= 1
+        storage.write_bytes(manifest, bytes(data))
+    # The server has not heard of the record: it is asked for what follows that.
+    opened = dataclasses.replace(opened_at(0x100, 0x10_000, identity=SLOT), start_lsn=file.end_lsn)
+    book = SlotStorage(str(tmp_path), opened, "b").take_over().prepared
+    assert [storage.exists(manifest) for manifest in manifests] == [True, False]
+    assert len(book) == 1 and not book.is_whole(Xid(700)), "its COMMIT PREPARED says what is damaged"
