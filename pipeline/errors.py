@@ -204,6 +204,18 @@ class Policy:
         return self.once_logged_in if logged_in and self.once_logged_in is not None else self.action
 
 
+ANOTHER_STORAGE: Final = (
+    "give another, empty --storage, whose run says how to begin anew there, and take new snapshots of the tables "
+    "(`--snapshot initial`): nothing of this storage is deleted"
+)
+"""How to go on where the storage cannot, and the slot can. No remedy may have anybody delete what may be the only copy
+of something: the slot's WAL, a journal, prepared transactions."""
+ANOTHER_SLOT: Final = (
+    "make the slot anew, with another storage (`xidstream slot drop`, then `xidstream slot create --storage NEW`), so "
+    "that nothing of this storage is deleted, and take new snapshots of the tables (`--snapshot initial`)"
+)
+"""How to go on where the slot cannot."""
+
 POLICY: Final[dict[type[XidstreamError], Policy]] = {
     XidstreamError: Policy(Action.STOP, ExitStatus.FAILED, "this is a defect of xidstream: please report it"),
     ProtocolViolation: Policy(
@@ -266,9 +278,8 @@ POLICY: Final[dict[type[XidstreamError], Policy]] = {
     SlotLost: Policy(
         Action.STOP,
         ExitStatus.TERMINAL,
-        "changes are missing: drop the slot together with what the storage records of it (`xidstream slot drop "
-        "--storage URI`), create it again, and take a new snapshot of the tables; give a Delta sink another root where "
-        "the server was restored or failed over to an older state",
+        f"changes are missing: {ANOTHER_SLOT}; give a Delta sink another root where the server was restored or failed "
+        "over to an older state",
     ),
     SnapshotInterrupted: Policy(Action.RETRY, ExitStatus.FAILED, "the table's snapshot is taken again"),
     SnapshotLost: Policy(
@@ -286,8 +297,7 @@ POLICY: Final[dict[type[XidstreamError], Policy]] = {
     SinkDiverged: Policy(
         Action.STOP,
         ExitStatus.TERMINAL,
-        "give the sink another root, drop the slot with what the storage records of it (`xidstream slot drop "
-        "--storage URI`), create it again, and take a new snapshot of the tables",
+        f"give the sink another root; {ANOTHER_STORAGE}",
     ),
     ComponentLost: Policy(
         Action.RESTART, ExitStatus.FAILED, "the run starts again from the last confirmed position"

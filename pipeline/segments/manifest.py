@@ -49,8 +49,8 @@ FORMAT: Final = "xidstream.prepared-transaction"
 VERSION: Final = 3
 """Version 1 has no ``poison``; for more of the older ones see ``older_prepared``."""
 _REMEDY: Final = (
-    "the server does not send a confirmed PREPARE again: restore the object; or roll the prepared "
-    "transaction back and remove its objects; or take a new snapshot of its tables"
+    "the server does not send a confirmed PREPARE again: restore the object; where it is lost for good, give the "
+    "transaction up when it is committed (the run's error then says how), and take a new snapshot of its tables"
 )
 
 

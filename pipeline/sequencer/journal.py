@@ -27,7 +27,7 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Final
 
-from xidstream.pipeline.errors import SlotLost, XidstreamError
+from xidstream.pipeline.errors import ANOTHER_STORAGE, SlotLost, XidstreamError
 from xidstream.pipeline.exchange import JournalFile, JournalSpan, Sealed, UnitEnd
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
 from xidstream.pipeline.sequencer.entries import NO_TICKET, Entry, EntryState, Kind
@@ -365,5 +365,5 @@ def lost_journal(number: int, first_lsn: Lsn, last_lsn: Lsn, error: XidstreamErr
         f"the journal's file {number} cannot be read ({error.message}): transactions between {first_lsn} and "
         f"{last_lsn} are confirmed, and only the journal had them",
         remedy="all before them is delivered, and the server does not send them again: restore the object in the "
-        "storage, and start again; or drop the slot with its storage, create it again, and take a new snapshot",
+        f"storage, and start again; or, where it is lost for good, {ANOTHER_STORAGE}",
     )

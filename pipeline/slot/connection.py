@@ -37,6 +37,7 @@ import psycopg
 from psycopg import pq
 
 from xidstream.pipeline.errors import (
+    ANOTHER_SLOT,
     ConnectionLost,
     EnvironmentFault,
     PreconditionMissing,
@@ -266,8 +267,7 @@ class ReplicationConnection:
                         return SlotLost(
                             f"{self._doing}: {report.message} at this point of the WAL: its changes are lost",
                             remedy="creating it again is not enough, because the server decodes with the catalog of "
-                            "that time; after that, drop the slot together with its record (`xidstream slot drop "
-                            "--storage URI`), create the slot again, and take a new snapshot of the tables",
+                            f"that time; after that, {ANOTHER_SLOT}",
                         )
                     return from_report(report, self._doing)
                 if result.status in (pq.ExecStatus.COPY_IN, pq.ExecStatus.COPY_BOTH):

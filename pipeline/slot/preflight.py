@@ -13,7 +13,14 @@ from typing import Any, Final
 
 import psycopg
 
-from xidstream.pipeline.errors import PreconditionMissing, SlotInUse, SlotLost, Unsupported, XidstreamError
+from xidstream.pipeline.errors import (
+    ANOTHER_SLOT,
+    PreconditionMissing,
+    SlotInUse,
+    SlotLost,
+    Unsupported,
+    XidstreamError,
+)
 from xidstream.pipeline.findings import Finding
 from xidstream.pipeline.pg_rules import Streaming
 from xidstream.pipeline.slot.admin import PLUGIN, SlotState, read_slot, sql_connection
@@ -189,8 +196,7 @@ def _check_slot(
             Finding.failed(
                 "slot",
                 f"{name} is lost{reason}: the server removed WAL that it needs",
-                "raise max_slot_wal_keep_size; drop the slot with its record (`xidstream slot drop --storage URI`), "
-                "create it again and take a new snapshot of the tables",
+                f"raise max_slot_wal_keep_size; {ANOTHER_SLOT}",
                 SlotLost,
             )
         ]

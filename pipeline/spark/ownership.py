@@ -32,7 +32,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from xidstream.pipeline.errors import SinkDiverged, Superseded
+from xidstream.pipeline.errors import ANOTHER_STORAGE, SinkDiverged, Superseded
 from xidstream.pipeline.exchange import Tenure
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.spark.delta_table import DeltaTableWriter
@@ -137,9 +137,8 @@ class Ownership:
         """The error that says so, with its remedy."""
         return SinkDiverged(
             f"{message}. What the server has committed since would be taken for repetitions, and left out",
-            remedy=f"give the sink another root than {self._root}, drop the slot with what the storage records of it "
-            "(`xidstream slot drop --storage URI`), create it again, and take a new snapshot of the tables (only where "
-            "publications were changed: put them back until the run has passed that position)",
+            remedy=f"give the sink another root than {self._root}; {ANOTHER_STORAGE} (only where publications were "
+            "changed: put them back until the run has passed that position)",
         )
 
 

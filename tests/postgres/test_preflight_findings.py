@@ -299,4 +299,6 @@ def test_lost_slot(own_postgres: Callable[..., EmbeddedPostgres], version: int) 
             admin.execute("CHECKPOINT")
     found = finding(server_findings(made), "slot")
     assert (found.status, found.raises, "is lost" in found.statement) == (Status.FAILED, SlotLost, True)
-    assert "slot drop --storage" in str(found.remedy)
+    assert "slot create --storage NEW" in str(found.remedy) and "nothing of this storage is deleted" in str(
+        found.remedy
+    )

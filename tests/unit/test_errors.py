@@ -61,3 +61,10 @@ def test_an_error_that_has_crossed_processes_shows_its_remedy_once(error: Xidstr
 @pytest.mark.parametrize("cls", POLICY)
 def test_every_class_shows_a_remedy(cls: type[XidstreamError]) -> None:
     assert shown(cls("it failed"))[-1] == f"  remedy: {POLICY[cls].remedy}"
+
+
+def test_no_remedy_of_a_class_has_anybody_delete_what_may_be_the_only_copy() -> None:
+    """That of a lost slot was to drop it together with its storage, and with the journal that no sink held."""
+    for policy in POLICY.values():
+        for word in ("slot drop --storage", "discard", "remove", "rm "):
+            assert word not in policy.remedy
