@@ -99,11 +99,15 @@ class SlotReader:
             check=self._check_before_slot,
         )
         self._waiting_for = None
+        identity = self._slot.identity
+        self._layout = Layout(identity.system_identifier, identity.slot, self._epoch)
+        if self._unrecorded is not None:
+            self._unrecorded.note(config, self._layout, self._slot.confirmed_flush_lsn)
         self._start_buffers()
 
     def _check_before_slot(self, connection: ReplicationConnection) -> None:
         # Beside the record of a slot that was lost, a new one would look like a new beginning.
-        check_server(self._config, connection, remember=True)
+        self._unrecorded = check_server(self._config, connection, remember=True)
         self._decision = decide_snapshots(self._config, connection)
 
     def survey(self) -> Surveyed:
@@ -247,10 +251,8 @@ class SlotReader:
         self._waiting_for = f"waiting for {names} to end before the slot can be created"
 
     def _start_buffers(self) -> None:
-        identity = self._slot.identity
         # The cutter may hold the other half.
         self._spares = Spares(self._config.reader_memory_bytes // 2)
-        self._layout = Layout(identity.system_identifier, identity.slot, self._epoch)
         self._given_up = given_up(Storage(self._config.storage), self._layout, self._slot.confirmed_flush_lsn)
         settings = BufferSettings(
             self._config.storage,

@@ -27,8 +27,9 @@ from typing import Any
 
 from xidstream.pipeline.addresses import host_and_port
 from xidstream.pipeline.credentials import redacted, refuse_in_spark_conf, refuse_in_uris
-from xidstream.pipeline.errors import ConfigError
+from xidstream.pipeline.errors import ConfigError, UsageError
 from xidstream.pipeline.file_modes import DEFAULT, check_mode
+from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.pg_rules import Streaming, check_slot_name, check_stream_options, duration_s, work_mem
 from xidstream.pipeline.settings_file import load_toml, unknown_setting
 from xidstream.pipeline.sizes import check_executor_memory, parse_size
@@ -96,6 +97,12 @@ class Config:
         "'server' keeps the server's setting. 4MB was measured to drain as fast as 64MB",
     )
     create_slot: bool = _setting(False, "create the slot if it is missing")
+    begin_anew: str = _setting(
+        "",
+        "the LSN that the error names where a storage or a sink is empty or older, and should not be: go on from "
+        "there, without what lies before (docs/recovery.md). It fits that one position, so it decides nothing another "
+        "time; default: never",
+    )
     two_phase: bool = _setting(False, "decode two-phase commit (sets the slot's flag for good)")
     failover: bool = _setting(
         False,
@@ -322,6 +329,13 @@ class Config:
             host_and_port(self.status_address, "status_address")
         check_stream_options(Streaming(self.streaming), self.proto_version, two_phase=self.two_phase)
         work_mem(self.logical_decoding_work_mem)
+        if self.begin_anew:
+            try:
+                Lsn.parse(self.begin_anew)
+            except UsageError as error:
+                raise ConfigError(
+                    f"begin_anew: {error.message}", remedy="give the LSN that the error names"
+                ) from None
         if self.mirror_every and not 1 <= duration_s(self.mirror_every, "mirror_every") <= 86_400:
             raise ConfigError(f"mirror_every must be from 1s to 1d, got {self.mirror_every!r}")
         if not 60 <= duration_s(self.mirror_retention, "mirror_retention") <= 86_400 * 366:
@@ -351,6 +365,11 @@ class Config:
                 "server may stay silent for ever",
             )
         check_executor_memory(str(self.spark_executor_memory), "spark_executor_memory")
+
+    @property
+    def remembers_in_sink(self) -> bool:
+        """Whether the sink itself knows what it holds, and from which run."""
+        return self.sink.startswith("delta:")
 
     def refuse_credentials(self) -> None:
         """Raise ConfigError for a secret in a setting that travels to Ray's actors and Spark's executors.

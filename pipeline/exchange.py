@@ -286,6 +286,18 @@ class PrepareCover:
 
 
 @dataclass(frozen=True)
+class Beginning:
+    """Where a storage began with a slot: up to there the slot was confirmed, or there it was created.
+
+    ``is_anew``: a person said so, although there were signs of an earlier run (``against``, as clauses for people).
+    """
+
+    lsn: Lsn
+    is_anew: bool = False
+    against: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Opened:
     """What the reader found when it opened the slot. ``target_lsn`` was the end of the WAL.
 

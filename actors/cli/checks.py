@@ -16,7 +16,7 @@ from xidstream.actors.preflight import findings_of
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.credentials import redacted
 from xidstream.pipeline.errors import PreconditionMissing, UsageError
-from xidstream.pipeline.exchange import PrepareCover
+from xidstream.pipeline.exchange import Beginning, PrepareCover, SlotIdentity
 from xidstream.pipeline.findings import Status
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.quantities import counted
@@ -25,10 +25,12 @@ from xidstream.pipeline.segments import (
     Skip,
     Storage,
     claim_slot,
+    count_left_behind,
     holds_slot,
     read_progress,
     remove_slot,
     take_over_progress,
+    write_beginning,
     write_skip,
 )
 from xidstream.pipeline.slot.admin import (
@@ -37,8 +39,11 @@ from xidstream.pipeline.slot.admin import (
     describe_slot,
     drop_slot,
 )
+from xidstream.pipeline.slot.beginning import NO_RECORD, SNAPSHOTS, SinkHolds, gap, gap_text
 from xidstream.pipeline.slot.connection import ReplicationConnection
 from xidstream.pipeline.slot.login import login_of
+from xidstream.pipeline.spark.sink import parse_sink_spec
+from xidstream.pipeline.spark.sink_findings import held_by_delta
 from xidstream.pipeline.stages.slot_record import without_publications
 
 _MARKS = {
@@ -109,17 +114,21 @@ def stored_slot(config: Config) -> tuple[Storage, Layout]:
 
 
 def create_slot_command(config: Config) -> None:
-    """Where a storage is given the slot is recorded in it: so a run knows this server's from one that took the place
-    of another server's of the same name.
+    """Where a storage is given the slot is recorded in it: so a run knows it for a beginning, also where another
+    server's slot of the same name is recorded there, or the sink has an earlier slot's transactions. Where a Delta sink
+    is given, too, it says what will be missing between these and the slot.
 
     Raises PreconditionMissing where the storage has the record of an earlier slot.
     """
     stored = stored_slot(config) if config.storage else None
+    # What cannot be asked is told while there is no slot yet.
+    sink = _held_by_sink(config)
     if stored is not None and not describe_slot(login_of(config), config.slot).exists and holds_slot(*stored):
         raise PreconditionMissing(
             f"storage {redacted(config.storage)} holds the record of an earlier slot {config.slot}: a run would take "
             "the new slot for one that lost changes",
-            remedy="remove it with `xidstream slot drop --storage URI`, or use another name or storage",
+            remedy="use another storage or name: nothing of the earlier slot need be removed; if it has nothing any "
+            "more that is not delivered, `xidstream slot drop --storage URI` removes it",
         )
     lsn = create_slot(
         login_of(config),
@@ -128,9 +137,22 @@ def create_slot_command(config: Config) -> None:
         failover=config.failover,
         on_wait=tell_blockers,
     )
+    beginning = Beginning(lsn)
     if stored is not None:
+        write_beginning(*stored, beginning)
         take_over_progress(*stored, None, lsn, owner=claim_slot(*stored), cover=PrepareCover())
     click.echo(f"slot {config.slot} is there: what commits after {lsn} will be delivered")
+    if sink is not None and (lsns := gap(beginning, sink)) is not None:
+        click.echo(f"{gap_text(config.slot, lsns)}\n  remedy: {SNAPSHOTS}")
+
+
+def _held_by_sink(config: Config) -> SinkHolds | None:
+    if not config.remembers_in_sink:
+        return None
+    with ReplicationConnection(without_publications(config)) as connection:
+        system = connection.identify_system()
+    identity = SlotIdentity(int(system.system_identifier), system.dbname, config.slot)
+    return SinkHolds(*held_by_delta(parse_sink_spec(config.sink)[1], identity.application_id))
 
 
 def drop_slot_command(config: Config, *, discard_journal: bool) -> None:
@@ -143,7 +165,7 @@ def drop_slot_command(config: Config, *, discard_journal: bool) -> None:
     # The storage is asked first: one that cannot be reached is told while the slot is still there.
     is_recorded = stored is not None and holds_slot(*stored)
     if stored is not None and not discard_journal:
-        _check_journal_empty(config, *stored)
+        _check_nothing_lost(config, *stored)
     if is_recorded and not describe_slot(login_of(config), config.slot).exists:
         click.echo(f"there is no slot {config.slot}; what the storage holds of it is removed")
     else:
@@ -159,16 +181,28 @@ def drop_slot_command(config: Config, *, discard_journal: bool) -> None:
         click.echo(f"{where} held nothing of it")
 
 
-def _check_journal_empty(config: Config, storage: Storage, layout: Layout) -> None:
+def _check_nothing_lost(config: Config, storage: Storage, layout: Layout) -> None:
+    """Raise PreconditionMissing where the storage has the only copy of transactions, by its record or without one."""
     record = read_progress(storage, layout)
-    if record is None or not record.journal:
+    if record is None:
+        if n_objects := count_left_behind(storage, layout):
+            raise PreconditionMissing(
+                f"storage {redacted(config.storage)} has {NO_RECORD} {config.slot}, but "
+                f"{counted(n_objects, 'object')} of its journal and of prepared transactions, which the server does "
+                "not have any more",
+                remedy="restore the record (`progress/` in the slot's folder) and have them delivered; a new slot does "
+                "not need this folder removed: give it another --storage. With --discard-journal they are gone",
+            )
+        return
+    if not record.journal:
         return
     n_files = sum(span.last - span.first + 1 for span in record.journal)
     raise PreconditionMissing(
         f"the journal of slot {config.slot} has {counted(n_files, 'file')} of transactions up to "
         f"{record.confirmed_lsn} that no sink holds (it has everything up to {record.delivered_lsn}), and the server "
         "does not have them any more",
-        remedy="deliver them first: `xidstream run --available-now`; or give --discard-journal, and they are gone",
+        remedy="deliver them first: `xidstream run --available-now`; where that is refused, leave this storage as it "
+        "is, and give a new slot another --storage. With --discard-journal they are gone",
     )
 
 

@@ -28,10 +28,12 @@ from xidstream.pipeline.segments import (
     NamedFile,
     Storage,
     StoredJournal,
+    count_left_behind,
     findings,
     slots_servers,
     stored_journal,
 )
+from xidstream.pipeline.slot.beginning import left_behind
 
 _MOST_SHOWN: Final = 20
 _FILE_WIDTH: Final = 160
@@ -104,6 +106,8 @@ def _slot(config: Config) -> tuple[Storage, Layout]:
 
 def _journal(config: Config, storage: Storage, layout: Layout, *, verify: bool) -> StoredJournal:
     journal = stored_journal(storage, layout, verify=verify)
+    if journal is None and (n_objects := count_left_behind(storage, layout)):
+        raise left_behind(config.slot, redacted(config.storage), n_objects)
     if journal is None:
         raise PreconditionMissing(
             f"storage {redacted(config.storage)} has no record of slot {config.slot} of the server with system "

@@ -143,6 +143,7 @@ def capture(config_file: Path | None, **options: Any) -> None:
     "failover",
     "heartbeat_interval_s",
     "create_slot",
+    "begin_anew",
     "snapshot",
     "snapshot_connections",
 )
@@ -243,12 +244,13 @@ def slot() -> None:
 
 
 @slot.command()
-@setting_options("dsn", "slot", "two_phase", "failover", "storage")
+@setting_options("dsn", "slot", "two_phase", "failover", "storage", "sink")
 def create(config_file: Path | None, **options: Any) -> None:
     """Create the slot; changes are kept by the server from then on.
 
     Given --storage, it refuses where that still has the record of an earlier slot of this name: a run would take
-    the new slot for one that lost changes. `slot drop --storage` removes it.
+    the new slot for one that lost changes. `slot drop --storage` removes it. Given --sink, it says what the Delta
+    tables will lack if they have transactions of an earlier slot of this name.
     """
     config = build_config(config_file, options)
     config.require("slot")

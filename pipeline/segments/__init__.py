@@ -12,12 +12,14 @@ Everything that outlives a process is here, and nothing else is stored anywhere:
         progress/<owner>.<epoch>.claim                      that an epoch takes the slot over; empty
         progress.json                                       for an older xidstream: that the record is elsewhere
         server.json                                         the server's timeline
+        beginning.json                                      where the storage began with the slot
 
 Invariants:
 
 - An object is there whole or not at all, and never changes after that, but for two things. An owner's record of
-  progress and ``server.json`` are replaced whole. Rows may be filled in at COMMIT (``pipeline.late_binding``), which
-  changes a few bytes once. What is read is compared with the length and checksum taken while it was written.
+  progress, ``server.json`` and ``beginning.json`` are replaced whole. Rows may be filled in at COMMIT
+  (``pipeline.late_binding``), which changes a few bytes once. What is read is compared with the length and checksum
+  taken while it was written.
 - What may be confirmed because of an object (a prepared transaction or a journal file with all it names, the
   position) is on disk, not only in a cache, when the call that wrote it returns. Segments of open transactions are
   not: the slot has them still.
@@ -30,6 +32,11 @@ row again after COMMIT), one object per batch (object stores charge for requests
 and to lose).
 """
 
+from xidstream.pipeline.segments.beginning_record import (
+    count_left_behind,
+    read_beginning,
+    write_beginning,
+)
 from xidstream.pipeline.segments.cleanup import clean_dead_epochs, holds_slot, remove_slot
 from xidstream.pipeline.segments.handed_rows import HandedRows, RowsReader, write_rows
 from xidstream.pipeline.segments.journal_file import (
@@ -97,6 +104,7 @@ __all__ = [
     "check_owner",
     "claim_slot",
     "clean_dead_epochs",
+    "count_left_behind",
     "delete_prepared",
     "findings",
     "flush_segments",
@@ -110,6 +118,7 @@ __all__ = [
     "load_prepared",
     "note_left_out",
     "other_servers",
+    "read_beginning",
     "read_journal_file",
     "read_journal_files",
     "read_progress",
@@ -126,6 +135,7 @@ __all__ = [
     "take_over_progress",
     "verify_journal_file",
     "verify_prepared",
+    "write_beginning",
     "write_journal_file",
     "write_messages",
     "write_prepared",

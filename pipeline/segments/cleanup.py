@@ -63,7 +63,7 @@ def holds_slot(storage: Storage, layout: Layout) -> bool:
     # A claim is a run that ended before it recorded anything.
     return is_recorded or any(
         not key.endswith(".claim")
-        for folder in (layout.progress_prefix, layout.prepared_prefix)
+        for folder in (layout.progress_prefix, layout.prepared_prefix, layout.journal_prefix)
         for key in storage.list_keys(folder)
     )
 
@@ -90,7 +90,7 @@ def remove_slot(storage: Storage, layout: Layout) -> dict[str, int]:
         layout.snapshots_prefix,
     ):
         remove_folder(folder)
-    for key in (layout.server_key, layout.progress_key):
+    for key in (layout.server_key, layout.beginning_key, layout.progress_key):
         if storage.exists(key):
             storage.delete([key])
             removed[key] = 1

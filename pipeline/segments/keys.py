@@ -145,6 +145,10 @@ class Layout:
         return f"{self.root}/server.json"
 
     @property
+    def beginning_key(self) -> str:
+        return f"{self.root}/beginning.json"
+
+    @property
     def snapshot_rows_prefix(self) -> str:
         """Of rows that wait for a user's function."""
         return f"{self.snapshots_prefix}/rows"

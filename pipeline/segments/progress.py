@@ -15,6 +15,9 @@ What is confirmed is in the sink or in the journal (``journal_file``). The recor
 to where the sink holds everything (``delivered_lsn``), in the same write as the position: a file that it does not name
 is no part of the journal.
 
+It keeps the last commit that a sink with a memory of its own was known to hold (``held_lsn``). So a sink that is empty,
+or was restored to an older state, is told from the one that had it.
+
 It lists the tables that are or were parked (``pipeline.parked``), with what was left out of them up to this position.
 
 It says whose the slot is. A run that has got the slot takes it over in three steps:
@@ -51,7 +54,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from xidstream.pipeline.errors import SegmentCorrupt, Superseded, UsageError
+from xidstream.pipeline.errors import SegmentCorrupt, StorageFault, Superseded, UsageError
 from xidstream.pipeline.exchange import JournalSpan, PrepareCover, PreparedTransaction
 from xidstream.pipeline.parked import ParkedTable, resumed, without_gone
 from xidstream.pipeline.pg import INVALID_LSN, Lsn, Xid
@@ -68,7 +71,9 @@ _ATTEMPTS: Final = 5
 REMEMBERED_FINISHED: Final = 256
 """About 10 kB of JSON. A late buffer writes within seconds of its epoch's end, or never."""
 _REMEDY: Final = (
-    "restore the object; or, if nothing else has read from the slot, remove it: the next run trusts the slot"
+    "restore the object, from a backup or an older version of the bucket, and remove nothing: only this record says "
+    "what of the slot's `journal/` and `prepared/` counts, and the server does not send that again; where it is lost "
+    "for good, give another --storage, and begin anew there as that run's error says"
 )
 
 
@@ -79,7 +84,8 @@ class ProgressRecord:
     ``finished``: xid and prepare end LSN of prepared transactions that need no record, the latest last.
     ``cover``: None in a record of an older version. ``owner``: 0 in one that nobody has taken over.
     ``delivered_lsn``: the sink holds everything up to here; ``journal`` is what it does not hold of the rest, in order.
-    ``parked``: all tables that are or were.
+    ``parked``: all tables that are or were. ``held_lsn``: the last commit that a sink that remembers was known to hold
+    whole; 0/0 where there was none.
     """
 
     confirmed_lsn: Lsn
@@ -91,6 +97,7 @@ class ProgressRecord:
     delivered_lsn: Lsn = INVALID_LSN
     journal: tuple[JournalSpan, ...] = ()
     parked: tuple[ParkedTable, ...] = ()
+    held_lsn: Lsn = INVALID_LSN
     key: str = field(default="", compare=False)
 
 
@@ -151,6 +158,7 @@ def _read(storage: Storage, key: str) -> ProgressRecord | None:
                 for epoch, first, last in content.get("journal", ())
             ),
             tuple(ParkedTable.from_json(each) for each in content.get("parked", ())),
+            Lsn.parse(content.get("held_lsn", "0/0")),
             key,
         )
     except (KeyError, TypeError, ValueError, UsageError) as error:
@@ -225,8 +233,9 @@ def take_over_progress(
     delivered_lsn = before.delivered_lsn if before is not None and journal else confirmed_lsn
     parked = () if before is None else resumed(before.parked, resume, confirmed_lsn)
     parked = without_gone(parked, gone, gone_before, delivered_lsn)
+    held_lsn = INVALID_LSN if before is None else before.held_lsn
     record = ProgressRecord(
-        confirmed_lsn, layout.epoch, _now(), finished, cover, owner, delivered_lsn, journal, parked
+        confirmed_lsn, layout.epoch, _now(), finished, cover, owner, delivered_lsn, journal, parked, held_lsn
     )
     written = _write(storage, layout, record)
     _refer(storage, layout)
@@ -273,23 +282,31 @@ def write_progress(
     delivered_lsn: Lsn | None = None,
     journal: Sequence[JournalSpan] = (),
     parked: Sequence[ParkedTable] = (),
+    held_lsn: Lsn = INVALID_LSN,
+    may_begin: bool = True,
 ) -> ProgressRecord:
     """Replace the record, under ``layout.epoch`` and its number ``owner``.
 
     ``finished``: prepared transactions whose COMMIT or ROLLBACK PREPARED is at or below ``confirmed_lsn``. Once
     this returns their records may be deleted; the next ``load_prepared`` does it where the caller could not.
     ``cover``: given once, where the record has none; it is kept from then on. ``delivered_lsn``: by default the sink
-    holds all that is confirmed; else ``journal`` has the rest.
+    holds all that is confirmed; else ``journal`` has the rest. ``held_lsn``: it never falls. ``may_begin``: whether
+    there may be no record yet; whoever has taken the storage over finds its own.
 
     Raises Superseded where the slot is a later run's: what was written then counts for nobody, so it must not be
     confirmed, and nothing be removed for it. Raises, changing nothing, UsageError where our own record would go back;
-    SegmentCorrupt, StorageFault.
+    SegmentCorrupt, StorageFault, also where the record is gone.
     """
     before = _read(storage, layout.record_key(owner))
     if before is None:
         # It is the first one, or was removed by whoever has the slot now.
         check_owner(storage, layout, owner)
         before = read_progress(storage, layout)
+    if before is None and not may_begin:
+        raise StorageFault(
+            f"record {layout.record_key(owner)!r} is gone: the storage is not the one that this epoch has taken over",
+            remedy="look whether its volume is mounted; nothing was written, and nothing is confirmed",
+        )
     is_ours = before is not None and before.epoch == layout.epoch
     if before is not None and is_ours and confirmed_lsn < before.confirmed_lsn:
         raise UsageError(
@@ -313,6 +330,7 @@ def write_progress(
         delivered_lsn,
         tuple(journal),
         tuple(parked),
+        max(held_lsn, INVALID_LSN if before is None else before.held_lsn),
     )
     written = _write(storage, layout, record)
     if before is None:
@@ -334,6 +352,8 @@ def _write(storage: Storage, layout: Layout, record: ProgressRecord) -> Progress
         "delivered_lsn": str(record.delivered_lsn),
         "journal": [[span.epoch, span.first, span.last] for span in record.journal],
     }
+    if record.held_lsn:
+        content["held_lsn"] = str(record.held_lsn)
     if record.parked:
         content["parked"] = [each.to_json() for each in record.parked]
     key = layout.record_key(record.owner)

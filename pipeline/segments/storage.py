@@ -28,6 +28,7 @@ import os
 import re
 import secrets
 import shutil
+import tempfile
 import urllib.parse
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -45,6 +46,7 @@ from xidstream.pipeline.segments.side_by_side import side_by_side
 
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
 SCHEMES: Final = ("file", "s3", "gs", "gcs", "abfs", "abfss")
+_PROBE: Final = ".xidstream-check"
 _TEMPORARY: Final = re.compile(r"\..*\.tmp")
 _SYNC_FILE_RANGE_WRITE: Final = 2
 _FAILURES: Final = (OSError, pa.ArrowException)
@@ -136,6 +138,19 @@ class Storage:
             with _failing("flush", keys[0]):
                 self._sync_folders(keys)
 
+    def probe(self) -> None:
+        """Try to write, and leave nothing behind: a local root that is not there is not made. Raises StorageFault."""
+        if not self._is_local:
+            self.write_bytes(_PROBE, b"check")
+            self.delete([_PROBE])
+            return
+        folder = Path(self._resolved[1])
+        with _failing("write", _PROBE):
+            while not os.path.lexists(folder):
+                folder = folder.parent
+            with tempfile.TemporaryFile(dir=folder) as file:
+                file.write(b"check")
+
     # -- reading ---------------------------------------------------------------------------------------
 
     def read_bytes(self, key: str) -> bytes:
@@ -174,6 +189,10 @@ class Storage:
     def local_path(self, key: str) -> str | None:
         """Where the object is on a file system; None in an object store."""
         return self._path(key) if self._is_local else None
+
+    def has_root(self) -> bool:
+        """Whether the folder of a local storage is there. An object store has no folders."""
+        return not self._is_local or os.path.isdir(self._resolved[1])
 
     def exists(self, key: str) -> bool:
         with _failing("look up", key):

@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
-from xidstream.pipeline.errors import SegmentCorrupt, Unsupported
+from xidstream.pipeline.errors import ANOTHER_STORAGE, SegmentCorrupt, Unsupported
 from xidstream.pipeline.exchange import JournalFile
 from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.segments.cleanup import holds_slot
 from xidstream.pipeline.segments.journal_file import read_journal_file, verify_journal_file
 from xidstream.pipeline.segments.keys import Layout
 from xidstream.pipeline.segments.progress import ProgressRecord, read_progress
@@ -27,8 +28,8 @@ from xidstream.pipeline.segments.side_by_side import side_by_side
 from xidstream.pipeline.segments.storage import Storage
 
 _LOST: Final = (
-    "restore the object, from a backup or an older version of it, and start again; if it is lost for good, take new "
-    "snapshots of the tables, with a new slot and another storage"
+    "restore the object, from a backup or an older version of it, and start again; if it is lost for good, "
+    f"{ANOTHER_STORAGE}"
 )
 _STRANGE: Final = (
     "restore the objects below the slot's folder together, from one moment; or report this as a defect"
@@ -71,9 +72,10 @@ class StoredJournal:
 
 
 def slots_servers(storage: Storage, slot: str) -> list[int]:
-    """System identifiers of the servers of which the storage has a record of such a slot. Raises StorageFault."""
-    folders = [int(folder) for folder in storage.list_folders() if folder.isdecimal()]
-    return [system for system in folders if storage.exists(Layout(system, slot, "look").progress_key)]
+    """System identifiers of the servers of which the storage has a record of such a slot, or what only a record could
+    tell. Raises StorageFault."""
+    layouts = [Layout(int(folder), slot, "look") for folder in storage.list_folders() if folder.isdecimal()]
+    return [layout.system_identifier for layout in layouts if holds_slot(storage, layout)]
 
 
 def stored_journal(storage: Storage, layout: Layout, *, verify: bool) -> StoredJournal | None:

@@ -42,8 +42,8 @@ class SlotState:
     """One slot, as pg_replication_slots had it. Where ``exists`` is False the rest is None.
 
     ``wal_status``: reserved, extended, unreserved or lost (13+). ``invalidation_reason``: 17+.
-    ``two_phase``: 14+. ``failover``: 17+. ``awaits_promotion``: the server is a standby, and the slot its copy of the
-    primary's (17+).
+    ``two_phase``: 14+. ``two_phase_at``: 18+, None without two-phase. ``failover``: 17+. ``awaits_promotion``: the
+    server is a standby, and the slot its copy of the primary's (17+).
     """
 
     name: str
@@ -57,6 +57,7 @@ class SlotState:
     wal_status: str | None = None
     invalidation_reason: str | None = None
     two_phase: bool | None = None
+    two_phase_at: Lsn | None = None
     failover: bool | None = None
     awaits_promotion: bool = False
 
@@ -170,6 +171,7 @@ def read_slot(connection: psycopg.Connection[Any], slot: str) -> SlotState:
         wal_status=row.get("wal_status"),
         invalidation_reason=row.get("invalidation_reason"),
         two_phase=row.get("two_phase"),
+        two_phase_at=_lsn(row.get("two_phase_at")),
         failover=row.get("failover"),
         # On a primary the column means nothing: it stays true after a promotion.
         awaits_promotion=row["is_standby"] and bool(row.get("synced")),

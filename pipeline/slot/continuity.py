@@ -1,8 +1,9 @@
 """Whether a server can go on where the storage says that this pipeline was.
 
-Asked before a slot is created or read. Four things cannot be mended by reading on, and each is a SlotLost that says
-what is lost: the slot is gone though a position of it is recorded; the record is another server's; the server's
-timeline branched off below what was confirmed; it is an older timeline, or no descendant of the recorded one.
+Asked before a slot is created or read. Three things cannot be mended by reading on, and each is a SlotLost that says
+what is lost: the slot is gone though a position of it is recorded; the server's timeline branched off below what was
+confirmed; it is an older timeline, or no descendant of the recorded one. Where nothing is recorded there is nothing to
+compare: what that may mean is ``slot.beginning``'s.
 
 A standby without the slot is no loss: a DSN with several hosts leads there while the primary restarts. A run that ended
 then, with the advice to begin anew, would lose what the primary still has.
@@ -19,11 +20,11 @@ still move it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from xidstream.pipeline.errors import ConnectionLost, SlotLost
+from xidstream.pipeline.errors import ANOTHER_STORAGE, ConnectionLost, SlotLost
 from xidstream.pipeline.pg import Lsn
 
 if TYPE_CHECKING:
@@ -34,11 +35,10 @@ _NEW_SNAPSHOT = "take a new snapshot of the tables, with a new slot and another 
 
 @dataclass(frozen=True)
 class Recorded:
-    """What the storage knows of a slot; ``other_servers`` are system identifiers with a record of the same name."""
+    """What the storage knows of a slot."""
 
     confirmed_lsn: Lsn | None
     timeline: int | None
-    other_servers: Sequence[int] = ()
 
 
 def check_continuity(
@@ -60,14 +60,6 @@ def check_continuity(
     if awaits_promotion:
         raise standbys_copy(slot)
     if recorded.confirmed_lsn is None:
-        if recorded.other_servers:
-            raise SlotLost(
-                f"the storage records slot {slot!r} of another server (system identifier {recorded.other_servers[0]}), "
-                f"and nothing of this one ({system.system_identifier})",
-                remedy="if this server took the other's place, what committed between is missing: take a new snapshot; "
-                "in either case drop its slot and create it by `xidstream slot create --storage URI`, which records it "
-                "beside the other's, or give it a storage (--storage) of its own",
-            )
         return
     if not slot_exists and is_standby:
         raise ConnectionLost(
@@ -118,6 +110,6 @@ def check_positions(slot: str, recorded_lsn: Lsn, confirmed_lsn: Lsn, wal_end_ls
         raise SlotLost(
             f"slot {slot!r} is confirmed up to {confirmed_lsn}, but this pipeline had confirmed only "
             f"{recorded_lsn}: what lies between went elsewhere, or was skipped",
-            remedy="if that was meant, forget the record with `xidstream slot drop --storage URI` and create the "
-            "slot again; else take a new snapshot",
+            remedy="if this storage is an older copy, or not the last run's, give the last run's; else, or if the slot "
+            f"had another reader: {ANOTHER_STORAGE}",
         )

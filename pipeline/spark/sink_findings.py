@@ -27,10 +27,10 @@ from typing import Any, Final
 import pyarrow as pa
 
 from xidstream.pipeline.credentials import redacted
-from xidstream.pipeline.errors import ConfigError, UsageError, XidstreamError
+from xidstream.pipeline.errors import ConfigError, StorageFault, UsageError, XidstreamError
 from xidstream.pipeline.exchange import SlotIdentity, Tenure
 from xidstream.pipeline.findings import Finding
-from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.pg import INVALID_LSN, Lsn
 from xidstream.pipeline.spark import naming
 from xidstream.pipeline.spark.foreach import resolve
 from xidstream.pipeline.spark.naming import Location
@@ -50,12 +50,14 @@ class ServerSide:
     """What a sink is compared with: the server's history, and the published tables.
 
     ``tenure`` is called when the tables are open, because another run may write to them: what they hold is older than
-    the end of the WAL that is read after that.
+    the end of the WAL that is read after that. ``compare`` is given the number of the last run that wrote to them and
+    the last commit that they hold, and finds whether these fit what the storage has of the slot.
     """
 
     identity: SlotIdentity
     tenure: Callable[[], Tenure]
     tables: Sequence[tuple[str, str]]
+    compare: Callable[[int, Lsn], list[Finding]] = lambda owner, commit_lsn: []
 
 
 SinkCheck = Callable[["ServerSide | None"], "list[Finding]"]
@@ -86,6 +88,24 @@ def check_of_delta(
     root_uri: str, storage_uri: str, storage_options: Mapping[str, str] | None = None
 ) -> SinkCheck:
     return lambda server: _check_delta(root_uri, storage_uri, storage_options, server)
+
+
+def held_by_delta(root_uri: str, application_id: str) -> tuple[int, Lsn]:
+    """The number of the slot's last run that wrote to the root, and the last commit of it that the tables hold; 0 for
+    none. Raises ConfigError, StorageFault."""
+    from xidstream.pipeline.spark.delta_table import DeltaTableWriter
+    from xidstream.pipeline.spark.ownership import Ownership
+
+    root = Location.parse(root_uri)
+    try:
+        writer = DeltaTableWriter.open(root.child(naming.TRANSACTIONS), naming.TRANSACTIONS)
+    except XidstreamError:
+        raise
+    except Exception as error:
+        raise StorageFault(f"Delta root {redacted(root.uri)} cannot be read: {_reason(error)}") from error
+    if writer is None:
+        return 0, INVALID_LSN
+    return Ownership.owner_of(writer, application_id), Lsn(writer.watermark(application_id))
 
 
 # -- a function ----------------------------------------------------------------------------------------
@@ -191,6 +211,9 @@ def _check_tables(root: Location, server: ServerSide | None) -> list[Finding]:
     for writer in found:
         ownership.check(writer)
     findings = [Finding.ok("sink_tables", _told(found, application_id))]
+    own = next((writer for writer in found if writer.label == naming.TRANSACTIONS), None)
+    owner = 0 if own is None else Ownership.owner_of(own, application_id)
+    findings += server.compare(owner, Lsn(0 if own is None else own.watermark(application_id)))
     if len(tables) > MOST_TABLES:
         findings.append(
             Finding.not_checked(

@@ -35,10 +35,12 @@ from xidstream.pipeline.sequencer import (
     FinishedPrepares,
     PreparedBook,
 )
+from xidstream.pipeline.slot.beginning import SinkHolds
 from xidstream.pipeline.stages.confirming import Confirming, TellReader
 from xidstream.pipeline.stages.cut_routing import TicketedCut
 from xidstream.pipeline.stages.journaling import Fetch, Journaling, Put, order_of, policy_of
 from xidstream.pipeline.stages.sequencer_stats import SequencerStats, sequencer_report, stats_of
+from xidstream.pipeline.stages.slot_beginning import check_sink_of_run
 from xidstream.pipeline.stages.slot_storage import SlotStorage
 from xidstream.pipeline.stages.watched_tasks import WatchedTasks
 from xidstream.pipeline.stream import (
@@ -106,6 +108,7 @@ class CommitSequence:
         self._takes_snapshots = opened.snapshots.takes_snapshots
         self._storage = SlotStorage(self._config.storage, opened, self._epoch)
         taken_over = await asyncio.to_thread(self._storage.take_over, resumes=has_sink)
+        self._is_first = taken_over.is_first
         self._prepared = taken_over.prepared
         self._has_sink = has_sink
         self._order = order_of(self._config, taken_over, has_sink=has_sink)
@@ -130,8 +133,10 @@ class CommitSequence:
         """What the sink already holds, and from whom; transactions up to it may be repeated by the server.
 
         It is called once by each batch loop: what an earlier one took and did not report is released again, and
-        nothing more that it asks for is done. Returns as whom the sink is to be claimed. Raises Superseded.
+        nothing more that it asks for is done. Returns as whom the sink is to be claimed. Raises Superseded, and
+        SlotLost where the sink knows an earlier run that the storage does not, or has less than one had.
         """
+        await asyncio.to_thread(self._check_sink, SinkHolds(last_owner, watermark))
         self._watermark = max(self._watermark, watermark)
         self._loop = loop = self._loop + 1
         self._order.put_back()
@@ -143,6 +148,14 @@ class CommitSequence:
         parked = self._order.parking.parked_up_to(watermark)
         await self._tasks.notify()
         return replace(await asyncio.to_thread(self._storage.tenure, last_owner), loop=loop, parked=parked)
+
+    def _check_sink(self, sink: SinkHolds) -> None:
+        if not self._config.remembers_in_sink:
+            return
+        # The sink's owner is this epoch itself from its second loop on.
+        is_first = self._is_first and not self._loop
+        check_sink_of_run(self._config, self._storage.layout, sink, is_first=is_first)
+        self._storage.held_lsn = max(self._storage.held_lsn, sink.commit_lsn)
 
     async def takes_snapshots(self) -> bool:
         """Whether the slot's tables are read as they were before it."""
@@ -331,6 +344,8 @@ class CommitSequence:
         unused = [key for key in self._finished.without_kept(keys) if key not in in_use]
         reach("batch_accepted")
         self._figures.add_batch(contents)
+        if self._config.remembers_in_sink:
+            self._storage.held_lsn = max(self._storage.held_lsn, self._figures.last_commit_lsn)
         await self._tasks.notify()
         await asyncio.to_thread(self._storage.delete, unused)
 

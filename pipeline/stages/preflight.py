@@ -20,13 +20,26 @@ from contextlib import suppress
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.credentials import redacted
 from xidstream.pipeline.errors import ConfigError, XidstreamError
-from xidstream.pipeline.exchange import SlotIdentity, Tenure
+from xidstream.pipeline.exchange import Beginning, SlotIdentity, Tenure
 from xidstream.pipeline.file_modes import who_else
 from xidstream.pipeline.findings import Finding, Status
-from xidstream.pipeline.segments import Layout, Storage, read_progress
+from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.segments import Layout, Storage, read_beginning, read_progress
 from xidstream.pipeline.slot.admin import describe_slot, settled_flush_lsn, sql_connection
+from xidstream.pipeline.slot.beginning import (
+    NO_RECORD,
+    SNAPSHOTS,
+    SinkHolds,
+    Verdict,
+    check_sink,
+    gap,
+    gap_text,
+    unseen,
+    unseen_text,
+)
 from xidstream.pipeline.slot.connection import ReplicationConnection, SystemIdentity
 from xidstream.pipeline.slot.continuity import check_positions
+from xidstream.pipeline.slot.login import Login
 from xidstream.pipeline.slot.opening import slot_settings
 from xidstream.pipeline.slot.preflight import server_findings
 from xidstream.pipeline.slot.published import published_names
@@ -34,10 +47,10 @@ from xidstream.pipeline.slot.snapshot_findings import snapshot_findings
 from xidstream.pipeline.snapshot.readers import most_readers
 from xidstream.pipeline.spark.sink import local_root
 from xidstream.pipeline.spark.sink_findings import ServerSide, SinkCheck, check_of_spec
-from xidstream.pipeline.stages.slot_record import check_server
+from xidstream.pipeline.stages.slot_beginning import anew_lsn, judge, witnesses_of
+from xidstream.pipeline.stages.slot_record import Unrecorded, check_server
 from xidstream.pipeline.stages.snapshot_decision import would_take_snapshots
 
-_PROBE = ".xidstream-check"
 _UNRANKED = 2**62
 """A number of a tenure that no run has reached: who wrote to the sink last does not matter here."""
 
@@ -58,15 +71,16 @@ def preflight(config: Config, check_sink: SinkCheck | None = None, *, has_sink: 
         config.refuse_credentials()
     except ConfigError as error:
         findings.append(Finding.of_error("secrets", error))
+    n_before = len(findings)
     findings.append(_check_storage(config))
     server = None
     if is_reached:
         try:
             with ReplicationConnection(slot_settings(config)) as connection:
-                if findings[-1].status is Status.OK:
+                if findings[n_before].status is Status.OK:
                     findings += [_check_record(config, connection), *_parked_tables(config, connection)]
                     findings += _snapshot_findings(config, connection)
-                server = _server_side(config, connection)
+                server = _server_side(config, connection, is_stored=findings[n_before].status is Status.OK)
         except XidstreamError as error:
             findings.append(Finding.of_error("record", error))
     if not any(finding.check == "record" for finding in findings):
@@ -79,7 +93,10 @@ def preflight(config: Config, check_sink: SinkCheck | None = None, *, has_sink: 
             )
         )
     if has_sink:
-        findings += _sink_findings(config, check_sink, server)
+        of_sink = _sink_findings(config, check_sink, server)
+        if any(finding.check == "record" for finding in of_sink):
+            findings = [finding for finding in findings if finding.check != "record"]
+        findings += of_sink
     return findings + _open_to_others(config, has_sink=has_sink)
 
 
@@ -93,9 +110,7 @@ def _check_storage(config: Config) -> Finding:
             "storage", "the storage: none is given", "give the run's: --storage, or storage in Python"
         )
     try:
-        storage = Storage(config.storage)
-        storage.write_bytes(_PROBE, b"check")
-        storage.delete([_PROBE])
+        Storage(config.storage).probe()
     except XidstreamError as error:
         return Finding.of_error("storage", error)
     return Finding.ok("storage", f"storage {redacted(config.storage)} can be written")
@@ -127,14 +142,48 @@ def _open_to_others(config: Config, *, has_sink: bool) -> list[Finding]:
 
 
 def _check_record(config: Config, connection: ReplicationConnection) -> Finding:
-    """Whether what the storage records of the slot fits this server, by timeline and by position."""
+    """Whether what the storage records of the slot fits this server, by timeline and by position; and where it records
+    nothing, whether a run would be the first."""
     system = connection.identify_system()
     try:
-        check_server(config, connection, remember=False)
+        unrecorded = check_server(config, connection, remember=False)
+        if unrecorded is not None:
+            return _no_record(config, unrecorded)
         _check_positions(config, connection, system)
     except XidstreamError as error:
         return Finding.of_error("record", error)
     return Finding.ok("record", "what the storage records of the slot fits this server")
+
+
+def _no_record(config: Config, unrecorded: Unrecorded) -> Finding:
+    lsn = unrecorded.witnesses.slot_lsn
+    where = "with the slot that it creates" if lsn is None else f"at {lsn}, where the slot is"
+    what = f"the storage has {NO_RECORD} {config.slot}"
+    if unrecorded.verdict is Verdict.ANEW:
+        return Finding.warning("record", f"{what}: a run begins anew {where}", SNAPSHOTS)
+    return Finding.ok("record", f"{what}: a run would be its first, and begin {where}")
+
+
+def _compare(config: Config, layout: Layout, login: Login, sink: SinkHolds) -> list[Finding]:
+    """What a sink that remembers says of the slot, beside what the storage has. A finding "record" takes the place of
+    the one without the sink."""
+    storage = Storage(config.storage)
+    try:
+        record, begun = read_progress(storage, layout), read_beginning(storage, layout)
+        if record is not None:
+            check_sink(config.slot, record.held_lsn, sink, begun, anew_lsn(config))
+            told = gap_text(config.slot, lsns) if (lsns := gap(begun, sink)) else None
+            if lsns := unseen(begun, sink, record.delivered_lsn):
+                told = unseen_text(config.slot, lsns)
+        else:
+            witnesses = witnesses_of(storage, layout, login, describe_slot(login, config.slot), sink)
+            judged = judge(config, storage, witnesses)
+            is_gap = judged is Verdict.ANEW and witnesses.slot_lsn is not None
+            lsns = gap(Beginning(witnesses.anew_lsn), sink) if is_gap else None
+            told = gap_text(config.slot, lsns) if lsns else None
+    except XidstreamError as error:
+        return [Finding.of_error("record", error)]
+    return [] if told is None else [Finding.warning("gap", told, SNAPSHOTS)]
 
 
 def _parked_tables(config: Config, connection: ReplicationConnection) -> list[Finding]:
@@ -177,7 +226,7 @@ def _check_positions(config: Config, connection: ReplicationConnection, system: 
         check_positions(config.slot, record.confirmed_lsn, confirmed_lsn, settled_flush_lsn(dsn))
 
 
-def _server_side(config: Config, connection: ReplicationConnection) -> ServerSide:
+def _server_side(config: Config, connection: ReplicationConnection, *, is_stored: bool) -> ServerSide:
     dsn = connection.same_server
     with sql_connection(dsn, "the published tables") as sql:
         tables = published_names(sql, config.publication)
@@ -188,7 +237,12 @@ def _server_side(config: Config, connection: ReplicationConnection) -> ServerSid
         return Tenure(_UNRANKED, "check", system.timeline, history, settled_flush_lsn(dsn))
 
     identity = SlotIdentity(int(system.system_identifier), system.dbname, config.slot)
-    return ServerSide(identity, tenure, tables)
+    layout = Layout(identity.system_identifier, config.slot, "check")
+
+    def compare(owner: int, commit_lsn: Lsn) -> list[Finding]:
+        return _compare(config, layout, dsn, SinkHolds(owner, commit_lsn)) if is_stored else []
+
+    return ServerSide(identity, tenure, tables, compare)
 
 
 def _sink_findings(config: Config, check_sink: SinkCheck | None, server: ServerSide | None) -> list[Finding]:

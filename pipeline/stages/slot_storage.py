@@ -73,6 +73,7 @@ from xidstream.pipeline.sequencer import DamagedFile, PreparedBook
 from xidstream.pipeline.sequencer.journal import lost_journal
 from xidstream.pipeline.sequencer.prepared import lost, spilled_messages, stamp_segments
 from xidstream.pipeline.slot.continuity import check_positions
+from xidstream.pipeline.stages.slot_beginning import check_take_over
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,8 @@ class TakenOver:
     prepared: PreparedBook
     journal: tuple[JournalFile | DamagedFile, ...]
     parked: tuple[ParkedTable, ...] = ()
+    is_first: bool = False
+    """Whether there was no record of the slot."""
 
 
 class SlotStorage:
@@ -94,17 +97,26 @@ class SlotStorage:
         self._opened = opened
         self._layout = Layout(opened.identity.system_identifier, opened.identity.slot, epoch)
         self._owner = 0
+        self.held_lsn = INVALID_LSN
+        """The last commit that a sink that remembers is known to hold; the next record has it."""
+        self._is_first = False
         self._is_told = False
         """Whether a batch loop of this epoch knows the number."""
         self._recording = threading.Lock()
         """The driver may ask for its tenure while a position is recorded."""
 
+    @property
+    def layout(self) -> Layout:
+        """Of this epoch."""
+        return self._layout
+
     def take_over(self, *, resumes: bool = True) -> TakenOver:
         """What is recorded; cleans up what dead runs left. ``resumes``: whether tables are resumed, if a person wants
         it, as only an epoch with a sink may.
 
-        Raises SlotLost where the slot was confirmed past what this pipeline ever recorded, or the server is older
-        than what it delivered before. Raises ComponentLost where the server begins before the end of the journal.
+        Raises SlotLost, with nothing written or removed, where the slot was confirmed past what this pipeline ever
+        recorded, the server is older than what it delivered before, or there is no record although this is no first
+        run. Raises ComponentLost where the server begins before the end of the journal.
         Raises Superseded, with nothing removed, where another run took the slot over meanwhile.
         """
         resume = read_resumes(self._storage, self._layout) if resumes else frozenset()
@@ -128,6 +140,7 @@ class SlotStorage:
             PreparedBook(prepared, record.cover),
             journal,
             record.parked,
+            self._is_first,
         )
 
     def _take_record(self, before: ProgressRecord | None, resume: Set[int]) -> ProgressRecord:
@@ -320,6 +333,8 @@ class SlotStorage:
                 delivered_lsn=delivered_lsn,
                 journal=journal,
                 parked=parked,
+                held_lsn=self.held_lsn,
+                may_begin=False,
             )
         # Only now: a COMMIT PREPARED that is repeated needs its content, unless the record says it is through.
         for prepared in finished:
@@ -405,6 +420,8 @@ class SlotStorage:
         record = read_progress(self._storage, self._layout)
         check()
         if record is None:
+            check_take_over(slot, self._storage, self._layout, confirmed_lsn)
+            self._is_first = True
             return None
         check_positions(slot, record.confirmed_lsn, confirmed_lsn, self._opened.target_lsn)
         if record.journal and record.confirmed_lsn > max(confirmed_lsn, self._opened.start_lsn):

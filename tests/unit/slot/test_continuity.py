@@ -21,11 +21,10 @@ def check(
     slot_exists: bool = True,
     is_standby: bool = False,
     awaits_promotion: bool = False,
-    others: tuple[int, ...] = (),
     switch_points: Mapping[int, Lsn] | None = None,
 ) -> None:
     system = SystemIdentity("7001", timeline, Lsn(0x1000), "db")
-    known = Recorded(None if confirmed is None else Lsn(confirmed), recorded, others)
+    known = Recorded(None if confirmed is None else Lsn(confirmed), recorded)
     check_continuity(
         "s",
         system,
@@ -46,7 +45,6 @@ def check(
         {"recorded": None},  # the record of a version that kept no timeline
         {"timeline": 3, "switch_points": {2: Lsn(0x200)}},  # a failover exactly at what was confirmed
         {"timeline": 5, "switch_points": {1: Lsn(0x10), 2: Lsn(0x300), 4: Lsn(0x400)}},
-        {"others": (1, 2)},  # a storage that servers share
         {"is_standby": True},  # which decodes
     ],
 )
@@ -58,7 +56,6 @@ def test_a_server_that_has_all_that_was_delivered_may_go_on(case: dict[str, Any]
     ("case", "says"),
     [
         ({"slot_exists": False}, "does not exist any more"),
-        ({"confirmed": None, "recorded": None, "others": (6001,)}, "another server .*6001"),
         (
             {"timeline": 3, "switch_points": {2: Lsn(0x1FF)}},
             "left timeline 2 at 0/1FF, but 0/200 was confirmed",
@@ -80,9 +77,7 @@ def test_a_standby_without_the_slot_is_no_loss_while_the_primary_may_have_it() -
     check(confirmed=None, recorded=None, slot_exists=False, is_standby=True)
 
 
-@pytest.mark.parametrize(
-    "record", [{}, {"timeline": 1}, {"confirmed": None, "recorded": None, "others": (6001,)}]
-)
+@pytest.mark.parametrize("record", [{}, {"timeline": 1}, {"confirmed": None, "recorded": None}])
 def test_a_standbys_copy_is_waited_for_whatever_its_server_is_like(record: dict[str, Any]) -> None:
     """It was lost (status 4) where the standby had not followed a failover yet."""
     with pytest.raises(ConnectionLost, match="a standby's copy of the primary's"):

@@ -328,8 +328,11 @@ def ends_of(*xids: int) -> list[TicketedCut]:
 
 
 def run_to_the_end(folder: Path, entries: list[TicketedCut], watermark: int = 0) -> tuple[list[int], Any]:
-    """The xids that were delivered, and what the run ended with."""
+    """The xids that were delivered, and what the run ended with. An earlier run has left its record."""
     delivered: list[int] = []
+    storage = Storage(str(folder))
+    if read_progress(storage, EARLIER) is None:
+        write_progress(storage, EARLIER, OPENED.confirmed_flush_lsn)
 
     async def work() -> None:
         sequencer = sequence(Config(storage=str(folder)))

@@ -1,0 +1,59 @@
+"""Where a storage began with its slot (``beginning.json``): written before anything is read from the slot.
+
+A run that dies between its first START_REPLICATION and its first record leaves a slot that was read, and a storage
+without a record. This object says that the reader was ours, and where the slot stood. It is also the record of a
+decision: that a person began anew, against which signs of an earlier run. What is said of a beginning is decided in
+``pipeline.slot.beginning``.
+
+It stays when there is a record, because a sink that ends before this position lacks what was committed between.
+``slot create`` writes it, and the reader where the storage has no record. ``slot drop`` removes it.
+"""
+
+from __future__ import annotations
+
+import datetime
+from typing import Final
+
+from xidstream.pipeline.errors import SegmentCorrupt, UsageError
+from xidstream.pipeline.exchange import Beginning
+from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.segments.envelope import seal, unseal
+from xidstream.pipeline.segments.keys import Layout
+from xidstream.pipeline.segments.storage import Storage
+
+FORMAT: Final = "xidstream.beginning"
+VERSION: Final = 1
+_REMEDY: Final = (
+    "restore the object from a backup or an older version of the bucket; or give another --storage"
+)
+
+
+def read_beginning(storage: Storage, layout: Layout) -> Beginning | None:
+    """None where none was recorded. Raises SegmentCorrupt, StorageFault."""
+    data = storage.read_buffer(layout.beginning_key)
+    if data is None:
+        return None
+    content = unseal(bytes(data), FORMAT, VERSION, layout.beginning_key, remedy=_REMEDY)
+    try:
+        against = tuple(str(each) for each in content["against"])
+        return Beginning(Lsn.parse(content["lsn"]), bool(content["is_anew"]), against)
+    except (KeyError, TypeError, UsageError) as error:
+        raise SegmentCorrupt(
+            f"object {layout.beginning_key!r} lacks a part or has a wrong one", remedy=_REMEDY
+        ) from error
+
+
+def write_beginning(storage: Storage, layout: Layout, beginning: Beginning) -> None:
+    """Durably, in place of an earlier one. Raises StorageFault."""
+    content = {
+        "lsn": str(beginning.lsn),
+        "is_anew": beginning.is_anew,
+        "against": list(beginning.against),
+        "begun_at": datetime.datetime.now(datetime.timezone.utc).isoformat(),
+    }
+    storage.write_bytes(layout.beginning_key, seal(FORMAT, VERSION, content))
+
+
+def count_left_behind(storage: Storage, layout: Layout) -> int:
+    """How many objects of a journal and of prepared transactions there are. Without a record nobody can place them."""
+    return sum(len(storage.list_keys(folder)) for folder in (layout.journal_prefix, layout.prepared_prefix))
