@@ -211,8 +211,9 @@ ANOTHER_STORAGE: Final = (
 """How to go on where the storage cannot, and the slot can. No remedy may have anybody delete what may be the only copy
 of something: the slot's WAL, a journal, prepared transactions."""
 ANOTHER_SLOT: Final = (
-    "make the slot anew, with another storage (`xidstream slot drop`, then `xidstream slot create --storage NEW`), so "
-    "that nothing of this storage is deleted, and take new snapshots of the tables (`--snapshot initial`)"
+    "make the slot anew, with another storage (`xidstream slot drop` without a storage, then `xidstream slot create "
+    "--storage NEW`), so that nothing of this storage is deleted, and take new snapshots of the tables "
+    "(`--snapshot initial`)"
 )
 """How to go on where the slot cannot."""
 

@@ -155,7 +155,7 @@ def _connected(
     if state.plugin != PLUGIN:
         raise PreconditionMissing(
             f'slot "{settings.slot}" uses the plugin {state.plugin}, not {PLUGIN}',
-            remedy="give another slot, or drop it and create it anew",
+            remedy="give another slot: this one belongs to another consumer, which needs what it holds",
         )
     if state.awaits_promotion:
         raise standbys_copy(settings.slot)
