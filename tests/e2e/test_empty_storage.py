@@ -13,7 +13,7 @@ from tests.e2e.test_command_line import NEWEST, ROWS, options, run, set_up
 from tests.postgres_fixtures import Database
 from xidstream.pipeline.segments import Layout, Storage, read_beginning, read_progress
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @NEWEST
