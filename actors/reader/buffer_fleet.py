@@ -109,11 +109,13 @@ class BufferFleet:
             if buffer.is_placed:
                 buffer.check_alive()
 
-    def stop_idle(self, done_ticket: int) -> None:
+    def done(self, done_ticket: int) -> None:
+        """The sink holds the rows of everything up to this ticket."""
+        self._policy.done(done_ticket, time.monotonic())
+
+    def stop_idle(self) -> None:
         """End buffers that have had nothing to do for long, and whose rows the sink all holds."""
-        now_s = time.monotonic()
-        self._policy.done(done_ticket, now_s)
-        for number in self._policy.remove_idle(now_s):
+        for number in self._policy.remove_idle(time.monotonic()):
             self.handles.pop(number).kill()
 
     # -- inside ----------------------------------------------------------------------------------------

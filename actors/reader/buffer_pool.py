@@ -28,7 +28,6 @@ from xidstream.pipeline.config import Config
 from xidstream.pipeline.exchange import TransactionEnd
 from xidstream.pipeline.pg import Xid
 from xidstream.pipeline.protocol.spares import Spares
-from xidstream.pipeline.relations import RelationVersion
 from xidstream.pipeline.stages.buffer_calls import BufferSettings, Held
 from xidstream.pipeline.stream import PlainBlock, Prepared, TransactionBlock
 
@@ -47,13 +46,14 @@ class _Open:
     streamed: bool = True
     n_bytes: int = 0
     n_rolled_back: int = 0
-    versions: dict[int, RelationVersion] = field(default_factory=dict)
+    tables: set[str] = field(default_factory=set)
+    """By name: the versions take what ``RelationBook`` bounds, and are not kept for longer than it keeps them."""
 
     def note(self, cut: TransactionBlock) -> None:
         self.streamed = cut.streamed
         self.n_bytes += cut.block.n_bytes
         self.n_rolled_back += len(cut.aborted)
-        self.versions.update(cut.block.relations.versions)
+        self.tables.update(version.name for version in cut.block.relations.versions.values())
 
     def next_step(self) -> int:
         self.n_steps += 1
@@ -83,6 +83,11 @@ class BufferPool:
         return self._in_flight.n_bytes
 
     @property
+    def n_calls(self) -> int:
+        """Calls to buffers that have not returned."""
+        return len(self._in_flight)
+
+    @property
     def open_transactions(self) -> list[Held]:
         return [each.held for each in list(self._open.values())]
 
@@ -92,7 +97,7 @@ class BufferPool:
 
     def _part(self, each: _Open) -> OpenPart:
         held = each.held
-        tables = {version.name for version in list(each.versions.values())}
+        tables = set(each.tables)
         owner = self._policy.owner(held.xid)
         return OpenPart(
             xid=int(held.xid),

@@ -144,7 +144,7 @@ class Reading:
     def _credit(self) -> Credit:
         sending = self._sending
         return Credit(
-            self._cutter.pending_bytes, sending.in_flight_bytes, sending.queued_bytes, sending.backlog_bytes
+            self._cutter.pending_bytes, sending.credit_bytes, sending.queued_bytes, sending.backlog_bytes
         )
 
     def _read_and_look(self) -> None:

@@ -80,6 +80,11 @@ class SendingThread:
         return self.queued_bytes + self._pool.in_flight_bytes
 
     @property
+    def credit_bytes(self) -> int:
+        """What is in flight, with what each call takes beside its rows."""
+        return self.in_flight_bytes + _CUT_BYTES * self._pool.n_calls
+
+    @property
     def backlog_bytes(self) -> int:
         """Ended, and not yet in the sink."""
         return self._sender.backlog_bytes
@@ -138,8 +143,9 @@ class SendingThread:
         self._sender.collect(self.done_ticket)
         self._pool.adapt()
         self._pool.fleet.check_alive(now_s)
+        self._pool.fleet.done(self.free_ticket)
         if idle:
-            self._pool.fleet.stop_idle(self.free_ticket)
+            self._pool.fleet.stop_idle()
         self._next_look_s = now_s + (_LOOK_INTERVAL_S if self._pool.in_flight_bytes else _IDLE_INTERVAL_S)
         self._looked.set()
 

@@ -28,6 +28,7 @@ Numbers stand for buffers, and the shell maps them to actors. Numbers below ``mi
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 
 from xidstream.pipeline.errors import UsageError
@@ -66,7 +67,9 @@ class BufferPoolPolicy:
     idle_after_s: float
     _buffers: dict[int, _Buffer] = field(default_factory=dict)
     _owner: dict[Xid, int] = field(default_factory=dict)
-    _ended: dict[Xid, int] = field(default_factory=dict)
+    _ended: deque[tuple[int, Xid]] = field(default_factory=deque)
+    """Committed and prepared ones, in the order of their tickets."""
+    _rolled_back: list[Xid] = field(default_factory=list)
     _done_ticket: int = -1
     _n_open: int = 0
     _next_number: int = 0
@@ -134,7 +137,10 @@ class BufferPoolPolicy:
         if xid in self._buffers[number].open:
             del self._buffers[number].open[xid]
             self._n_open -= 1
-        self._ended[xid] = ticket
+        if ticket < 0:
+            self._rolled_back.append(xid)
+        else:
+            self._ended.append((ticket, xid))
 
     def for_plain_block(self, ticket: int) -> int:
         """A buffer for a block of small transactions: a free one of the floor, else the first free one."""
@@ -152,8 +158,10 @@ class BufferPoolPolicy:
     def done(self, ticket: int, now_s: float) -> None:
         """The sink holds everything up to ``ticket``. Transactions that ended by then leave their buffers."""
         self._done_ticket = ticket
-        for xid in [x for x, ended in self._ended.items() if ended <= ticket]:
-            del self._ended[xid]
+        gone, self._rolled_back = self._rolled_back, []
+        while self._ended and self._ended[0][0] <= ticket:
+            gone.append(self._ended.popleft()[1])
+        for xid in gone:
             buffer = self._buffers[self._owner.pop(xid)]
             buffer.held.discard(xid)
             if not buffer.held:

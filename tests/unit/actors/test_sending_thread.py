@@ -45,7 +45,8 @@ class Sender:
 
 class Pool:
     def __init__(self) -> None:
-        self.in_flight_bytes = 0
+        self.in_flight_bytes = self.n_calls = 0
+        self.done_ticket = -1
         self.n_idle = 0
         self.fleet = self
 
@@ -53,7 +54,10 @@ class Pool:
 
     def check_alive(self, now_s: float) -> None: ...
 
-    def stop_idle(self, done_ticket: int) -> None:
+    def done(self, done_ticket: int) -> None:
+        self.done_ticket = done_ticket
+
+    def stop_idle(self) -> None:
         self.n_idle += 1
 
 
@@ -150,6 +154,32 @@ def test_what_the_sink_holds_is_told_though_nothing_flows(running: Running) -> N
     running.sending.done_ticket = 41
     wait_until(lambda: running.sender.done_ticket == 41)
     wait_until(lambda: running.pool.n_idle > 1)
+
+
+def test_what_the_sink_holds_is_let_go_of_though_something_always_flows(running: Running) -> None:
+    """It was let go of in idle moments alone, and grew under a load that had none."""
+    running.sending.free_ticket = 41
+    stop = threading.Event()
+
+    def load() -> None:
+        while not stop.is_set():
+            running.sending.submit([block()])
+
+    thread = threading.Thread(target=load)
+    thread.start()
+    wait_until(lambda: running.sender.n_calls > 10)
+    n_idle = running.pool.n_idle
+    wait_until(lambda: running.pool.done_ticket == 41)
+    stop.set()
+    thread.join()
+    assert running.pool.n_idle == n_idle, "it never was idle"
+
+
+def test_each_call_to_a_buffer_counts_with_what_it_takes_beside_its_rows(running: Running) -> None:
+    """400,000 blocks of one row are 64 MB of rows, and some gigabytes of calls."""
+    running.pool.n_calls, running.pool.in_flight_bytes = 1000, 160_000
+    assert running.sending.in_flight_bytes == 160_000
+    assert running.sending.credit_bytes == 160_000 + 1000 * _CUT_BYTES
 
 
 def test_after_the_end_nothing_is_sent(running: Running) -> None:

@@ -196,3 +196,14 @@ def test_what_a_dead_reader_had_asked_for_on_its_last_breath_is_not_lent_for_eve
     quota.release("a")
     assert quota.want("a", 1, 16) == 1
     assert quota.want("b", 1, 16) == 5
+
+
+def test_what_ended_is_forgotten_when_the_sink_has_it_whatever_else_is_open() -> None:
+    pool = started(1, 1)
+    pool.assign(Xid(1))
+    for xid in range(2, 1000):
+        pool.assign(Xid(xid))
+        pool.end(Xid(xid), -1 if xid % 3 == 0 else xid)
+        pool.done(xid - 10, 1)
+    assert len(pool._owner) < 20 and len(pool._ended) < 20, "the open one, and what the sink does not have"
+    assert pool.owner(Xid(1)) == 0
