@@ -24,6 +24,7 @@ CASES = (
     "snapshot_peers",
     "snapshot_lag",
     "state",
+    "hang",
 )
 
 
@@ -104,6 +105,11 @@ def cases(
 
         return snapshot_lag.run(*((100_000, 5.0) if quick else (1_000_000, 30.0)))
 
+    def hang() -> Any:
+        from benchmarks import hang
+
+        return hang.run(200.0, 60.0 if quick else 300.0)
+
     return {
         "drain": drain,
         "lag": lag,
@@ -118,6 +124,7 @@ def cases(
         "snapshot_peers": snapshot_peers,
         "snapshot_lag": snapshot_lag,
         "state": state,
+        "hang": hang,
     }
 
 

@@ -6,8 +6,9 @@ come out of ``collect``.
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from typing import Any
+from typing import Any, Final
 
 import ray
 
@@ -16,6 +17,8 @@ from xidstream.actors.runtime.ray_errors import unwrap
 from xidstream.pipeline.stages.cut_routing import CutRouting, TicketedCut
 from xidstream.pipeline.stream.backlog import Backlog
 
+_ASK_INTERVAL_S: Final = 1.0
+
 
 class Sender(CutRouting):
     def __init__(self, pool: BufferPool, sequencer: Any, backlog: Backlog) -> None:
@@ -23,14 +26,20 @@ class Sender(CutRouting):
         self._pool = pool
         self._sequencer = sequencer
         self._submitted: deque[ray.ObjectRef] = deque()
+        self._next_ask_s = 0.0
 
     def collect(self, done_ticket: int) -> None:
         """Collect results and credit; raises what a buffer or the sequencer raised."""
         self._pool.collect()
         self._backlog.done(done_ticket)
+        now_s = time.monotonic()
+        if self._backlog.is_more_than_counted and not self._submitted and now_s >= self._next_ask_s:
+            # While reading is paused nothing is submitted, and the sequencer joins what waits.
+            self._submit_to_actor([])
+            self._next_ask_s = now_s + _ASK_INTERVAL_S
         while self._submitted and ray.wait([self._submitted[0]], timeout=0)[0]:
             try:
-                ray.get(self._submitted.popleft())
+                self._backlog.measured(ray.get(self._submitted.popleft()))
             except Exception as error:
                 raise unwrap(error, "commit sequencer") from error
 

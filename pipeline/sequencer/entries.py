@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from xidstream.pipeline.errors import IllegalTransition
-from xidstream.pipeline.exchange import InlineMessages, MemoryMessages, Sealed, UnitEnd
+from xidstream.pipeline.exchange import Sealed, UnitEnd
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.sequencer.parking import LeftOut
 
@@ -84,22 +84,9 @@ class Entry:
     @property
     def memory_bytes(self) -> int:
         """Of its content that is not in the storage."""
-        return 0 if self.content is None else memory_bytes(self.content)
+        return 0 if self.content is None else self.content.memory_bytes
 
     def move(self, state: EntryState) -> None:
         if state not in _LEGAL.get((self.kind, self.state), frozenset()):
             raise IllegalTransition(f"{self!r} cannot become {state.value}")
         self.state = state
-
-
-UNIT_BYTES: Final = 8 << 10
-"""What a unit takes beside its rows, however few: 20,000 units of some twenty tiny transactions took 460 MiB."""
-
-
-def memory_bytes(content: Sealed) -> int:
-    """Bytes of a unit that are not in the storage: rows, messages, its lines of ``_transactions``, and itself."""
-    messages = (
-        part.n_bytes for part in content.messages if isinstance(part, (InlineMessages, MemoryMessages))
-    )
-    rows = sum(part.n_bytes for part in content.memory)
-    return rows + sum(messages) + int(content.transactions.nbytes) + UNIT_BYTES

@@ -15,6 +15,9 @@ order the sink reports.
 A unit is *settled* when its content and that of all units before it is there: then ``parking`` takes out of it what is
 of a parked table. So all that is released or written was settled in the order of commits.
 
+Where many small units wait, neighbours become one (``joining``). It has the last of their tickets: a ticket that is
+missing in the queue is one that was joined. Positions that are neighbours are one entry, too.
+
 If a unit has a transaction that cannot be delivered, it becomes STUCK instead of DONE, as soon as the transactions
 before that one are done. Nothing behind it is ever released, and neither it nor what is behind it is written to the
 journal. When it is the head of all, everything that committed before it is done, and ``undeliverable`` is its error.
@@ -27,13 +30,14 @@ because it would hide a lost or repeated entry.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
-from itertools import chain
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, islice
 
 from xidstream.pipeline.errors import IllegalTransition, XidstreamError
 from xidstream.pipeline.exchange import Batch, JournalFile, Sealed, UnitEnd
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
-from xidstream.pipeline.sequencer.entries import Entry, EntryState, Kind, memory_bytes
+from xidstream.pipeline.sequencer.entries import Entry, EntryState, Kind
+from xidstream.pipeline.sequencer.joining import JoinRule, first_run, joined_entry
 from xidstream.pipeline.sequencer.journal import Journal
 from xidstream.pipeline.sequencer.parking import Parking
 
@@ -56,6 +60,9 @@ class CommitOrder:
     ) -> None:
         self._batch_rows = batch_rows
         self._batch_bytes = batch_bytes
+        self.join_rule = JoinRule()
+        self._n_filled = 0
+        """Units that became ready since there was nothing to join."""
         self.journal = Journal() if journal is None else journal
         self.parking = Parking() if parking is None else parking
         self._unsettled: deque[Entry] = deque()
@@ -100,6 +107,10 @@ class CommitOrder:
     def add_position(self, ticket: int, lsn: Lsn) -> None:
         """``lsn`` may be confirmed once all before it is done."""
         self._check_ticket(ticket)
+        if self._entries and self._entries[-1].kind is Kind.POSITION:
+            last = self._entries.pop()
+            del self._by_ticket[last.ticket]
+            lsn = max(lsn, last.end_lsn)
         self._append(Entry(ticket, Kind.POSITION, _at(lsn), EntryState.DONE))
         self._advance()
 
@@ -110,6 +121,7 @@ class CommitOrder:
         entry.move(EntryState.READY)
         entry.content, entry.ready_s = content, now_s
         self._filled_lsn = max(self._filled_lsn, entry.end_lsn)
+        self._n_filled += 1
         halt = content.undeliverable
         if halt is None:
             self.waiting_bytes += entry.memory_bytes
@@ -134,6 +146,45 @@ class CommitOrder:
             raise IllegalTransition(f"{entry!r} is done by the sink alone")
         entry.move(EntryState.DONE)
         self._advance()
+
+    # -- joined where they wait ------------------------------------------------------------------------
+
+    def to_join(self) -> list[Entry]:
+        """Neighbouring units that may become one; empty where few wait. They stay where they are until ``joined``."""
+        if not self.join_rule.is_due(len(self._entries), self._n_filled):
+            return []
+        written = self._writing[-1].ticket if self._writing else -1
+        newest = islice(reversed(self._entries), self.join_rule.looked_at)
+        entries = [entry for entry in newest if entry.ticket > written][::-1]
+        unsettled = self._first_unsettled
+        run = self._first_run(entry for entry in entries if entry.ticket < unsettled)
+        if not run and self._unsettled and self.parking.may_join(self._unsettled[0].end):
+            run = self._first_run(entry for entry in entries if entry.ticket >= unsettled)
+        if not run:
+            self._n_filled = 0
+        return run
+
+    def joined(self, run: list[Entry], contents: list[Sealed], content: Sealed) -> None:
+        """``content`` is that of the whole run, whose ``contents`` it was made of. Nothing is done where the sink or
+        the journal has taken a unit of the run meanwhile, or where the turn of some of them has come."""
+        first, last = run[0].ticket, run[-1].ticket
+        unsettled = self._first_unsettled
+        is_as_it_was = all(
+            self._by_ticket.get(entry.ticket) is entry
+            and entry.state is EntryState.READY
+            and entry.content is was
+            for entry, was in zip(run, contents, strict=True)
+        )
+        is_written = bool(self._writing) and first <= self._writing[-1].ticket
+        if not is_as_it_was or is_written or first < unsettled <= last:
+            return
+        joined = joined_entry(run, content)
+        self.waiting_bytes += joined.memory_bytes - sum(entry.memory_bytes for entry in run)
+        for entry in _put_in_place(self._entries, joined, first):
+            del self._by_ticket[entry.ticket]
+        self._by_ticket[last] = joined
+        if first >= unsettled:
+            _put_in_place(self._unsettled, joined, first)
 
     # -- to and from the sink --------------------------------------------------------------------------
 
@@ -312,6 +363,14 @@ class CommitOrder:
             if entry.is_stuck_behind:
                 return
 
+    @property
+    def _first_unsettled(self) -> int:
+        """The ticket of the first unit whose turn has not come."""
+        return self._unsettled[0].ticket if self._unsettled else self.next_ticket
+
+    def _first_run(self, entries: Iterable[Entry]) -> list[Entry]:
+        return first_run(entries, self.join_rule, self._batch_rows, self._batch_bytes)
+
     def _check_ticket(self, ticket: int) -> None:
         if ticket != self.next_ticket:
             raise IllegalTransition(f"entry {ticket} arrived where {self.next_ticket} was due")
@@ -334,7 +393,7 @@ class CommitOrder:
             if settled.content is content:
                 continue
             if not entry.is_stuck_behind:
-                self.waiting_bytes -= memory_bytes(content) - memory_bytes(settled.content)
+                self.waiting_bytes -= content.memory_bytes - settled.content.memory_bytes
             entry.content, entry.left_out = settled.content, settled.left_out
             self._dropped_keys += settled.keys
 
@@ -354,6 +413,16 @@ class CommitOrder:
             left_out, stuck.left_out = stuck.left_out, ()
             self.parking.count(left_out)
             self._confirmed_lsn = max(self._confirmed_lsn, stuck.end_lsn)
+
+
+def _put_in_place(entries: deque[Entry], joined: Entry, first_ticket: int) -> list[Entry]:
+    """Put ``joined`` in place of all from ``first_ticket`` to its own, which are near the end. Returns these."""
+    popped: list[Entry] = []
+    while entries and entries[-1].ticket >= first_ticket:
+        popped.append(entries.pop())
+    entries.append(joined)
+    entries.extend(entry for entry in reversed(popped) if entry.ticket > joined.ticket)
+    return [entry for entry in popped if entry.ticket <= joined.ticket]
 
 
 def _may_be_written(entry: Entry) -> bool:

@@ -91,6 +91,11 @@ class Parking:
         keys = tuple(part.segment.key for part in segments)
         return Settled(settled, self._left_out(content, dropped, end), keys)
 
+    def may_join(self, end: UnitEnd) -> bool:
+        """Whether units from this one on may become one before their turn. What an earlier unit may still park covers
+        all of them. A table that is parked or was resumed may cover some, and so may what was counted before."""
+        return not self._tables and end.end_lsn > self._counted_lsn
+
     def count(self, left_out: Iterable[LeftOut]) -> None:
         """A unit is confirmed that had these."""
         for each in left_out:

@@ -38,6 +38,7 @@ from xidstream.pipeline.sequencer import (
 from xidstream.pipeline.slot.beginning import SinkHolds
 from xidstream.pipeline.stages.confirming import Confirming, TellReader
 from xidstream.pipeline.stages.cut_routing import TicketedCut
+from xidstream.pipeline.stages.joining import Joining
 from xidstream.pipeline.stages.journaling import Fetch, Journaling, Put, order_of, policy_of
 from xidstream.pipeline.stages.sequencer_stats import SequencerStats, sequencer_report, stats_of
 from xidstream.pipeline.stages.slot_beginning import check_sink_of_run
@@ -127,6 +128,7 @@ class CommitSequence:
         if self._stopping:
             self._end_parts()
         self._journaling.begin(self._tasks.spawn)
+        Joining(self._order, self._fetch, self._put, self._changed).begin(self._tasks.spawn)
         self._confirming.begin(self._tasks.spawn)
 
     async def sink_opened(self, watermark: Lsn, last_owner: int) -> Tenure:
@@ -163,8 +165,9 @@ class CommitSequence:
 
     # -- from the reader -------------------------------------------------------------------------------
 
-    async def submit(self, entries: list[TicketedCut]) -> None:
-        """Take entries at their tickets' turn: calls to an asyncio actor may overtake each other."""
+    async def submit(self, entries: list[TicketedCut]) -> int:
+        """Take entries at their tickets' turn: calls to an asyncio actor may overtake each other. Returns what all that
+        waits for the sink takes in memory, in bytes."""
         self._early.update((entry.ticket, entry) for entry in entries)
         try:
             while (entry := self._early.pop(self._order.next_ticket, None)) is not None:
@@ -173,6 +176,7 @@ class CommitSequence:
             await self._tasks.fail(error)
             raise
         await self._tasks.notify()
+        return self._order.waiting_bytes
 
     def _take(self, entry: TicketedCut) -> None:
         cut, ticket = entry.cut, entry.ticket

@@ -27,6 +27,7 @@ from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.protocol.spares import Spares
 from xidstream.pipeline.segments import Layout
+from xidstream.pipeline.sequencer.joining import JoinRule
 from xidstream.pipeline.stages.buffer_calls import BufferSettings, Held, RawBlock
 from xidstream.pipeline.stages.commit_sequence import CommitSequence
 from xidstream.pipeline.stages.cut_routing import CutRouting
@@ -233,6 +234,7 @@ class LocalStages:
         self._routing = CutRouting(self.buffers, self._submit, self._backlog)
         try:
             self._run(self._sequence.open(self._tell_reader, opened, None))
+            self._sequence._order.join_rule = JoinRule(step=1, single_entries=3, least_units=2)
             self._sink_loop = self._run(self._sequence.sink_opened(watermark, 0)).loop
         except BaseException:
             self.close()

@@ -8,10 +8,19 @@ from dataclasses import replace
 
 import pytest
 
+from tests.unit.sequencer.test_joining import SOON, together
 from tests.unit.sequencer.test_order import add, content
 from xidstream.pipeline.buffer.sealed import undeliverable
 from xidstream.pipeline.errors import PoisonedChange, SlotLost
-from xidstream.pipeline.exchange import JournalFile, JournalSpan, MemoryPart, Sealed, UnitEnd
+from xidstream.pipeline.exchange import (
+    PART_BYTES,
+    UNIT_BYTES,
+    JournalFile,
+    JournalSpan,
+    MemoryPart,
+    Sealed,
+    UnitEnd,
+)
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
 from xidstream.pipeline.relations import Column, RelationVersion, ReplicaIdentity
 from xidstream.pipeline.sequencer import (
@@ -23,7 +32,7 @@ from xidstream.pipeline.sequencer import (
     JournalPolicy,
     journal_merging,
 )
-from xidstream.pipeline.sequencer.entries import NO_TICKET, UNIT_BYTES, Kind
+from xidstream.pipeline.sequencer.entries import NO_TICKET, Kind
 from xidstream.pipeline.sequencer.journal_merging import FREE_FILES, WHOLE_BYTES, is_small
 from xidstream.pipeline.sequencer.journal_policy import BEHIND_WAL_BYTES, PACE_S
 
@@ -190,7 +199,7 @@ def test_a_lost_sink_gets_again_what_it_did_not_report() -> None:
 
 
 def test_memory_beyond_the_horizon_is_let_go_and_loaded_when_the_sink_comes_near() -> None:
-    order = make_order(Journal(horizon_bytes=UNIT_BYTES + 1500))
+    order = make_order(Journal(horizon_bytes=UNIT_BYTES + PART_BYTES + 1500))
     files = []
     for ticket in range(4):
         ready(order, ticket)
@@ -232,7 +241,7 @@ def test_buffers_are_needed_while_a_file_with_what_they_put_is_written() -> None
 
 
 def test_a_file_that_was_delivered_while_it_was_loaded_is_no_error() -> None:
-    order = make_order(Journal(horizon_bytes=UNIT_BYTES + 1500), rows=1)
+    order = make_order(Journal(horizon_bytes=UNIT_BYTES + PART_BYTES + 1500), rows=1)
     ready(order, 0, 1, 2)
     taken = [order.next_batch() for _ in range(2)]
     files = [write(order, i, 1) for i in range(3)]
@@ -310,7 +319,7 @@ def test_any_order_of_events_releases_each_unit_once_and_in_order(
     rng = random.Random(seed)
     monkeypatch.setattr(journal_merging, "FREE_FILES", rng.choice([0, 1, 3, 100]))
     sink: list[int] = []
-    stored: dict[int, list[tuple[UnitEnd, int]]] = {}
+    stored: dict[int, list[tuple[UnitEnd, Sealed, list[int]]]] = {}
     record: tuple[Lsn, Lsn, list[JournalFile]] = (INVALID_LSN, INVALID_LSN, [])
     n_units, next_number = 60, -1
     while len(sink) < n_units:
@@ -331,8 +340,10 @@ def test_any_order_of_events_releases_each_unit_once_and_in_order(
         writing: tuple[JournalFile, list[Entry], tuple[JournalFile, ...]] | None = None
         crash_after = rng.randint(5, 200)
         tickets: dict[int, int] = {}
+        order.join_rule = SOON
+        joining: list[Entry] = []
         for _ in range(crash_after):
-            step = rng.choice("aaffttddwwlrp")
+            step = rng.choice("aaffttddwwlrpjj")
             if step == "a" and coming:
                 i = coming.pop(0)
                 tickets[order.next_ticket] = i
@@ -357,8 +368,8 @@ def test_any_order_of_events_releases_each_unit_once_and_in_order(
                 if entries:
                     absorbed = order.journal.to_absorb(0)
                     before = [unit for each in absorbed for unit in stored[each.number]]
-                    new = [(e.end, xids([e.content])[0]) for e in entries if e.content is not None]
-                    ends = [Entry(NO_TICKET, Kind.UNIT, end) for end, _ in (*before, *new)]
+                    new = [(e.end, e.content, xids([e.content])) for e in entries if e.content is not None]
+                    ends = [Entry(NO_TICKET, Kind.UNIT, end) for end, _, _ in (*before, *new)]
                     next_number = max(next_number, *stored, -1) + 1
                     file = file_of(next_number, ends)
                     stored[file.number] = [*before, *new]
@@ -369,8 +380,14 @@ def test_any_order_of_events_releases_each_unit_once_and_in_order(
                     order.journal.drop(writing[0])
                 writing = None
             elif step == "l" and (wanted := order.journal.to_load()) is not None:
-                units = [(end, in_memory(i)) for end, i in stored[wanted.number]]
+                units = [(end, unit) for end, unit, _ in stored[wanted.number]]
                 order.journal.loaded(wanted, units, 0.0)
+            elif step == "j" and not joining:
+                joining = order.to_join()
+                contents = [e.content for e in joining if e.content is not None]
+            elif step == "j":
+                order.joined(joining, contents, together(contents))
+                joining = []
             elif step == "r":
                 record = (order.confirmed_lsn, order.delivered_lsn, order.journal.files)
                 for gone in order.journal.take_removed():
@@ -386,8 +403,8 @@ def test_any_order_of_events_releases_each_unit_once_and_in_order(
     assert sink == list(range(n_units))
 
 
-def _numbers(stored: dict[int, list[tuple[UnitEnd, int]]], file: JournalFile) -> list[int]:
-    return [i for _, i in stored[file.number]]
+def _numbers(stored: dict[int, list[tuple[UnitEnd, Sealed, list[int]]]], file: JournalFile) -> list[int]:
+    return [i for _, _, numbers in stored[file.number] for i in numbers]
 
 
 def _deduplicated(sink: list[int]) -> list[int]:

@@ -32,7 +32,7 @@ class Calls:
     def __init__(self, held_limit_bytes: int = 1000) -> None:
         self.log: list[tuple[Any, ...]] = []
         self.entries: list[TicketedCut] = []
-        self.backlog = Backlog(held_limit_bytes)
+        self.backlog = Backlog(held_limit_bytes, unit_bytes=0, joined_bytes=0)
         self.routing = CutRouting(self, self._submit, self.backlog)
 
     def add_block(self, cut: TransactionBlock) -> None:
