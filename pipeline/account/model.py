@@ -151,9 +151,11 @@ class ParkedPart:
 @dataclass(frozen=True)
 class SequencerPart:
     """Counts are since the epoch began. ``n_waiting``: entries of the commit order that are not done. The head is the
-    first of them: ``head_state`` is waiting (for its buffer), ready, taken (by the sink) or stuck. ``recording_s``: for
-    how long the storage has not taken the position. ``journal_failing_s``: for how long the journal could not be
-    written, and ``journal_error`` why; None if it can be. ``delivered_lsn``: the sink has all up to here.
+    first of them: ``head_state`` is waiting (for its buffer, or the storage), ready, taken (by the sink), stuck or
+    journaled (in the storage alone, as all of its ``head_message`` is). ``head_message`` is what the server sent of it.
+    ``head_xid``: None where it may have several transactions; ``head_end_lsn``: its end. ``recording_s``: for how long
+    the storage has not taken the position. ``journal_failing_s``: for how long the journal could not be written, and
+    ``journal_error`` why; None if it can be. ``delivered_lsn``: the sink has all up to here.
     ``undelivered_s``: since the COMMIT of the oldest transaction that it does not have (since it was ready, as long as
     it is not in the journal), 0 where it has all."""
 
@@ -174,6 +176,11 @@ class SequencerPart:
     parked: tuple[ParkedPart, ...] = ()
     journal_failing_s: float | None = None
     journal_error: str | None = None
+    head_message: str | None = None
+    head_xid: int | None = None
+    head_first_commit_lsn: str | None = None
+    head_end_lsn: str | None = None
+    head_n_transactions: int | None = None
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ from xidstream.pipeline.account.model import (
     SequencerPart,
     Stall,
 )
+from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.quantities import counted, human_bytes
 
 STALLED_AFTER_S: Final = 15.0
@@ -50,6 +51,7 @@ RUN, READER, SEQUENCER, BUFFERS, SINK, DRIVER = (
 )
 SERVER, STORAGE, EXECUTORS, SNAPSHOTS = "server", "storage", "Spark executors", "snapshots"
 JOURNAL: Final = "journal"
+_JOURNALED: Final = "journaled"
 _CAUSES: Final = {
     "ConnectionLost": SERVER,
     "StorageFault": STORAGE,
@@ -148,14 +150,18 @@ class StallWatch:
                 f"the journal could not be written for {for_s:.0f} s: {sequencer.journal_error}; what commits now "
                 "waits in the slot, and it is tried again (check space, quota and permissions of the storage)",
             )
-        ticket = -1 if sequencer.head_ticket is None else sequencer.head_ticket
+        is_stored = sequencer.head_message == _JOURNALED
         waits = sequencer.head_kind != "position" and sequencer.head_state == "waiting"
-        if (for_s := self._still("head", waits, ticket, now_s)) >= STALLED_AFTER_S:
+        # Units of the journal have no ticket, and are read in the order of their LSNs.
+        reached = _lsn(sequencer.delivered_lsn) if is_stored else sequencer.head_ticket
+        head = "journal's head" if is_stored else "head"
+        if (for_s := self._still(head, waits, -1 if reached is None else reached, now_s)) >= STALLED_AFTER_S:
             yield _unsealed(sequencer, for_s)
         n_batches = 0 if sink is None else sink.n_batches
-        unpulled = (
-            sequencer.head_state == "ready" and (sink is None or sink.in_hand is None) and not sink_is_told
-        )
+        # What a capture has in the journal nobody asks for.
+        has_taker = sink is not None or account.snapshots is not None
+        is_there = sequencer.head_state == "ready" or (sequencer.head_state == _JOURNALED and has_taker)
+        unpulled = is_there and (sink is None or sink.in_hand is None) and not sink_is_told
         if (for_s := self._still("pull", unpulled, n_batches, now_s)) >= STALLED_AFTER_S:
             yield _unpulled(account, sequencer, for_s)
 
@@ -231,16 +237,38 @@ def _restarting(account: Account, error: RestartPart) -> Iterator[Stall]:
 
 
 def _unsealed(sequencer: SequencerPart, for_s: float) -> Stall:
-    if sequencer.head_kind == "hold":
-        text = f"a PREPARE has waited for the storage for {for_s:.0f} s (check that it can be reached and has space)"
+    what, has, its = _head(sequencer)
+    if sequencer.head_message != "COMMIT":
+        text = f"{what} {has} waited for the storage for {for_s:.0f} s (check that it can be reached and has space)"
         return Stall(SEQUENCER, STORAGE, for_s, text)
     return Stall(
         SEQUENCER,
         BUFFERS,
         for_s,
-        f"the commit at {sequencer.head_commit_lsn} has waited for its xid buffer for {for_s:.0f} s (look at the "
-        "buffers' CPU, and at the storage they write to)",
+        f"{what} {has} waited for {its} xid buffer for {for_s:.0f} s (look at the buffers' CPU, and at the storage "
+        "they write to)",
     )
+
+
+def _head(sequencer: SequencerPart) -> tuple[str, str, str]:
+    """What the head of the order is, as the server calls it; and how a sentence goes on."""
+    xid, lsn, n = sequencer.head_xid, sequencer.head_commit_lsn, sequencer.head_n_transactions
+    message = sequencer.head_message
+    if message == _JOURNALED:
+        return f"what the journal has behind {sequencer.delivered_lsn}", "has", "its"
+    if message != "COMMIT":
+        return f"{message} of transaction {xid}, which ends at {sequencer.head_end_lsn},", "has", "its"
+    if lsn is None:
+        return f"logical messages outside of transactions, behind {sequencer.delivered_lsn},", "have", "their"
+    if n is not None and n > 1:
+        first = sequencer.head_first_commit_lsn
+        return f"{counted(n, 'transaction')} with their commits from {first} to {lsn}", "have", "their"
+    whose = "" if xid is None else f" of transaction {xid}"
+    return f"the commit{whose} at {lsn}", "has", "its"
+
+
+def _lsn(text: str | None) -> int:
+    return -1 if text is None else int(Lsn.parse(text))
 
 
 def _unpulled(account: Account, sequencer: SequencerPart, for_s: float) -> Stall:
@@ -250,12 +278,13 @@ def _unpulled(account: Account, sequencer: SequencerPart, for_s: float) -> Stall
             f"commits have waited for {for_s:.0f} s: a function gets the tables' snapshots first{meanwhile}"
         )
         return Stall(SEQUENCER, SNAPSHOTS, for_s, text)
+    what, has, _ = _head(sequencer)
     return Stall(
         SEQUENCER,
         DRIVER,
         for_s,
-        f"the commit at {sequencer.head_commit_lsn} is ready, and the Spark driver has not asked for it for "
-        f"{for_s:.0f} s{_meanwhile(account.journal)}",
+        f"{what} {has} been ready for {for_s:.0f} s, and the Spark driver has not asked for it"
+        f"{_meanwhile(account.journal)}",
     )
 
 

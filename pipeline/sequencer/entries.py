@@ -17,7 +17,7 @@ from typing import Final
 
 from xidstream.pipeline.errors import IllegalTransition
 from xidstream.pipeline.exchange import Sealed, UnitEnd
-from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.sequencer.parking import LeftOut
 
 
@@ -50,7 +50,8 @@ NO_TICKET: Final = -1
 class Entry:
     """``content`` is None before a unit is ready, after it is done, and while the journal alone has it.
 
-    ``ready_s``: when it became ready, on the caller's clock. ``left_out``: its rows of parked tables.
+    ``ready_s``: when it became ready, on the caller's clock. ``left_out``: its rows of parked tables. ``message`` is
+    what the server sent of it, and ``xid`` the transaction's; None where it may be several.
     """
 
     ticket: int
@@ -61,6 +62,8 @@ class Entry:
     batch_number: int | None = None
     ready_s: float = 0.0
     left_out: tuple[LeftOut, ...] = ()
+    message: str = "COMMIT"
+    xid: Xid | None = None
 
     def __repr__(self) -> str:
         return (
@@ -90,3 +93,40 @@ class Entry:
         if state not in _LEGAL.get((self.kind, self.state), frozenset()):
             raise IllegalTransition(f"{self!r} cannot become {state.value}")
         self.state = state
+
+
+@dataclass(frozen=True)
+class Head:
+    """The first entry that is not done, as the account tells it.
+
+    ``state`` is that of ``EntryState``, or *journaled*: the unit is in the storage alone, and nobody has asked for it.
+    ``message`` says *journaled* as long as it is in the storage alone.
+    """
+
+    ticket: int
+    kind: Kind
+    state: str
+    message: str
+    xid: Xid | None
+    first_commit_lsn: Lsn
+    last_commit_lsn: Lsn
+    end_lsn: Lsn
+    n_transactions: int
+
+
+JOURNALED: Final = "journaled"
+
+
+def head_of(entry: Entry) -> Head:
+    end = entry.end
+    return Head(
+        entry.ticket,
+        entry.kind,
+        entry.state.value,
+        entry.message,
+        entry.xid,
+        end.first_commit_lsn,
+        end.last_commit_lsn,
+        end.end_lsn,
+        end.n_transactions,
+    )

@@ -30,7 +30,7 @@ from typing import Final
 from xidstream.pipeline.errors import ANOTHER_STORAGE, SlotLost, XidstreamError
 from xidstream.pipeline.exchange import JournalFile, JournalSpan, Sealed, UnitEnd
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
-from xidstream.pipeline.sequencer.entries import NO_TICKET, Entry, EntryState, Kind
+from xidstream.pipeline.sequencer.entries import JOURNALED, NO_TICKET, Entry, EntryState, Head, Kind, head_of
 from xidstream.pipeline.sequencer.journal_merging import absorbed, is_small
 
 
@@ -45,6 +45,7 @@ class DamagedFile:
     up_to_lsn: Lsn = INVALID_LSN
 
 
+_NO_LSNS: Final = (INVALID_LSN, INVALID_LSN, INVALID_LSN)
 _NOWHERE: Final = UnitEnd(INVALID_LSN, INVALID_LSN, INVALID_LSN, 0)
 
 
@@ -167,13 +168,34 @@ class Journal:
 
     def entries(self) -> Iterator[Entry]:
         """The units that are not delivered, in order; an entry that is not ready stands for what is not in memory."""
+        return (entry for _, entry in self._places())
+
+    def _places(self) -> Iterator[tuple[_Held, Entry]]:
         for held in self._held:
             if held.entries is None:
-                yield held.place
+                yield held, held.place
             else:
                 for entry in held.entries:
                     is_unloaded = entry.state is EntryState.READY and entry.content is None
-                    yield held.place if is_unloaded else entry
+                    yield held, held.place if is_unloaded else entry
+
+    @property
+    def head(self) -> Head | None:
+        """Its first unit that is not done; None if it holds nothing. Where it is in the storage alone, the message says
+        so, and the LSNs are those of its file."""
+        for held, entry in self._places():
+            if entry.state is EntryState.DONE:
+                continue
+            if entry is not held.place:
+                return head_of(entry)
+            file = held.file
+            state = EntryState.WAITING.value if held.is_loading else JOURNALED
+            lsns = (
+                (file.first_commit_lsn, file.last_commit_lsn, file.end_lsn) if file is not None else _NO_LSNS
+            )
+            n_transactions = 0 if file is None else file.n_transactions
+            return Head(NO_TICKET, Kind.UNIT, state, JOURNALED, None, *lsns, n_transactions)
+        return None
 
     @property
     def first_ticket_in_memory(self) -> int | None:

@@ -35,8 +35,8 @@ from itertools import chain, islice
 
 from xidstream.pipeline.errors import IllegalTransition, XidstreamError
 from xidstream.pipeline.exchange import Batch, JournalFile, Sealed, UnitEnd
-from xidstream.pipeline.pg import INVALID_LSN, Lsn
-from xidstream.pipeline.sequencer.entries import Entry, EntryState, Kind
+from xidstream.pipeline.pg import INVALID_LSN, Lsn, Xid
+from xidstream.pipeline.sequencer.entries import Entry, EntryState, Head, Kind, head_of
 from xidstream.pipeline.sequencer.joining import JoinRule, first_run, joined_entry
 from xidstream.pipeline.sequencer.journal import Journal
 from xidstream.pipeline.sequencer.parking import Parking
@@ -84,9 +84,18 @@ class CommitOrder:
     # -- from the reader -------------------------------------------------------------------------------
 
     def add_unit(
-        self, ticket: int, first_commit_lsn: Lsn, last_commit_lsn: Lsn, end_lsn: Lsn, n_transactions: int
+        self,
+        ticket: int,
+        first_commit_lsn: Lsn,
+        last_commit_lsn: Lsn,
+        end_lsn: Lsn,
+        n_transactions: int,
+        *,
+        message: str = "COMMIT",
+        xid: Xid | None = None,
     ) -> None:
-        """A unit takes its place. If its LSNs are 0, it holds messages and no transaction, and confirms nothing."""
+        """A unit takes its place. If its LSNs are 0, it holds messages and no transaction, and confirms nothing.
+        ``message`` and ``xid`` are for people (``head``)."""
         self._check_ticket(ticket)
         if first_commit_lsn:
             if not self._last_commit_lsn < first_commit_lsn <= last_commit_lsn:
@@ -95,14 +104,16 @@ class CommitOrder:
                 )
             self._last_commit_lsn = last_commit_lsn
         end = UnitEnd(first_commit_lsn, last_commit_lsn, end_lsn, n_transactions)
-        entry = Entry(ticket, Kind.UNIT, end)
+        entry = Entry(ticket, Kind.UNIT, end, message=message, xid=xid)
         self._append(entry)
         self._unsettled.append(entry)
 
-    def add_hold(self, ticket: int, end_lsn: Lsn) -> None:
-        """Nothing from here on is confirmed before ``resolve``."""
+    def add_hold(
+        self, ticket: int, end_lsn: Lsn, *, message: str = "PREPARE", xid: Xid | None = None
+    ) -> None:
+        """Nothing from here on is confirmed before ``resolve``. ``message`` and ``xid`` as in ``add_unit``."""
         self._check_ticket(ticket)
-        self._append(Entry(ticket, Kind.HOLD, _at(end_lsn)))
+        self._append(Entry(ticket, Kind.HOLD, _at(end_lsn), message=message, xid=xid))
 
     def add_position(self, ticket: int, lsn: Lsn) -> None:
         """``lsn`` may be confirmed once all before it is done."""
@@ -336,12 +347,11 @@ class CommitOrder:
         return len(self._entries) + self.journal.n_units
 
     @property
-    def head(self) -> tuple[int, Kind, EntryState, Lsn] | None:
-        """The first entry that is not done: its ticket, kind, state and last commit LSN; None if all are."""
-        for entry in chain(self.journal.entries(), self._entries):
-            if entry.state is not EntryState.DONE:
-                return entry.ticket, entry.kind, entry.state, entry.last_commit_lsn
-        return None
+    def head(self) -> Head | None:
+        """The first entry that is not done; None if all are."""
+        if self.journal:
+            return self.journal.head
+        return next((head_of(entry) for entry in self._entries if entry.state is not EntryState.DONE), None)
 
     def holds_before(self, ticket: int) -> bool:
         """Whether a hold that came before ``ticket`` is not resolved yet."""

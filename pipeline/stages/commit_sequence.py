@@ -192,13 +192,13 @@ class CommitSequence:
             else:
                 self._fill(ticket, nothing(cut.end))
         elif isinstance(cut, Prepared):
-            self._order.add_hold(ticket, cut.end_lsn)
+            self._order.add_hold(ticket, cut.end_lsn, xid=cut.xid)
             self._tasks.spawn(self._prepare_from(ticket, entry.result))
         elif isinstance(cut, CommittedPrepared):
-            self._add_transaction(ticket, cut.end)
+            self._add_transaction(ticket, cut.end, "COMMIT PREPARED")
             self._tasks.spawn(self._fill_prepared(ticket, cut.end))
         elif isinstance(cut, RolledBackPrepared):
-            self._order.add_hold(ticket, cut.end_lsn)
+            self._order.add_hold(ticket, cut.end_lsn, message="ROLLBACK PREPARED", xid=cut.xid)
             self._tasks.spawn(self._roll_back_prepared(ticket, cut))
         elif isinstance(cut, Unsendable):
             self._take_unsendable(ticket, cut)
@@ -216,8 +216,10 @@ class CommitSequence:
         self._add_transaction(ticket, end)
         self._fill(ticket, left_out(end))
 
-    def _add_transaction(self, ticket: int, end: TransactionEnd) -> None:
-        self._order.add_unit(ticket, end.commit_lsn, end.commit_lsn, end.end_lsn, 1)
+    def _add_transaction(self, ticket: int, end: TransactionEnd, message: str = "COMMIT") -> None:
+        self._order.add_unit(
+            ticket, end.commit_lsn, end.commit_lsn, end.end_lsn, 1, message=message, xid=end.xid
+        )
 
     # -- from buffers ----------------------------------------------------------------------------------
 

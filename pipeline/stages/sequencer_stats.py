@@ -125,14 +125,13 @@ def sequencer_report(
     ``journal_error``: for how long the journal could not be written, and why; None if it can be."""
     journal = None if stats.journal is None else _journal_part(stats.journal, stats)
     head = order.head
-    ticket, kind, state, commit_lsn = (None, None, None, None) if head is None else head
     part = SequencerPart(
         confirmed_lsn=str(stats.confirmed_lsn),
         n_waiting=stats.n_waiting,
-        head_ticket=ticket,
-        head_kind=None if kind is None else kind.value,
-        head_state=None if state is None else state.value,
-        head_commit_lsn=str(commit_lsn) if commit_lsn else None,
+        head_ticket=None if head is None else head.ticket,
+        head_kind=None if head is None else head.kind.value,
+        head_state=None if head is None else head.state,
+        head_commit_lsn=None if head is None else _lsn(head.last_commit_lsn),
         recording_s=recording_s,
         n_prepared=stats.n_prepared,
         n_batches=stats.n_batches,
@@ -144,9 +143,18 @@ def sequencer_report(
         parked=tuple(_parked_part(each) for each in stats.parked if each.is_parked),
         journal_failing_s=journal_failing_s,
         journal_error=None if journal_error is None else journal_error.message,
+        head_message=None if head is None else head.message,
+        head_xid=None if head is None or head.xid is None else int(head.xid),
+        head_first_commit_lsn=None if head is None else _lsn(head.first_commit_lsn),
+        head_end_lsn=None if head is None else _lsn(head.end_lsn),
+        head_n_transactions=None if head is None else head.n_transactions,
     )
     oldest = sorted(prepared, key=lambda each: each.prepare_lsn)[:MOST_PREPARED]
     return SequencerReport(part, tuple(map(_prepared_part, oldest)), journal=journal)
+
+
+def _lsn(lsn: Lsn) -> str | None:
+    return str(lsn) if lsn else None
 
 
 def _undelivered_s(stats: SequencerStats, order: CommitOrder, journal: JournalPart | None) -> float | None:

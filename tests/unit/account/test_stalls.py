@@ -10,7 +10,21 @@ from tests.unit.account.accounts import FAILED, FULL, HAND, WELL, journal, reade
 from xidstream.pipeline.account import Account, StallWatch
 from xidstream.pipeline.account.stalls import LOOK_INTERVAL_S
 
-WAITING = {"n_waiting": 2, "head_ticket": 7, "head_kind": "unit", "head_commit_lsn": "0/1100000"}
+WAITING = {
+    "n_waiting": 2,
+    "head_ticket": 7,
+    "head_kind": "unit",
+    "head_message": "COMMIT",
+    "head_xid": 735,
+    "head_n_transactions": 1,
+    "head_first_commit_lsn": "0/1100000",
+    "head_commit_lsn": "0/1100000",
+    "head_end_lsn": "0/1100030",
+    "delivered_lsn": "0/1000000",
+}
+MANY = {"head_xid": None, "head_n_transactions": 12, "head_first_commit_lsn": "0/10FF000"}
+MESSAGES = {**MANY, "head_n_transactions": 0, "head_first_commit_lsn": None, "head_commit_lsn": None}
+JOURNALED = {"head_message": "journaled", "head_xid": None, "head_ticket": -1}
 NO_BATCH = sequencer(head_state="taken", **WAITING)
 
 STALLED = {
@@ -32,11 +46,51 @@ STALLED = {
     ),
     "the head of the order waits for its buffer": (
         sequencer(head_state="waiting", **WAITING),
-        ("commit sequencer", "xid buffers", "the commit at 0/1100000"),
+        (
+            "commit sequencer",
+            "xid buffers",
+            "the commit of transaction 735 at 0/1100000 has waited for its xid buffer for 15 s",
+        ),
+    ),
+    "the head of the order is a block of small transactions": (
+        sequencer(head_state="waiting", **{**WAITING, **MANY}),
+        (
+            "commit sequencer",
+            "xid buffers",
+            "12 transactions with their commits from 0/10FF000 to 0/1100000 have waited for their xid buffer",
+        ),
+    ),
+    "the head of the order has messages outside of transactions alone": (
+        sequencer(head_state="waiting", **{**WAITING, **MESSAGES}),
+        (
+            "commit sequencer",
+            "xid buffers",
+            "logical messages outside of transactions, behind 0/1000000, have waited",
+        ),
+    ),
+    "a COMMIT PREPARED waits for what its PREPARE has stored": (
+        sequencer(head_state="waiting", **{**WAITING, "head_message": "COMMIT PREPARED"}),
+        (
+            "commit sequencer",
+            "storage",
+            "COMMIT PREPARED of transaction 735, which ends at 0/1100030, has waited",
+        ),
+    ),
+    "the head of the order is read from the journal": (
+        sequencer(head_state="waiting", **{**WAITING, **JOURNALED}),
+        ("commit sequencer", "storage", "what the journal has behind 0/1000000 has waited for the storage"),
+    ),
+    "the driver does not ask for what is in the journal": (
+        sequencer(head_state="journaled", **{**WAITING, **JOURNALED}),
+        ("commit sequencer", "Spark driver", "what the journal has behind 0/1000000 has been ready"),
     ),
     "a PREPARE waits for the storage": (
-        sequencer(**{**WAITING, "head_kind": "hold", "head_state": "waiting"}),
-        ("commit sequencer", "storage", "a PREPARE"),
+        sequencer(**{**WAITING, "head_kind": "hold", "head_message": "PREPARE", "head_state": "waiting"}),
+        (
+            "commit sequencer",
+            "storage",
+            "PREPARE of transaction 735, which ends at 0/1100030, has waited for the storage",
+        ),
     ),
     "the storage does not take the position": (
         sequencer(recording_s=15.0),
@@ -118,6 +172,16 @@ def look_on(accounts: list[Account]) -> list[tuple[str, str]]:
 
 
 WORKING = {
+    "the journal is read, one file after the other": [
+        sequencer(head_state="waiting", **{**WAITING, **JOURNALED, "delivered_lsn": f"0/{i:X}"})
+        for i in range(20)
+    ],
+    "a capture has all in the journal": [
+        dataclasses.replace(
+            sequencer(head_state="journaled", **{**WAITING, **JOURNALED}), sink=None, snapshots=None
+        )
+    ]
+    * 20,
     "nothing happens": [WELL] * 20,
     "the server answers every 10 s": [reader(silent_s=s) for s in (0.0, 5.0, 10.0, 0.1) * 5],
     "blocks are decoded, and others follow": [

@@ -13,10 +13,11 @@ from xidstream.pipeline.account.model import SequencerReport
 from xidstream.pipeline.buffer.sealed import transaction_row
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.exchange import Sealed, TransactionEnd
-from xidstream.pipeline.pg import Lsn, Xid
+from xidstream.pipeline.pg import INVALID_LSN, Lsn, Xid
+from xidstream.pipeline.sequencer import CommitOrder
 from xidstream.pipeline.stages.commit_sequence import CommitSequence
 from xidstream.pipeline.stages.cut_routing import TicketedCut
-from xidstream.pipeline.stream import Committed
+from xidstream.pipeline.stream import Committed, PlainBlock, Prepared
 
 OPENED = opened_at(5, 100, two_phase=False)
 
@@ -93,3 +94,65 @@ def test_a_transaction_that_waits_and_is_not_in_the_journal_tells_since_when_it_
     waited_s = report.sequencer.undelivered_s
     assert report.journal is None and waited_s is not None and 0 < waited_s < 30, "not since its COMMIT"
     assert report.sequencer.delivered_lsn == report.sequencer.confirmed_lsn == "0/5"
+
+
+END = TransactionEnd(Xid(700), Lsn(0x20), Lsn(0x24), 0, gid="g")
+HEADS = {
+    "a transaction": (Committed(END, True), ("COMMIT", 700, 1, "0/20", "0/20", "0/24")),
+    "a block of small transactions": (
+        PlainBlock(None, Lsn(0x20), Lsn(0x40), Lsn(0x44), 3),
+        ("COMMIT", None, 3, "0/20", "0/40", "0/44"),
+    ),
+    "messages outside of transactions": (
+        PlainBlock(None, INVALID_LSN, INVALID_LSN, INVALID_LSN, 0),
+        ("COMMIT", None, 0, None, None, None),
+    ),
+    "a PREPARE": (
+        Prepared(Xid(700), "g", Lsn(0x20), Lsn(0x24), True, None, True),
+        ("PREPARE", 700, 0, None, None, "0/24"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_what_waits_for_its_buffer_is_named_by_xid_and_lsn(tmp_path: Path, name: str) -> None:
+    """Of messages outside of transactions the run said that "the commit at None" waits."""
+    cut, named = HEADS[name]
+
+    async def work() -> SequencerReport:
+        sequence = await opened(Config(storage=str(tmp_path)))
+        content = asyncio.get_running_loop().create_future()
+        await sequence.submit([TicketedCut(0, cut, content)])
+        return await told(sequence)
+
+    head = asyncio.run(work()).sequencer
+    assert head.head_state == "waiting"
+    assert named == (
+        head.head_message,
+        head.head_xid,
+        head.head_n_transactions,
+        head.head_first_commit_lsn,
+        head.head_commit_lsn,
+        head.head_end_lsn,
+    )
+
+
+def test_a_commit_prepared_is_named_as_one() -> None:
+    order = CommitOrder(batch_rows=1, batch_bytes=1)
+    order.add_unit(0, Lsn(0x20), Lsn(0x20), Lsn(0x24), 1, message="COMMIT PREPARED", xid=Xid(700))
+    head = order.head
+    assert head is not None and (head.message, head.xid, head.state) == ("COMMIT PREPARED", 700, "waiting")
+
+
+def test_what_the_journal_has_and_nobody_has_asked_for_waits_for_no_buffer(tmp_path: Path) -> None:
+    """A capture said "the commit at None has waited for its xid buffer", and so did a run whose Spark was away."""
+
+    async def work() -> SequencerReport:
+        config = Config(storage=str(tmp_path), journal_after_bytes=0)
+        sequence = CommitSequence(config, "e", lambda error: error, lambda ref: ref, lambda table: table)
+        await sequence.open(tell_reader, OPENED, None, has_sink=False)
+        await submit(sequence, time.time())
+        return await until(sequence, str(Lsn(24)))
+
+    head = asyncio.run(work()).sequencer
+    assert (head.head_state, head.head_message, head.head_commit_lsn) == ("journaled", "journaled", "0/14")
