@@ -165,7 +165,8 @@ class Config:
     )
     backlog_bytes: int = _setting(
         128 * MIB,
-        "decoded bytes of committed small transactions that may wait for the sink before reading stops",
+        "bytes of memory that committed small transactions may take while they wait for the sink, before reading "
+        "stops: their rows, and what each takes beside them (docs/sizing.md)",
         size=True,
         within=(MIB, 1 << 40),
     )

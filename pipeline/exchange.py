@@ -38,9 +38,10 @@ PART_BYTES = 2 << 10
 SINGLE_UNITS = 640
 """So many small units may wait before the sequencer joins them (``pipeline.sequencer.joining``)."""
 
-JOINED_UNIT_BYTES = 768
+JOINED_UNIT_BYTES = 1536
 """What a unit still takes when it was joined, beside its rows: in reader, buffers and sequencer together. Measured
-with real actors (``benchmarks.hang``): their private memory grew by so much more than rows and lines."""
+with real actors (``benchmarks.hang``), whose private memory grew by some 400 bytes a commit more than the rows have,
+with about three commits in a unit."""
 
 ArrowRef = Any
 """A reference to the bytes of one Arrow IPC stream in contract layout."""
