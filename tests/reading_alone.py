@@ -23,7 +23,7 @@ class PlayedSink:
         self._goes_on = False
         self.n_blocks = 0
         self.submitted_bytes = self.sent_bytes = self.queued_bytes = 0
-        self.in_flight_bytes = self.backlog_bytes = 0
+        self.in_flight_bytes = self.credit_bytes = self.backlog_bytes = 0
         self.end_lsn = INVALID_LSN
         self._reached = INVALID_LSN
         self.failed: list[BaseException] = []
