@@ -64,7 +64,7 @@ $(SPARK4_STAMP): pyproject.toml constraints.txt
 	$(PY) -m pip install --quiet -c constraints.txt -e '.[spark4,test]'
 	@touch $(SPARK4_STAMP)
 
-demo: $(DEMO_STAMP) ## Show the whole path on this machine: PostgreSQL, Ray, RayDP, a few transactions
+demo: $(DEMO_STAMP) ## Show the whole path on this machine: PostgreSQL, Ray, Spark, a few transactions
 	$(PY) -m actors demo
 
 test: setup ## Run the whole suite

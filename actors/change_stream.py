@@ -121,8 +121,9 @@ class ChangeStream:
     def start(self, spark: SparkSession) -> StreamingQuery:
         """Begin, on ``spark``: any session with a SparkContext; ``xidstream.spark_session`` makes one that fits.
 
-        A RayDP session reads rows in memory from Ray's object store. Any other gets them through the storage, which its
-        executors must reach; they must have xidstream, too. A small job finds both out.
+        A session that ``spark_session`` made, or RayDP, reads rows in memory from Ray's object store. Any other gets
+        them through the storage, which its executors must reach; they must have xidstream, too. A small job finds both
+        out.
 
         Raises what the preflight finds missing (``check``), before anything is started: PreconditionMissing, SlotLost,
         SinkDiverged and others. A slot that somebody else reads is waited for, 30 s. On a Ray of this process's own

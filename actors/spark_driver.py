@@ -19,6 +19,7 @@ from py4j.protocol import Py4JError
 
 from xidstream.actors.driver.batch_loop import BatchLoop, LoopProgress, sink_part
 from xidstream.actors.driver.printed_lines import PrintedLines
+from xidstream.actors.driver.session_kind import n_executors
 from xidstream.actors.driver.spark_master import SparkMaster
 from xidstream.actors.driver.trouble import session_trouble, trouble_of
 from xidstream.actors.mirror import MirrorLoop, start_beside
@@ -101,8 +102,6 @@ class SparkDriver:
         return SinkReport(part, this_process("Spark driver"))
 
     def _n_executors(self) -> int | None:
-        from xidstream.actors.driver.session import n_executors
-
         try:
             return n_executors(self._spark)
         except (Py4JError, OSError):

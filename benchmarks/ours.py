@@ -1,4 +1,4 @@
-"""Runs the project itself: one RayDP session for all cases, and a stream for each measurement.
+"""Runs the project itself: one Spark session for all cases, and a stream for each measurement.
 
 The clock of a drain starts when the reader starts to read. The clock of ``pg_recvlogical`` starts when it connects.
 """

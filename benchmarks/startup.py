@@ -39,7 +39,7 @@ done("imports")
 sessions.connect_ray()
 done("ray.init")
 sessions.start_spark(Config(), "parts")
-done("RayDP session and its first jobs")
+done("Spark session and its first jobs")
 sessions.stop_spark()
 print(json.dumps(times))
 """

@@ -1,4 +1,4 @@
-"""A PySpark script with its own RayDP session that follows a publication.
+"""A PySpark script with its own Spark session that follows a publication.
 
     python examples/shop.py 'host=db dbname=shop user=repl' SLOT PUBLICATION STORAGE
 

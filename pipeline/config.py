@@ -47,6 +47,14 @@ def _setting(
     return field(default=default, metadata={"help": text, "size": size, "within": within})
 
 
+class SparkMode(enum.Enum):
+    """The setting ``spark``. ``AUTO`` is LOCAL on a Ray that the run itself starts, and RAYDP on any other."""
+
+    AUTO = "auto"
+    LOCAL = "local"
+    RAYDP = "raydp"
+
+
 class SnapshotMode(enum.Enum):
     """The setting ``snapshot``. ``ONLY`` is INITIAL in a run that ends when all tables are taken."""
 
@@ -270,12 +278,19 @@ class Config:
     )
 
     # -- Spark
+    spark: str = _setting(
+        "auto",
+        "where Spark's tasks run: local, in the driver's own JVM, which has the task slots and the heap of all "
+        "spark_executors, and 512m more; raydp, in executors that Ray places on its nodes; auto: local on a Ray that "
+        "the run itself starts, where executors would only cost three more JVMs, and raydp on any other",
+    )
     spark_executors: int = _setting(
-        1, "RayDP executors; the least, if spark_executors_max is more", within=(1, 10_000)
+        1, "executors; the least, if spark_executors_max is more", within=(1, 10_000)
     )
     spark_executors_max: int = _setting(
         0,
-        "the most executors that Spark's dynamic allocation may ask Ray for while tasks wait; 0: only spark_executors",
+        "the most executors that Spark's dynamic allocation may ask Ray for while tasks wait; 0: only spark_executors. "
+        "It has no effect with spark = local",
         within=(0, 10_000),
     )
     spark_executors_idle_s: float = _setting(
@@ -285,9 +300,12 @@ class Config:
     )
     spark_executor_cores: int = _setting(2, "task slots of an executor", within=(1, 1_000))
     spark_executor_memory: str = _setting(
-        "512m", "JVM heap of an executor, with its unit, and at least 450m; rows live outside it"
+        "512m",
+        "JVM heap of an executor, with its unit, and at least 450m; rows live outside it",
     )
-    spark_executor_cpus: float = _setting(0.5, "CPUs that one executor asks Ray for", within=(0, 1_000))
+    spark_executor_cpus: float = _setting(
+        0.5, "CPUs that one executor asks Ray for, with spark = raydp", within=(0, 1_000)
+    )
     spark_conf: Mapping[str, str] = field(
         default_factory=dict, metadata={"help": "further Spark settings ([spark_conf] in the file)"}
     )
@@ -321,6 +339,8 @@ class Config:
             raise ConfigError(f"streaming must be off, on or parallel, got {self.streaming!r}")
         if self.snapshot and self.snapshot not in [each.value for each in SnapshotMode]:
             raise ConfigError(f"snapshot must be initial, only or never, got {self.snapshot!r}")
+        if self.spark not in [each.value for each in SparkMode]:
+            raise ConfigError(f"spark must be auto, local or raydp, got {self.spark!r}")
         if self.on_poison not in ("stop", "park"):
             raise ConfigError(f"on_poison must be stop or park, got {self.on_poison!r}")
         if self.log_format not in ("text", "json"):

@@ -25,10 +25,16 @@ def parse_size(text: str | int, name: str) -> int:
     return int(match[1]) * _UNITS[match[2].rstrip("B").rstrip("i").upper()]
 
 
-def check_executor_memory(text: str, name: str) -> None:
-    """Raise ConfigError for what is no size as the JVM takes it, with a unit (``512m``), or less than Spark accepts."""
+def parse_heap(text: str) -> int | None:
+    """A size as the JVM takes it, with a unit (``512m``): bytes. None for what is none."""
     match = _JVM_SIZE.fullmatch(text)
-    if match is None or int(match[1]) * _UNITS[match[2].upper()] < _LEAST_EXECUTOR_BYTES:
+    return None if match is None else int(match[1]) * _UNITS[match[2].upper()]
+
+
+def check_executor_memory(text: str, name: str) -> None:
+    """Raise ConfigError for what ``parse_heap`` does not take, or less than Spark accepts."""
+    n_bytes = parse_heap(text)
+    if n_bytes is None or n_bytes < _LEAST_EXECUTOR_BYTES:
         raise ConfigError(
             f"{name} must be a size of 450m or more with its unit (k, m, g or t), got {text!r}",
             remedy="write it as Spark does, for example 512m or 2g",

@@ -67,7 +67,7 @@ def cli(context: click.Context, debug: bool) -> None:
     help="Folder for the Delta tables; what an earlier demo left there is replaced.",
 )
 def demo(rows: int, output: Path) -> None:
-    """Show the whole path on an embedded PostgreSQL, a local Ray and a RayDP session, in about a minute."""
+    """Show the whole path on an embedded PostgreSQL, a local Ray and a Spark session, in about a minute."""
     from xidstream.actors.demo.show import run_demo
 
     run_demo(n_rows=rows, output=output)
@@ -213,7 +213,7 @@ def status(config_file: Path | None, watch: bool, as_json: bool, **options: Any)
     "slot",
     "mirror_file_bytes",
     "mirror_retention",
-    *(f.name for f in dataclasses.fields(Config) if f.name.startswith("spark_")),
+    *(f.name for f in dataclasses.fields(Config) if f.name == "spark" or f.name.startswith("spark_")),
 )
 @click.option("--every", metavar="TIME", help="Go on, and refresh so often (60s), until interrupted.")
 @click.option("--vacuum", is_flag=True, help="Then remove what no reader needs within --mirror-retention.")

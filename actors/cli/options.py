@@ -37,6 +37,7 @@ _METAVARS: Final = {
     "log_format": "text|json",
     "on_poison": "stop|park",
     "logical_decoding_work_mem": "SIZE",
+    "spark": "auto|local|raydp",
     "spark_executor_memory": "SIZE",
     "mirror_every": "TIME",
     "mirror_retention": "TIME",
@@ -70,7 +71,7 @@ SECTIONS: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     ),
     "Status": (("status_address", "log_format"), ("metrics_port",)),
     "Spark": (
-        ("spark_executors", "spark_executors_max", "spark_executor_cores", "spark_executor_memory"),
+        ("spark", "spark_executors", "spark_executors_max", "spark_executor_cores", "spark_executor_memory"),
         ("spark_executors_idle_s", "spark_executor_cpus"),
     ),
 }

@@ -1,6 +1,6 @@
 """``xidstream demo``: shows the whole path with nothing but installed wheels, and proves the result at the end.
 
-It uses an embedded PostgreSQL 18, a local Ray, and a RayDP session in this process. The acts (``demo.acts``) show that
+It uses an embedded PostgreSQL 18, a local Ray, and a Spark session in this process. The acts (``demo.acts``) show that
 rows of an open transaction are decoded before its COMMIT. The proof (``demo.proof``) compares what Spark and the
 Delta tables hold with the source tables, and a difference makes the demo fail.
 """
@@ -62,7 +62,7 @@ def _introduce(console: Console, n_rows: int) -> None:
         Panel(
             f"A transaction of {n_rows:,} rows goes from PostgreSQL to Spark\n"
             "while it is still open. Everything here is embedded: PostgreSQL 18,\n"
-            "Ray, a JVM, and Spark through RayDP. It takes about a minute.",
+            "Ray, and Spark in one JVM. It takes less than a minute.",
             title="xidstream demo",
             expand=False,
         )

@@ -26,8 +26,8 @@ import pyarrow as pa
 import ray
 
 from xidstream.actors.driver.object_store_frames import ObjectStoreFrames
+from xidstream.actors.driver.session_kind import reads_ray_objects
 from xidstream.actors.driver.stored_frames import StoredFrames
-from xidstream.actors.driver.users_session import is_raydp
 from xidstream.actors.runtime.ray_errors import unwrap
 from xidstream.pipeline.account import BatchHistory, SinkPart
 from xidstream.pipeline.account.batches import MOST_BATCHES, MOST_LATENCIES_OF_A_BATCH
@@ -121,7 +121,7 @@ class BatchLoop:
             self._sink.claim(tenure)
             self._is_claimed = True
             self._deliver_snapshots(tenure)
-            if not is_raydp(self._spark):
+            if not reads_ray_objects(self._spark):
                 self._frames = StoredFrames(self._storage, self._layout(tenure))
             while not self._stop.is_set():
                 batch = self._call("next_batch", _PULL_WAIT_S, tenure.loop)

@@ -27,7 +27,7 @@ def start_driver_jvm(configs: Mapping[str, str], n_executors: int, cores: int, m
 
     # Any error may be ignored: RayDP starts the same JVM itself, and reports what is wrong.
     with contextlib.suppress(Exception):
-        settings = _raydp_settings(configs, n_executors, cores, memory)
+        settings = raydp_settings(configs, n_executors, cores, memory)
         conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
         threading.Thread(target=_start, args=(conf,), name="driver JVM", daemon=True).start()
 
@@ -40,7 +40,7 @@ def _start(conf: Any) -> None:
         SparkContext._ensure_initialized(conf=conf)
 
 
-def _raydp_settings(configs: Mapping[str, str], n_executors: int, cores: int, memory: str) -> dict[str, str]:
+def raydp_settings(configs: Mapping[str, str], n_executors: int, cores: int, memory: str) -> dict[str, str]:
     """The settings that RayDP makes of ``configs``. May raise any error if this RayDP makes them in another way."""
     from raydp.spark.ray_cluster import SparkCluster
 

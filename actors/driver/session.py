@@ -1,7 +1,8 @@
-"""A RayDP Spark session that is ready to work.
+"""A Spark session that is ready to work: RayDP's, or on one machine that of ``local_session``.
 
-``raydp.init_spark`` returns before its executors have registered, and returns normally even when they can
-never fit; the first job would then hang. ``start_spark`` waits for them, bounded, and says what is missing.
+The setting ``spark`` says which. ``raydp.init_spark`` returns before its executors have registered, and returns
+normally even when they can never fit; the first job would then hang. ``start_spark`` waits for them, bounded, and says
+what is missing.
 It also runs the first jobs, because they take seconds and no transaction should pay for that. What they need of the
 driver's JVM alone (its start, its first plan) is done while RayDP's other processes start.
 """
@@ -9,6 +10,7 @@ driver's JVM alone (its start, its first plan) is done while RayDP's other proce
 from __future__ import annotations
 
 import atexit
+import dataclasses
 import os
 import shlex
 import sys
@@ -20,12 +22,14 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from xidstream.actors.driver.driver_jvm import start_driver_jvm
+from xidstream.actors.driver.local_session import local_conf, start_local, stop_local
+from xidstream.actors.driver.session_kind import n_executors
 from xidstream.actors.runtime.java import ensure_java
 from xidstream.actors.runtime.nodes import require_usable_nodes
-from xidstream.actors.runtime.ray_cluster import connect_ray, remove_loaded_libraries, run_folder
+from xidstream.actors.runtime.ray_cluster import connect_ray, is_ours, remove_loaded_libraries, run_folder
 from xidstream.actors.runtime.spark_version import require_raydp_for_spark
 from xidstream.pipeline import file_modes
-from xidstream.pipeline.config import Config
+from xidstream.pipeline.config import Config, SparkMode
 from xidstream.pipeline.errors import EnvironmentFault, PreconditionMissing
 from xidstream.pipeline.spark.session import SPARK_CONF, plan_first_job, warm_up
 from xidstream.pipeline.spark.spark_errors import fault_of
@@ -62,11 +66,12 @@ BASE_CONF = {
 def spark_session(
     app_name: str = "xidstream", config: Config | Mapping[str, Any] | str | Path | None = None
 ) -> SparkSession:
-    """A RayDP session for a PySpark script, which leaves room for the pipeline on a machine of two CPUs.
+    """A session for a PySpark script, which leaves room for the pipeline on a machine of two CPUs.
 
-    Finds a Java, starts or joins Ray, and returns when an executor is there and warm: some 20 s. Of ``config`` (a
-    Config, a mapping of its settings, or the path of a TOML file) only the settings that begin with ``spark_`` count.
-    The session ends with the process, or at ``raydp.stop_spark()``.
+    Finds a Java, starts or joins Ray, and returns when the session is warm: some 10 s. On a Ray of this process's own
+    it is one JVM, in a cluster RayDP's; the setting ``spark`` chooses. Of ``config`` (a Config, a mapping of its
+    settings, or the path of a TOML file) only ``spark`` and the settings that begin with ``spark_`` count. The session
+    ends with the process, or at ``stop()``.
 
     Raises PreconditionMissing where there is no Java, or the executors do not fit, and EnvironmentFault where Ray or
     Spark does not start.
@@ -79,8 +84,19 @@ def spark_session(
     return start_spark(Config() if config is None else Config.load(config), app_name)
 
 
+def settled(config: Config) -> Config:
+    """``config`` with ``auto`` replaced by what it means on the Ray that this process has, or would have.
+
+    Whoever makes an actor that starts the session calls it first: an actor cannot tell whose Ray it is on.
+    """
+    if config.spark != SparkMode.AUTO.value:
+        return config
+    return dataclasses.replace(config, spark=(SparkMode.LOCAL if is_ours() else SparkMode.RAYDP).value)
+
+
 def start_spark(config: Config, app_name: str) -> SparkSession:
-    """A RayDP session with an executor registered, and all those warm that are there by then.
+    """A session that is warm: one JVM, or RayDP's with an executor registered, and all those warm that are there by
+    then.
 
     Raises EnvironmentFault when it cannot be started, PreconditionMissing when the executors do not fit or RayDP does
     not support this Spark, and what ``fault_of`` makes of a first job that fails.
@@ -94,20 +110,18 @@ def start_spark(config: Config, app_name: str) -> SparkSession:
     ensure_java()
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    is_local = settled(config).spark == SparkMode.LOCAL.value
     conf = {
         **BASE_CONF,
-        "spark.ray.raydp_spark_executor.actor.resource.cpu": str(config.spark_executor_cpus),
         "spark.executorEnv.PYTHONPATH": _python_path(),
         f"spark.executorEnv.{file_modes.VARIABLE}": config.storage_mode,
         **_temporary_files(),
-        **_dynamic_allocation(config),
+        **(local_conf(config) if is_local else _raydp_conf(config)),
         **(_FAIR if config.mirror_every else {}),
         **config.spark_conf,
     }
-    executors = (config.spark_executors, config.spark_executor_cores, config.spark_executor_memory)
-    start_driver_jvm(conf, *executors)
     try:
-        spark = raydp.init_spark(app_name, *executors, fault_tolerant_mode=False, configs=conf)
+        spark = (start_local if is_local else _start_raydp)(config, app_name, conf)
     except Exception as error:
         raise EnvironmentFault(f"the Spark session did not start: {type(error).__name__}") from error
     try:
@@ -134,10 +148,25 @@ def _temporary_files() -> dict[str, str]:
     of_driver = f"{options} {shlex.quote(f'-Dray.logging.dir={folder}/logs')}"
     return {
         "spark.local.dir": temporary,
-        "spark.driver.extraJavaOptions": f"{BASE_CONF['spark.driver.extraJavaOptions']} {of_driver}",
-        "spark.executor.extraJavaOptions": f"{BASE_CONF['spark.executor.extraJavaOptions']} {options}",
-        "spark.ray.raydp_app_master.extraJavaOptions": options,
+        "spark.driver.extraJavaOptions": f"{_JAVA_OPTIONS} {of_driver}",
+        "spark.executor.extraJavaOptions": f"{_JAVA_OPTIONS} {options}",
+        "spark.ray.raydp_app_master.extraJavaOptions": f"{_JAVA_OPTIONS} {options}",
     }
+
+
+def _raydp_conf(config: Config) -> dict[str, str]:
+    return {
+        "spark.ray.raydp_spark_executor.actor.resource.cpu": str(config.spark_executor_cpus),
+        **_dynamic_allocation(config),
+    }
+
+
+def _start_raydp(config: Config, app_name: str, conf: dict[str, str]) -> SparkSession:
+    import raydp
+
+    executors = (config.spark_executors, config.spark_executor_cores, config.spark_executor_memory)
+    start_driver_jvm(conf, *executors)
+    return raydp.init_spark(app_name, *executors, fault_tolerant_mode=False, configs=conf)
 
 
 def _dynamic_allocation(config: Config) -> dict[str, str]:
@@ -158,20 +187,16 @@ def _dynamic_allocation(config: Config) -> dict[str, str]:
 
 
 def stop_spark() -> None:
+    """End the session that this process started."""
     import raydp
 
-    raydp.stop_spark()
+    if not stop_local():
+        raydp.stop_spark()
 
 
 def _stop_spark_at_exit() -> None:
     if ray.is_initialized():
         stop_spark()
-
-
-def n_executors(spark: SparkSession) -> int:
-    """Those that have registered; in a local session, which has none, its one JVM counts."""
-    n = int(spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size())
-    return n if str(spark.sparkContext.master).startswith("local") else n - 1
 
 
 def _await_executors(spark: SparkSession, config: Config) -> None:

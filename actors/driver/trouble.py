@@ -12,9 +12,7 @@ from xidstream.actors.driver.spark_master import SparkMaster
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_STALLED = (
-    f"a Spark job waited {STALLED_AFTER_S:.0f} s without a running task: RayDP's master or executors are lost"
-)
+_STALLED = f"a Spark job waited {STALLED_AFTER_S:.0f} s without a running task: what should run it is lost"
 _JVM_LOST = "the JVM of the Spark driver is lost"
 _STOPPED = "the Spark session was stopped"
 _MASTER_LOST = "RayDP's master is lost: its Spark session cannot start executors any more"

@@ -1,8 +1,9 @@
-"""A Spark session that the user made: which kind it is, and whether our functions run in it.
+"""A Spark session that a script gives to ``start``: whether our functions run in it.
 
-RayDP's session reads rows from Ray's object store. Any other (a local one, YARN, Kubernetes, Databricks, EMR) gets them
-through the storage (``stored_frames``). So its executors must have this package and reach the storage, which a tiny job
-finds out before anything is read: without it the first batch would end in an error of a Python worker.
+RayDP's session, and that of ``xidstream.spark_session``, read rows from Ray's object store. Any other (a local one,
+YARN, Kubernetes, Databricks, EMR) gets them through the storage (``stored_frames``). So its executors must have this
+package and reach the storage, which a tiny job finds out before anything is read: without it the first batch would end
+in an error of a Python worker.
 
 A session without a SparkContext (Spark Connect) is refused: the loop asks the context for running tasks and cancels
 jobs by their group, and Connect has neither.
@@ -15,6 +16,7 @@ import secrets
 import sys
 from typing import TYPE_CHECKING, Any
 
+from xidstream.actors.driver.session_kind import has_ray_executors, reads_ray_objects
 from xidstream.pipeline.credentials import redacted
 from xidstream.pipeline.errors import PreconditionMissing, Unsupported, UsageError
 from xidstream.pipeline.segments import RowsReader, Storage, write_rows
@@ -27,11 +29,6 @@ if TYPE_CHECKING:
 
 _PROBE = ".xidstream-check"
 _RECENT = "spark.sql.streaming.numRecentProgressUpdates"
-
-
-def is_raydp(spark: SparkSession) -> bool:
-    """Whether its executors are Ray actors, whose JVMs can read Ray's objects."""
-    return str(spark.sparkContext.master).startswith("ray")
 
 
 def n_recent_updates(spark: SparkSession) -> int:
@@ -48,7 +45,7 @@ def adopt_spark(spark: SparkSession) -> None:
     Raises UsageError for what is no session, or one that has ended; Unsupported for one without a SparkContext.
     """
     context = _context(spark)
-    is_here = is_raydp(spark) or str(context.master).startswith("local")
+    is_here = has_ray_executors(spark) or str(context.master).startswith("local")
     if is_here and "PYSPARK_PYTHON" not in os.environ:
         # Else the executors take `python3` from the PATH, which may have none of our packages. On other machines this
         # interpreter's path means nothing: there the session's own setting counts.
@@ -80,11 +77,11 @@ def _context(spark: SparkSession) -> Any:
 
 
 def try_executors(spark: SparkSession, storage_uri: str) -> None:
-    """Run a tiny job, where the session is not RayDP's: seconds, which the first batch need not take then.
+    """Run a tiny job, where rows go through the storage: seconds, which the first batch need not take then.
 
     Raises PreconditionMissing where executors lack this package or do not reach the storage; StorageFault.
     """
-    if is_raydp(spark):
+    if reads_ray_objects(spark):
         return
     storage = Storage(storage_uri)
     key = f"{_PROBE}-{secrets.token_hex(4)}"

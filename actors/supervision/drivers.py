@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import ray
 
 from xidstream.actors.driver.batch_loop import BatchLoop, LoopProgress
+from xidstream.actors.driver.session_kind import has_ray_executors
 from xidstream.actors.driver.spark_master import SparkMaster
 from xidstream.actors.driver.trouble import trouble_of
-from xidstream.actors.driver.users_session import is_raydp
 from xidstream.pipeline.account import BatchHistory
 from xidstream.pipeline.account.batches import MOST_BATCHES
 from xidstream.pipeline.account.model import SinkReport
@@ -95,7 +95,7 @@ class InProcessDriver:
         self._future: Future[None] | None = None
         self._master = SparkMaster(str(spark.sparkContext.appName))
         # Another cluster manager may let a job wait for executors as long as it likes, and tells when they are lost.
-        self._can_stall = is_raydp(spark)
+        self._can_stall = has_ray_executors(spark)
 
     def start(self) -> ray.ObjectRef | None:
         return None

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
-from xidstream.actors.driver.session import n_executors
+from xidstream.actors.driver.session_kind import n_executors
 from xidstream.actors.runtime.ray_cluster import is_ours
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import EnvironmentFault, PreconditionMissing

@@ -6,8 +6,9 @@ does not end. Then the slot ends the whole actor, because only that surely ends 
 write to one sink. The other slots see their loops end, begin a new epoch, and share the session that is started next.
 So a user's function that hangs in one slot costs the others an epoch each time, and never a row.
 
-Rejected: a session for each slot. Each would need a JVM, a RayDP master and executors, about a gigabyte, on machines
-that have a few. It would not make tests simpler either, because a slot's loop must be killable in both designs.
+Rejected: a session for each slot. Each would need a JVM, and on a cluster a RayDP master and executors, up to a
+gigabyte, on machines that have a few. It would not make tests simpler either, because a slot's loop must be killable in
+both designs.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 
 import ray
 
+from xidstream.actors.driver.session import settled
 from xidstream.actors.spark_driver import SparkDriver
 from xidstream.actors.supervision.actor_driver import ActorDriver
 from xidstream.actors.supervision.placement import DRIVER_CPUS
@@ -34,7 +36,7 @@ class SharedSession:
     """The supervisors' threads use it. ``configs`` are by slot."""
 
     def __init__(self, configs: Mapping[str, Config]) -> None:
-        self._configs = dict(configs)
+        self._configs = {slot: settled(config) for slot, config in configs.items()}
         self._lock = threading.Lock()
         self._actor: Any = None
         self._started: Any = None
@@ -45,7 +47,9 @@ class SharedSession:
         with self._lock:
             if self._actor is None:
                 actor = ray.remote(SparkDriver).options(
-                    num_cpus=DRIVER_CPUS, max_concurrency=2 + _THREADS * len(self._configs), max_restarts=0
+                    num_cpus=DRIVER_CPUS,
+                    max_concurrency=2 + _THREADS * len(self._configs),
+                    max_restarts=0,
                 )
                 self._actor = actor.remote(self._configs)
                 self._started = self._actor.start.remote()

@@ -1,4 +1,4 @@
-"""One Ray with a RayDP session for the whole folder; a server and a database as in tests/postgres.
+"""One Ray with a Spark session for the whole folder; a server and a database as in tests/postgres.
 
 The session is in the test process, as in a user's PySpark script; tests of the command line start processes of
 their own, with their own Ray.
@@ -24,12 +24,14 @@ from xidstream.pipeline.config import Config
 @pytest.fixture(scope="session")
 def spark() -> Iterator[Any]:
     from xidstream.actors.driver.session import start_spark, stop_spark
-    from xidstream.actors.driver.users_session import is_raydp
+    from xidstream.actors.driver.session_kind import reads_ray_objects
     from xidstream.actors.runtime.ray_cluster import connect_ray
 
     connect_ray()
     session = start_spark(Config(), "xidstream-tests")
-    assert is_raydp(session), "this process has a session already, which would be tested in place of RayDP's"
+    assert reads_ray_objects(session), (
+        "this process has a session already, which would be tested in place of ours"
+    )
     yield session
     stop_spark()
 

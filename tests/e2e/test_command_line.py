@@ -199,12 +199,13 @@ def change_in_every_way(database: Database) -> None:
 
 @pytest.mark.slow
 @NEWEST
+@pytest.mark.parametrize("spark", ["local", "raydp"])
 def test_a_lost_jvm_is_replaced_and_sigterm_then_ends_the_run_with_everything_confirmed(
-    database: Database, tmp_path: Path
+    database: Database, tmp_path: Path, spark: str
 ) -> None:
     set_up(database)
     process = subprocess.Popen(
-        [*XIDSTREAM, *options(database, tmp_path, "--create-slot")],
+        [*XIDSTREAM, *options(database, tmp_path, "--create-slot", "--spark", spark)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -257,8 +258,16 @@ def test_a_run_stopped_while_ray_starts_ends_it_whole_with_status_0(
 
 @pytest.mark.slow
 @NEWEST
+@pytest.mark.parametrize(
+    ("spark", "first", "last"),
+    [
+        pytest.param("local", "SparkSubmit", "xidstream.pipeline.spark.daemon", id="local"),
+        # An executor comes after the master and the session, and nobody needs it any more.
+        pytest.param("raydp", "AppMasterEntryPoint", "-Dspark.driver.port=", id="raydp"),
+    ],
+)
 def test_a_run_stopped_while_spark_starts_and_the_slot_is_waited_for_waits_for_neither(
-    database: Database, tmp_path: Path
+    database: Database, tmp_path: Path, spark: str, first: str, last: str
 ) -> None:
     set_up(database)
     seen: set[str] = set()
@@ -270,15 +279,14 @@ def test_a_run_stopped_while_spark_starts_and_the_slot_is_waited_for_waits_for_n
     with database.connect() as other:
         other.execute(b"begin")
         other.execute(ROWS.format(1, 1).encode())
-        with started(tmp_path, *options(database, tmp_path, "--create-slot")) as process:
+        with started(tmp_path, *options(database, tmp_path, "--create-slot", "--spark", spark)) as process:
             waits = "select count(*) from pg_locks where locktype = 'transactionid' and not granted"
-            wait_until(lambda: starts("AppMasterEntryPoint") and database.execute(waits) == [(1,)])
+            wait_until(lambda: starts(first) and database.execute(waits) == [(1,)])
             process.send_signal(signal.SIGTERM)
-            # An executor comes after the master and the session, and nobody needs it any more.
-            wait_until(lambda: process.poll() is not None or starts("-Dspark.driver.port="))
+            wait_until(lambda: process.poll() is not None or starts(last))
             output, _ = process.communicate(timeout=120)
         assert process.returncode == 0, output
-        assert not starts("-Dspark.driver.port=") and "Traceback" not in output and "***" not in output
+        assert not starts(last) and "Traceback" not in output and "***" not in output
         assert not marked(str(tmp_path))
         wait_until(lambda: database.execute("select count(*) from pg_replication_slots") == [(0,)])
 

@@ -62,7 +62,7 @@ def test_its_settings_are_those_that_raydp_makes_and_the_callers_stay_as_they_ar
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     conf = {**BASE_CONF, "spark.driver.extraClassPath": "mine.jar"}
-    made = driver_jvm._raydp_settings(conf, *EXECUTORS)
+    made = driver_jvm.raydp_settings(conf, *EXECUTORS)
     assert conf == {**BASE_CONF, "spark.driver.extraClassPath": "mine.jar"}
     monkeypatch.setattr(SparkCluster, "_set_up_master", lambda self, resources, kwargs: None)
     assert made == SparkCluster("name", *EXECUTORS, False, dict(conf))._configs
@@ -79,7 +79,7 @@ def test_with_a_raydp_that_makes_its_settings_elsewhere_no_jvm_is_started_early(
 
 
 def test_the_jvm_of_a_script_tells_errors_and_nothing_else() -> None:
-    made = driver_jvm._raydp_settings(BASE_CONF, *EXECUTORS)
+    made = driver_jvm.raydp_settings(BASE_CONF, *EXECUTORS)
     # The last one counts, and RayDP's comes behind all others.
     named = re.findall(r"-Dlog4j2\.configurationFile=(\S+)", made["spark.driver.extraJavaOptions"])[-1]
     spoken = subprocess.run(

@@ -69,7 +69,7 @@ def test_a_storage_that_executors_do_not_reach_is_told_before_anything_is_read(
     spark: Any, storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The suite may have left this process a RayDP session, which is not asked.
-    monkeypatch.setattr(users_session, "is_raydp", lambda session: False)
+    monkeypatch.setattr(users_session, "reads_ray_objects", lambda session: False)
     try_executors(spark, storage.uri)
     assert storage.list_folders() == [] and not list(Path(storage.uri).glob(".xidstream*"))
     monkeypatch.setattr(users_session, "RowsReader", lambda uri: stored_frames.RowsReader("/nowhere"))

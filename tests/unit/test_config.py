@@ -138,6 +138,7 @@ def test_each_of_slots_has_its_own_settings_and_the_files_others() -> None:
         ({"buffers_max": 4, "slots": [{"slot": "a", "buffers_min": 4}, {"slot": "b"}]}, r"together \(5\)"),
         ({"slots": [{"slot": "a", "buffers-max": 3}]}, "buffers_max is for the whole run"),
         ({"slots": [{"slot": "a", "spark_executors": 3}]}, "spark_executors is for the whole run"),
+        ({"slots": [{"slot": "a", "spark": "local"}]}, "spark is for the whole run"),
         ({"slots": [{"slot": "a", "sloth": 3}]}, "unknown setting 'sloth'"),
     ],
 )

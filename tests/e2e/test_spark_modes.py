@@ -1,0 +1,228 @@
+"""``spark = local`` and ``raydp`` as a user runs them: processes of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.e2e.test_command_line import ROWS, commands, environment, marked, options, run, set_up
+from tests.postgres_fixtures import Database
+from tests.processes import Living, living_below
+from tests.waiting import wait_until
+
+pytestmark = [pytest.mark.e2e, pytest.mark.parametrize("postgres_server", [18], indirect=True)]
+REPOSITORY = Path(__file__).parents[2]
+NOBODY = 65534
+
+# Tells of its session, and has rows of the batch pass Spark's Python, wherever its tasks run.
+HANDLER = """
+import json
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+
+def handle(batch):
+    orders = batch.dataframe("public.t")
+    context = orders.sparkSession.sparkContext
+    block_manager = context._jvm.org.apache.spark.SparkEnv.get().blockManager().blockManagerId()
+    ids = sorted(row.id for row in orders.select("id").mapInArrow(lambda rows: rows, "id long").collect())
+    with open(HERE / "seen.json", "a") as file:
+        print(json.dumps({
+            "ids": ids,
+            "master": context.master,
+            "authenticate": context.getConf().get("spark.authenticate", "false"),
+            "rpc": int(context.getConf().get("spark.driver.port")),
+            "blocks": block_manager.port(),
+        }), file=file, flush=True)
+"""
+
+# The first call needs more than the heap of whoever runs its task.
+HUNGRY = """
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+
+def handle(batch):
+    frame = batch.dataframe("public.t")
+    if not (HERE / "began").exists():
+        (HERE / "began").touch()
+        long = "size(collect_list(concat(id, repeat('x', 100000))))"
+        frame.sparkSession.range(0, 100_000_000, 1, 1).selectExpr(long).collect()
+    with open(HERE / "ids", "a") as file:
+        print(*sorted(row.id for row in frame.collect()), file=file, flush=True)
+"""
+
+# Py4J's text for the static method that gives whoever has the answer a way to run any command.
+GET_RUNTIME = b"c\nz:java.lang.Runtime\ngetRuntime\ne\n"
+
+
+def answer_to_a_stranger(host: str, port: int, sent: bytes) -> bytes:
+    """What a port answers to another login, which may not read what a program needs: a fork. Only root can be one."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            if os.geteuid() == 0:
+                os.setgroups([])
+                os.setresgid(NOBODY, NOBODY, NOBODY)
+                os.setresuid(NOBODY, NOBODY, NOBODY)
+            os.write(writing, exchanged(host, port, sent))
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with open(reading, "rb") as answer:
+        found = answer.read()
+    os.waitpid(child, 0)
+    return found
+
+
+def exchanged(host: str, port: int, sent: bytes) -> bytes:
+    answer = b""
+    with suppress(OSError), socket.create_connection((host, port), 5) as connection:
+        connection.settimeout(3)
+        connection.sendall(sent)
+        while len(answer) < 4096 and (part := connection.recv(4096)):
+            answer += part
+    return answer
+
+
+def rpc_request(body: bytes) -> bytes:
+    """A message of Spark's network layer, as one sends it that has no secret."""
+    header = struct.pack(">bqi", 3, 1, len(body))
+    return struct.pack(">q", 8 + len(header) + len(body)) + header + body
+
+
+@contextmanager
+def running(
+    folder: Path, *arguments: str, env: dict[str, str] | None = None
+) -> Iterator[subprocess.Popen[str]]:
+    """A run that has the modules of ``folder``. Ended in order."""
+    path = f"{folder}{os.pathsep}{REPOSITORY}"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "actors", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        env=environment({"XIDSTREAM_TEST_MARK": str(folder), "PYTHONPATH": path, **(env or {})}),
+    )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+        output, _ = process.communicate(timeout=120)
+        (folder / "output").write_text(output)
+
+
+def seen(folder: Path) -> list[dict[str, Any]]:
+    file = folder / "seen.json"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def java(processes: list[Living]) -> list[Living]:
+    return [process for process in processes if process.name == "java"]
+
+
+def listening(process: Living) -> list[tuple[str, int]]:
+    return [
+        (each.laddr.ip, each.laddr.port)
+        for each in process.process.net_connections("tcp")
+        if each.status == psutil.CONN_LISTEN
+    ]
+
+
+def make_slot(database: Database, name: str | None = None) -> None:
+    slot = name or f"s_{database.name}"[:63]
+    database.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", slot)
+
+
+def test_a_run_on_one_machine_has_one_jvm_that_lets_no_other_login_in_and_ends_with_the_run(
+    database: Database, tmp_path: Path
+) -> None:
+    set_up(database)
+    make_slot(database)
+    database.execute(ROWS.format(1, 1000))
+    (tmp_path / "handler.py").write_text(HANDLER)
+    with running(tmp_path, *options(database, tmp_path, sink="foreach:handler:handle")) as process:
+        wait_until(lambda: bool(seen(tmp_path)) or process.poll() is not None, 180)
+        (session,) = seen(tmp_path)
+        processes = living_below(process.pid)
+        (jvm,) = java(processes)
+        ports = listening(jvm)
+        answers = {address: answer_to_a_stranger(*address, GET_RUNTIME) for address in ports}
+        refused = answer_to_a_stranger("127.0.0.1", session["rpc"], rpc_request(b"\0"))
+    assert session["ids"] == list(range(1, 1001)) and session["master"] == "local[2, 4]"
+    # PySpark's gateway is among them, and wants its token first.
+    assert not [address for address, answer in answers.items() if answer.startswith(b"!y")], answers
+    assert sum(b"Authentication error" in answer for answer in answers.values()) == 1, answers
+    assert session["authenticate"] == "true" and b"SaslMessage" in refused, refused
+    loopback = {port for host, port in ports if host in ("127.0.0.1", "::ffff:127.0.0.1")}
+    assert {session["rpc"], session["blocks"]} <= loopback, ports
+    assert process.returncode == 0, (tmp_path / "output").read_text()
+    assert not marked(str(tmp_path))
+
+
+def test_raydps_executors_on_one_machine_read_rows_from_rays_object_store(
+    database: Database, tmp_path: Path
+) -> None:
+    set_up(database)
+    make_slot(database)
+    database.execute(ROWS.format(1, 1000))
+    (tmp_path / "handler.py").write_text(HANDLER)
+    (tmp_path / "settings.toml").write_text('spark = "raydp"\n')
+    found: set[str] = set()
+    arguments = options(database, tmp_path, "--available-now", sink="foreach:handler:handle")
+    with running(tmp_path, *arguments, "--config", str(tmp_path / "settings.toml")) as process:
+
+        def has_ended() -> bool:
+            found.update(commands(str(tmp_path)))
+            return process.poll() is not None
+
+        wait_until(has_ended, 240)
+    assert process.returncode == 0, (tmp_path / "output").read_text()
+    (session,) = seen(tmp_path)
+    assert session["ids"] == list(range(1, 1001)) and session["master"].startswith("ray")
+    # The application master's gateway, and an executor.
+    assert any("AppMasterEntryPoint" in command for command in found)
+    assert any("-Dspark.driver.port=" in command for command in found)
+    assert not list((tmp_path / "segments").rglob("*.arrow")), "rows went through the object store"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_task_that_needs_more_than_the_heap_costs_the_jvm_and_no_row(
+    database: Database, tmp_path: Path
+) -> None:
+    set_up(database)
+    make_slot(database)
+    database.execute(ROWS.format(1, 1000))
+    (tmp_path / "hungry.py").write_text(HUNGRY)
+    with running(
+        tmp_path, *options(database, tmp_path, "--available-now", sink="foreach:hungry:handle")
+    ) as process:
+        wait_until(lambda: process.poll() is not None, 480)
+    output = (tmp_path / "output").read_text()
+    assert process.returncode == 0, output
+    assert "starting again" in output
+    ids = [int(each) for each in (tmp_path / "ids").read_text().split()]
+    assert ids == list(range(1, 1001))
+
+
+def test_the_setting_is_one_of_three(database: Database, tmp_path: Path) -> None:
+    wrong = run(*options(database, tmp_path, "--spark", "yarn"))
+    assert wrong.returncode == 2 and "spark must be auto, local or raydp, got 'yarn'" in wrong.stderr
