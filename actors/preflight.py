@@ -1,18 +1,23 @@
 """The preflight of a run: ``pipeline.stages.preflight``, and what this machine must have besides.
 
 ``xidstream check`` prints ``findings_of``. ``xidstream run`` and ``ChangeStream.start`` call ``require``, before Ray
-and a JVM are started for nothing. Neither imports Ray here: what only Ray can tell is one finding that says so.
+and a JVM are started for nothing. Ray is not started here, only asked what it would be: a cluster's, or this machine's.
+What only a Ray that runs can tell is one finding that says so.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from xidstream.actors.driver.session import settled
 from xidstream.actors.runtime.java import ensure_java
+from xidstream.actors.runtime.ray_cluster import cpus_here, is_ours
+from xidstream.actors.supervision.cpu_plan import Plan, plan
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import ExitStatus, PreconditionMissing, SlotInUse, SlotLost, XidstreamError
 from xidstream.pipeline.findings import Finding, Status
+from xidstream.pipeline.quantities import counted
 from xidstream.pipeline.slot.admin import describe_slot
 from xidstream.pipeline.slot.login import login_of
 from xidstream.pipeline.spark.sink_findings import SinkCheck
@@ -30,7 +35,7 @@ def findings_of(
     capture has none, and needs no Spark."""
     findings = preflight(config, check_sink, has_sink=has_sink)
     if not has_sink:
-        unknown = "free CPUs and memory, and whether each node reaches the server and the storage"
+        unknown = "free memory, and whether each node reaches the server and the storage"
         findings.append(
             Finding.not_checked("cluster", f"what only Ray can tell, once it has started: {unknown}")
         )
@@ -42,11 +47,34 @@ def findings_of(
     findings.append(
         Finding.not_checked(
             "cluster",
-            "what only Ray and Spark can tell, once they have started: free CPUs and memory, the Java of other nodes, "
+            "what only Ray and Spark can tell, once they have started: free memory, the Java of other nodes, "
             "and whether each node reaches the server, the storage and the sink",
         )
     )
     return findings
+
+
+def cpus_of_run(configs: Sequence[Config], *, has_sink: bool = True) -> Plan:
+    """What the parts of a run of all these slots ask Ray for, and their settings with it.
+
+    A cluster is asked for what the settings say: it may grow. Raises PreconditionMissing where Ray would be the run's
+    own, and this machine is too small for it.
+    """
+    configs = [settled(config) for config in configs]
+    return plan(configs, cpus_here(), has_sink=has_sink) if is_ours() else Plan(tuple(configs))
+
+
+def room_finding(configs: Sequence[Config], *, has_sink: bool = True) -> Finding:
+    """Whether this machine has the CPUs for a run of all these slots."""
+    try:
+        if not is_ours():
+            return Finding.not_checked("cpus", "whether the Ray cluster has CPUs for the run, or adds them")
+        planned = cpus_of_run(configs, has_sink=has_sink)
+    except XidstreamError as error:
+        return Finding.of_error("cpus", error)
+    least = "" if planned.scale == 1.0 else f"; each part asks for {planned.scale:.0%} of its share"
+    asked = f"{planned.needed:.4g} of this machine's {cpus_here():g} CPUs at the start{least}"
+    return Finding.ok("cpus", f"{counted(len(configs), 'slot')} of this run: Ray is asked for {asked}")
 
 
 def require(

@@ -6,18 +6,19 @@ import datetime
 import getpass
 import sys
 from collections import Counter
+from collections.abc import Sequence
 
 import click
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from xidstream.actors.preflight import findings_of
+from xidstream.actors.preflight import findings_of, room_finding
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.credentials import redacted
 from xidstream.pipeline.errors import PreconditionMissing, UsageError
 from xidstream.pipeline.exchange import Beginning, PrepareCover, SlotIdentity
-from xidstream.pipeline.findings import Status
+from xidstream.pipeline.findings import Finding, Status
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.quantities import counted
 from xidstream.pipeline.segments import (
@@ -54,10 +55,22 @@ _MARKS = {
 }
 
 
-def print_findings(config: Config, *, has_sink: bool) -> bool:
+def print_checks(configs: Sequence[Config], *, has_sink: bool) -> bool:
+    """What each slot of a run needs, and what all of them need together; whether nothing failed."""
+    room = room_finding(configs, has_sink=has_sink)
+    if len(configs) == 1:
+        return _print_findings([*findings_of(configs[0], has_sink=has_sink), room])
+    complete = True
+    for config in configs:
+        click.echo(f"\nslot {config.slot}")
+        complete = _print_findings(findings_of(config, has_sink=has_sink)) and complete
+    click.echo("\nall slots together")
+    return _print_findings([room]) and complete
+
+
+def _print_findings(findings: Sequence[Finding]) -> bool:
     """One line each, with its remedy; whether nothing failed."""
     console = Console(highlight=False)
-    findings = findings_of(config, has_sink=has_sink)
     for finding in findings:
         mark, style = _MARKS[finding.status]
         statement = finding.statement

@@ -146,6 +146,13 @@ def capture(config_file: Path | None, **options: Any) -> None:
     "begin_anew",
     "snapshot",
     "snapshot_connections",
+    "buffers_min",
+    "buffers_max",
+    "buffer_cpus",
+    "spark",
+    "spark_executors",
+    "spark_executors_max",
+    "spark_executor_cpus",
 )
 @click.option("--capture", is_flag=True, help="Of `xidstream capture`: without sink and Spark.")
 def check(config_file: Path | None, capture: bool, **options: Any) -> None:
@@ -157,14 +164,9 @@ def check(config_file: Path | None, capture: bool, **options: Any) -> None:
     configs = build_configs(config_file, options)
     for config in configs:
         config.require("slot", "publication")
-    from xidstream.actors.cli.checks import print_findings
+    from xidstream.actors.cli.checks import print_checks
 
-    complete = True
-    for config in configs:
-        if len(configs) > 1:
-            click.echo(f"\nslot {config.slot}")
-        complete = print_findings(config, has_sink=not capture) and complete
-    if not complete:
+    if not print_checks(configs, has_sink=not capture):
         raise SystemExit(ExitStatus.PRECONDITION)
 
 

@@ -17,11 +17,12 @@ from functools import partial
 from xidstream.actors.cli.display import Display, summary
 from xidstream.actors.cli.event_lines import EventLines
 from xidstream.actors.cli.json_log import log_as_json
-from xidstream.actors.preflight import require
+from xidstream.actors.preflight import cpus_of_run, require
 from xidstream.actors.reader.buffer_quota import start_quota
 from xidstream.actors.runtime.ray_cluster import connect_ray, keep_logs
 from xidstream.actors.runtime.secrets import refuse_travelling, without_secrets
 from xidstream.actors.runtime.signals import STOPPING, StopRequest
+from xidstream.actors.supervision.cpu_plan import Plan
 from xidstream.actors.supervision.page import serve
 from xidstream.actors.supervision.shared_session import SharedSession
 from xidstream.actors.supervision.supervisor import Supervisor
@@ -103,19 +104,21 @@ class _Run:
         self._is_stop_told = False
 
     def run(self) -> list[BaseException]:
-        """What the slots failed with, none of it raised here."""
+        """What the slots failed with, none of it raised here. Raises PreconditionMissing where the machine is too
+        small for all of them."""
         if not self._stop.asked:
             self._display.starting("the checks of server and storage")
             self._check()
         ready = [config for config in self._configs if config.slot not in self._failures]
+        plan = cpus_of_run(ready, has_sink=self._has_sink) if ready else None
         if ready and not self._stop.asked:
             self._display.starting("Ray")
             with self._stop.held():
                 self._connect_ray()
         if self._stop.asked:
             self._display.line("stopped before anything was read", "yellow")
-        elif ready:
-            self._supervise(ready)
+        elif plan is not None:
+            self._supervise(plan)
         if self._failures and (logs := keep_logs()):
             self._display.line(f"the logs of this run's processes are kept in {logs}", "yellow")
         return [self._failures[config.slot] for config in self._configs if config.slot in self._failures]
@@ -148,8 +151,9 @@ class _Run:
             has_sink=self._has_sink,
         )
 
-    def _supervise(self, configs: Sequence[Config]) -> None:
-        session = SharedSession({config.slot: without_secrets(config) for config in configs})
+    def _supervise(self, plan: Plan) -> None:
+        configs = plan.configs
+        session = SharedSession({config.slot: without_secrets(config) for config in configs}, plan.shares)
         quota = None
         if len(configs) > 1:
             quota = start_quota(configs[0].buffers_max, sum(config.buffers_min for config in configs))
@@ -159,6 +163,7 @@ class _Run:
                 partial(session.driver, config.slot) if self._has_sink else None,
                 partial(self._tell, config.slot),
                 quota,
+                plan.shares,
             )
             for config in configs
         }

@@ -47,19 +47,21 @@ _FAIR = {
 }
 """For a run that refreshes base tables beside its sink."""
 
+_JAVA_OPTIONS = "-XX:TieredStopAtLevel=1"
+"""The second compiler tier costs seconds of start-up and gains nothing for jobs this short."""
+
 BASE_CONF = {
     **SPARK_CONF,
     # Executors must not wait for a whole CPU, nor Ray's scheduler for memory that Spark never uses.
     "spark.ray.raydp_spark_executor.actor.resource.memory": "1",
     "spark.ray.raydp_spark_master.actor.resource.CPU": "0.1",
     "spark.ui.showConsoleProgress": "false",
-    # The second compiler tier costs seconds of start-up and gains nothing for jobs this short.
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+    "spark.driver.extraJavaOptions": _JAVA_OPTIONS,
     # RayDP makes an option of the driver's JVM of it, behind all others: one among them would have no effect.
     "spark.log4j.config.file.name": f"file:{_LOG4J}",
-    "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+    "spark.executor.extraJavaOptions": _JAVA_OPTIONS,
     # Of RayDP's own two JVMs: its gateway, and the application master.
-    "spark.ray.raydp_app_master.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+    "spark.ray.raydp_app_master.extraJavaOptions": _JAVA_OPTIONS,
 }
 
 

@@ -285,6 +285,16 @@ def is_ours() -> bool:
     return node is not None and bool(node.is_head())
 
 
+def cpus_here() -> float:
+    """The CPUs that a Ray of this process's own has, or would have: all of the machine, or of its container."""
+    if ray.is_initialized():
+        return float(ray.cluster_resources().get("CPU", 0))
+    from ray._private.resource_and_label_spec import ResourceAndLabelSpec
+
+    given = ResourceAndLabelSpec._load_env_resources().get("CPU")
+    return float(ray._private.utils.get_num_cpus() if given is None else given)
+
+
 def own_cpus() -> int | None:
     """The CPUs of a Ray that this process started, on this machine alone; None in a cluster, which may grow."""
     return int(ray.cluster_resources().get("CPU", 0)) if is_ours() else None

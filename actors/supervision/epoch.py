@@ -26,9 +26,8 @@ from xidstream.actors.runtime.ray_cluster import is_ours
 from xidstream.actors.runtime.ray_errors import unwrap
 from xidstream.actors.runtime.secrets import ReaderSecrets
 from xidstream.actors.slot_reader import ReaderStats, SlotReader
+from xidstream.actors.supervision.cpu_plan import FULL_SHARES, Shares
 from xidstream.actors.supervision.placement import (
-    READER_CPUS,
-    SEQUENCER_CPUS,
     RoomWatch,
     free_cpus,
     unplaced,
@@ -71,8 +70,9 @@ class Epoch:
         notify: Callable[[str], None],
         *,
         has_sink: bool = True,
+        shares: Shares = FULL_SHARES,
     ) -> None:
-        """Without a sink everything goes to the journal."""
+        """Without a sink everything goes to the journal. ``shares``: what reader and sequencer ask Ray for."""
         self.name = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{secrets.token_hex(4)}"
         self.opened: Opened | None = None
         self.pids: list[int] = []
@@ -80,6 +80,7 @@ class Epoch:
         self.waiting_for: tuple[str, ...] = ()
         """In words, while parts start. Other threads may read it."""
         self._config = config
+        self._shares = shares
         self._room = RoomWatch(local=is_ours())
         self._question: ray.ObjectRef | None = None
         self._next_room_s = time.monotonic() + _LOOK_FOR_ROOM_S
@@ -90,9 +91,9 @@ class Epoch:
         self._notify = notify
         self._has_sink = has_sink
         reader_arguments = (config, self.name, reader_secrets.lay_down(), quota, has_sink)
-        self._reader = _actor(SlotReader, *reader_arguments, num_cpus=READER_CPUS, max_concurrency=6)
+        self._reader = _actor(SlotReader, *reader_arguments, num_cpus=shares.reader, max_concurrency=6)
         self.sequencer = _actor(
-            CommitSequencer, config, self.name, num_cpus=SEQUENCER_CPUS, max_concurrency=1000
+            CommitSequencer, config, self.name, num_cpus=shares.sequencer, max_concurrency=1000
         )
         self._preparing = self._reader.prepare.remote()
         self._reading: ray.ObjectRef | None = None
@@ -251,7 +252,11 @@ class Epoch:
             # While the reader reads it may ask for buffers that wait for a node for as long as it takes.
             reads = self._reading is not None
             of = self._reader
-            needed = unplaced_driver(of) if reads else unplaced(self._config, of, self.sequencer)
+            needed = (
+                unplaced_driver(self._shares, of)
+                if reads
+                else unplaced(self._config, self._shares, of, self.sequencer)
+            )
             self._lack = self._room.look(now_s, needed, free_cpus()) if needed else None
 
     def _tell_waiting(self) -> bool:

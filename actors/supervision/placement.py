@@ -5,6 +5,9 @@ compared with what the nodes have free. A lack is told in numbers: what is free,
 process's own gets no further CPUs, so there a lack of ``LOCAL_PATIENCE_S`` ends the run. A cluster may be adding a
 node, which takes minutes: there the lack is told, and it ends the epoch after ``CLUSTER_PATIENCE_S``.
 
+A run of the command line on a Ray of its own has been planned (``cpu_plan``): there is a lack only where its settings
+take CPUs that the plan does not know of.
+
 ``fits`` and ``RoomWatch`` decide, and ask nobody; ``free_cpus`` and ``unplaced`` ask Ray. ``epoch`` looks
 while its parts start. ``await_room`` looks before they do, for a stream on a session that the user made.
 
@@ -23,15 +26,12 @@ import ray
 
 from xidstream.actors.driver.session_kind import n_executors
 from xidstream.actors.runtime.ray_cluster import is_ours
+from xidstream.actors.supervision.cpu_plan import Demand, Shares, demands
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import EnvironmentFault, PreconditionMissing
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-READER_CPUS = 0.1
-SEQUENCER_CPUS = 0.05
-DRIVER_CPUS = 0.1
 
 LOCAL_PATIENCE_S = 30.0
 """A process that Ray is starting holds its CPUs already, and takes some seconds."""
@@ -46,32 +46,11 @@ _REMEDY = (
 
 
 @dataclass(frozen=True)
-class Demand:
-    """``n`` actors, each of which asks one node for ``cpus``."""
-
-    name: str
-    cpus: float
-    n: int = 1
-
-    def __str__(self) -> str:
-        return f"the {self.name}" if self.n == 1 else f"{self.n} {self.name}s"
-
-
-@dataclass(frozen=True)
 class FreeCpus:
     """Of each node that lives: the CPUs that nobody has, and all of them."""
 
     free: tuple[float, ...]
     total: float
-
-
-def demands(config: Config) -> list[Demand]:
-    """What one epoch of a slot needs before it can read."""
-    return [
-        Demand("slot reader", READER_CPUS),
-        Demand("commit sequencer", SEQUENCER_CPUS),
-        Demand("xid buffer", config.buffer_cpus, config.buffers_min),
-    ]
 
 
 def fits(needed: Iterable[Demand], free: Sequence[float]) -> bool:
@@ -134,15 +113,15 @@ def free_cpus() -> FreeCpus:
     return FreeCpus(free, float(ray.cluster_resources().get("CPU", 0)))
 
 
-def unplaced(config: Config, reader: Any, sequencer: Any) -> list[Demand]:
+def unplaced(config: Config, shares: Shares, reader: Any, sequencer: Any) -> list[Demand]:
     """Of ``demands``, and of the Spark driver's actor where there is one, what has no process yet.
 
     Ray is asked, and not the actors themselves.
     """
-    reader_demand, sequencer_demand, buffers_demand = demands(config)
+    reader_demand, sequencer_demand, buffers_demand = demands(config, shares)
     state: Any = ray._private.state
     reader_info, pending = state.actors(reader._actor_id.hex()), _pending()
-    found = unplaced_driver(reader, pending)
+    found = unplaced_driver(shares, reader, pending)
     if _waits(reader_info):
         found += [reader_demand, buffers_demand]
     else:
@@ -155,12 +134,14 @@ def unplaced(config: Config, reader: Any, sequencer: Any) -> list[Demand]:
     return found
 
 
-def unplaced_driver(reader: Any, pending: Sequence[dict[str, Any]] | None = None) -> list[Demand]:
+def unplaced_driver(
+    shares: Shares, reader: Any, pending: Sequence[dict[str, Any]] | None = None
+) -> list[Demand]:
     """The Spark driver's actor, if it has no process yet. It has the owner of ``reader``: the run's process."""
     ours = ray._private.state.actors(reader._actor_id.hex()).get("OwnerAddress")
     for each in _pending() if pending is None else pending:
         if each["ActorClassName"] == "SparkDriver" and each["OwnerAddress"] == ours:
-            return [Demand("Spark driver", DRIVER_CPUS)]
+            return [Demand("Spark driver", shares.driver)]
     return []
 
 

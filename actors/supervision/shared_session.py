@@ -22,7 +22,7 @@ import ray
 from xidstream.actors.driver.session import settled
 from xidstream.actors.spark_driver import SparkDriver
 from xidstream.actors.supervision.actor_driver import ActorDriver
-from xidstream.actors.supervision.placement import DRIVER_CPUS
+from xidstream.actors.supervision.cpu_plan import FULL_SHARES, Shares
 from xidstream.pipeline.config import Config
 
 _CLOSE_S = 5.0
@@ -33,10 +33,11 @@ _THREADS = 4
 
 
 class SharedSession:
-    """The supervisors' threads use it. ``configs`` are by slot."""
+    """The supervisors' threads use it. ``configs`` are by slot; ``shares`` has what the actor asks Ray for."""
 
-    def __init__(self, configs: Mapping[str, Config]) -> None:
+    def __init__(self, configs: Mapping[str, Config], shares: Shares = FULL_SHARES) -> None:
         self._configs = {slot: settled(config) for slot, config in configs.items()}
+        self._shares = shares
         self._lock = threading.Lock()
         self._actor: Any = None
         self._started: Any = None
@@ -47,7 +48,7 @@ class SharedSession:
         with self._lock:
             if self._actor is None:
                 actor = ray.remote(SparkDriver).options(
-                    num_cpus=DRIVER_CPUS,
+                    num_cpus=self._shares.driver,
                     max_concurrency=2 + _THREADS * len(self._configs),
                     max_restarts=0,
                 )

@@ -20,6 +20,7 @@ from typing import Any
 
 from xidstream.actors.runtime.ray_cluster import keep_logs
 from xidstream.actors.runtime.secrets import ReaderSecrets, without_secrets
+from xidstream.actors.supervision.cpu_plan import FULL_SHARES, Shares
 from xidstream.actors.supervision.delivery import Delivery
 from xidstream.actors.supervision.drivers import Driver
 from xidstream.actors.supervision.epoch import Epoch, StopRequested
@@ -43,7 +44,8 @@ class Supervisor:
     """``make_driver`` is called for the first epoch, and again whenever the driver itself was lost. None: there is no
     sink, and everything goes to the journal.
 
-    ``quota`` is the cap on buffers that several slots share (``actors.reader.buffer_quota``).
+    ``quota`` is the cap on buffers that several slots share (``actors.reader.buffer_quota``). ``shares``: by the plan
+    of the whole run (``supervision.cpu_plan``).
     """
 
     def __init__(
@@ -52,11 +54,13 @@ class Supervisor:
         make_driver: Callable[[], Driver] | None,
         notify: Callable[[str], None] = log.warning,
         quota: Any = None,
+        shares: Shares = FULL_SHARES,
     ) -> None:
         self._config = without_secrets(config)
         self._secrets = ReaderSecrets(config)
         self._notify = notify
         self._quota = quota
+        self._shares = shares
         self._stop = threading.Event()
         self._has_sink = make_driver is not None
         self._held = HeldDriver(make_driver or NoSink, self._stop, notify)
@@ -152,7 +156,13 @@ class Supervisor:
     def _run_epoch(self) -> None:
         self._retries.begin()
         epoch = Epoch(
-            self._config, self._secrets, self._quota, self._stop, self._notify, has_sink=self._has_sink
+            self._config,
+            self._secrets,
+            self._quota,
+            self._stop,
+            self._notify,
+            has_sink=self._has_sink,
+            shares=self._shares,
         )
         self._epoch, self._epoch_name = epoch, epoch.name
         try:

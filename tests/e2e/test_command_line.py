@@ -261,7 +261,7 @@ def test_a_run_stopped_while_ray_starts_ends_it_whole_with_status_0(
 @pytest.mark.parametrize(
     ("spark", "first", "last"),
     [
-        pytest.param("local", "SparkSubmit", "xidstream.pipeline.spark.daemon", id="local"),
+        pytest.param("local", "SparkSubmit", "-m xidstream.pipeline.spark.daemon", id="local"),
         # An executor comes after the master and the session, and nobody needs it any more.
         pytest.param("raydp", "AppMasterEntryPoint", "-Dspark.driver.port=", id="raydp"),
     ],

@@ -1,4 +1,4 @@
-"""``spark = local`` and ``raydp`` as a user runs them: processes of their own."""
+"""``spark = local`` and ``raydp`` as a user runs them, and several slots on a small machine: processes of their own."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.e2e.test_command_line import ROWS, commands, environment, marked, options, run, set_up
+from tests.e2e.test_command_line import ROWS, commands, delta, environment, marked, options, run, set_up
 from tests.postgres_fixtures import Database
 from tests.processes import Living, living_below
 from tests.waiting import wait_until
@@ -221,6 +221,62 @@ def test_a_task_that_needs_more_than_the_heap_costs_the_jvm_and_no_row(
     assert "starting again" in output
     ids = [int(each) for each in (tmp_path / "ids").read_text().split()]
     assert ids == list(range(1, 1001))
+
+
+def slots_toml(database: Database, folder: Path, n: int, *more: str) -> tuple[str, list[str]]:
+    names = [f"s_{database.name}_{i}" for i in range(n)]
+    lines = [
+        f'dsn = "{database.dsn()}"',
+        'publication = "p"',
+        f'storage = "{folder}/segments"',
+        f"buffers_max = {n}",
+        "available_now = true",
+        *more,
+        *(f'[[slots]]\nslot = "{name}"\nsink = "delta:{folder}/{name}/delta"' for name in names),
+    ]
+    path = folder / "slots.toml"
+    path.write_text("\n".join(lines))
+    return str(path), names
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("spark", ["local", "raydp"])
+def test_six_slots_of_one_run_deliver_everything_on_two_cpus(
+    database: Database, tmp_path: Path, spark: str
+) -> None:
+    """With RayDP they started, and each ended after two minutes: no CPUs were left for an executor."""
+    set_up(database)
+    path, names = slots_toml(database, tmp_path, 6, f'spark = "{spark}"')
+    for name in names:
+        make_slot(database, name)
+    database.execute(ROWS.format(1, 20_000))
+    done = run("run", "--config", path, env={"RAY_OVERRIDE_RESOURCES": '{"CPU": 2}'}, timeout_s=500)
+    assert done.returncode == 0, done.stderr
+    assert "CPUs" not in done.stderr, done.stderr
+    for name in names:
+        assert [row["id"] for row in delta(tmp_path / name, "public.t")] == list(range(1, 20_001))
+
+
+def test_more_slots_than_a_machine_has_cpus_for_are_refused_by_check_and_by_run_before_ray_starts(
+    database: Database, tmp_path: Path
+) -> None:
+    set_up(database)
+    path, names = slots_toml(database, tmp_path, 3, "create_slot = true")
+    small = {"RAY_OVERRIDE_RESOURCES": '{"CPU": 0.1}', "XIDSTREAM_TEST_MARK": str(tmp_path)}
+    for name in names:
+        make_slot(database, name)
+    checked = run("check", "--config", path, env=small)
+    assert checked.returncode == 3, checked.stdout + checked.stderr
+    refused = run("run", "--config", path, env=small)
+    assert refused.returncode == 3, refused.stderr
+    for said in (checked.stdout, refused.stderr):
+        assert "this machine is too small for the run: 3 slots would ask Ray for 0.85 CPUs" in said, said
+        assert "there are 0.1" in said and "fewer slots" in said
+    assert "waiting for Ray" not in refused.stderr
+    enough = run("check", "--config", path, env={"RAY_OVERRIDE_RESOURCES": '{"CPU": 2}'})
+    assert enough.returncode == 0, enough.stdout + enough.stderr
+    assert "3 slots of this run: Ray is asked for 0.85 of this machine's 2 CPUs at the start" in enough.stdout
 
 
 def test_the_setting_is_one_of_three(database: Database, tmp_path: Path) -> None:

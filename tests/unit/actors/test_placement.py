@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from xidstream.actors.supervision.cpu_plan import Demand, demands
 from xidstream.actors.supervision.placement import (
     CLUSTER_PATIENCE_S,
     LOCAL_PATIENCE_S,
-    Demand,
     FreeCpus,
     RoomWatch,
-    demands,
     fits,
 )
 from xidstream.pipeline.config import Config
