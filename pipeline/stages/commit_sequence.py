@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, Final
 
@@ -43,6 +42,7 @@ from xidstream.pipeline.stages.journaling import Fetch, Journaling, Put, order_o
 from xidstream.pipeline.stages.sequencer_stats import SequencerStats, sequencer_report, stats_of
 from xidstream.pipeline.stages.slot_beginning import check_sink_of_run
 from xidstream.pipeline.stages.slot_storage import SlotStorage
+from xidstream.pipeline.stages.threads import MakeThreads, own_threads
 from xidstream.pipeline.stages.watched_tasks import WatchedTasks
 from xidstream.pipeline.stream import (
     Committed,
@@ -69,7 +69,9 @@ class CommitSequence:
         translate: Callable[[BaseException], BaseException],
         fetch: Fetch,
         put: Put,
+        threads: MakeThreads = own_threads,
     ) -> None:
+        self._threads = threads
         self._fetch = fetch
         self._put = put
         self._config = config
@@ -92,7 +94,7 @@ class CommitSequence:
         self._loop = 0
         self._figures = Delivered()
         # All rows of a prepared transaction are read. Asyncio's threads would all do that, and all else would wait.
-        self._verifying = ThreadPoolExecutor(_VERIFYING_THREADS, thread_name_prefix="verify")
+        self._verifying = threads(_VERIFYING_THREADS, "verify")
 
     # -- set-up ----------------------------------------------------------------------------------------
 
@@ -115,13 +117,19 @@ class CommitSequence:
         self._order = order_of(self._config, taken_over, has_sink=has_sink)
         policy = policy_of(self._config, has_sink=has_sink)
         self._journaling = Journaling(
-            self._order, self._storage, policy, self._fetch, self._put, self._changed
+            self._order, self._storage, policy, self._fetch, self._put, self._changed, self._threads
         )
         self._given_up = opened.given_up
         # A commit that begins exactly at the confirmed position is not behind it.
         self._watermark = taken_over.confirmed_lsn.before
         self._confirming = Confirming(
-            self._order, self._storage, self._journaling, self._finished, tell_reader, self._changed
+            self._order,
+            self._storage,
+            self._journaling,
+            self._finished,
+            tell_reader,
+            self._changed,
+            self._threads,
         )
         self._confirming.awaited_lsn = target_lsn
         self._is_open = True

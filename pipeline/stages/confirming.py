@@ -10,7 +10,7 @@ What the sink or the journal has moved is recorded at once. A position that move
 (``RecordPace``), unless the end of the run waits for it.
 
 Each record is of one moment of the order. While it is written, the order moves on, and the next record has all of that.
-Records have a thread of their own: asyncio's are shared by all that reads and removes, and may all be busy for long.
+Records have a thread of their own (``threads``).
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from xidstream.pipeline.faultpoints import reach
@@ -27,6 +26,7 @@ from xidstream.pipeline.sequencer import CommitOrder, FinishedPrepares, RecordPa
 from xidstream.pipeline.stages.journaling import Journaling
 from xidstream.pipeline.stages.removing import Removing
 from xidstream.pipeline.stages.slot_storage import SlotStorage
+from xidstream.pipeline.stages.threads import MakeThreads, own_threads
 
 TellReader = Callable[[Lsn, int, int], Awaitable[None]]
 """Tells the reader the position that may be confirmed, the ticket up to which nothing waits in memory for the sink, and
@@ -53,6 +53,7 @@ class Confirming:
         finished: FinishedPrepares,
         tell_reader: TellReader,
         changed: asyncio.Condition,
+        threads: MakeThreads = own_threads,
     ) -> None:
         self._order = order
         self._storage = storage
@@ -61,7 +62,7 @@ class Confirming:
         self._tell_reader = tell_reader
         self._changed = changed
         self._removing = Removing(storage, changed)
-        self._recorder = ThreadPoolExecutor(1, thread_name_prefix="record")
+        self._recorder = threads(1, "record")
         self._pace = RecordPace()
         self._is_pressing = self._is_ending = False
         self._recording_since_s: float | None = None

@@ -18,7 +18,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 import pyarrow as pa
@@ -36,6 +35,7 @@ from xidstream.pipeline.sequencer import (
     Parking,
 )
 from xidstream.pipeline.stages.slot_storage import SlotStorage, TakenOver
+from xidstream.pipeline.stages.threads import MakeThreads, own_threads
 
 FILE_BYTES: Final = 16 << 20
 """In memory, of one file's units: two flushes of a disk, some 10 ms, are little beside writing it."""
@@ -82,6 +82,7 @@ class Journaling:
         fetch: Fetch,
         put: Put,
         changed: asyncio.Condition,
+        threads: MakeThreads = own_threads,
     ) -> None:
         self._order = order
         self._storage = storage
@@ -95,8 +96,7 @@ class Journaling:
         self._next_number = order.journal.next_number
         self._last_file_s: float | None = None
         self._retries = JournalRetries()
-        # Asyncio's threads may all be busy with what is read and removed.
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="journal")
+        self._writer = threads(1, "journal")
 
     def begin(self, spawn: Callable[[Awaitable[None]], None]) -> None:
         spawn(self._load_forever())

@@ -230,10 +230,14 @@ class LocalStages:
         )
         self.buffers = LocalBuffers(settings, self._later, spares)
         self._backlog = Backlog(buffer_memory_bytes)
-        self._sequence = CommitSequence(config, epoch, lambda error: error, fetch=table_of, put=InProcess)
+        self._sequence = CommitSequence(
+            config, epoch, lambda error: error, table_of, InProcess, threads=lambda *_: _AtOnce()
+        )
         self._routing = CutRouting(self.buffers, self._submit, self._backlog)
         try:
             self._run(self._sequence.open(self._tell_reader, opened, None))
+            # No time goes by here, so no position may wait for its turn.
+            self._sequence._confirming.end()
             self._sequence._order.join_rule = JoinRule(step=1, single_entries=3, least_units=2)
             self._sink_loop = self._run(self._sequence.sink_opened(watermark, 0)).loop
         except BaseException:

@@ -9,7 +9,15 @@ import pytest
 
 from tests.postgres_fixtures import Database
 from xidstream.actors.demo.embedded_postgres import EmbeddedPostgres
-from xidstream.pipeline.errors import ColumnNameClash, PreconditionMissing, SlotInUse, SlotLost, Unsupported
+from xidstream.pipeline.errors import (
+    ColumnNameClash,
+    LoginRefused,
+    PreconditionMissing,
+    SlotInUse,
+    SlotLost,
+    Unsupported,
+    XidstreamError,
+)
 from xidstream.pipeline.findings import Finding, Status
 from xidstream.pipeline.pg import INVALID_LSN
 from xidstream.pipeline.slot.admin import create_slot, describe_slot
@@ -94,21 +102,21 @@ def test_preflight_changes_nothing(sound: Database) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "statement"),
+    ("change", "statement", "raises"),
     [
-        ({"host": "127.0.0.1", "port": "1"}, "no server listens there"),
-        ({"host": "no-such-host.invalid"}, "unknown host"),
-        ({"dbname": "no_such_db"}, "unknown database"),
-        ({"user": "no_such_role"}, "unknown role"),
+        ({"host": "127.0.0.1", "port": "1"}, "no server listens there", PreconditionMissing),
+        ({"host": "no-such-host.invalid"}, "unknown host", PreconditionMissing),
+        ({"dbname": "no_such_db"}, "unknown database", PreconditionMissing),
+        ({"user": "no_such_role"}, "unknown role", LoginRefused),
     ],
 )
 @pytest.mark.parametrize("postgres_server", [18], indirect=True)
 def test_server_out_of_reach_is_one_failed_finding(
-    sound: Database, change: dict[str, str], statement: str
+    sound: Database, change: dict[str, str], statement: str, raises: type[XidstreamError]
 ) -> None:
     dsn = psycopg.conninfo.make_conninfo(sound.dsn(password=SECRET), **change)
     (only,) = server_findings(settings(sound, dsn=dsn))
-    assert (only.check, only.status, only.raises) == ("connection", Status.FAILED, PreconditionMissing)
+    assert (only.check, only.status, only.raises) == ("connection", Status.FAILED, raises)
     assert only.statement.startswith(statement)
     assert only.remedy
     assert SECRET not in repr(only)

@@ -8,7 +8,6 @@ import re
 import secrets
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from tests.processes import living_below
 from tests.ray.conftest import RayPipeline
 from tests.ray.test_pipeline import NEWEST, set_up
 from tests.ray.test_storage_faults import deliver_one
+from xidstream.actors.runtime import secrets as runtime_secrets
 from xidstream.actors.runtime.hidden_variables import hidden_from_children
 from xidstream.actors.runtime.ray_cluster import temporary_folder
 from xidstream.actors.runtime.ray_errors import unwrap
@@ -133,7 +133,7 @@ def test_a_password_that_cannot_be_laid_down_is_an_error_that_is_tried_again(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     given = ReaderSecrets(Config(dsn="host=db password=hunter2"))
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    monkeypatch.setattr(runtime_secrets, "temporary_folder", lambda: str(tmp_path / "gone"))
     with pytest.raises(EnvironmentFault, match="the file with the password cannot be written") as raised:
         given.lay_down()
     assert raised.value.policy.action is Action.RESTART
