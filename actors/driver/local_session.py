@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Final
 from py4j.protocol import Py4JError
 
 from xidstream.actors.driver.driver_jvm import raydp_settings
+from xidstream.actors.driver.jvm_stderr import start_jvm
 from xidstream.actors.driver.session_kind import JOINED_RAY
 from xidstream.pipeline.config import MIB, Config
 from xidstream.pipeline.sizes import parse_heap
@@ -62,6 +63,7 @@ def start_local(config: Config, app_name: str, conf: Mapping[str, str]) -> Spark
     # In front of other options, so that a user's word counts.
     options = f"-XX:+ExitOnOutOfMemoryError {conf.get(_OPTIONS, '')}"
     settings = raydp_settings({**conf, _OPTIONS: options}, *executors)
+    start_jvm(settings)
     builder = SparkSession.builder.master(f"local[{n_cores}, {_TASK_FAILURES}]").appName(app_name)
     for key, value in settings.items():
         builder = builder.config(key, value)
