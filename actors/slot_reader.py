@@ -128,9 +128,9 @@ class SlotReader:
         config = self._config
         # It may be further than what the server was told. The journal has all of that.
         storage = Storage(config.storage)
-        start_lsn = journaled_lsn(storage, self._layout)
+        start_lsn, owner_before = journaled_lsn(storage, self._layout), last_owner(storage, self._layout)
         self._slot.start(start_lsn)
-        opened = self._slot.opened(start_lsn, last_owner(storage, self._layout))
+        opened = self._slot.opened(start_lsn, last_owner(storage, self._layout), owner_before)
         record = read_progress(storage, self._layout)
         parked = () if record is None else record.parked
         gone, gone_before = gone_tables(self._slot.connection.same_server, {each.relid for each in parked})

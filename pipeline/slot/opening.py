@@ -64,15 +64,20 @@ class OpenSlot:
         SlotLost, PreconditionMissing."""
         self.connection.start_replication(self.identity.slot, start_lsn, self.options)
 
-    def opened(self, start_lsn: Lsn = INVALID_LSN, last_owner: int | None = None) -> Opened:
+    def opened(
+        self, start_lsn: Lsn = INVALID_LSN, last_owner: int | None = None, owner_before: int | None = None
+    ) -> Opened:
         """To be asked after ``start``, with the same: until then another reader may have moved the slot.
 
-        ``last_owner`` was read from the storage between the two. Raises ConnectionLost where the server has taken the
-        slot from this connection meanwhile: another reader may have it, and be that owner.
+        ``last_owner`` was read from the storage between the two, and ``owner_before`` before both. Raises
+        ConnectionLost where the server has taken the slot from this connection meanwhile: another reader may have it,
+        and be that owner. But a server that cannot decode what comes next ends the stream at once. Nobody has the slot
+        then, and the owner is the one of before. What was sent is to be read, and so is the reason.
         """
         dsn = self.connection.same_server
         state = describe_slot(dsn, self.identity.slot)
-        if state.active_pid != self.pid:
+        is_nobodys = state.active_pid is None and last_owner is not None and last_owner == owner_before
+        if state.active_pid != self.pid and not is_nobodys:
             raise ConnectionLost(
                 f'the server has ended the connection that read slot "{self.identity.slot}", before anything was read'
             )
