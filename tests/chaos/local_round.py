@@ -220,7 +220,8 @@ class LocalRound(Round):
             time.sleep(0.02)
 
     def _n_batches(self) -> int:
-        return sum(1 for name in os.listdir(self._folder / "sink") if name.endswith(".batch"))
+        # The first life makes the folder.
+        return sum(1 for _ in (self._folder / "sink").glob("*.batch"))
 
     def _judge(self, sink: Sink, twin: Sink, workload: Workload, result: RoundResult) -> None:
         verdict = result.verdict = Verdict()
