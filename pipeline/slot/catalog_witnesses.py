@@ -28,8 +28,8 @@ from xidstream.pipeline.snapshot.tables import PublishedSource, Witness
 
 _TABLES: Final = """
     SELECT c.oid::bigint, 'pg_class ' || c.oid, c.xmin::text::bigint,
-           md5(concat_ws('|', c.relfilenode, c.relowner, c.relacl, c.reloptions, c.reltablespace, c.relam, c.relnatts,
-               c.relchecks, c.relhasrules, c.relhastriggers, c.relhassubclass, c.relrowsecurity,
+           md5(concat_ws('|', c.relfilenode, c.reltoastrelid, c.relowner, c.relacl, c.reloptions, c.reltablespace,
+               c.relam, c.relnatts, c.relchecks, c.relhasrules, c.relhastriggers, c.relhassubclass, c.relrowsecurity,
                c.relforcerowsecurity)),
            'table ' || n.nspname || '.' || c.relname
     FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = ANY(%(relids)s::oid[])
@@ -104,8 +104,9 @@ def with_witnesses(
 
     def of(source: PublishedSource) -> tuple[Witness, ...]:
         relid = source.relation.relid
+        published = {f"pg_attribute {relid} {attnum}" for attnum in source.attnums}
         found = [
-            *columns.get(relid, []),
+            *(witness for witness in columns.get(relid, []) if witness.row in published),
             *(witness for each in source.locked for by in of_relations for witness in by.get(each, [])),
             *(witness for oid in publications.get(relid, []) for witness in of_publications.get(oid, [])),
         ]

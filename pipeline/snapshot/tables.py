@@ -52,6 +52,17 @@ class PrimaryKey:
 
 
 @dataclass(frozen=True)
+class Witness:
+    """A catalog row that a table depends on. ``row`` names it, ``xmin`` the transaction that wrote it, and ``harmless``
+    digests those of its values that may change without any effect on the table's rows. ``about``: for people."""
+
+    row: str
+    xmin: int
+    harmless: str
+    about: str
+
+
+@dataclass(frozen=True)
 class PublishedSource:
     """A published table, as the catalog has it now.
 
@@ -64,6 +75,8 @@ class PublishedSource:
     the oid of each one's expression, which another expression does not have. ``primary_key``: see ``PrimaryKey``; None
     but under FULL. ``type_parts``: a column's type, the oid of an enum's label or of a composite type within it, and
     the label, or the attributes.
+    ``unpublished``: attnums of the columns that are there and not published. ``witnesses``: the catalog rows that all
+    this was read from, ordered by ``row``.
     """
 
     relation: RelationVersion
@@ -77,6 +90,8 @@ class PublishedSource:
     change_filters: tuple[str | None, ...] = ()
     primary_key: PrimaryKey | None = None
     type_parts: tuple[tuple[int, int, str], ...] = ()
+    unpublished: tuple[int, ...] = ()
+    witnesses: tuple[Witness, ...] = ()
 
     @property
     def name(self) -> str:

@@ -31,7 +31,7 @@ from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 from xidstream.pipeline.snapshot.course import Wanted
 from xidstream.pipeline.snapshot.decision import Decision
 from xidstream.pipeline.snapshot.generation import Generation, GenerationState
-from xidstream.pipeline.snapshot.generations import reason_it_ended, signature_of
+from xidstream.pipeline.snapshot.generations import reason_it_ended, renewed, signature_of
 from xidstream.pipeline.snapshot.tables import PublishedSource
 from xidstream.pipeline.spark.snapshot_log import GenerationLine
 
@@ -91,7 +91,10 @@ class SnapshotBook:
             if (spoiled_by := next(spoiling, None)) is not None:
                 reason: str | None = spoiled_by.why_no_snapshot_stands
             else:
-                reason = _reason(taken, published.get(relid) or by_name.get(line.table))
+                source = published.get(relid) or by_name.get(line.table)
+                reason = _reason(taken, source)
+                if reason is None and taken is not None and source is not None:
+                    self._renew(taken, source)
             if reason is not None:
                 del standing[relid]
                 ended.append((line, reason))
@@ -111,6 +114,13 @@ class SnapshotBook:
                 waits = not was_published or relid in lacking
                 wanted.append(Wanted(source, wait_for_writers=waits))
         return Needs(tuple(wanted), tuple(ended), tuple(unwanted))
+
+    def _renew(self, taken: Taken, source: PublishedSource) -> None:
+        """Of a generation that stands: the next survey is compared with this one."""
+        signature = renewed(taken.signature, source)
+        if signature is not None:
+            self._taken[_name(taken.generation)] = Taken(taken.generation, signature)
+            write_taken(self._storage, self._layout, self._taken[_name(taken.generation)])
 
     def ended(
         self, source: PublishedSource, lines: Iterable[GenerationLine]
