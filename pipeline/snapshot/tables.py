@@ -15,6 +15,7 @@ from typing import Final
 
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
 from xidstream.pipeline.relations import RelationVersion
+from xidstream.pipeline.snapshot.proven import Look
 
 RANGE_BYTES: Final = 64 << 20
 MOST_RANGES: Final = 1 << 20
@@ -110,11 +111,14 @@ class PublishedSource:
 
 @dataclass(frozen=True)
 class Surveyed:
-    """What is published now, how much WAL the server keeps for the slot (None: it is not known), up to where the sink
-    has all (0/0: it is not known), and what it cost the process that asked."""
+    """What is published now (None: what ``fingerprint`` was told of before), how much WAL the server keeps for the slot
+    (None: it is not known), what the look proves, up to where the sink has all (0/0: it is not known), and what it cost
+    the process that asked."""
 
-    sources: tuple[PublishedSource, ...]
+    sources: tuple[PublishedSource, ...] | None
     held_wal_bytes: int | None
+    look: Look
+    fingerprint: str
     delivered_lsn: Lsn = INVALID_LSN
     cpu_s: float = 0.0
 
