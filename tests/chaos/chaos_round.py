@@ -134,6 +134,7 @@ class Round:
         self.notices: list[str] = []
         self._say = say
         self._kills_until_s = kills_until_s
+        self._unnoticed: set[Fault] = set()
 
     def run(self) -> RoundResult:
         result = RoundResult(self._seed, str(self._options))
@@ -281,7 +282,7 @@ class Round:
         done = sorted(
             (went_on.get(f, at), f.point, f.action == "stop")
             for f, at in zip(faults, struck, strict=True)
-            if at is not None
+            if at is not None and f not in self._unnoticed
         )
         if done:
             self._recover(text, ended)
@@ -305,7 +306,7 @@ class Round:
                 self._set_timeout(_WAL_SENDER_TIMEOUT)
                 time.sleep(PAUSE_S)
                 if fault.tag.startswith(WHOLE) or POINTS[fault.point].startswith("reader"):
-                    self._until_freed()
+                    self._until_freed(fault)
             finally:
                 self._set_timeout("60s")
                 let_go_on(stopped)
@@ -316,13 +317,17 @@ class Round:
         self._connection.execute(f"ALTER SYSTEM SET wal_sender_timeout = '{value}'".encode())
         self._connection.execute("SELECT pg_reload_conf()")
 
-    def _until_freed(self) -> None:
-        """The server has given up a connection that does not answer. If it cannot notice, that is no pause."""
+    def _until_freed(self, fault: Fault) -> None:
+        """The server has given up a connection that does not answer. One that it does not notice is not counted."""
         deadline = time.monotonic() + _FREED_TIMEOUT_S
         query = "SELECT 1 FROM pg_replication_slots WHERE slot_name = %s AND active"
         while self._connection.execute(query, (f"{self._name}_s",)).fetchone() is not None:
             if time.monotonic() > deadline:
-                raise TimeoutError("the server did not give up the connection of a run that stands still")
+                self._unnoticed.add(fault)
+                self._say(
+                    f"{fault.point}: the server did not give up the connection of a run that stands still"
+                )
+                return
             time.sleep(0.1)
 
     def _kill_from_outside(self, what: str, spy: FeedbackSpy, ended: list[Any], result: RoundResult) -> None:
