@@ -20,11 +20,11 @@ PAGE = Path(__file__).parents[1] / "docs" / "python.md"
 BEGIN, END = "<!-- made by `make docs` -->\n", "<!-- end -->\n"
 CHOSEN: Final = {
     "Config": ("load", "of"),
-    "ChangeLog": ("last_commit_lsn", "tables", "transactions", "as_of", "changes"),
+    "ChangeLog": ("last_commit_lsn", "tables", "transactions", "as_of", "changes", "verify"),
 }
 ORDER: Final = (
     *("spark_session", "ChangeStream", "StreamingQuery", "SparkBatch"),
-    *("ChangeLog", "LogState", "Mirror", "Lsn", "Config"),
+    *("ChangeLog", "LogState", "Verification", "Mirror", "Lsn", "Config"),
 )
 
 
