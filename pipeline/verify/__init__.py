@@ -10,6 +10,10 @@ state is exact. A transaction that the snapshot sees cannot have built on one th
 for the other's row locks, which are held until the other is visible. The transactions that are left out are counted in
 the result, and are a matter of the next verification.
 
+On a standby commits become visible in the order of the WAL, so its snapshot has an LSN, which nobody tells. It lies
+between how far the standby had replayed before and behind the snapshot. Where a change of the table lies in between,
+another snapshot is taken.
+
 Rejected: ``CREATE_REPLICATION_SLOT … EXPORT_SNAPSHOT``, which gives a snapshot and its one LSN. It needs REPLICATION, a
 free slot and walsender, holds back WAL while it is there, waits for every transaction of the server that is open, some
 of which never end, and fails with many subtransactions. Rejected as well: to try snapshots until one has an LSN. Where

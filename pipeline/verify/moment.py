@@ -19,11 +19,18 @@ from xidstream.pipeline.state.manifest import base_at
 from xidstream.pipeline.state.table_at import TableAt
 
 _WIRE_XIDS = 1 << 32
+_PAGE_HEADER_BYTES = 40
+"""The most that stands between the end of a WAL record and the next one's begin."""
 
 
 def answered_up_to(log: ChangeLog) -> Lsn:
     """Up to where ``as_of`` may answer now, for all tables. Asked anew each time."""
     return log.last_commit_lsn
+
+
+def replayed_upto(bounds: SnapshotBounds) -> Lsn:
+    """Of a standby's snapshot: a commit behind this position was not replayed when it was taken."""
+    return Lsn(bounds.valid_from.next_record + _PAGE_HEADER_BYTES)
 
 
 @dataclass(frozen=True)
@@ -48,11 +55,26 @@ def moment_of(log: ChangeLog, table: str, bounds: SnapshotBounds) -> Moment:
     filters: list[list[tuple[str, str, Any]]] = [begun_behind]
     if wire:
         filters.append([("xid", "in", wire), upto])
-    with reading(f"Delta table {naming.TRANSACTIONS}"):
-        transactions = LogTable(log.root.child(naming.TRANSACTIONS))
-        rows = transactions.read(["xid", "commit_lsn", "tables"], filters).to_pylist()
+    rows = _transactions(log, filters)
     mine = [(row["xid"], row["commit_lsn"]) for row in rows if table in (row["tables"] or ())]
     return Moment(bounds.valid_from, unseen(mine, bounds))
+
+
+def standby_moment(log: ChangeLog, table: str, bounds: SnapshotBounds) -> Moment | None:
+    """Of a table's snapshot on a standby, where the log has reached ``replayed_upto``. None if it cannot be told.
+
+    A standby shows commits in the order of the WAL, so its snapshot always is a state of the log: that of some LSN
+    between B, how far it had replayed before the snapshot, and E, how far behind it. The record at E may be half
+    replayed: its commit visible, and E not moved on yet. If no transaction in between touches the table, all of these
+    LSNs have one state.
+    """
+    first = bounds.place.next_record
+    between: list[tuple[str, str, Any]] = [
+        ("commit_lsn", ">=", int(first)),
+        ("commit_lsn", "<=", int(replayed_upto(bounds))),
+    ]
+    rows = _transactions(log, [between])
+    return None if any(table in (row["tables"] or ()) for row in rows) else Moment(first.before)
 
 
 def unseen(transactions: Iterable[tuple[int, int]], bounds: SnapshotBounds) -> tuple[Lsn, ...]:
@@ -62,6 +84,13 @@ def unseen(transactions: Iterable[tuple[int, int]], bounds: SnapshotBounds) -> t
         if lsn <= bounds.valid_from:
             newest[xid] = max(lsn, newest.get(xid, 0))
     return tuple(sorted(Lsn(lsn) for xid, lsn in newest.items() if not bounds.contains(Xid(xid), Lsn(lsn))))
+
+
+def _transactions(log: ChangeLog, filters: list[list[tuple[str, str, Any]]]) -> list[dict[str, Any]]:
+    with reading(f"Delta table {naming.TRANSACTIONS}"):
+        table = LogTable(log.root.child(naming.TRANSACTIONS))
+        found: list[dict[str, Any]] = table.read(["xid", "commit_lsn", "tables"], filters).to_pylist()
+    return found
 
 
 def table_at(log: ChangeLog, table: str, moment: Moment) -> TableAt:

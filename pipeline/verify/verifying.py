@@ -59,7 +59,14 @@ from xidstream.pipeline.state.generations import generation_at
 from xidstream.pipeline.state.log_table import MAX_LSN
 from xidstream.pipeline.state.table_at import TableAt
 from xidstream.pipeline.verify.comparison import Compared, compare
-from xidstream.pipeline.verify.moment import answered_up_to, moment_of, table_at
+from xidstream.pipeline.verify.moment import (
+    Moment,
+    answered_up_to,
+    moment_of,
+    replayed_upto,
+    standby_moment,
+    table_at,
+)
 from xidstream.pipeline.verify.result import TableVerification, Verdict, Verification
 from xidstream.pipeline.verify.source_rows import SourceRows, read_source
 
@@ -68,6 +75,7 @@ if TYPE_CHECKING:
 
 _GROUP_TABLES: Final = 8
 _GROUP_BYTES: Final = 64 << 20
+_STANDBY_ATTEMPTS: Final = 20
 _POLL_S: Final = 0.5
 _MARK_AFTER_S: Final = 2.0
 """A commit of somebody else's may come first."""
@@ -198,7 +206,8 @@ class _Verifying:
             else:
                 wanted.append(sources[name])
         groups = _groups(sorted(wanted, key=lambda source: (source.n_bytes, source.name)))
-        holder, reader = TableHolder(self.dsn, self.publications), RangeReader(self.dsn)
+        holder = TableHolder(self.dsn, self.publications, of_standby=server.is_standby)
+        reader = RangeReader(self.dsn)
         try:
             with self._staging() as folder:
                 for number, group in enumerate(groups):
@@ -277,9 +286,9 @@ class _Verifying:
                 except XidstreamError as error:
                     finish(_not_verified(source.name, error.message))
             if held:
-                self._await(max(each.bounds.valid_from for each in held), server)
+                self._await(max(_wanted_lsn(each, server) for each in held), server)
             for each in held:
-                finish(self._compared(each, holder, reader, folder))
+                finish(self._compared(each, holder, reader, folder, server))
                 holder.release(each.source.relation.relid)
         finally:
             for each in held:
@@ -322,12 +331,28 @@ class _Verifying:
                 has_marked = True
             time.sleep(_POLL_S)
 
+    def _placed(self, held: Held, holder: TableHolder, server: VerifiedServer) -> tuple[Held, Moment]:
+        """When the snapshot is, in the log; another snapshot where that cannot be told."""
+        name = held.source.name
+        if not server.is_standby:
+            return held, moment_of(self.log, name, held.bounds)
+        for _ in range(_STANDBY_ATTEMPTS):
+            moment = standby_moment(self.log, name, held.bounds)
+            if moment is not None:
+                return held, moment
+            self.check()
+            held = self._hold(holder, held.source)
+            self._await(_wanted_lsn(held, server), server)
+        raise EnvironmentFault(
+            f"the standby replayed a change of it while each of {_STANDBY_ATTEMPTS} snapshots was taken"
+        )
+
     def _compared(
-        self, held: Held, holder: TableHolder, reader: RangeReader, folder: Location
+        self, held: Held, holder: TableHolder, reader: RangeReader, folder: Location, server: VerifiedServer
     ) -> TableVerification:
         name, began_s = held.source.name, time.monotonic()
         try:
-            moment = moment_of(self.log, name, held.bounds)
+            held, moment = self._placed(held, holder, server)
             at = table_at(self.log, name, moment)
             rows = read_source(
                 reader,
@@ -343,6 +368,8 @@ class _Verifying:
             holder.release(held.source.relation.relid)
             self.check()
             found = self._in_spark(rows, at)
+        except _LogStandsStill:
+            raise
         except XidstreamError as error:
             return _not_verified(name, error.message)
         finally:
@@ -397,6 +424,10 @@ class _Verifying:
             yield Location.parse(f"{folder}/rows")
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _wanted_lsn(held: Held, server: VerifiedServer) -> Lsn:
+    return replayed_upto(held.bounds) if server.is_standby else held.bounds.valid_from
 
 
 def _remove(folder: Location) -> None:
