@@ -21,6 +21,7 @@ BEGIN, END = "<!-- made by `make docs` -->\n", "<!-- end -->\n"
 CHOSEN: Final = {
     "Config": ("load", "of"),
     "ChangeLog": ("last_commit_lsn", "tables", "transactions", "as_of", "changes", "verify"),
+    "Verification": ("is_equal", "differs", "summary", "to_json"),
 }
 ORDER: Final = (
     *("spark_session", "ChangeStream", "StreamingQuery", "SparkBatch"),

@@ -149,7 +149,8 @@ class TableVerification:
 
 @dataclass(frozen=True)
 class Verification:
-    """``tables``: in the order in which they were compared."""
+    """``tables``: in the order in which they were compared; each has what docs/verify.md lists. As text it is what the
+    command line prints."""
 
     tables: Sequence[TableVerification] = field(default_factory=list)
 
