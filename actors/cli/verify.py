@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -23,7 +24,11 @@ from xidstream.pipeline.slot.login import login_of
 from xidstream.pipeline.spark.sink import check_sink_spec, parse_sink_spec
 from xidstream.pipeline.verify.change_log import ChangeLog
 from xidstream.pipeline.verify.result import Verdict, Verification
-from xidstream.pipeline.verify.verifying import VerifySettings, verify
+from xidstream.pipeline.verify.settings import VerifySettings
+from xidstream.pipeline.verify.verifying import verify
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 
 def verify_command(
@@ -49,30 +54,34 @@ def verify_command(
         if stop.asked:
             raise click.Abort
 
-    try:
-        log = ChangeLog(uri, config.slot or None)
+    started: list[SparkSession] = []
+
+    def session() -> SparkSession:
         with stop.held():
-            spark = spark_session("xidstream-verify", config)
-        try:
-            check()
-            found = verify(
-                log,
-                spark,
-                login_of(config),
-                config.publication,
-                tables=tables,
-                settings=settings,
-                result=result,
-                tell=click.echo if not as_json else lambda text: None,
-                check=check,
-            )
-        finally:
-            stop_spark()
+            started.append(spark_session("xidstream-verify", config))
+        check()
+        return started[0]
+
+    try:
+        found = verify(
+            ChangeLog(uri, config.slot or None),
+            session,
+            login_of(config),
+            config.publication,
+            tables=tables,
+            settings=settings,
+            result=result,
+            tell=click.echo if not as_json else lambda text: None,
+            check=check,
+        )
     except XidstreamError as error:
         if error.policy.exit_status is not ExitStatus.FAILED:
             raise
         # 1 says that a table differs.
         raise PreconditionMissing(error.message, remedy=error.remedy) from error
+    finally:
+        if started:
+            stop_spark()
     click.echo(json.dumps(found.to_json(), ensure_ascii=False) if as_json else found.summary)
     status = status_of(found)
     if status:

@@ -108,7 +108,7 @@ def verify(
     stop = StopRequest()
     stop.listen()
     from xidstream.actors.cli.verify import verify_command
-    from xidstream.pipeline.verify.verifying import VerifySettings
+    from xidstream.pipeline.verify.settings import VerifySettings
 
     settings = VerifySettings(rows_per_range, pause_ms, bytes_per_s, timeout_s, keys, show_values, staging)
     try:

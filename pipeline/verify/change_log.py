@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from xidstream.pipeline.slot.login import Login
 from xidstream.pipeline.state import change_log
 from xidstream.pipeline.verify.result import Verification
-from xidstream.pipeline.verify.verifying import VerifySettings, verify
+from xidstream.pipeline.verify.settings import VerifySettings
+from xidstream.pipeline.verify.verifying import verify
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -57,7 +58,7 @@ class ChangeLog(change_log.ChangeLog):
         login = Login(dsn, tuple(password_command))
         return verify(
             self,
-            spark,
+            lambda: spark,
             login,
             [name.strip() for name in names],
             tables=tables,

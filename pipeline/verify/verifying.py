@@ -27,7 +27,6 @@ import json
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -37,82 +36,33 @@ from typing import TYPE_CHECKING, Final
 from xidstream.pipeline.credentials import redacted
 from xidstream.pipeline.errors import (
     ConfigError,
-    EnvironmentFault,
     PreconditionMissing,
     UsageError,
-    XidstreamError,
 )
 from xidstream.pipeline.findings import enumerate_names
 from xidstream.pipeline.pg import Lsn
-from xidstream.pipeline.quantities import human_s
 from xidstream.pipeline.slot.admin import sql_connection
 from xidstream.pipeline.slot.login import Dsn
 from xidstream.pipeline.slot.snapshot_sources import survey_unless_locked
-from xidstream.pipeline.slot.table_holder import Held, TableHolder
-from xidstream.pipeline.slot.verified_server import VerifiedServer, mark, verified_server
+from xidstream.pipeline.slot.table_holder import TableHolder
+from xidstream.pipeline.slot.verified_server import VerifiedServer, verified_server
 from xidstream.pipeline.snapshot.tables import PublishedSource
 from xidstream.pipeline.spark.naming import Location
-from xidstream.pipeline.spark.spark_errors import fault_of
 from xidstream.pipeline.stages.range_reading import RangeReader
 from xidstream.pipeline.state.change_log import ChangeLog
 from xidstream.pipeline.state.generations import generation_at
 from xidstream.pipeline.state.log_table import MAX_LSN
-from xidstream.pipeline.state.table_at import TableAt
-from xidstream.pipeline.verify.comparison import Compared, compare
-from xidstream.pipeline.verify.moment import (
-    Moment,
-    answered_up_to,
-    moment_of,
-    replayed_upto,
-    standby_moment,
-    table_at,
-)
+from xidstream.pipeline.verify.comparing import Comparing, LogStandsStill, not_verified
 from xidstream.pipeline.verify.result import TableVerification, Verdict, Verification
-from xidstream.pipeline.verify.source_rows import SourceRows, read_source
+from xidstream.pipeline.verify.settings import VerifySettings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _GROUP_TABLES: Final = 8
 _GROUP_BYTES: Final = 64 << 20
-_STANDBY_ATTEMPTS: Final = 20
-_POLL_S: Final = 0.5
-_MARK_AFTER_S: Final = 2.0
-"""A commit of somebody else's may come first."""
 
 Tell = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class VerifySettings:
-    """How a verification reads and what it shows. Raises ConfigError for a value out of range.
-
-    - ``rows_per_range``: about how many rows a range of the key has; smaller ones are found more exactly, and there are
-      ``comparison.MOST_RANGES`` at most.
-    - ``pause_ms``: between ranges of pages, of 64 MiB, that are read from the source. 0: the server is read at the
-      speed of one connection.
-    - ``bytes_per_s``: of the source's rows at most; 0: no limit.
-    - ``timeout_s``: how long it waits for the log to reach a snapshot, and for a lock on a table. Five minutes are more
-      than a run that keeps up ever needs, and hold a snapshot for less than an autovacuum minds.
-    - ``keys``: how many rows that differ are shown of a table. 20 fit on a screen.
-    - ``show_values``: whether these rows' values are shown, and not their keys alone.
-    - ``staging``: URI of a folder for the source's rows that Spark's executors can read; empty: a temporary folder,
-      which a session in one JVM can read.
-    """
-
-    rows_per_range: int = 100_000
-    pause_ms: int = 0
-    bytes_per_s: int = 0
-    timeout_s: float = 300.0
-    keys: int = 20
-    show_values: bool = False
-    staging: str = ""
-
-    def __post_init__(self) -> None:
-        least = {"rows_per_range": 1, "pause_ms": 0, "bytes_per_s": 0, "timeout_s": 0, "keys": 0}
-        for name, lowest in least.items():
-            if getattr(self, name) < lowest:
-                raise ConfigError(f"{name} is {getattr(self, name)}, must be at least {lowest}")
 
 
 class Record:
@@ -147,13 +97,9 @@ class Record:
         beside.replace(self._path)
 
 
-class _LogStandsStill(EnvironmentFault):
-    """The log does not reach a snapshot. It ends the verification, and is the reason of all that are left."""
-
-
 def verify(
     log: ChangeLog,
-    spark: SparkSession,
+    session: Callable[[], SparkSession],
     dsn: Dsn,
     publications: Sequence[str],
     *,
@@ -165,17 +111,17 @@ def verify(
 ) -> Verification:
     """Compare the tables whose names match one of ``tables`` (all, if there are none). See ``ChangeLog.verify``.
 
-    ``check`` is called now and then, and may raise to end it. ``tell`` gets a line for each table.
+    ``session`` gives the Spark session; it is not asked where nothing can be compared. ``check`` is called now and
+    then, and may raise to end it. ``tell`` gets the text of each table's result.
     """
-    return _Verifying(log, spark, dsn, publications, settings or VerifySettings(), tell, check).run(
-        tables, result
-    )
+    verifying = _Verifying(log, session, dsn, publications, settings or VerifySettings(), tell, check)
+    return verifying.run(tables, result)
 
 
 @dataclass
 class _Verifying:
     log: ChangeLog
-    spark: SparkSession
+    session: Callable[[], SparkSession]
     dsn: Dsn
     publications: Sequence[str]
     settings: VerifySettings
@@ -202,28 +148,51 @@ class _Verifying:
             if known is not None and known.verdict is not Verdict.NOT_VERIFIED:
                 done.append(known)
             elif (reason := self._reason_not_to_read(name, sources.get(name))) is not None:
-                finish(_not_verified(name, reason))
+                finish(not_verified(name, reason))
             else:
                 wanted.append(sources[name])
+        if wanted:
+            self._compare(wanted, server, done, finish)
+        verification = Verification(done)
+        record.write(verification, finished=True)
+        return verification
+
+    def _compare(
+        self,
+        wanted: Sequence[PublishedSource],
+        server: VerifiedServer,
+        done: Sequence[TableVerification],
+        finish: Callable[[TableVerification], None],
+    ) -> None:
         groups = _groups(sorted(wanted, key=lambda source: (source.n_bytes, source.name)))
+        spark = self.session()  # before a table is held
         holder = TableHolder(self.dsn, self.publications, of_standby=server.is_standby)
         reader = RangeReader(self.dsn)
         try:
-            with self._staging() as folder:
+            with self._staging(spark) as folder:
+                comparing = Comparing(
+                    self.log,
+                    spark,
+                    self.dsn,
+                    server,
+                    self.settings,
+                    holder,
+                    reader,
+                    folder,
+                    self.check,
+                    finish,
+                )
                 for number, group in enumerate(groups):
                     try:
-                        self._group(group, holder, reader, folder, server, finish)
-                    except _LogStandsStill as error:
+                        comparing.group(group)
+                    except LogStandsStill as error:
                         for source in (each for later in groups[number:] for each in later):
                             if all(each.table != source.name for each in done):
-                                finish(_not_verified(source.name, error.message))
+                                finish(not_verified(source.name, error.message))
                         break
         finally:
             reader.close()
             holder.close()
-        verification = Verification(done)
-        record.write(verification, finished=True)
-        return verification
 
     # -- which tables ----------------------------------------------------------------------------------
 
@@ -266,146 +235,10 @@ class _Verifying:
             return "it was dropped and created again since the log's snapshot of it"
         return None
 
-    # -- one group -------------------------------------------------------------------------------------
-
-    def _group(
-        self,
-        group: Sequence[PublishedSource],
-        holder: TableHolder,
-        reader: RangeReader,
-        folder: Location,
-        server: VerifiedServer,
-        finish: Callable[[TableVerification], None],
-    ) -> None:
-        held: list[Held] = []
-        try:
-            for source in group:
-                self.check()
-                try:
-                    held.append(self._hold(holder, source))
-                except XidstreamError as error:
-                    finish(_not_verified(source.name, error.message))
-            if held:
-                self._await(max(_wanted_lsn(each, server) for each in held), server)
-            for each in held:
-                finish(self._compared(each, holder, reader, folder, server))
-                holder.release(each.source.relation.relid)
-        finally:
-            for each in held:
-                holder.release(each.source.relation.relid)
-
-    def _hold(self, holder: TableHolder, source: PublishedSource) -> Held:
-        deadline = time.monotonic() + self.settings.timeout_s
-
-        def waiting(blockers: Sequence[object]) -> None:
-            self.check()
-            if time.monotonic() > deadline:
-                raise EnvironmentFault(
-                    f"it stays locked, by {'; '.join(map(str, blockers)) or 'an unknown session'}"
-                )
-
-        # What was open when the table was published is a matter of the log's snapshot, not of this one.
-        return holder.hold(source, wait_for_writers=False, on_wait=waiting)
-
-    def _await(self, lsn: Lsn, server: VerifiedServer) -> None:
-        """Until the log answers at ``lsn``. Raises _LogStandsStill."""
-        began_s = time.monotonic()
-        has_marked = False
-        while (found := answered_up_to(self.log)) < lsn:
-            self.check()
-            waited_s = time.monotonic() - began_s
-            if waited_s >= self.settings.timeout_s:
-                hint = (
-                    "" if server.can_mark else "; with this server a commit of a published table has to come"
-                )
-                raise _LogStandsStill(
-                    f"the change log answers up to {found}, and the source's snapshot needs {lsn}: waited for "
-                    f"{human_s(waited_s)}; is a run of slot {self._id.rpartition('/')[2]} up?{hint}"
-                )
-            if (
-                not has_marked
-                and server.can_mark
-                and waited_s >= min(_MARK_AFTER_S, self.settings.timeout_s / 2)
-            ):
-                mark(self.dsn)
-                has_marked = True
-            time.sleep(_POLL_S)
-
-    def _placed(self, held: Held, holder: TableHolder, server: VerifiedServer) -> tuple[Held, Moment]:
-        """When the snapshot is, in the log; another snapshot where that cannot be told."""
-        name = held.source.name
-        if not server.is_standby:
-            return held, moment_of(self.log, name, held.bounds)
-        for _ in range(_STANDBY_ATTEMPTS):
-            moment = standby_moment(self.log, name, held.bounds)
-            if moment is not None:
-                return held, moment
-            self.check()
-            held = self._hold(holder, held.source)
-            self._await(_wanted_lsn(held, server), server)
-        raise EnvironmentFault(
-            f"the standby replayed a change of it while each of {_STANDBY_ATTEMPTS} snapshots was taken"
-        )
-
-    def _compared(
-        self, held: Held, holder: TableHolder, reader: RangeReader, folder: Location, server: VerifiedServer
-    ) -> TableVerification:
-        name, began_s = held.source.name, time.monotonic()
-        try:
-            held, moment = self._placed(held, holder, server)
-            at = table_at(self.log, name, moment)
-            rows = read_source(
-                reader,
-                held,
-                folder,
-                at.generation.key,
-                pause_ms=self.settings.pause_ms,
-                bytes_per_s=self.settings.bytes_per_s,
-                check=self.check,
-            )
-            # The session has held the table all the time.
-            holder.confirm(held.source.relation.relid, held.bounds.valid_from)
-            holder.release(held.source.relation.relid)
-            self.check()
-            found = self._in_spark(rows, at)
-        except _LogStandsStill:
-            raise
-        except XidstreamError as error:
-            return _not_verified(name, error.message)
-        finally:
-            _remove(folder)
-        absent = tuple(column for column in rows.shape.columns if column not in at.shape.columns)
-        return TableVerification(
-            name,
-            Verdict.EQUAL if found.differences is None else Verdict.DIFFERS,
-            str(moment.lsn),
-            len(moment.left_out),
-            found.source_rows,
-            found.log_rows,
-            found.n_ranges,
-            absent,
-            elapsed_s=round(time.monotonic() - began_s, 3),
-            differences=found.differences,
-        )
-
-    def _in_spark(self, rows: SourceRows, at: TableAt) -> Compared:
-        try:
-            return compare(
-                rows.frame(self.spark),
-                at.state(self.spark),
-                rows.shape,
-                source_rows=rows.n_rows,
-                rows_per_range=self.settings.rows_per_range,
-                n_shown=self.settings.keys,
-                with_values=self.settings.show_values,
-            )
-        except Exception as error:
-            raise fault_of(error, f"comparing table {rows.shape.table}") from error
-
     # -- the staging folder ----------------------------------------------------------------------------
 
     @contextmanager
-    def _staging(self) -> Iterator[Location]:
+    def _staging(self, spark: SparkSession) -> Iterator[Location]:
         if self.settings.staging:
             found = Location.parse(self.settings.staging, self.log.root.storage_options)
             if not found.is_local:
@@ -413,7 +246,7 @@ class _Verifying:
                     "staging must be a folder", remedy="one that all of Spark's executors can read"
                 )
             folder = tempfile.mkdtemp(prefix="xidstream-verify-", dir=found.uri)
-        elif str(self.spark.sparkContext.master).startswith("local"):
+        elif str(spark.sparkContext.master).startswith("local"):
             folder = tempfile.mkdtemp(prefix="xidstream-verify-")
         else:
             raise ConfigError(
@@ -424,18 +257,6 @@ class _Verifying:
             yield Location.parse(f"{folder}/rows")
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-
-
-def _wanted_lsn(held: Held, server: VerifiedServer) -> Lsn:
-    return replayed_upto(held.bounds) if server.is_standby else held.bounds.valid_from
-
-
-def _remove(folder: Location) -> None:
-    shutil.rmtree(folder.uri, ignore_errors=True)
-
-
-def _not_verified(table: str, reason: str) -> TableVerification:
-    return TableVerification(table, Verdict.NOT_VERIFIED, reason=reason)
 
 
 def _groups(sources: Sequence[PublishedSource]) -> list[list[PublishedSource]]:

@@ -17,7 +17,8 @@ from xidstream.pipeline.verify.result import (
     Verdict,
     Verification,
 )
-from xidstream.pipeline.verify.verifying import Record, VerifySettings
+from xidstream.pipeline.verify.settings import VerifySettings
+from xidstream.pipeline.verify.verifying import Record
 
 EQUAL = TableVerification("public.a", Verdict.EQUAL, "0/10", 0, 7, 7, 1)
 UNKNOWN = TableVerification("public.b", Verdict.NOT_VERIFIED, reason="it has no snapshot")
