@@ -77,22 +77,14 @@ def run(rows: int, per_s: float, folder: Path) -> dict[str, Any]:
         source = Source(running, "verify")
         source.insert(rows)
         source.execute("vacuum analyze t")
-        options = [
-            "--dsn",
-            source.dsn,
-            "--slot",
-            "verify",
-            "--publication",
-            PUBLICATION,
-            "--sink",
-            f"delta:{root}",
-        ]
+        options = ["--dsn", source.dsn, "--slot", "verify", "--publication", PUBLICATION]
+        options += ["--sink", f"delta:{root}"]
         log = (folder / "run.log").open("w")
         command = [*_XIDSTREAM, "run", *options, "--storage", str(folder / "storage"), "--create-slot"]
         pipeline = subprocess.Popen(command, stdout=log, stderr=log)
         writer = None
         try:
-            _until(lambda: pipeline.poll() is None and _has_snapshot(root))
+            _await_snapshot(root, pipeline)
             writer = Writer(source, rows, per_s, spared)
             time.sleep(5)
             before = _cpu_s(source)
@@ -102,13 +94,8 @@ def run(rows: int, per_s: float, folder: Path) -> dict[str, Any]:
             print(json.dumps(equal), file=sys.stderr, flush=True)
             _damage(root / "public.t", spared)
             damaged = _verify(source, options)
-            return {
-                "rows": rows,
-                "per_s": per_s,
-                "commits": writer.n_commits,
-                "equal": equal,
-                "damaged": damaged,
-            }
+            measured = {"rows": rows, "per_s": per_s, "load_cpu_s_per_s": alone, "commits": writer.n_commits}
+            return {**measured, "equal": equal, "damaged": damaged}
         finally:
             if writer is not None:
                 writer.stop()
@@ -118,11 +105,11 @@ def run(rows: int, per_s: float, folder: Path) -> dict[str, Any]:
             source.close()
 
 
-def _until(holds: Any) -> None:
+def _await_snapshot(root: Path, pipeline: subprocess.Popen[bytes]) -> None:
     deadline = time.monotonic() + _WAIT_S
-    while not holds():
-        if time.monotonic() > deadline:
-            raise TimeoutError("the snapshot of the table did not come")
+    while not _has_snapshot(root):
+        if pipeline.poll() is not None or time.monotonic() > deadline:
+            raise RuntimeError("the snapshot of the table did not come")
         time.sleep(0.5)
 
 
