@@ -25,7 +25,7 @@ _PAGE_HEADER_BYTES = 40
 
 def answered_up_to(log: ChangeLog) -> Lsn:
     """Up to where ``as_of`` may answer now, for all tables. Asked anew each time."""
-    return log.last_commit_lsn
+    return log.readable_lsn
 
 
 def replayed_upto(bounds: SnapshotBounds) -> Lsn:
