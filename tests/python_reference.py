@@ -29,11 +29,13 @@ CHOSEN: Final = {
         "transactions",
         "as_of",
         "changes",
+        "verify",
     ),
+    "Verification": ("is_equal", "differs", "summary", "to_json"),
 }
 ORDER: Final = (
     *("spark_session", "ChangeStream", "StreamingQuery", "SparkBatch"),
-    *("ChangeLog", "LogState", "Mirror", "Lsn", "Config"),
+    *("ChangeLog", "LogState", "Verification", "Mirror", "Lsn", "Config"),
 )
 
 

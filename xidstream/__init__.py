@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from xidstream.pipeline.config import Config
     from xidstream.pipeline.pg import Lsn
     from xidstream.pipeline.spark.spark_batch import SparkBatch
-    from xidstream.pipeline.state.change_log import ChangeLog, LogState
+    from xidstream.pipeline.state.change_log import LogState
+    from xidstream.pipeline.verify.change_log import ChangeLog
+    from xidstream.pipeline.verify.result import Verification
 
 __all__ = [
     "ChangeLog",
@@ -33,13 +35,14 @@ __all__ = [
     "Mirror",
     "SparkBatch",
     "StreamingQuery",
+    "Verification",
     "__version__",
     "errors",
     "spark_session",
 ]
 
 _HOMES: Final = {
-    "ChangeLog": "xidstream.pipeline.state.change_log",
+    "ChangeLog": "xidstream.pipeline.verify.change_log",
     "LogState": "xidstream.pipeline.state.change_log",
     "ChangeStream": "xidstream.actors.change_stream",
     "StreamingQuery": "xidstream.actors.streaming_query",
@@ -47,6 +50,7 @@ _HOMES: Final = {
     "Mirror": "xidstream.actors.mirror",
     "Lsn": "xidstream.pipeline.pg",
     "SparkBatch": "xidstream.pipeline.spark.spark_batch",
+    "Verification": "xidstream.pipeline.verify.result",
     "spark_session": "xidstream.actors.driver.session",
 }
 

@@ -29,6 +29,7 @@ from xidstream.actors.cli.options import (
     setting_options,
 )
 from xidstream.actors.cli.table_group import table
+from xidstream.actors.cli.verify_options import verify
 from xidstream.actors.runtime.signals import StopRequest
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import ExitStatus, XidstreamError
@@ -358,6 +359,7 @@ def snapshot_status(config_file: Path | None, **options: Any) -> None:
 
 
 cli.add_command(journal)
+cli.add_command(verify)
 cli.add_command(table)
 
 

@@ -20,6 +20,10 @@ round, a table that somebody has locked is asked for again and again, a while ea
 
 ``hold`` may be called by several threads, for different tables. All waiting ends when ``close`` is called.
 
+On a standby a snapshot's ids tell nothing (``pg_current_snapshot`` shows no running transaction there), and B and E are
+how far it has replayed. A run's snapshots need the ids, so they are refused there. A verification does without them
+(``pipeline.verify.moment``), and asks for a holder ``of_standby``.
+
 Rejected: one session for all tables, because a snapshot lives as long as its transaction, and cleaning up of all tables
 would wait for the last; and waiting for all open transactions, as PostgreSQL's slots do, because some never end.
 """
@@ -75,11 +79,15 @@ _KEEPALIVES: Final = {
 """Of the server: else it would keep the lock of a machine that is gone for two hours."""
 
 _TAKE: Final = """
-    SELECT {snapshot}()::text, pg_export_snapshot(), pg_current_wal_insert_lsn()::text,
+    SELECT {snapshot}()::text, pg_export_snapshot(), {wal_end}()::text,
            (extract(epoch FROM clock_timestamp()) * 1000000)::bigint,
            (SELECT array_agg(c.oid::bigint) FROM pg_class AS c
             WHERE c.oid = ANY(%s::oid[]) AND c.relfilenode = pg_relation_filenode(c.oid))
 """
+
+_INSERTED: Final = "pg_current_wal_insert_lsn"
+_REPLAYED: Final = "pg_last_wal_replay_lsn"
+"""Where the WAL ends, of a primary and of a standby."""
 
 OnWait = Callable[[tuple[Blocker, ...]], None]
 
@@ -96,10 +104,12 @@ class Held:
 
 
 class TableHolder:
-    """``dsn`` leads to one server: the slot's. ``publications``: the slot's."""
+    """``dsn`` leads to one server: the slot's. ``publications``: the slot's. ``of_standby``: the server is a standby,
+    and the caller needs no transaction ids."""
 
-    def __init__(self, dsn: Dsn, publications: Sequence[str]) -> None:
+    def __init__(self, dsn: Dsn, publications: Sequence[str], *, of_standby: bool = False) -> None:
         self._dsn = dsn
+        self._wal_end = _REPLAYED if of_standby else _INSERTED
         self._publications = tuple(publications)
         self._sessions: dict[int, psycopg.Connection[Any]] = {}
         self._waiting: dict[int, tuple[Blocker, ...]] = {}
@@ -128,16 +138,16 @@ class TableHolder:
             self._wanted[relid] = waiting
         try:
             with sql_connection(self._dsn, doing, _KEEPALIVES) as observer:
-                _check_access(observer, source)
+                _check_access(observer, source, self._wal_end is _REPLAYED)
                 session = self._session(doing)
                 try:
                     with _reported(doing):
                         _lock(session, observer, source, lock_timeout_ms, waiting)
                         now = self._again(observer, source)
-                        before = _insert_lsn(observer)
+                        before = _wal_end(observer, self._wal_end)
                         if wait_for_writers:
                             _await_writers(observer, now, waiting)
-                        name, bounds = take(session, now, before)
+                        name, bounds = take(session, now, before, self._wal_end)
                         # A partition may be attached under our lock, and brings its rows.
                         self._again(observer, now)
                     held = Held(name, bounds, measured(observer, now), observer.info.server_version >= PG14)
@@ -204,6 +214,9 @@ class TableHolder:
             if session is None:
                 raise SnapshotLost("the session that held a table's snapshot has ended")
             with _reported(doing):
+                if self._wal_end is _REPLAYED:  # what is replayed was flushed before
+                    session.execute("SELECT")
+                    return
                 row = session.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone()
             assert row is not None
             if Lsn.parse(row[0]) >= valid_from.next_record.record_end or self.flushed_past(valid_from):
@@ -286,9 +299,9 @@ def _reported(doing: str) -> Iterator[None]:
         raise ours from None
 
 
-def _check_access(observer: psycopg.Connection[Any], source: PublishedSource) -> None:
+def _check_access(observer: psycopg.Connection[Any], source: PublishedSource, of_standby: bool) -> None:
     """Before the lock, whose own error does not say what is missing."""
-    if is_standby(observer):
+    if is_standby(observer) and not of_standby:
         raise Unsupported("a snapshot cannot be taken on a standby", remedy=REMEDY_STANDBY)
     for access in access_to(observer, source.locked):
         if access.lacks is not None:
@@ -334,19 +347,20 @@ def _await_writers(observer: psycopg.Connection[Any], source: PublishedSource, w
         older = tuple(writer for writer in current if any(writer.is_same(other) for other in older))
 
 
-def _insert_lsn(observer: psycopg.Connection[Any]) -> Lsn:
-    row = observer.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()
+def _wal_end(observer: psycopg.Connection[Any], function: str) -> Lsn:
+    row = observer.execute(f"SELECT {function}()::text".encode()).fetchone()
     assert row is not None
     return Lsn.parse(row[0])
 
 
 def take(
-    session: psycopg.Connection[Any], source: PublishedSource, before: Lsn
+    session: psycopg.Connection[Any], source: PublishedSource, before: Lsn, wal_end: str = _INSERTED
 ) -> tuple[str, SnapshotBounds]:
     """The snapshot of ``session``'s transaction, which has the table locked: its name, and what it contains. ``before``
     is B. Raises SnapshotInterrupted if the snapshot is older than a file of the table."""
     is_new = session.info.server_version >= PG13
-    query = _TAKE.format(snapshot="pg_current_snapshot" if is_new else "txid_current_snapshot")
+    snapshot = "pg_current_snapshot" if is_new else "txid_current_snapshot"
+    query = _TAKE.format(snapshot=snapshot, wal_end=wal_end)
     row = session.execute(query.encode(), ([leaf.relid for leaf in source.leaves],)).fetchone()
     assert row is not None
     snapshot, name, after, taken_at_us, in_place = row

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
@@ -124,9 +124,10 @@ class LogTable:
         """The rows of ``files``, in the Delta table's columns."""
         return rows_of_files(spark, self.location, [file.path for file in files], self.schema)
 
-    def read(self, names: Sequence[str]) -> pa.Table:
-        """All rows: for the small tables of the log itself."""
-        return self._table.to_pyarrow_table(columns=list(names))
+    def read(self, names: Sequence[str], filters: list[list[tuple[str, str, Any]]] | None = None) -> pa.Table:
+        """All rows, or those that one of ``filters`` lets through, whose conditions are all met: for the small tables
+        of the log itself."""
+        return self._table.to_pyarrow_table(columns=list(names), filters=filters)
 
 
 def rows_of_files(

@@ -4,6 +4,9 @@ The base is the newest base table at or below the LSN (``manifest``), else the s
 the changes with a greater commit LSN than its own. Behind the snapshot are all changes that it does not contain,
 wherever they stand in the log (``contained``).
 
+A session's snapshot may lack transactions whose commit LSN lies below it. ``left_out`` are the commit LSNs of those,
+where the table is wanted as that session sees it (``pipeline.verify``).
+
 Called by ``change_log``, and by the mirror. Frames are lazy.
 """
 
@@ -48,6 +51,7 @@ class TableAt:
     shape: TableShape
     lsn: Lsn
     find_base: Callable[[], Base | None] = _no_base
+    left_out: tuple[Lsn, ...] = ()
 
     def snapshot(self, spark: SparkSession) -> LogRows:
         """The generation's rows."""
@@ -81,6 +85,8 @@ class TableAt:
         rows = rows.filter((lsn > since) & (lsn <= int(self.lsn)) & (f.col("_change_type") != SNAPSHOT))
         if since < self.generation.bounds.valid_from:
             rows = without_contained(rows, self.generation.bounds)
+        if self.left_out:
+            rows = rows.filter(~lsn.isin([int(each) for each in self.left_out]))
         return self._log_rows(rows, files)
 
     def _log_rows(self, rows: DataFrame, files: Sequence[LogFile]) -> LogRows:

@@ -108,7 +108,7 @@ def user(own_postgres: Any, tmp_path: Path) -> User:
     return User(server, tmp_path)
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_the_quick_start_works_from_the_first_block_to_the_last_and_prints_what_the_page_shows(
     user: User,
 ) -> None:
@@ -122,6 +122,6 @@ def test_the_quick_start_works_from_the_first_block_to_the_last_and_prints_what_
         elif block.is_run:
             printed = getattr(user, block.kind)(block.text)
             ran.append(block.kind)
-    assert ran.count("sql") == 4 and ran.count("sh") == 4 and ran.count("python") == 3
+    assert ran.count("sql") == 5 and ran.count("sh") == 6 and ran.count("python") == 3
     with psycopg.connect(user.server.conninfo("shop")) as connection:
         assert connection.execute("SELECT count(*) FROM pg_replication_slots").fetchone() == (0,)

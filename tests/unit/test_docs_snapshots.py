@@ -48,6 +48,7 @@ def line(number: int, state: str = "finished", table: str = TABLE) -> dict[str, 
         "key": ["id"],
         "state": state,
         "reason": None if state == "finished" else "its replica identity changed",
+        "until": None if state == "finished" else 0,
     }
 
 

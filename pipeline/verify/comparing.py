@@ -1,0 +1,203 @@
+"""A few tables, held at once: their snapshots, the wait for the log, and each one's read and comparison.
+
+First all of them are held, each with its own E. Then the log is waited for once. Then each is read, let go of, and
+compared. What keeps a table from being compared is its result. Only a log that stands still ends more than one table.
+
+Called by ``verifying``.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from xidstream.pipeline.errors import EnvironmentFault, XidstreamError
+from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.quantities import human_s
+from xidstream.pipeline.slot.login import Dsn
+from xidstream.pipeline.slot.table_holder import Held, TableHolder
+from xidstream.pipeline.slot.verified_server import VerifiedServer, mark
+from xidstream.pipeline.snapshot.tables import PublishedSource
+from xidstream.pipeline.spark.naming import Location
+from xidstream.pipeline.spark.spark_errors import fault_of
+from xidstream.pipeline.stages.range_reading import RangeReader
+from xidstream.pipeline.state.change_log import ChangeLog
+from xidstream.pipeline.state.table_at import TableAt
+from xidstream.pipeline.verify.comparison import Compared, compare
+from xidstream.pipeline.verify.moment import (
+    Moment,
+    answered_up_to,
+    moment_of,
+    replayed_upto,
+    standby_moment,
+    table_at,
+)
+from xidstream.pipeline.verify.result import TableVerification, Verdict
+from xidstream.pipeline.verify.settings import VerifySettings
+from xidstream.pipeline.verify.source_rows import SourceRows, read_source
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_STANDBY_ATTEMPTS: Final = 20
+_POLL_S: Final = 0.5
+_MARK_AFTER_S: Final = 2.0
+"""A commit of somebody else's may come first."""
+
+
+class LogStandsStill(EnvironmentFault):
+    """The log does not reach a snapshot. It ends the verification, and is the reason of all tables that are left."""
+
+
+@dataclass(frozen=True)
+class Comparing:
+    """``folder``: for the rows of one table, removed behind it. ``check`` may raise to end it. ``finish`` gets each
+    result."""
+
+    log: ChangeLog
+    spark: SparkSession
+    dsn: Dsn
+    server: VerifiedServer
+    settings: VerifySettings
+    holder: TableHolder
+    reader: RangeReader
+    folder: Location
+    check: Callable[[], None]
+    finish: Callable[[TableVerification], None]
+
+    def group(self, group: Sequence[PublishedSource]) -> None:
+        """Hold all of them, wait, and compare each. Raises LogStandsStill, with those finished that could be."""
+        held: list[Held] = []
+        try:
+            for source in group:
+                self.check()
+                try:
+                    held.append(self._hold(source))
+                except XidstreamError as error:
+                    self.finish(not_verified(source.name, error.message))
+            if held:
+                self._await(max(self._wanted_lsn(each) for each in held))
+            for each in held:
+                self.finish(self._compared(each))
+                self.holder.release(each.source.relation.relid)
+        finally:
+            for each in held:
+                self.holder.release(each.source.relation.relid)
+
+    def _hold(self, source: PublishedSource) -> Held:
+        deadline = time.monotonic() + self.settings.timeout_s
+
+        def waiting(blockers: Sequence[object]) -> None:
+            self.check()
+            if time.monotonic() > deadline:
+                raise EnvironmentFault(
+                    f"it stays locked, by {'; '.join(map(str, blockers)) or 'an unknown session'}"
+                )
+
+        # What was open when the table was published is a matter of the log's snapshot, not of this one.
+        return self.holder.hold(source, wait_for_writers=False, on_wait=waiting)
+
+    def _await(self, lsn: Lsn) -> None:
+        """Until the log answers at ``lsn``. Raises LogStandsStill."""
+        began_s = time.monotonic()
+        has_marked = False
+        while (found := answered_up_to(self.log)) < lsn:
+            self.check()
+            waited_s = time.monotonic() - began_s
+            if waited_s >= self.settings.timeout_s:
+                hint = (
+                    ""
+                    if self.server.can_mark
+                    else "; with this server a commit of a published table has to come"
+                )
+                raise LogStandsStill(
+                    f"the change log answers up to {found}, and the source's snapshot needs {lsn}: waited for "
+                    f"{human_s(waited_s)}; is a run of slot {self.log.application_id.rpartition('/')[2]} up?{hint}"
+                )
+            if (
+                not has_marked
+                and self.server.can_mark
+                and waited_s >= min(_MARK_AFTER_S, self.settings.timeout_s / 2)
+            ):
+                mark(self.dsn)
+                has_marked = True
+            time.sleep(_POLL_S)
+
+    def _placed(self, held: Held) -> tuple[Held, Moment]:
+        """When the snapshot is, in the log; another snapshot where that cannot be told."""
+        name = held.source.name
+        if not self.server.is_standby:
+            return held, moment_of(self.log, name, held.bounds)
+        for _ in range(_STANDBY_ATTEMPTS):
+            moment = standby_moment(self.log, name, held.bounds)
+            if moment is not None:
+                return held, moment
+            self.check()
+            held = self._hold(held.source)
+            self._await(self._wanted_lsn(held))
+        raise EnvironmentFault(
+            f"the standby replayed a change of it while each of {_STANDBY_ATTEMPTS} snapshots was taken"
+        )
+
+    def _compared(self, held: Held) -> TableVerification:
+        name, began_s = held.source.name, time.monotonic()
+        try:
+            held, moment = self._placed(held)
+            at = table_at(self.log, name, moment)
+            rows = read_source(
+                self.reader,
+                held,
+                self.folder,
+                at.generation.key,
+                pause_ms=self.settings.pause_ms,
+                bytes_per_s=self.settings.bytes_per_s,
+                check=self.check,
+            )
+            # The session has held the table all the time.
+            self.holder.confirm(held.source.relation.relid, held.bounds.valid_from)
+            self.holder.release(held.source.relation.relid)
+            self.check()
+            found = self._in_spark(rows, at)
+        except LogStandsStill:
+            raise
+        except XidstreamError as error:
+            return not_verified(name, error.message)
+        finally:
+            shutil.rmtree(self.folder.uri, ignore_errors=True)
+        absent = tuple(column for column in rows.shape.columns if column not in at.shape.columns)
+        return TableVerification(
+            name,
+            Verdict.EQUAL if found.differences is None else Verdict.DIFFERS,
+            str(moment.lsn),
+            len(moment.left_out),
+            found.source_rows,
+            found.log_rows,
+            found.n_ranges,
+            absent,
+            elapsed_s=round(time.monotonic() - began_s, 3),
+            differences=found.differences,
+        )
+
+    def _in_spark(self, rows: SourceRows, at: TableAt) -> Compared:
+        try:
+            return compare(
+                rows.frame(self.spark),
+                at.state(self.spark),
+                rows.shape,
+                source_rows=rows.n_rows,
+                rows_per_range=self.settings.rows_per_range,
+                n_shown=self.settings.keys,
+                with_values=self.settings.show_values,
+            )
+        except Exception as error:
+            raise fault_of(error, f"comparing table {rows.shape.table}") from error
+
+    def _wanted_lsn(self, held: Held) -> Lsn:
+        return replayed_upto(held.bounds) if self.server.is_standby else held.bounds.valid_from
+
+
+def not_verified(table: str, reason: str) -> TableVerification:
+    return TableVerification(table, Verdict.NOT_VERIFIED, reason=reason)

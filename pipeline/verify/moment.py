@@ -1,0 +1,112 @@
+"""The moment at which a table is compared: how far the log answers, and what a session's snapshot lacks of that.
+
+No Spark. Called by ``verifying``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from xidstream.pipeline.pg import Lsn, Xid
+from xidstream.pipeline.snapshot.bounds import SnapshotBounds
+from xidstream.pipeline.spark import naming
+from xidstream.pipeline.state.change_log import ChangeLog
+from xidstream.pipeline.state.log_table import LogTable, reading
+from xidstream.pipeline.state.manifest import base_at
+from xidstream.pipeline.state.table_at import TableAt
+
+_WIRE_XIDS = 1 << 32
+_PAGE_HEADER_BYTES = 40
+"""The most that stands between the end of a WAL record and the next one's begin."""
+
+
+def answered_up_to(log: ChangeLog) -> Lsn:
+    """Up to where ``as_of`` may answer now, for all tables. Asked anew each time."""
+    return log.readable_lsn
+
+
+def replayed_upto(bounds: SnapshotBounds) -> Lsn:
+    """Of a standby's snapshot: a commit behind this position was not replayed when it was taken."""
+    return Lsn(bounds.valid_from.next_record + _PAGE_HEADER_BYTES)
+
+
+@dataclass(frozen=True)
+class Moment:
+    """``lsn``: the state is the log's at this one, ``left_out`` excepted: commit LSNs of transactions up to it that the
+    source's snapshot does not see, ascending."""
+
+    lsn: Lsn
+    left_out: tuple[Lsn, ...] = ()
+
+
+def moment_of(log: ChangeLog, table: str, bounds: SnapshotBounds) -> Moment:
+    """Of a table's snapshot, whose ``valid_from`` the log has reached.
+
+    Only two kinds of transactions can have committed up to there and be unseen: those of ``xip``, and those that began
+    behind the snapshot, and so committed behind ``place``. An xid of 32 bits comes again; of ``xip`` the newest one is
+    meant, and only rows behind the log's own snapshot matter.
+    """
+    wire = sorted({xid % _WIRE_XIDS for xid in bounds.xip})
+    upto = ("commit_lsn", "<=", int(bounds.valid_from))
+    begun_behind = [("commit_lsn", ">", int(bounds.place)), upto]
+    filters: list[list[tuple[str, str, Any]]] = [begun_behind]
+    if wire:
+        filters.append([("xid", "in", wire), upto])
+    rows = _transactions(log, filters)
+    mine = [(row["xid"], row["commit_lsn"]) for row in rows if table in (row["tables"] or ())]
+    return Moment(bounds.valid_from, unseen(mine, bounds))
+
+
+def standby_moment(log: ChangeLog, table: str, bounds: SnapshotBounds) -> Moment | None:
+    """Of a table's snapshot on a standby, where the log has reached ``replayed_upto``. None if it cannot be told.
+
+    A standby shows commits in the order of the WAL, so its snapshot always is a state of the log: that of some LSN
+    between B, how far it had replayed before the snapshot, and E, how far behind it. The record at E may be half
+    replayed: its commit visible, and E not moved on yet. If no transaction in between touches the table, all of these
+    LSNs have one state.
+    """
+    first = bounds.place.next_record
+    between: list[tuple[str, str, Any]] = [
+        ("commit_lsn", ">=", int(first)),
+        ("commit_lsn", "<=", int(replayed_upto(bounds))),
+    ]
+    rows = _transactions(log, [between])
+    return None if any(table in (row["tables"] or ()) for row in rows) else Moment(first.before)
+
+
+def unseen(transactions: Iterable[tuple[int, int]], bounds: SnapshotBounds) -> tuple[Lsn, ...]:
+    """The commit LSNs, ascending, of those of ``transactions`` (xid, commit LSN) that the snapshot does not see."""
+    newest: dict[int, int] = {}
+    for xid, lsn in transactions:
+        if lsn <= bounds.valid_from:
+            newest[xid] = max(lsn, newest.get(xid, 0))
+    return tuple(sorted(Lsn(lsn) for xid, lsn in newest.items() if not bounds.contains(Xid(xid), Lsn(lsn))))
+
+
+def _transactions(log: ChangeLog, filters: list[list[tuple[str, str, Any]]]) -> list[dict[str, Any]]:
+    with reading(f"Delta table {naming.TRANSACTIONS}"):
+        table = LogTable(log.root.child(naming.TRANSACTIONS))
+        found: list[dict[str, Any]] = table.read(["xid", "commit_lsn", "tables"], filters).to_pylist()
+    return found
+
+
+def table_at(log: ChangeLog, table: str, moment: Moment) -> TableAt:
+    """What stands for the table at the moment. Raises as ``ChangeLog.table_at`` does."""
+    found = log.table_at(table, moment.lsn)
+    if not moment.left_out:
+        return found
+    generation = found.generation
+    # A base table behind the first of them would have it.
+    find_base = partial(
+        base_at,
+        log.root,
+        log.application_id,
+        table,
+        generation.number,
+        int(moment.left_out[0].before),
+        int(generation.bounds.place),
+    )
+    return replace(found, find_base=find_base, left_out=moment.left_out)
