@@ -138,6 +138,10 @@ class PreconditionMissing(EnvironmentFault):
     """Something that must be set up by a person is not (wal_level, a privilege, a publication)."""
 
 
+class TableUnreadable(PreconditionMissing):
+    """The role may not read one table, which a snapshot has to. The message names it."""
+
+
 class LoginRefused(PreconditionMissing):
     """The server does not let this role in: password, pg_hba.conf, role or TLS. Where it did before, somebody is
     changing one of them, and the other half of the change is on its way."""

@@ -1,9 +1,10 @@
 """Executes a course's actions, each on a thread: hold a table, read a range, commit a table, let go of it.
 
-Each action ends as one event of the course. An error that a person must see ends the run (``fail``). With ``on_poison =
-park``, one of the table's own rows or columns does not: its snapshot is cancelled until somebody asks for it. After
-any other error the range is read again, if its reader was lost, or else the table is taken anew. A commit alone is
-repeated here, until the sink answers: the rows are on disk, and the driver may be starting again.
+Each action ends as one event of the course. An error that a person must see ends the run (``fail``). A table that the
+role may not read does not, where a stream goes on beside the snapshots: it is told, and tried again now and then. With
+``on_poison = park``, one of the table's own rows or columns does not: its snapshot is cancelled until somebody asks for
+it. After any other error the range is read again, if its reader was lost, or else the table is taken anew. A commit
+alone is repeated here, until the sink answers: the rows are on disk, and the driver may be starting again.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any, TypeVar
 
 from xidstream.actors.runtime.ray_cluster import own_cpus
 from xidstream.actors.snapshot.actors import SnapshotActors
-from xidstream.pipeline.config import Config
+from xidstream.pipeline.config import Config, SnapshotMode
 from xidstream.pipeline.errors import Action as Policy
 from xidstream.pipeline.errors import (
     ColumnNameClash,
@@ -26,6 +27,7 @@ from xidstream.pipeline.errors import (
     PoisonedChange,
     SnapshotInterrupted,
     StorageFault,
+    TableUnreadable,
     XidstreamError,
 )
 from xidstream.pipeline.events import of_error
@@ -93,6 +95,11 @@ class SnapshotSteps:
         self._fail = fail
         self._most_readers = config.snapshot_connections
         self._parks = config.on_poison == "park"
+        self._is_awaited = (
+            config.snapshot == SnapshotMode.ONLY.value
+            or config.available_now
+            or not config.sink.startswith("delta:")
+        )
         self._actors = SnapshotActors(config)
         self._n_readers = 1
         self._targets: dict[int, SnapshotTarget] = {}
@@ -147,7 +154,9 @@ class SnapshotSteps:
             if self._parks and isinstance(error, (PoisonedChange, ColumnNameClash)):
                 self._give_up(error, action)
                 return
-            if error.policy.action_of(logged_in=True) is Policy.STOP:
+            # Whoever waits for the snapshots alone would wait for ever.
+            goes_on = isinstance(error, TableUnreadable) and not self._is_awaited
+            if error.policy.action_of(logged_in=True) is Policy.STOP and not goes_on:
                 self._fail(_with_way_out(error, action))
                 return
             log.warning(of_error("snapshot_failed", f"snapshots: {error.message}", error))

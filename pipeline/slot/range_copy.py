@@ -43,9 +43,9 @@ from xidstream.pipeline.errors import (
     ComponentLost,
     ConnectionLost,
     PoisonedChange,
-    PreconditionMissing,
     ProtocolViolation,
     SnapshotLost,
+    TableUnreadable,
     XidstreamError,
 )
 from xidstream.pipeline.protocol.message_buffer import Outcome
@@ -153,7 +153,7 @@ def failure_of(report: ServerReport, doing: str) -> XidstreamError:
             remedy=REMEDY_ROW,
         )
     if state == "42501":
-        return PreconditionMissing(f"{doing}: {report.message} (SQLSTATE {state})", remedy=REMEDY_SELECT)
+        return TableUnreadable(f"{doing}: {report.message} (SQLSTATE {state})", remedy=REMEDY_SELECT)
     return from_report(report, doing)
 
 
@@ -231,7 +231,7 @@ class RangeCopy:
         """The rows of one range; the columns at the indexes ``as_text`` come as text. Whoever leaves the iterator
         before its end closes the connection.
 
-        Raises PoisonedChange for what the server cannot send, PreconditionMissing (a privilege), ConnectionLost, and
+        Raises PoisonedChange for what the server cannot send, TableUnreadable, ConnectionLost, and
         ComponentLost after ``cancel``."""
         doing = told(task)
         statement = copy_statement(task, as_text)

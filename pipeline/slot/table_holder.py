@@ -44,6 +44,7 @@ from xidstream.pipeline.errors import (
     PreconditionMissing,
     SnapshotInterrupted,
     SnapshotLost,
+    TableUnreadable,
     Unsupported,
 )
 from xidstream.pipeline.pg import Lsn
@@ -129,7 +130,7 @@ class TableHolder:
         """Take the table's snapshot, and keep it until ``release``.
 
         ``on_wait`` is told every two seconds for whom it waits; an exception from it ends the waiting. Raises
-        SnapshotInterrupted where the table is not what ``source`` says (any more), PreconditionMissing where the role
+        SnapshotInterrupted where the table is not what ``source`` says (any more), TableUnreadable where the role
         may not read it, Unsupported on a standby, ConnectionLost.
         """
         relid, doing = source.relation.relid, f"the snapshot of table {source.name}"
@@ -305,7 +306,7 @@ def _check_access(observer: psycopg.Connection[Any], source: PublishedSource, of
         raise Unsupported("a snapshot cannot be taken on a standby", remedy=REMEDY_STANDBY)
     for access in access_to(observer, source.locked):
         if access.lacks is not None:
-            raise PreconditionMissing(
+            raise TableUnreadable(
                 f"the snapshot of table {access.name}: the role lacks {access.lacks.value}",
                 remedy=REMEDY_ROW_SECURITY if access.lacks is Access.ALL_ROWS else REMEDY_SELECT,
             )

@@ -559,6 +559,50 @@ def can_read(pipeline: Pipeline, log: ChangeLog, table: str) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("postgres_server", [18], indirect=True)
+def test_a_table_that_the_role_may_not_read_is_told_and_the_others_go_on_until_it_may(
+    pipeline: Pipeline, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With FOR ALL TABLES any developer makes such a table."""
+    database = pipeline.database
+    role = f"reader_{database.name}"
+    for statement in (
+        f"create role {role} login replication",
+        f"grant create on database {database.name} to {role}",
+        "create table a (id int primary key, n int)",
+        "insert into a select i, i from generate_series(1, 500) i",
+        f"grant select on a to {role}",
+        "create publication p for all tables",
+    ):
+        database.execute(statement)
+    try:
+        start(pipeline, dsn=database.server.conninfo(database.name, user=role))
+        wait_until_taken(pipeline, 1)
+        database.execute("create table secret (id int primary key, n int)")
+        database.execute("insert into secret values (1, 1)")
+        pipeline.wait_until(lambda: "public.secret: the role lacks" in caplog.text)
+        database.execute("insert into a values (1000, 1)")
+        wait_until_delivered(pipeline, until(database))
+        log = ChangeLog(str(pipeline.delta))
+        log.wait()
+        assert ("public.a", "finished") in {(g["table"], g["state"]) for g in generations(pipeline)}
+        assert rows_at(pipeline, log, "public.a") == Counter(database.execute("select id, n from a"))
+        database.execute(f"grant select on secret to {role}")
+        pipeline.wait_until(lambda: can_read(pipeline, log, "public.secret"))
+        assert rows_at(pipeline, log, "public.secret") == {(1, 1): 1}
+        pipeline.query.stop()
+        assert pipeline.query.exception() is None
+    finally:
+        database.execute(f"drop owned by {role}")
+        database.execute(f"drop role {role}")
+
+
+def rows_at(pipeline: Pipeline, log: ChangeLog, table: str) -> Counter[Row]:
+    found = log.as_of(pipeline.spark)[table].select("id", "n").collect()
+    return Counter(tuple(row) for row in found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("postgres_server", [18], indirect=True)
 def test_a_parked_table_is_refused_until_its_next_snapshot_and_the_other_is_read_all_the_while(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
