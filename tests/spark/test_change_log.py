@@ -370,3 +370,35 @@ def test_the_example_of_a_history_has_every_version_of_each_row(orders: Root) ->
 
 def _lsn(at: datetime.datetime | None) -> int | None:
     return None if at is None else round((at - moment(0)) / datetime.timedelta(microseconds=1))
+
+
+def test_a_state_is_read_as_far_as_it_is_proven_and_below_the_end_of_its_generation(
+    orders: Root, spark: Any
+) -> None:
+    log = ChangeLog(orders.uri)
+    orders.write(
+        Transaction(130, [(ORDERS, [change(INSERT, id=50, note="behind a DDL")])], xid=95), proven=False
+    )
+    assert (log.last_commit_lsn, log.proven_lsn, log.readable_lsn) == (130, 120, 120)
+
+    def notes(**at: Any) -> dict[int, str]:
+        return {row["id"]: row["note"] for row in found(log.as_of(spark, **at)["public.orders"])}
+
+    assert notes() == STATES[120], "the newest that can be read"
+    assert len(found(log.changes(spark, "public.orders", since=120))) == 1, "changes need no proof"
+    for ask in (
+        lambda: log.as_of(spark, lsn=130),
+        lambda: log.as_of(spark, xid=95),
+        lambda: log.changes(spark, "public.orders", since=110, until=130, net=True),
+        lambda: log.wait(timeout_s=0.2),
+    ):
+        with pytest.raises(PreconditionMissing, match=r"not known yet|was not readable at 0/82"):
+            ask()
+    told = orders.sink().snapshot_log()
+    (line,) = told.lines(True)
+    told.end(line, "column n was added with a default")
+    told.prove(Lsn(130))
+    assert log.wait() == 130
+    assert [notes(lsn=lsn) for lsn in (100, 120)] == [STATES[100], STATES[120]], "history stays"
+    with pytest.raises(PreconditionMissing, match=r"stands up to 0/78 .column n was added with a default"):
+        notes()
