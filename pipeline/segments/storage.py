@@ -41,6 +41,7 @@ from pyarrow import fs
 from xidstream.pipeline.credentials import redacted
 from xidstream.pipeline.errors import ConfigError, StorageFault, UsageError
 from xidstream.pipeline.file_modes import create_file, make_folders
+from xidstream.pipeline.local_paths import absolute
 from xidstream.pipeline.segments.keys import is_transaction_folder
 from xidstream.pipeline.segments.side_by_side import side_by_side
 
@@ -370,7 +371,7 @@ def self_contained(root_uri: str, environ: Mapping[str, str]) -> str:
         raise ConfigError("storage must be given: a path, or a URI of file:, s3:, gs: or abfs:")
     scheme = _SCHEME.match(root_uri)
     if scheme is None:
-        return os.path.abspath(root_uri)
+        return absolute(root_uri)
     if scheme[1].lower() not in SCHEMES:
         raise ConfigError(f"storage: scheme {scheme[1]!r} is not one of {', '.join(SCHEMES)}")
     if scheme[1].lower() != "s3":

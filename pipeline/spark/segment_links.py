@@ -51,6 +51,7 @@ from xidstream.pipeline.errors import SegmentCorrupt, StorageFault
 from xidstream.pipeline.exchange import SegmentPart
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.late_binding import Commit, RowFile
+from xidstream.pipeline.local_paths import absolute
 from xidstream.pipeline.spark import s3_copies
 from xidstream.pipeline.spark.batch_parts import TableParts
 from xidstream.pipeline.spark.naming import Location
@@ -328,7 +329,7 @@ def _copied_by_kernel(source: int, target: int) -> bool:
 def _local_path(storage_uri: str) -> str | None:
     scheme, colon, _ = storage_uri.partition(":")
     if not colon or "/" in scheme:
-        return os.path.abspath(storage_uri)
+        return absolute(storage_uri)
     return unquote(urlsplit(storage_uri).path) if scheme.lower() == "file" else None
 
 
