@@ -25,6 +25,7 @@ from xidstream.pipeline.file_modes import who_else
 from xidstream.pipeline.findings import Finding, Status
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.segments import Layout, Storage, read_beginning, read_progress
+from xidstream.pipeline.segments.snapshot_record import read_taken, read_wishes
 from xidstream.pipeline.slot.admin import describe_slot, settled_flush_lsn, sql_connection
 from xidstream.pipeline.slot.beginning import (
     NO_RECORD,
@@ -43,7 +44,7 @@ from xidstream.pipeline.slot.login import Login
 from xidstream.pipeline.slot.opening import slot_settings
 from xidstream.pipeline.slot.preflight import server_findings
 from xidstream.pipeline.slot.published import published_names
-from xidstream.pipeline.slot.snapshot_findings import snapshot_findings
+from xidstream.pipeline.slot.snapshot_findings import snapshot_findings, unread_findings
 from xidstream.pipeline.snapshot.readers import most_readers
 from xidstream.pipeline.spark.sink import local_root
 from xidstream.pipeline.spark.sink_findings import ServerSide, SinkCheck, check_of_spec
@@ -206,14 +207,25 @@ def _parked_tables(config: Config, connection: ReplicationConnection) -> list[Fi
 
 
 def _snapshot_findings(config: Config, connection: ReplicationConnection) -> list[Finding]:
-    """What the run's snapshots need of the server; none where it would take none."""
+    """What the run's snapshots need of the server; where it would take none, what is not read."""
     try:
         if not would_take_snapshots(config, connection):
-            return []
+            return _unread_findings(config, connection)
         with sql_connection(connection.same_server, "what snapshots need") as sql:
             return snapshot_findings(sql, config.publication, 2 * most_readers(config.snapshot_connections))
     except XidstreamError as error:
         return [Finding.of_error("snapshot", error)]
+
+
+def _unread_findings(config: Config, connection: ReplicationConnection) -> list[Finding]:
+    storage = Storage(config.storage)
+    layout = Layout(int(connection.identify_system().system_identifier), config.slot, "check")
+    record, begun = read_progress(storage, layout), read_beginning(storage, layout)
+    is_first = record is None or (begun is not None and record.delivered_lsn <= begun.lsn)
+    taken = {each.generation.relid for each in read_taken(storage, layout)} | set(read_wishes(storage, layout).requests)
+    with sql_connection(connection.same_server, "the rows from before") as sql:
+        may_ask = config.sink != "console"
+        return unread_findings(sql, config.publication, taken, is_first=is_first, may_ask=may_ask)
 
 
 def _check_positions(config: Config, connection: ReplicationConnection, system: SystemIdentity) -> None:
