@@ -14,6 +14,7 @@ from xidstream.actors.driver.session import settled
 from xidstream.actors.runtime.java import ensure_java
 from xidstream.actors.runtime.ray_cluster import cpus_here, is_ours
 from xidstream.actors.supervision.cpu_plan import Plan, plan
+from xidstream.actors.supervision.other_runs import reading_here
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import ExitStatus, PreconditionMissing, SlotInUse, SlotLost, XidstreamError
 from xidstream.pipeline.findings import Finding, Status
@@ -34,6 +35,14 @@ def findings_of(
     """All of it. ``check_sink``: of the sink that the run will be given; None: of ``config.sink``. ``has_sink``: a
     capture has none, and needs no Spark."""
     findings = preflight(config, check_sink, has_sink=has_sink)
+    if (run := reading_here(config)) is not None:
+        # The server names its own process, which is another's on this machine.
+        findings = [
+            f
+            for f in findings
+            if f.check != "slot" or f.status is not Status.OK and f.raises is not SlotInUse
+        ]
+        findings.append(run)
     if not has_sink:
         unknown = "free memory, and whether each node reaches the server and the storage"
         findings.append(
@@ -120,6 +129,6 @@ def require(
 
 def _is_in_use(config: Config) -> bool:
     try:
-        return bool(describe_slot(login_of(config), config.slot).active)
+        return bool(describe_slot(login_of(config), config.slot).active) or reading_here(config) is not None
     except XidstreamError:
         return False  # the next round of findings says what is wrong

@@ -29,7 +29,9 @@ def mirror_command(config: Config, stop: StopRequest) -> None:
         is_other = kind in ("console", "foreach")
         raise ConfigError(
             f"base tables are made from the change log of a Delta sink, not from {redacted(config.sink)!r}",
-            remedy="give its root as --sink delta:URI" if is_other else f"did you mean delta:{redacted(config.sink)}?",
+            remedy="give its root as --sink delta:URI"
+            if is_other
+            else f"did you mean delta:{redacted(config.sink)}?",
         )
     check_sink_spec(config.sink)
     choose_for_process(config.storage_mode)

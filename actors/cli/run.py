@@ -23,6 +23,7 @@ from xidstream.actors.runtime.ray_cluster import connect_ray, keep_logs
 from xidstream.actors.runtime.secrets import refuse_travelling, without_secrets
 from xidstream.actors.runtime.signals import STOPPING, StopRequest
 from xidstream.actors.supervision.cpu_plan import Plan
+from xidstream.actors.supervision.other_runs import StartingRun
 from xidstream.actors.supervision.page import serve
 from xidstream.actors.supervision.shared_session import SharedSession
 from xidstream.actors.supervision.supervisor import Supervisor
@@ -102,10 +103,17 @@ class _Run:
         self._several = len(configs) > 1
         self._failures: dict[str, BaseException] = {}
         self._is_stop_told = False
+        self._starting = StartingRun(configs, has_sink=has_sink)
 
     def run(self) -> list[BaseException]:
         """What the slots failed with, none of it raised here. Raises PreconditionMissing where the machine is too
         small for all of them."""
+        try:
+            return self._run()
+        finally:
+            self._starting.close()
+
+    def _run(self) -> list[BaseException]:
         if not self._stop.asked:
             self._display.starting("the checks of server and storage")
             self._check()
@@ -172,6 +180,7 @@ class _Run:
         if armed():
             self._display.line(f"{VARIABLE} is set: parts of this run will fail on purpose", "bold red")
         page = serve(configs[0], list(supervisors.values()))
+        self._starting.close()
         try:
             self._await(supervisors)
         finally:

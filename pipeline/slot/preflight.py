@@ -204,8 +204,9 @@ def _check_slot(
         return [
             Finding.failed(
                 "slot",
-                f"{name} is in use by process {slot.active_pid}",
-                "end that reader, or use another slot",
+                f"{name} is read by somebody: the server sends to it with its process {slot.active_pid}",
+                f"end that reader (pg_stat_replication has its address, in the row with pid {slot.active_pid}), or use "
+                "another slot",
                 SlotInUse,
             )
         ]

@@ -110,11 +110,17 @@ def unread_findings(
     lacking = [each.name for each in access if each.lacks is not None]
     may = f"may not read {enumerate_names(lacking)} whole" if lacking else "may read them"
     if not is_first:
-        statement = f"{counted(len(unread), 'table')} without a snapshot (snapshot = never): what they held before"
+        statement = (
+            f"{counted(len(unread), 'table')} without a snapshot (snapshot = never): what they held before"
+        )
         return [Finding.ok("snapshot_none", f"{statement} the stream is not read; the role {may}")]
     relids = [leaf.relid for source in unread for leaf in source.leaves]
     n_rows = [max(n, 0) for _, n in connection.execute(_ROWS.encode(), (relids,))]
-    about = f"about {counted(int(sum(n_rows)), 'row')}" if any(n_rows) else human_bytes(sum(s.n_bytes for s in unread))
+    about = (
+        f"about {counted(int(sum(n_rows)), 'row')}"
+        if any(n_rows)
+        else human_bytes(sum(s.n_bytes for s in unread))
+    )
     names = enumerate_names([source.name for source in unread])
     remedy = "if the sink is to have them: --snapshot initial (docs/snapshots.md)"
     if lacking:

@@ -222,7 +222,9 @@ def _unread_findings(config: Config, connection: ReplicationConnection) -> list[
     layout = Layout(int(connection.identify_system().system_identifier), config.slot, "check")
     record, begun = read_progress(storage, layout), read_beginning(storage, layout)
     is_first = record is None or (begun is not None and record.delivered_lsn <= begun.lsn)
-    taken = {each.generation.relid for each in read_taken(storage, layout)} | set(read_wishes(storage, layout).requests)
+    taken = {each.generation.relid for each in read_taken(storage, layout)} | set(
+        read_wishes(storage, layout).requests
+    )
     with sql_connection(connection.same_server, "the rows from before") as sql:
         may_ask = config.sink != "console"
         return unread_findings(sql, config.publication, taken, is_first=is_first, may_ask=may_ask)

@@ -302,7 +302,9 @@ def test_rows_from_before_that_a_first_run_does_not_read_are_told_with_whether_t
     assert note.endswith("the role may read them")
     found = finding(dataclasses.replace(config, dsn=database.dsn(user=own_role)), "snapshot_none")
     assert "the role may not read public.t whole" in found.statement
-    assert found.remedy is not None and "--snapshot initial" in found.remedy and "GRANT SELECT" in found.remedy
+    assert (
+        found.remedy is not None and "--snapshot initial" in found.remedy and "GRANT SELECT" in found.remedy
+    )
     printing = dataclasses.replace(config, sink="console")
     assert "--snapshot" not in (finding(printing, "snapshot_none").remedy or "")
     # A run that takes them says what it needs, and one that has delivered something cannot tell rows apart any more.

@@ -243,7 +243,7 @@ def test_slot_in_use_names_the_process(sound: Database) -> None:
         connection.start_replication(made.slot, INVALID_LSN, stream_options(made, connection.server_version))
         found = finding(server_findings(made), "slot")
         assert (found.status, found.raises) == (Status.FAILED, SlotInUse)
-        assert f"in use by process {connection.pgconn.backend_pid}" in found.statement
+        assert f"its process {connection.pgconn.backend_pid}" in found.statement
 
 
 def test_two_phase_on_a_slot_without_it_is_a_warning(sound: Database) -> None:
