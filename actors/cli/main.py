@@ -131,34 +131,13 @@ def capture(config_file: Path | None, **options: Any) -> None:
         stop.deafen()
 
 
-@cli.command(short_help="Tell what a run would lack, each with its remedy.")
-@setting_options(
-    *_CONNECTION,
-    "storage",
-    "sink",
-    "streaming",
-    "proto_version",
-    "logical_decoding_work_mem",
-    "two_phase",
-    "failover",
-    "heartbeat_interval_s",
-    "create_slot",
-    "begin_anew",
-    "snapshot",
-    "snapshot_connections",
-    "buffers_min",
-    "buffers_max",
-    "buffer_cpus",
-    "spark",
-    "spark_executors",
-    "spark_executors_max",
-    "spark_executor_cpus",
-)
+@cli.command(cls=RunCommand, short_help="Tell what a run would lack, each with its remedy.")
+@setting_options()
 @click.option("--capture", is_flag=True, help="Of `xidstream capture`: without sink and Spark.")
 def check(config_file: Path | None, capture: bool, **options: Any) -> None:
     """Preflight: every precondition of `run`, each with its remedy, and what could not be checked.
 
-    Give it the options of the run, --storage and --sink among them: both are tried with a file that is removed again.
+    Give it the options of the run, whatever they are: storage and sink are tried with a file that is removed again.
     `run` and `ChangeStream.start` make the same checks. Status 3 if something is missing.
     """
     configs = build_configs(config_file, options)

@@ -17,7 +17,7 @@ from functools import partial
 from xidstream.actors.cli.display import Display, summary
 from xidstream.actors.cli.event_lines import EventLines
 from xidstream.actors.cli.json_log import log_as_json
-from xidstream.actors.preflight import cpus_of_run, require
+from xidstream.actors.preflight import cpus_of_run, require, require_ports
 from xidstream.actors.reader.buffer_quota import start_quota
 from xidstream.actors.runtime.ray_cluster import connect_ray, keep_logs
 from xidstream.actors.runtime.secrets import refuse_travelling, without_secrets
@@ -119,6 +119,8 @@ class _Run:
             self._check()
         ready = [config for config in self._configs if config.slot not in self._failures]
         plan = cpus_of_run(ready, has_sink=self._has_sink) if ready else None
+        if ready:
+            require_ports(ready[0])
         if ready and not self._stop.asked:
             self._display.starting("Ray")
             with self._stop.held():

@@ -1,7 +1,7 @@
 """Other runs of a slot on this machine: who they are, so that a second one is refused before it starts anything.
 
-The server knows the process of its own that sends to a slot's reader. On this machine that number is nobody's, or worse,
-somebody else's. A run is found by its socket instead (``runtime.run_socket``). While its checks and Ray take half a
+The server knows the process of its own that sends to a slot's reader. Here that number is nobody's, or somebody
+else's. A run is found by its socket instead (``runtime.run_socket``). While its checks and Ray take half a
 minute it has no supervisor, so ``StartingRun`` answers in its place: two runs that are started at once see each other.
 The one that began first goes on.
 
@@ -95,6 +95,7 @@ def _finding(run: RunPart) -> Finding:
         "slot",
         f'slot "{run.slot}" is read by the run with process {run.pid} on this machine, which began at '
         f"{run.started_at:%Y-%m-%d %H:%M:%S} UTC{page}",
-        f"look at it with `xidstream status --slot {run.slot}`; to end it, Ctrl-C where it was started, or `kill {run.pid}`",
+        f"look at it with `xidstream status --slot {run.slot}`; to end it: Ctrl-C where it was started, or "
+        f"`kill {run.pid}`",
         SlotInUse,
     )

@@ -108,8 +108,8 @@ def how_segments_reach(root: Location, storage_uri: str) -> Reach:
     try:
         with open(source, "xb"):
             return Reach.LINK if _link(source, target) else Reach.COPY
-    except PermissionError:
-        # Of folders that a run has to make first, or of one that is wrong: another check tells that.
+    except OSError:
+        # Of folders that a run has to make first, or of a place that is wrong: another check tells that.
         devices = {os.stat(os.path.dirname(path)).st_dev for path in (source, target)}
         return Reach.LINK if len(devices) == 1 else Reach.COPY
     finally:

@@ -24,6 +24,7 @@ from xidstream.pipeline.exchange import Beginning, SlotIdentity, Tenure
 from xidstream.pipeline.file_modes import who_else
 from xidstream.pipeline.findings import Finding, Status
 from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.quantities import human_bytes
 from xidstream.pipeline.segments import Layout, Storage, read_beginning, read_progress
 from xidstream.pipeline.segments.snapshot_record import read_taken, read_wishes
 from xidstream.pipeline.slot.admin import describe_slot, settled_flush_lsn, sql_connection
@@ -52,6 +53,9 @@ from xidstream.pipeline.stages.slot_beginning import anew_lsn, judge, witnesses_
 from xidstream.pipeline.stages.slot_record import Unrecorded, check_server
 from xidstream.pipeline.stages.snapshot_decision import would_take_snapshots
 
+_LITTLE_BYTES = 1 << 30
+"""Free on the storage's disk: a bulk load of a few million rows takes so much before its COMMIT."""
+_USABLE = (Status.OK, Status.WARNING)
 _UNRANKED = 2**62
 """A number of a tenure that no run has reached: who wrote to the sink last does not matter here."""
 
@@ -78,10 +82,10 @@ def preflight(config: Config, check_sink: SinkCheck | None = None, *, has_sink: 
     if is_reached:
         try:
             with ReplicationConnection(slot_settings(config)) as connection:
-                if findings[n_before].status is Status.OK:
+                if findings[n_before].status in _USABLE:
                     findings += [_check_record(config, connection), *_parked_tables(config, connection)]
                     findings += _snapshot_findings(config, connection)
-                server = _server_side(config, connection, is_stored=findings[n_before].status is Status.OK)
+                server = _server_side(config, connection, is_stored=findings[n_before].status in _USABLE)
         except XidstreamError as error:
             findings.append(Finding.of_error("record", error))
     if not any(finding.check == "record" for finding in findings):
@@ -110,11 +114,23 @@ def _check_storage(config: Config) -> Finding:
         return Finding.not_checked(
             "storage", "the storage: none is given", "give the run's: --storage, or storage in Python"
         )
+    storage = Storage(config.storage)
     try:
-        Storage(config.storage).probe()
+        storage.probe()
+        free = storage.free_bytes
     except XidstreamError as error:
         return Finding.of_error("storage", error)
-    return Finding.ok("storage", f"storage {redacted(config.storage)} can be written")
+    statement = f"storage {redacted(config.storage)} can be written"
+    if free is None:
+        return Finding.ok("storage", statement)
+    statement += f": its disk has {human_bytes(free)} free"
+    if free < _LITTLE_BYTES:
+        return Finding.warning(
+            "storage",
+            f"{statement}; large transactions and the journal (up to {human_bytes(int(config.journal_max_bytes))}) go there",
+            "make room, or give a --storage on another disk",
+        )
+    return Finding.ok("storage", statement)
 
 
 def _open_to_others(config: Config, *, has_sink: bool) -> list[Finding]:

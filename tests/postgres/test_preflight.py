@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,6 +40,7 @@ from xidstream.pipeline.spark.delta_table import DeltaTableWriter
 from xidstream.pipeline.spark.naming import Location
 from xidstream.pipeline.spark.placement import Target
 from xidstream.pipeline.spark.sink_findings import check_of_function
+from xidstream.pipeline.stages import preflight as stages_preflight
 
 pytestmark = [
     pytest.mark.postgres,
@@ -325,3 +329,29 @@ def test_paths_with_a_tilde_are_told_absolute_and_check_makes_none_of_them(
     assert f"{tmp_path}/home/seg ments" in finding(typed, "storage").statement
     assert f"{tmp_path}/home/tables" in finding(typed, "sink").statement
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_the_storages_disk_has_free_is_told_and_little_is_warned_of(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert re.search(r"can be written: its disk has [\d.]+ [GT]iB free", finding(config, "storage").statement)
+    monkeypatch.setattr(stages_preflight, "_LITTLE_BYTES", 1 << 60)
+    found = finding(config, "storage")
+    assert found.status is Status.WARNING and "the journal (up to 64.0 GiB)" in found.statement
+    # It is usable all the same: nothing that depends on it is left out.
+    assert finding(config, "record").status is Status.OK
+
+
+def test_a_storage_that_is_mounted_read_only_is_blamed_itself_and_not_the_sink(config: Config) -> None:
+    """A second failure said that the Delta root could not be read, and ``run`` printed that one first."""
+    folder = Path(config.storage)
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=1m,ro", "none", str(folder)]
+    if shutil.which("mount") is None or subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("mount is not there, or does not work for this user")
+    try:
+        failed = [f for f in findings_of(config) if f.status is Status.FAILED]
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+    assert [f.check for f in failed] == ["storage"], failed
+    assert "Read-only file system" in failed[0].statement

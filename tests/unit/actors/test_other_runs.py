@@ -1,4 +1,4 @@
-"""A second run of a slot on one machine is told who the first one is, before Ray: its own process, and not the server's."""
+"""A second run of a slot on one machine is told who the first one is, before Ray starts."""
 
 from __future__ import annotations
 
