@@ -29,6 +29,7 @@ from xidstream.actors.cli.options import (
     setting_options,
 )
 from xidstream.actors.cli.table_group import table
+from xidstream.actors.cli.typed_names import help_, start, stop, version
 from xidstream.actors.runtime.signals import StopRequest
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import ExitStatus, XidstreamError
@@ -40,7 +41,7 @@ _CONNECTION = ("dsn", "slot", "publication")
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
-@click.version_option(package_name="xidstream")
+@click.version_option(None, "-V", "--version", package_name="xidstream")
 @click.pass_context
 def cli(context: click.Context, debug: bool) -> None:
     """PostgreSQL transactions in Spark the moment they commit, however big they are.
@@ -156,12 +157,18 @@ def check(config_file: Path | None, capture: bool, **options: Any) -> None:
 def status(config_file: Path | None, watch: bool, as_json: bool, **options: Any) -> None:
     """What the run of a slot is doing: open transactions, rates, what waits for what, restarts.
 
-    The run is found by its slot, on this machine or, with RAY_ADDRESS, on a Ray cluster. Where nothing runs: what the
-    slot holds back and what the pipeline has confirmed, which needs --dsn. docs/status.md lists the fields of the JSON.
+    Without any option: the runs of this machine, a line each. With a slot its run is found, on this machine or, with
+    RAY_ADDRESS, on a Ray cluster. Where nothing runs: what the slot holds back and what the pipeline has confirmed,
+    which needs --dsn. docs/status.md lists the fields of the JSON.
 
     Of a file with several [[slots]] each is shown, or with --slot the one of that name. One that cannot be shown does
     not hide the others, and the exit status is the worst.
     """
+    if not watch and config_file is None and not any(options.values()):
+        from xidstream.actors.cli.runs_here import print_runs
+
+        print_runs(as_json=as_json)
+        return
     configs = build_configs(config_file, options)
     for config in configs:
         config.require("slot")
@@ -336,8 +343,8 @@ def snapshot_status(config_file: Path | None, **options: Any) -> None:
     status_command(config)
 
 
-cli.add_command(journal)
-cli.add_command(table)
+for each in (journal, table, version, help_, start, stop):
+    cli.add_command(each)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -127,7 +127,8 @@ def _check_storage(config: Config) -> Finding:
     if free < _LITTLE_BYTES:
         return Finding.warning(
             "storage",
-            f"{statement}; large transactions and the journal (up to {human_bytes(int(config.journal_max_bytes))}) go there",
+            f"{statement}; large transactions go there, and the journal (up to "
+            f"{human_bytes(int(config.journal_max_bytes))})",
             "make room, or give a --storage on another disk",
         )
     return Finding.ok("storage", statement)
