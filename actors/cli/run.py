@@ -183,6 +183,11 @@ class _Run:
             self._display.line(f"{VARIABLE} is set: parts of this run will fail on purpose", "bold red")
         page = serve(configs[0], list(supervisors.values()))
         self._starting.close()
+        if page is not None:
+            told = Event(
+                "status_page", f"the status page of this run: {page.url}", logging.INFO, url=page.url
+            )
+            self._display.line(told)
         try:
             self._await(supervisors)
         finally:

@@ -50,7 +50,7 @@ def start(rest: tuple[str, ...]) -> None:
 @click.argument("rest", nargs=-1, type=click.UNPROCESSED)
 def stop(rest: tuple[str, ...]) -> None:
     """Say how a run is stopped."""
-    pids = sorted({run.pid for run in runs_here()[0]})
+    pids = sorted({account.run.pid for account in runs_here()[0] if account.run is not None})
     kill = (
         f"`kill {pids[0]}`"
         if len(pids) == 1
