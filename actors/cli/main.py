@@ -333,9 +333,9 @@ def snapshot_cancel(config_file: Path | None, tables: tuple[str, ...], **options
 
 
 @snapshot.command("status")
-@setting_options(*_CONNECTION, "storage")
+@setting_options(*_CONNECTION, "storage", "sink")
 def snapshot_status(config_file: Path | None, **options: Any) -> None:
-    """The published tables, their sizes, and what the storage knows of their snapshots."""
+    """The published tables, their sizes, and how far their snapshots are: by the run, the storage and the sink."""
     config = build_config(config_file, options)
     config.require("slot", "publication", "storage")
     from xidstream.actors.cli.snapshots import status_command
