@@ -28,6 +28,7 @@ from xidstream.actors.driver.users_session import adopt_spark, n_recent_updates,
 from xidstream.actors.preflight import findings_of, port_findings, require, require_ports
 from xidstream.actors.runtime.ray_cluster import connect_ray
 from xidstream.actors.runtime.secrets import refuse_travelling
+from xidstream.actors.runtime.waiting_line import waiting
 from xidstream.actors.streaming_query import StreamingQuery
 from xidstream.actors.supervision.drivers import InProcessDriver
 from xidstream.actors.supervision.listeners import check_listener
@@ -146,13 +147,15 @@ class ChangeStream:
         adopt_spark(spark)
         refuse_travelling(self._config)
         choose(self._config.storage_mode)
-        require(self._config, self._check_sink, tell=log.warning)
-        require_ports(self._config)
+        with waiting("checking server, storage and sink"):
+            require(self._config, self._check_sink, tell=log.warning)
+            require_ports(self._config)
         if self._config.sink:
             make_root(self._config.sink)
-        try_executors(spark, self._config.storage)
-        connect_ray()
-        await_room(self._config, spark)
+        with waiting("waiting for Ray and the session's executors"):
+            try_executors(spark, self._config.storage)
+            connect_ray()
+            await_room(self._config, spark)
         n_recent = n_recent_updates(spark)
         driver = InProcessDriver(spark, self._config.storage, make, n_recent)
         supervisor = Supervisor(self._config, lambda: driver)

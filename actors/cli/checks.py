@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from xidstream.actors.preflight import findings_of, port_findings, room_finding
+from xidstream.actors.runtime.waiting_line import waiting
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.credentials import redacted
 from xidstream.pipeline.errors import PreconditionMissing, UsageError
@@ -57,13 +58,15 @@ _STYLES = {
 
 def print_checks(configs: Sequence[Config], *, has_sink: bool) -> bool:
     """What each slot of a run needs, and what all of them need together; whether nothing failed."""
+    with waiting("checking server, storage and sink"):
+        found = [findings_of(config, has_sink=has_sink) for config in configs]
     of_run = [room_finding(configs, has_sink=has_sink), *port_findings(configs[0])]
     if len(configs) == 1:
-        return _print_findings([*findings_of(configs[0], has_sink=has_sink), *of_run])
+        return _print_findings([*found[0], *of_run])
     complete = True
-    for config in configs:
+    for config, findings in zip(configs, found, strict=True):
         click.echo(f"\nslot {config.slot}")
-        complete = _print_findings(findings_of(config, has_sink=has_sink)) and complete
+        complete = _print_findings(findings) and complete
     click.echo("\nall slots together")
     return _print_findings(of_run) and complete
 

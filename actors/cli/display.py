@@ -187,13 +187,19 @@ def picture(status: Status, pace: Pace) -> Group:
 class Display:
     """A context manager. ``show`` shows the present status; ``line`` prints a line that stays.
 
-    ``clock`` is monotonic, in seconds.
+    ``clock`` is monotonic, in seconds. ``began_s``: of it, when the run began; None: now.
     """
 
-    def __init__(self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        began_s: float | None = None,
+    ) -> None:
         self._console = Console(file=stream or sys.stderr, highlight=False)
         self._clock = clock
-        self._began_s = clock()
+        self._began_s = clock() if began_s is None else began_s
         self._live: Live | None = None
         self._paces: dict[str, Pace] = {}
         self._waiting: dict[str, tuple[str, ...]] = {}

@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import sys
+import time
 import traceback
 from contextlib import suppress
 from pathlib import Path
@@ -31,6 +32,7 @@ from xidstream.actors.cli.options import (
 from xidstream.actors.cli.table_group import table
 from xidstream.actors.cli.typed_names import help_, start, stop, version
 from xidstream.actors.runtime.signals import StopRequest
+from xidstream.actors.runtime.waiting_line import waiting
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import ExitStatus, XidstreamError
 from xidstream.pipeline.events import Event, of_error
@@ -69,7 +71,8 @@ def cli(context: click.Context, debug: bool) -> None:
 )
 def demo(rows: int, output: Path) -> None:
     """Show the whole path on an embedded PostgreSQL, a local Ray and a Spark session, in about a minute."""
-    from xidstream.actors.demo.show import run_demo
+    with waiting("loading"):
+        from xidstream.actors.demo.show import run_demo
 
     run_demo(n_rows=rows, output=output)
 
@@ -94,12 +97,14 @@ def run(config_file: Path | None, **options: Any) -> None:
     configs = build_configs(config_file, options)
     for config in configs:
         config.require("slot", "publication", "storage", "sink")
+    began_s = time.monotonic()
     stop = StopRequest()
     stop.listen()
-    from xidstream.actors.cli.run import run_pipeline
+    with waiting("loading"):
+        from xidstream.actors.cli.run import run_pipeline
 
     try:
-        run_pipeline(configs, stop)
+        run_pipeline(configs, stop, began_s)
     finally:
         stop.deafen()
 
@@ -122,12 +127,14 @@ def capture(config_file: Path | None, **options: Any) -> None:
     configs = build_configs(config_file, options)
     for config in configs:
         config.require("slot", "publication", "storage")
+    began_s = time.monotonic()
     stop = StopRequest()
     stop.listen()
-    from xidstream.actors.cli.run import capture_slots
+    with waiting("loading"):
+        from xidstream.actors.cli.run import capture_slots
 
     try:
-        capture_slots(configs, stop)
+        capture_slots(configs, stop, began_s)
     finally:
         stop.deafen()
 
@@ -144,7 +151,8 @@ def check(config_file: Path | None, capture: bool, **options: Any) -> None:
     configs = build_configs(config_file, options)
     for config in configs:
         config.require("slot", "publication")
-    from xidstream.actors.cli.checks import print_checks
+    with waiting("loading"):
+        from xidstream.actors.cli.checks import print_checks
 
     if not print_checks(configs, has_sink=not capture):
         raise SystemExit(ExitStatus.PRECONDITION)
@@ -218,7 +226,8 @@ def mirror(config_file: Path | None, every: str | None, vacuum: bool, **options:
     config.require("sink")
     stop = StopRequest()
     stop.listen()
-    from xidstream.actors.cli.mirror import mirror_command
+    with waiting("loading"):
+        from xidstream.actors.cli.mirror import mirror_command
 
     try:
         mirror_command(config, stop)

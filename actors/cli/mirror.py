@@ -12,6 +12,7 @@ import click
 
 from xidstream.actors.mirror import MirrorLoop, loop_of
 from xidstream.actors.runtime.signals import StopRequest
+from xidstream.actors.runtime.waiting_line import waiting
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.credentials import redacted
 from xidstream.pipeline.errors import ConfigError
@@ -46,7 +47,11 @@ def mirror_command(config: Config, stop: StopRequest) -> None:
         loop = loop_of(config, spark, every_s=every_s, tell=click.echo)
         thread = threading.Thread(target=loop.run_quietly, name="xidstream-mirror", daemon=True)
         thread.start()
-        _wait(thread, loop, stop)
+        if every_s is None:
+            with waiting("refreshing the base tables"):
+                _wait(thread, loop, stop)
+        else:
+            _wait(thread, loop, stop)
         if loop.failure is not None:
             raise loop.failure
     finally:

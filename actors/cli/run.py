@@ -39,8 +39,9 @@ _CHECKS_END_S = 10.0
 """What a check in hand is given when the run is stopped: as long as it takes to find that no server answers."""
 
 
-def run_pipeline(configs: Sequence[Config], stop: StopRequest) -> None:
-    """Until all slots are done or ``stop`` was asked for. Raises the worst of what ended them."""
+def run_pipeline(configs: Sequence[Config], stop: StopRequest, began_s: float | None = None) -> None:
+    """Until all slots are done or ``stop`` was asked for. ``began_s``: when the command did, by the monotonic clock;
+    seconds that are told count from there. Raises the worst of what ended them."""
     # A relative path means the user's folder, not the driver actor's.
     configs = [dataclasses.replace(config, sink=check_sink_spec(config.sink)) for config in configs]
     for config in configs:
@@ -50,15 +51,15 @@ def run_pipeline(configs: Sequence[Config], stop: StopRequest) -> None:
                 "mirror_every is for a Delta sink: base tables are made from its change log",
                 remedy="leave mirror_every out, or give --sink delta:URI",
             )
-    _run(configs, stop, has_sink=True)
+    _run(configs, stop, began_s, has_sink=True)
 
 
-def capture_slots(configs: Sequence[Config], stop: StopRequest) -> None:
+def capture_slots(configs: Sequence[Config], stop: StopRequest, began_s: float | None = None) -> None:
     """As ``run_pipeline``, into the journals of the slots. A sink that the settings name is not used."""
     for config in configs:
         refuse_travelling(config)
         _check_capture(config)
-    _run(configs, stop, has_sink=False)
+    _run(configs, stop, began_s, has_sink=False)
 
 
 def _check_capture(config: Config) -> None:
@@ -77,10 +78,10 @@ def _check_capture(config: Config) -> None:
         )
 
 
-def _run(configs: Sequence[Config], stop: StopRequest, *, has_sink: bool) -> None:
+def _run(configs: Sequence[Config], stop: StopRequest, began_s: float | None, *, has_sink: bool) -> None:
     choose_for_process(configs[0].storage_mode)
     stop.is_quiet = configs[0].log_format == "json"
-    display: Display | EventLines = EventLines() if stop.is_quiet else Display()
+    display: Display | EventLines = EventLines() if stop.is_quiet else Display(began_s=began_s)
     with display:
         failures = _Run(configs, display, stop, has_sink=has_sink).run()
         if failures:
