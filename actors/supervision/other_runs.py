@@ -90,7 +90,7 @@ def _is_later(run: RunPart) -> bool:
 
 
 def _finding(run: RunPart) -> Finding:
-    page = f"; its status page is {run.page}" if run.page else ""
+    page = f" (status page {run.page})" if run.page else ""
     return Finding.failed(
         "slot",
         f'slot "{run.slot}" is read by the run with process {run.pid} on this machine, which began at '

@@ -74,7 +74,7 @@ def generation_at(table: str, generations: Sequence[TableGeneration], lsn: Lsn) 
         known = f"; it is known again from {later.bounds.valid_from}" if later else ""
         raise PreconditionMissing(
             f"table {table} is not known at {lsn}: the snapshot of {begun[-1].bounds.valid_from} does not stand any "
-            f"more ({begun[-1].ended}){known}",
+            f"more, as {begun[-1].ended}{known}",
             remedy="ask for a later LSN" if later else _ASK.format(table=table),
         )
     first = next((g for g in generations if g.ended is None), generations[0])

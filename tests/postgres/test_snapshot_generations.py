@@ -101,6 +101,8 @@ def test_the_snapshot_still_stands_after(database: Database, statements: tuple[s
             "the table was dropped and created again",
         ),
         (("DROP TABLE t",), "the table is not published any more"),
+        (("ALTER TABLE t RENAME TO clients",), "the table was renamed to public.clients"),
+        (("CREATE SCHEMA s", "ALTER TABLE t SET SCHEMA s"), "the table was renamed to s.t"),
         (("ALTER PUBLICATION p DROP TABLE t",), "the table is not published any more"),
         (
             ("ALTER PUBLICATION p DROP TABLE t", "ALTER PUBLICATION p ADD TABLE t"),

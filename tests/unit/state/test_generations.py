@@ -53,7 +53,7 @@ def test_an_ended_generation_stands_at_no_lsn_because_none_is_known_at_which_it_
     lines = [line(1, 99, 120, "the table was rewritten"), line(1, 99, 120)]
     for lsn in (120, 150):
         message, remedy = refusal(lsn, *lines)
-        assert "does not stand any more (the table was rewritten)" in message
+        assert "does not stand any more, as the table was rewritten" in message
         assert "xidstream snapshot request --table public.t" in remedy
     lines.append(line(2, 199, 220))
     assert at(220, *lines) == 2
