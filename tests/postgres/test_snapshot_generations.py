@@ -7,6 +7,7 @@ import json
 import pytest
 
 from tests.postgres_fixtures import Database
+from xidstream.pipeline.slot.admin import sql_connection
 from xidstream.pipeline.slot.snapshot_sources import survey
 from xidstream.pipeline.snapshot.generations import reason_it_ended, signature_of
 from xidstream.pipeline.snapshot.tables import PublishedSource
@@ -101,8 +102,6 @@ def test_the_snapshot_still_stands_after(database: Database, statements: tuple[s
             "the table was dropped and created again",
         ),
         (("DROP TABLE t",), "the table is not published any more"),
-        (("ALTER TABLE t RENAME TO clients",), "the table was renamed to public.clients"),
-        (("CREATE SCHEMA s", "ALTER TABLE t SET SCHEMA s"), "the table was renamed to s.t"),
         (("ALTER PUBLICATION p DROP TABLE t",), "the table is not published any more"),
         (
             ("ALTER PUBLICATION p DROP TABLE t", "ALTER PUBLICATION p ADD TABLE t"),
@@ -122,6 +121,28 @@ def test_the_snapshot_does_not_stand_after(
 ) -> None:
     found = reason_after(database, PLAIN, statements)
     assert found is not None and found.startswith(reason)
+
+
+@pytest.mark.parametrize(
+    ("statements", "now"),
+    [
+        (("ALTER TABLE t RENAME TO clients",), "public.clients"),
+        (("CREATE SCHEMA s", "ALTER TABLE t SET SCHEMA s"), "s.t"),
+    ],
+)
+def test_a_table_that_was_renamed_is_told_by_its_new_name(
+    database: Database, statements: tuple[str, ...], now: str
+) -> None:
+    """ "The snapshot of public.t does not stand: the table was renamed from public.t" named nobody's new name."""
+    for statement in PLAIN:
+        database.execute(statement)
+    before = source_of(database)
+    assert before is not None
+    for statement in statements:
+        database.execute(statement)
+    with sql_connection(database.dsn(), "a test") as connection:
+        (source,) = survey(connection, ["p"], within=[before.relation.relid])
+    assert reason_it_ended(signature_of(before), source) == f"the table was renamed to {now}"
 
 
 @pytest.mark.parametrize(
