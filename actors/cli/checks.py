@@ -178,7 +178,7 @@ def drop_slot_command(config: Config, *, discard_journal: bool) -> None:
     # The storage is asked first: one that cannot be reached is told while the slot is still there.
     is_recorded = stored is not None and holds_slot(*stored)
     if stored is not None and not discard_journal:
-        _check_nothing_lost(config, *stored)
+        check_nothing_lost(config, *stored)
     if is_recorded and not describe_slot(login_of(config), config.slot).exists:
         click.echo(f"there is no slot {config.slot}; what the storage holds of it is removed")
     else:
@@ -194,7 +194,7 @@ def drop_slot_command(config: Config, *, discard_journal: bool) -> None:
         click.echo(f"{where} held nothing of it")
 
 
-def _check_nothing_lost(config: Config, storage: Storage, layout: Layout) -> None:
+def check_nothing_lost(config: Config, storage: Storage, layout: Layout) -> None:
     """Raise PreconditionMissing where the storage has the only copy of transactions, by its record or without one."""
     record = read_progress(storage, layout)
     if record is None:

@@ -29,6 +29,7 @@ from xidstream.actors.cli.options import (
     build_configs,
     setting_options,
 )
+from xidstream.actors.cli.resync import resync
 from xidstream.actors.cli.table_group import table
 from xidstream.actors.cli.typed_names import help_, start, stop, version
 from xidstream.actors.runtime.signals import StopRequest
@@ -352,7 +353,7 @@ def snapshot_status(config_file: Path | None, **options: Any) -> None:
     status_command(config)
 
 
-for each in (journal, table, version, help_, start, stop):
+for each in (journal, table, resync, version, help_, start, stop):
     cli.add_command(each)
 
 
