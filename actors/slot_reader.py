@@ -11,7 +11,6 @@ import dataclasses
 import importlib
 import os
 import threading
-import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,12 +31,12 @@ from xidstream.pipeline.file_modes import choose_for_process
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.protocol.spares import Spares
 from xidstream.pipeline.segments import Layout, Storage, given_up, journaled_lsn, last_owner, read_progress
-from xidstream.pipeline.slot.admin import Blocker, advance_slot, held_wal_bytes, read_slot, sql_connection
+from xidstream.pipeline.slot.admin import Blocker, advance_slot
+from xidstream.pipeline.slot.catalog_watch import CatalogWatch
 from xidstream.pipeline.slot.connection import ReplicationConnection
 from xidstream.pipeline.slot.gone_tables import gone_tables
 from xidstream.pipeline.slot.kept_alive import KeptAlive
 from xidstream.pipeline.slot.opening import connect_slot, slot_settings
-from xidstream.pipeline.slot.snapshot_sources import survey_unless_locked
 from xidstream.pipeline.snapshot.tables import Surveyed
 from xidstream.pipeline.spark.sink import may_take_segments
 from xidstream.pipeline.stages.buffer_calls import BufferSettings
@@ -85,6 +84,7 @@ class SlotReader:
         self._stop = threading.Event()
         self._waiting_for: str | None = None
         self._sending: SendingThread | None = None
+        self._watch: CatalogWatch | None = None
         return_freed_memory()
 
     # -- called by the supervisor ----------------------------------------------------------------------
@@ -110,13 +110,12 @@ class SlotReader:
         self._unrecorded = check_server(self._config, connection, remember=True)
         self._decision = decide_snapshots(self._config, connection)
 
-    def survey(self) -> Surveyed:
-        """Raises SnapshotInterrupted while somebody keeps a published table locked so that nothing can be planned."""
-        began_s = time.thread_time()
-        with sql_connection(self._slot.connection.same_server, "the published tables") as connection:
-            sources = survey_unless_locked(connection, self._config.publication)
-            held_bytes = held_wal_bytes(connection, read_slot(connection, self._config.slot))
-        return Surveyed(sources, held_bytes, cpu_s=time.thread_time() - began_s)
+    def survey(self, known: str | None) -> Surveyed:
+        """See ``CatalogWatch.look``, whose errors it raises."""
+        if self._watch is None:
+            server = self._slot.connection.same_server
+            self._watch = CatalogWatch(server, self._config.publication, self._config.slot)
+        return self._watch.look(known)
 
     def waiting_for(self) -> str | None:
         """What ``prepare`` waits for, for people; None when it is nothing in particular."""

@@ -12,7 +12,8 @@ and the storage durably hold; so a position that is confirmed too early is caugh
   confirmed after it, perhaps before the server has repeated it);
 - when it was sent, ``_transactions`` held every transaction that ends at or below it, and ``_messages`` every
   non-transactional message below it, or the recorded journal had them; and every prepared transaction whose PREPARE
-  ends at or below it was durable: by its manifest, or by being in the sink or rolled back already.
+  ends at or below it was durable: by its manifest, or by being in the sink, in the recorded journal, or rolled back
+  already.
 
 The sink's final content stands for what should be there: whether that is complete is another judge's matter.
 """
@@ -189,7 +190,8 @@ class FeedbackSpy:
                 and (
                     end == end_lsn
                     if commit is None
-                    else end > end_lsn and (commit <= held or commit not in commits)
+                    else end > end_lsn
+                    and (commit <= held or commit not in commits or status.held.journaled.has(commit, end))
                 )
                 for x, end, commit in ended
             )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import click
@@ -34,7 +35,7 @@ from xidstream.pipeline.slot.connection import ReplicationConnection
 from xidstream.pipeline.slot.snapshot_sources import survey
 from xidstream.pipeline.snapshot.generation import Generation, GenerationState
 from xidstream.pipeline.snapshot.progress import TableProgress
-from xidstream.pipeline.snapshot.tables import PublishedSource, Surveyed
+from xidstream.pipeline.snapshot.tables import PublishedSource
 from xidstream.pipeline.spark.snapshot_log import told_by
 from xidstream.pipeline.stages.slot_record import without_publications
 
@@ -125,12 +126,20 @@ def _states(config: Config, told: Collection[tuple[str, int]]) -> Callable[[str,
     return state
 
 
-def _asked(config: Config) -> tuple[tuple[Storage, Layout], Surveyed]:
+@dataclass(frozen=True)
+class _Server:
+    """What is published now, and how much WAL is kept for the slot (None: it is not known)."""
+
+    sources: tuple[PublishedSource, ...]
+    held_wal_bytes: int | None
+
+
+def _asked(config: Config) -> tuple[tuple[Storage, Layout], _Server]:
     """Storage and layout of the slot, and what the server says."""
     with ReplicationConnection(without_publications(config)) as connection:
         system = connection.identify_system()
         with sql_connection(connection.same_server, "the published tables") as sql:
-            surveyed = Surveyed(
+            surveyed = _Server(
                 survey(sql, config.publication), held_wal_bytes(sql, read_slot(sql, config.slot))
             )
     layout = Layout(int(system.system_identifier), config.slot, "command")

@@ -104,7 +104,7 @@ class BatchLoop:
         self._idle_since_s: float | None = None
         self.progress = before
         self.history = history or BatchHistory()
-        self._is_claimed = False
+        self._is_claimed = self._has_claimed = False
         self._staged: StagedSnapshots | None = None
 
     def stop(self) -> None:
@@ -119,7 +119,7 @@ class BatchLoop:
             self.progress = dataclasses.replace(self.progress, sink_lsn=watermark)
             tenure: Tenure = self._call("sink_opened", watermark, self._sink.last_owner())
             self._sink.claim(tenure)
-            self._is_claimed = True
+            self._is_claimed = self._has_claimed = True
             self._deliver_snapshots(tenure)
             if not reads_ray_objects(self._spark):
                 self._frames = StoredFrames(self._storage, self._layout(tenure))
@@ -159,8 +159,10 @@ class BatchLoop:
             self._writing_since_s = None
 
     def call_snapshot_log(self, method: str, *arguments: Any) -> Any:
-        """On any thread. Raises ComponentLost before the sink is this loop's, and after the loop's end."""
-        if not self._is_claimed or self._stop.is_set():
+        """On any thread. Raises ComponentLost before the sink is this loop's, and after the loop's end. What is proven
+        may be told behind it: Delta refuses it from a run that was taken over."""
+        has_sink = self._is_claimed and not self._stop.is_set()
+        if not (has_sink or (self._has_claimed and method == "prove")):
             raise ComponentLost("there is no batch loop that has the sink")
         if self._sink.gets_snapshots_first:
             if self._staged is None:

@@ -24,6 +24,7 @@ from xidstream.pipeline.errors import (
     ComponentLost,
     ConnectionLost,
     PoisonedChange,
+    SnapshotInterrupted,
     StorageFault,
     XidstreamError,
 )
@@ -190,6 +191,8 @@ class SnapshotSteps:
         self._until_done(lambda: self._end_former(action.source))
         last_number = self._last_number(action.source.name)
         generation = self._until_done(lambda: self._book.begin(action.source, action.bounds, last_number))
+        if generation is None:
+            raise SnapshotInterrupted(f"table {action.source.name} was altered while its rows were written")
         while not self._until_done(lambda: self._call_sink("commit", generation, action.files)):
             # A function has the table's rows only when its turn has come.
             if self._stop.wait(_FIRST_PAUSE_S):

@@ -1,8 +1,12 @@
 """Leads the snapshots of one slot's tables, on a thread of the run's process, beside the epochs of its stream.
 
-A shell around ``Course`` (what is next) and ``SnapshotBook`` (what is wanted): it looks at catalog, sink and storage
-now and then, has ``SnapshotSteps`` execute the course's actions, and takes in what came of them. It holds no row, and
-nothing that cannot be had again: finished tables are in the sink, and everything else is taken anew by the next run.
+A shell around ``Course`` (what is next), ``SnapshotBook`` (what is wanted) and ``Proving`` (what a look at the catalog
+proves): it looks at catalog, sink and storage now and then, has ``SnapshotSteps`` execute the course's actions, and
+takes in what came of them. It holds no row, and nothing that cannot be had again: finished tables are in the sink, and
+everything else is taken anew by the next run.
+
+Storage and wishes are looked at every ten seconds. While the sink has commits that nothing proves yet, the catalog is
+looked at every second, because no reader may see a state at them before that (``pipeline.state``).
 
 The stream's epochs may end and begin meanwhile, and the Spark driver be replaced: what needs them waits, and all else
 goes on.
@@ -28,16 +32,20 @@ from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.quantities import counted, human_bytes
 from xidstream.pipeline.snapshot.course import Again, Course, Dropped, Event, Failed
 from xidstream.pipeline.snapshot.progress import ReadingRate, SnapshotProgress, Sums, progress_of
+from xidstream.pipeline.snapshot.proven import Proving
 from xidstream.pipeline.snapshot.resting import Resting
 from xidstream.pipeline.snapshot.tables import PublishedSource, Surveyed
 from xidstream.pipeline.spark.snapshot_log import GenerationLine
-from xidstream.pipeline.stages.snapshot_book import SnapshotBook
+from xidstream.pipeline.stages.snapshot_book import Needs, SnapshotBook
 from xidstream.pipeline.stages.snapshot_lines import SnapshotLines, recovered
 
 _LOOK_S = 10.0
+_PROOF_S = 1.0
+_PROOFS_PER_S = 10
+"""Such a look takes one part in so many of the time, at most: the server adds up its catalogs meanwhile."""
 _LOOKS_PER_CPU = 100
 """Looks at the catalog take one part in so many of a CPU, which is the one that the reader's threads share: with 5,000
-tables a look takes 0.7 s."""
+tables a look takes 0.7 s, if something has changed."""
 _LONGEST_LOOK_S = 300.0
 _STREAM_LOOK_S = 1.0
 """While the stream alone has to come on, it is asked how far it is, and the catalog is not."""
@@ -46,15 +54,16 @@ _NOTE_S = 1.0
 
 
 class SnapshotTaking:
-    """``survey``: the published tables; None while nobody can ask. ``delivered``: up to where the sink has all, and
-    None likewise. ``notify`` tells people. ``once``: end when it is complete for the first time."""
+    """``survey``: the published tables, unless they are what a fingerprint was told of before; None while nobody can
+    ask. ``delivered``: up to where the sink has all, and its last commit; None likewise. ``notify`` tells people.
+    ``once``: end when it is complete for the first time."""
 
     def __init__(
         self,
         config: Config,
         book: SnapshotBook,
-        survey: Callable[[], Surveyed | None],
-        delivered: Callable[[], Lsn | None],
+        survey: Callable[[str | None], Surveyed | None],
+        delivered: Callable[[], tuple[Lsn, Lsn] | None],
         call_sink: CallSink,
         notify: Callable[[str], None],
         *,
@@ -76,6 +85,16 @@ class SnapshotTaking:
         self._lines: SnapshotLines | None = None
         self._is_ready = False
         """Whether the sink was told that lines may be added."""
+        self._sources: tuple[PublishedSource, ...] = ()
+        self._fingerprint: str | None = None
+        """Of the catalog when ``_sources`` were read and every generation was compared with them; None if one has begun
+        or something has failed since."""
+        self._looking = threading.Lock()
+        self._is_changed = False
+        """Whether a look for a proof found something to do."""
+        self._proving = Proving()
+        self._proven_lsn = Lsn(0)
+        """What the sink was told."""
         self._resting = Resting()
         self._stop = threading.Event()
         self._last_text = ""
@@ -99,6 +118,18 @@ class SnapshotTaking:
         self._stop.set()
         self._steps.close()
         self._thread.join()
+
+    def prove_last(self) -> None:
+        """One more look at the catalog, on the caller's thread, when the sink has got its last batch."""
+        try:
+            with self._looking:
+                self._prove()
+        except XidstreamError as error:
+            text = (
+                f"the tables' states can be read up to {self._proven_lsn} only, until the next run has looked at the "
+                f"catalog: {error.message}"
+            )
+            self._notify(events.of_error("snapshots_wait", text, error))
 
     def progress(self) -> SnapshotProgress:
         course = self._course
@@ -124,12 +155,20 @@ class SnapshotTaking:
         self.failure = error
 
     def _run(self) -> None:
-        look_s = stream_s = note_s = 0.0
+        look_s = stream_s = note_s = proof_s = 0.0
         try:
             while not (self._stop.is_set() or self.failure is not None or (self._once and self.is_complete)):
-                if time.monotonic() >= look_s:
-                    self._try_to(self._look)
+                if time.monotonic() >= look_s or self._is_changed:
+                    self._is_changed = False
+                    with self._looking:
+                        self._try_to(self._look)
                     look_s = time.monotonic() + self._pause_s
+                    proof_s = time.monotonic() + _PROOF_S
+                elif time.monotonic() >= proof_s:
+                    began_s = time.monotonic()
+                    with self._looking:
+                        self._try_to(self._prove)
+                    proof_s = time.monotonic() + max(_PROOF_S, _PROOFS_PER_S * (time.monotonic() - began_s))
                 elif self.is_complete and not self.is_reached and time.monotonic() >= stream_s:
                     self._try_to(self._look_at_stream)
                     stream_s = time.monotonic() + _STREAM_LOOK_S
@@ -171,16 +210,57 @@ class SnapshotTaking:
         if self._course is None and not wants and not self._book.is_one_standing(self._lines):
             self.is_complete = self.is_reached = True
             return
-        surveyed = self._survey()
+        surveyed = self._survey(self._fingerprint)
+        if surveyed is not None:
+            self._take(self._compare(surveyed, self._lines), surveyed, self._lines)
+
+    def _prove(self) -> None:
+        """Is there a commit that nothing proves yet? Then a look at the catalog alone."""
+        delivered = self._delivered()
+        if (
+            self._once
+            or delivered is None
+            or self._lines is None
+            or not self._book.is_one_standing(self._lines)
+        ):
+            return
+        if max(delivered[1], self._lines.reached_lsn) <= self._proven_lsn:
+            return
+        surveyed = self._survey(self._fingerprint)
         if surveyed is None:
             return
+        if surveyed.sources is None:
+            self._note_proof(surveyed)
+        else:
+            needs = self._compare(surveyed, self._lines)
+            self._is_changed = bool(needs.wanted or needs.unwanted)
+
+    def _note_proof(self, surveyed: Surveyed) -> None:
+        """Every generation that stands, or is about to, is what the look found."""
+        # No further than the log is whole: what comes behind is another server's if this one is lost.
+        proven_lsn = min(self._proving.note(surveyed.look), surveyed.delivered_lsn)
+        if not self._once and proven_lsn > self._proven_lsn:
+            self._call_sink("prove", proven_lsn)
+            self._proven_lsn = proven_lsn
+
+    def _compare(self, surveyed: Surveyed, lines: SnapshotLines) -> Needs:
+        """What do the tables that are published now need? Ends what does not stand any more."""
         self._held_wal_bytes = surveyed.held_wal_bytes
-        self._pause_s = min(max(_LOOK_S, _LOOKS_PER_CPU * surveyed.cpu_s), _LONGEST_LOOK_S)
-        needs = self._book.needs(surveyed.sources, self._lines)
+        if surveyed.sources is not None:
+            self._sources = surveyed.sources
+            self._pause_s = min(max(_LOOK_S, _LOOKS_PER_CPU * surveyed.cpu_s), _LONGEST_LOOK_S)
+        self._fingerprint = None
+        needs = self._book.needs(self._sources, lines, surveyed.look.lsn)
         for line, reason in needs.ended:
             self._call_sink("end", line, reason)
-            self._lines.end(line)
+            lines.end(line)
             self._tell_ended(line, reason)
+        if needs.is_proof:
+            self._fingerprint = surveyed.fingerprint
+            self._note_proof(surveyed)
+        return needs
+
+    def _take(self, needs: Needs, surveyed: Surveyed, lines: SnapshotLines) -> None:
         if needs.wanted and self._course is None:
             self._course = Course(self._steps.start_readers(wanted.source for wanted in needs.wanted))
         waits = [missing] if (missing := self._steps.missing_readers()) else []
@@ -200,13 +280,13 @@ class SnapshotTaking:
             self._rate = ReadingRate()
             self._steps.end_actors()
             self._tell_complete()
-        self.is_reached = self.is_complete and self._reaches(self._lines, surveyed.delivered_lsn)
+        self.is_reached = self.is_complete and self._reaches(lines, surveyed.delivered_lsn)
 
     def _look_at_stream(self) -> None:
         """Is the log whole by now?"""
-        delivered_lsn = self._delivered()
-        if self._lines is not None and delivered_lsn is not None:
-            self.is_reached = self._reaches(self._lines, delivered_lsn)
+        delivered = self._delivered()
+        if self._lines is not None and delivered is not None:
+            self.is_reached = self._reaches(self._lines, delivered[0])
 
     def _reaches(self, lines: SnapshotLines, delivered_lsn: Lsn) -> bool:
         """Whether the log is whole up to where the snapshots are valid from. Has it say so."""
@@ -252,3 +332,4 @@ class SnapshotTaking:
         self._resting.forget(generation.relid)
         self.valid_from = max(self.valid_from, generation.bounds.valid_from)
         self._lines.finish(generation)
+        self._fingerprint = None

@@ -150,6 +150,7 @@ class Delivery:
                 self._epoch.stop_in_order()
                 raise ComponentLost(f"the batch in hand did not end within {LAST_BATCH_TIMEOUT_S:.0f} s")
         self._tell_left_out(at_last=True)
+        self._snapshots.prove_last()
 
     def _has_ended(self, driver: Driver) -> bool:
         """Raises LoopFailed, and the error of a part that failed before the loop did."""

@@ -109,19 +109,25 @@ class SlotSnapshots:
         taking = self._taking  # asked on other threads, while ``begin`` may end it
         return None if taking is None else taking.progress()
 
+    def prove_last(self) -> None:
+        """The batch loop has ended in order, and the epoch's parts are still there: whoever reads the log from now on
+        can read it at its last commit."""
+        if self._taking is not None and self._is_delta:
+            self._taking.prove_last()
+
     def stop(self) -> None:
         if self._taking is not None:
             self._taking.stop()
             self._taking = None
 
-    def _survey(self) -> Surveyed | None:
+    def _survey(self, known: str | None) -> Surveyed | None:
         epoch = self._epoch
-        return None if epoch is None else epoch.survey()
+        return None if epoch is None else epoch.survey(known)
 
-    def _delivered(self) -> Lsn | None:
+    def _delivered(self) -> tuple[Lsn, Lsn] | None:
         epoch = self._epoch
         stats = None if epoch is None else epoch.sequencer_stats()
-        return None if stats is None else stats.delivered_lsn
+        return None if stats is None else (stats.delivered_lsn, stats.last_commit_lsn)
 
     def _call_sink(self, method: str, *arguments: Any) -> Any:
         driver = self._driver

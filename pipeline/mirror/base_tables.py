@@ -149,7 +149,7 @@ class BaseTables:
     def _refresh(self, session: SparkSession, check: Callable[[], None]) -> Refreshed | None:
         began_s = time.monotonic()
         log = ChangeLog(self._root.uri, self._slot)
-        lsn = log.last_commit_lsn
+        lsn = log.readable_lsn
         manifest = self._claimed(log)
         manifest.check()
         if lsn <= manifest.last_lsn():

@@ -107,17 +107,23 @@ def sql_connection(
 ) -> Iterator[psycopg.Connection[Any]]:
     """An autocommit connection whose errors, inside the block too, are ours and without secrets. ``settings``: over
     those of all sessions."""
-    with open_session(dsn, doing, settings) as connection:
-        try:
-            yield connection
-        except (psycopg.errors.CharacterNotInRepertoire, UnicodeDecodeError):
-            # The error itself is not kept as the cause, because it quotes the bytes.
-            raise Unsupported(
-                f"{doing}: a name in the server's catalog is not valid UTF-8 (the database is SQL_ASCII)",
-                remedy="rename the table or column, or leave the table out of the publication",
-            ) from None
-        except psycopg.Error as error:
-            raise from_error(error, doing) from None
+    with open_session(dsn, doing, settings) as connection, translated(doing):
+        yield connection
+
+
+@contextmanager
+def translated(doing: str) -> Iterator[None]:
+    """Errors of psycopg inside the block become ours, without secrets."""
+    try:
+        yield
+    except (psycopg.errors.CharacterNotInRepertoire, UnicodeDecodeError):
+        # The error itself is not kept as the cause, because it quotes the bytes.
+        raise Unsupported(
+            f"{doing}: a name in the server's catalog is not valid UTF-8 (the database is SQL_ASCII)",
+            remedy="rename the table or column, or leave the table out of the publication",
+        ) from None
+    except psycopg.Error as error:
+        raise from_error(error, doing) from None
 
 
 def describe_slot(dsn: Dsn, slot: str) -> SlotState:

@@ -25,16 +25,17 @@ PUBLICATIONS: Final = """
     JOIN pg_publication AS p ON p.pubname = wanted.name ORDER BY wanted.place
 """
 
-# CREATE TABLE … PARTITION OF makes the table and its place among the partitions in one command, which counts as 3 or 4
-# (tried: 16, 18). CREATE TABLE and ATTACH in one transaction are 5 at least, and more with an INSERT between.
-_MADE_AS_PARTITION: Final = 4
-RELATIONS: Final = f"""
+# CREATE TABLE … PARTITION OF makes the table's columns together with its system columns, so some of them have one cmin
+# (columns with a default are written once more). ATTACH writes each column anew: it is inherited from then on
+# (MergeAttributesIntoExisting in src/backend/commands/tablecmds.c).
+RELATIONS: Final = """
     SELECT c.oid::bigint, n.nspname, c.relname, c.relkind::text, c.relreplident::text,
            coalesce(pg_relation_filenode(c.oid), 0)::bigint, c.relpages,
            EXISTS (
-               SELECT FROM pg_inherits AS i JOIN pg_attribute AS a ON a.attrelid = i.inhrelid AND a.attnum = -1
-               WHERE i.inhrelid = c.oid AND a.xmin = i.xmin
-                 AND i.cmin::text::bigint - a.cmin::text::bigint <= {_MADE_AS_PARTITION})
+               SELECT FROM pg_inherits AS i JOIN pg_attribute AS s ON s.attrelid = i.inhrelid AND s.attnum = -1
+               JOIN pg_attribute AS a ON a.attrelid = i.inhrelid AND a.attnum > 0 AND NOT a.attisdropped
+               WHERE i.inhrelid = c.oid AND s.xmin = i.xmin AND a.xmin = s.xmin
+                 AND a.cmin::text = s.cmin::text)
     FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = ANY(%s::oid[])
 """
 

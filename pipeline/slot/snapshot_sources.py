@@ -52,6 +52,7 @@ from xidstream.pipeline.slot.catalog_queries import (
     memberships,
     published_rows,
 )
+from xidstream.pipeline.slot.catalog_witnesses import with_witnesses
 from xidstream.pipeline.slot.stream_options import PG11, PG12, PG17
 from xidstream.pipeline.slot.type_parts import with_type_parts
 from xidstream.pipeline.slot.writers import told_lockers
@@ -93,11 +94,13 @@ class _Membership:
 @dataclass
 class _Published:
     """One relation as the stream names it. ``by``: the publications that decide over its rows and columns.
-    ``unfiltered``: those that have all tables or the schema. ``names``: the catalog rows that publish it."""
+    ``publications``: all that publish it. ``unfiltered``: those that have all tables or the schema. ``names``: the
+    catalog rows that publish it."""
 
     relid: int
     operations: tuple[bool, ...] = (False,) * len(_OPERATIONS)
     by: dict[int, _Publication] = field(default_factory=dict)
+    publications: set[int] = field(default_factory=set)
     unfiltered: set[int] = field(default_factory=set)
     names: set[str] = field(default_factory=set)
     leaves: list[int] = field(default_factory=list)
@@ -231,6 +234,7 @@ class _Catalog:
         table = found.setdefault(published_as, _Published(published_as))
         if kind == "r":
             table.leaves.append(relid)
+        table.publications |= tops.keys()
         for oid in tops:
             sent = publications[oid].operations
             table.operations = tuple(a or b for a, b in zip(table.operations, sent, strict=True))
@@ -265,7 +269,8 @@ class _Catalog:
             else source
             for source in sources
         ]
-        return with_type_parts(self._connection, sources)
+        publications = {table.relid: sorted(table.publications) for table in published}
+        return with_witnesses(self._connection, with_type_parts(self._connection, sources), publications)
 
     def _source(
         self,
@@ -277,7 +282,8 @@ class _Catalog:
         sizes: dict[int, tuple[int, int]],
     ) -> PublishedSource:
         relation = relations[table.relid]
-        shown = self._shown(table, columns.get(table.relid, []))
+        there = columns.get(table.relid, [])
+        shown = self._shown(table, there)
         is_full = relation.identity == ReplicaIdentity.FULL.value
         key = keys.get(table.relid, set())
         declared = tuple(
@@ -310,6 +316,7 @@ class _Catalog:
                 name for name, sent in zip(_OPERATIONS, table.operations, strict=True) if not sent
             ),
             attnums=tuple(column.attnum for column in shown),
+            unpublished=tuple(column.attnum for column in there if column not in shown),
             expressions=tuple((c.attnum, c.expression) for c in shown if c.generated),
             filled_in=tuple(
                 c.name for c in declared if any(c.name in filled.get(r, ()) for r in table.leaves)

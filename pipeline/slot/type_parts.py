@@ -36,11 +36,11 @@ _PARTS: Final = """
         ) AS inside
         WHERE inside.oid <> 0
     )
-    SELECT part.named::bigint, e.oid::bigint, e.enumlabel::text
+    SELECT part.named::bigint, e.oid::bigint, e.enumlabel || ' ' || e.xmin
     FROM part JOIN pg_enum AS e ON e.enumtypid = part.oid
   UNION ALL
     SELECT part.named::bigint, t.oid::bigint,
-           string_agg(a.attnum || ' ' || a.atttypid || ' ' || a.atttypmod, ', ' ORDER BY a.attnum)
+           string_agg(concat_ws(' ', a.attnum, a.atttypid, a.atttypmod, a.xmin), ', ' ORDER BY a.attnum)
     FROM part JOIN pg_type AS t ON t.oid = part.oid AND t.typtype = 'c'
          JOIN pg_attribute AS a ON a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped
     GROUP BY part.named, t.oid

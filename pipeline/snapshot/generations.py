@@ -1,13 +1,19 @@
 """What ends a generation of a table: from then on its snapshot and the stream together are not the table any more.
 
-Two surveys of the catalog are compared, the one at the snapshot and a new one. What came and went between them is not
-seen. The stream says some of it itself (another relation version); this is for what it does not say: rows that change,
-come or go without a message.
+Two surveys of the catalog are compared, the one at the snapshot and a new one. The stream says some of it itself
+(another relation version); this is for what it does not say: rows that change, come or go without a message.
+
+What came and went between two surveys leaves no value that differs. It leaves catalog rows that somebody wrote
+(``slot.catalog_witnesses``): a row with another xmin, and with the same harmless values, ends the generation. For that
+the last survey counts, not the one at the snapshot: a GRANT today and a REVOKE tomorrow are two harmless changes. So
+the record of a generation is written anew where its witnesses changed (``renewed``).
 
 - ADD COLUMN with a default gives older rows a value, by ``atthasmissing`` or by writing the table anew.
 - ALTER TYPE that writes the table anew changes values. One that does not leaves them as they are.
 - ALTER TYPE … RENAME VALUE of an enum, and another attribute of a composite type, change the text of older rows.
 - ALTER COLUMN … SET EXPRESSION of a generated column (17) computes its values anew.
+- A column that is published now, or is not any more, though it was there all the time: a generated one that became a
+  plain one (DROP EXPRESSION), or ``publish_generated_columns``.
 - A column that was renamed, or dropped and added again, stands in the snapshot's rows under a name that means another.
 - ATTACH and DETACH (or DROP of a partition) bring and take rows. A partition that was made as one was empty then.
 - Under ``publish_via_partition_root`` a TRUNCATE of one partition is not in the stream. The catalog shows no more than
@@ -57,7 +63,19 @@ def signature_of(source: PublishedSource) -> dict[str, Any]:
         "expressions": [list(each) for each in source.expressions],
         "primary_key": None if source.primary_key is None else source.primary_key.constraint,
         "type_parts": [list(part) for part in source.type_parts],
+        "unpublished": list(source.unpublished),
+        "witnesses": _witnesses_of(source),
     }
+
+
+def renewed(then: Mapping[str, Any], now: PublishedSource) -> dict[str, Any] | None:
+    """The signature of a generation that stands, with the witnesses of ``now``; None where they are the same."""
+    witnesses = _witnesses_of(now)
+    return None if then.get("witnesses") == witnesses else {**then, "witnesses": witnesses}
+
+
+def _witnesses_of(source: PublishedSource) -> dict[str, list[Any]]:
+    return {witness.row: [witness.xmin, witness.harmless] for witness in source.witnesses}
 
 
 def reason_it_ended(then: Mapping[str, Any], now: PublishedSource | None) -> str | None:
@@ -71,7 +89,13 @@ def reason_it_ended(then: Mapping[str, Any], now: PublishedSource | None) -> str
         return "the table was dropped and created again"
     if now.relation.name != then["table"]:
         return f"the table was renamed to {now.relation.name}"
-    return _publication(then, now) or _leaves(then, now) or _columns(then, now) or _identity(then, now)
+    return (
+        _publication(then, now)
+        or _leaves(then, now)
+        or _columns(then, now)
+        or _identity(then, now)
+        or _witnesses(then, now)
+    )
 
 
 def _publication(then: Mapping[str, Any], now: PublishedSource) -> str | None:
@@ -132,8 +156,13 @@ def _columns(then: Mapping[str, Any], now: PublishedSource) -> str | None:
     # An earlier xidstream recorded none.
     expressions = dict(then.get("expressions", now.expressions))
     altered = _altered_types(then, now)
+    unpublished = set(then.get("unpublished", []))
+    if hidden := [by_attnum[attnum] for attnum in now.unpublished if attnum in by_attnum]:
+        return f"column {hidden[0].name} is not published any more"
     for attnum, column in zip(now.attnums, now.relation.columns, strict=True):
         before = by_attnum.get(attnum)
+        if attnum in unpublished:
+            return f"column {column.name} was not published before, so the log lacks its values"
         if before is None and column.name in names:
             return f"column {column.name} was dropped and added again"
         if before is None:
@@ -188,4 +217,16 @@ def _identity(then: Mapping[str, Any], now: PublishedSource) -> str | None:
     constraint = then.get("primary_key")
     if constraint is not None and (now.primary_key is None or now.primary_key.constraint != constraint):
         return "its primary key was dropped, or another one made"
+    return None
+
+
+def _witnesses(then: Mapping[str, Any], now: PublishedSource) -> str | None:
+    known = then.get("witnesses", {})  # an earlier xidstream recorded none
+    for witness in now.witnesses:
+        xmin, harmless = known.get(witness.row, (witness.xmin, ""))
+        if witness.xmin != xmin and witness.harmless == harmless:
+            return (
+                f"{witness.about} was altered in a way that leaves no difference in the catalog: its rows may have "
+                "been written anew, or changes may be missing"
+            )
     return None

@@ -15,6 +15,7 @@ from typing import Final
 
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
 from xidstream.pipeline.relations import RelationVersion
+from xidstream.pipeline.snapshot.proven import Look
 
 RANGE_BYTES: Final = 64 << 20
 MOST_RANGES: Final = 1 << 20
@@ -52,6 +53,17 @@ class PrimaryKey:
 
 
 @dataclass(frozen=True)
+class Witness:
+    """A catalog row that a table depends on. ``row`` names it, ``xmin`` the transaction that wrote it, and ``harmless``
+    digests those of its values that may change without any effect on the table's rows. ``about``: for people."""
+
+    row: str
+    xmin: int
+    harmless: str
+    about: str
+
+
+@dataclass(frozen=True)
 class PublishedSource:
     """A published table, as the catalog has it now.
 
@@ -64,6 +76,8 @@ class PublishedSource:
     the oid of each one's expression, which another expression does not have. ``primary_key``: see ``PrimaryKey``; None
     but under FULL. ``type_parts``: a column's type, the oid of an enum's label or of a composite type within it, and
     the label, or the attributes.
+    ``unpublished``: attnums of the columns that are there and not published. ``witnesses``: the catalog rows that all
+    this was read from, ordered by ``row``.
     """
 
     relation: RelationVersion
@@ -77,6 +91,8 @@ class PublishedSource:
     change_filters: tuple[str | None, ...] = ()
     primary_key: PrimaryKey | None = None
     type_parts: tuple[tuple[int, int, str], ...] = ()
+    unpublished: tuple[int, ...] = ()
+    witnesses: tuple[Witness, ...] = ()
 
     @property
     def name(self) -> str:
@@ -95,11 +111,14 @@ class PublishedSource:
 
 @dataclass(frozen=True)
 class Surveyed:
-    """What is published now, how much WAL the server keeps for the slot (None: it is not known), up to where the sink
-    has all (0/0: it is not known), and what it cost the process that asked."""
+    """What is published now (None: what ``fingerprint`` was told of before), how much WAL the server keeps for the slot
+    (None: it is not known), what the look proves, up to where the sink has all (0/0: it is not known), and what it cost
+    the process that asked."""
 
-    sources: tuple[PublishedSource, ...]
+    sources: tuple[PublishedSource, ...] | None
     held_wal_bytes: int | None
+    look: Look
+    fingerprint: str
     delivered_lsn: Lsn = INVALID_LSN
     cpu_s: float = 0.0
 

@@ -346,6 +346,10 @@ class DeltaTableWriter:
         parts = [f for f in dataset.get_fragments() if f.path in paths]
         return pa.concat_tables([part.to_table(schema=dataset.schema) for part in parts] or [dataset.head(0)])
 
+    def refresh(self) -> None:
+        """Go on from the table as it is now."""
+        self._refresh()
+
     # -- on disk ---------------------------------------------------------------------------------------
 
     def _refresh(self) -> None:

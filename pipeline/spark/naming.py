@@ -43,6 +43,12 @@ _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(.*)", re.DOTALL)
 REMOTE_SCHEMES: Final = ("s3", "s3a", "gs", "abfs", "abfss")
 
 
+def proven_id(application_id: str) -> str:
+    """The application transaction of ``_transactions`` that tells the slot's proven LSN
+    (``snapshot_log.SnapshotLog.prove``)."""
+    return f"{application_id}/proven"
+
+
 def encode(name: str) -> str:
     """One identifier as one part of a path; reversible, ASCII."""
     return _UNSAFE.sub(lambda m: b"~%02X" % m[0][0], name.encode()).decode("ascii")

@@ -10,6 +10,11 @@ fold takes no notice of rows that no line names.
 A crash between the two commits leaves rows without a line. The storage has the generation's bounds then
 (``pipeline.segments.snapshot_record``), and ``commit`` is asked for again, with no files to name.
 
+A third thing is told here: up to which LSN it is proven that the generations which stand are what the tables were
+(``prove``). It is an application transaction of ``_transactions`` (``<application id>/proven``), so a reader has both
+of its bounds from one snapshot of one table. A generation that ends stands up to what was proven by then: its second
+line says so (``until``).
+
 Each call opens the tables anew, because the sink commits to the same ones on another thread. Whoever of the two comes
 second finds the snapshot of the log outdated, and takes a new one (``delta_table``). The number of the run's hold on
 the slot goes with every commit, so a run that was taken over completes nothing (``ownership``).
@@ -65,9 +70,11 @@ SNAPSHOTS_SCHEMA: Final = pa.schema(
         pa.field("key", pa.list_(pa.string())),
         pa.field("state", pa.string()),
         pa.field("reason", pa.string()),
+        pa.field("until", pa.int64()),
     ]
 )
-"""One row for each generation that finished, and one more when it has ended. The last row of a generation counts."""
+"""One row for each generation that finished, and one more when it has ended. The last row of a generation counts.
+``until``: the last LSN at which a generation that has ended still stands; null in the row of one that finished."""
 
 _T = TypeVar("_T")
 
@@ -108,6 +115,7 @@ class SnapshotLog:
         self._parked: dict[tuple[int, Lsn], ParkedTable] = {}
         # A generation's line comes before a park, which ends it, or behind, and then ends it itself.
         self._parking = threading.Lock()
+        self._proofs: DeltaTableWriter | None = None
 
     def lines(self, makes: bool) -> list[GenerationLine]:
         """The last state of each generation, by table and number; of all slots that write below this root.
@@ -219,7 +227,7 @@ class SnapshotLog:
         if spoiled_by is None:
             self._add_line(generation.name, version, lambda writer: [row])
             return
-        line_id, ended = self._line_id(generation.name), _ended(row, spoiled_by.why_no_snapshot_stands)
+        line_id, ended = self._line_id(generation.name), _spoiled_row(row, spoiled_by, self._proven())
 
         def rows(writer: DeltaTableWriter) -> list[dict[str, Any]]:
             return [ended] if writer.watermark(line_id) >= version else [row, ended]
@@ -242,14 +250,40 @@ class SnapshotLog:
 
         self._guarded(naming.TRANSACTIONS, move)
 
+    def prove(self, lsn: Lsn) -> None:
+        """Have readers know that up to ``lsn`` the generations which stand are what the tables were. It is kept: a
+        lower one than before changes nothing."""
+        proven_id = naming.proven_id(self._application_id)
+
+        def told() -> None:
+            # Kept open, for it is called every second. Nobody else moves this mark, but a run that took over.
+            if self._proofs is None:
+                self._proofs = DeltaTableWriter.open(
+                    self._root.child(naming.TRANSACTIONS), naming.TRANSACTIONS
+                )
+            else:
+                self._proofs.refresh()
+            writer, self._proofs = self._proofs, None
+            assert writer is not None, "the sink has made it"
+            self._ownership.check(writer)
+            if writer.watermark(proven_id) < lsn:
+                writer.commit([], {proven_id: int(lsn)}, marks=self._ownership.marks)
+            self._proofs = writer
+
+        self._guarded(naming.TRANSACTIONS, told)
+
+    def _proven(self) -> int:
+        writer = DeltaTableWriter.open(self._root.child(naming.TRANSACTIONS), naming.TRANSACTIONS)
+        return 0 if writer is None else writer.watermark(naming.proven_id(self._application_id))
+
     def end(self, line: GenerationLine, reason: str) -> None:
-        """Add the line that says why the generation has ended, once."""
+        """Add the line that says why the generation has ended, and up to where it stands, once."""
 
         def ended(writer: DeltaTableWriter) -> list[dict[str, Any]]:
             rows = writer.read(SNAPSHOTS_SCHEMA.names, "place", 0, MAX_VERSION).to_pylist()
             found = (r for r in rows if r["state"] == GenerationState.FINISHED.value)
             row = next(r for r in found if (r["table"], r["place"]) == (line.table, line.place))
-            return [_ended(row, reason)]
+            return [_ended(row, reason, self._proven())]
 
         self._add_line(line.table, 2 * line.number + 1, ended)
 
@@ -279,7 +313,7 @@ class SnapshotLog:
         told = writer.read(SNAPSHOTS_SCHEMA.names, "place", 0, MAX_VERSION).to_pylist()
         line_id = self._line_id(table)
         newest = writer.watermark(line_id) // 2
-        ended = _spoiled([row for row in told if row["table"] == table], parked, newest)
+        ended = _spoiled([row for row in told if row["table"] == table], parked, newest, self._proven())
         if ended:
             is_newest = any(row["generation"] == newest for row in ended)
             self._append(writer, ended, {line_id: 2 * newest + 1} if is_newest else {})
@@ -319,6 +353,8 @@ class SnapshotLog:
             writer = DeltaTableWriter.open_or_create(location, naming.SNAPSHOTS, columns, about)
         if writer is not None:
             self._ownership.check(writer)
+            there = {column.name for column in writer.columns}
+            writer.add_columns([column for column in columns if column.name not in there])
         return writer
 
     def _claim(self, writer: DeltaTableWriter) -> None:
@@ -350,15 +386,21 @@ def _row_of(generation: Generation) -> dict[str, Any]:
         "key": None if generation.key is None else list(generation.key),
         "state": GenerationState.FINISHED.value,
         "reason": None,
+        "until": None,
     }
 
 
-def _ended(row: Mapping[str, Any], reason: str) -> dict[str, Any]:
-    return {**row, "state": GenerationState.ENDED.value, "reason": reason}
+def _ended(row: Mapping[str, Any], reason: str, until: int) -> dict[str, Any]:
+    return {**row, "state": GenerationState.ENDED.value, "reason": reason, "until": until}
+
+
+def _spoiled_row(row: Mapping[str, Any], by: ParkedTable, proven: int) -> dict[str, Any]:
+    """The first commit of which rows are missing is not part of it."""
+    return _ended(row, by.why_no_snapshot_stands, min(proven, int(by.since_lsn) - 1))
 
 
 def _spoiled(
-    rows: Sequence[Mapping[str, Any]], parked: Sequence[ParkedTable], newest: int
+    rows: Sequence[Mapping[str, Any]], parked: Sequence[ParkedTable], newest: int, proven: int
 ) -> list[dict[str, Any]]:
     """The lines that end those of one table's generations that stand at an LSN where rows are left out: whose successor
     does not begin before the park. The last one is ours if it has the number ``newest``."""
@@ -377,7 +419,7 @@ def _spoiled(
             and (later is None or later["valid_from"] > each.since_lsn)
         )
         if (spoiled_by := next(spoiling, None)) is not None:
-            found.append(_ended(row, spoiled_by.why_no_snapshot_stands))
+            found.append(_spoiled_row(row, spoiled_by, proven))
     return found
 
 

@@ -6,6 +6,10 @@ person asked for one. A generation stands as long as the catalog's definition of
 continues it (``pipeline.snapshot.generations``), and no row of the table is left out (``pipeline.parked``). No snapshot
 is taken of a table as long as it is parked.
 
+What a survey proves (``pipeline.snapshot.proven``) it proves of the generations that it was compared with. So one that
+is being committed is compared as well, before its line is in the sink (``needs``); and one that begins after the
+comparison is compared with the survey that was taken behind its lock (``begin``).
+
 The storage is written before the sink, and read when a run begins. A generation that the storage knows, and of which
 the sink has no line, may have its rows in the table or not: the sink finds out (``SnapshotLog.commit`` without files).
 
@@ -14,9 +18,11 @@ One instance for a run. Several threads use it, each for tables of its own.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from xidstream.pipeline.pg import INVALID_LSN, Lsn
 from xidstream.pipeline.segments import Layout, Storage, read_progress
 from xidstream.pipeline.segments.snapshot_record import (
     Taken,
@@ -31,7 +37,7 @@ from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 from xidstream.pipeline.snapshot.course import Wanted
 from xidstream.pipeline.snapshot.decision import Decision
 from xidstream.pipeline.snapshot.generation import Generation, GenerationState
-from xidstream.pipeline.snapshot.generations import reason_it_ended, signature_of
+from xidstream.pipeline.snapshot.generations import reason_it_ended, renewed, signature_of
 from xidstream.pipeline.snapshot.tables import PublishedSource
 from xidstream.pipeline.spark.snapshot_log import GenerationLine
 
@@ -39,11 +45,13 @@ from xidstream.pipeline.spark.snapshot_log import GenerationLine
 @dataclass(frozen=True)
 class Needs:
     """``wanted``: tables to take. ``ended``: generations to end, with their reasons. ``unwanted``: relids of tables
-    that nobody wants any more, should they be in hand."""
+    that nobody wants any more, should they be in hand. ``is_proof``: whether every other generation, those that are
+    being committed included, is what the survey found."""
 
     wanted: tuple[Wanted, ...]
     ended: tuple[tuple[GenerationLine, str], ...]
     unwanted: tuple[int, ...]
+    is_proof: bool
 
 
 class SnapshotBook:
@@ -54,6 +62,9 @@ class SnapshotBook:
         self._layout = layout
         self._decision = decision
         self._taken = {_name(taken.generation): taken for taken in read_taken(storage, layout)}
+        # What a survey is compared with, and what a generation that begins is: one of the two sees the other.
+        self._comparing = threading.Lock()
+        self._surveyed: tuple[Lsn, dict[int, PublishedSource]] = (INVALID_LSN, {})
 
     def is_wanting(self) -> bool:
         """Whether snapshots are wanted of all tables, or of one that a person asked for."""
@@ -74,13 +85,22 @@ class SnapshotBook:
         del self._taken[_name(generation)]
         forget_taken(self._storage, self._layout, [generation])
 
-    def needs(self, sources: Sequence[PublishedSource], lines: Iterable[GenerationLine]) -> Needs:
-        """Of the tables that are published now."""
+    def needs(
+        self, sources: Sequence[PublishedSource], lines: Iterable[GenerationLine], surveyed_lsn: Lsn
+    ) -> Needs:
+        """Of the tables that are published now, as a survey found them for which the WAL ended at ``surveyed_lsn``."""
+        with self._comparing:
+            return self._needs(sources, list(lines), surveyed_lsn)
+
+    def _needs(
+        self, sources: Sequence[PublishedSource], lines: Sequence[GenerationLine], surveyed_lsn: Lsn
+    ) -> Needs:
         wishes = read_wishes(self._storage, self._layout)
         record = read_progress(self._storage, self._layout)
         parked = () if record is None else record.parked
         published = {source.relation.relid: source for source in sources}
         by_name = {source.name: source for source in sources}
+        self._surveyed = (surveyed_lsn, published)
         standing = {
             line.relid: line for line in lines if line.is_ours and line.state is GenerationState.FINISHED
         }
@@ -91,7 +111,10 @@ class SnapshotBook:
             if (spoiled_by := next(spoiling, None)) is not None:
                 reason: str | None = spoiled_by.why_no_snapshot_stands
             else:
-                reason = _reason(taken, published.get(relid) or by_name.get(line.table))
+                source = published.get(relid) or by_name.get(line.table)
+                reason = _reason(taken, source)
+                if reason is None and taken is not None and source is not None:
+                    self._renew(taken, source)
             if reason is not None:
                 del standing[relid]
                 ended.append((line, reason))
@@ -110,7 +133,17 @@ class SnapshotBook:
                 # backend holds ROW EXCLUSIVE until others see the commit, so it is found among the writers.
                 waits = not was_published or relid in lacking
                 wanted.append(Wanted(source, wait_for_writers=waits))
-        return Needs(tuple(wanted), tuple(ended), tuple(unwanted))
+        told = {(line.relid, line.number) for line in lines}
+        committing = (taken for name, taken in self._taken.items() if name not in told)
+        is_proof = all(_reason(each, published.get(each.generation.relid)) is None for each in committing)
+        return Needs(tuple(wanted), tuple(ended), tuple(unwanted), is_proof)
+
+    def _renew(self, taken: Taken, source: PublishedSource) -> None:
+        """Of a generation that stands: the next survey is compared with this one."""
+        signature = renewed(taken.signature, source)
+        if signature is not None:
+            self._taken[_name(taken.generation)] = Taken(taken.generation, signature)
+            write_taken(self._storage, self._layout, self._taken[_name(taken.generation)])
 
     def ended(
         self, source: PublishedSource, lines: Iterable[GenerationLine]
@@ -126,11 +159,20 @@ class SnapshotBook:
                 return None if reason is None else (line, reason)
         return None
 
-    def begin(self, source: PublishedSource, bounds: SnapshotBounds, last_number: int) -> Generation:
-        """Record what is about to be committed. Returns the table's new generation.
+    def begin(self, source: PublishedSource, bounds: SnapshotBounds, last_number: int) -> Generation | None:
+        """Record what is about to be committed. Returns the table's new generation; None where the last survey, taken
+        behind the snapshot's lock, found the table otherwise: take it anew.
 
         ``last_number``: of the last one of the table's name that the sink knows (``SnapshotTarget``).
         """
+        with self._comparing:
+            surveyed_lsn, published = self._surveyed
+            now = published.get(source.relation.relid)
+            if surveyed_lsn > bounds.place and reason_it_ended(signature_of(source), now) is not None:
+                return None
+            return self._begin(source, bounds, last_number)
+
+    def _begin(self, source: PublishedSource, bounds: SnapshotBounds, last_number: int) -> Generation:
         relation = source.relation
         known = [taken.generation for taken in list(self._taken.values())]
         numbers = [each.number for each in known if each.name == relation.name]

@@ -82,6 +82,11 @@ class SnapshotLines:
         """The sink was told."""
         self._reached = self.whole_up_to
 
+    @property
+    def reached_lsn(self) -> Lsn:
+        """What the sink was told that its log is whole up to; 0 for nothing."""
+        return self._reached
+
 
 def recovered(call_sink: Callable[..., Any], book: SnapshotBook, *, makes: bool) -> SnapshotLines:
     """The sink's lines, with those of rows that an earlier run named and did not come to tell.

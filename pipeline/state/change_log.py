@@ -4,6 +4,9 @@ One LSN bounds all tables. It comes from ``_transactions``, which the sink commi
 greatest one is whole in every table. So it is read first, and the tables after it. They may be ahead of it, and what is
 ahead is left out.
 
+A second LSN bounds states, though not changes: up to there it is proven that a table's snapshot and the stream together
+are the table (``pipeline.snapshot.proven``). It follows the first one by a second or two, and is told beside it.
+
 Users import ``ChangeLog`` from ``xidstream``. What stands where: ``generations`` (which snapshot counts), ``shapes``
 (which columns), ``table_at`` (base and tail), ``fold``.
 
@@ -13,10 +16,11 @@ Only plans are made here, but for small jobs: the fold's look at a tail, and the
 from __future__ import annotations
 
 import datetime
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from xidstream.pipeline.credentials import redacted
 from xidstream.pipeline.errors import PreconditionMissing, Unsupported, UsageError
@@ -61,8 +65,33 @@ class ChangeLog:
 
     @property
     def last_commit_lsn(self) -> Lsn:
-        """Of the newest complete commit: up to it every table has all rows. It is read anew each time."""
-        return Lsn(self._open(naming.TRANSACTIONS).watermark(self._slot) or 0)
+        """The LSN of the newest complete commit. Every table has all rows up to it. It is read anew each time."""
+        return self._bounds()[0]
+
+    @property
+    def proven_lsn(self) -> Lsn:
+        """The LSN up to which states are proven: no DDL up to it has changed a table behind the stream's back, unless
+        its snapshot has ended. 0/0 where no run has looked yet. It is read anew each time."""
+        return self._bounds()[1]
+
+    @property
+    def readable_lsn(self) -> Lsn:
+        """The greatest LSN at which the tables' states can be read now: ``as_of`` without an argument reads there."""
+        return min(self._bounds())
+
+    def wait(self, lsn: Lsn | int | str, timeout_s: float = 60.0) -> None:
+        """Return when states at ``lsn`` can be read, as far as that takes time alone: when a run has delivered and
+        proven everything up to it. Raises PreconditionMissing after ``timeout_s``."""
+        wanted = Lsn.parse(lsn) if isinstance(lsn, str) else Lsn(lsn)
+        deadline_s = time.monotonic() + timeout_s
+        while (found := self._bounds()) and min(found) < wanted:
+            if time.monotonic() > deadline_s:
+                raise PreconditionMissing(
+                    f"the change log was not readable at {wanted} after {timeout_s:.0f} s: it is complete up to "
+                    f"{found[0]}, and proven up to {found[1]}",
+                    remedy="see whether a run of the slot is going on, and what it waits for: `xidstream status`",
+                )
+            time.sleep(_WAIT_S)
 
     def tables(self) -> list[str]:
         """The tables that the log has rows of, as ``schema.table``, sorted."""
@@ -85,7 +114,8 @@ class ChangeLog:
         timestamp: datetime.datetime | str | None = None,
         xid: int | None = None,
     ) -> LogState:
-        """All tables at one moment: at the newest complete commit, or at the one that is named.
+        """All tables at one moment: at the newest commit that can be read (``readable_lsn``), or at the one that is
+        named.
 
         ``lsn``: a commit LSN, or any position before the newest one, as ``Lsn``, number or text. ``timestamp``: what
         had committed before the first commit with a later timestamp; a datetime with a time zone, or its ISO text.
@@ -93,15 +123,15 @@ class ChangeLog:
         """
         if sum(each is not None for each in (lsn, timestamp, xid)) > 1:
             raise UsageError("as_of takes one of lsn, timestamp and xid")
-        last = self.last_commit_lsn
-        at = last
+        last, proven = self._bounds()
+        at = min(last, proven)
         if lsn is not None:
             at = self._bounded(lsn, last)
         elif timestamp is not None:
             at = self._before(spark, timestamp, last)
         elif xid is not None:
             at = self._commit_of(spark, xid, last)
-        return LogState(self, spark, at)
+        return LogState(self, spark, _proven(at, proven))
 
     def changes(
         self,
@@ -115,14 +145,17 @@ class ChangeLog:
         """The changes of a table behind ``since`` and up to ``until``, in the source's columns and the contract's.
 
         ``since`` is exclusive, and None is the beginning; ``until`` is inclusive, and None is the newest complete
-        commit. Keep the one for the next call's other.
+        commit, or with ``net`` the newest that can be read as a state. Keep the one for the next call's other.
 
         With ``net`` there is one row for each key that is not as it was: ``_change_type`` is ``insert``, ``update`` or
         ``delete``, and the values are the last ones; a deleted row has its key alone. Unchanged values are filled in
         from the state at ``since``. Where that is not known, ``_unchanged`` names what is missing.
         """
-        last = self.last_commit_lsn
-        upto = last if until is None else self._bounded(until, last)
+        last, proven = self._bounds()
+        newest = min(last, proven) if net else last
+        upto = newest if until is None else self._bounded(until, last)
+        if net:
+            _proven(upto, proven)
         behind = Lsn(0) if since is None else self._bounded(since, last)
         if not net:
             return log_rows(spark, *self._layout_at(table, upto), behind, upto)
@@ -170,8 +203,8 @@ class ChangeLog:
     def table_at(
         self, table: str | TableName, lsn: Lsn, generations: Mapping[str, list[TableGeneration]] | None = None
     ) -> TableAt:
-        """What stands for one table at ``lsn``. Raises UsageError for an unknown table, PreconditionMissing where its
-        state there is not known."""
+        """What stands for one table at ``lsn``, which is at most what ``readable_lsn`` was before ``generations`` were
+        read. Raises UsageError for an unknown table, PreconditionMissing where its state there is not known."""
         name, log_table = self._log_table(table)
         known = self.generations() if generations is None else generations
         generation = generation_at(name, known.get(name, []), lsn)
@@ -185,6 +218,12 @@ class ChangeLog:
         return TableAt(log_table, generation, shape, lsn, find_base)
 
     # -- inside ------------------------------------------------------------------------------------------
+
+    def _bounds(self) -> tuple[Lsn, Lsn]:
+        """The newest complete commit, and what is proven: of one moment."""
+        table = self._open(naming.TRANSACTIONS)
+        last, proven = table.watermark(self._slot), table.watermark(naming.proven_id(self._slot))
+        return Lsn(last or 0), Lsn(proven or 0)
 
     def _layout_at(self, table: str | TableName, lsn: Lsn) -> tuple[LogTable, Any]:
         name, log_table = self._log_table(table)
@@ -285,6 +324,20 @@ class ChangeLog:
                 remedy="ask by LSN",
             )
         return Lsn(lsns[0])
+
+
+_WAIT_S: Final = 0.1
+
+
+def _proven(lsn: Lsn, proven_lsn: Lsn) -> Lsn:
+    if lsn > proven_lsn:
+        raise PreconditionMissing(
+            f"states at {lsn} are not known yet: a run of the slot has looked for what the stream does not say (DDL) "
+            f"up to {proven_lsn} only",
+            remedy="wait for it (ChangeLog.wait), or ask for an LSN up to ChangeLog.proven_lsn; a run looks once a "
+            "second while something commits, so one must be going on",
+        )
+    return lsn
 
 
 def _moment(text: str) -> datetime.datetime:

@@ -3,9 +3,10 @@
 A generation stands from its ``valid_from`` on. A later snapshot of the same table does not touch it: at an LSN below
 the later one's ``valid_from`` the former still is the table, if it has not ended.
 
-A generation that has ended stands at no LSN. Its line says why it ended, and not where: the run finds out by looking at
-the catalog now and then, and what it finds may have happened any time since the snapshot. So no LSN is known at which
-the rows are surely right. (To end it where the next generation begins would be a guess as well.)
+A generation stands as far as it is proven: up to there the run has looked at the source's catalog, and found the table
+as it was at the snapshot (``pipeline.snapshot.proven``). Beyond that something may have happened to the table that the
+stream does not say, so nothing is answered there yet. A generation that has ended stands up to what was proven by then
+(``until``), and answers below that for ever.
 
 A table without any line is not known at all, even one that was made after the slot: nothing in the log proves that it
 was empty when the stream began.
@@ -29,7 +30,8 @@ _ASK = "`xidstream snapshot request --table {table}` has it taken; see docs/snap
 
 @dataclass(frozen=True)
 class TableGeneration:
-    """A generation as its lines of ``_snapshots`` tell it. ``ended``: why it does not stand any more, or None."""
+    """A generation as its lines of ``_snapshots`` tell it. ``ended``: why it does not stand any more, or None; then
+    ``until`` is the last LSN at which it does."""
 
     table: str
     relid: int
@@ -37,6 +39,7 @@ class TableGeneration:
     bounds: SnapshotBounds
     key: tuple[str, ...] | None
     ended: str | None
+    until: Lsn | None = None
 
 
 def generations_of(lines: Iterable[Mapping[str, Any]]) -> dict[str, list[TableGeneration]]:
@@ -51,7 +54,13 @@ def generations_of(lines: Iterable[Mapping[str, Any]]) -> dict[str, list[TableGe
         key = None if line["key"] is None else tuple(line["key"])
         reason = (line["reason"] or "for a reason that was not recorded") if is_ended else None
         found[line["table"], line["place"]] = TableGeneration(
-            line["table"], line["relid"], line["generation"], bounds, key, reason
+            line["table"],
+            line["relid"],
+            line["generation"],
+            bounds,
+            key,
+            reason,
+            Lsn(line["until"] or 0) if is_ended else None,
         )
     tables: dict[str, list[TableGeneration]] = {}
     for generation in sorted(found.values(), key=lambda g: g.bounds.place):
@@ -60,21 +69,26 @@ def generations_of(lines: Iterable[Mapping[str, Any]]) -> dict[str, list[TableGe
 
 
 def generation_at(table: str, generations: Sequence[TableGeneration], lsn: Lsn) -> TableGeneration:
-    """The one that stands at ``lsn``. Raises PreconditionMissing, which says why there is none."""
+    """The one that stands at ``lsn``. Raises PreconditionMissing, which says why there is none.
+
+    ``lsn`` is proven, and was so before ``generations`` were read.
+    """
     if not generations:
         raise PreconditionMissing(
             f"table {table} has no snapshot, so what it held before its changes is not known",
             remedy=_ASK.format(table=table),
         )
     begun = [g for g in generations if g.bounds.valid_from <= lsn]
+    if begun and begun[-1].until is not None and lsn <= begun[-1].until:
+        return begun[-1]
     if begun and begun[-1].ended is None:
         return begun[-1]
     if begun:
         later = next((g for g in generations[len(begun) :] if g.ended is None), None)
         known = f"; it is known again from {later.bounds.valid_from}" if later else ""
         raise PreconditionMissing(
-            f"table {table} is not known at {lsn}: the snapshot of {begun[-1].bounds.valid_from} does not stand any "
-            f"more, as {begun[-1].ended}{known}",
+            f"table {table} is not known at {lsn}: the snapshot of {begun[-1].bounds.valid_from} stands up to "
+            f"{begun[-1].until} ({begun[-1].ended}){known}",
             remedy="ask for a later LSN" if later else _ASK.format(table=table),
         )
     first = next((g for g in generations if g.ended is None), generations[0])

@@ -27,6 +27,7 @@ from tests.chaos.kills import (
 from tests.chaos.report import Report
 from tests.differential.local_pipeline import Released, Sink
 from tests.feedback_spy import FeedbackSpy, Held, _Link
+from tests.journal_contents import Journaled
 from xidstream.pipeline import rows
 from xidstream.pipeline.faultpoints import parse
 from xidstream.pipeline.relations.relation import Column, RelationVersion, ReplicaIdentity
@@ -179,6 +180,22 @@ def test_the_spy_catches_a_position_that_is_confirmed_too_early(
     wrong(wire)
     (problem,) = wire.problems()
     assert says in problem
+
+
+def test_the_spy_takes_a_prepared_transaction_that_the_recorded_journal_has_for_durable(
+    tmp_path: Path,
+) -> None:
+    """The sink stands still: the COMMIT PREPARED is journaled, so its manifest is gone before the sink has it."""
+    wire = Wire(write_delta(tmp_path, contract(100, 1, 2), contract(200, 3)))
+    prepare = sent(80, b"P" + struct.pack("!Bqqqi", 0, 80, 90, 0, 5) + b"g\0")
+    committed = sent(200, b"K" + struct.pack("!Bqqqi", 0, 200, 208, 0, 5) + b"g\0")
+    wire.link.server(prepare + committed)
+    wire.held = Held(transactions_version=0, journaled=Journaled(200, 208))
+    wire.link.client(status(208))
+    assert wire.problems() == []
+    wire.held = Held(transactions_version=0, journaled=Journaled(300, 400))
+    wire.link.client(status(208))
+    assert any("prepared transaction 5 (0/5A) was not durable" in problem for problem in wire.problems())
 
 
 def test_the_spy_has_nothing_against_an_honest_run_whatever_the_packets_are_cut_into(tmp_path: Path) -> None:

@@ -9,12 +9,13 @@ import pytest
 from tests.postgres_fixtures import Database
 from xidstream.pipeline.slot.admin import sql_connection
 from xidstream.pipeline.slot.snapshot_sources import survey
-from xidstream.pipeline.snapshot.generations import reason_it_ended, signature_of
+from xidstream.pipeline.snapshot.generations import reason_it_ended, renewed, signature_of
 from xidstream.pipeline.snapshot.tables import PublishedSource
 
 pytestmark = pytest.mark.postgres
 
 PLAIN = (
+    "DO $$ BEGIN CREATE ROLE other; EXCEPTION WHEN duplicate_object THEN NULL; END $$",
     "CREATE TABLE t (id int PRIMARY KEY, v varchar(10), n int, d int)",
     "INSERT INTO t SELECT i, i, i, i FROM generate_series(1, 100) i",
     "CREATE PUBLICATION p FOR TABLE t",
@@ -58,11 +59,14 @@ def reason_after(database: Database, setup: tuple[str, ...], statements: tuple[s
         ("ALTER TABLE t ALTER v TYPE varchar(20)",),
         ("ALTER TABLE t ALTER v TYPE text",),
         ("ALTER TABLE t ALTER n SET NOT NULL",),
-        (
-            "CREATE PUBLICATION q FOR TABLE t",
-            "ALTER PUBLICATION p RENAME TO r",
-            "ALTER PUBLICATION r RENAME TO p",
-        ),
+        ("CREATE PUBLICATION q FOR TABLE t", "ALTER PUBLICATION p OWNER TO other"),
+        ("GRANT SELECT ON t TO other", "GRANT SELECT (v) ON t TO other"),
+        ("ALTER TABLE t OWNER TO other", "ALTER SCHEMA public OWNER TO other"),
+        ("ALTER TABLE t SET (fillfactor = 70)", "ALTER TABLE t ALTER v SET STATISTICS 7"),
+        ("ALTER TABLE t ALTER v SET DEFAULT 'x'", "ALTER TABLE t ALTER v SET STORAGE EXTERNAL"),
+        ("ALTER TABLE t ADD CHECK (n > 0)", "ALTER TABLE t ENABLE ROW LEVEL SECURITY"),
+        ("CREATE TABLE u (t int REFERENCES t)",),
+        ("VACUUM (FREEZE, ANALYZE)", "VACUUM FULL pg_class", "VACUUM FULL pg_attribute"),
         ("ALTER PUBLICATION p ADD TABLES IN SCHEMA public",),
     ],
     ids=lambda statements: "; ".join(statements),
@@ -306,3 +310,162 @@ def test_a_type_whose_values_have_another_text_ends_the_snapshot(
 
 def test_a_new_label_of_an_enum_leaves_the_snapshot(database: Database) -> None:
     assert reason_after(database, TYPED, ("ALTER TYPE mood ADD VALUE 'calm' BEFORE 'glad'",)) is None
+
+
+_NO_DIFFERENCE = "was altered in a way that leaves no difference in the catalog"
+
+
+@pytest.mark.parametrize(
+    ("statements", "about"),
+    [
+        (("ALTER TABLE t ALTER n TYPE int USING n * 100",), "column n"),
+        (
+            ("CREATE SCHEMA s", "ALTER TABLE t SET SCHEMA s", "ALTER TABLE s.t SET SCHEMA public"),
+            "table public.t",
+        ),
+        (("ALTER TABLE t RENAME TO u", "ALTER TABLE u RENAME TO t"), "table public.t"),
+        (("ALTER TABLE t RENAME n TO m", "ALTER TABLE t RENAME m TO n"), "column n"),
+        (("ALTER TABLE t REPLICA IDENTITY FULL", "ALTER TABLE t REPLICA IDENTITY DEFAULT"), "table public.t"),
+        (("ALTER SCHEMA public RENAME TO s", "ALTER SCHEMA s RENAME TO public"), "schema public"),
+        (
+            (
+                "ALTER PUBLICATION p SET (publish = 'insert, update')",
+                "DELETE FROM t",
+                "ALTER PUBLICATION p SET (publish = 'insert, update, delete, truncate')",
+            ),
+            "publication p",
+        ),
+        (("ALTER PUBLICATION p RENAME TO r", "ALTER PUBLICATION r RENAME TO p"), "publication p"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "; ".join(value),
+)
+def test_what_came_and_went_between_two_surveys_ends_it(
+    database: Database, statements: tuple[str, ...], about: str
+) -> None:
+    reason = reason_after(database, PLAIN, statements)
+    assert reason is not None and reason.startswith(f"{about} {_NO_DIFFERENCE}")
+
+
+def test_a_publication_that_leaves_out_deletes_and_then_adds_truncates_missed_the_deletes(
+    database: Database,
+) -> None:
+    """The last state publishes more than the first one did, so no value says that something was left out between."""
+    setup = (*PLAIN, "ALTER PUBLICATION p SET (publish = 'insert, update, delete')")
+    statements = (
+        "ALTER PUBLICATION p SET (publish = 'insert')",
+        "DELETE FROM t",
+        "ALTER PUBLICATION p SET (publish = 'insert, update, delete, truncate')",
+    )
+    reason = reason_after(database, setup, statements)
+    assert reason is not None and reason.startswith(f"publication p {_NO_DIFFERENCE}")
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [
+        (
+            "ALTER TABLE t DETACH PARTITION t1",
+            "DELETE FROM t1",
+            "ALTER TABLE t ATTACH PARTITION t1 FOR VALUES IN (1)",
+        ),
+        (
+            "ALTER TABLE t DETACH PARTITION d",
+            "DELETE FROM d",
+            "ALTER TABLE t ATTACH PARTITION d FOR VALUES IN (3)",
+        ),
+    ],
+    ids=["a leaf", "a partition with partitions of its own"],
+)
+def test_a_partition_that_was_away_between_two_surveys_ends_it(
+    database: Database, statements: tuple[str, ...]
+) -> None:
+    deep = (
+        "CREATE TABLE d PARTITION OF t FOR VALUES IN (3) PARTITION BY RANGE (id)",
+        "CREATE TABLE d1 PARTITION OF d DEFAULT",
+        "INSERT INTO t SELECT i, 3, i FROM generate_series(1, 100) i",
+    )
+    reason = reason_after(database, (*PARTED, *deep), statements)
+    assert (
+        reason is not None
+        and _NO_DIFFERENCE in reason
+        and reason.startswith(("table public.t1", "partition"))
+    )
+
+
+@pytest.mark.parametrize(
+    "columns", ["id int, k int", "id int DEFAULT 5, k int, v timestamptz", "k int, id int"]
+)
+def test_a_table_without_texts_that_is_filled_and_attached_in_one_transaction_ends_it(
+    database: Database, columns: str
+) -> None:
+    """Such a table has no TOAST table, so its ATTACH comes only two commands behind its CREATE."""
+    setup = (
+        f"CREATE TABLE t ({columns}, PRIMARY KEY (id, k)) PARTITION BY LIST (k)",
+        "CREATE TABLE t1 PARTITION OF t FOR VALUES IN (1)",
+        "CREATE PUBLICATION p FOR TABLE t WITH (publish_via_partition_root)",
+    )
+    made = "BEGIN; CREATE TABLE t3 (LIKE t INCLUDING ALL); INSERT INTO t3 (id, k) VALUES (1, 3); "
+    made += "ALTER TABLE t ATTACH PARTITION t3 FOR VALUES IN (3); COMMIT"
+    assert reason_after(database, setup, (made,)) == "public.t3 was attached as a partition"
+
+
+@pytest.mark.parametrize(
+    "columns", ["id int, k int", "id int DEFAULT 5, k int, v text", "id int, k int, v text"]
+)
+def test_a_partition_that_is_made_as_one_leaves_the_snapshot(database: Database, columns: str) -> None:
+    setup = (
+        f"CREATE TABLE t ({columns}, PRIMARY KEY (id, k)) PARTITION BY LIST (k)",
+        "CREATE TABLE t1 PARTITION OF t FOR VALUES IN (1)",
+        "CREATE PUBLICATION p FOR TABLE t WITH (publish_via_partition_root)",
+    )
+    made = (
+        "BEGIN; CREATE TABLE t3 PARTITION OF t FOR VALUES IN (3); INSERT INTO t (id, k) VALUES (1, 3); COMMIT"
+    )
+    assert reason_after(database, setup, (made, "CREATE TABLE t4 PARTITION OF t DEFAULT")) is None
+
+
+def test_a_grant_and_a_later_revoke_are_two_harmless_changes(database: Database) -> None:
+    """The last survey counts: compared with the snapshot's own, the catalog row would be the same but for its xmin."""
+    for statement in PLAIN:
+        database.execute(statement)
+    before = source_of(database)
+    assert before is not None
+    then = signature_of(before)
+    for statement in ("GRANT SELECT ON t TO other", "REVOKE SELECT ON t FROM other"):
+        database.execute(statement)
+        now = source_of(database)
+        assert now is not None
+        assert reason_it_ended(then, now) is None
+        then = renewed(then, now) or pytest.fail("nothing changed")
+
+
+@pytest.mark.parametrize(
+    ("setup", "statement", "reason"),
+    [
+        (
+            (),
+            "ALTER TABLE t ALTER g DROP EXPRESSION",
+            "column g was not published before, so the log lacks its values",
+        ),
+        (
+            (),
+            "ALTER PUBLICATION p SET (publish_generated_columns = stored)",
+            "column g was not published before, so the log lacks its values",
+        ),
+        (
+            ("ALTER PUBLICATION p SET (publish_generated_columns = stored)",),
+            "ALTER PUBLICATION p SET (publish_generated_columns = none)",
+            "column g is not published any more",
+        ),
+    ],
+)
+@pytest.mark.parametrize("postgres_server", [18], indirect=True)
+def test_a_generated_column_that_comes_into_the_stream_or_leaves_it_ends_it(
+    database: Database, setup: tuple[str, ...], statement: str, reason: str
+) -> None:
+    made = (
+        "CREATE TABLE t (id int PRIMARY KEY, n int, g int GENERATED ALWAYS AS (n * 2) STORED)",
+        "INSERT INTO t VALUES (1, 1)",
+        "CREATE PUBLICATION p FOR TABLE t",
+    )
+    assert reason_after(database, (*made, *setup), (statement,)) == reason

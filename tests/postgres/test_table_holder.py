@@ -387,7 +387,7 @@ def test_the_snapshot_behind_a_park_waits_for_a_commit_that_waits_for_a_synchron
         park = ParkedTable(relid, "public.t", Lsn(8), Xid(9), "why", until_lsn=until_lsn)
         write_progress(storage, layout, until_lsn, parked=[park])
         decision = Decision(takes_snapshots=True, published={relid: source.published_as})
-        (wanted,) = SnapshotBook(storage, layout, decision).needs([source], []).wanted
+        (wanted,) = SnapshotBook(storage, layout, decision).needs([source], [], Lsn(0)).wanted
         holder = TableHolder(database.dsn(), ["p"])
         holding = Holding(holder, wanted.source, wait_for_writers=wanted.wait_for_writers)
         wait_until(lambda: holding.told or holding.held)

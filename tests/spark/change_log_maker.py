@@ -81,6 +81,7 @@ class LogMaker:
                 )
             )
         assert log.commit(Generation(relation, number, bounds), files.close())
+        log.prove(Lsn(self.lsn))
         self.tables[relation.name] = [dict(row) for row in rows]
 
     def commit(self, *changes: tuple[RelationVersion, Sequence[Row]], **more: Any) -> int:
@@ -88,6 +89,7 @@ class LogMaker:
         self.lsn += 10
         transaction = Transaction(self.lsn, changes, xid=self.lsn * 10, **more)
         self.sink.write(self.make_batch(transaction))
+        self.sink.snapshot_log().prove(Lsn(self.lsn))
         self.states[self.lsn] = self.state()
         return self.lsn
 

@@ -78,8 +78,11 @@ class Root:
         files.write(target.conform(pa.RecordBatch.from_pylist(rows, schema=contract_schema(relation))))
         assert log.commit(Generation(relation, 1, BOUNDS), files.close())
 
-    def write(self, *transactions: Transaction, slot: str = IDENTITY.slot) -> None:
+    def write(self, *transactions: Transaction, slot: str = IDENTITY.slot, proven: bool = True) -> None:
+        """``proven``: the run looks at the catalog behind it, and finds every table as it was."""
         self.sink(slot).write(self._make_batch(*transactions))
+        if proven:
+            self.sink(slot).snapshot_log().prove(Lsn(max(each.commit_lsn for each in transactions)))
 
     def close(self) -> None:
         for sink in self._sinks.values():

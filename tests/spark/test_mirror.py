@@ -424,7 +424,7 @@ def test_a_base_table_that_is_not_kept_up_any_more_says_so_itself_until_it_is_ag
         refreshed = mirror.refresh(spark)
         assert refreshed is not None
         (reason,) = refreshed.left_out.values()
-        assert "not known at" not in reason and reason.endswith("any more, as it was renamed to public.x")
+        assert "not known at" not in reason and reason.endswith("(it was renamed to public.x)")
         told = json.loads(said())
         assert (told["lsn"], told["reason"]) == (str(Lsn(before)), reason)
     assert "public.a" not in {line.table for line in newest(lines_of(log))}

@@ -105,6 +105,7 @@ def test_a_generation_is_named_and_told_once_however_often_it_is_asked_for(tmp_p
         "key": ["id"],
         "state": "finished",
         "reason": None,
+        "until": None,
     }
 
 

@@ -15,12 +15,14 @@ from xidstream.pipeline.segments.snapshot_record import cancel, read_taken, read
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 from xidstream.pipeline.snapshot.decision import Decision
 from xidstream.pipeline.snapshot.generation import Generation, GenerationState
-from xidstream.pipeline.snapshot.tables import Leaf, PrimaryKey, PublishedSource
+from xidstream.pipeline.snapshot.tables import Leaf, PrimaryKey, PublishedSource, Witness
 from xidstream.pipeline.spark.snapshot_log import GenerationLine
 from xidstream.pipeline.stages.snapshot_book import SnapshotBook
 
 LAYOUT = Layout(7, "orders", "epoch")
 BOUNDS = SnapshotBounds(Lsn(99), Lsn(120), 700, 710, (705,), 0)
+LSN = Lsn(50)
+"""Of a survey that was taken before any snapshot here."""
 INITIAL, NEVER = Decision(takes_snapshots=True), Decision(takes_snapshots=False)
 
 
@@ -51,12 +53,13 @@ def taken(storage: Storage, source: PublishedSource) -> GenerationLine:
     """As if a run had taken and committed it."""
     book = book_of(storage)
     generation = book.begin(source, BOUNDS, 0)
+    assert generation is not None
     book.finish(generation)
     return told(generation)
 
 
 def wanted(book: SnapshotBook, sources: list[PublishedSource], lines: list[GenerationLine]) -> list[int]:
-    return [each.source.relation.relid for each in book.needs(sources, lines).wanted]
+    return [each.source.relation.relid for each in book.needs(sources, lines, LSN).wanted]
 
 
 def test_every_published_table_is_wanted_until_the_sink_tells_its_generation(storage: Storage) -> None:
@@ -80,8 +83,8 @@ def test_a_generation_under_full_is_keyed_by_the_primary_key_that_was_there_unde
     assert keys == [("id",), None, ("id",)]
     again = dataclasses.replace(keyed, primary_key=PrimaryKey(4712, ("id",)))
     line = told(book.begin(keyed, BOUNDS, 0))
-    assert book.needs([keyed], [line]).ended == ()
-    assert [reason for _, reason in book.needs([again], [line]).ended] == [
+    assert book.needs([keyed], [line], LSN).ended == ()
+    assert [reason for _, reason in book.needs([again], [line], LSN).ended] == [
         "its primary key was dropped, or another one made"
     ]
 
@@ -89,7 +92,7 @@ def test_a_generation_under_full_is_keyed_by_the_primary_key_that_was_there_unde
 def test_a_table_that_was_published_before_the_slot_waits_for_no_writer(storage: Storage) -> None:
     decision = Decision(takes_snapshots=True, published={1: "as then", 2: "as then"})
     sources = [source_of(1, published_as="as then"), source_of(2, published_as="now"), source_of(3)]
-    needs = book_of(storage, decision).needs(sources, [])
+    needs = book_of(storage, decision).needs(sources, [], LSN)
     assert [each.wait_for_writers for each in needs.wanted] == [False, True, True]
 
 
@@ -107,12 +110,12 @@ def test_a_request_is_taken_once_and_a_cancellation_holds_until_the_next_request
         "the earlier one is forgotten"
     )
     cancel(storage, LAYOUT, 2, "public.t2")
-    needs = book_of(storage).needs([source, source_of(2)], [told(generation)])
+    needs = book_of(storage).needs([source, source_of(2)], [told(generation)], LSN)
     assert (needs.wanted, needs.unwanted) == ((), (2,))
     storage.write_bytes(
         LAYOUT.snapshot_key(2, "request"), storage.read_bytes(LAYOUT.snapshot_key(2, "cancelled"))
     )
-    needs = book_of(storage).needs([source_of(2)], [])
+    needs = book_of(storage).needs([source_of(2)], [], LSN)
     assert (len(needs.wanted), needs.unwanted) == (1, ()), (
         "a crash may leave both, and the table must not begin anew"
     )
@@ -139,13 +142,13 @@ def test_what_ended_a_generation_is_told_and_the_table_taken_again(storage: Stor
     source = source_of(1)
     line = taken(storage, source)
     filtered = dataclasses.replace(source, row_filter="(id > 5)")
-    needs = book_of(storage).needs([filtered], [line])
+    needs = book_of(storage).needs([filtered], [line], LSN)
     assert needs.ended == ((line, "the row filter of its publication changed"),)
     assert [each.source for each in needs.wanted] == [filtered]
-    assert book_of(storage, NEVER).needs([filtered], [line]).wanted == ()
-    (gone,) = book_of(storage).needs([], [line]).ended
+    assert book_of(storage, NEVER).needs([filtered], [line], LSN).wanted == ()
+    (gone,) = book_of(storage).needs([], [line], LSN).ended
     assert gone == (line, "the table is not published any more")
-    (again,) = book_of(storage).needs([source_of(9, table="t1")], [line]).ended
+    (again,) = book_of(storage).needs([source_of(9, table="t1")], [line], LSN).ended
     assert again == (line, "the table was dropped and created again")
 
 
@@ -156,18 +159,18 @@ def test_a_parked_table_has_no_snapshot_until_it_is_resumed_and_then_needs_a_new
     line = taken(storage, source)
     parked = ParkedTable(1, "public.t1", Lsn(200), Xid(9), "a value that is not valid UTF-8")
     write_progress(storage, LAYOUT, Lsn(250), parked=[parked])
-    needs = book_of(storage).needs([source, other], [line])
+    needs = book_of(storage).needs([source, other], [line], LSN)
     ((ended, reason),) = needs.ended
     assert ended == line and "parked at commit LSN 0/C8: a value that is not valid UTF-8" in reason
     assert [each.source for each in needs.wanted] == [other] and needs.unwanted == (1,)
     request(storage, LAYOUT, 1, "public.t1")
     assert wanted(book_of(storage), [source], []) == [], "what is missing behind it would be missing for ever"
     write_progress(storage, LAYOUT, Lsn(260), parked=resumed([parked], {1}, Lsn(260)))
-    needs = book_of(storage).needs([source], [line])
+    needs = book_of(storage).needs([source], [line], LSN)
     assert [each.source for each in needs.wanted] == [source] and needs.unwanted == ()
     assert [each for each, _ in needs.ended] == [line], "also one that was taken while the table was parked"
     later = dataclasses.replace(line, place=260, valid_from=261)
-    assert book_of(storage, NEVER).needs([source], [later]).ended == ()
+    assert book_of(storage, NEVER).needs([source], [later], LSN).ended == ()
 
 
 def test_the_snapshot_behind_a_park_waits_for_writers_however_long_the_table_was_published(
@@ -178,7 +181,7 @@ def test_the_snapshot_behind_a_park_waits_for_writers_however_long_the_table_was
     decision = Decision(takes_snapshots=True, published=dict.fromkeys((1, 2, 3), '["table"]'))
     parks = [ParkedTable(i, f"public.t{i}", Lsn(200), Xid(9), "why") for i in (2, 3)]
     write_progress(storage, LAYOUT, Lsn(260), parked=resumed(parks, {2}, Lsn(260)))
-    needs = book_of(storage, decision).needs(sources, [])
+    needs = book_of(storage, decision).needs(sources, [], LSN)
     assert [(each.source, each.wait_for_writers) for each in needs.wanted] == [
         (sources[0], False),
         (sources[1], True),
@@ -194,19 +197,19 @@ def test_a_snapshot_that_is_taken_on_an_idle_server_after_a_resume_stands(storag
     generation = book.begin(source, bounds, 0)
     book.finish(generation)
     line = dataclasses.replace(told(generation), place=int(bounds.place), valid_from=int(bounds.valid_from))
-    needs = book.needs([source], [line])
+    needs = book.needs([source], [line], LSN)
     assert (needs.wanted, needs.ended) == ((), ())
 
 
 def test_a_generation_without_its_record_is_of_an_earlier_slot(storage: Storage) -> None:
     line = GenerationLine("public.t1", 1, 3, 99, 100, GenerationState.FINISHED, is_ours=True)
-    needs = book_of(storage).needs([source_of(1)], [line])
+    needs = book_of(storage).needs([source_of(1)], [line], LSN)
     assert [reason for _, reason in needs.ended] == [
         "the storage has no record of it: the slot was made again"
     ]
     assert len(needs.wanted) == 1
     theirs = dataclasses.replace(line, is_ours=False)
-    needs = book_of(storage).needs([source_of(1)], [theirs])
+    needs = book_of(storage).needs([source_of(1)], [theirs], LSN)
     assert needs.ended == () and len(needs.wanted) == 1, "another slot's is not ours to end"
 
 
@@ -229,3 +232,51 @@ def test_a_slot_that_nobody_wants_snapshots_of_asks_nothing(storage: Storage) ->
     assert book.is_one_standing([line]), "what stands may end"
     ended = dataclasses.replace(line, state=GenerationState.ENDED)
     assert not book.is_one_standing([ended, told(book.begin(source_of(2), BOUNDS, 0), is_ours=False)])
+
+
+def altered(source: PublishedSource) -> PublishedSource:
+    """With a column that was added with a default."""
+    columns = (*source.relation.columns, Column("n", 23, -1, False))
+    relation = dataclasses.replace(source.relation, columns=columns)
+    return dataclasses.replace(source, relation=relation, attnums=(1, 2), filled_in=("n",))
+
+
+def test_a_survey_proves_nothing_where_a_generation_that_is_being_committed_is_another_table(
+    storage: Storage,
+) -> None:
+    """Its line comes into the sink behind the proof, and readers would take it for proven."""
+    source = source_of(1)
+    book = book_of(storage)
+    assert book.needs([source], [], Lsn(130)).is_proof
+    generation = book.begin(source, BOUNDS, 0)
+    assert generation is not None
+    assert book.needs([source], [], Lsn(140)).is_proof
+    assert not book.needs([altered(source)], [], Lsn(150)).is_proof
+    needs = book.needs([altered(source)], [told(generation)], Lsn(160))
+    assert needs.is_proof, "it is ended before anything is told"
+    assert [reason for _, reason in needs.ended] == ["column n was added with a default"]
+
+
+def test_a_generation_does_not_begin_where_a_later_survey_has_found_another_table(storage: Storage) -> None:
+    source = source_of(1)
+    book = book_of(storage)
+    book.needs([altered(source)], [], Lsn(98))
+    assert book.begin(source, BOUNDS, 0) is not None, "that survey was taken before its lock"
+    book.needs([altered(source)], [], Lsn(125))
+    assert book.begin(source, BOUNDS, 0) is None
+    book.needs([], [], Lsn(130))
+    assert book.begin(source, BOUNDS, 0) is None, "the table is not published any more"
+
+
+def test_what_a_survey_found_harmless_is_recorded_for_the_next_run(storage: Storage) -> None:
+    def with_xmin(xmin: int, harmless: str) -> PublishedSource:
+        return dataclasses.replace(
+            source_of(1), witnesses=(Witness("pg_class 1", xmin, harmless, "table t1"),)
+        )
+
+    line = taken(storage, with_xmin(700, "no grant"))
+    assert book_of(storage).needs([with_xmin(701, "a grant")], [line], LSN).ended == ()
+    needs = book_of(storage).needs([with_xmin(702, "no grant")], [line], LSN)
+    assert needs.ended == (), "compared with the survey before"
+    ((_, reason),) = book_of(storage).needs([with_xmin(703, "no grant")], [line], LSN).ended
+    assert "table t1 was altered in a way that leaves no difference in the catalog" in reason

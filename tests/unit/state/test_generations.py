@@ -11,7 +11,9 @@ from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.state.generations import generation_at, generations_of
 
 
-def line(number: int, place: int, valid_from: int, reason: str | None = None) -> dict[str, Any]:
+def line(
+    number: int, place: int, valid_from: int, reason: str | None = None, until: int | None = None
+) -> dict[str, Any]:
     return {
         "table": "public.t",
         "relid": 16384,
@@ -24,6 +26,7 @@ def line(number: int, place: int, valid_from: int, reason: str | None = None) ->
         "key": ["id"],
         "state": "finished" if reason is None else "ended",
         "reason": reason,
+        "until": until,
     }
 
 
@@ -49,16 +52,23 @@ def test_a_newer_generation_leaves_older_lsns_to_the_former() -> None:
     assert [at(lsn, *lines) for lsn in (120, 219, 220, 500)] == [1, 1, 2, 2]
 
 
-def test_an_ended_generation_stands_at_no_lsn_because_none_is_known_at_which_it_ended() -> None:
-    lines = [line(1, 99, 120, "the table was rewritten"), line(1, 99, 120)]
-    for lsn in (120, 150):
-        message, remedy = refusal(lsn, *lines)
-        assert "does not stand any more, as the table was rewritten" in message
-        assert "xidstream snapshot request --table public.t" in remedy
+def test_an_ended_generation_stands_up_to_what_was_proven_by_then_and_no_further() -> None:
+    lines = [line(1, 99, 120, "the table was rewritten", until=140), line(1, 99, 120)]
+    assert [at(lsn, *lines) for lsn in (120, 140)] == [1, 1]
+    message, remedy = refusal(141, *lines)
+    assert "the snapshot of 0/78 stands up to 0/8C (the table was rewritten)" in message
+    assert "xidstream snapshot request --table public.t" in remedy
     lines.append(line(2, 199, 220))
-    assert at(220, *lines) == 2
+    assert [at(lsn, *lines) for lsn in (140, 220)] == [1, 2], "an ALTER does not take history away"
     message, remedy = refusal(150, *lines)
     assert message.endswith("; it is known again from 0/DC")
+
+
+def test_a_generation_of_which_nothing_was_proven_stands_at_no_lsn() -> None:
+    assert (
+        "stands up to 0/0"
+        in refusal(120, line(1, 99, 120, "the table was rewritten", until=0), line(1, 99, 120))[0]
+    )
 
 
 def test_a_table_without_a_snapshot_is_not_known_and_the_message_says_how_to_ask_for_one() -> None:
