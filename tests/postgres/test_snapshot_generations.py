@@ -137,7 +137,7 @@ def test_the_snapshot_does_not_stand_after(
 def test_a_table_that_was_renamed_is_told_by_its_new_name(
     database: Database, statements: tuple[str, ...], now: str
 ) -> None:
-    """ "The snapshot of public.t does not stand: the table was renamed from public.t" named nobody's new name."""
+    """It said of public.t that it was renamed from public.t."""
     for statement in PLAIN:
         database.execute(statement)
     before = source_of(database)
