@@ -179,7 +179,8 @@ def _append_transaction(root: Location, owner: Ownership, tail_rows: int) -> Non
         "tables": [_TABLE.name],
     }
     files.write(pa.RecordBatch.from_pylist([row], schema=TRANSACTIONS_SCHEMA))
-    writer.commit(files.close(), {_SLOT: _COMMIT}, "commit_lsn", marks=owner.marks)
+    versions = {_SLOT: _COMMIT, naming.proven_id(_SLOT): _COMMIT}
+    writer.commit(files.close(), versions, "commit_lsn", marks=owner.marks)
 
 
 def _rows(ids: Any, kind: str, lsn: int, lacking: str | None, first_seq: int = 0) -> pa.RecordBatch:

@@ -24,8 +24,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -174,16 +175,25 @@ class _Log:
             "tables": [RELATION.name],
         }
         line = pa.RecordBatch.from_pylist([transaction], schema=TRANSACTIONS_SCHEMA)
-        self._append(naming.TRANSACTIONS, TRANSACTIONS_SCHEMA, line, "commit_lsn", lsn)
+        proven_id = naming.proven_id(IDENTITY.application_id)
+        self._append(naming.TRANSACTIONS, TRANSACTIONS_SCHEMA, line, "commit_lsn", lsn, {proven_id: lsn})
 
-    def _append(self, directory: str, schema: pa.Schema, rows: pa.RecordBatch, column: str, lsn: int) -> None:
+    def _append(
+        self,
+        directory: str,
+        schema: pa.Schema,
+        rows: pa.RecordBatch,
+        column: str,
+        lsn: int,
+        marks: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
         location = self._root.child(directory)
         writer = DeltaTableWriter.open(location, directory)
         assert writer is not None
         files = ParquetFiles(location, f"data-{lsn}", schema, column)
         for first in range(0, rows.num_rows, 1 << 17):
             files.write(rows.slice(first, 1 << 17))
-        writer.commit(files.close(), {IDENTITY.application_id: lsn}, column)
+        writer.commit(files.close(), {IDENTITY.application_id: lsn}, column, marks=marks)
 
 
 def _contract(

@@ -20,7 +20,16 @@ PAGE = Path(__file__).parents[1] / "docs" / "python.md"
 BEGIN, END = "<!-- made by `make docs` -->\n", "<!-- end -->\n"
 CHOSEN: Final = {
     "Config": ("load", "of"),
-    "ChangeLog": ("last_commit_lsn", "tables", "transactions", "as_of", "changes"),
+    "ChangeLog": (
+        "last_commit_lsn",
+        "proven_lsn",
+        "readable_lsn",
+        "wait",
+        "tables",
+        "transactions",
+        "as_of",
+        "changes",
+    ),
 }
 ORDER: Final = (
     *("spark_session", "ChangeStream", "StreamingQuery", "SparkBatch"),

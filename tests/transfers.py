@@ -128,7 +128,7 @@ def manifest_sum(root: Path) -> tuple[int, int] | None:
 
 
 def as_of_sum(root: Path, spark: Any) -> tuple[int, int]:
-    """The newest commit of the log, as ``ChangeLog`` reads it."""
+    """The newest moment of the log that can be read, as ``ChangeLog`` reads it."""
     from xidstream import ChangeLog
 
     state = ChangeLog(str(root)).as_of(spark)
@@ -228,7 +228,7 @@ def _long_run(folder: Path, n_manifest: int, n_as_of: int, seed: int, pause_s: f
         }
         query = ChangeStream(settings).toDelta(str(root)).start(spark)
         clients = Clients(lambda: psycopg.connect(source.dsn, autocommit=True), seed=seed, pause_s=pause_s)
-        while has_no_snapshots(root):
+        while has_no_snapshots(root) or not is_known(root):
             assert query.isActive, query.exception()
             time.sleep(1)
         mirror = KilledMirror(root, seed)
@@ -247,6 +247,14 @@ def has_no_snapshots(root: Path) -> bool:
     if not (folder / "_delta_log").exists():
         return True
     return DeltaTable(str(folder)).to_pyarrow_table().num_rows < 2
+
+
+def is_known(root: Path) -> bool:
+    """Whether the newest moment that can be read is behind both snapshots."""
+    from xidstream import ChangeLog
+
+    lines = DeltaTable(str(root / "_snapshots")).to_pyarrow_table(columns=["valid_from"])
+    return int(ChangeLog(str(root)).readable_lsn) >= pc.max(lines["valid_from"]).as_py()
 
 
 def _read(

@@ -79,12 +79,16 @@ class ChangeLog:
         """The greatest LSN at which the tables' states can be read now: ``as_of`` without an argument reads there."""
         return min(self._bounds())
 
-    def wait(self, lsn: Lsn | int | str, timeout_s: float = 60.0) -> None:
+    def wait(self, lsn: Lsn | int | str | None = None, timeout_s: float = 60.0) -> Lsn:
         """Return when states at ``lsn`` can be read, as far as that takes time alone: when a run has delivered and
-        proven everything up to it. Raises PreconditionMissing after ``timeout_s``."""
+        proven everything up to it. ``lsn``: None is the newest complete commit of now. Returns it. Raises
+        PreconditionMissing after ``timeout_s``."""
+        if lsn is None:
+            lsn = self.last_commit_lsn
         wanted = Lsn.parse(lsn) if isinstance(lsn, str) else Lsn(lsn)
         deadline_s = time.monotonic() + timeout_s
-        while (found := self._bounds()) and min(found) < wanted:
+        # A proof goes no further than the log is whole.
+        while (found := self._bounds())[1] < wanted:
             if time.monotonic() > deadline_s:
                 raise PreconditionMissing(
                     f"the change log was not readable at {wanted} after {timeout_s:.0f} s: it is complete up to "
@@ -92,6 +96,7 @@ class ChangeLog:
                     remedy="see whether a run of the slot is going on, and what it waits for: `xidstream status`",
                 )
             time.sleep(_WAIT_S)
+        return wanted
 
     def tables(self) -> list[str]:
         """The tables that the log has rows of, as ``schema.table``, sorted."""
@@ -126,7 +131,7 @@ class ChangeLog:
         last, proven = self._bounds()
         at = min(last, proven)
         if lsn is not None:
-            at = self._bounded(lsn, last)
+            at = self._bounded(lsn, max(last, proven))
         elif timestamp is not None:
             at = self._before(spark, timestamp, last)
         elif xid is not None:
@@ -153,10 +158,10 @@ class ChangeLog:
         """
         last, proven = self._bounds()
         newest = min(last, proven) if net else last
-        upto = newest if until is None else self._bounded(until, last)
+        upto = newest if until is None else self._bounded(until, max(last, proven))
         if net:
             _proven(upto, proven)
-        behind = Lsn(0) if since is None else self._bounded(since, last)
+        behind = Lsn(0) if since is None else self._bounded(since, max(last, proven))
         if not net:
             return log_rows(spark, *self._layout_at(table, upto), behind, upto)
         at = self.table_at(table, upto)

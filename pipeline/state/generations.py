@@ -41,6 +41,10 @@ class TableGeneration:
     ended: str | None
     until: Lsn | None = None
 
+    @property
+    def stands_somewhere(self) -> bool:
+        return self.until is None or self.until >= self.bounds.valid_from
+
 
 def generations_of(lines: Iterable[Mapping[str, Any]]) -> dict[str, list[TableGeneration]]:
     """By table, in the order of their snapshots."""
@@ -84,7 +88,7 @@ def generation_at(table: str, generations: Sequence[TableGeneration], lsn: Lsn) 
     if begun and begun[-1].ended is None:
         return begun[-1]
     if begun:
-        later = next((g for g in generations[len(begun) :] if g.ended is None), None)
+        later = next((g for g in generations[len(begun) :] if g.stands_somewhere), None)
         known = f"; it is known again from {later.bounds.valid_from}" if later else ""
         raise PreconditionMissing(
             f"table {table} is not known at {lsn}: the snapshot of {begun[-1].bounds.valid_from} stands up to "

@@ -38,7 +38,9 @@ def test_transfers_are_never_torn_in_the_manifests_moments_nor_in_as_of_while_re
     pipeline.database.execute(transfers.SCHEMA)
     config = pipeline.config(snapshot="initial")
     pipeline.query = ChangeStream(config).toDelta(str(pipeline.delta)).start(pipeline.spark)
-    pipeline.wait_until(lambda: not transfers.has_no_snapshots(pipeline.delta))
+    pipeline.wait_until(
+        lambda: not transfers.has_no_snapshots(pipeline.delta) and transfers.is_known(pipeline.delta)
+    )
     clients = transfers.Clients(pipeline.database.connect, pause_s=0.5)
     plan = FaultPlan(FAULTS, None)
     monkeypatch.setattr(faultpoints, "_plan", plan)

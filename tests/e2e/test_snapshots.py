@@ -483,6 +483,81 @@ def test_a_table_that_is_added_changed_or_asked_for_is_taken_while_the_run_goes_
         assert row["_commit_lsn"] >= before["since"] and row[version["columns"]["n"]["column"]] is not None
 
 
+UNSEEN_DDL = (
+    "alter table t alter n type int using n * 100",
+    """alter table t rename to u; create table t (id int primary key, n int);
+       insert into t select id, -n from u; drop table u""",
+    """alter publication p set (publish = 'insert, update'); delete from t where id % 3 = 0;
+       alter publication p set (publish = 'insert, update, delete, truncate')""",
+)
+
+
+@pytest.mark.parametrize("postgres_server", [OLDEST, 18], indirect=True)
+def test_what_is_read_at_once_behind_a_ddl_is_the_source_or_refused_and_stays_so_when_the_run_has_stopped(
+    pipeline: Pipeline,
+) -> None:
+    """Each DDL changes older rows without a word in the stream, and is followed at once by a commit."""
+    database = pipeline.database
+    for statement in (
+        "create table t (id int primary key, n int)",
+        "insert into t select i, i from generate_series(1, 200) i",
+        "create publication p for all tables",
+    ):
+        database.execute(statement)
+    start(pipeline)
+    wait_until_taken(pipeline, 1)
+    log = ChangeLog(str(pipeline.delta))
+    pipeline.wait_until(lambda: can_read(pipeline, log, "public.t"))
+    history: dict[Lsn, Counter[Row]] = {log.wait(): Counter(database.execute("select id, n from t"))}
+    n_equal = n_refused = 0
+
+    def read() -> None:
+        nonlocal n_equal, n_refused
+        try:
+            state = log.as_of(pipeline.spark)
+            rows = Counter(tuple(row) for row in state["public.t"].select("id", "n").collect())
+        except PreconditionMissing:
+            n_refused += 1
+        else:
+            known = max((lsn for lsn in history if lsn <= state.lsn), default=None)
+            assert known is not None and rows == history[known], (str(state.lsn), str(known))
+            n_equal += 1
+
+    for number, ddl in enumerate(UNSEEN_DDL):
+        database.execute(f"begin; {ddl}; insert into t values ({1000 + number}, 7); commit")
+        rows = Counter(database.execute("select id, n from t"))
+        history[until(database).before] = rows
+        for _ in range(3):
+            read()
+        if number == 2:
+            # The stop comes before the next snapshot of the table.
+            break
+        n = len(history)
+        wait_until_delivered(pipeline, until(database))
+        pipeline.wait_until(lambda: log.proven_lsn >= max(history) and can_read(pipeline, log, "public.t"))
+        read()
+        assert n_equal and len(history) == n
+    pipeline.query.stop()
+    assert pipeline.query.exception() is None
+    read()
+    # What was proven once is answered for ever, whatever has ended the snapshot since.
+    first = min(history)
+    found = log.as_of(pipeline.spark, lsn=first)["public.t"].select("id", "n").collect()
+    assert Counter(tuple(row) for row in found) == history[first]
+    second = sorted(history)[1]
+    with pytest.raises(PreconditionMissing, match="it is known again from"):
+        log.as_of(pipeline.spark, lsn=second)["public.t"]
+    assert n_refused
+
+
+def can_read(pipeline: Pipeline, log: ChangeLog, table: str) -> bool:
+    try:
+        log.as_of(pipeline.spark)[table]
+    except PreconditionMissing:
+        return False
+    return True
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("postgres_server", [18], indirect=True)
 def test_a_parked_table_is_refused_until_its_next_snapshot_and_the_other_is_read_all_the_while(
@@ -513,7 +588,8 @@ def test_a_parked_table_is_refused_until_its_next_snapshot_and_the_other_is_read
     insert_into_both(2000)
 
     def as_of(table: str) -> Counter[Row]:
-        state = ChangeLog(str(pipeline.delta)).as_of(pipeline.spark)
+        log = ChangeLog(str(pipeline.delta))
+        state = log.as_of(pipeline.spark, lsn=log.wait())
         return Counter(tuple(row) for row in state[table].select("id", "n").collect())
 
     assert as_of("public.a") == Counter(database.execute("select id, n from a"))
