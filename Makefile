@@ -45,15 +45,25 @@ define make-venv
 	$(PY) -m pip install --quiet -c constraints.txt --upgrade pip
 endef
 
+# A dot every two seconds on a terminal, as pip says nothing for a minute. The build's warning about packages of the same
+# name in the working directory says nothing of use here.
+comma := ,
+define install
+@echo "installing $(1): a minute or two"
+@if [ -t 2 ]; then (while sleep 2; do printf . >&2; done) & dots=$$!; fi; \
+    PYTHONWARNINGS=ignore $(PY) -m pip install --quiet -c constraints.txt -e '$(1)'; status=$$?; \
+    if [ -n "$$dots" ]; then kill $$dots; echo >&2; fi; exit $$status
+endef
+
 $(STAMP): pyproject.toml constraints.txt
 	$(make-venv)
-	$(PY) -m pip install --quiet -c constraints.txt -e '.[pinned,test,dev,docs]'
+	$(call install,.[pinned$(comma)test$(comma)dev$(comma)docs])
 	@touch $(DEMO_STAMP) $(STAMP)
 
 # What a user installs, and neither test nor lint tools.
 $(DEMO_STAMP): pyproject.toml constraints.txt
 	$(make-venv)
-	$(PY) -m pip install --quiet -c constraints.txt -e '.[pinned,demo]'
+	$(call install,.[pinned$(comma)demo])
 	@touch $(DEMO_STAMP)
 
 # The same checkout on Spark 4, in an environment of its own.
@@ -61,7 +71,7 @@ $(SPARK4_STAMP): override VENV := $(SPARK4_VENV)
 $(SPARK4_STAMP): PY := $(SPARK4_VENV)/bin/python
 $(SPARK4_STAMP): pyproject.toml constraints.txt
 	$(make-venv)
-	$(PY) -m pip install --quiet -c constraints.txt -e '.[spark4,test]'
+	$(call install,.[spark4$(comma)test])
 	@touch $(SPARK4_STAMP)
 
 demo: $(DEMO_STAMP) ## Show the whole path on this machine: PostgreSQL, Ray, Spark, a few transactions

@@ -25,9 +25,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xidstream.actors.driver.users_session import adopt_spark, n_recent_updates, try_executors
-from xidstream.actors.preflight import findings_of, require
+from xidstream.actors.preflight import findings_of, port_findings, require, require_ports
 from xidstream.actors.runtime.ray_cluster import connect_ray
 from xidstream.actors.runtime.secrets import refuse_travelling
+from xidstream.actors.runtime.waiting_line import waiting
 from xidstream.actors.streaming_query import StreamingQuery
 from xidstream.actors.supervision.drivers import InProcessDriver
 from xidstream.actors.supervision.listeners import check_listener
@@ -40,7 +41,7 @@ from xidstream.pipeline.credentials import redacted
 from xidstream.pipeline.errors import ConfigError, UsageError
 from xidstream.pipeline.exchange import SlotIdentity
 from xidstream.pipeline.file_modes import choose
-from xidstream.pipeline.findings import Finding
+from xidstream.pipeline.findings import Finding, Findings
 from xidstream.pipeline.spark.delta import DeltaSink
 from xidstream.pipeline.spark.foreach import ForeachSink
 from xidstream.pipeline.spark.sink import Sink, make_root, make_sink
@@ -116,7 +117,7 @@ class ChangeStream:
 
     def check(self) -> list[Finding]:
         """Every precondition of ``start``, as `xidstream check` prints them. Nothing is started."""
-        return findings_of(self._config, self._check_sink)
+        return Findings([*findings_of(self._config, self._check_sink), *port_findings(self._config)])
 
     def start(self, spark: SparkSession) -> StreamingQuery:
         """Begin, on ``spark``: any session with a SparkContext; ``xidstream.spark_session`` makes one that fits.
@@ -146,12 +147,15 @@ class ChangeStream:
         adopt_spark(spark)
         refuse_travelling(self._config)
         choose(self._config.storage_mode)
-        require(self._config, self._check_sink, tell=log.warning)
+        with waiting("checking server, storage and sink"):
+            require(self._config, self._check_sink, tell=log.warning)
+            require_ports(self._config)
         if self._config.sink:
             make_root(self._config.sink)
-        try_executors(spark, self._config.storage)
-        connect_ray()
-        await_room(self._config, spark)
+        with waiting("waiting for Ray and the session's executors"):
+            try_executors(spark, self._config.storage)
+            connect_ray()
+            await_room(self._config, spark)
         n_recent = n_recent_updates(spark)
         driver = InProcessDriver(spark, self._config.storage, make, n_recent)
         supervisor = Supervisor(self._config, lambda: driver)

@@ -165,7 +165,7 @@ def describe(refreshed: Refreshed | None) -> str:
         f"base tables: {counted(len(refreshed.tables), 'table')} at {refreshed.lsn}, {len(changed)} of them changed, "
         f"{human_bytes(refreshed.bytes_written)} written in {refreshed.seconds:.1f} s"
     )
-    left_out = [f"  left out: {table} ({reason})" for table, reason in sorted(refreshed.left_out.items())]
+    left_out = [f"  left out: {table}: {reason}" for table, reason in sorted(refreshed.left_out.items())]
     return "\n".join([text, *left_out])
 
 

@@ -7,6 +7,7 @@ What only a Ray that runs can tell is one finding that says so.
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable, Sequence
 
@@ -14,6 +15,8 @@ from xidstream.actors.driver.session import settled
 from xidstream.actors.runtime.java import ensure_java
 from xidstream.actors.runtime.ray_cluster import cpus_here, is_ours
 from xidstream.actors.supervision.cpu_plan import Plan, plan
+from xidstream.actors.supervision.other_runs import reading_here
+from xidstream.pipeline.addresses import host_and_port
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import ExitStatus, PreconditionMissing, SlotInUse, SlotLost, XidstreamError
 from xidstream.pipeline.findings import Finding, Status
@@ -34,6 +37,14 @@ def findings_of(
     """All of it. ``check_sink``: of the sink that the run will be given; None: of ``config.sink``. ``has_sink``: a
     capture has none, and needs no Spark."""
     findings = preflight(config, check_sink, has_sink=has_sink)
+    if (run := reading_here(config)) is not None:
+        # The server names its own process, which is another's on this machine.
+        findings = [
+            f
+            for f in findings
+            if f.check != "slot" or (f.status is not Status.OK and f.raises is not SlotInUse)
+        ]
+        findings.append(run)
     if not has_sink:
         unknown = "free memory, and whether each node reaches the server and the storage"
         findings.append(
@@ -75,6 +86,44 @@ def room_finding(configs: Sequence[Config], *, has_sink: bool = True) -> Finding
     least = "" if planned.scale == 1.0 else f"; each part asks for {planned.scale:.0%} of its share"
     asked = f"{planned.needed:.4g} of this machine's {cpus_here():g} CPUs at the start{least}"
     return Finding.ok("cpus", f"{counted(len(configs), 'slot')} of this run: Ray is asked for {asked}")
+
+
+def port_findings(config: Config) -> list[Finding]:
+    """Whether the ports that the run's settings name are free on this machine. ``config``: of one of its slots."""
+    asked = []
+    if config.status_address not in ("", "off"):
+        host, port = host_and_port(config.status_address, "status_address")
+        remedy = "give another status_address, or off"
+        asked.append(("status_address", "the status page", host, port, remedy))
+    if config.metrics_port and is_ours():
+        remedy = "give another metrics_port, or leave it out: `xidstream status` shows a free one"
+        asked.append(("metrics_port", "Ray's metrics", "127.0.0.1", config.metrics_port, remedy))
+    findings = []
+    for check, what, host, port, remedy in asked:
+        why = _why_taken(host, port)
+        if why is None:
+            findings.append(Finding.ok(check, f"{what} can be served at {host}:{port}"))
+        else:
+            findings.append(Finding.failed(check, f"{what} cannot be served at {host}:{port}: {why}", remedy))
+    return findings
+
+
+def require_ports(config: Config) -> None:
+    """Raise PreconditionMissing for the first that is taken, before Ray is started for nothing."""
+    for finding in port_findings(config):
+        if finding.status is Status.FAILED:
+            raise finding.error()
+
+
+def _why_taken(host: str, port: int) -> str | None:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the page does
+            probe.bind(address)
+    except OSError as error:
+        return error.strerror or type(error).__name__
+    return None
 
 
 def require(
@@ -120,6 +169,6 @@ def require(
 
 def _is_in_use(config: Config) -> bool:
     try:
-        return bool(describe_slot(login_of(config), config.slot).active)
+        return bool(describe_slot(login_of(config), config.slot).active) or reading_here(config) is not None
     except XidstreamError:
         return False  # the next round of findings says what is wrong

@@ -9,15 +9,19 @@ It runs the supervisor on a thread. What it tells of the run is asked for when a
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Final
 
+from xidstream.actors.runtime.waiting_line import waiting
 from xidstream.actors.supervision.listeners import Listeners
 from xidstream.actors.supervision.page import StatusPage
 from xidstream.actors.supervision.progress_json import journal_json, snapshots_json
 from xidstream.actors.supervision.supervisor import Supervisor
 from xidstream.pipeline.account.batches import MOST_BATCHES, BatchHistory
 from xidstream.pipeline.account.query import QueryName, ended_status, recent_progress, status_of
+
+_POLL_S: Final = 0.25
 
 
 class StreamingQuery:
@@ -145,7 +149,14 @@ class StreamingQuery:
 
     def awaitTermination(self, timeout: float | None = None) -> bool:  # noqa: N802
         """Wait, at most ``timeout`` seconds; True when the query has ended. Raises what ended it."""
-        self._thread.join(timeout)
+        deadline_s = None if timeout is None else time.monotonic() + timeout
+        with waiting("waiting for the query to read its slot"):
+            while self.isActive and self._supervisor.status().opened is None:
+                left_s = _POLL_S if deadline_s is None else min(_POLL_S, deadline_s - time.monotonic())
+                if left_s <= 0:
+                    return False
+                self._thread.join(left_s)
+        self._thread.join(None if deadline_s is None else max(0.0, deadline_s - time.monotonic()))
         if self.isActive:
             return False
         if self._exception is not None:

@@ -29,6 +29,7 @@ from xidstream.pipeline.addresses import host_and_port
 from xidstream.pipeline.credentials import redacted, refuse_in_spark_conf, refuse_in_uris
 from xidstream.pipeline.errors import ConfigError, UsageError
 from xidstream.pipeline.file_modes import DEFAULT, check_mode
+from xidstream.pipeline.local_paths import absolute, is_path
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.pg_rules import Streaming, check_slot_name, check_stream_options, duration_s, work_mem
 from xidstream.pipeline.settings_file import load_toml, unknown_setting
@@ -330,6 +331,11 @@ class Config:
         names = [p.strip() for p in given.split(",") if p.strip()] if isinstance(given, str) else given
         object.__setattr__(self, "publication", tuple(names))
         object.__setattr__(self, "password_command", _words(self.password_command))
+        if self.storage and is_path(self.storage):
+            object.__setattr__(self, "storage", absolute(self.storage))
+        kind, _, root = self.sink.partition(":")
+        if kind == "delta" and root and is_path(root):
+            object.__setattr__(self, "sink", f"delta:{absolute(root)}")
         self._check_ranges()
 
     def _check_ranges(self) -> None:

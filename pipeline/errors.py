@@ -272,7 +272,10 @@ POLICY: Final[dict[type[XidstreamError], Policy]] = {
     ),
     ConnectionLost: Policy(Action.RETRY, ExitStatus.FAILED, "check that the server is up and reachable"),
     SlotInUse: Policy(
-        Action.RETRY, ExitStatus.FAILED, "end the other reader, or give each run a slot of its own"
+        Action.RETRY,
+        ExitStatus.FAILED,
+        "end the other reader, or give each run a slot of its own (a PID that the server names is the server's own; "
+        "`xidstream status` lists the runs of this machine)",
     ),
     Superseded: Policy(
         # The slot decides: it has one reader at a time, and whoever does not get it ends with SlotInUse.

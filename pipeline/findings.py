@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import Final
 
 from xidstream.pipeline.errors import ExitStatus, PreconditionMissing, XidstreamError
 
@@ -22,6 +23,10 @@ class Status(enum.Enum):
     WARNING = "warning"  # the run works, but something in it will not be as expected
     FAILED = "failed"  # the run cannot start, or would stop
     NOT_CHECKED = "not checked"  # nobody can know it yet, or something else is missing first
+
+
+MARKS: Final = {Status.OK: "ok", Status.WARNING: "warn", Status.FAILED: "FAIL", Status.NOT_CHECKED: "?"}
+"""What stands before a finding's statement."""
 
 
 @dataclass(frozen=True)
@@ -66,9 +71,26 @@ class Finding:
         failed = error.policy.exit_status is ExitStatus.FAILED
         return cls.failed(check, error.message, error.remedy, PreconditionMissing if failed else type(error))
 
+    @property
+    def text(self) -> str:
+        """The statement, as it is printed behind its mark."""
+        return f"not checked: {self.statement}" if self.status is Status.NOT_CHECKED else self.statement
+
     def error(self) -> XidstreamError:
         """What a run raises because of a failed finding."""
         return self.raises(self.statement, remedy=self.remedy)
+
+
+class Findings(list[Finding]):
+    """A list whose ``repr`` is for people: an interactive session shows what `xidstream check` prints."""
+
+    def __repr__(self) -> str:
+        lines = []
+        for finding in self:
+            lines.append(f"{MARKS[finding.status]:<4}  {finding.text}")
+            if finding.remedy and finding.status is not Status.OK:
+                lines.append(f"      {finding.remedy}")
+        return "\n".join(lines)
 
 
 def enumerate_names(names: list[str], limit: int = 5) -> str:

@@ -35,3 +35,8 @@ def human_ms(ms: float | None) -> str:
     if ms is None:
         return "-"
     return f"{ms:.0f} ms" if ms < 1000 else f"{ms / 1000:.1f} s"
+
+
+def waiting(n: int, noun: str) -> str:
+    """``1 transaction waits``, ``2 transactions wait``."""
+    return f"{counted(n, noun)} {'waits' if n == 1 else 'wait'}"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from xidstream.pipeline.errors import ConfigError
+from xidstream.pipeline.local_paths import absolute
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -18,7 +19,7 @@ else:
 def load_toml(path: Path) -> dict[str, Any]:
     """The keys of a settings file. Raises ConfigError when it cannot be read or parsed."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(Path(absolute(str(path))).read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(
             f"cannot read {path}: {error.strerror}", remedy="give the path of a TOML file"

@@ -6,11 +6,13 @@ not get into each other's way. Called by the command line; in Python each slot i
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import ConfigError
+from xidstream.pipeline.local_paths import overlap
 
 RUN_SETTINGS = frozenset(
     {"buffers_max", "log_format", "metrics_port", "spark", "spark_conf", "status_address", "storage_mode"}
@@ -60,9 +62,9 @@ def _refuse_clashes(configs: Sequence[Config]) -> None:
             f"buffers_max ({configs[0].buffers_max}) is below buffers_min of all slots together ({floors})",
             remedy="raise buffers_max: it is the cap of the whole run",
         )
-    roots = [config.sink.rstrip("/") for config in configs if config.sink.startswith("delta:")]
-    if len(set(roots)) < len(roots):
+    roots = [config.sink[len("delta:") :] for config in configs if config.sink.startswith("delta:")]
+    if any(overlap(one, other) for one, other in itertools.combinations(roots, 2)):
         raise ConfigError(
-            "two of [[slots]] have the same sink",
+            "two of [[slots]] have the same sink, or one of them is in the other's",
             remedy="give each a Delta root of its own: a _transactions table holds the commits of one server",
         )

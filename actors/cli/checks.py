@@ -13,12 +13,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from xidstream.actors.preflight import findings_of, room_finding
+from xidstream.actors.preflight import findings_of, port_findings, room_finding
+from xidstream.actors.runtime.waiting_line import waiting
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.credentials import redacted
 from xidstream.pipeline.errors import PreconditionMissing, UsageError
 from xidstream.pipeline.exchange import Beginning, PrepareCover, SlotIdentity
-from xidstream.pipeline.findings import Finding, Status
+from xidstream.pipeline.findings import MARKS, Finding, Status
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.quantities import counted
 from xidstream.pipeline.segments import (
@@ -47,36 +48,35 @@ from xidstream.pipeline.spark.sink import parse_sink_spec
 from xidstream.pipeline.spark.sink_findings import held_by_delta
 from xidstream.pipeline.stages.slot_record import without_publications
 
-_MARKS = {
-    Status.OK: ("ok  ", "green"),
-    Status.WARNING: ("warn", "yellow"),
-    Status.FAILED: ("FAIL", "bold red"),
-    Status.NOT_CHECKED: ("?   ", "cyan"),
+_STYLES = {
+    Status.OK: "green",
+    Status.WARNING: "yellow",
+    Status.FAILED: "bold red",
+    Status.NOT_CHECKED: "cyan",
 }
 
 
 def print_checks(configs: Sequence[Config], *, has_sink: bool) -> bool:
     """What each slot of a run needs, and what all of them need together; whether nothing failed."""
-    room = room_finding(configs, has_sink=has_sink)
+    with waiting("checking server, storage and sink"):
+        found = [findings_of(config, has_sink=has_sink) for config in configs]
+    of_run = [room_finding(configs, has_sink=has_sink), *port_findings(configs[0])]
     if len(configs) == 1:
-        return _print_findings([*findings_of(configs[0], has_sink=has_sink), room])
+        return _print_findings([*found[0], *of_run])
     complete = True
-    for config in configs:
+    for config, findings in zip(configs, found, strict=True):
         click.echo(f"\nslot {config.slot}")
-        complete = _print_findings(findings_of(config, has_sink=has_sink)) and complete
+        complete = _print_findings(findings) and complete
     click.echo("\nall slots together")
-    return _print_findings([room]) and complete
+    return _print_findings(of_run) and complete
 
 
 def _print_findings(findings: Sequence[Finding]) -> bool:
     """One line each, with its remedy; whether nothing failed."""
     console = Console(highlight=False)
     for finding in findings:
-        mark, style = _MARKS[finding.status]
-        statement = finding.statement
-        if finding.status is Status.NOT_CHECKED:
-            statement = f"not checked: {statement}"
-        _print_beside(console, Text(mark, style=style), Text(statement))
+        mark = Text(f"{MARKS[finding.status]:<4}", style=_STYLES[finding.status])
+        _print_beside(console, mark, Text(finding.text))
         if finding.remedy and finding.status is not Status.OK:
             _print_beside(console, Text("    "), Text(finding.remedy, style="dim"))
     n = Counter(finding.status for finding in findings)
@@ -178,7 +178,7 @@ def drop_slot_command(config: Config, *, discard_journal: bool) -> None:
     # The storage is asked first: one that cannot be reached is told while the slot is still there.
     is_recorded = stored is not None and holds_slot(*stored)
     if stored is not None and not discard_journal:
-        _check_nothing_lost(config, *stored)
+        check_nothing_lost(config, *stored)
     if is_recorded and not describe_slot(login_of(config), config.slot).exists:
         click.echo(f"there is no slot {config.slot}; what the storage holds of it is removed")
     else:
@@ -194,7 +194,7 @@ def drop_slot_command(config: Config, *, discard_journal: bool) -> None:
         click.echo(f"{where} held nothing of it")
 
 
-def _check_nothing_lost(config: Config, storage: Storage, layout: Layout) -> None:
+def check_nothing_lost(config: Config, storage: Storage, layout: Layout) -> None:
     """Raise PreconditionMissing where the storage has the only copy of transactions, by its record or without one."""
     record = read_progress(storage, layout)
     if record is None:

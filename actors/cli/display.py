@@ -27,8 +27,9 @@ from rich.text import Text
 
 from xidstream.actors.runtime.elapsed import Elapsed
 from xidstream.actors.supervision.run_status import Status
+from xidstream.pipeline.account.model import open_words
 from xidstream.pipeline.events import Event
-from xidstream.pipeline.quantities import counted, human_bytes, human_ms, human_s
+from xidstream.pipeline.quantities import counted, human_bytes, human_ms, human_s, waiting
 from xidstream.pipeline.snapshot.progress import SnapshotProgress
 from xidstream.pipeline.stages.sequencer_stats import JournalStats
 
@@ -111,10 +112,12 @@ def _where(status: Status, pace: Pace) -> str:
     if status.waiting_for:
         return f"waiting for {' and '.join(status.waiting_for)}"
     lag_ms = status.driver.lag_ms
+    open_ = sorted(status.reader.open, key=lambda t: -t[1]) if status.reader is not None else []
+    caught_up = f"caught up{open_words([int(t[0]) for t in open_], len(open_))}"
     if lag_ms is None or (status.is_caught_up and not pace.is_fresh):
-        return "caught up" if status.is_caught_up else "catching up"
+        return caught_up if status.is_caught_up else "catching up"
     if status.is_caught_up:
-        where = "caught up"
+        where = caught_up
     else:
         where = "keeping up" if pace.is_fresh and lag_ms < _SHORT_LAG_MS else "catching up"
     return f"{where}, lag {human_ms(lag_ms)}"
@@ -129,8 +132,8 @@ def _open(transactions: Sequence[tuple[int, int, int, int]]) -> str:
 
 
 def _journal(journal: JournalStats) -> str:
-    held = f"{human_bytes(journal.n_bytes)}, {counted(journal.n_transactions, 'transaction')}"
-    return f"in the journal{', which is full' if journal.is_full else ''}: {held} wait for the sink"
+    held = f"{human_bytes(journal.n_bytes)}, {waiting(journal.n_transactions, 'transaction')}"
+    return f"in the journal{', which is full' if journal.is_full else ''}: {held} for the sink"
 
 
 def _snapshots(progress: SnapshotProgress) -> str:
@@ -184,13 +187,19 @@ def picture(status: Status, pace: Pace) -> Group:
 class Display:
     """A context manager. ``show`` shows the present status; ``line`` prints a line that stays.
 
-    ``clock`` is monotonic, in seconds.
+    ``clock`` is monotonic, in seconds. ``began_s``: of it, when the run began; None: now.
     """
 
-    def __init__(self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        began_s: float | None = None,
+    ) -> None:
         self._console = Console(file=stream or sys.stderr, highlight=False)
         self._clock = clock
-        self._began_s = clock()
+        self._began_s = clock() if began_s is None else began_s
         self._live: Live | None = None
         self._paces: dict[str, Pace] = {}
         self._waiting: dict[str, tuple[str, ...]] = {}

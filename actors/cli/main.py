@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import sys
+import time
 import traceback
 from contextlib import suppress
 from pathlib import Path
@@ -28,9 +29,12 @@ from xidstream.actors.cli.options import (
     build_configs,
     setting_options,
 )
+from xidstream.actors.cli.resync import resync
 from xidstream.actors.cli.table_group import table
+from xidstream.actors.cli.typed_names import help_, start, stop, version
 from xidstream.actors.cli.verify_options import verify
 from xidstream.actors.runtime.signals import StopRequest
+from xidstream.actors.runtime.waiting_line import waiting
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import ExitStatus, XidstreamError
 from xidstream.pipeline.events import Event, of_error
@@ -41,7 +45,7 @@ _CONNECTION = ("dsn", "slot", "publication")
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
-@click.version_option(package_name="xidstream")
+@click.version_option(None, "-V", "--version", package_name="xidstream")
 @click.pass_context
 def cli(context: click.Context, debug: bool) -> None:
     """PostgreSQL transactions in Spark the moment they commit, however big they are.
@@ -69,7 +73,8 @@ def cli(context: click.Context, debug: bool) -> None:
 )
 def demo(rows: int, output: Path) -> None:
     """Show the whole path on an embedded PostgreSQL, a local Ray and a Spark session, in about a minute."""
-    from xidstream.actors.demo.show import run_demo
+    with waiting("loading"):
+        from xidstream.actors.demo.show import run_demo
 
     run_demo(n_rows=rows, output=output)
 
@@ -94,12 +99,14 @@ def run(config_file: Path | None, **options: Any) -> None:
     configs = build_configs(config_file, options)
     for config in configs:
         config.require("slot", "publication", "storage", "sink")
+    began_s = time.monotonic()
     stop = StopRequest()
     stop.listen()
-    from xidstream.actors.cli.run import run_pipeline
+    with waiting("loading"):
+        from xidstream.actors.cli.run import run_pipeline
 
     try:
-        run_pipeline(configs, stop)
+        run_pipeline(configs, stop, began_s)
     finally:
         stop.deafen()
 
@@ -122,50 +129,32 @@ def capture(config_file: Path | None, **options: Any) -> None:
     configs = build_configs(config_file, options)
     for config in configs:
         config.require("slot", "publication", "storage")
+    began_s = time.monotonic()
     stop = StopRequest()
     stop.listen()
-    from xidstream.actors.cli.run import capture_slots
+    with waiting("loading"):
+        from xidstream.actors.cli.run import capture_slots
 
     try:
-        capture_slots(configs, stop)
+        capture_slots(configs, stop, began_s)
     finally:
         stop.deafen()
 
 
-@cli.command(short_help="Tell what a run would lack, each with its remedy.")
-@setting_options(
-    *_CONNECTION,
-    "storage",
-    "sink",
-    "streaming",
-    "proto_version",
-    "logical_decoding_work_mem",
-    "two_phase",
-    "failover",
-    "heartbeat_interval_s",
-    "create_slot",
-    "begin_anew",
-    "snapshot",
-    "snapshot_connections",
-    "buffers_min",
-    "buffers_max",
-    "buffer_cpus",
-    "spark",
-    "spark_executors",
-    "spark_executors_max",
-    "spark_executor_cpus",
-)
+@cli.command(cls=RunCommand, short_help="Tell what a run would lack, each with its remedy.")
+@setting_options()
 @click.option("--capture", is_flag=True, help="Of `xidstream capture`: without sink and Spark.")
 def check(config_file: Path | None, capture: bool, **options: Any) -> None:
     """Preflight: every precondition of `run`, each with its remedy, and what could not be checked.
 
-    Give it the options of the run, --storage and --sink among them: both are tried with a file that is removed again.
+    Give it the options of the run, whatever they are: storage and sink are tried with a file that is removed again.
     `run` and `ChangeStream.start` make the same checks. Status 3 if something is missing.
     """
     configs = build_configs(config_file, options)
     for config in configs:
         config.require("slot", "publication")
-    from xidstream.actors.cli.checks import print_checks
+    with waiting("loading"):
+        from xidstream.actors.cli.checks import print_checks
 
     if not print_checks(configs, has_sink=not capture):
         raise SystemExit(ExitStatus.PRECONDITION)
@@ -178,12 +167,18 @@ def check(config_file: Path | None, capture: bool, **options: Any) -> None:
 def status(config_file: Path | None, watch: bool, as_json: bool, **options: Any) -> None:
     """What the run of a slot is doing: open transactions, rates, what waits for what, restarts.
 
-    The run is found by its slot, on this machine or, with RAY_ADDRESS, on a Ray cluster. Where nothing runs: what the
-    slot holds back and what the pipeline has confirmed, which needs --dsn. docs/status.md lists the fields of the JSON.
+    Without any option: the runs of this machine, a line each. With a slot its run is found, on this machine or, with
+    RAY_ADDRESS, on a Ray cluster. Where nothing runs: what the slot holds back and what the pipeline has confirmed,
+    which needs --dsn. docs/status.md lists the fields of the JSON.
 
     Of a file with several [[slots]] each is shown, or with --slot the one of that name. One that cannot be shown does
     not hide the others, and the exit status is the worst.
     """
+    if not watch and config_file is None and not any(options.values()):
+        from xidstream.actors.cli.runs_here import print_runs
+
+        print_runs(as_json=as_json)
+        return
     configs = build_configs(config_file, options)
     for config in configs:
         config.require("slot")
@@ -233,7 +228,8 @@ def mirror(config_file: Path | None, every: str | None, vacuum: bool, **options:
     config.require("sink")
     stop = StopRequest()
     stop.listen()
-    from xidstream.actors.cli.mirror import mirror_command
+    with waiting("loading"):
+        from xidstream.actors.cli.mirror import mirror_command
 
     try:
         mirror_command(config, stop)
@@ -348,9 +344,9 @@ def snapshot_cancel(config_file: Path | None, tables: tuple[str, ...], **options
 
 
 @snapshot.command("status")
-@setting_options(*_CONNECTION, "storage")
+@setting_options(*_CONNECTION, "storage", "sink")
 def snapshot_status(config_file: Path | None, **options: Any) -> None:
-    """The published tables, their sizes, and what the storage knows of their snapshots."""
+    """The published tables, their sizes, and how far their snapshots are: by the run, the storage and the sink."""
     config = build_config(config_file, options)
     config.require("slot", "publication", "storage")
     from xidstream.actors.cli.snapshots import status_command
@@ -358,9 +354,8 @@ def snapshot_status(config_file: Path | None, **options: Any) -> None:
     status_command(config)
 
 
-cli.add_command(journal)
-cli.add_command(verify)
-cli.add_command(table)
+for each in (journal, table, verify, resync, version, help_, start, stop):
+    cli.add_command(each)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -12,21 +12,27 @@ import click
 
 from xidstream.actors.mirror import MirrorLoop, loop_of
 from xidstream.actors.runtime.signals import StopRequest
+from xidstream.actors.runtime.waiting_line import waiting
 from xidstream.pipeline.config import Config
+from xidstream.pipeline.credentials import redacted
 from xidstream.pipeline.errors import ConfigError
 from xidstream.pipeline.file_modes import choose_for_process
 from xidstream.pipeline.pg_rules import duration_s
-from xidstream.pipeline.spark.sink import check_sink_spec, parse_sink_spec
+from xidstream.pipeline.spark.sink import check_sink_spec
 
 _POLL_S = 0.25
 
 
 def mirror_command(config: Config, stop: StopRequest) -> None:
     """Raises what ended the refreshes."""
-    if parse_sink_spec(config.sink)[0] != "delta":
+    kind = config.sink.partition(":")[0]
+    if kind != "delta":
+        is_other = kind in ("console", "foreach")
         raise ConfigError(
-            "base tables are made from the change log of a Delta sink",
-            remedy="give its root as --sink delta:URI",
+            f"base tables are made from the change log of a Delta sink, not from {redacted(config.sink)!r}",
+            remedy="give its root as --sink delta:URI"
+            if is_other
+            else f"did you mean delta:{redacted(config.sink)}?",
         )
     check_sink_spec(config.sink)
     choose_for_process(config.storage_mode)
@@ -41,7 +47,11 @@ def mirror_command(config: Config, stop: StopRequest) -> None:
         loop = loop_of(config, spark, every_s=every_s, tell=click.echo)
         thread = threading.Thread(target=loop.run_quietly, name="xidstream-mirror", daemon=True)
         thread.start()
-        _wait(thread, loop, stop)
+        if every_s is None:
+            with waiting("refreshing the base tables"):
+                _wait(thread, loop, stop)
+        else:
+            _wait(thread, loop, stop)
         if loop.failure is not None:
             raise loop.failure
     finally:

@@ -17,12 +17,13 @@ from functools import partial
 from xidstream.actors.cli.display import Display, summary
 from xidstream.actors.cli.event_lines import EventLines
 from xidstream.actors.cli.json_log import log_as_json
-from xidstream.actors.preflight import cpus_of_run, require
+from xidstream.actors.preflight import cpus_of_run, require, require_ports
 from xidstream.actors.reader.buffer_quota import start_quota
 from xidstream.actors.runtime.ray_cluster import connect_ray, keep_logs
 from xidstream.actors.runtime.secrets import refuse_travelling, without_secrets
 from xidstream.actors.runtime.signals import STOPPING, StopRequest
 from xidstream.actors.supervision.cpu_plan import Plan
+from xidstream.actors.supervision.other_runs import StartingRun
 from xidstream.actors.supervision.page import serve
 from xidstream.actors.supervision.shared_session import SharedSession
 from xidstream.actors.supervision.supervisor import Supervisor
@@ -38,8 +39,9 @@ _CHECKS_END_S = 10.0
 """What a check in hand is given when the run is stopped: as long as it takes to find that no server answers."""
 
 
-def run_pipeline(configs: Sequence[Config], stop: StopRequest) -> None:
-    """Until all slots are done or ``stop`` was asked for. Raises the worst of what ended them."""
+def run_pipeline(configs: Sequence[Config], stop: StopRequest, began_s: float | None = None) -> None:
+    """Until all slots are done or ``stop`` was asked for. ``began_s``: when the command did, by the monotonic clock;
+    seconds that are told count from there. Raises the worst of what ended them."""
     # A relative path means the user's folder, not the driver actor's.
     configs = [dataclasses.replace(config, sink=check_sink_spec(config.sink)) for config in configs]
     for config in configs:
@@ -49,15 +51,15 @@ def run_pipeline(configs: Sequence[Config], stop: StopRequest) -> None:
                 "mirror_every is for a Delta sink: base tables are made from its change log",
                 remedy="leave mirror_every out, or give --sink delta:URI",
             )
-    _run(configs, stop, has_sink=True)
+    _run(configs, stop, began_s, has_sink=True)
 
 
-def capture_slots(configs: Sequence[Config], stop: StopRequest) -> None:
+def capture_slots(configs: Sequence[Config], stop: StopRequest, began_s: float | None = None) -> None:
     """As ``run_pipeline``, into the journals of the slots. A sink that the settings name is not used."""
     for config in configs:
         refuse_travelling(config)
         _check_capture(config)
-    _run(configs, stop, has_sink=False)
+    _run(configs, stop, began_s, has_sink=False)
 
 
 def _check_capture(config: Config) -> None:
@@ -76,10 +78,10 @@ def _check_capture(config: Config) -> None:
         )
 
 
-def _run(configs: Sequence[Config], stop: StopRequest, *, has_sink: bool) -> None:
+def _run(configs: Sequence[Config], stop: StopRequest, began_s: float | None, *, has_sink: bool) -> None:
     choose_for_process(configs[0].storage_mode)
     stop.is_quiet = configs[0].log_format == "json"
-    display: Display | EventLines = EventLines() if stop.is_quiet else Display()
+    display: Display | EventLines = EventLines() if stop.is_quiet else Display(began_s=began_s)
     with display:
         failures = _Run(configs, display, stop, has_sink=has_sink).run()
         if failures:
@@ -102,15 +104,24 @@ class _Run:
         self._several = len(configs) > 1
         self._failures: dict[str, BaseException] = {}
         self._is_stop_told = False
+        self._starting = StartingRun(configs, has_sink=has_sink)
 
     def run(self) -> list[BaseException]:
         """What the slots failed with, none of it raised here. Raises PreconditionMissing where the machine is too
         small for all of them."""
+        try:
+            return self._run()
+        finally:
+            self._starting.close()
+
+    def _run(self) -> list[BaseException]:
         if not self._stop.asked:
             self._display.starting("the checks of server and storage")
             self._check()
         ready = [config for config in self._configs if config.slot not in self._failures]
         plan = cpus_of_run(ready, has_sink=self._has_sink) if ready else None
+        if ready:
+            require_ports(ready[0])
         if ready and not self._stop.asked:
             self._display.starting("Ray")
             with self._stop.held():
@@ -172,6 +183,12 @@ class _Run:
         if armed():
             self._display.line(f"{VARIABLE} is set: parts of this run will fail on purpose", "bold red")
         page = serve(configs[0], list(supervisors.values()))
+        self._starting.close()
+        if page is not None:
+            told = Event(
+                "status_page", f"the status page of this run: {page.url}", logging.INFO, url=page.url
+            )
+            self._display.line(told)
         try:
             self._await(supervisors)
         finally:

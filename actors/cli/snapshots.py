@@ -7,13 +7,16 @@ commands need server and storage, and no Ray.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import click
 from rich.console import Console
 from rich.table import Table
 
+from xidstream.actors.runtime.run_search import local_answers
+from xidstream.pipeline.account.codec import of_json
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import ConfigError, UsageError
 from xidstream.pipeline.findings import enumerate_names
@@ -23,14 +26,20 @@ from xidstream.pipeline.segments.snapshot_record import (
     cancel,
     read_decision,
     read_taken,
+    read_told,
     read_wishes,
     request,
 )
 from xidstream.pipeline.slot.admin import held_wal_bytes, read_slot, sql_connection
 from xidstream.pipeline.slot.connection import ReplicationConnection
 from xidstream.pipeline.slot.snapshot_sources import survey
+from xidstream.pipeline.snapshot.generation import Generation, GenerationState
+from xidstream.pipeline.snapshot.progress import TableProgress
 from xidstream.pipeline.snapshot.tables import PublishedSource
+from xidstream.pipeline.spark.snapshot_log import told_by
 from xidstream.pipeline.stages.slot_record import without_publications
+
+_FILE_WIDTH: Final = 160
 
 
 def request_command(config: Config, tables: Sequence[str]) -> None:
@@ -58,6 +67,7 @@ def status_command(config: Config) -> None:
     stored, surveyed = _asked(config)
     decision, wishes = read_decision(*stored), read_wishes(*stored)
     taken = {each.generation.relid: each.generation for each in read_taken(*stored)}
+    state_of = _states(config, {(each.name, each.number) for each in read_told(*stored)})
     if decision is None:
         click.echo("nothing is decided yet: the first run decides (setting snapshot)")
     else:
@@ -69,7 +79,7 @@ def status_command(config: Config) -> None:
     for source in surveyed.sources:
         relid = source.relation.relid
         generation = taken.get(relid)
-        state = "begun or finished" if generation is not None else "none"
+        state = state_of(source.name, generation)
         if relid in wishes.requests:
             state = "asked for"
         elif relid in wishes.cancelled:
@@ -78,12 +88,42 @@ def status_command(config: Config) -> None:
             ("", "") if generation is None else (str(generation.number), str(generation.bounds.valid_from))
         )
         table.add_row(source.name, human_bytes(source.n_bytes), number, valid_from, state)
-    Console(highlight=False).print(table)
+    console = Console(highlight=False)
+    (console if console.is_terminal else Console(highlight=False, width=_FILE_WIDTH)).print(table)
     click.echo(
-        f"{counted(len(surveyed.sources), 'table')} published; which rows are complete, the sink's _snapshots says"
+        f"{counted(len(surveyed.sources), 'table')} published"
+        + ("" if config.sink or not taken else "; give --sink, which knows what is finished")
     )
     if surveyed.held_wal_bytes is not None:
         click.echo(f"slot {config.slot} keeps {human_bytes(surveyed.held_wal_bytes)} of WAL")
+
+
+def _states(config: Config, told: Collection[tuple[str, int]]) -> Callable[[str, Generation | None], str]:
+    """What is said of a table's last generation: by the run on this machine, by a Delta sink, or by the record of what
+    a function has got (``told``)."""
+    reading: dict[str, TableProgress] = {}
+    for answer in local_answers(config.slot):
+        progress = of_json(answer).snapshots
+        reading |= {} if progress is None else {table.table: table for table in progress.tables}
+    root = config.sink.partition(":")[2] if config.remembers_in_sink else None
+    in_sink = None if root is None else told_by(root)
+
+    def state(table: str, generation: Generation | None) -> str:
+        if (now := reading.get(table)) is not None:
+            share = f", {now.n_bytes_read / now.n_bytes:.0%}" if now.n_bytes and now.n_bytes_read else ""
+            return f"{now.state}{share}"
+        if generation is None:
+            return "none"
+        if (table, generation.number) in told:
+            return "finished"
+        if in_sink is None:
+            return "begun or finished"
+        said = in_sink.get((table, generation.number, generation.bounds.place))
+        if said is None:
+            return "begun, and not in the sink"
+        return "finished" if said[0] is GenerationState.FINISHED else f"does not stand any more: {said[1]}"
+
+    return state
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ is broken between its phrases (``Phrases``), so it can be read at any width.
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
@@ -26,8 +27,10 @@ from xidstream.pipeline.account import (
     SlotPart,
     StoredPart,
 )
-from xidstream.pipeline.quantities import counted, human_bytes, human_ms, human_s
+from xidstream.pipeline.account.model import state_words
+from xidstream.pipeline.quantities import counted, human_bytes, human_ms, human_s, waiting
 
+_FRESH_S: Final = 15.0
 _MOST_OPEN: Final = 10
 _MOST_BATCHES: Final = 5
 _MOST_RESTARTS: Final = 5
@@ -63,7 +66,7 @@ def _head(account: Account) -> RenderableType:
     if account.stalls:
         state, style = "stalled", _BAD
     elif run.state == "reading":
-        state, style = ("caught up", _GOOD) if run.is_caught_up else ("reading", _GOOD)
+        state, style = state_words(account), _GOOD
     phrases = [state, f"running for {human_s((account.at - run.started_at).total_seconds())}"]
     if run.waiting_for:
         phrases.append(f"waiting for {' and '.join(run.waiting_for)}")
@@ -98,7 +101,7 @@ def _lines(account: Account) -> Iterator[tuple[str, list[str], str]]:
     if account.journal is not None and account.journal.n_files:
         yield "journal", _journal(account.journal), _BAD if account.journal.is_full else "yellow"
     if account.sink is not None:
-        yield "sink", _sink(account.sink), ""
+        yield "sink", _sink(account.sink, account.at), ""
     if account.stored is not None:
         yield "storage", _stored(account.stored), ""
     snapshots = account.snapshots
@@ -158,7 +161,8 @@ def _sequencer(sequencer: SequencerPart) -> list[str]:
         phrases.append(f"delivered {sequencer.delivered_lsn}")
     phrases.append(f"{counted(sequencer.n_transactions, 'transaction')} released")
     if sequencer.n_waiting:
-        phrases.append(f"{sequencer.n_waiting:,} wait, the first is {sequencer.head_state}")
+        wait = "1 waits" if sequencer.n_waiting == 1 else f"{sequencer.n_waiting:,} wait"
+        phrases.append(f"{wait}, the first is {sequencer.head_state}")
     if sequencer.n_prepared:
         phrases.append(f"{sequencer.n_prepared:,} prepared")
     return phrases
@@ -170,7 +174,7 @@ def _journal(journal: JournalPart) -> list[str]:
         phrases.append("full: what commits now waits in the slot")
     limit = f" of {human_bytes(journal.max_bytes)}" if journal.max_bytes else ""
     phrases.append(f"{human_bytes(journal.n_bytes)}{limit} in {counted(journal.n_files, 'file')}")
-    phrases.append(f"{counted(journal.n_transactions, 'transaction')} wait for the sink")
+    phrases.append(f"{waiting(journal.n_transactions, 'transaction')} for the sink")
     if journal.oldest_s is not None:
         phrases.append(f"the oldest committed {human_s(journal.oldest_s)} ago")
     if journal.first_commit_lsn is not None:
@@ -190,7 +194,7 @@ def _stored(stored: StoredPart) -> list[str]:
     return [*phrases, *(f"given up: {text}" for text in stored.given_up)]
 
 
-def _sink(sink: SinkPart) -> list[str]:
+def _sink(sink: SinkPart, at: datetime.datetime) -> list[str]:
     phrases = []
     if (hand := sink.in_hand) is not None:
         what = f"{counted(hand.n_transactions, 'transaction')}, {counted(hand.n_rows, 'row')}"
@@ -199,7 +203,10 @@ def _sink(sink: SinkPart) -> list[str]:
     if sink.rows_per_s:
         phrases.append(f"{sink.rows_per_s:,.0f} rows/s")
     if sink.last_lag_ms is not None:
-        phrases.append(f"{human_ms(sink.last_lag_ms)} from COMMIT to the sink")
+        ago_s = (at - sink.batches[-1].done_at).total_seconds() if sink.batches else 0.0
+        # An old batch's lag is no present one.
+        when = "" if ago_s < _FRESH_S else f" in the last batch, {human_s(ago_s)} ago"
+        phrases.append(f"{human_ms(sink.last_lag_ms)} from COMMIT to the sink{when}")
     if (latency := sink.latency) is not None:
         of = counted(latency.n_transactions, "transaction")
         phrases.append(f"{human_ms(latency.p50_ms)} (p50), {human_ms(latency.p99_ms)} (p99) of {of}")
@@ -267,7 +274,7 @@ def _tables(account: Account) -> Iterator[RenderableType]:
 
 
 def _open(transactions: Sequence[OpenPart], n_open: int) -> RenderableType:
-    most = max(each.n_rows for each in transactions)
+    most = _scale(max(each.n_rows for each in transactions))
     rows = [
         (
             f"xid {each.xid}",
@@ -286,6 +293,14 @@ def _open(transactions: Sequence[OpenPart], n_open: int) -> RenderableType:
         rows.append((f"and {n_open - len(rows):,} more", "", "", "", "", "", "", "", ""))
     names = ("open", "", "age", "rows", "bytes", "spilled", "rolled back", "buffer", "tables")
     return _table(names, rows)
+
+
+def _scale(n: int) -> int:
+    """What a whole bar stands for: the next of 1, 2, 5, 10, …, so that the bar of the only transaction grows."""
+    scale = 1
+    while scale < n:
+        scale = scale * 5 // 2 if str(scale)[0] == "2" else scale * 2
+    return scale
 
 
 def _bar(n: int, most: int) -> str:

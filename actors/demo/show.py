@@ -8,6 +8,7 @@ Delta tables hold with the source tables, and a difference makes the demo fail.
 from __future__ import annotations
 
 import shutil
+import sys
 import tempfile
 import time
 from contextlib import ExitStack
@@ -50,11 +51,22 @@ def run_demo(*, n_rows: int, output: Path) -> None:
             server.stop()
             stop_spark()
     console.print(f"\nThe demo took {time.monotonic() - started_s:.0f} s.")
+    command = _command()
     console.print(
-        "Next: [bold]xidstream check --dsn … --slot … --publication …[/]\n"
+        f"Next: [bold]{command} check --dsn … --slot … --publication …[/]\n"
         "      tells what your server still lacks.\n"
-        "      [bold]xidstream run --help[/] lists the settings; the README has a PySpark example."
+        f"      [bold]{command} run --help[/] lists the settings; the README has a PySpark example."
     )
+
+
+def _command() -> str:
+    """How this xidstream is called here: `make demo` leaves it in an environment that is not on the PATH."""
+    if shutil.which("xidstream"):
+        return "xidstream"
+    beside = Path(sys.executable).with_name("xidstream")
+    if not beside.exists():
+        return f"{sys.executable} -m xidstream"
+    return str(beside.relative_to(Path.cwd()) if beside.is_relative_to(Path.cwd()) else beside)
 
 
 def _introduce(console: Console, n_rows: int) -> None:

@@ -28,6 +28,7 @@ from xidstream.actors.runtime.java import ensure_java
 from xidstream.actors.runtime.nodes import require_usable_nodes
 from xidstream.actors.runtime.ray_cluster import connect_ray, is_ours, remove_loaded_libraries, run_folder
 from xidstream.actors.runtime.spark_version import require_raydp_for_spark
+from xidstream.actors.runtime.waiting_line import waiting
 from xidstream.pipeline import file_modes
 from xidstream.pipeline.config import Config, SparkMode
 from xidstream.pipeline.errors import EnvironmentFault, PreconditionMissing
@@ -79,11 +80,13 @@ def spark_session(
     Spark does not start.
     """
     joined_before = ray.is_initialized()
-    connect_ray()
+    with waiting("waiting for Ray"):
+        connect_ray()
     if joined_before:
         # By the user's own ray.init(), which may have started Ray without a Java.
         require_usable_nodes()
-    return start_spark(Config() if config is None else Config.load(config), app_name)
+    with waiting("waiting for the Spark session"):
+        return start_spark(Config() if config is None else Config.load(config), app_name)
 
 
 def settled(config: Config) -> Config:

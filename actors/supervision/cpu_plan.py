@@ -35,6 +35,11 @@ it nearly busy by being there."""
 MASTER_CPUS: Final = 0.1
 _MASTER_CONF: Final = "spark.ray.raydp_spark_master.actor.resource.CPU"
 _EXECUTOR_CONF: Final = "spark.ray.raydp_spark_executor.actor.resource.cpu"
+_SETTINGS: Final = {
+    "xid buffer": ("buffer_cpus", "buffers_min"),
+    "executor": ("spark_executor_cpus", "spark_executors"),
+}
+"""Of a part: the settings that say how many CPUs it asks for, and how many there are."""
 _STEPS: Final = 10_000
 """Ray counts CPUs in steps of 1/10,000."""
 
@@ -170,8 +175,14 @@ def _shrunk(share: float, scale: float) -> float:
 
 def _too_small(configs: Sequence[Config], needed: Sequence[Demand], cpus: float) -> PreconditionMissing:
     shrunk, full = _asked(needed, LEAST), _asked(needed, 1.0)
+    told, remedy = "", "give the run fewer slots, a machine with more CPUs, or a Ray cluster (RAY_ADDRESS)"
+    largest = max(needed, key=lambda each: each.n * each.cpus)
+    if largest.name in _SETTINGS and largest.n * largest.cpus > full / 2:
+        each, number = _SETTINGS[largest.name]
+        told = f"; {largest.n * largest.cpus:.4g} are for {largest} ({number} = {largest.n}, {each} = {largest.cpus:g})"
+        remedy = f"lower {each if largest.cpus > 1 else number}; or {remedy}"
     return PreconditionMissing(
         f"this machine is too small for the run: {counted(len(configs), 'slot')} would ask Ray for {full:.4g} CPUs, "
-        f"and for {shrunk:.4g} where each part takes the least that it works with; there are {cpus:g}",
-        remedy="give the run fewer slots, a machine with more CPUs, or a Ray cluster (RAY_ADDRESS)",
+        f"and for {shrunk:.4g} where each part takes the least that it works with; there are {cpus:g}{told}",
+        remedy=remedy,
     )

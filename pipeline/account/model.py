@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.quantities import counted
 from xidstream.pipeline.snapshot.progress import SnapshotProgress
 
 VERSION: Final = 1
@@ -382,3 +384,23 @@ def is_caught_up(*, n_waiting: int, backlog_bytes: int, is_paused: bool, has_rea
     not. ``n_waiting`` counts what is in the journal. ``has_reached_target``: of what is delivered, and not of what is
     confirmed."""
     return has_reached_target and not (n_waiting or backlog_bytes or is_paused)
+
+
+def state_words(account: Account) -> str:
+    """Where a run stands, in a few words. Caught up with commits is not all where a transaction is open: its rows are
+    read, and behind what is confirmed."""
+    run = account.run
+    assert run is not None
+    if run.state != "reading" or not run.is_caught_up:
+        return run.state
+    n_open = account.reader.n_open if account.reader is not None else 0
+    return f"caught up{open_words([each.xid for each in account.open], n_open)}"
+
+
+def open_words(xids: Sequence[int], n_open: int) -> str:
+    """What is added to ``caught up``: the largest open transaction, and how many more there are."""
+    if not n_open:
+        return ""
+    if not xids:
+        return f" with commits · reading {counted(n_open, 'open transaction')}"
+    return f" with commits · reading xid {xids[0]}{f' and {n_open - 1:,} more' if n_open > 1 else ''}"

@@ -13,6 +13,7 @@ Called by ``pipeline.mirror.refresh``. deltalake only, no Spark.
 
 from __future__ import annotations
 
+import datetime
 import json
 import time
 from collections.abc import Sequence
@@ -26,6 +27,7 @@ from xidstream.pipeline.errors import SinkFailed
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.mirror.key_ranges import FileFacts, RangedKey
 from xidstream.pipeline.mirror.plan import BaseFile
+from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.spark.delta_table import NOTHING, DeltaTableWriter
 from xidstream.pipeline.spark.naming import Location
 from xidstream.pipeline.spark.placement import Target
@@ -34,6 +36,10 @@ from xidstream.pipeline.state.manifest import KEEPS_ITS_LOG, check_owner
 
 TEXT_FIELD: Final = pa.field("_text", pa.map_(pa.string(), pa.string()))
 """PostgreSQL's text of values that their columns cannot hold. Only a base table that has such values has it."""
+
+LEFT_OUT: Final = f"{PREFIX}left_out"
+"""A property of a base table that is not kept up any more: JSON with ``since`` (ISO 8601), ``lsn`` (what the rows are
+of) and ``reason``. Empty, or not there, while refreshes keep the table up."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +100,14 @@ class BaseTable:
         writer = DeltaTableWriter.open_or_create(location, label, columns, about)
         return cls(writer, location, marks)
 
+    @classmethod
+    def open(cls, location: Location, label: str, marks: MirrorMarks) -> BaseTable | None:
+        """None where there is no table that a mirror of this slot has filled."""
+        writer = DeltaTableWriter.open(location, label)
+        if writer is None or writer.watermark(marks.lsn_id) == NOTHING:
+            return None
+        return cls(writer, location, marks)
+
     @property
     def lsn(self) -> int:
         """To which its last commit brought it; 0 for a table that was never filled."""
@@ -115,6 +129,25 @@ class BaseTable:
     @property
     def has_text(self) -> bool:
         return any(column.name == TEXT_FIELD.name for column in self._writer.columns)
+
+    @property
+    def left_out_since(self) -> datetime.datetime | None:
+        """Since when it has not been kept up; None if it is. Aware, UTC."""
+        found = self._writer.property_of(LEFT_OUT)
+        return None if found is None else datetime.datetime.fromisoformat(json.loads(found)["since"])
+
+    def leave_out(self, reason: str | None) -> None:
+        """Say in the table itself why it is not kept up any more, for whoever reads it alone; None: it is, again. No
+        commit where it says so already."""
+        found = self._writer.property_of(LEFT_OUT)
+        if reason is None and found is None:
+            return
+        if found is not None and json.loads(found)["reason"] == reason:
+            return
+        now = datetime.datetime.now(datetime.timezone.utc).isoformat()
+        said = {"since": now, "lsn": str(Lsn(self.lsn)), "reason": reason}
+        value = "" if reason is None else json.dumps(said, ensure_ascii=False)
+        self._writer.describe(TableMetadata("", {LEFT_OUT: value}, {}))
 
     def files(self, key: RangedKey) -> list[BaseFile]:
         found = self._writer.files()

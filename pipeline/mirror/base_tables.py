@@ -6,7 +6,8 @@ nothing where the log has no newer commit than the manifest. Otherwise each tabl
 everything again: at the manifest, which tells whether this mirror was overtaken, at the log, and at each table.
 
 A table that has no snapshot, or whose generation has ended, is left out, with its reason. The manifest then does not
-name it at the new LSN.
+name it at the new LSN, and its base table has a property that says so (``base_table.LEFT_OUT``). After the retention a
+vacuum removes it.
 
 A refresh and a vacuum have the same number, so the number does not keep them apart: a vacuum would take files that a
 refresh has written and not committed. So there is a lock, and one waits for the other.
@@ -20,7 +21,7 @@ import datetime
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -33,16 +34,17 @@ from xidstream.pipeline.errors import (
 )
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.mirror import rewrite
-from xidstream.pipeline.mirror.base_table import MirrorMarks
+from xidstream.pipeline.mirror.base_table import BaseTable, MirrorMarks
 from xidstream.pipeline.mirror.refresh import TableRefresh, TableRefresher, directory_of
 from xidstream.pipeline.mirror.table_folder import Vacuumed
 from xidstream.pipeline.mirror.vacuum import vacuum
 from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.spark import naming
 from xidstream.pipeline.spark.delta_table import SnapshotOutdated
 from xidstream.pipeline.spark.naming import Location
 from xidstream.pipeline.spark.spark_errors import fault_of
 from xidstream.pipeline.state.change_log import ChangeLog
-from xidstream.pipeline.state.manifest import ManifestLine, ManifestWriter
+from xidstream.pipeline.state.manifest import ManifestLine, ManifestWriter, current
 from xidstream.pipeline.state.table_at import TableAt
 
 if TYPE_CHECKING:
@@ -169,11 +171,21 @@ class BaseTables:
                 left_out[name] = error.message
             else:
                 done.append((table, refreshed))
+        self._mark(left_out, marks)
         if done:
             reach("committing_manifest")
             manifest.append(_lines(log.application_id, lsn, done))
             reach("manifest_committed")
         return Refreshed(lsn, tuple(each for _, each in done), left_out, time.monotonic() - began_s)
+
+    def _mark(self, left_out: Mapping[str, str], marks: MirrorMarks) -> None:
+        """Of a table that is left out, its base says so itself. It keeps its last rows, and a reader of one table looks
+        at no manifest."""
+        for label, reason in left_out.items():
+            location = current(self._root).child(naming.encode_table(*label.split(".", 1)))
+            with suppress(Unsupported):  # what another tool did to it is the reason, and told
+                if (base := BaseTable.open(location, label, marks)) is not None:
+                    base.leave_out(reason)
 
 
 def _check_of(is_given_up: Callable[[], bool], message: str) -> Callable[[], None]:
@@ -192,7 +204,8 @@ def _tables_at(log: ChangeLog, lsn: Lsn) -> tuple[list[TableAt], dict[str, str]]
         try:
             found.append(log.table_at(name, lsn, generations))
         except (PreconditionMissing, Unsupported) as error:
-            left_out[".".join(name)] = error.message
+            label = ".".join(name)
+            left_out[label] = error.message.removeprefix(f"table {label} is not known at {lsn}: ")
     return found, left_out
 
 

@@ -156,6 +156,7 @@ class TableRefresher:
         self._since = self._base.lsn
         if line is not None and line.version == self._base.version:
             self._since = max(self._since, line.lsn)
+        self._base.leave_out(None)
 
     def run(self) -> TableRefresh:
         base, log = self._base, self._log

@@ -21,6 +21,10 @@ stay, whoever wrote them.
 The manifest is shortened by the same rule. Several slots write it, and its readers read all of it. So what was removed
 from it stays for ``GRACE``, and what it never named for ``retention`` at least.
 
+A base table that is left out (``base_table.LEFT_OUT``) goes as a whole when it has been so for longer than
+``retention`` and no line names it: the table was dropped or renamed, or has no snapshot that stands. One that comes
+back is built anew.
+
 deltalake's own vacuum was rejected: it counts from the removal of a file and not from what the manifest names, and its
 ``keep_versions`` are read with the log of the last checkpoint only, unless all files are listed as here.
 
@@ -30,13 +34,18 @@ Rows of the log are not removed here. For folders only, as the refresh itself.
 from __future__ import annotations
 
 import datetime
+import glob
 import os
+import shutil
+import uuid
 from collections.abc import Callable
 from typing import Final
 
 from deltalake import DeltaTable
 
+from xidstream.pipeline.errors import Unsupported
 from xidstream.pipeline.faultpoints import reach
+from xidstream.pipeline.mirror.base_table import BaseTable, MirrorMarks
 from xidstream.pipeline.mirror.kept_files import LOG, commit_path, files_of_versions
 from xidstream.pipeline.mirror.plan import kept_versions
 from xidstream.pipeline.mirror.table_folder import TableFolder, Vacuumed
@@ -44,6 +53,8 @@ from xidstream.pipeline.spark.delta_table import NOTHING, DeltaTableWriter
 from xidstream.pipeline.spark.naming import Location
 from xidstream.pipeline.state.manifest import MANIFEST, ManifestWriter, check_owner, current
 
+_GONE: Final = "_gone-"
+"""Begins the name of a folder that is being removed."""
 GRACE: Final = datetime.timedelta(minutes=10)
 """For how long a file stays that no commit is known to name. An NFS client may take what it knows of a folder for up to
 60 s (``acdirmax``), so another machine's commit can be unknown for so long when its files are seen. This is ten times
@@ -75,13 +86,42 @@ def vacuum(
     for directory in _directories(root):
         check()
         location = current(root).child(directory)
+        if directory not in named and _is_gone(location, application_id, manifest, before):
+            manifest.check()
+            vacuumed += _remove(location)
+            continue
         vacuumed += _vacuum_table(location, application_id, manifest, named.get(directory, set()), check)
     check()
     _shorten_manifest(root, retention)
     return vacuumed
 
 
+def _is_gone(
+    location: Location, application_id: str, manifest: ManifestWriter, before: datetime.datetime
+) -> bool:
+    """Whether it is a base table of this slot that was left out before then. No line of the manifest names it."""
+    marks = MirrorMarks(application_id, manifest.owner)
+    try:
+        base = BaseTable.open(location, os.path.basename(location.uri), marks)
+    except Unsupported:
+        return False  # another tool has written to it: somebody's work
+    return base is not None and base.left_out_since is not None and base.left_out_since < before
+
+
+def _remove(location: Location) -> Vacuumed:
+    """All of the table. It leaves its name first: a crash in between leaves no half of a table, and the rest goes with
+    the next vacuum."""
+    folder = TableFolder.listed(location)
+    aside = os.path.join(os.path.dirname(location.uri), f"{_GONE}{uuid.uuid4().hex}")
+    os.rename(location.uri, aside)
+    reach("vacuuming_base")
+    shutil.rmtree(aside)
+    return Vacuumed(len(folder.files), sum(status.st_size for status in folder.files.values()))
+
+
 def _directories(root: Location) -> list[str]:
+    for left in glob.glob(f"{glob.escape(current(root).uri)}/{_GONE}*"):
+        shutil.rmtree(left, ignore_errors=True)
     with os.scandir(current(root).uri) as entries:
         tables = [entry.name for entry in entries if os.path.isdir(f"{entry.path}/{LOG}")]
     return sorted(name for name in tables if not name.startswith("_"))

@@ -31,7 +31,7 @@ import shutil
 import tempfile
 import urllib.parse
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -41,6 +41,8 @@ from pyarrow import fs
 from xidstream.pipeline.credentials import redacted
 from xidstream.pipeline.errors import ConfigError, StorageFault, UsageError
 from xidstream.pipeline.file_modes import create_file, make_folders
+from xidstream.pipeline.local_paths import absolute
+from xidstream.pipeline.quantities import human_bytes
 from xidstream.pipeline.segments.keys import is_transaction_folder
 from xidstream.pipeline.segments.side_by_side import side_by_side
 
@@ -49,6 +51,7 @@ SCHEMES: Final = ("file", "s3", "gs", "gcs", "abfs", "abfss")
 _PROBE: Final = ".xidstream-check"
 _TEMPORARY: Final = re.compile(r"\..*\.tmp")
 _SYNC_FILE_RANGE_WRITE: Final = 2
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 _FAILURES: Final = (OSError, pa.ArrowException)
 
 MAPPED_FROM_BYTES: Final = 128 << 20
@@ -86,7 +89,7 @@ class Storage:
     def write_bytes(self, key: str, data: bytes) -> None:
         """Make or replace the object, whole and durably."""
         path = self._path(key)
-        with _failing("write", key):
+        with self._failing("write", key):
             if self._is_local:
                 self._note_unflushed()
                 with _local_writer(Path(path), durable=True) as file:
@@ -104,7 +107,7 @@ class Storage:
         The object appears when the block ends. If the block or the filesystem fails, there is no object.
         """
         path = self._path(key)
-        with _failing("write", key):
+        with self._failing("write", key):
             if self._is_local:
                 self._note_unflushed()
                 with _local_writer(Path(path), durable=False) as file:
@@ -132,10 +135,10 @@ class Storage:
             return
         keys = list(keys)
         for key in keys:
-            with _failing("flush", key):
+            with self._failing("flush", key):
                 _fsync(Path(self._path(key)))
         if keys:
-            with _failing("flush", keys[0]):
+            with self._failing("flush", keys[0]):
                 self._sync_folders(keys)
 
     def probe(self) -> None:
@@ -144,12 +147,8 @@ class Storage:
             self.write_bytes(_PROBE, b"check")
             self.delete([_PROBE])
             return
-        folder = Path(self._resolved[1])
-        with _failing("write", _PROBE):
-            while not os.path.lexists(folder):
-                folder = folder.parent
-            with tempfile.TemporaryFile(dir=folder) as file:
-                file.write(b"check")
+        with self._failing("write", _PROBE), tempfile.TemporaryFile(dir=_existing(self._resolved[1])) as file:
+            file.write(b"check")
 
     # -- reading ---------------------------------------------------------------------------------------
 
@@ -163,7 +162,7 @@ class Storage:
     def read_buffer(self, key: str, start: int = 0) -> pa.Buffer | None:
         """The object from byte ``start`` on; None if it is missing."""
         path = self._path(key)
-        with _failing("read", key):
+        with self._failing("read", key):
             try:
                 if self._is_local and os.stat(path).st_size - start > MAPPED_FROM_BYTES:
                     # The buffer keeps the mapping alive, and a deleted file stays readable through it.
@@ -177,7 +176,7 @@ class Storage:
     def read_tail(self, key: str, n_bytes: int) -> tuple[pa.Buffer, int] | None:
         """The object's last ``n_bytes``, or all if it has fewer, and how many it has; None if it is missing."""
         path = self._path(key)
-        with _failing("read", key):
+        with self._failing("read", key):
             try:
                 with self._filesystem.open_input_file(path) as file:
                     size = file.size()
@@ -195,7 +194,7 @@ class Storage:
         return not self._is_local or os.path.isdir(self._resolved[1])
 
     def exists(self, key: str) -> bool:
-        with _failing("look up", key):
+        with self._failing("look up", key):
             return bool(self._filesystem.get_file_info(self._path(key)).type is fs.FileType.File)
 
     def list_keys(self, prefix: str) -> list[str]:
@@ -236,7 +235,7 @@ class Storage:
             self.delete_folder(folder)
             return
         for key in members:
-            with _failing("delete", key):
+            with self._failing("delete", key):
                 try:
                     self._filesystem.delete_file(self._path(key))
                 except (FileNotFoundError, NotADirectoryError):
@@ -245,7 +244,7 @@ class Storage:
     def delete_folder(self, prefix: str) -> None:
         """Remove a folder and everything below it. A missing folder is no error. The root itself is never removed."""
         path = self._path(prefix)
-        with _failing("delete", prefix):
+        with self._failing("delete", prefix):
             try:
                 if self._is_local:
                     shutil.rmtree(path)
@@ -260,7 +259,7 @@ class Storage:
         One that has an object stays, and so does the object. In an object store only markers of folders go.
         """
         path = self._path(prefix)
-        with _failing("delete", prefix):
+        with self._failing("delete", prefix):
             if not self._is_local:
                 if not self.list_keys(prefix):
                     self.delete_folder(prefix)
@@ -285,7 +284,7 @@ class Storage:
         """
         if not self._is_local:
             return []
-        with _failing("list", prefix):
+        with self._failing("list", prefix):
             found = sorted(path.name for path in Path(self._path(prefix)).glob(".*.tmp"))
         return [f"{prefix}/{name}" for name in found if _TEMPORARY.fullmatch(name)]
 
@@ -313,6 +312,27 @@ class Storage:
         """Where the storage is on a file system; None for an object store."""
         return self._resolved[1] if self._is_local else None
 
+    @property
+    def free_bytes(self) -> int | None:
+        """What the disk of a local storage has free for this user; None for an object store. Raises StorageFault."""
+        if not self._is_local:
+            return None
+        with self._failing("look up", "."):
+            return shutil.disk_usage(_existing(self._resolved[1])).free
+
+    @contextmanager
+    def _failing(self, verb: str, key: str) -> Iterator[None]:
+        try:
+            yield
+        except _FAILURES as error:
+            where = ""
+            if isinstance(error, OSError) and error.errno in _FULL and self._is_local:
+                with suppress(OSError):
+                    usage = shutil.disk_usage(_existing(self._resolved[1]))
+                    of_all = f"{human_bytes(usage.free)} of {human_bytes(usage.total)} free"
+                    where = f"the disk of {self._resolved[1]} is full ({of_all}): "
+            raise StorageFault(f"{where}cannot {verb} {key!r}: {_reason(error)}") from error
+
     @functools.cached_property
     def _is_local(self) -> bool:
         return isinstance(self._filesystem, fs.LocalFileSystem)
@@ -324,7 +344,7 @@ class Storage:
 
     def _listing(self, prefix: str | None, wanted: fs.FileType, *, recursive: bool) -> list[str]:
         path = self._resolved[1].rstrip("/") if prefix is None else self._path(prefix)
-        with _failing("list", prefix or "."):
+        with self._failing("list", prefix or "."):
             selector = fs.FileSelector(path, recursive=recursive, allow_not_found=True)
             infos = self._filesystem.get_file_info(selector)
         return sorted(
@@ -361,7 +381,7 @@ class Storage:
 def is_out_of_space(fault: StorageFault) -> bool:
     """Whether a disk or a quota is full. An object store does not tell."""
     cause = fault.__cause__
-    return isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT)
+    return isinstance(cause, OSError) and cause.errno in _FULL
 
 
 def self_contained(root_uri: str, environ: Mapping[str, str]) -> str:
@@ -370,7 +390,7 @@ def self_contained(root_uri: str, environ: Mapping[str, str]) -> str:
         raise ConfigError("storage must be given: a path, or a URI of file:, s3:, gs: or abfs:")
     scheme = _SCHEME.match(root_uri)
     if scheme is None:
-        return os.path.abspath(root_uri)
+        return absolute(root_uri)
     if scheme[1].lower() not in SCHEMES:
         raise ConfigError(f"storage: scheme {scheme[1]!r} is not one of {', '.join(SCHEMES)}")
     if scheme[1].lower() != "s3":
@@ -391,12 +411,11 @@ def self_contained(root_uri: str, environ: Mapping[str, str]) -> str:
     return f"{root_uri}{'&' if '?' in root_uri else '?'}{urllib.parse.urlencode(added)}"
 
 
-@contextmanager
-def _failing(verb: str, key: str) -> Iterator[None]:
-    try:
-        yield
-    except _FAILURES as error:
-        raise StorageFault(f"cannot {verb} {key!r}: {_reason(error)}") from error
+def _existing(folder: str) -> str:
+    """``folder``, or what is there of the path to it."""
+    while not os.path.lexists(folder):
+        folder = os.path.dirname(folder)
+    return folder
 
 
 def _reason(error: BaseException) -> str:

@@ -91,9 +91,13 @@ def _check_server(connection: psycopg.Connection[Any], version: int, *, parks_ta
     if wal_level == "logical":
         findings.append(Finding.ok("wal_level", "wal_level is logical"))
     else:
-        findings.append(
-            Finding.failed("wal_level", f"wal_level is {wal_level}, must be logical", REMEDY_WAL_LEVEL)
-        )
+        statement, remedy = f"wal_level is {wal_level}, must be logical", REMEDY_WAL_LEVEL
+        if waits_for_restart(connection, "wal_level"):
+            statement, remedy = (
+                f"{statement}: a new value is set, and counts after a restart",
+                "restart the server",
+            )
+        findings.append(Finding.failed("wal_level", statement, remedy))
     plugins = setting_of(connection, "output_plugin_libraries")
     if plugins is not None:
         findings.append(check_output_plugin_libraries(plugins))
@@ -142,7 +146,7 @@ def _check_replication(connection: psycopg.Connection[Any], settings: SlotSettin
             Finding.failed(
                 "max_wal_senders",
                 f"all {limit} walsenders are in use",
-                "end one, or raise max_wal_senders and restart the server",
+                "end one, or " + _raised(connection, "max_wal_senders"),
             )
         )
     else:
@@ -204,8 +208,9 @@ def _check_slot(
         return [
             Finding.failed(
                 "slot",
-                f"{name} is in use by process {slot.active_pid}",
-                "end that reader, or use another slot",
+                f"{name} is read by somebody: the server sends to it with its process {slot.active_pid}",
+                f"end that reader (pg_stat_replication has its address, in the row with pid {slot.active_pid}), or use "
+                "another slot",
                 SlotInUse,
             )
         ]
@@ -241,7 +246,7 @@ def _check_new_slot(
             Finding.failed(
                 "max_replication_slots",
                 f"all {limit} replication slots are taken",
-                "drop one that nobody reads, or raise max_replication_slots and restart the server",
+                "drop one that nobody reads, or " + _raised(connection, "max_replication_slots"),
             )
         )
     else:
@@ -291,7 +296,7 @@ def _check_two_phase(
             Finding.warning(
                 "two_phase",
                 "max_prepared_transactions is 0: nothing can be prepared",
-                "raise it and restart the server, or leave two_phase (--two-phase) out",
+                f"{_raised(connection, 'max_prepared_transactions')}, or leave two_phase (--two-phase) out",
             )
         )
     if slot.exists and not slot.two_phase:
@@ -309,6 +314,26 @@ def setting_of(connection: psycopg.Connection[Any], name: str) -> str | None:
     """A server setting's value, or None where this version has no such setting."""
     value = _value(connection, "SELECT current_setting(%s, true)", name)
     return None if value is None else str(value)
+
+
+def waits_for_restart(connection: psycopg.Connection[Any], name: str) -> bool:
+    """Whether another value of a setting is written, and counts after a restart. A server that was not told to reload
+    its files does not know it; a superuser sees the files themselves."""
+    if _value(connection, "SELECT pending_restart FROM pg_settings WHERE name = %s", name):
+        return True
+    if not _value(connection, "SELECT has_table_privilege('pg_file_settings', 'SELECT')"):
+        return False
+    written = _value(
+        connection, "SELECT setting FROM pg_file_settings WHERE name = %s ORDER BY seqno DESC LIMIT 1", name
+    )
+    return written is not None and written != setting_of(connection, name)
+
+
+def _raised(connection: psycopg.Connection[Any], name: str) -> str:
+    """The remedy of a setting that is too small."""
+    if waits_for_restart(connection, name):
+        return f"restart the server: a new value of {name} is set already"
+    return f"raise {name} and restart the server"
 
 
 def _count(connection: psycopg.Connection[Any], view: str) -> int:

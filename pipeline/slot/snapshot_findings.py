@@ -1,6 +1,7 @@
 """What the tables' snapshots need of the server, checked before they begin. Nothing is changed.
 
-Part of the preflight of a run that takes snapshots. A table that the role may not read whole ends such a run, so that
+Part of the preflight. ``unread_findings`` is of a run that takes none: what it will not read, and whether the role
+could. All else is of a run that takes snapshots. A table that the role may not read whole ends such a run, so that
 is a failure. All else can be waited for or costs time, so it is a warning. Transactions that are
 old are named, because a table that was published since they wrote to it waits for their end.
 """
@@ -8,7 +9,7 @@ old are named, because a table that was published since they wrote to it waits f
 from __future__ import annotations
 
 import datetime
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 import psycopg
@@ -43,6 +44,13 @@ _ROOM: Final = """
 """
 
 
+# The statistics know a table that was never analyzed; after a crash only pg_class does. -1 (14): neither knows.
+_ROWS: Final = """
+    SELECT oid, CASE WHEN pg_stat_get_live_tuples(oid) > 0 THEN pg_stat_get_live_tuples(oid) ELSE reltuples END
+    FROM pg_class WHERE oid = ANY(%s::oid[])
+"""
+
+
 def free_connections(connection: psycopg.Connection[Any]) -> int:
     """How many connections the role of ``connection`` may open beside those that are there."""
     return max(int(_value(connection, _ROOM)), 0)
@@ -74,6 +82,56 @@ def snapshot_findings(
         *_check_locks(connection, sources),
         *_check_slot_limits(connection, sources),
         *_check_writers(connection, sources),
+    ]
+
+
+def unread_findings(
+    connection: psycopg.Connection[Any],
+    publications: Sequence[str],
+    taken: Collection[int],
+    *,
+    is_first: bool,
+    may_ask: bool = True,
+) -> list[Finding]:
+    """Of a run without snapshots but of the tables ``taken`` (relids): the rows that it does not read. ``is_first``:
+    the stream has delivered nothing yet; later nobody can tell rows from before from those that it brought.
+    ``may_ask``: whether the sink takes snapshots. ``connection`` is as for ``survey``."""
+    if is_standby(connection):
+        return []  # it can have none
+    try:
+        sources = survey_unless_locked(connection, publications)
+    except SnapshotInterrupted:
+        return []  # the check of the publications has told it
+    # An empty table has no page, but its TOAST has one.
+    unread = [s for s in sources if s.relation.relid not in taken and any(leaf.n_pages for leaf in s.leaves)]
+    if not unread:
+        return []
+    access = access_to(connection, [relid for source in unread for relid in source.locked])
+    lacking = [each.name for each in access if each.lacks is not None]
+    may = f"may not read {enumerate_names(lacking)} whole" if lacking else "may read them"
+    if not is_first:
+        statement = (
+            f"{counted(len(unread), 'table')} without a snapshot (snapshot = never): what they held before"
+        )
+        return [Finding.ok("snapshot_none", f"{statement} the stream is not read; the role {may}")]
+    relids = [leaf.relid for source in unread for leaf in source.leaves]
+    n_rows = [max(n, 0) for _, n in connection.execute(_ROWS.encode(), (relids,))]
+    about = (
+        f"about {counted(int(sum(n_rows)), 'row')}"
+        if any(n_rows)
+        else human_bytes(sum(s.n_bytes for s in unread))
+    )
+    names = enumerate_names([source.name for source in unread])
+    remedy = "if the sink is to have them: --snapshot initial (docs/snapshots.md)"
+    if lacking:
+        remedy += f"; first {REMEDY_SELECT}"
+    return [
+        Finding.warning(
+            "snapshot_none",
+            f"{counted(len(unread), 'table')}, {about} from before the slot are not read (snapshot = never): {names}; "
+            f"the role {may}",
+            remedy if may_ask else "only a Delta sink and foreach can have them",
+        )
     ]
 
 

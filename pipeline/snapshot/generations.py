@@ -88,7 +88,7 @@ def reason_it_ended(then: Mapping[str, Any], now: PublishedSource | None) -> str
     if now.relation.relid != then["relid"]:
         return "the table was dropped and created again"
     if now.relation.name != then["table"]:
-        return f"the table was renamed from {then['table']}"
+        return f"the table was renamed to {now.relation.name}"
     return (
         _publication(then, now)
         or _leaves(then, now)

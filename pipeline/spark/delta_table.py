@@ -169,6 +169,10 @@ class DeltaTableWriter:
         if missing:
             raise SinkFailed(f"Delta table {self.label} did not take the columns {sorted(missing)}")
 
+    def property_of(self, name: str) -> str | None:
+        """A property that the table has; None where it has none of this name, or an empty one."""
+        return self._table.metadata().configuration.get(name) or None
+
     def describe(self, about: TableMetadata, brought: Sequence[VersionSince] = ()) -> None:
         """Set the properties that the table lacks, or has otherwise, and record the versions that are brought, in a
         commit of its own.

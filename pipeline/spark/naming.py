@@ -24,6 +24,7 @@ from urllib.parse import unquote, urlsplit
 import pyarrow as pa
 
 from xidstream.pipeline.errors import ConfigError
+from xidstream.pipeline.local_paths import absolute
 
 TRANSACTIONS: Final = "_transactions"
 MESSAGES: Final = "_messages"
@@ -123,7 +124,7 @@ class Location:
             raise ConfigError("the root of the Delta tables is empty")
         if "%" in path:
             raise ConfigError("a local root of Delta tables cannot hold a percent sign: deltalake decodes it")
-        return cls(os.path.abspath(path), storage_options)
+        return cls(absolute(path), storage_options)
 
     @property
     def is_local(self) -> bool:

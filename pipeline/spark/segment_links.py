@@ -51,6 +51,7 @@ from xidstream.pipeline.errors import SegmentCorrupt, StorageFault
 from xidstream.pipeline.exchange import SegmentPart
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.late_binding import Commit, RowFile
+from xidstream.pipeline.local_paths import absolute
 from xidstream.pipeline.spark import s3_copies
 from xidstream.pipeline.spark.batch_parts import TableParts
 from xidstream.pipeline.spark.naming import Location
@@ -107,8 +108,8 @@ def how_segments_reach(root: Location, storage_uri: str) -> Reach:
     try:
         with open(source, "xb"):
             return Reach.LINK if _link(source, target) else Reach.COPY
-    except PermissionError:
-        # Of folders that a run has to make first, or of one that is wrong: another check tells that.
+    except OSError:
+        # Of folders that a run has to make first, or of a place that is wrong: another check tells that.
         devices = {os.stat(os.path.dirname(path)).st_dev for path in (source, target)}
         return Reach.LINK if len(devices) == 1 else Reach.COPY
     finally:
@@ -328,7 +329,7 @@ def _copied_by_kernel(source: int, target: int) -> bool:
 def _local_path(storage_uri: str) -> str | None:
     scheme, colon, _ = storage_uri.partition(":")
     if not colon or "/" in scheme:
-        return os.path.abspath(storage_uri)
+        return absolute(storage_uri)
     return unquote(urlsplit(storage_uri).path) if scheme.lower() == "file" else None
 
 

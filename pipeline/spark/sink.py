@@ -14,6 +14,7 @@ from xidstream.pipeline.errors import ConfigError, StorageFault
 from xidstream.pipeline.exchange import SlotIdentity, Tenure
 from xidstream.pipeline.file_modes import make_folders
 from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.spark.naming import REMOTE_SCHEMES
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -138,4 +139,14 @@ def parse_sink_spec(spec: str) -> tuple[str, str]:
     kind, colon, argument = spec.partition(":")
     if (kind in ("delta", "foreach") and argument) or (kind == "console" and not colon):
         return kind, argument
-    raise ConfigError(f"unknown sink {redacted(spec)!r}: give delta:URI, console or foreach:module:function")
+    if kind in ("delta", "foreach"):
+        what = "a folder" if kind == "delta" else "a function"
+        form = "delta:URI" if kind == "delta" else "foreach:module:function"
+        raise ConfigError(f"sink {kind}: names no {what.partition(' ')[2]}", remedy=f"give {what}: {form}")
+    if not colon or kind.lower() in ("file", *REMOTE_SCHEMES):
+        remedy = f"did you mean delta:{redacted(spec)}?" if spec else "give delta:URI"
+    else:
+        remedy = "give delta:URI, console or foreach:module:function"
+    raise ConfigError(
+        f"unknown sink {redacted(spec)!r}: it is delta:URI, console or foreach:module:function", remedy=remedy
+    )

@@ -30,6 +30,7 @@ from xidstream.pipeline.credentials import redacted
 from xidstream.pipeline.errors import ConfigError, StorageFault, UsageError, XidstreamError
 from xidstream.pipeline.exchange import SlotIdentity, Tenure
 from xidstream.pipeline.findings import Finding
+from xidstream.pipeline.local_paths import overlap
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
 from xidstream.pipeline.spark import naming
 from xidstream.pipeline.spark.foreach import resolve
@@ -143,6 +144,8 @@ def _check_delta(
     if not root.is_local:
         root = dataclasses.replace(root, storage_options={**_ONE_ATTEMPT, **(root.storage_options or {})})
     shown = redacted(root.uri)
+    if storage_uri and overlap(root.uri, storage_uri):
+        return [Finding.of_error("sink", _overlapping(shown, redacted(storage_uri)))]
     try:
         _probe(root)
     except Exception as error:  # noqa: BLE001 - deltalake raises its own and many others
@@ -168,6 +171,14 @@ def _check_delta(
             *findings,
             Finding.failed("sink_tables", f"Delta root {shown} cannot be read: {_reason(error)}", remedy),
         ]
+
+
+def _overlapping(root: str, storage: str) -> ConfigError:
+    return ConfigError(
+        f"storage {storage} and Delta root {root} are one folder, or one is in the other",
+        remedy="give each a folder of its own, beside the other. Of a slot that was read so, end its run and move the "
+        "storage's folder SYSTEM_IDENTIFIER/ into the new storage: it is the only record of what was delivered",
+    )
 
 
 def _probe(root: Location) -> None:

@@ -37,7 +37,7 @@ from typing import Any, Final, TypeVar
 import pyarrow as pa
 
 from xidstream.pipeline.credentials import holds_secret_option
-from xidstream.pipeline.errors import StorageFault, Unsupported
+from xidstream.pipeline.errors import StorageFault, Unsupported, XidstreamError
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.parked import ParkedTable
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
@@ -420,4 +420,25 @@ def _spoiled(
         )
         if (spoiled_by := next(spoiling, None)) is not None:
             found.append(_spoiled_row(row, spoiled_by, proven))
+    return found
+
+
+def told_by(root_uri: str) -> dict[tuple[str, int, Lsn], tuple[GenerationState, str]]:
+    """What ``_snapshots`` below a root says now, without a run: the state of each generation, by table, number and
+    place, and the reason why one has ended. Raises ConfigError, StorageFault."""
+    location = Location.parse(root_uri).child(naming.SNAPSHOTS)
+    try:
+        writer = DeltaTableWriter.open(location, naming.SNAPSHOTS)
+        columns = ["table", "generation", "place", "state", "reason"]
+        rows = [] if writer is None else writer.read(columns, "place", 0, MAX_VERSION).to_pylist()
+    except XidstreamError:
+        raise
+    except Exception as error:
+        raise StorageFault(
+            f"{naming.SNAPSHOTS} of the sink cannot be read: {type(error).__name__}"
+        ) from error
+    found: dict[tuple[str, int, Lsn], tuple[GenerationState, str]] = {}
+    for row in sorted(rows, key=lambda row: bool(row["state"] == GenerationState.ENDED.value)):
+        key = (row["table"], row["generation"], Lsn(row["place"]))
+        found[key] = (GenerationState(row["state"]), row["reason"] or "")
     return found

@@ -24,7 +24,9 @@ from xidstream.pipeline.exchange import Beginning, SlotIdentity, Tenure
 from xidstream.pipeline.file_modes import who_else
 from xidstream.pipeline.findings import Finding, Status
 from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.quantities import human_bytes
 from xidstream.pipeline.segments import Layout, Storage, read_beginning, read_progress
+from xidstream.pipeline.segments.snapshot_record import read_taken, read_wishes
 from xidstream.pipeline.slot.admin import describe_slot, settled_flush_lsn, sql_connection
 from xidstream.pipeline.slot.beginning import (
     NO_RECORD,
@@ -43,7 +45,7 @@ from xidstream.pipeline.slot.login import Login
 from xidstream.pipeline.slot.opening import slot_settings
 from xidstream.pipeline.slot.preflight import server_findings
 from xidstream.pipeline.slot.published import published_names
-from xidstream.pipeline.slot.snapshot_findings import snapshot_findings
+from xidstream.pipeline.slot.snapshot_findings import snapshot_findings, unread_findings
 from xidstream.pipeline.snapshot.readers import most_readers
 from xidstream.pipeline.spark.sink import local_root
 from xidstream.pipeline.spark.sink_findings import ServerSide, SinkCheck, check_of_spec
@@ -51,6 +53,9 @@ from xidstream.pipeline.stages.slot_beginning import anew_lsn, judge, witnesses_
 from xidstream.pipeline.stages.slot_record import Unrecorded, check_server
 from xidstream.pipeline.stages.snapshot_decision import would_take_snapshots
 
+_LITTLE_BYTES = 1 << 30
+"""Free on the storage's disk: a bulk load of a few million rows takes so much before its COMMIT."""
+_USABLE = (Status.OK, Status.WARNING)
 _UNRANKED = 2**62
 """A number of a tenure that no run has reached: who wrote to the sink last does not matter here."""
 
@@ -77,10 +82,10 @@ def preflight(config: Config, check_sink: SinkCheck | None = None, *, has_sink: 
     if is_reached:
         try:
             with ReplicationConnection(slot_settings(config)) as connection:
-                if findings[n_before].status is Status.OK:
+                if findings[n_before].status in _USABLE:
                     findings += [_check_record(config, connection), *_parked_tables(config, connection)]
                     findings += _snapshot_findings(config, connection)
-                server = _server_side(config, connection, is_stored=findings[n_before].status is Status.OK)
+                server = _server_side(config, connection, is_stored=findings[n_before].status in _USABLE)
         except XidstreamError as error:
             findings.append(Finding.of_error("record", error))
     if not any(finding.check == "record" for finding in findings):
@@ -109,11 +114,24 @@ def _check_storage(config: Config) -> Finding:
         return Finding.not_checked(
             "storage", "the storage: none is given", "give the run's: --storage, or storage in Python"
         )
+    storage = Storage(config.storage)
     try:
-        Storage(config.storage).probe()
+        storage.probe()
+        free = storage.free_bytes
     except XidstreamError as error:
         return Finding.of_error("storage", error)
-    return Finding.ok("storage", f"storage {redacted(config.storage)} can be written")
+    statement = f"storage {redacted(config.storage)} can be written"
+    if free is None:
+        return Finding.ok("storage", statement)
+    statement += f": its disk has {human_bytes(free)} free"
+    if free < _LITTLE_BYTES:
+        return Finding.warning(
+            "storage",
+            f"{statement}; large transactions go there, and the journal (up to "
+            f"{human_bytes(int(config.journal_max_bytes))})",
+            "make room, or give a --storage on another disk",
+        )
+    return Finding.ok("storage", statement)
 
 
 def _open_to_others(config: Config, *, has_sink: bool) -> list[Finding]:
@@ -206,14 +224,27 @@ def _parked_tables(config: Config, connection: ReplicationConnection) -> list[Fi
 
 
 def _snapshot_findings(config: Config, connection: ReplicationConnection) -> list[Finding]:
-    """What the run's snapshots need of the server; none where it would take none."""
+    """What the run's snapshots need of the server; where it would take none, what is not read."""
     try:
         if not would_take_snapshots(config, connection):
-            return []
+            return _unread_findings(config, connection)
         with sql_connection(connection.same_server, "what snapshots need") as sql:
             return snapshot_findings(sql, config.publication, 2 * most_readers(config.snapshot_connections))
     except XidstreamError as error:
         return [Finding.of_error("snapshot", error)]
+
+
+def _unread_findings(config: Config, connection: ReplicationConnection) -> list[Finding]:
+    storage = Storage(config.storage)
+    layout = Layout(int(connection.identify_system().system_identifier), config.slot, "check")
+    record, begun = read_progress(storage, layout), read_beginning(storage, layout)
+    is_first = record is None or (begun is not None and record.delivered_lsn <= begun.lsn)
+    taken = {each.generation.relid for each in read_taken(storage, layout)} | set(
+        read_wishes(storage, layout).requests
+    )
+    with sql_connection(connection.same_server, "the rows from before") as sql:
+        may_ask = config.sink != "console"
+        return unread_findings(sql, config.publication, taken, is_first=is_first, may_ask=may_ask)
 
 
 def _check_positions(config: Config, connection: ReplicationConnection, system: SystemIdentity) -> None:

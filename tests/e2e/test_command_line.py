@@ -406,6 +406,7 @@ def test_a_run_of_several_slots_does_what_can_be_done_and_ends_with_the_worst_st
     assert done.stdout.count("seen ['public.u']") >= 1
     assert sum(int(line.split()[-1]) for line in done.stdout.splitlines() if "seen" in line) == 501
     assert not (tmp_path / "never").exists() and "Traceback" not in done.stderr
+    assert "the status page of this run: http://127.0.0.1:" in done.stderr
     every = run("status", "--config", str(tmp_path / "slots.toml"))
     assert every.returncode == 3, "one of them is not there, which hides no other"
     assert names[1] in every.stdout and "does not exist" in every.stderr

@@ -122,6 +122,6 @@ def test_the_quick_start_works_from_the_first_block_to_the_last_and_prints_what_
         elif block.is_run:
             printed = getattr(user, block.kind)(block.text)
             ran.append(block.kind)
-    assert ran.count("sql") == 5 and ran.count("sh") == 6 and ran.count("python") == 3
+    assert ran.count("sql") == 4 and ran.count("sh") == 6 and ran.count("python") == 3
     with psycopg.connect(user.server.conninfo("shop")) as connection:
         assert connection.execute("SELECT count(*) FROM pg_replication_slots").fetchone() == (0,)

@@ -22,6 +22,7 @@ from tests.fold import Log, Row, folded
 from tests.postgres_fixtures import Database
 from tests.processes import living_below
 from xidstream import ChangeLog, ChangeStream, LogState, Mirror, SparkBatch
+from xidstream.actors.cli.resync import resync_command
 from xidstream.actors.cli.snapshots import request_command
 from xidstream.actors.cli.tables import resume_command
 from xidstream.actors.snapshot import steps, taking
@@ -721,6 +722,46 @@ def test_a_slot_that_was_there_before_takes_no_snapshot_unless_it_is_asked_for(p
     log = Log(pipeline.delta, "public", "a")
     assert log.n_snapshot_rows == 2
     assert log.at(until(database)) == Counter([(1,), (2,)]), "the row that came both ways counts once"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("postgres_server", [18], indirect=True)
+def test_a_slot_that_was_lost_is_healed_by_one_command_and_the_tables_are_the_source_again(
+    pipeline: Pipeline, capsys: pytest.CaptureFixture[str]
+) -> None:
+    database = pipeline.database
+    for statement in (
+        "create table a (id int primary key, v int)",
+        "insert into a select i, i from generate_series(1, 100) i",
+        "create publication p for table a",
+    ):
+        database.execute(statement)
+    config = pipeline.config(sink=f"delta:{pipeline.delta}")
+
+    def run() -> None:
+        query = ChangeStream(config).trigger(availableNow=True).start(pipeline.spark)
+        assert query.awaitTermination(120), query.lastProgress
+
+    run()
+    database.execute("update a set v = -v where id <= 10")
+    run()
+    n_before = len(DeltaTable(str(pipeline.delta / "public.a")).to_pyarrow_table())
+    database.execute("select pg_drop_replication_slot(%s)", config.slot)
+    # Nobody can read these any more.
+    database.execute("delete from a where id > 90")
+    database.execute("insert into a values (1000, 1)")
+    resync_command(config, discard_journal=False)
+    said = capsys.readouterr().out
+    assert said.startswith("lost: ") and "what committed between is in no table" in said
+    database.execute("update a set v = 7 where id = 50")
+    run()
+    log = Log(pipeline.delta, "public", "a")
+    assert log.generation["generation"] == 2
+    source = Counter(tuple(row) for row in database.execute("select id, v from a"))
+    assert log.at(until(database)) == source
+    assert len(DeltaTable(str(pipeline.delta / "public.a")).to_pyarrow_table()) > n_before, (
+        "the history stays"
+    )
 
 
 # -- into a function -----------------------------------------------------------------------------------------

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -36,6 +40,7 @@ from xidstream.pipeline.spark.delta_table import DeltaTableWriter
 from xidstream.pipeline.spark.naming import Location
 from xidstream.pipeline.spark.placement import Target
 from xidstream.pipeline.spark.sink_findings import check_of_function
+from xidstream.pipeline.stages import preflight as stages_preflight
 
 pytestmark = [
     pytest.mark.postgres,
@@ -56,6 +61,15 @@ def config(database: Database, tmp_path: Path) -> Config:
         storage=str(tmp_path / "storage"),
         sink=f"delta:{tmp_path / 'delta'}",
     )
+
+
+@pytest.fixture
+def own_role(database: Database) -> Iterator[str]:
+    """A role that replicates, without a right on any table."""
+    role = f"role_{database.name}"
+    database.execute(f"CREATE ROLE {role} LOGIN REPLICATION")
+    yield role
+    database.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
 
 
 def identity_of(config: Config) -> SlotIdentity:
@@ -223,7 +237,7 @@ def test_what_the_root_holds_of_this_slot_is_told(config: Config) -> None:
         ("foreach:os:sep", "not a function"),
         ("foreach:shutil:copyfile", "cannot be called with one argument"),
         ("delta:ftp://somewhere", "unknown scheme"),
-        ("delta", "unknown sink"),
+        ("delta", "names no folder"),
     ],
 )
 def test_a_sink_that_cannot_be_is_a_usage_error(config: Config, sink: str, says: str) -> None:
@@ -278,3 +292,66 @@ def test_a_storage_and_tables_that_other_logins_may_read_are_told_of(
         assert "chmod" in (finding.remedy or "")
     wanted = dataclasses.replace(config, storage_mode="0755")
     assert [f for f in findings_of(wanted) if f.check == "storage_mode"] == []
+
+
+def test_rows_from_before_that_a_first_run_does_not_read_are_told_with_whether_the_role_may_read_them(
+    config: Config, database: Database, own_role: str
+) -> None:
+    """The literal quick start left them out, and no line of it said so."""
+    database.execute("INSERT INTO t SELECT i FROM generate_series(1, 5000) i; ANALYZE t")
+    told: list[str] = []
+    require(config, tell=told.append, wait_s=0)
+    (note,) = told
+    assert "1 table, about 5,000 rows from before the slot are not read (snapshot = never): public.t" in note
+    assert note.endswith("the role may read them")
+    found = finding(dataclasses.replace(config, dsn=database.dsn(user=own_role)), "snapshot_none")
+    assert "the role may not read public.t whole" in found.statement
+    assert (
+        found.remedy is not None and "--snapshot initial" in found.remedy and "GRANT SELECT" in found.remedy
+    )
+    printing = dataclasses.replace(config, sink="console")
+    assert "--snapshot" not in (finding(printing, "snapshot_none").remedy or "")
+    # A run that takes them says what it needs, and one that has delivered something cannot tell rows apart any more.
+    taking = findings_of(dataclasses.replace(config, snapshot="initial"))
+    assert not [f for f in taking if f.check == "snapshot_none"]
+    record(config, current_flush_lsn(config.dsn))
+    later = finding(config, "snapshot_none")
+    assert later.status is Status.OK and "1 table without a snapshot" in later.statement
+
+
+def test_paths_with_a_tilde_are_told_absolute_and_check_makes_none_of_them(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``check`` made a folder named ``~`` in the working directory."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    typed = dataclasses.replace(config, storage="~/seg ments", sink="delta:~/tables")
+    assert f"{tmp_path}/home/seg ments" in finding(typed, "storage").statement
+    assert f"{tmp_path}/home/tables" in finding(typed, "sink").statement
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_the_storages_disk_has_free_is_told_and_little_is_warned_of(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert re.search(r"can be written: its disk has [\d.]+ [GT]iB free", finding(config, "storage").statement)
+    monkeypatch.setattr(stages_preflight, "_LITTLE_BYTES", 1 << 60)
+    found = finding(config, "storage")
+    assert found.status is Status.WARNING and "the journal (up to 64.0 GiB)" in found.statement
+    # It is usable all the same: nothing that depends on it is left out.
+    assert finding(config, "record").status is Status.OK
+
+
+def test_a_storage_that_is_mounted_read_only_is_blamed_itself_and_not_the_sink(config: Config) -> None:
+    """A second failure said that the Delta root could not be read, and ``run`` printed that one first."""
+    folder = Path(config.storage)
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=1m,ro", "none", str(folder)]
+    if shutil.which("mount") is None or subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("mount is not there, or does not work for this user")
+    try:
+        failed = [f for f in findings_of(config) if f.status is Status.FAILED]
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+    assert [f.check for f in failed] == ["storage"], failed
+    assert "Read-only file system" in failed[0].statement

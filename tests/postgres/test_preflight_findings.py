@@ -8,6 +8,7 @@ import psycopg
 import pytest
 
 from tests.postgres_fixtures import Database
+from tests.waiting import wait_until
 from xidstream.actors.demo.embedded_postgres import EmbeddedPostgres
 from xidstream.pipeline.errors import (
     ColumnNameClash,
@@ -243,7 +244,7 @@ def test_slot_in_use_names_the_process(sound: Database) -> None:
         connection.start_replication(made.slot, INVALID_LSN, stream_options(made, connection.server_version))
         found = finding(server_findings(made), "slot")
         assert (found.status, found.raises) == (Status.FAILED, SlotInUse)
-        assert f"in use by process {connection.pgconn.backend_pid}" in found.statement
+        assert f"its process {connection.pgconn.backend_pid}" in found.statement
 
 
 def test_two_phase_on_a_slot_without_it_is_a_warning(sound: Database) -> None:
@@ -310,3 +311,25 @@ def test_lost_slot(own_postgres: Callable[..., EmbeddedPostgres], version: int) 
     assert "slot create --storage NEW" in str(found.remedy) and "nothing of this storage is deleted" in str(
         found.remedy
     )
+
+
+@pytest.mark.parametrize("is_told", [True, False], ids=["after a reload", "before it"])
+def test_a_wal_level_that_is_set_and_waits_for_a_restart_is_told_so(
+    own_postgres: Callable[..., EmbeddedPostgres], is_told: bool
+) -> None:
+    """It said once more what to set. A role that is no superuser sees it after a reload."""
+    server = own_postgres(settings={"wal_level": "replica"})
+    with psycopg.connect(server.conninfo(), autocommit=True) as admin:
+        admin.execute("CREATE ROLE reader LOGIN REPLICATION")
+        before = finding(server_findings(SlotSettings(server.conninfo(), "s", ("pub",))), "wal_level")
+        assert "ALTER SYSTEM" in str(before.remedy)
+        admin.execute("ALTER SYSTEM SET wal_level = 'logical'")
+        if is_told:
+            admin.execute("SELECT pg_reload_conf()")
+    role = "reader" if is_told else "postgres"
+
+    def found() -> Finding:
+        return finding(server_findings(SlotSettings(server.conninfo(user=role), "s", ("pub",))), "wal_level")
+
+    wait_until(lambda: found().remedy == "restart the server")
+    assert "a new value is set, and counts after a restart" in found().statement

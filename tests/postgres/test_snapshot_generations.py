@@ -7,6 +7,7 @@ import json
 import pytest
 
 from tests.postgres_fixtures import Database
+from xidstream.pipeline.slot.admin import sql_connection
 from xidstream.pipeline.slot.snapshot_sources import survey
 from xidstream.pipeline.snapshot.generations import reason_it_ended, renewed, signature_of
 from xidstream.pipeline.snapshot.tables import PublishedSource
@@ -124,6 +125,28 @@ def test_the_snapshot_does_not_stand_after(
 ) -> None:
     found = reason_after(database, PLAIN, statements)
     assert found is not None and found.startswith(reason)
+
+
+@pytest.mark.parametrize(
+    ("statements", "now"),
+    [
+        (("ALTER TABLE t RENAME TO clients",), "public.clients"),
+        (("CREATE SCHEMA s", "ALTER TABLE t SET SCHEMA s"), "s.t"),
+    ],
+)
+def test_a_table_that_was_renamed_is_told_by_its_new_name(
+    database: Database, statements: tuple[str, ...], now: str
+) -> None:
+    """It said of public.t that it was renamed from public.t."""
+    for statement in PLAIN:
+        database.execute(statement)
+    before = source_of(database)
+    assert before is not None
+    for statement in statements:
+        database.execute(statement)
+    with sql_connection(database.dsn(), "a test") as connection:
+        (source,) = survey(connection, ["p"], within=[before.relation.relid])
+    assert reason_it_ended(signature_of(before), source) == f"the table was renamed to {now}"
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 import random
 import shutil
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from xidstream.pipeline.errors import ComponentLost, Superseded
 from xidstream.pipeline.faultpoints import FaultPlan
 from xidstream.pipeline.mirror import local_swap, refresh, vacuum
 from xidstream.pipeline.mirror.refresh import Answer
+from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.spark import delta
 from xidstream.pipeline.spark.naming import Location
 from xidstream.pipeline.state.manifest import ManifestLine, base_at, newest, read_lines
@@ -394,3 +396,40 @@ def test_the_newest_base_at_or_below_an_lsn_is_found(log: LogMaker, spark: Any) 
     asked = (lsns[0] - 1, lsns[0], lsns[2] - 1, lsns[2] + 100)
     assert [base(lsn) for lsn in asked] == [None, lsns[0], lsns[1], lsns[2]]
     assert base(lsns[2], generation=2) is None
+
+
+def test_a_base_table_that_is_not_kept_up_any_more_says_so_itself_until_it_is_again(
+    log: LogMaker, spark: Any
+) -> None:
+    """A reader of one table saw old rows without any sign: no manifest names it, and such a reader looks at none."""
+    other = keyed("b", {"id": INT8, "name": TEXT}, "id", relid=5)
+    log.snapshot(A, filled(3))
+    log.snapshot(other, filled(3))
+    log.insert(A, *filled(1, 1_000))
+    mirror = Mirror(str(log.path), file_bytes=SMALL_FILES)
+    mirror.refresh(spark)
+    before = log.lsn
+
+    def said() -> str:
+        table = DeltaTable(str(log.path / "current" / "public.a"))
+        return table.metadata().configuration.get("xidstream.left_out") or ""
+
+    assert said() == ""
+    snapshots = log.sink.snapshot_log()
+    snapshots.end(
+        next(line for line in snapshots.lines(True) if line.table == "public.a"), "it was renamed to public.x"
+    )
+    for start in (2_000, 3_000):
+        log.insert(other, *filled(1, start))
+        refreshed = mirror.refresh(spark)
+        assert refreshed is not None
+        (reason,) = refreshed.left_out.values()
+        assert "not known at" not in reason and reason.endswith("(it was renamed to public.x)")
+        told = json.loads(said())
+        assert (told["lsn"], told["reason"]) == (str(Lsn(before)), reason)
+    assert "public.a" not in {line.table for line in newest(lines_of(log))}
+    log.snapshot(A, filled(5))
+    log.insert(A, *filled(1, 9_000))
+    mirror.refresh(spark)
+    assert said() == ""
+    assert {line.table for line in lines_of(log) if line.lsn == log.lsn} == {"public.a", "public.b"}

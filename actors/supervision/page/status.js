@@ -1,7 +1,8 @@
 // Asks for the accounts each second, and draws them. Text goes in as text only. docs/status.md says what the keys are.
 "use strict";
 
-const EVERY_MS = 1000, MOST_SAMPLES = 900, RELEASED_FOR_MS = 15000, MOST_RELEASED = 5;
+const EVERY_MS = 1000, MOST_SAMPLES = 900, RELEASED_FOR_MS = 15000, MOST_RELEASED = 5, FRESH_MS = 15000;
+const NUMBERS = ["transactions", "rows", "bytes", "took", "pid", "memory"];  // columns whose texts are numbers
 const seen = new Map();  // slot → {samples, open, released}
 
 function make(tag, className, ...children) {
@@ -13,6 +14,8 @@ function make(tag, className, ...children) {
 
 const number = (n) => n.toLocaleString("en-US");
 const counted = (n, noun) => `${number(n)} ${noun}${n === 1 ? "" : "s"}`;
+const waiting = (n, noun) => `${counted(n, noun)} ${n === 1 ? "waits" : "wait"}`;
+const utc = (at) => at.slice(11, 19);
 
 function bytes(n) {
   for (const unit of ["B", "KiB", "MiB", "GiB"]) {
@@ -48,7 +51,7 @@ function wide(title, ...children) {
 }
 
 function table(names, rows) {
-  const isText = (i) => typeof (rows[0] || [])[i] !== "number";
+  const isText = (i) => !NUMBERS.includes(names[i]);
   const row = (tag, cells) => make("tr", "", ...cells.map((cell, i) =>
     make(tag, isText(i) ? "" : "n", cell === null ? "" : typeof cell === "number" ? number(cell) : cell)));
   // A table that is wider than a phone is moved sideways, and not the page.
@@ -75,10 +78,12 @@ function remember(account, now) {
   return memory;
 }
 
-// Seconds from COMMIT to the sink. What the sink has in hand is late by as long as it has been there, and what is in
+// Seconds from COMMIT to the sink, now. An old batch's lag is no present one: where nothing waits it is 0. What the sink has in hand is late by as long as it has been there, and what is in
 // the journal since it committed.
-function lagOf({sink, journal}) {
-  const known = [sink && sink.last_lag_ms !== null ? sink.last_lag_ms / 1000 : null,
+function lagOf({at, run, sink, journal}) {
+  const last = sink && sink.batches[sink.batches.length - 1];
+  const isOld = last && run.is_caught_up && Date.parse(at) - Date.parse(last.done_at) > FRESH_MS;
+  const known = [sink && sink.last_lag_ms !== null ? (isOld ? 0 : sink.last_lag_ms / 1000) : null,
     sink && sink.in_hand ? sink.in_hand.for_s : null, journal ? journal.oldest_s : null].filter((each) => each !== null);
   return known.length ? Math.max(...known) : null;
 }
@@ -129,7 +134,7 @@ function way(account) {
     reader && reader.backlog_bytes && `${bytes(reader.backlog_bytes)} wait for the sink`));
   if (journal && journal.n_files) cards.push(card("journal", journal.is_full || waits("journal"), bytes(journal.n_bytes),
     journal.is_full && "full: what commits now waits in the slot",
-    `${counted(journal.n_transactions, "transaction")} in ${counted(journal.n_files, "file")} wait for the sink`,
+    `${waiting(journal.n_transactions, "transaction")} for the sink, in ${counted(journal.n_files, "file")}`,
     journal.oldest_s !== null && `the oldest committed ${seconds(journal.oldest_s)} ago`,
     journal.max_bytes && `limit ${bytes(journal.max_bytes)}`));
   if (sink) cards.push(card("sink", waits("sink"),
@@ -138,6 +143,20 @@ function way(account) {
     `${counted(sink.n_rows, "row")} delivered`,
     sink.latency && `COMMIT to sink ${ms(sink.latency.p50_ms)} (p50), ${ms(sink.latency.p99_ms)} (p99)`));
   return make("div", "cards", ...cards);
+}
+
+// What a whole bar stands for: the next of 1, 2, 5, 10, …, so that the bar of the only transaction grows.
+function scaleOf(n) {
+  let scale = 1;
+  while (scale < n) scale *= `${scale}`.startsWith("2") ? 2.5 : 2;
+  return scale;
+}
+
+function stateOf({run, reader, open}) {
+  if (run.state !== "reading" || !run.is_caught_up) return run.state;
+  const n = reader ? reader.n_open : 0;
+  if (!n) return "caught up";
+  return `caught up with commits · reading ${open.length ? `xid ${open[0].xid}${n > 1 ? ` and ${number(n - 1)} more` : ""}` : counted(n, "open transaction")}`;
 }
 
 function openRow(each, most, released) {
@@ -149,9 +168,15 @@ function openRow(each, most, released) {
     make("div", "fact", facts.join(" · ")));
 }
 
+function lastLag(sink) {
+  const last = sink && sink.batches[sink.batches.length - 1];
+  const lag = last && (last.lag_ms ?? sink.last_lag_ms);
+  return last && lag !== null && `${ms(lag)} in the last batch, at ${utc(last.done_at)} UTC`;
+}
+
 function draw(account, now) {
   const run = account.run, memory = remember(account, now), stalled = account.stalls.length > 0;
-  const state = stalled ? "stalled" : run.state === "reading" && run.is_caught_up ? "caught up" : run.state;
+  const state = stalled ? "stalled" : stateOf(account);
   const tone = stalled ? "bad" : run.state === "reading" ? "good" : "warn";
   const parts = [make("div", "head", make("h2", "", run.slot), make("span", `state ${tone}`, state),
     make("span", "dim", `running for ${seconds((Date.parse(account.at) - Date.parse(run.started_at)) / 1000)}`),
@@ -165,15 +190,15 @@ function draw(account, now) {
       `${counted(each.n_changes, "change")} of ${counted(each.n_transactions, "transaction")} left out since commit LSN ${each.since_lsn}: ${each.reason}`));
   parts.push(way(account));
   if (account.open.length || memory.released.length) {
-    const most = Math.max(1, ...account.open.map((each) => each.n_rows), ...memory.released.map((each) => each.each.n_rows));
-    parts.push(wide("open transactions", ...memory.released.map((each) => openRow(each.each, most, true)),
+    const most = scaleOf(Math.max(1, ...account.open.map((each) => each.n_rows), ...memory.released.map((each) => each.each.n_rows)));
+    parts.push(wide(`open transactions (a whole bar is ${counted(most, "row")})`, ...memory.released.map((each) => openRow(each.each, most, true)),
       ...account.open.slice(0, 20).map((each) => openRow(each, most, false))));
   }
   const {slot, journal} = account;
   const without = slot && slot.wal_held_without_journal_bytes > slot.wal_held_bytes;
   parts.push(make("div", "cards", curve("not confirmed yet", memory.samples, "behind", bytes),
     curve("not in the sink yet", memory.samples, "undelivered", bytes),
-    curve("lag from COMMIT to the sink", memory.samples, "lag", seconds),
+    curve("lag from COMMIT to the sink", memory.samples, "lag", seconds, null, lastLag(account.sink)),
     curve("WAL held", memory.samples, "held", bytes, slot && slot.wal_limit_bytes,
       without && `without the journal it would be ${bytes(slot.wal_held_without_journal_bytes)}`),
     memory.samples.some((each) => each.journal) ? curve("journal", memory.samples, "journal", bytes, journal && journal.max_bytes) : null));
@@ -181,17 +206,17 @@ function draw(account, now) {
     parts.push(wide("prepared transactions", table(["xid", "gid", "LSN", "rows", "bytes"],
       account.prepared.map((each) => [`${each.xid}`, each.gid, each.prepare_lsn, each.n_rows, bytes(each.n_bytes)]))));
   const snapshots = account.snapshots;
-  if (snapshots && snapshots.tables.length)
-    parts.push(wide("snapshots", ...snapshots.tables.map((each) => make("div", "open", make("strong", "", each.table),
+  if (snapshots && (snapshots.tables.length || snapshots.n_finished))
+    parts.push(wide("snapshots", make("div", "fact dim", `${number(snapshots.n_finished)} taken, ${number(snapshots.tables.length)} to go · ${counted(snapshots.tables.reduce((n, each) => n + each.n_rows, snapshots.n_rows_finished), "row")} read`), ...snapshots.tables.map((each) => make("div", "open", make("strong", "", each.table),
       bar(each.n_bytes ? each.n_bytes_read / each.n_bytes : 0), make("div", "fact",
         `${each.state} · ${each.n_ranges_read} of ${each.n_ranges} ranges · ${counted(each.n_rows, "row")}`)))));
   if (account.sink && account.sink.batches.length)
-    parts.push(wide("last batches", table(["done", "transactions", "rows", "bytes", "took", "up to"],
-      account.sink.batches.slice(-5).reverse().map((each) => [each.done_at.slice(11, 19), each.n_transactions, each.n_rows,
+    parts.push(wide("last batches", table(["done (UTC)", "transactions", "rows", "bytes", "took", "up to"],
+      account.sink.batches.slice(-5).reverse().map((each) => [utc(each.done_at), each.n_transactions, each.n_rows,
         bytes(each.n_bytes), ms(each.seconds * 1000), each.last_commit_lsn]))));
   if (account.restarts.length)
-    parts.push(wide("events", table(["when (UTC)", "what", "what to do"],
-      account.restarts.slice(-10).reverse().map((each) => [each.at.slice(0, 19).replace("T", " "), each.message, each.remedy]))));
+    parts.push(wide("events", ...account.restarts.slice(-10).reverse().map((each) => make("div", "event",
+      make("div", "dim", `${each.at.slice(0, 19).replace("T", " ")} UTC`), make("div", "", each.message), make("div", "dim", `what to do: ${each.remedy}`)))));
   if (account.processes.length)
     parts.push(wide("processes", table(["process", "pid", "node", "memory"], account.processes.map((each) =>
       [each.part, each.pid === null ? "no answer" : `${each.pid}`, each.node || "", each.memory_bytes === null ? "" : bytes(each.memory_bytes)]))));
@@ -205,11 +230,12 @@ async function ask() {
     if (!answer.ok) throw new Error(`status ${answer.status}`);
     const accounts = (await answer.json()).filter((account) => account.run);
     document.getElementById("slots").replaceChildren(...accounts.map((account) => draw(account, Date.now())));
-    when.textContent = `as of ${new Date().toLocaleTimeString()}`;
+    when.textContent = `as of ${utc(new Date().toISOString())} UTC`;
     when.className = "";
     const stalled = accounts.some((account) => account.stalls.length);
     document.title = `${stalled ? "stalled · " : ""}${accounts.map((account) => account.run.slot).join(", ")} · xidstream`;
   } catch (error) {
+    console.error(error);
     when.textContent = "the run does not answer: it has ended, or restarts (`xidstream status` says which)";
     when.className = "bad";
   }

@@ -119,3 +119,33 @@ def test_a_run_that_fits_in_no_way_is_refused_with_the_numbers(
 def test_buffers_without_end_do_not_keep_a_run_from_starting() -> None:
     planned = plan(slots(1, spark="raydp", buffers_max=10_000), 2.0)
     assert planned.scale == LEAST and asked_at_the_start(planned) <= 2.0
+
+
+@pytest.mark.parametrize(
+    ("settings", "says", "remedy"),
+    [
+        (
+            {"buffer_cpus": 100},
+            "100 are for the xid buffer (buffers_min = 1, buffer_cpus = 100)",
+            "lower buffer_cpus;",
+        ),
+        (
+            {"buffers_min": 400, "buffers_max": 400},
+            "40 are for 400 xid buffers (buffers_min = 400, buffer_cpus = 0.1)",
+            "lower buffers_min;",
+        ),
+        (
+            {"spark": "raydp", "spark_executors": 60},
+            "30 are for 60 executors (spark_executors = 60, spark_executor_cpus = 0.5)",
+            "lower spark_executors;",
+        ),
+    ],
+)
+def test_the_setting_that_makes_a_run_too_large_is_named(
+    settings: dict[str, Any], says: str, remedy: str
+) -> None:
+    """It blamed the machine, and asked for fewer slots, of which there was one."""
+    with pytest.raises(PreconditionMissing) as caught:
+        plan(slots(1, **settings), 2.0)
+    assert says in caught.value.message
+    assert caught.value.remedy.startswith(remedy)

@@ -143,6 +143,8 @@ def test_what_is_in_the_journal_is_said_to_wait_beside_the_position_that_is_conf
     full = summary(status(journal=dataclasses.replace(JOURNAL, is_full=True)))
     assert "in the journal, which is full: 5.0 GiB" in full
     assert "journal" not in summary(status())
+    one = summary(status(journal=dataclasses.replace(JOURNAL, n_transactions=1)))
+    assert "1 transaction waits for the sink" in one
 
 
 def test_without_a_sink_what_the_journal_has_is_not_behind() -> None:
@@ -152,7 +154,13 @@ def test_without_a_sink_what_the_journal_has_is_not_behind() -> None:
 
 
 def test_an_open_transaction_is_not_behind() -> None:
-    assert status(open_transactions=OPEN).is_caught_up
+    """But "caught up" beside "69 MiB behind the server" was a contradiction."""
+    reading = status(open_transactions=OPEN)
+    assert reading.is_caught_up
+    shown = summary(reading, noted(*[reading] * 7))
+    assert shown.startswith("caught up with commits · reading xid 749 and 2 more · ")
+    one = status(open_transactions=OPEN[1:2])
+    assert summary(one, noted(*[one] * 7)).startswith("caught up with commits · reading xid 750 · ")
 
 
 def test_a_short_lag_where_changes_come_all_the_time_is_keeping_up() -> None:

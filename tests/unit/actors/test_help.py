@@ -65,6 +65,13 @@ def test_help_all_shows_every_setting_and_help_only_the_usual_ones_in_sections(
     assert "more settings" not in everything
 
 
+def test_check_knows_every_option_of_a_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """ "Give it the options of the run", says docs/alerts.md, and it refused most of them."""
+    assert sorted(settings_of(shown(monkeypatch, capsys, "--help-all", 100, "check"))) == sorted(SETTINGS)
+
+
 def test_no_commands_help_is_cut_off_at_80_columns(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import socket
 from collections.abc import Callable
 
 import pytest
 
 import xidstream.actors.preflight
 import xidstream.pipeline.stages.preflight
-from xidstream.actors.preflight import findings_of, require
+from xidstream.actors.cli.main import main
+from xidstream.actors.preflight import findings_of, port_findings, require, require_ports
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import (
     ConnectionLost,
@@ -20,7 +23,7 @@ from xidstream.pipeline.errors import (
     Unsupported,
     XidstreamError,
 )
-from xidstream.pipeline.findings import Finding, Status
+from xidstream.pipeline.findings import Finding, Findings, Status
 from xidstream.pipeline.slot.admin import SlotState
 
 CONFIG = Config(slot="s", publication=("p",))
@@ -115,6 +118,7 @@ def test_the_storages_credentials_are_not_in_its_finding(monkeypatch: pytest.Mon
     module = xidstream.pipeline.stages.preflight
     monkeypatch.setattr(module, "server_findings", lambda *a, **k: [LOST, NOT_REACHED])
     monkeypatch.setattr(module.Storage, "probe", lambda *a: None)
+    monkeypatch.setattr(module.Storage, "free_bytes", None)
     config = Config(slot="s", publication=("p",), storage="s3://KEY:hunter2@bucket/x?secret_key=hunter3")
     findings = {f.check: f for f in findings_of(config)}
     assert findings["storage"].statement == "storage s3://bucket/x can be written"
@@ -128,3 +132,35 @@ def test_what_could_not_be_checked_is_listed_with_the_reason(monkeypatch: pytest
     assert unknown.keys() == {"storage", "record", "sink", "cluster"}
     assert "the server was not reached" in unknown["record"].statement
     assert "--storage" in str(unknown["storage"].remedy) and "--sink" in str(unknown["sink"].remedy)
+
+
+def test_ports_that_are_taken_are_told_before_ray_starts(capsys: pytest.CaptureFixture[str]) -> None:
+    """The run said so after Ray had started, and ``check`` never."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        config = dataclasses.replace(CONFIG, status_address=f"127.0.0.1:{port}", metrics_port=port)
+        assert {f.check for f in port_findings(config) if f.status is Status.FAILED} == {
+            "status_address",
+            "metrics_port",
+        }
+        with pytest.raises(PreconditionMissing) as caught:
+            require_ports(config)
+        assert f"127.0.0.1:{port}: Address already in use" in caught.value.message
+        with pytest.raises(SystemExit) as ended:
+            main(["check", "--slot", "s", "--publication", "p", "--status-address", f"127.0.0.1:{port}"])
+        assert ended.value.code == 3
+        assert "the status page cannot be served" in capsys.readouterr().out.replace("\n", " ")
+    assert {f.status for f in port_findings(config)} == {Status.OK}
+    require_ports(config)
+    assert port_findings(dataclasses.replace(config, status_address="off", metrics_port=0)) == []
+
+
+def test_findings_are_readable_in_an_interactive_session() -> None:
+    """``stream.check()`` was 22 objects on one line."""
+    shown = repr(Findings([OK, IN_USE, Finding.not_checked("cluster", "what only Ray can tell")]))
+    assert shown.splitlines() == [
+        "ok    slot s is there",
+        "FAIL  slot s is in use by process 1",
+        "      end that reader",
+        "?     not checked: what only Ray can tell",
+    ]

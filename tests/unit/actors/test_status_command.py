@@ -81,3 +81,17 @@ def test_the_run_of_another_servers_slot_of_the_same_name_is_passed_over(
     ):
         monkeypatch.setattr(asking, "_server", lambda config, server=server: server)
         assert asking.runs(config) == found
+
+
+def test_without_options_the_runs_of_this_machine_are_listed(
+    served: Account, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It answered that slot is missing."""
+    assert served.run is not None
+    assert status() == 0
+    out = capsys.readouterr().out
+    (line,) = [line for line in out.splitlines() if line.startswith(served.run.slot)]
+    assert str(served.run.pid) in line and "2026-11-22 22:57:03" in line and str(served.run.page) in line
+    assert status("--json") == 0
+    accounts = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert json.loads(to_json(served)) in accounts

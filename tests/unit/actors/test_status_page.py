@@ -128,12 +128,16 @@ def test_a_browser_draws_open_transactions_curves_stalls_and_what_to_do_without_
         "without the journal it would be 703.0 MiB",
         "the sink is 702.0 MiB behind",
         "not in the sink yet",
-        "12,000 transactions in 18 files wait for the sink",
+        "12,000 transactions wait for the sink, in 18 files",
         "the oldest committed 3 min 20 s ago",
         "limit 64.0 GiB",
         "payment-1",
         "3 of 8 ranges",
-        "check space, permissions and reachability of the storage",
+        "what to do: check space, permissions and reachability of the storage",
+        "a whole bar is 500,000 rows",
+        "120 ms in the last batch, at 01:02:03 UTC",
+        " UTC</span>",
+        "taken, 1 to go",
     ):
         assert text in browser.stdout, text
     assert browser.stdout.count("<path") >= 2, "curves need two answers"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import io
 
 import pytest
@@ -23,7 +24,12 @@ def shown(account: Account, width: int = 120) -> str:
 
 def test_a_run_that_is_well_is_said_to_be_in_its_first_words() -> None:
     text = shown(WELL)
-    assert text.splitlines()[1].startswith("caught up · running for 2 h 5 min")
+    assert text.splitlines()[1].startswith(
+        "caught up with commits · reading 1 open transaction · running for 2 h 5 min"
+    )
+    assert WELL.reader is not None
+    idle = dataclasses.replace(WELL, reader=dataclasses.replace(WELL.reader, n_open=0))
+    assert shown(idle).splitlines()[1].startswith("caught up · running for 2 h 5 min")
     assert "confirmed 0/1000000 · 2.0 MiB behind the server" in text
     assert "120 ms (p50), 1.5 s (p99) of 30 transactions" in text
     assert "stalled" not in text and "lost in" not in text and "journal" not in text
@@ -109,3 +115,29 @@ def test_no_line_is_wider_than_the_terminal_and_a_tables_name_is_no_markup(width
     assert max(len(line) for line in text.splitlines()) <= width
     if width == 200:
         assert "public.[red]x[/red]" in text
+
+
+def test_the_lag_of_an_old_batch_is_said_to_be_the_last_batchs() -> None:
+    """43 s stood there for ever beside "caught up"."""
+    assert "120 ms from COMMIT to the sink ·" in shown(WELL)
+    later = dataclasses.replace(WELL, at=AT + datetime.timedelta(minutes=3))
+    assert "120 ms from COMMIT to the sink in the last batch, 3 min 0 s ago" in shown(later, 160)
+
+
+def test_the_bar_of_the_only_transaction_grows() -> None:
+    bars = [
+        shown(dataclasses.replace(FULL, open=(dataclasses.replace(OPEN, n_rows=n_rows),)), 160).count("█")
+        for n_rows in (210_000, 300_000, 490_000)
+    ]
+    assert bars == [8, 12, 20]
+
+
+def test_of_what_waits_one_waits() -> None:
+    assert WELL.journal is not None and WELL.sequencer is not None
+    one = dataclasses.replace(
+        WELL,
+        journal=dataclasses.replace(WELL.journal, n_files=1, n_transactions=1),
+        sequencer=dataclasses.replace(WELL.sequencer, n_waiting=1, head_state="ready"),
+    )
+    assert "1 transaction waits for the sink" in shown(one)
+    assert "1 waits, the first is ready" in shown(one)

@@ -18,6 +18,7 @@ from deltalake import DeltaTable
 from tests.unit.mirror.bases import SLOT, TABLE, PlainMirror, files_below, lost_files, table_of
 from xidstream.pipeline.errors import ComponentLost, StorageFault, Superseded
 from xidstream.pipeline.mirror import vacuum as vacuums
+from xidstream.pipeline.mirror.base_table import BaseTable, MirrorMarks
 from xidstream.pipeline.mirror.vacuum import Vacuumed, vacuum
 from xidstream.pipeline.spark.delta_table import DeltaTableWriter, SnapshotOutdated
 from xidstream.pipeline.spark.naming import Location
@@ -133,6 +134,42 @@ def test_a_folder_that_is_no_table_and_the_table_of_another_slot_are_left_alone(
     DeltaTable.create(os.path.dirname(theirs[1]), schema=table_of(root).schema())
     assert vacuum(root, SLOT, mirror.manifest, DAY) == Vacuumed()
     assert all(map(os.path.exists, theirs))
+
+
+def test_a_base_table_that_is_left_out_goes_as_a_whole_after_the_retention_and_no_other_does(
+    root: Location, no_grace: None
+) -> None:
+    """One of a table that was renamed stayed for ever with its last rows."""
+    mirror = PlainMirror(root, (TABLE, "public.gone", "public.back"))
+    mirror.refresh(10)
+    mirror.tables = (TABLE,)
+    mirror.refresh(20)
+    for table in ("public.gone", "public.back"):
+        base = BaseTable.open(current(root).child(table), table, MirrorMarks(SLOT, mirror.manifest.owner))
+        assert base is not None
+        base.leave_out("the table was renamed to public.clients")
+        if table == "public.back":
+            base.leave_out(None)
+    there = files_below(root, "public.gone")
+    assert vacuum(root, SLOT, mirror.manifest, DAY) == Vacuumed()
+    assert files_below(root, "public.gone") == there
+    vacuumed = vacuum(root, SLOT, mirror.manifest, AT_ONCE)
+    assert vacuumed.n_files >= len(there)
+    assert not os.path.exists(current(root).child("public.gone").uri)
+    assert sorted(os.listdir(current(root).uri)) == ["_manifest", TABLE, "public.back"]
+    assert not lost_files(root)
+
+
+def test_what_a_vacuum_that_died_left_of_such_a_table_goes_with_the_next(
+    root: Location, no_grace: None
+) -> None:
+    mirror = PlainMirror(root)
+    mirror.refresh(10)
+    half = Path(current(root).uri, "_gone-0a0b", "part.parquet")
+    half.parent.mkdir()
+    half.write_bytes(b"x")
+    vacuum(root, SLOT, mirror.manifest, DAY)
+    assert not half.parent.exists()
 
 
 # -- others at work -------------------------------------------------------------------------------------

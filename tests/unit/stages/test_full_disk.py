@@ -119,3 +119,13 @@ def test_a_disk_that_others_have_filled_is_told_and_keeps_what_is_there(
     (disk / "of others").unlink()
     assert SlotStorage(str(root), opened, "d").take_over().journal == (file,)
     assert len(storage.list_keys(mine.progress_prefix)) == 1, "nor does a run that failed leave anything"
+
+
+def test_a_full_disk_is_named_with_its_folder_and_what_is_free(disk: Path) -> None:
+    """It named the object's key alone, and nobody knew which disk was meant."""
+    storage = Storage(str(disk / "storage"))
+    fill(disk / "filler")
+    with pytest.raises(StorageFault) as caught:
+        storage.write_bytes("7001/s/object", b"x" * (1 << 20))
+    assert f"the disk of {disk / 'storage'} is full (" in caught.value.message
+    assert " free): cannot write '7001/s/object'" in caught.value.message

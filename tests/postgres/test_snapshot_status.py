@@ -1,0 +1,100 @@
+"""``xidstream snapshot status``: what a person wants to know of each table's snapshot, with the sink's word."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from tests.postgres_fixtures import Database
+from tests.unit.account.accounts import FULL, RUN
+from xidstream.actors.cli.main import main
+from xidstream.actors.runtime.run_socket import RunSocket
+from xidstream.pipeline.account.codec import to_json
+from xidstream.pipeline.exchange import SlotIdentity, Tenure
+from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.segments import Layout, Storage
+from xidstream.pipeline.segments.snapshot_record import Taken, write_taken
+from xidstream.pipeline.slot.admin import create_slot, sql_connection
+from xidstream.pipeline.slot.connection import ReplicationConnection
+from xidstream.pipeline.slot.settings import SlotSettings
+from xidstream.pipeline.slot.snapshot_sources import survey
+from xidstream.pipeline.snapshot.bounds import SnapshotBounds
+from xidstream.pipeline.snapshot.generation import Generation
+from xidstream.pipeline.spark.naming import Location
+from xidstream.pipeline.spark.ownership import Ownership
+from xidstream.pipeline.spark.snapshot_log import SnapshotLog
+
+pytestmark = [pytest.mark.postgres, pytest.mark.parametrize("postgres_server", [18], indirect=True)]
+PLACE = Lsn(0x1000)
+
+
+def test_each_table_is_finished_read_in_part_begun_or_without_a_snapshot(
+    database: Database, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It said "begun or finished", and sent people to a table of the sink."""
+    for name in "abcd":
+        database.execute(f"CREATE TABLE {name} (id int PRIMARY KEY)")
+    database.execute("CREATE PUBLICATION pub FOR ALL TABLES")
+    slot = f"s_{database.name}"
+    create_slot(database.dsn(), slot)
+    with ReplicationConnection(SlotSettings(database.dsn(), slot, ("pub",))) as connection:
+        system = connection.identify_system()
+        with sql_connection(connection.same_server, "a test") as sql:
+            sources = survey(sql, ["pub"])
+    identity = SlotIdentity(int(system.system_identifier), system.dbname, slot)
+    stored = Storage(str(tmp_path / "segments")), Layout(identity.system_identifier, slot, "e")
+    root = Location.parse(str(tmp_path / "tables"))
+    tenure = Tenure(1, "e", 1, {}, Lsn(10**12))
+    application_id = identity.application_id
+    owner = Ownership(application_id, f"{application_id}/messages", root.uri, tenure)
+    log = SnapshotLog(root, application_id, owner)
+    bounds = SnapshotBounds(PLACE, Lsn(0x1100), 700, 710, (), 1_700_000_000_000_000)
+    for source in sources[:3]:
+        generation = Generation(source.relation, 1, bounds)
+        write_taken(*stored, Taken(generation, {}))
+        if source.name != "public.b":
+            log.target(source.relation, PLACE)
+            assert log.commit(generation, [])
+    ended = next(line for line in log.lines(True) if line.table == "public.c")
+    log.end(ended, "the type of column id changed")
+
+    def states(*more: str) -> dict[str, str]:
+        options = [
+            "--dsn",
+            database.dsn(),
+            "--slot",
+            slot,
+            "--publication",
+            "pub",
+            "--storage",
+            stored[0].uri,
+        ]
+        with pytest.raises(SystemExit) as finished:
+            main(["snapshot", "status", *options, *more])
+        printed = capsys.readouterr()
+        assert not finished.value.code, printed.err
+        lines = [line for line in printed.out.splitlines() if line.startswith("public.")]
+        return {line.split()[0]: line.partition(" B")[2].strip() for line in lines}
+
+    sink = ("--sink", f"delta:{root.uri}")
+    shown = states(*sink)
+    assert shown["public.a"].endswith("finished")
+    assert shown["public.b"].endswith("begun, and not in the sink")
+    assert shown["public.c"].endswith("does not stand any more: the type of column id changed")
+    assert shown["public.d"].endswith("none")
+    assert states()["public.a"].endswith("begun or finished"), "without the sink nobody can tell"
+
+    assert FULL.snapshots is not None
+    table = dataclasses.replace(FULL.snapshots.tables[0], table="public.b")
+    account = dataclasses.replace(
+        FULL,
+        run=dataclasses.replace(RUN, slot=slot),
+        snapshots=dataclasses.replace(FULL.snapshots, tables=(table,)),
+    )
+    served = RunSocket(slot, lambda: to_json(account))
+    try:
+        assert states(*sink)["public.b"].endswith("reading, 38%")
+    finally:
+        served.close()
