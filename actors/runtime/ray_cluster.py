@@ -5,6 +5,10 @@ ends with this process, however the process ends, and leaves nothing behind (``a
 
 Ray's processes inherit what is in this process's environment when Ray starts. The variables that are theirs alone are
 there only for that moment: a user's script is not to find its TMPDIR changed.
+
+*Nobody outside reaches it.* Each of Ray's processes listens on the loopback address alone if that is its node's, and on
+all addresses else. ``ray.init(_node_ip_address="127.0.0.1")`` puts the machine's own address in its place, so that other
+nodes could join. Ray leaves that out where it knows that there is one node, as by default on macOS: so it is told so.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray._private import ray_constants
 
 from xidstream.actors.runtime import java_library
 from xidstream.actors.runtime.hidden_variables import hidden_from_children
@@ -48,6 +53,8 @@ _OWN_RAY = {
     "RAY_ROTATION_BACKUP_COUNT": "1",
     # What Ray notes of each call, for a dashboard that is off: 0.35 GB in the GCS after some hours.
     "RAY_task_events_report_interval_ms": "0",
+    # There is one node: its address is the loopback one.
+    ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0",
 }
 """For a Ray that a run starts for itself. What the user has set counts."""
 
@@ -126,7 +133,7 @@ def _start_own(options: dict[str, Any], metrics_port: int, *, needs_spark: bool)
     folder = make_run_folder()
     own = _own = _OwnRay(folder, Watchdog(folder), os.getpid())
     try:
-        with _set(_environment_of_ray(folder)):
+        with _set(_environment_of_ray(folder)), _single_node():
             ray.init(
                 **options,
                 include_dashboard=False,
@@ -167,6 +174,17 @@ def _set(variables: Mapping[str, str]) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+@contextmanager
+def _single_node() -> Iterator[None]:
+    """This process's Ray has read the variable when it was imported."""
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
 
 
 def _end_own() -> None:
