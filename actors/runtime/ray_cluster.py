@@ -7,8 +7,9 @@ Ray's processes inherit what is in this process's environment when Ray starts. T
 there only for that moment: a user's script is not to find its TMPDIR changed.
 
 *Nobody outside reaches it.* Each of Ray's processes listens on the loopback address alone if that is its node's, and on
-all addresses else. ``ray.init(_node_ip_address="127.0.0.1")`` puts the machine's own address in its place, so that other
-nodes could join. Ray leaves that out where it knows that there is one node, as by default on macOS: so it is told so.
+all addresses else. ``ray.init(_node_ip_address="127.0.0.1")`` puts the machine's own address in its place, so that
+other nodes could join. Ray leaves that out where it knows that there is one node, as by default on macOS: so it is told
+so.
 """
 
 from __future__ import annotations
@@ -81,14 +82,13 @@ def _without_noise(record: logging.LogRecord) -> bool:
 def connect_ray(
     *,
     namespace: str = "xidstream",
-    metrics_port: int = 0,
     json_logs: bool = False,
     needs_spark: bool = True,
 ) -> None:
     """Join the cluster that RAY_ADDRESS or the job names, or else start one on this machine.
 
-    ``metrics_port``: where a Ray that is started offers metrics; 0: a free port. ``json_logs``: the processes of this
-    run's actors log JSON into Ray's files. ``needs_spark``: whether Spark will be started on this Ray.
+    ``json_logs``: the processes of this run's actors log JSON into Ray's files. ``needs_spark``: whether Spark will be
+    started on this Ray.
 
     Raises EnvironmentFault if Ray does not start or is not there. Raises PreconditionMissing if Spark cannot start
     here, or on a node of the cluster.
@@ -114,7 +114,7 @@ def connect_ray(
         "logging_config": _JSON_LOGS if json_logs else None,
     }
     if local:
-        _start_own(options, metrics_port, needs_spark=needs_spark)
+        _start_own(options)
         return
     try:
         ray.init(**options)
@@ -123,13 +123,11 @@ def connect_ray(
     require_usable_nodes(needs_spark=needs_spark)
 
 
-def _start_own(options: dict[str, Any], metrics_port: int, *, needs_spark: bool) -> None:
+def _start_own(options: dict[str, Any]) -> None:
     global _own
     _end_own()  # of a script that has ended its first one
     _keep_token_private()
     java_library.remove_old()
-    if needs_spark:
-        java_library.make_shared_folder()
     folder = make_run_folder()
     own = _own = _OwnRay(folder, Watchdog(folder), os.getpid())
     try:
@@ -138,7 +136,6 @@ def _start_own(options: dict[str, Any], metrics_port: int, *, needs_spark: bool)
                 **options,
                 include_dashboard=False,
                 object_store_memory=LOCAL_OBJECT_STORE_BYTES,
-                _metrics_export_port=metrics_port or None,
                 _temp_dir=folder.ray,
             )
     except BaseException as error:
@@ -222,6 +219,12 @@ def temporary_folder() -> str | None:
     """Where such a process puts temporary files."""
     folder = run_folder()
     return os.path.join(folder, "t") if folder else None
+
+
+def make_library_folder() -> None:
+    """Before RayDP's JVMs start: where they unpack Ray's library, if the run has a Ray of its own."""
+    if run_folder():
+        java_library.make_shared_folder()
 
 
 def remove_loaded_libraries(*jvms: int) -> None:
