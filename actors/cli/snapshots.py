@@ -12,11 +12,12 @@ from collections.abc import Iterable, Sequence
 import click
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import ConfigError, UsageError
 from xidstream.pipeline.findings import enumerate_names
-from xidstream.pipeline.quantities import counted, human_bytes
+from xidstream.pipeline.quantities import counted, human_bytes, visible
 from xidstream.pipeline.segments import Layout, Storage
 from xidstream.pipeline.segments.snapshot_record import (
     cancel,
@@ -76,7 +77,9 @@ def status_command(config: Config) -> None:
         number, valid_from = (
             ("", "") if generation is None else (str(generation.number), str(generation.bounds.valid_from))
         )
-        table.add_row(source.name, human_bytes(source.n_bytes), number, valid_from, state)
+        # As Text: a table's name may look like markup.
+        name = Text(visible(source.name))
+        table.add_row(name, human_bytes(source.n_bytes), number, valid_from, state)
     Console(highlight=False).print(table)
     click.echo(
         f"{counted(len(surveyed.sources), 'table')} published; which rows are complete, the sink's _snapshots says"

@@ -26,7 +26,7 @@ from xidstream.pipeline.account import (
     SlotPart,
     StoredPart,
 )
-from xidstream.pipeline.quantities import counted, human_bytes, human_ms, human_s
+from xidstream.pipeline.quantities import counted, human_bytes, human_ms, human_s, visible
 
 _MOST_OPEN: Final = 10
 _MOST_BATCHES: Final = 5
@@ -43,7 +43,7 @@ def view(account: Account) -> RenderableType:
     ]
     parts += [
         Text(
-            f"parked: {p.table}, since commit LSN {p.since_lsn}, {counted(p.n_changes, 'change')} of "
+            f"parked: {visible(p.table)}, since commit LSN {p.since_lsn}, {counted(p.n_changes, 'change')} of "
             f"{counted(p.n_transactions, 'transaction')} left out: {p.reason}",
             style=_BAD,
         )
@@ -304,7 +304,8 @@ def _table(names: Iterable[str], rows: Iterable[Sequence[object]]) -> Table:
         table.add_column(Text(name), justify="left" if is_text else "right", no_wrap=i == 0)
     for row in rows:
         # As Text: a table's name may look like markup.
-        table.add_row(*(Text(str(cell), style="cyan" if "█" in str(cell) else "") for cell in row))
+        cells = (visible(str(cell)) for cell in row)
+        table.add_row(*(Text(cell, style="cyan" if "█" in cell else "") for cell in cells))
     return table
 
 
