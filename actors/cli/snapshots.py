@@ -78,8 +78,8 @@ def status_command(config: Config) -> None:
             ("", "") if generation is None else (str(generation.number), str(generation.bounds.valid_from))
         )
         # As Text: a table's name may look like markup.
-        name = Text(visible(source.name))
-        table.add_row(name, human_bytes(source.n_bytes), number, valid_from, state)
+        shown = Text(visible(source.name))
+        table.add_row(shown, human_bytes(source.n_bytes), number, valid_from, state)
     Console(highlight=False).print(table)
     click.echo(
         f"{counted(len(surveyed.sources), 'table')} published; which rows are complete, the sink's _snapshots says"
