@@ -23,7 +23,7 @@ export PIP_ROOT_USER_ACTION := ignore
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-spark4 test-slow unit faults soak chaos snapshots cluster-test bench bench-quick docs site lint format clean distclean
+.PHONY: help setup demo test test-spark4 test-slow unit faults soak chaos snapshots cluster-test bench bench-quick audit docs site lint format clean distclean
 
 help: ## Show this list
 	@echo "Targets (make PYTHON=/path/to/python3.12 … chooses the interpreter of a new environment):"
@@ -137,10 +137,16 @@ format: setup ## Format the code as lint asks
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 
+# It asks PyPI's database of advisories for each pin, so it needs the network; no test depends on it. docs/security.md
+audit: setup ## Hold the pinned packages against known advisories, with pip-audit
+	@test -x $(VENV)-audit/bin/pip-audit || { $(PYTHON) -m venv $(VENV)-audit && $(VENV)-audit/bin/pip install --quiet pip-audit; }
+	$(PY) -m pip freeze --exclude-editable > $(VENV)-audit/pins.txt
+	$(VENV)-audit/bin/pip-audit --disable-pip --no-deps --requirement $(VENV)-audit/pins.txt
+
 clean: ## Remove caches and the files that runs left behind
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist demo-out benchmarks/out
 	rm -rf xidstream.egg-info
 	find actors pipeline tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 distclean: clean ## The same, and the virtual environment
-	rm -rf .venv .venv-spark4 .ci/.venv .ci/.venv-spark4
+	rm -rf .venv .venv-spark4 .venv-audit .ci/.venv .ci/.venv-spark4

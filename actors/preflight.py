@@ -92,14 +92,14 @@ def port_findings(config: Config) -> list[Finding]:
     """Whether the ports that the run's settings name are free on this machine. ``config``: of one of its slots."""
     asked = []
     if config.status_address not in ("", "off"):
-        host, port = host_and_port(config.status_address, "status_address")
-        remedy = "give another status_address, or off"
-        asked.append(("status_address", "the status page", host, port, remedy))
-    if config.metrics_port and is_ours():
-        remedy = "give another metrics_port, or leave it out: `xidstream status` shows a free one"
-        asked.append(("metrics_port", "Ray's metrics", "127.0.0.1", config.metrics_port, remedy))
+        asked.append(("status_address", "the status page", config.status_address, ", or off"))
+    if config.metrics_address and is_ours():
+        free = ", or leave it out: `xidstream status` shows a free one"
+        asked.append(("metrics_address", "Ray's metrics", config.metrics_address, free))
     findings = []
-    for check, what, host, port, remedy in asked:
+    for check, what, address, otherwise in asked:
+        host, port = host_and_port(address, check)
+        remedy = f"give another {check}{otherwise}"
         why = _why_taken(host, port)
         if why is None:
             findings.append(Finding.ok(check, f"{what} can be served at {host}:{port}"))

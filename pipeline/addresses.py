@@ -1,13 +1,30 @@
-"""HOST:PORT as a setting writes it, IPv6 in brackets."""
+"""HOST:PORT as a setting writes it, IPv6 in brackets; and what no path or URI of a setting may hold."""
 
 from __future__ import annotations
 
 import re
 from typing import Final
+from urllib.parse import unquote
 
 from xidstream.pipeline.errors import ConfigError
 
 _ADDRESS: Final = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<host>[A-Za-z0-9._-]+)):(?P<port>\d{1,5})")
+
+
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+
+
+def check_place(text: str, name: str) -> None:
+    """Raise ConfigError for a path or a URI with control characters, or with bytes that are no UTF-8.
+
+    A NUL ends no path, and a line break would make two lines of one in logs and errors. Percent-encoded they are as
+    bad: who decodes the URI finds them. The text is not repeated, because it may hold a key.
+    """
+    if _CONTROL.search(text) or _CONTROL.search(unquote(text, errors="surrogateescape")):
+        raise ConfigError(
+            f"{name} must be a path or a URI without control characters, in UTF-8",
+            remedy="choose another name for the folder",
+        )
 
 
 def host_and_port(text: str, name: str) -> tuple[str, int]:

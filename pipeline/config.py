@@ -251,11 +251,10 @@ class Config:
         "text",
         "what `xidstream run` writes to stderr: text for people, or json, an event a line (docs/status.md)",
     )
-    metrics_port: int = _setting(
-        0,
-        "port of this machine where Ray offers the run's metrics to Prometheus (docs/metrics.md), if Ray is the run's "
-        "own; 0: a free one, which `xidstream status` shows",
-        within=(0, 65_535),
+    metrics_address: str = _setting(
+        "",
+        "HOST:PORT where the run's metrics are for Prometheus (docs/metrics.md), if Ray is the run's own; default: a "
+        "free port of 127.0.0.1, which `xidstream status` shows. Whoever can reach it may read them",
     )
 
     # -- base tables
@@ -354,6 +353,8 @@ class Config:
         check_mode(self.storage_mode)
         if self.status_address not in ("", "off"):
             host_and_port(self.status_address, "status_address")
+        if self.metrics_address:
+            host_and_port(self.metrics_address, "metrics_address")
         check_stream_options(Streaming(self.streaming), self.proto_version, two_phase=self.two_phase)
         work_mem(self.logical_decoding_work_mem)
         if self.begin_anew:

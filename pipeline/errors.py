@@ -20,6 +20,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from xidstream.pipeline.quantities import visible
+
 HAS_NOTES: Final = hasattr(BaseException, "add_note")
 
 
@@ -51,10 +53,11 @@ class XidstreamError(Exception):
     def __init__(
         self, message: str, *, remedy: str | None = None, facts: Mapping[str, str | int] | None = None
     ) -> None:
+        message = visible(message)
         super().__init__(message)
         self.message = message
         self.facts: Mapping[str, str | int] = facts or {}
-        self._remedy = remedy
+        self._remedy = None if remedy is None else visible(remedy)
         if HAS_NOTES:
             self.add_note(f"  remedy: {self.remedy}")
 

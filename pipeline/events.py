@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from xidstream.pipeline.errors import XidstreamError
+from xidstream.pipeline.quantities import visible
 
 _PLAIN: Final = "log"
 """The name of what is no Event."""
@@ -37,7 +38,7 @@ class Event(str):
     def __new__(
         cls, name: str, text: str, level: int = logging.WARNING, **facts: str | int | float | None
     ) -> Event:
-        event = super().__new__(cls, text)
+        event = super().__new__(cls, visible(text))
         event.name, event.level = name, level
         event.facts = {key: value for key, value in facts.items() if value is not None}
         return event

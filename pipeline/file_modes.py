@@ -95,6 +95,11 @@ def who_else(path: str, mode: str) -> str | None:
     return None
 
 
+def is_anybodys(path: str) -> bool:
+    """Whether every login of this machine may make files and links in a folder."""
+    return bool(os.stat(path).st_mode & 0o002) and _is_reached(path, 0o001)
+
+
 def _is_reached(path: str, bits: int) -> bool:
     """Whether each folder above can be entered by somebody of the class that ``bits`` name."""
     return all(os.stat(above).st_mode & bits for above in Path(path).resolve().parents)

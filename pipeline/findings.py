@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from xidstream.pipeline.errors import ExitStatus, PreconditionMissing, XidstreamError
+from xidstream.pipeline.quantities import visible
 
 
 class Status(enum.Enum):
@@ -41,6 +42,10 @@ class Finding:
     statement: str
     remedy: str | None = None
     raises: type[XidstreamError] = PreconditionMissing
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "statement", visible(self.statement))
+        object.__setattr__(self, "remedy", None if self.remedy is None else visible(self.remedy))
 
     @classmethod
     def ok(cls, check: str, statement: str) -> Finding:

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from xidstream.pipeline.pg import INVALID_LSN, Lsn, Xid
+from xidstream.pipeline.quantities import visible
 
 
 @dataclass(frozen=True)
@@ -100,12 +101,11 @@ class ParkedTable:
         return f"the table was parked at commit LSN {self.since_lsn}: {self.reason}"
 
     def __str__(self) -> str:
+        table = visible(self.table)
         changes = f"{self.n_changes} changes in {self.n_transactions} transactions left out"
         if self.until_lsn is not None:
-            return f"{self.table}, from commit LSN {self.since_lsn} to {self.until_lsn}, {changes}: {self.reason}"
-        return (
-            f"{self.table}, since commit LSN {self.since_lsn} (xid {int(self.xid)}), {changes}: {self.reason}"
-        )
+            return f"{table}, from commit LSN {self.since_lsn} to {self.until_lsn}, {changes}: {self.reason}"
+        return f"{table}, since commit LSN {self.since_lsn} (xid {int(self.xid)}), {changes}: {self.reason}"
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -1,6 +1,20 @@
-"""Writes counts, bytes and times for people: in messages, in the display, and in what the console sink prints."""
+"""Writes counts, bytes and times for people: in messages, in the display, and in what the console sink prints.
+
+And names that others have chosen: a table may be called what makes a terminal do something, or a second line of a log.
+"""
 
 from __future__ import annotations
+
+import re
+from typing import Final
+
+_UNSEEN: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Control characters, breaks of lines, and what turns the direction of writing."""
+
+
+def visible(text: str) -> str:
+    """One line: what would not be seen is written as Python writes it, such as ``\\n`` and ``\\x1b``."""
+    return _UNSEEN.sub(lambda match: match[0].encode("unicode_escape", "surrogatepass").decode(), text)
 
 
 def counted(n: int, noun: str) -> str:

@@ -15,7 +15,7 @@ from xidstream.pipeline.errors import ConfigError
 from xidstream.pipeline.local_paths import overlap
 
 RUN_SETTINGS = frozenset(
-    {"buffers_max", "log_format", "metrics_port", "spark", "spark_conf", "status_address", "storage_mode"}
+    {"buffers_max", "log_format", "metrics_address", "spark", "spark_conf", "status_address", "storage_mode"}
 )
 """Settings of the whole run, because it has one Ray, one Spark session, one log, one cap on buffers, one umask and one
 status page. All settings whose names begin with ``spark_`` belong to them, too."""

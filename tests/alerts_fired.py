@@ -144,7 +144,8 @@ class Scene:
         return [sys.executable, "-m", "xidstream", *words, *place]
 
     def run(self, *options: str, **settings: str) -> AbstractContextManager[subprocess.Popen[bytes]]:
-        lines = [f"metrics_port = {self._metrics_port}", *(f'{key} = "{settings[key]}"' for key in settings)]
+        settings = {"metrics_address": f"127.0.0.1:{self._metrics_port}", **settings}
+        lines = [f'{key} = "{value}"' for key, value in settings.items()]
         (self.work / "run.toml").write_text("\n".join(lines))
         command = [
             *self.command("run"),

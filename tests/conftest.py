@@ -30,7 +30,15 @@ settings.load_profile("no_deadline")
 
 _BY_ITSELF = tuple(
     f"tests/e2e/test_{name}.py"
-    for name in ("capture", "command_line", "hardened_run", "readme", "spark_modes", "users_session")
+    for name in (
+        "capture",
+        "command_line",
+        "hardened_run",
+        "locked",
+        "readme",
+        "spark_modes",
+        "users_session",
+    )
 )
 _SHARED_SESSION = "tests/e2e"
 _GIGABYTES = ("tests/postgres/test_largest_values.py", "tests/unit/test_gigabytes.py")

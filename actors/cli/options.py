@@ -33,6 +33,7 @@ _METAVARS: Final = {
     "snapshot": "initial|only|never",
     "proto_version": "1-4",
     "begin_anew": "LSN",
+    "metrics_address": "HOST:PORT",
     "status_address": "HOST:PORT|off",
     "log_format": "text|json",
     "on_poison": "stop|park",
@@ -69,7 +70,7 @@ SECTIONS: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
         ("buffer_memory_bytes", "buffers_max", "backlog_bytes", "batch_bytes"),
         ("reader_memory_bytes", "buffers_min", "buffers_idle_s", "buffer_cpus", "buffer_resource"),
     ),
-    "Status": (("status_address", "log_format"), ("metrics_port",)),
+    "Status": (("status_address", "log_format"), ("metrics_address",)),
     "Spark": (
         ("spark", "spark_executors", "spark_executors_max", "spark_executor_cores", "spark_executor_memory"),
         ("spark_executors_idle_s", "spark_executor_cpus"),

@@ -17,17 +17,20 @@ from functools import partial
 from xidstream.actors.cli.display import Display, summary
 from xidstream.actors.cli.event_lines import EventLines
 from xidstream.actors.cli.json_log import log_as_json
+from xidstream.actors.driver.session import settled
 from xidstream.actors.preflight import cpus_of_run, require, require_ports
 from xidstream.actors.reader.buffer_quota import start_quota
+from xidstream.actors.runtime.other_logins import other_logins
 from xidstream.actors.runtime.ray_cluster import connect_ray, keep_logs
 from xidstream.actors.runtime.secrets import refuse_travelling, without_secrets
 from xidstream.actors.runtime.signals import STOPPING, StopRequest
 from xidstream.actors.supervision.cpu_plan import Plan
+from xidstream.actors.supervision.metrics_server import offer_metrics
 from xidstream.actors.supervision.other_runs import StartingRun
 from xidstream.actors.supervision.page import serve
 from xidstream.actors.supervision.shared_session import SharedSession
 from xidstream.actors.supervision.supervisor import Supervisor
-from xidstream.pipeline.config import Config, SnapshotMode
+from xidstream.pipeline.config import Config, SnapshotMode, SparkMode
 from xidstream.pipeline.errors import ConfigError, ExitStatus, XidstreamError
 from xidstream.pipeline.events import Event, of_error
 from xidstream.pipeline.faultpoints import VARIABLE, armed
@@ -138,10 +141,16 @@ class _Run:
         config = self._configs[0]
         json_logs = config.log_format == "json"
         try:
-            connect_ray(metrics_port=config.metrics_port, json_logs=json_logs, needs_spark=self._has_sink)
+            connect_ray(json_logs=json_logs, needs_spark=self._has_sink)
         finally:
             if json_logs:
                 log_as_json()
+        if self._has_sink and settled(config).spark == SparkMode.RAYDP.value and (logins := other_logins()):
+            self._display.line(
+                f"this machine has other logins ({len(logins)}), and with spark = raydp each of them can run code as "
+                "this user: docs/security.md",
+                "yellow",
+            )
 
     def _check(self) -> None:
         """The preflight of each slot, beside the others'."""
@@ -189,11 +198,13 @@ class _Run:
                 "status_page", f"the status page of this run: {page.url}", logging.INFO, url=page.url
             )
             self._display.line(told)
+        metrics = offer_metrics(configs[0], list(supervisors.values()))
         try:
             self._await(supervisors)
         finally:
-            if page is not None:
-                page.close()
+            for server in (page, metrics):
+                if server is not None:
+                    server.close()
 
     def _await(self, supervisors: dict[str, Supervisor]) -> None:
         """Run them all to their end."""

@@ -14,13 +14,14 @@ from typing import Final
 import click
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from xidstream.actors.runtime.run_search import local_answers
 from xidstream.pipeline.account.codec import of_json
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import ConfigError, UsageError
 from xidstream.pipeline.findings import enumerate_names
-from xidstream.pipeline.quantities import counted, human_bytes
+from xidstream.pipeline.quantities import counted, human_bytes, visible
 from xidstream.pipeline.segments import Layout, Storage
 from xidstream.pipeline.segments.snapshot_record import (
     cancel,
@@ -87,7 +88,9 @@ def status_command(config: Config) -> None:
         number, valid_from = (
             ("", "") if generation is None else (str(generation.number), str(generation.bounds.valid_from))
         )
-        table.add_row(source.name, human_bytes(source.n_bytes), number, valid_from, state)
+        # As Text: a table's name may look like markup.
+        shown = Text(visible(source.name))
+        table.add_row(shown, human_bytes(source.n_bytes), number, valid_from, state)
     console = Console(highlight=False)
     (console if console.is_terminal else Console(highlight=False, width=_FILE_WIDTH)).print(table)
     click.echo(

@@ -28,7 +28,7 @@ from xidstream.pipeline.account import (
     StoredPart,
 )
 from xidstream.pipeline.account.model import state_words
-from xidstream.pipeline.quantities import counted, human_bytes, human_ms, human_s, waiting
+from xidstream.pipeline.quantities import counted, human_bytes, human_ms, human_s, visible, waiting
 
 _FRESH_S: Final = 15.0
 _MOST_OPEN: Final = 10
@@ -46,7 +46,7 @@ def view(account: Account) -> RenderableType:
     ]
     parts += [
         Text(
-            f"parked: {p.table}, since commit LSN {p.since_lsn}, {counted(p.n_changes, 'change')} of "
+            f"parked: {visible(p.table)}, since commit LSN {p.since_lsn}, {counted(p.n_changes, 'change')} of "
             f"{counted(p.n_transactions, 'transaction')} left out: {p.reason}",
             style=_BAD,
         )
@@ -319,7 +319,8 @@ def _table(names: Iterable[str], rows: Iterable[Sequence[object]]) -> Table:
         table.add_column(Text(name), justify="left" if is_text else "right", no_wrap=i == 0)
     for row in rows:
         # As Text: a table's name may look like markup.
-        table.add_row(*(Text(str(cell), style="cyan" if "█" in str(cell) else "") for cell in row))
+        cells = (visible(str(cell)) for cell in row)
+        table.add_row(*(Text(cell, style="cyan" if "█" in cell else "") for cell in cells))
     return table
 
 

@@ -8,7 +8,7 @@ machine the driver's does all of it. It is started with RayDP's jars on its clas
 
 It is locked, too. There is no gateway of RayDP's, which lets any login of the machine run code as the run's user. What
 Spark opens is bound to the loopback address and asks for a secret, which Spark makes for the session and keeps in
-memory. PySpark's own gateway asks for a token.
+memory. PySpark's own gateway asks for a token. Ray's native library comes from a private folder.
 
 It has one heap, so a task that needs too much of it ends the driver as well: the JVM ends at the first
 OutOfMemoryError, because threads of Spark that died of one would leave jobs that never end. The run then starts another
@@ -21,6 +21,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
+import tempfile
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -29,6 +31,7 @@ from py4j.protocol import Py4JError
 from xidstream.actors.driver.driver_jvm import raydp_settings
 from xidstream.actors.driver.jvm_stderr import start_jvm
 from xidstream.actors.driver.session_kind import JOINED_RAY
+from xidstream.actors.runtime.ray_cluster import temporary_folder
 from xidstream.pipeline.config import MIB, Config
 from xidstream.pipeline.sizes import parse_heap
 
@@ -105,11 +108,24 @@ def _join_ray(spark: SparkSession) -> None:
     """As RayDP's executors have, and as its driver does where it puts objects."""
     from raydp.spark.ray_cluster_master import RayDPSparkMaster
 
+    jvm: Any = spark._jvm
+    _load_library(jvm)
     # It needs no master, only a process that has Ray.
     properties: Any = RayDPSparkMaster.__ray_metadata__.modified_class._generate_ray_configs(None)
     _ray_master(spark).setProperties(properties)
-    jvm: Any = spark._jvm
     jvm.org.apache.spark.sql.raydp.ObjectStoreWriter.connectToRay()
+
+
+def _load_library(jvm: Any) -> None:
+    """Of Ray's Java, from a private folder. Ray loads it once, so it does not look for it in its own place.
+
+    That is /tmp/ray/MILLISECONDS, where another login may have put a library before: Ray loads what it finds there.
+    """
+    folder = tempfile.mkdtemp(prefix="ray-java-", dir=temporary_folder())
+    try:
+        jvm.io.ray.runtime.util.JniUtils.loadLibrary(folder, "core_worker_library_java", True)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)  # a loaded library needs no file
 
 
 def _ray_master(spark: SparkSession) -> Any:

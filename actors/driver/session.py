@@ -26,7 +26,13 @@ from xidstream.actors.driver.local_session import local_conf, start_local, stop_
 from xidstream.actors.driver.session_kind import n_executors
 from xidstream.actors.runtime.java import ensure_java
 from xidstream.actors.runtime.nodes import require_usable_nodes
-from xidstream.actors.runtime.ray_cluster import connect_ray, is_ours, remove_loaded_libraries, run_folder
+from xidstream.actors.runtime.ray_cluster import (
+    connect_ray,
+    is_ours,
+    make_library_folder,
+    remove_loaded_libraries,
+    run_folder,
+)
 from xidstream.actors.runtime.spark_version import require_raydp_for_spark
 from xidstream.actors.runtime.waiting_line import waiting
 from xidstream.pipeline import file_modes
@@ -169,6 +175,7 @@ def _raydp_conf(config: Config) -> dict[str, str]:
 def _start_raydp(config: Config, app_name: str, conf: dict[str, str]) -> SparkSession:
     import raydp
 
+    make_library_folder()
     executors = (config.spark_executors, config.spark_executor_cores, config.spark_executor_memory)
     start_driver_jvm(conf, *executors)
     return raydp.init_spark(app_name, *executors, fault_tolerant_mode=False, configs=conf)

@@ -1,9 +1,12 @@
 """The copies that Ray's Java makes of its library in ``/tmp/ray/MILLISECONDS``, 41 MB each, and never removes.
 
-A JVM that joins Ray as a driver (RayDP's master has one) unpacks the library there before it knows Ray's session. The
-path is fixed in Ray's class: neither RAY_TMPDIR nor ``java.io.tmpdir`` changes it. So the file is removed when the JVM
-has loaded it, which the JVM does not notice. What a run that was killed at that moment left is removed by a later one,
-when it is so old that it must have been loaded.
+A JVM of RayDP's that joins Ray as a driver unpacks the library there before it knows Ray's session. The path is fixed
+in Ray's class: neither RAY_TMPDIR nor ``java.io.tmpdir`` changes it. So the file is removed when the JVM has loaded it,
+which the JVM does not notice. What a run that was killed at that moment left is removed by a later one, when it is so
+old that it must have been loaded.
+
+Ray loads a file that it finds there, whoever made it (docs/security.md says what follows). So a session in one JVM has
+the library from elsewhere (``driver.local_session``).
 
 ``/tmp/ray`` belongs to all users of the machine. Where the run makes it, it has the mode of /tmp: others may add to it,
 and not remove or rename what they did not make. Otherwise the umask of the first run would lock all other users out.

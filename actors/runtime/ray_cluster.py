@@ -5,6 +5,11 @@ ends with this process, however the process ends, and leaves nothing behind (``a
 
 Ray's processes inherit what is in this process's environment when Ray starts. The variables that are theirs alone are
 there only for that moment: a user's script is not to find its TMPDIR changed.
+
+*Nobody outside reaches it.* Each of Ray's processes listens on the loopback address alone if that is its node's, and on
+all addresses else. ``ray.init(_node_ip_address="127.0.0.1")`` puts the machine's own address in its place, so that
+other nodes could join. Ray leaves that out where it knows that there is one node, as by default on macOS: so it is told
+so.
 """
 
 from __future__ import annotations
@@ -20,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray._private import ray_constants
 
 from xidstream.actors.runtime import java_library
 from xidstream.actors.runtime.hidden_variables import hidden_from_children
@@ -48,6 +54,8 @@ _OWN_RAY = {
     "RAY_ROTATION_BACKUP_COUNT": "1",
     # What Ray notes of each call, for a dashboard that is off: 0.35 GB in the GCS after some hours.
     "RAY_task_events_report_interval_ms": "0",
+    # There is one node: its address is the loopback one.
+    ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0",
 }
 """For a Ray that a run starts for itself. What the user has set counts."""
 
@@ -74,14 +82,13 @@ def _without_noise(record: logging.LogRecord) -> bool:
 def connect_ray(
     *,
     namespace: str = "xidstream",
-    metrics_port: int = 0,
     json_logs: bool = False,
     needs_spark: bool = True,
 ) -> None:
     """Join the cluster that RAY_ADDRESS or the job names, or else start one on this machine.
 
-    ``metrics_port``: where a Ray that is started offers metrics; 0: a free port. ``json_logs``: the processes of this
-    run's actors log JSON into Ray's files. ``needs_spark``: whether Spark will be started on this Ray.
+    ``json_logs``: the processes of this run's actors log JSON into Ray's files. ``needs_spark``: whether Spark will be
+    started on this Ray.
 
     Raises EnvironmentFault if Ray does not start or is not there. Raises PreconditionMissing if Spark cannot start
     here, or on a node of the cluster.
@@ -107,7 +114,7 @@ def connect_ray(
         "logging_config": _JSON_LOGS if json_logs else None,
     }
     if local:
-        _start_own(options, metrics_port, needs_spark=needs_spark)
+        _start_own(options)
         return
     try:
         ray.init(**options)
@@ -116,22 +123,19 @@ def connect_ray(
     require_usable_nodes(needs_spark=needs_spark)
 
 
-def _start_own(options: dict[str, Any], metrics_port: int, *, needs_spark: bool) -> None:
+def _start_own(options: dict[str, Any]) -> None:
     global _own
     _end_own()  # of a script that has ended its first one
     _keep_token_private()
     java_library.remove_old()
-    if needs_spark:
-        java_library.make_shared_folder()
     folder = make_run_folder()
     own = _own = _OwnRay(folder, Watchdog(folder), os.getpid())
     try:
-        with _set(_environment_of_ray(folder)):
+        with _set(_environment_of_ray(folder)), _single_node():
             ray.init(
                 **options,
                 include_dashboard=False,
                 object_store_memory=LOCAL_OBJECT_STORE_BYTES,
-                _metrics_export_port=metrics_port or None,
                 _temp_dir=folder.ray,
             )
     except BaseException as error:
@@ -169,6 +173,17 @@ def _set(variables: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
+@contextmanager
+def _single_node() -> Iterator[None]:
+    """This process's Ray has read the variable when it was imported."""
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
+
+
 def _end_own() -> None:
     """End the Ray that this process has started, and all that it left on the disk. A forked child must not."""
     global _own
@@ -204,6 +219,12 @@ def temporary_folder() -> str | None:
     """Where such a process puts temporary files."""
     folder = run_folder()
     return os.path.join(folder, "t") if folder else None
+
+
+def make_library_folder() -> None:
+    """Before RayDP's JVMs start: where they unpack Ray's library, if the run has a Ray of its own."""
+    if run_folder():
+        java_library.make_shared_folder()
 
 
 def remove_loaded_libraries(*jvms: int) -> None:

@@ -134,6 +134,10 @@ class Supervisor:
         """The account names the address of the status page."""
         self._accounts.page = page
 
+    def measured_at(self, metrics: str) -> None:
+        """The account names this address of the metrics, in place of Ray's own."""
+        self._accounts.metrics = metrics
+
     def account(self) -> Account:
         """All that is known of the run: docs/status.md. The parts and the server are asked, which may take seconds."""
         return self._accounts.account()

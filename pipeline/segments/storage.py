@@ -38,6 +38,7 @@ from typing import Any, BinaryIO, Final
 import pyarrow as pa
 from pyarrow import fs
 
+from xidstream.pipeline.addresses import check_place
 from xidstream.pipeline.credentials import redacted
 from xidstream.pipeline.errors import ConfigError, StorageFault, UsageError
 from xidstream.pipeline.file_modes import create_file, make_folders
@@ -388,6 +389,7 @@ def self_contained(root_uri: str, environ: Mapping[str, str]) -> str:
     """A URI of the same storage that does not depend on working directory and environment. Raises ConfigError."""
     if not root_uri:
         raise ConfigError("storage must be given: a path, or a URI of file:, s3:, gs: or abfs:")
+    check_place(root_uri, "storage")
     scheme = _SCHEME.match(root_uri)
     if scheme is None:
         return absolute(root_uri)

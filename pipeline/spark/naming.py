@@ -23,6 +23,7 @@ from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 
+from xidstream.pipeline.addresses import check_place
 from xidstream.pipeline.errors import ConfigError
 from xidstream.pipeline.local_paths import absolute
 
@@ -105,6 +106,7 @@ class Location:
     @classmethod
     def parse(cls, uri: str, storage_options: dict[str, str] | None = None) -> Location:
         """From a plain path, or a URI of ``file:``, ``s3:``, ``gs:`` or ``abfs:``. Raises ConfigError for any other."""
+        check_place(uri, "the root of the Delta tables")
         match = _SCHEME.fullmatch(uri)
         if match is None:
             path = uri

@@ -19,9 +19,9 @@ from contextlib import suppress
 
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.credentials import redacted
-from xidstream.pipeline.errors import ConfigError, XidstreamError
+from xidstream.pipeline.errors import ConfigError, PreconditionMissing, XidstreamError
 from xidstream.pipeline.exchange import Beginning, SlotIdentity, Tenure
-from xidstream.pipeline.file_modes import who_else
+from xidstream.pipeline.file_modes import is_anybodys, who_else
 from xidstream.pipeline.findings import Finding, Status
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.quantities import human_bytes
@@ -145,9 +145,14 @@ def _open_to_others(config: Config, *, has_sink: bool) -> list[Finding]:
         if root is None or not os.path.isdir(root):
             continue
         try:
-            who = who_else(root, config.storage_mode)
+            who, is_open = who_else(root, config.storage_mode), is_anybodys(root)
         except OSError:
             continue  # a folder above it that is ours neither: then it is not ours to judge
+        if is_open:
+            what = f"every login of this machine may change {name} {root}, and could have a run write through a link"
+            remedy = f"chmod -R o-w {shlex.quote(root)}, or choose another folder"
+            found.append(Finding.of_error("storage_mode", PreconditionMissing(what, remedy=remedy)))
+            continue
         if who is not None:
             found.append(
                 Finding.warning(

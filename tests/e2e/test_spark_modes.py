@@ -5,26 +5,23 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
-import struct
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
-from tests.e2e.test_command_line import ROWS, commands, delta, environment, marked, options, run, set_up
+from tests.e2e.test_command_line import ROWS, commands, delta, environment, options, run, set_up
 from tests.postgres_fixtures import Database
-from tests.processes import Living, living_below
+from tests.processes import Living
 from tests.waiting import wait_until
+from xidstream.actors.runtime.other_logins import other_logins
 
 pytestmark = [pytest.mark.e2e, pytest.mark.parametrize("postgres_server", [18], indirect=True)]
 REPOSITORY = Path(__file__).parents[2]
-NOBODY = 65534
 
 # Tells of its session, and has rows of the batch pass Spark's Python, wherever its tasks run.
 HANDLER = """
@@ -66,45 +63,6 @@ def handle(batch):
         print(*sorted(row.id for row in frame.collect()), file=file, flush=True)
 """
 
-# Py4J's text for the static method that gives whoever has the answer a way to run any command.
-GET_RUNTIME = b"c\nz:java.lang.Runtime\ngetRuntime\ne\n"
-
-
-def answer_to_a_stranger(host: str, port: int, sent: bytes) -> bytes:
-    """What a port answers to another login, which may not read what a program needs: a fork. Only root can be one."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            if os.geteuid() == 0:
-                os.setgroups([])
-                os.setresgid(NOBODY, NOBODY, NOBODY)
-                os.setresuid(NOBODY, NOBODY, NOBODY)
-            os.write(writing, exchanged(host, port, sent))
-        finally:
-            os._exit(0)
-    os.close(writing)
-    with open(reading, "rb") as answer:
-        found = answer.read()
-    os.waitpid(child, 0)
-    return found
-
-
-def exchanged(host: str, port: int, sent: bytes) -> bytes:
-    answer = b""
-    with suppress(OSError), socket.create_connection((host, port), 5) as connection:
-        connection.settimeout(3)
-        connection.sendall(sent)
-        while len(answer) < 4096 and (part := connection.recv(4096)):
-            answer += part
-    return answer
-
-
-def rpc_request(body: bytes) -> bytes:
-    """A message of Spark's network layer, as one sends it that has no secret."""
-    header = struct.pack(">bqi", 3, 1, len(body))
-    return struct.pack(">q", 8 + len(header) + len(body)) + header + body
-
 
 @contextmanager
 def running(
@@ -138,43 +96,9 @@ def java(processes: list[Living]) -> list[Living]:
     return [process for process in processes if process.name == "java"]
 
 
-def listening(process: Living) -> list[tuple[str, int]]:
-    return [
-        (each.laddr.ip, each.laddr.port)
-        for each in process.process.net_connections("tcp")
-        if each.status == psutil.CONN_LISTEN
-    ]
-
-
 def make_slot(database: Database, name: str | None = None) -> None:
     slot = name or f"s_{database.name}"[:63]
     database.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", slot)
-
-
-def test_a_run_on_one_machine_has_one_jvm_that_lets_no_other_login_in_and_ends_with_the_run(
-    database: Database, tmp_path: Path
-) -> None:
-    set_up(database)
-    make_slot(database)
-    database.execute(ROWS.format(1, 1000))
-    (tmp_path / "handler.py").write_text(HANDLER)
-    with running(tmp_path, *options(database, tmp_path, sink="foreach:handler:handle")) as process:
-        wait_until(lambda: bool(seen(tmp_path)) or process.poll() is not None, 180)
-        (session,) = seen(tmp_path)
-        processes = living_below(process.pid)
-        (jvm,) = java(processes)
-        ports = listening(jvm)
-        answers = {address: answer_to_a_stranger(*address, GET_RUNTIME) for address in ports}
-        refused = answer_to_a_stranger("127.0.0.1", session["rpc"], rpc_request(b"\0"))
-    assert session["ids"] == list(range(1, 1001)) and session["master"] == "local[2, 4]"
-    # PySpark's gateway is among them, and wants its token first.
-    assert not [address for address, answer in answers.items() if answer.startswith(b"!y")], answers
-    assert sum(b"Authentication error" in answer for answer in answers.values()) == 1, answers
-    assert session["authenticate"] == "true" and b"SaslMessage" in refused, refused
-    loopback = {port for host, port in ports if host in ("127.0.0.1", "::ffff:127.0.0.1")}
-    assert {session["rpc"], session["blocks"]} <= loopback, ports
-    assert process.returncode == 0, (tmp_path / "output").read_text()
-    assert not marked(str(tmp_path))
 
 
 def test_raydps_executors_on_one_machine_read_rows_from_rays_object_store(
@@ -194,7 +118,9 @@ def test_raydps_executors_on_one_machine_read_rows_from_rays_object_store(
             return process.poll() is not None
 
         wait_until(has_ended, 240)
-    assert process.returncode == 0, (tmp_path / "output").read_text()
+    output = (tmp_path / "output").read_text()
+    assert process.returncode == 0, output
+    assert ("with spark = raydp each of them can run code" in output) == bool(other_logins())
     (session,) = seen(tmp_path)
     assert session["ids"] == list(range(1, 1001)) and session["master"].startswith("ray")
     # The application master's gateway, and an executor.

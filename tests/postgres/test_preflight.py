@@ -355,3 +355,21 @@ def test_a_storage_that_is_mounted_read_only_is_blamed_itself_and_not_the_sink(c
         subprocess.run(["umount", "-l", str(folder)], check=True)
     assert [f.check for f in failed] == ["storage"], failed
     assert "Read-only file system" in failed[0].statement
+
+
+def test_a_storage_or_tables_where_another_login_could_plant_a_link_are_refused(
+    config: Config, short_folder: Path
+) -> None:
+    short_folder.chmod(0o755)
+    config = dataclasses.replace(
+        config, storage=str(short_folder / "storage"), sink=f"delta:{short_folder / 'delta'}"
+    )
+    for name, mode in (("storage", 0o1777), ("delta", 0o757)):
+        (short_folder / name).mkdir()
+        (short_folder / name).chmod(mode)
+    refused = [f for f in findings_of(config) if f.check == "storage_mode"]
+    assert [(f.status, f.raises) for f in refused] == [(Status.FAILED, PreconditionMissing)] * 2
+    assert "every login of this machine may change storage" in refused[0].statement
+    assert "may change Delta root" in refused[1].statement and "chmod" in (refused[1].remedy or "")
+    short_folder.chmod(0o700)
+    assert [f for f in findings_of(config) if f.check == "storage_mode"] == [], "nobody gets there"

@@ -241,3 +241,26 @@ def test_a_slot_that_is_not_there_is_not_told_to_be_created_before_it_is_dropped
     assert command(database, "drop") == 3
     said = capsys.readouterr().err
     assert "check its name" in said and "create" not in said
+
+
+@pytest.mark.parametrize(
+    "name", ["[/x]", "[bold]y[/bold]", "a\nok  all is well", "\x1b]0;title\x07", "\u202etxt"]
+)
+def test_a_tables_name_is_one_line_of_what_people_are_told_whatever_it_is(
+    database: Database, tmp_path: Path, capsys: Printed, name: str
+) -> None:
+    database.execute(f'create table "{name}" (id int)')
+    database.execute(f'create publication p for table "{name}"')
+    connection = ("--dsn", database.dsn(), "--slot", slot(database), "--publication", "p")
+    assert xidstream("slot", "create", *connection[:4]) == 0
+    place = ("--storage", str(tmp_path / "segments"))
+    xidstream("check", *connection, *place, "--sink", f"delta:{tmp_path / 'delta'}")
+    assert xidstream("snapshot", "status", *connection, *place) == 0
+    refused = xidstream("table", "resume", *connection[:4], *place, "--table", name)
+    assert refused == 2
+    told = capsys.readouterr()
+    shown = name.encode("unicode_escape").decode() if not name.isprintable() else name
+    for text in (told.out, told.err):
+        assert shown in text
+        assert all(line.isprintable() for line in text.splitlines()), text
+        assert "ok  all is well" not in [line.strip() for line in text.splitlines()]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from xidstream.pipeline.quantities import counted, human_bytes, human_ms, human_s
+from xidstream.pipeline.quantities import counted, human_bytes, human_ms, human_s, visible
 
 
 @pytest.mark.parametrize(
@@ -31,3 +31,18 @@ def test_bytes_and_times_have_the_unit_that_keeps_them_short() -> None:
         "2 h 5 min",
         "3 d 4 h",
     ]
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("a\nb", "a\\nb"),
+        ("\x1b[31m", "\\x1b[31m"),
+        ("\x9b", "\\x9b"),
+        ("\u202e", "\\u202e"),
+        ("\udce9", "\\udce9"),
+        ("é\\n", "é\\n"),
+    ],
+)
+def test_what_would_not_be_seen_is_written_out_and_only_once(text: str, shown: str) -> None:
+    assert visible(text) == visible(visible(text)) == shown

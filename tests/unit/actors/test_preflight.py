@@ -138,10 +138,12 @@ def test_ports_that_are_taken_are_told_before_ray_starts(capsys: pytest.CaptureF
     """The run said so after Ray had started, and ``check`` never."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        config = dataclasses.replace(CONFIG, status_address=f"127.0.0.1:{port}", metrics_port=port)
+        config = dataclasses.replace(
+            CONFIG, status_address=f"127.0.0.1:{port}", metrics_address=f"127.0.0.1:{port}"
+        )
         assert {f.check for f in port_findings(config) if f.status is Status.FAILED} == {
             "status_address",
-            "metrics_port",
+            "metrics_address",
         }
         with pytest.raises(PreconditionMissing) as caught:
             require_ports(config)
@@ -152,7 +154,7 @@ def test_ports_that_are_taken_are_told_before_ray_starts(capsys: pytest.CaptureF
         assert "the status page cannot be served" in capsys.readouterr().out.replace("\n", " ")
     assert {f.status for f in port_findings(config)} == {Status.OK}
     require_ports(config)
-    assert port_findings(dataclasses.replace(config, status_address="off", metrics_port=0)) == []
+    assert port_findings(dataclasses.replace(config, status_address="off", metrics_address="")) == []
 
 
 def test_findings_are_readable_in_an_interactive_session() -> None:

@@ -1,0 +1,117 @@
+"""Paths and URIs of storage and tables, and names in them: each is that place and no other, or one clear error."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from tests.unit.segments.conftest import files_below
+from xidstream.pipeline.config import Config
+from xidstream.pipeline.errors import ConfigError, StorageFault, UsageError
+from xidstream.pipeline.segments import Storage
+from xidstream.pipeline.spark.naming import Location, decode_table, encode_table
+from xidstream.pipeline.spark.sink import local_root, make_root
+
+KEY = "1/s/progress.json"
+CONTROL = ("a\0b", "a\nb", "a\rb", "\x1b[31m", "a%00b", "a%0Ab", "caf\udce9", "%ff")
+PIECES = st.sampled_from(
+    ["..", ".", "/", "%2e", "%", "~", "'", '"', "`", "\\", "$", "{}", "*", "a", "é" * 128, "x" * 255, " "]
+)
+
+
+@pytest.mark.parametrize("text", CONTROL)
+@pytest.mark.parametrize("scheme", ["", "file:///tmp/", "s3://bucket/"])
+def test_control_characters_in_a_place_are_refused_in_one_line_that_does_not_repeat_it(
+    text: str, scheme: str
+) -> None:
+    for make in (Storage, Location.parse, lambda uri: make_root(f"delta:{uri}")):
+        with pytest.raises(ConfigError, match="without control characters") as caught:
+            make(f"{scheme}{text}hunter2")
+        assert caught.value.message.isprintable() and "hunter2" not in caught.value.message
+
+
+@settings(max_examples=60)
+@given(st.lists(PIECES, min_size=1, max_size=5).map("".join))
+@example("-rf")
+@example("a" * 255)
+@example("a" * 256)
+def test_a_path_is_the_folder_that_the_operating_system_means_by_it_or_an_error(name: str) -> None:
+    with TemporaryDirectory(prefix="xs-") as top:
+        below = os.path.join(top, "1", "2", "3", "4", "5")  # more than the pieces can climb
+        os.makedirs(below)
+        path = f"{below}/{name}"
+        meant = os.path.abspath(path)
+        if max(len(part.encode()) for part in meant.split("/")) > 255:
+            with pytest.raises(StorageFault, match="File name too long"):
+                Storage(path).write_bytes(KEY, b"x")
+        else:
+            storage = Storage(path)
+            storage.write_bytes(KEY, b"x")
+            assert storage.read_bytes(KEY) == b"x" and storage.list_keys("1") == [KEY]
+            assert Path(meant, KEY).read_bytes() == b"x"
+        if "%" in meant:
+            with pytest.raises(ConfigError, match="percent"):
+                local_root(f"delta:{path}")
+        else:
+            assert local_root(f"delta:{path}") == meant
+
+
+@settings(max_examples=60)
+@given(st.text(st.characters(exclude_categories=["Cs"]), max_size=80), st.text(max_size=20))
+@example("..", "/")
+@example("\0", "\n")
+def test_a_tables_folder_is_one_part_of_a_path_whatever_its_name(schema: str, table: str) -> None:
+    try:
+        schema.encode(), table.encode()
+    except UnicodeEncodeError:
+        return
+    folder = encode_table(schema, table)
+    assert folder.isascii() and len(folder) <= 255 and not set(folder) - set(folder.replace("/", ""))
+    assert folder.isprintable() and not folder.startswith("..")
+    if "~~" not in folder:
+        assert decode_table(folder) == (schema, table)
+
+
+@given(st.text(max_size=70))
+@example("a\n")
+@example("a" * 64)
+@example("../x")
+@example("ａ")
+def test_a_slots_name_is_what_postgresql_allows_or_refused(name: str) -> None:
+    allowed = 0 < len(name) < 64 and not set(name) - set("abcdefghijklmnopqrstuvwxyz0123456789_")
+    if allowed or not name:
+        Config(slot=name)
+        return
+    with pytest.raises(ConfigError) as caught:
+        Config(slot=name)
+    assert caught.value.message.isprintable()
+
+
+@pytest.mark.parametrize("key", ["", "..", "a/../b", "/a", "a//b", "a/", "./a"])
+def test_a_key_leads_nowhere_else(tmp_path: Path, key: str) -> None:
+    with pytest.raises(UsageError):
+        Storage(str(tmp_path)).write_bytes(key, b"x")
+
+
+def test_a_link_that_somebody_has_planted_is_replaced_and_not_followed(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"mine")
+    place = tmp_path / "storage" / KEY
+    place.parent.mkdir(parents=True)
+    storage = Storage(str(tmp_path / "storage"))
+    for write in (lambda: storage.write_bytes(KEY, b"x"), lambda: _create(storage)):
+        place.unlink(missing_ok=True)
+        place.symlink_to(victim)
+        write()
+        assert not place.is_symlink() and place.read_bytes() == b"x" and victim.read_bytes() == b"mine"
+    assert files_below(tmp_path / "storage") == {KEY}
+
+
+def _create(storage: Storage) -> None:
+    with storage.create(KEY) as append:
+        append(b"x")
