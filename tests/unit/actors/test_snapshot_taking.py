@@ -21,6 +21,7 @@ from xidstream.pipeline.snapshot.course import Course, Failed, Hold, Wanted
 from xidstream.pipeline.snapshot.decision import Decision
 from xidstream.pipeline.snapshot.generation import Generation, GenerationState
 from xidstream.pipeline.snapshot.generations import signature_of
+from xidstream.pipeline.snapshot.proven import Look
 from xidstream.pipeline.snapshot.resting import Resting
 from xidstream.pipeline.snapshot.tables import Leaf, PublishedSource, Surveyed
 from xidstream.pipeline.spark.snapshot_log import GenerationLine
@@ -40,7 +41,7 @@ def nobody(*_: Any) -> Any:
 @pytest.fixture
 def taking(tmp_path: Path) -> Iterator[SnapshotTaking]:
     book = SnapshotBook(Storage(str(tmp_path)), Layout(7, "s", "e"), Decision(takes_snapshots=True))
-    taking = SnapshotTaking(Config(), book, lambda: None, lambda: None, nobody, lambda text: None)
+    taking = SnapshotTaking(Config(), book, lambda known: None, lambda: None, nobody, lambda text: None)
     yield taking
     taking.stop()
 
@@ -76,7 +77,7 @@ def test_the_log_says_that_it_is_whole_when_the_sink_has_all_up_to_the_snapshots
 def test_a_lock_that_nothing_can_be_planned_beside_is_told_once(taking: SnapshotTaking) -> None:
     """Planning waited without a word while somebody had locked a table with a row filter."""
 
-    def locked() -> None:
+    def locked(known: str | None) -> None:
         raise SnapshotInterrupted("a published table with a row filter is locked")
 
     told: list[str] = []
@@ -91,24 +92,68 @@ def test_looks_at_a_catalog_that_costs_much_are_rare_and_the_stream_alone_is_ask
     taking: SnapshotTaking,
 ) -> None:
     """With 5,000 tables each look took the reader's process 0.7 s, each ten seconds, and each second at the end."""
-    n_looks, delivered = 0, Lsn(0x100)
+    n_looks, delivered, cpu_s = 0, Lsn(0x100), 0.7
     published = dataclasses.replace(SOURCE, published_as='["table 1"]')
 
-    def survey() -> Surveyed:
+    def survey(known: str | None) -> Surveyed:
         nonlocal n_looks
         n_looks += 1
-        return Surveyed((published,), None, cpu_s=0.7)
+        look = Look(Lsn(0x5000), frozenset(), waits_for_standby=False, at_s=0.0)
+        return Surveyed((published,), None, look, "as it is", delivered_lsn=delivered, cpu_s=cpu_s)
 
     told: list[tuple[Any, ...]] = []
-    taking._survey, taking._delivered = survey, lambda: delivered
+    taking._survey, taking._delivered = survey, lambda: (delivered, Lsn(0))
     taking._call_sink = lambda *call: told.append(call)
     line = GenerationLine("public.t", 1, 1, 0x4FFE, 0x4FFF, GenerationState.FINISHED, is_ours=True)
     taking._lines, taking._is_ready = SnapshotLines([line]), True
     taking._book._taken[1, 1] = Taken(Generation(RELATION, 1, BOUNDS, None), signature_of(published))
     taking._try_to(taking._look)
     assert (taking.is_complete, taking.is_reached) == (True, False)
-    assert taking._pause_s == pytest.approx(70)
+    assert taking._pause_s == pytest.approx(70, rel=0.2)
+    # It looks for a proof as well, which goes no further than the log is whole.
+    assert told.pop() == ("prove", Lsn(0x100))
     for delivered in (Lsn(0x4000), Lsn(0x5000)):  # noqa: B007 - what the stream answers
         assert not taking.is_reached
         taking._try_to(taking._look_at_stream)
     assert taking.is_reached and n_looks == 1 and told == [("reach", Lsn(0x4FFF))]
+    cpu_s = 0.0
+    taking._try_to(taking._look)
+    assert taking._pause_s == pytest.approx(10, abs=0.5), (
+        "nothing has changed, so the next one is not put off"
+    )
+
+
+def test_what_is_proven_is_told_when_there_are_commits_to_prove_and_nothing_is_asked_before(
+    taking: SnapshotTaking,
+) -> None:
+    asked: list[str | None] = []
+    told: list[tuple[Any, ...]] = []
+    published = dataclasses.replace(SOURCE, published_as='["table 1"]')
+    last_commit, fingerprint, sources = Lsn(0), "first", (published,)
+
+    def survey(known: str | None) -> Surveyed:
+        asked.append(known)
+        look = Look(Lsn(0x9000), frozenset(), waits_for_standby=False, at_s=0.0)
+        found = None if known == fingerprint else sources
+        return Surveyed(found, None, look, fingerprint, delivered_lsn=Lsn(last_commit + 8))
+
+    taking._survey, taking._delivered = survey, lambda: (Lsn(last_commit + 8), last_commit)
+    taking._call_sink = lambda *call: told.append(call)
+    line = GenerationLine("public.t", 1, 1, 0x4FFE, 0x4FFF, GenerationState.FINISHED, is_ours=True)
+    taking._lines = SnapshotLines([line])
+    taking._book._taken[1, 1] = Taken(Generation(RELATION, 1, BOUNDS, None), signature_of(published))
+    taking._prove()
+    assert asked == [], "nothing has committed"
+    last_commit = Lsn(0x6000)
+    taking._prove()
+    taking._prove()
+    assert asked == [None] and told == [("prove", Lsn(0x6008))], "once for each commit"
+    last_commit = Lsn(0x7000)
+    taking._prove()
+    assert asked == [None, "first"] and told[1:] == [("prove", Lsn(0x7008))]
+    last_commit, fingerprint = Lsn(0x8000), "second"
+    sources = (dataclasses.replace(published, row_filter="id > 5"),)
+    taking._prove()
+    reason = "the row filter of its publication changed"
+    assert told[2:] == [("end", line, reason), ("prove", Lsn(0x8008))], "the end comes before what is proven"
+    assert taking._is_changed, "a new snapshot is wanted, and not only at the next look"

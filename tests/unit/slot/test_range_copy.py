@@ -12,6 +12,7 @@ from xidstream.pipeline.errors import (
     PoisonedChange,
     PreconditionMissing,
     ProtocolViolation,
+    TableUnreadable,
     XidstreamError,
 )
 from xidstream.pipeline.slot.failures import ServerReport
@@ -119,7 +120,7 @@ def test_a_range_is_told_by_its_leaf_and_pages() -> None:
         ("22012", "division by zero", "", PoisonedChange),
         ("P0001", "value SECRET is not allowed", "exec_stmt_raise", PoisonedChange),
         ("38000", "SECRET", "", PoisonedChange),
-        ("42501", "permission denied for table t", "", PreconditionMissing),
+        ("42501", "permission denied for table t", "", TableUnreadable),
         ("42P01", 'relation "t" does not exist', "", PreconditionMissing),
         ("25P03", "terminating connection due to idle-in-transaction timeout", "", ConnectionLost),
         ("57P01", "terminating connection due to administrator command", "", ConnectionLost),

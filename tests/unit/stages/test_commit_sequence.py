@@ -467,7 +467,9 @@ def test_a_journaled_segment_is_deleted_only_behind_a_record_without_its_file(
         for _ in range(turns):
             await asyncio.sleep(0)
         await made.batch_done(batch.number, 0)
-        await asyncio.sleep(0.2)
+        deadline_s = time.monotonic() + 20
+        while "remove journal" not in noted.log and time.monotonic() < deadline_s:
+            await asyncio.sleep(0.02)
         for task in waiting:
             task.cancel()
 
