@@ -31,6 +31,7 @@ from xidstream.pipeline.errors import ComponentLost
 from xidstream.pipeline.exchange import SlotIdentity
 from xidstream.pipeline.file_modes import choose_for_process
 from xidstream.pipeline.spark.sink import make_sink
+from xidstream.pipeline.spark.spark_errors import fault_of
 
 
 class SparkDriver:
@@ -55,7 +56,16 @@ class SparkDriver:
         sys.stdout = self._lines
 
     def run(self, slot: str, name: str, sequencer: Any, identity: SlotIdentity) -> None:
-        """``name`` is the loop's alone, and that of its Spark jobs' group."""
+        """``name`` is the loop's alone, and that of its Spark jobs' group.
+
+        Raises what the loop raises, and ComponentLost where the JVM is gone."""
+        try:
+            self._run(slot, name, sequencer, identity)
+        except (Py4JError, OSError) as error:
+            # Of what stands around the sink, which names its own: a JVM may die at any call.
+            raise fault_of(error, "delivering batches") from error
+
+    def _run(self, slot: str, name: str, sequencer: Any, identity: SlotIdentity) -> None:
         config = self._configs[slot]
         self._spark.sparkContext.setJobGroup(name, f"slot {slot}")
         loop = BatchLoop(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -54,3 +56,49 @@ def test_an_end_that_comes_late_cancels_nothing_of_the_next_epochs_loop(spark: A
     assert not thread.is_alive() and not failures
     driver.end("s", "new")
     assert driver._loops["s"]._stop.is_set()
+
+
+DYING = """
+import sys
+
+from pyspark.sql import SparkSession
+
+from tests.spark.support import IDENTITY
+from xidstream.actors import spark_driver
+from xidstream.actors.driver.session_kind import reads_ray_objects
+from xidstream.pipeline.config import Config
+from xidstream.pipeline.errors import ComponentLost
+
+spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+jvm = spark.sparkContext._gateway.proc
+
+
+class Loop(spark_driver.BatchLoop):
+    def run(self):
+        jvm.kill()
+        jvm.wait()
+        reads_ray_objects(self._spark)
+
+
+spark_driver.BatchLoop = Loop
+driver = spark_driver.SparkDriver({"s": Config.of({"slot": "s", "sink": "console", "storage": sys.argv[1]})})
+driver._spark = spark
+for name in ("its JVM dies in the loop", "its JVM is dead"):
+    try:
+        driver.run("s", name, None, IDENTITY)
+    except ComponentLost as error:
+        print(f"{name}: {error.message}")
+"""
+
+
+def test_a_jvm_that_dies_outside_of_the_sink_costs_an_epoch_and_not_the_run(tmp_path: Path) -> None:
+    """The run ended with "Py4JError: SparkConf does not exist in the JVM": so Py4J says it of a JVM that is gone."""
+    ended = subprocess.run(
+        [sys.executable, "-c", DYING, str(tmp_path)], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    lost = "the Spark session was lost while delivering batches"
+    assert [line.partition(" (")[0] for line in ended.stdout.splitlines()] == [
+        f"its JVM dies in the loop: {lost}",
+        f"its JVM is dead: {lost}",
+    ]
