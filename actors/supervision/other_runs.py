@@ -72,6 +72,7 @@ def reading_here(config: Config) -> Finding | None:
     except XidstreamError:
         return None  # another user's run, or one that does not answer: the server's word has to do
     others = [run for run in found if run is not None and run.pid != os.getpid() and not _is_later(run)]
+    others.sort(key=lambda run: (run.started_at, run.pid))
     if not others:
         return None
     server: str | None = None
