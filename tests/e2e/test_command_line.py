@@ -22,8 +22,8 @@ from tests.waiting import wait_until
 pytestmark = pytest.mark.e2e
 NEWEST = pytest.mark.parametrize("postgres_server", [18], indirect=True)
 OURS = re.compile(
-    r"(\d+ s: (waiting for|reading slot) |waiting for the Spark session |done: |(caught|keeping|catching) up|"
-    r"(no longer )?stalled: ).*"
+    r"(\d+ s: (waiting for|reading slot) |waiting for the Spark session |done: |the status page of this run: |"
+    r"(caught|keeping|catching) up|(no longer )?stalled: ).*"
 )
 """The lines of a run that goes well, on a slow machine, too: Ray, Spark and RayDP say nothing beside them."""
 XIDSTREAM = [sys.executable, "-m", "actors"]
