@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from pathlib import Path
 
+import click
 import pytest
 
-from xidstream.actors.cli.main import main
+from xidstream.actors.cli.main import cli, main
 from xidstream.actors.cli.options import SECTIONS
 from xidstream.pipeline.config import Config
 
@@ -90,3 +92,19 @@ def test_a_capture_has_the_settings_of_a_run_without_sink_and_spark(
     assert {"dsn", "slot", "storage", "available_now", "journal_max_bytes", "buffers_max"} <= set(everything)
     assert not [name for name in everything if name.startswith(("spark_", "mirror_", "batch_", "sink"))]
     assert set(settings_of(shown(monkeypatch, capsys, "--help", 100, "capture"))) < set(everything)
+
+
+def words_of(command: click.Command, path: str = "xidstream") -> set[str]:
+    """The commands below ``command`` with their arguments and options, as people type them."""
+    found = {f"{path} {name}" for each in command.params for name in (*each.opts, *each.secondary_opts)} | {
+        path
+    }
+    for name, below in getattr(command, "commands", {}).items():
+        found |= words_of(below, f"{path} {name}")
+    return found
+
+
+def test_no_command_and_no_option_is_gone() -> None:
+    """What scripts and unit files of people say. A new one comes into the list; none is taken out of it."""
+    kept = (Path(__file__).parent / "command_line.txt").read_text(encoding="utf-8").splitlines()
+    assert kept == sorted(kept) and set(kept) - words_of(cli) == set()
