@@ -58,10 +58,8 @@ def _xid(layout: Layout, key: str) -> Xid | None:
 
 def holds_slot(storage: Storage, layout: Layout) -> bool:
     """Whether an earlier run of this slot left its record here. (Segments alone are no record.)"""
-    # The key is read, not only looked up: a storage that cannot be read must not pass for an empty one.
-    is_recorded = storage.read_buffer(layout.progress_key) is not None
     # A claim is a run that ended before it recorded anything.
-    return is_recorded or any(
+    return any(
         not key.endswith(".claim")
         for folder in (layout.progress_prefix, layout.prepared_prefix, layout.journal_prefix)
         for key in storage.list_keys(folder)
@@ -71,8 +69,7 @@ def holds_slot(storage: Storage, layout: Layout) -> bool:
 def remove_slot(storage: Storage, layout: Layout) -> dict[str, int]:
     """Delete everything that is stored of a dropped slot. Returns how many objects were deleted, by folder or object.
 
-    The record is deleted last, behind the object that says where it is. So after a failure ``holds_slot`` is still
-    true, and the next call does the rest.
+    The record is deleted last. So after a failure ``holds_slot`` is still true, and the next call does the rest.
     """
     removed = {}
 

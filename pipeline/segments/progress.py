@@ -115,6 +115,11 @@ def read_progress(storage: Storage, layout: Layout) -> ProgressRecord | None:
     raise SegmentCorrupt(f"object {_key(layout, newest[0])!r} is listed, and missing", remedy=_REMEDY)
 
 
+def has_record(storage: Storage, layout: Layout) -> bool:
+    """Whether a run of the slot has recorded a position. Raises StorageFault."""
+    return bool(_newest(storage, layout))
+
+
 def _newest(storage: Storage, layout: Layout) -> list[RecordName]:
     """Of the record with the greatest number; of two where two runs of an older xidstream took the same one."""
     names = [name for name in _names(storage, layout).values() if not name.is_claim]

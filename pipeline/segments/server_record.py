@@ -12,6 +12,7 @@ from typing import Final
 from xidstream.pipeline.errors import SegmentCorrupt
 from xidstream.pipeline.segments.envelope import seal, unseal
 from xidstream.pipeline.segments.keys import Layout
+from xidstream.pipeline.segments.progress import has_record
 from xidstream.pipeline.segments.storage import Storage
 
 FORMAT: Final = "xidstream.server"
@@ -41,6 +42,6 @@ def other_servers(storage: Storage, layout: Layout) -> list[int]:
     for folder in storage.list_folders():
         if folder.isdecimal() and int(folder) != layout.system_identifier:
             other = Layout(int(folder), layout.slot, layout.epoch)
-            if storage.read_buffer(other.progress_key) is not None:
+            if has_record(storage, other):
                 found.append(other.system_identifier)
     return found

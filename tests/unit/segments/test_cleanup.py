@@ -9,10 +9,13 @@ from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.segments import (
     Layout,
     Storage,
+    claim_slot,
     clean_dead_epochs,
     holds_slot,
     load_prepared,
+    other_servers,
     remove_slot,
+    slots_servers,
     write_prepared,
     write_progress,
 )
@@ -108,7 +111,17 @@ def test_a_position_or_a_prepared_transaction_is_a_record_and_segments_are_none(
     write_prepared(storage, layout, prepared)
     assert holds_slot(storage, layout)
     remove_slot(storage, layout)
-    for key in (layout.progress_key, layout.record_key(1)):
-        storage.write_bytes(key, b"damaged")
-        assert holds_slot(storage, layout)
-        storage.delete([key])
+    storage.write_bytes(layout.record_key(1), b"damaged")
+    assert holds_slot(storage, layout)
+
+
+def test_a_cloned_servers_slot_is_seen_by_its_record_alone(storage, layout) -> None:
+    """The clone has another system identifier, and the storage a folder for each of the two."""
+    clone = Layout(1, layout.slot, "e")
+    claim_slot(storage, layout)
+    assert not holds_slot(storage, layout) and other_servers(storage, clone) == [], "a claim records nothing"
+    write_progress(storage, layout, Lsn(5))
+    storage.delete([layout.progress_key])
+    assert other_servers(storage, clone) == slots_servers(storage, layout.slot) == [layout.system_identifier]
+    assert other_servers(storage, layout) == other_servers(storage, Layout(1, "orders2", "e")) == []
+    assert holds_slot(storage, layout) and not holds_slot(storage, clone)
