@@ -72,13 +72,13 @@ class MessageFile:
     """One spilled Arrow IPC file of logical messages, in ``rows.MESSAGES_SCHEMA``.
 
     ``key`` is relative to the storage root; ``checksum`` is over the whole file's ``n_bytes`` (how: see
-    ``pipeline.segments``). It is None, and ``n_bytes`` 0, where an xidstream wrote the file that took neither.
+    ``pipeline.segments``).
     """
 
     key: str
     n_rows: int
     n_bytes: int
-    checksum: str | None
+    checksum: str
 
     @property
     def schema(self) -> pa.Schema:

@@ -285,9 +285,10 @@ def observe_delta(delta: Path, storage: Path) -> Callable[[], Held]:
 
     def look_at_journal() -> Journaled:
         if not journals:
-            for record in storage.glob("*/*/progress.json"):
-                layout = Layout(int(record.parent.parent.name), record.parent.name, "spy")
-                journals.append(JournalContents(Storage(str(storage)), layout))
+            for record in storage.glob("*/*/progress/*.json"):
+                folder = record.parent.parent
+                layout = Layout(int(folder.parent.name), folder.name, "spy")
+                journals[:] = [JournalContents(Storage(str(storage)), layout)]
         return journals[0].look() if journals else Journaled()
 
     def look() -> Held:

@@ -297,7 +297,7 @@ class SnapshotTaking:
             return True  # a function has no log
         if not lines.may_reach(delivered_lsn):
             return False
-        self._call_sink("reach", lines.whole_up_to)
+        self._call_sink("reach", lines.valid_from)
         lines.reach()
         return True
 

@@ -6,11 +6,9 @@ Everything that outlives a process is here, and nothing else is stored anywhere:
         epochs/<epoch>/<xid>-<first LSN>/<number>.parquet   spilled rows of one transaction
         epochs/<epoch>/<xid>-<first LSN>/<number>.arrow     its logical messages
         prepared/<xid>-<prepare end LSN>.<epoch>.json       a prepared transaction
-        prepared/<xid>-<prepare end LSN>.<epoch>.messages.arrow     its logical messages, of an older xidstream
         journal/<number>.<epoch>.journal                    committed transactions that the sink does not hold yet
         progress/<owner>.<epoch>.json                       the confirmed LSN, by whom; what is finished up to it
         progress/<owner>.<epoch>.claim                      that an epoch takes the slot over; empty
-        progress.json                                       for an older xidstream: that the record is elsewhere
         server.json                                         the server's timeline
         beginning.json                                      where the storage began with the slot
 

@@ -128,7 +128,7 @@ def summary_from_json(data: pa.Buffer, layout: Layout, epoch: str, number: int, 
             n_rows=a_count(content["n_rows"]),
             n_bytes=a_count(content["n_stored_bytes"]),
             stored_keys=tuple(content["stored_keys"]),
-            memory_bytes=a_count(content.get("memory_bytes", 0)),
+            memory_bytes=a_count(content["memory_bytes"]),
         )
         return Summary(
             file, a_count(content["objects_bytes"]), StoredObject(*map(a_count, content["directory"]))

@@ -27,9 +27,7 @@ _TRANSACTION: Final = r"(?P<xid>\d{1,10})-(?P<lsn>[0-9A-F]{16})"
 _SEGMENT: Final = re.compile(
     rf"(?P<epoch>[A-Za-z0-9-]{{1,64}})/{_TRANSACTION}/(?P<number>\d+)\.(arrow|parquet)"
 )
-_PREPARED: Final = re.compile(
-    rf"{_TRANSACTION}\.(?P<epoch>[A-Za-z0-9-]{{1,64}})\.(?P<kind>json|messages\.arrow)"
-)
+_PREPARED: Final = re.compile(rf"{_TRANSACTION}\.(?P<epoch>[A-Za-z0-9-]{{1,64}})\.json")
 _SNAPSHOT: Final = re.compile(r"(?P<relid>\d{1,10})\.(?P<kind>(?:taken|told)-\d+|request|cancelled)\.json")
 _RECORD: Final = re.compile(r"(?P<owner>[0-9]{16})\.(?P<epoch>[A-Za-z0-9-]{1,64})\.(?P<kind>json|claim)")
 _TRANSACTION_FOLDER: Final = re.compile(rf"\d+/[a-z0-9_]+/epochs/[A-Za-z0-9-]+/{_TRANSACTION}")
@@ -45,12 +43,11 @@ class SegmentName(NamedTuple):
 
 
 class PreparedName(NamedTuple):
-    """What the key of a prepared transaction's manifest, or of its messages, says."""
+    """What the key of a prepared transaction's manifest says."""
 
     xid: Xid
     prepare_end_lsn: Lsn
     epoch: str
-    is_manifest: bool
 
     @property
     def transaction(self) -> tuple[Xid, Lsn]:
@@ -124,7 +121,7 @@ class Layout:
 
     @property
     def progress_key(self) -> str:
-        """What an older xidstream looks at: the slot's record then, and since then that it is elsewhere."""
+        """Where the record was before each owner had its own: what is there is refused."""
         return f"{self.root}/progress.json"
 
     def record_key(self, owner: int) -> str:
@@ -196,10 +193,6 @@ class Layout:
         """The wish that a parked table be delivered again."""
         return f"{self.resumed_prefix}/{relid}.json"
 
-    def prepared_messages_key(self, xid: Xid, prepare_end_lsn: Lsn) -> str:
-        """The messages that this epoch's manifest names, where an older xidstream wrote it: now they are segments."""
-        return f"{self.prepared_prefix}/{_transaction(xid, prepare_end_lsn)}.{self.epoch}.messages.arrow"
-
     # -- parsing ---------------------------------------------------------------------------------------
 
     def parse_snapshot_key(self, key: str) -> tuple[int, str] | None:
@@ -216,12 +209,12 @@ class Layout:
         return SegmentName(match["epoch"], xid, first_lsn, int(match["number"]))
 
     def parse_prepared_key(self, key: str) -> PreparedName:
-        """Of a manifest or of messages, of any epoch. Raises UsageError on every other key."""
+        """Of a manifest of any epoch. Raises UsageError on every other key."""
         match = _PREPARED.fullmatch(_below(key, self.prepared_prefix))
         if match is None:
             raise UsageError(f"not a prepared transaction of slot {self.slot!r}: {key!r}")
         xid, lsn = Xid(int(match["xid"])), Lsn(int(match["lsn"], 16))
-        return PreparedName(xid, lsn, match["epoch"], match["kind"] == "json")
+        return PreparedName(xid, lsn, match["epoch"])
 
     def parse_record_key(self, key: str) -> RecordName:
         """Of a record or a claim, of any epoch. Raises UsageError on every other key."""

@@ -8,31 +8,20 @@ Each epoch writes a manifest of its own. A replayed PREPARE has one in several e
 rows; segments of the older ones are removed as soon as a newer one is there. A buffer of an ended epoch may be
 late and write its own after that, which then names segments that are gone: the newest *complete* one is the
 record. Overwriting one key was considered and rejected, because then the late one wins.
-
-Records of an older xidstream are converted when they are loaded (``older_prepared``).
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Set
-from typing import Any, Final
+from typing import Final
 
 from xidstream.pipeline.errors import SegmentCorrupt, UsageError
-from xidstream.pipeline.exchange import MessageFile, PreparedTransaction
+from xidstream.pipeline.exchange import PreparedTransaction
 from xidstream.pipeline.parked import BadTable
 from xidstream.pipeline.pg import INVALID_LSN, Lsn, Xid
 from xidstream.pipeline.poison import Poison
 from xidstream.pipeline.segments.envelope import seal, unseal
 from xidstream.pipeline.segments.keys import Layout, PreparedName
-from xidstream.pipeline.segments.older_prepared import (
-    OLDEST_VERSION,
-    OlderRecord,
-    convert,
-    is_older,
-    messages_of,
-    older_record,
-)
 from xidstream.pipeline.segments.progress import read_progress
 from xidstream.pipeline.segments.storage import Storage
 from xidstream.pipeline.segments.stored_parts import (
@@ -47,7 +36,6 @@ from xidstream.pipeline.segments.stored_parts import (
 
 FORMAT: Final = "xidstream.prepared-transaction"
 VERSION: Final = 3
-"""Version 1 has no ``poison``; for more of the older ones see ``older_prepared``."""
 _REMEDY: Final = (
     "the server does not send a confirmed PREPARE again: restore the object; where it is lost for good, give the "
     "transaction up when it is committed (the run's error then says how), and take a new snapshot of its tables"
@@ -75,9 +63,9 @@ def load_prepared(
     """All of this slot, of whatever epoch, in the order of their prepares; of each its newest complete record.
 
     For the holder of the slot, when an epoch begins: it deletes what nobody will ask for (records that
-    the record of progress lists as finished, messages without a manifest, and records that are not complete but
-    whose PREPARE the server sends again), and converts what an older xidstream wrote. ``sent_again_after`` is the
-    position that the server has confirmed; without it, it is taken to have what is recorded, which may be further.
+    the record of progress lists as finished, and records that are not complete but whose PREPARE the server sends
+    again). ``sent_again_after`` is the position that the server has confirmed; without it, it is taken to have what is
+    recorded, which may be further.
     ``journal_keys``: segments that are the journal's by now, where such a transaction was committed; they stay. None:
     not all of them are known, and so nothing of finished transactions is deleted. ``before_removing`` is called when
     all is read and listed; if it raises, nothing is deleted.
@@ -99,17 +87,13 @@ def load_prepared(
             if journal_keys is not None:
                 through.append(names)
             continue
-        manifests = [key for key, name in names.items() if name.is_manifest]
         try:
-            if manifests:
-                found.append(_newest_complete(storage, layout, manifests[::-1], names))
+            found.append(_newest_complete(storage, layout, list(names)[::-1]))
         except SegmentCorrupt as error:
             if progress is None or transaction[1] <= sent_again_after:
                 found.append(_damaged(*transaction, error))
             else:
-                manifests = []
-        if not manifests:
-            useless.append(names)
+                useless.append(names)
     before_removing()
     for names in through:
         _delete_with_segments(storage, layout, names, journal_keys or frozenset())
@@ -131,8 +115,8 @@ def _damaged(xid: Xid, prepare_end_lsn: Lsn, reason: SegmentCorrupt) -> Prepared
 
 
 def delete_prepared(storage: Storage, layout: Layout, prepared: PreparedTransaction) -> None:
-    """Forget it: its manifests, of all epochs, then what an older xidstream kept beside them. Its segments are the
-    caller's to delete, after this; those of other epochs go with their epochs."""
+    """Forget it: its manifests, of all epochs. Its segments are the caller's to delete, after this; those of other
+    epochs go with their epochs."""
     stored = _stored(storage, layout)
     _delete_in_order(storage, stored.get((prepared.xid, prepared.prepare_end_lsn), {}))
 
@@ -154,44 +138,34 @@ def _stored(storage: Storage, layout: Layout) -> dict[tuple[Xid, Lsn], _Names]:
     return {t: dict(sorted(names.items(), key=lambda i: i[1].epoch)) for t, names in stored.items()}
 
 
-def _newest_complete(
-    storage: Storage, layout: Layout, newest_first: list[str], names: _Names
-) -> PreparedTransaction:
+def _newest_complete(storage: Storage, layout: Layout, newest_first: list[str]) -> PreparedTransaction:
     """Raises SegmentCorrupt: the newest record's reason, where no record will do."""
     reasons: list[SegmentCorrupt] = []
     for key in newest_first:
         try:
             record = prepared_from_json(storage.read_bytes(key), key)
             _check_names(layout, key, record)
-            _check_objects(storage, key, record, names)
-            if isinstance(record, OlderRecord):
-                record = convert(storage, layout, record)
-                write_prepared(storage, layout, record)
+            _check_objects(storage, key, record)
             return record
         except SegmentCorrupt as error:
             reasons.append(error)
     raise reasons[0]
 
 
-def _check_names(layout: Layout, key: str, prepared: PreparedTransaction | OlderRecord) -> None:
+def _check_names(layout: Layout, key: str, prepared: PreparedTransaction) -> None:
     try:
         name = layout.parse_prepared_key(key)
         if name.transaction != (prepared.xid, prepared.prepare_end_lsn):
             raise UsageError("its content is another transaction's")
-        writer = dataclasses.replace(layout, epoch=name.epoch)
-        older = writer.prepared_messages_key(prepared.xid, prepared.prepare_end_lsn)
         for named in prepared.stored_keys():
-            if named != older:
-                layout.parse_segment_key(named)
+            layout.parse_segment_key(named)
     except UsageError as error:
         raise SegmentCorrupt(f"manifest {key!r}: {error.message}", remedy=_REMEDY) from error
 
 
-def _check_objects(
-    storage: Storage, key: str, prepared: PreparedTransaction | OlderRecord, names: _Names
-) -> None:
+def _check_objects(storage: Storage, key: str, prepared: PreparedTransaction) -> None:
     """One listing for each folder: a transaction of ten thousand segments has one."""
-    present = set(names)
+    present: set[str] = set()
     for folder in {named.rpartition("/")[0] for named in prepared.stored_keys()}:
         present.update(storage.list_keys(folder))
     for named in prepared.stored_keys():
@@ -200,18 +174,14 @@ def _check_objects(
 
 
 def _delete_in_order(storage: Storage, names: _Names) -> None:
-    """Manifests from the oldest to the newest, then messages: a crash leaves a complete record, or none."""
-    for wanted in (True, False):
-        for key, name in names.items():
-            if name.is_manifest is wanted:
-                storage.delete([key])
+    """From the oldest to the newest: a crash leaves a complete record, or none."""
+    for key in names:
+        storage.delete([key])
 
 
 def _delete_with_segments(storage: Storage, layout: Layout, names: _Names, keep: Set[str]) -> None:
     segments: set[str] = set()
-    for key, name in names.items():
-        if not name.is_manifest:
-            continue
+    for key in names:
         data = storage.read_buffer(key)
         if data is None:
             continue  # the former owner removes it at this moment, and its segments behind it
@@ -247,34 +217,22 @@ def prepared_to_json(prepared: PreparedTransaction) -> bytes:
     return seal(FORMAT, VERSION, content)
 
 
-def prepared_from_json(data: bytes, key: str) -> PreparedTransaction | OlderRecord:
+def prepared_from_json(data: bytes, key: str) -> PreparedTransaction:
     """``key`` is for the message only. Raises SegmentCorrupt, Unsupported."""
-    content = unseal(data, FORMAT, VERSION, key, remedy=_REMEDY, oldest=OLDEST_VERSION)
+    content = unseal(data, FORMAT, VERSION, key, remedy=_REMEDY)
     try:
         relations = relations_from_json(content["relations"])
-        prepared = PreparedTransaction(
+        return PreparedTransaction(
             xid=Xid(content["xid"]),
             gid=content["gid"],
             prepare_lsn=Lsn.parse(content["prepare_lsn"]),
             prepare_end_lsn=Lsn.parse(content["prepare_end_lsn"]),
             streamed=content["streamed"],
             origin=content["origin"],
-            segments=()
-            if is_older(content)
-            else tuple(segment_from_json(s, relations) for s in content["segments"]),
-            messages=_messages(content),
-            poison=None if content.get("poison") is None else Poison.from_json(content["poison"]),
-            # An xidstream that parked nothing wrote none.
-            bad_tables=tuple(
-                BadTable.from_json(each, Xid(content["xid"])) for each in content.get("bad_tables", ())
-            ),
+            segments=tuple(segment_from_json(s, relations) for s in content["segments"]),
+            messages=tuple(messages_from_json(m) for m in content["messages"]),
+            poison=None if content["poison"] is None else Poison.from_json(content["poison"]),
+            bad_tables=tuple(BadTable.from_json(each, Xid(content["xid"])) for each in content["bad_tables"]),
         )
-        return older_record(content, prepared, relations) if is_older(content) else prepared
     except (KeyError, IndexError, TypeError, ValueError, UsageError) as error:
         raise SegmentCorrupt(f"manifest {key!r} lacks a part or has a wrong one", remedy=_REMEDY) from error
-
-
-def _messages(content: dict[str, Any]) -> tuple[MessageFile, ...]:
-    if "messages" in content:
-        return tuple(messages_from_json(m) for m in content["messages"])
-    return messages_of(content)

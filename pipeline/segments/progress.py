@@ -36,14 +36,12 @@ link, delivered and removed files of the journal behind that, and the claimant e
 
 A run may be stopped for long between any two of these steps: ``pyarrow.fs`` has no conditional write. So each owner has
 an object of its own, with its number and epoch in the key, and the greatest number is the slot's record. A late record
-has a lower number, and counts for nobody. Rejected: one object for all owners (``progress.json``, up to version 5).
-There a late record replaced the rightful one, and named files of the journal that the rightful run had delivered or
-removed: the next run took that for a loss, with status 4.
+has a lower number, and counts for nobody. Rejected: one object for all owners. There a late record replaced the
+rightful one, and named files of the journal that the rightful run had delivered or removed: the next run took that for
+a loss, with status 4.
 
 All of this needs a listing that shows what was written before it. Folders, S3, GCS and Azure have such listings. A
 claim is empty, because a full disk still has room for a name.
-
-``progress.json`` stays, and says only that the records are elsewhere, so that an older xidstream refuses.
 """
 
 from __future__ import annotations
@@ -64,9 +62,7 @@ from xidstream.pipeline.segments.storage import Storage
 
 FORMAT: Final = "xidstream.progress"
 VERSION: Final = 6
-"""2 has ``finished``, 3 ``cover``, 4 ``owner``, 5 the journal; an older one is read as one without. 6 is an object of
-its owner's alone, and has ``parked``."""
-_OLDEST_VERSION: Final = 1
+"""Older ones were one object for all owners, ``Layout.progress_key``: it is refused."""
 _ATTEMPTS: Final = 5
 REMEMBERED_FINISHED: Final = 256
 """About 10 kB of JSON. A late buffer writes within seconds of its epoch's end, or never."""
@@ -82,7 +78,7 @@ class ProgressRecord:
     """``written_at`` is aware, UTC, for people: nothing is decided by it. ``key``: the object that has it.
 
     ``finished``: xid and prepare end LSN of prepared transactions that need no record, the latest last.
-    ``cover``: None in a record of an older version. ``owner``: 0 in one that nobody has taken over.
+    ``cover``: None where nothing was said of the PREPAREs before the first record.
     ``delivered_lsn``: the sink holds everything up to here; ``journal`` is what it does not hold of the rest, in order.
     ``parked``: all tables that are or were. ``held_lsn``: the last commit that a sink that remembers was known to hold
     whole; 0/0 where there was none.
@@ -93,7 +89,7 @@ class ProgressRecord:
     written_at: datetime.datetime
     finished: tuple[tuple[Xid, Lsn], ...] = ()
     cover: PrepareCover | None = None
-    owner: int = 0
+    owner: int = 1
     delivered_lsn: Lsn = INVALID_LSN
     journal: tuple[JournalSpan, ...] = ()
     parked: tuple[ParkedTable, ...] = ()
@@ -105,26 +101,22 @@ def read_progress(storage: Storage, layout: Layout) -> ProgressRecord | None:
     """That of the slot's last owner; None before the first one. Raises SegmentCorrupt, Unsupported, StorageFault."""
     for _ in range(_ATTEMPTS):
         newest = _newest(storage, layout)
-        if not newest:
-            return _read(storage, layout.progress_key)
-        found = [_read(storage, _key(layout, name)) for name in newest]
-        records = [record for record in found if record is not None]
-        if len(records) == len(found):
-            return max(records, key=lambda record: (record.confirmed_lsn, record.delivered_lsn, record.epoch))
+        key = layout.progress_key if newest is None else _key(layout, newest)
+        record = _read(storage, key)
+        if record is not None or newest is None:
+            return record
         # Somebody took the slot over meanwhile.
-    raise SegmentCorrupt(f"object {_key(layout, newest[0])!r} is listed, and missing", remedy=_REMEDY)
+    raise SegmentCorrupt(f"object {key!r} is listed, and missing", remedy=_REMEDY)
 
 
 def has_record(storage: Storage, layout: Layout) -> bool:
     """Whether a run of the slot has recorded a position. Raises StorageFault."""
-    return bool(_newest(storage, layout))
+    return _newest(storage, layout) is not None
 
 
-def _newest(storage: Storage, layout: Layout) -> list[RecordName]:
-    """Of the record with the greatest number; of two where two runs of an older xidstream took the same one."""
-    names = [name for name in _names(storage, layout).values() if not name.is_claim]
-    greatest = max((name.owner for name in names), default=0)
-    return [name for name in names if name.owner == greatest]
+def _newest(storage: Storage, layout: Layout) -> RecordName | None:
+    """Of the record with the greatest number."""
+    return max((name for name in _names(storage, layout).values() if not name.is_claim), default=None)
 
 
 def _names(storage: Storage, layout: Layout) -> dict[str, RecordName]:
@@ -146,21 +138,18 @@ def _read(storage: Storage, key: str) -> ProgressRecord | None:
     data = storage.read_buffer(key)
     if data is None:
         return None
-    content = unseal(bytes(data), FORMAT, VERSION, key, remedy=_REMEDY, oldest=_OLDEST_VERSION)
+    content = unseal(bytes(data), FORMAT, VERSION, key, remedy=_REMEDY)
     try:
-        confirmed_lsn = Lsn.parse(content["confirmed_lsn"])
-        delivered_lsn = content.get("delivered_lsn")
         return ProgressRecord(
-            confirmed_lsn,
+            Lsn.parse(content["confirmed_lsn"]),
             content["epoch"],
             datetime.datetime.fromisoformat(content["written_at"]),
-            tuple((Xid(xid), Lsn.parse(lsn)) for xid, lsn in content.get("finished", ())),
-            _cover(content.get("cover")),
-            int(content.get("owner", 0)),
-            confirmed_lsn if delivered_lsn is None else Lsn.parse(delivered_lsn),
+            tuple((Xid(xid), Lsn.parse(lsn)) for xid, lsn in content["finished"]),
+            _cover(content["cover"]),
+            int(content["owner"]),
+            Lsn.parse(content["delivered_lsn"]),
             tuple(
-                JournalSpan(str(epoch), int(first), int(last))
-                for epoch, first, last in content.get("journal", ())
+                JournalSpan(str(epoch), int(first), int(last)) for epoch, first, last in content["journal"]
             ),
             tuple(ParkedTable.from_json(each) for each in content.get("parked", ())),
             Lsn.parse(content.get("held_lsn", "0/0")),
@@ -243,7 +232,6 @@ def take_over_progress(
         confirmed_lsn, layout.epoch, _now(), finished, cover, owner, delivered_lsn, journal, parked, held_lsn
     )
     written = _write(storage, layout, record)
-    _refer(storage, layout)
     unfinished = storage.list_unfinished(layout.progress_prefix)
     names = _names(storage, layout)
     _check_owner(names, layout, owner)
@@ -338,8 +326,6 @@ def write_progress(
         max(held_lsn, INVALID_LSN if before is None else before.held_lsn),
     )
     written = _write(storage, layout, record)
-    if before is None:
-        _refer(storage, layout)
     check_owner(storage, layout, owner)
     return written
 
@@ -364,14 +350,6 @@ def _write(storage: Storage, layout: Layout, record: ProgressRecord) -> Progress
     key = layout.record_key(record.owner)
     storage.write_bytes(key, seal(FORMAT, VERSION, content))
     return replace(record, key=key)
-
-
-def _refer(storage: Storage, layout: Layout) -> None:
-    """An older xidstream would go on from its own record, and one that finds none trusts the slot."""
-    reference = seal(FORMAT, VERSION, {"records": f"{layout.progress_prefix}/"})
-    present = storage.read_buffer(layout.progress_key)
-    if present is None or bytes(present) != reference:
-        storage.write_bytes(layout.progress_key, reference)
 
 
 def _now() -> datetime.datetime:

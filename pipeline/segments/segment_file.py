@@ -21,7 +21,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -125,21 +125,6 @@ class Checksumming:
         self.closed = True
 
 
-class ArrowFile(Protocol):
-    """A stored Arrow IPC file, and what was written. ``checksum`` may be None, as in ``MessageFile``."""
-
-    @property
-    def key(self) -> str: ...
-    @property
-    def n_rows(self) -> int: ...
-    @property
-    def n_bytes(self) -> int: ...
-    @property
-    def checksum(self) -> str | None: ...
-    @property
-    def schema(self) -> pa.Schema: ...
-
-
 @dataclass(frozen=True)
 class SegmentReader:
     """``reader(part)`` yields the rows of a segment in contract layout; ``reader(file)`` logical messages as written.
@@ -156,7 +141,7 @@ class SegmentReader:
     def __call__(self, stored: SegmentPart | MessageFile) -> Iterator[pa.RecordBatch]:
         storage = _storage(self.storage_uri, os.getpid())
         if isinstance(stored, MessageFile):
-            return read_arrow_file(storage, stored)
+            return read_messages(storage, stored)
         return read_segment(storage, stored)
 
 
@@ -166,14 +151,14 @@ def read_segment(storage: Storage, part: SegmentPart) -> Iterator[pa.RecordBatch
     yield from late_binding.read_rows(data, segment.relation, segment.file, part.commit, name=segment.key)
 
 
-def read_arrow_file(storage: Storage, file: ArrowFile) -> Iterator[pa.RecordBatch]:
+def read_messages(storage: Storage, file: MessageFile) -> Iterator[pa.RecordBatch]:
     """Batches of a local file are read-only views of it. They stay valid after the object is deleted."""
     data = stored_object(storage, file.key)
     verify_messages(file, data)
     n_rows = 0
     try:
         reader = pa.ipc.open_file(data)
-        if not reader.schema.equals(file.schema):
+        if not reader.schema.equals(rows.MESSAGES_SCHEMA):
             raise SegmentCorrupt(f"segment {file.key!r} has not the columns that were written")
         for i in range(reader.num_record_batches):
             batch = reader.get_batch(i)
@@ -193,10 +178,8 @@ def stored_object(storage: Storage, key: str) -> pa.Buffer:
     return data
 
 
-def verify_messages(file: ArrowFile, data: pa.Buffer) -> None:
-    """Raises SegmentCorrupt unless ``data`` is the file as written, as far as a checksum was taken then."""
-    if file.checksum is None:
-        return
+def verify_messages(file: MessageFile, data: pa.Buffer) -> None:
+    """Raises SegmentCorrupt unless ``data`` is the file as written."""
     if data.size != file.n_bytes:
         raise SegmentCorrupt(f"segment {file.key!r} has {data.size} bytes, {file.n_bytes} were written")
     found = checksum_of(data)

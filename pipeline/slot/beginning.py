@@ -154,7 +154,7 @@ def left_behind(slot: str, storage: str, n_objects: int) -> SlotLost:
     return SlotLost(
         f"storage {storage} has {NO_RECORD} {slot!r}, but {counted(n_objects, 'object')} of its journal and of "
         "prepared transactions: only the record says which of them count, and the server does not send them again",
-        remedy="restore the slot's folder `progress/` (and progress.json) in the storage, from a backup or an older "
+        remedy="restore the slot's folder `progress/` in the storage, from a backup or an older "
         "version of the bucket. Nothing was deleted, and nothing need be: where the record is gone for good, give "
         "another --storage, and begin anew there as that run's error says",
     )

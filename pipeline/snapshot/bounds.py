@@ -10,8 +10,7 @@ No commit has ``place`` or ``valid_from`` as its LSN. A server tells where its n
 COMMIT of a transaction that is open: whoever says that all is known up to there says it of that commit, too. So
 ``valid_from`` is one byte before where the WAL ended behind the snapshot, and ``place`` two bytes before where it ended
 when the table was locked, because the two may be the same. Records begin at multiples of 8, so ``Lsn.next_record`` of
-either is that position again. (An earlier xidstream recorded the position itself as ``valid_from``, and one byte before
-the other one as ``place``. For these it holds, too.)
+either is that position again.
 
 The xid on the wire has 32 bits, ``xmin``, ``xmax`` and ``xip`` have 64 (``FullTransactionId``). All xids that are in
 use lie within 2**31 of one another, so ``xmax`` says which epoch a wire's xid belongs to.

@@ -75,6 +75,5 @@ class Generation:
                 tuple(value["xip"]),
                 value["taken_at_us"],
             ),
-            # An xidstream that knew no key under FULL wrote none.
-            None if value.get("primary_key") is None else tuple(value["primary_key"]),
+            None if value["primary_key"] is None else tuple(value["primary_key"]),
         )

@@ -71,7 +71,7 @@ def signature_of(source: PublishedSource) -> dict[str, Any]:
 def renewed(then: Mapping[str, Any], now: PublishedSource) -> dict[str, Any] | None:
     """The signature of a generation that stands, with the witnesses of ``now``; None where they are the same."""
     witnesses = _witnesses_of(now)
-    return None if then.get("witnesses") == witnesses else {**then, "witnesses": witnesses}
+    return None if then["witnesses"] == witnesses else {**then, "witnesses": witnesses}
 
 
 def _witnesses_of(source: PublishedSource) -> dict[str, list[Any]]:
@@ -99,11 +99,7 @@ def reason_it_ended(then: Mapping[str, Any], now: PublishedSource | None) -> str
 
 
 def _publication(then: Mapping[str, Any], now: PublishedSource) -> str | None:
-    # An xidstream that knew one filter for all operations recorded no others.
-    if then["row_filter"] != now.row_filter or then.get("change_filters", []) not in (
-        [],
-        list(now.change_filters),
-    ):
+    if then["row_filter"] != now.row_filter or then["change_filters"] != list(now.change_filters):
         return "the row filter of its publication changed"
     before, after = json.loads(then["published_as"]), json.loads(now.published_as)
     if set(before).isdisjoint(after):
@@ -153,10 +149,9 @@ def _columns(then: Mapping[str, Any], now: PublishedSource) -> str | None:
     known = [_Then.of(value) for value in then["columns"]]
     by_attnum = {each.attnum: each.column for each in known}
     names = {each.column.name for each in known}
-    # An earlier xidstream recorded none.
-    expressions = dict(then.get("expressions", now.expressions))
+    expressions = dict(then["expressions"])
     altered = _altered_types(then, now)
-    unpublished = set(then.get("unpublished", []))
+    unpublished = set(then["unpublished"])
     if hidden := [by_attnum[attnum] for attnum in now.unpublished if attnum in by_attnum]:
         return f"column {hidden[0].name} is not published any more"
     for attnum, column in zip(now.attnums, now.relation.columns, strict=True):
@@ -187,8 +182,9 @@ def _columns(then: Mapping[str, Any], now: PublishedSource) -> str | None:
 def _altered_types(then: Mapping[str, Any], now: PublishedSource) -> set[int]:
     """Types of columns whose older values have another text now. New labels of an enum change nothing."""
     texts = {(type_oid, part): text for type_oid, part, text in now.type_parts}
-    known = then.get("type_parts", [])  # an earlier xidstream recorded none
-    return {type_oid for type_oid, part, text in known if texts.get((type_oid, part), text) != text}
+    return {
+        type_oid for type_oid, part, text in then["type_parts"] if texts.get((type_oid, part), text) != text
+    }
 
 
 def _keeps_values(then: Column, now: Column, *, is_rewritten: bool) -> bool:
@@ -213,15 +209,14 @@ def _identity(then: Mapping[str, Any], now: PublishedSource) -> str | None:
         attnum for attnum, column in zip(now.attnums, now.relation.columns, strict=True) if column.is_key
     }:
         return "the columns of its replica identity changed"
-    # An xidstream that knew no key under FULL recorded none.
-    constraint = then.get("primary_key")
+    constraint = then["primary_key"]
     if constraint is not None and (now.primary_key is None or now.primary_key.constraint != constraint):
         return "its primary key was dropped, or another one made"
     return None
 
 
 def _witnesses(then: Mapping[str, Any], now: PublishedSource) -> str | None:
-    known = then.get("witnesses", {})  # an earlier xidstream recorded none
+    known = then["witnesses"]
     for witness in now.witnesses:
         xmin, harmless = known.get(witness.row, (witness.xmin, ""))
         if witness.xmin != xmin and witness.harmless == harmless:

@@ -22,9 +22,6 @@ Invariants:
 A snapshot stands at the end of the WAL while the stream may be far behind it. So a version may come to stand before one
 that is recorded already. If the two are equal, the later one goes.
 
-A table that an earlier xidstream made begins with the first version that this one brings. Rows before that are of
-versions that nobody recorded.
-
 Rejected: the least commit LSN of the batch. A batch may hold rows from before and after an ALTER, and is cut otherwise
 by each replay. Also rejected: a number of the version in each row, which the late-bound segments have no place for.
 

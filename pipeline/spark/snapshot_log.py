@@ -201,14 +201,10 @@ class SnapshotLog:
             if writer is None or files is None:
                 return False
             self._ownership.check(writer)
-            if Lsn(held).next_record > Lsn(place).next_record:
+            if held > place:
                 raise self._ownership.diverged(
                     f"Delta table {writer.label} has a snapshot that was taken at {Lsn(held)}, and a later one was "
                     f"taken at {Lsn(place)}: the server was restored, or failed over, to an older state"
-                )
-            if held > place:
-                return (
-                    False  # an earlier xidstream's, at the same position, which had a place one byte higher
                 )
             reach("committing_snapshot")
             writer.commit(files, {rows_id: place}, marks=self._ownership.marks)

@@ -56,21 +56,12 @@ class SnapshotLines:
         standing = (line for line in self._lines if line.is_ours and line.state is GenerationState.FINISHED)
         return Lsn(max((line.valid_from for line in standing), default=0))
 
-    @property
-    def whole_up_to(self) -> Lsn:
-        """What the sink's log has to be whole up to: the last position before the first record behind the snapshots.
-
-        That is ``valid_from``, but for a snapshot of an earlier xidstream. The commit that may begin at *its*
-        ``valid_from`` is not in the log yet, and would be taken for one that is.
-        """
-        return self.valid_from.next_record.before
-
     def is_reached(self) -> bool:
-        """Whether the sink was told that its log is whole up to ``whole_up_to``."""
-        return self.whole_up_to <= self._reached
+        """Whether the sink was told that its log is whole up to ``valid_from``."""
+        return self.valid_from <= self._reached
 
     def may_reach(self, delivered_lsn: Lsn) -> bool:
-        """Whether the sink's log is whole up to ``whole_up_to``.
+        """Whether the sink's log is whole up to ``valid_from``.
 
         The sink has every commit whose record ends at or below what is delivered. (What is confirmed beyond that is in
         the journal alone.) The records before the first one behind the snapshots are all that there is to wait for: an
@@ -80,7 +71,7 @@ class SnapshotLines:
 
     def reach(self) -> None:
         """The sink was told."""
-        self._reached = self.whole_up_to
+        self._reached = self.valid_from
 
     @property
     def reached_lsn(self) -> Lsn:

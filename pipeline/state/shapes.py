@@ -2,9 +2,7 @@
 
 The property ``xidstream.versions`` has each layout of the source with the commit LSN from which its rows are in the
 log, and which Delta column takes which of its columns. The shape at an LSN is the last layout at or below it. (Rows of
-the snapshot are placed before it: the snapshot's layout is one of them.) A Delta table from before that property has
-``xidstream.types``, the newest layout alone: it is the shape at every LSN then, so a column that was dropped later is
-missing from it, and one that was added later is null. A table with neither has all its columns.
+the snapshot are placed before it: the snapshot's layout is one of them.)
 
 The key is the generation's, for as long as it stands.
 
@@ -26,7 +24,6 @@ from xidstream.pipeline.spark.spark_schemas import spark_schema
 from xidstream.pipeline.state.shape import ColumnShape, TableShape
 
 VERSIONS: Final = "xidstream.versions"
-TYPES: Final = "xidstream.types"
 _CONTRACT: Final = frozenset(field.name for field in CONTRACT_FIELDS)
 
 
@@ -44,13 +41,11 @@ def shape_at(
     """
     own = [column for column in columns if column.name not in _CONTRACT]
     try:
-        chosen = _from_versions(own, properties.get(VERSIONS), lsn, slot) or _from_types(
-            own, properties.get(TYPES)
-        )
-    except (ValueError, TypeError, KeyError, AttributeError):
+        chosen = _from_versions(own, json.loads(properties[VERSIONS]), lsn, slot)
+    except (ValueError, TypeError, LookupError, AttributeError):
         raise StorageFault(
             f"the properties of the Delta table of {table} do not say which columns it has",
-            remedy=f"put {VERSIONS} and {TYPES} back as they were",
+            remedy=f"put {VERSIONS} back as it was",
         ) from None
     missing = [name for name in key or () if name not in chosen]
     if missing:
@@ -64,12 +59,9 @@ def shape_at(
 
 
 def _from_versions(
-    columns: Sequence[Target], text: str | None, lsn: int, slot: str
+    columns: Sequence[Target], versions: Sequence[dict[str, Any]], lsn: int, slot: str
 ) -> dict[str, list[Target]]:
-    versions: list[dict[str, Any]] = [] if text is None else json.loads(text)
-    ours = [version for version in versions if version.get("slot", slot) == slot]
-    if not ours:
-        return {}
+    ours = [version for version in versions if version["slot"] == slot]
     by_name = {column.name: column for column in columns}
     upto = [version for version in ours if version["since"] <= lsn] or ours[:1]
     found = {}
@@ -78,16 +70,6 @@ def _from_versions(
         names = dict.fromkeys([taken["column"], *earlier])
         newest = by_name[taken["column"]]
         found[name] = [newest, *_castable([by_name[each] for each in names if each != newest.name], newest)]
-    return found
-
-
-def _from_types(columns: Sequence[Target], text: str | None) -> dict[str, list[Target]]:
-    names = list(json.loads(text)) if text is not None else list(dict.fromkeys(c.source for c in columns))
-    found = {}
-    for name in names:
-        held = [column for column in columns if column.source.lower() == name.lower()]
-        newest = held[-1]
-        found[name] = [newest, *_castable(held[-2::-1], newest)]
     return found
 
 

@@ -47,8 +47,7 @@ def application_ids(transactions: Location) -> list[str]:
         if match and int(match[1]) > last:
             found |= _of_commit(store, name)
     owned = {id_.removesuffix(_OWNER) for id_ in found if id_.endswith(_OWNER)}
-    # Commits of early versions had no such marks.
-    return sorted(owned or found)
+    return sorted(owned)
 
 
 def chosen_slot(found: list[str], slot: str | None) -> str:

@@ -63,7 +63,7 @@ def test_dropping_with_storage_removes_the_record_and_says_so(
     assert command(database, "drop", "--storage", storage.uri) == 0
     said = capsys.readouterr().out
     assert "is dropped" in said
-    assert f"removed {layout.progress_key} " in said
+    assert f"removed {layout.progress_prefix} " in said
     assert f"removed {layout.epochs_prefix} " in said
     assert storage.list_keys(layout.root) == []
     assert storage.exists("unrelated")

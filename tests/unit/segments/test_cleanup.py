@@ -64,7 +64,7 @@ def test_nothing_outside_the_slots_epochs_is_touched(storage, layout) -> None:
     assert clean_dead_epochs(storage, layout, set()) == 1
     assert all(storage.exists(key) for key in strangers)
     assert storage.exists("_transactions/part-0.parquet")
-    assert storage.exists(layout.progress_key)
+    assert storage.exists(layout.record_key(1))
 
 
 def test_an_empty_storage_has_nothing_to_clean(storage, layout) -> None:
@@ -93,13 +93,12 @@ def test_a_dropped_slots_record_goes_whole_and_its_neighbours_stay(storage, layo
         layout.prepared_prefix: 1,
         layout.journal_prefix: 1,
         layout.epochs_prefix: 2,
-        layout.progress_key: 1,
         layout.progress_prefix: 1,
     }
     assert not holds_slot(storage, layout)
     assert storage.list_keys(layout.root) == []
     assert remove_slot(storage, layout) == {}
-    assert all(len(storage.list_keys(n.root)) == 3 for n in neighbours)
+    assert all(len(storage.list_keys(n.root)) == 2 for n in neighbours)
 
 
 def test_a_position_or_a_prepared_transaction_is_a_record_and_segments_are_none(
@@ -121,7 +120,6 @@ def test_a_cloned_servers_slot_is_seen_by_its_record_alone(storage, layout) -> N
     claim_slot(storage, layout)
     assert not holds_slot(storage, layout) and other_servers(storage, clone) == [], "a claim records nothing"
     write_progress(storage, layout, Lsn(5))
-    storage.delete([layout.progress_key])
     assert other_servers(storage, clone) == slots_servers(storage, layout.slot) == [layout.system_identifier]
     assert other_servers(storage, layout) == other_servers(storage, Layout(1, "orders2", "e")) == []
     assert holds_slot(storage, layout) and not holds_slot(storage, clone)

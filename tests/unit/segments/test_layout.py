@@ -20,12 +20,7 @@ def test_keys_are_those_of_the_contract() -> None:
         == "7423/orders/epochs/e-1/700-00000000016B3748/12.parquet"
     )
     assert LAYOUT.prepared_key(Xid(700), Lsn(1)) == "7423/orders/prepared/700-0000000000000001.e-1.json"
-    assert (
-        LAYOUT.prepared_messages_key(Xid(700), Lsn(1))
-        == "7423/orders/prepared/700-0000000000000001.e-1.messages.arrow"
-    )
     assert LAYOUT.journal_key(12) == "7423/orders/journal/0000000000000012.e-1.journal"
-    assert LAYOUT.progress_key == "7423/orders/progress.json"
     assert LAYOUT.record_key(12) == "7423/orders/progress/0000000000000012.e-1.json"
     assert LAYOUT.claim_key(12) == "7423/orders/progress/0000000000000012.e-1.claim"
 
@@ -41,8 +36,7 @@ def test_every_key_is_read_back(xid: Xid, lsn: Lsn, number: int, epoch: str) -> 
     key = layout.segment_key(xid, lsn, number)
     assert layout.parse_segment_key(key) == SegmentName(epoch, xid, lsn, number)
     assert is_transaction_folder(key.rpartition("/")[0])
-    assert layout.parse_prepared_key(layout.prepared_key(xid, lsn)) == (xid, lsn, epoch, True)
-    assert layout.parse_prepared_key(layout.prepared_messages_key(xid, lsn)) == (xid, lsn, epoch, False)
+    assert layout.parse_prepared_key(layout.prepared_key(xid, lsn)) == (xid, lsn, epoch)
     assert layout.parse_record_key(layout.record_key(number)) == (number, epoch, False)
     assert layout.parse_record_key(layout.claim_key(number)) == (number, epoch, True)
 

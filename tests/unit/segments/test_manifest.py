@@ -40,11 +40,6 @@ from xidstream.pipeline.segments.manifest import (
 HOSTILE_GIDS = ["../../etc/'\"; drop|é", "..", "/", "a\\b\n\t\x01", "x" * 199, "", "\udcff"]
 
 
-def beside(key: str) -> tuple[MessageFile, ...]:
-    """Messages as an older xidstream kept them: beside the manifest, in one object without a checksum."""
-    return (MessageFile(key, 1, 0, None),)
-
-
 def damage_of(storage: Storage, layout: Layout) -> str:
     """Of the one prepared transaction."""
     (loaded,) = load_prepared(storage, layout)
@@ -162,9 +157,9 @@ def test_a_record_without_its_messages_is_not_whole(storage, layout, prepare) ->
     records = []
     for day in (2, 3):
         epoch = next_epoch(layout, day)
-        key = epoch.prepared_messages_key(Xid(700), Lsn(0x5000))
-        storage.write_bytes(key, b"messages")
-        records.append(prepared_of(prepare(in_layout=epoch).segments, messages=beside(key)))
+        records.append(
+            prepared_of(prepare(in_layout=epoch).segments, messages=in_segments(storage, epoch, 1))
+        )
         write_prepared(storage, epoch, records[-1])
     assert load_prepared(storage, layout)[0] == records[1]
     storage.delete([records[1].messages[0].key])
@@ -194,19 +189,14 @@ def test_an_incomplete_record_that_was_not_confirmed_is_removed(storage, layout,
     assert storage.list_keys(layout.prepared_prefix) == [layout.prepared_key(Xid(701), Lsn(0x7000))]
 
 
-def test_messages_that_no_manifest_names_are_removed(storage, layout, prepare) -> None:
-    write_prepared(storage, layout, prepare())
-    storage.write_bytes(layout.prepared_messages_key(Xid(701), Lsn(0x7000)), b"messages")
-    assert len(load_prepared(storage, layout)) == 1
-    assert storage.list_keys(layout.prepared_prefix) == [layout.prepared_key(Xid(700), Lsn(0x5000))]
-
-
 def test_deleting_a_record_deletes_what_every_epoch_wrote_of_it(storage, layout, prepare) -> None:
     for day in (2, 3):
         epoch = next_epoch(layout, day)
-        key = epoch.prepared_messages_key(Xid(700), Lsn(0x5000))
-        storage.write_bytes(key, b"messages")
-        write_prepared(storage, epoch, prepared_of(prepare(in_layout=epoch).segments, messages=beside(key)))
+        write_prepared(
+            storage,
+            epoch,
+            prepared_of(prepare(in_layout=epoch).segments, messages=in_segments(storage, epoch, 1)),
+        )
     (loaded,) = load_prepared(storage, layout)
     delete_prepared(storage, layout, loaded)
     assert storage.list_keys(layout.prepared_prefix) == []
@@ -225,10 +215,8 @@ def test_a_crash_between_any_two_deletes_leaves_a_whole_record_or_none(
     records = []
     for day in (2, 3):
         epoch = next_epoch(layout, day)
-        key = epoch.prepared_messages_key(Xid(700), Lsn(0x5000))
-        local.write_bytes(key, b"messages")
         segment = write_segment(local, epoch.segment_key(Xid(700), Lsn(0x1000), 0), relation, 700, batches)
-        records.append(prepared_of((segment,), messages=beside(key)))
+        records.append(prepared_of((segment,), messages=in_segments(local, epoch, 1)))
         write_prepared(local, epoch, records[-1])
     remove(local, records[0])
     write_progress(local, layout, Lsn(0x6000), [records[1]] if how == "finished" else [])
@@ -266,9 +254,9 @@ def test_a_crash_between_confirming_and_deleting_leaves_no_finished_record(stora
     records = []
     for day in (2, 3):
         epoch = next_epoch(layout, day)
-        key = epoch.prepared_messages_key(Xid(700), Lsn(0x5000))
-        storage.write_bytes(key, b"messages")
-        records.append(prepared_of(prepare(in_layout=epoch).segments, messages=beside(key)))
+        records.append(
+            prepared_of(prepare(in_layout=epoch).segments, messages=in_segments(storage, epoch, 1))
+        )
         write_prepared(storage, epoch, records[-1])
     other = prepare(701, end=0x7000)
     write_prepared(storage, layout, other)
@@ -279,7 +267,6 @@ def test_a_crash_between_confirming_and_deleting_leaves_no_finished_record(stora
         [
             other.segments[0].key,
             layout.prepared_key(Xid(701), Lsn(0x7000)),
-            layout.progress_key,
             layout.record_key(1),
         ]
     )
@@ -323,17 +310,12 @@ def test_a_reused_xid_is_not_taken_for_the_finished_transaction(storage, layout,
     assert load_prepared(storage, layout)[0] == again
 
 
-def test_a_deleted_record_is_gone_with_its_messages_and_deleting_again_is_fine(
-    storage, layout, prepare
-) -> None:
-    messages_key = layout.prepared_messages_key(Xid(700), Lsn(0x5000))
-    storage.write_bytes(messages_key, b"messages")
-    prepared = prepared_of(prepare().segments, messages=beside(messages_key))
-    write_prepared(storage, layout, prepared)
-    other = prepare(701, end=0x7000)
-    write_prepared(storage, layout, other)
-    delete_prepared(storage, layout, prepared)
-    delete_prepared(storage, layout, prepared)
+def test_a_deleted_record_is_gone_and_deleting_again_is_fine(storage, layout, prepare) -> None:
+    prepared, other = prepare(), prepare(701, end=0x7000)
+    for each in (prepared, other):
+        write_prepared(storage, layout, each)
+    for _ in range(2):
+        delete_prepared(storage, layout, prepared)
     assert storage.list_keys(layout.prepared_prefix) == [layout.prepared_key(Xid(701), Lsn(0x7000))]
     assert storage.exists(prepared.segments[0].key)
 
@@ -363,9 +345,8 @@ def test_all_that_a_manifest_names_is_flushed_before_the_manifest_appears(
     local: Storage, layout, relation, batches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     segment = write_segment(local, layout.segment_key(Xid(700), Lsn(1), 0), relation, 700, batches)
-    messages_key = layout.prepared_messages_key(Xid(700), Lsn(0x5000))
-    local.write_bytes(messages_key, b"messages")
-    prepared = prepared_of((segment,), messages=beside(messages_key))
+    messages = in_segments(local, layout, 1)
+    prepared = prepared_of((segment,), messages=messages)
     log: list[str] = []
     fsync, replace = os.fsync, os.replace
 
@@ -382,7 +363,7 @@ def test_all_that_a_manifest_names_is_flushed_before_the_manifest_appears(
     write_prepared(local, layout, prepared)
     appeared = log.index(f"-> {os.path.basename(layout.prepared_key(Xid(700), Lsn(0x5000)))}")
     assert "0.parquet" in log[:appeared]
-    assert os.path.basename(messages_key) in log[:appeared]
+    assert os.path.basename(messages[0].key) in log[:appeared]
     assert any(name.endswith(".tmp") for name in log[:appeared])
     assert "prepared" in log[appeared:]
 
@@ -448,10 +429,17 @@ def test_what_is_no_manifest_is_refused(data: bytes) -> None:
         prepared_from_json(data, "k")
 
 
-def test_a_manifest_of_a_later_version_is_not_guessed_at(stored: bytes) -> None:
-    content = json.loads(stored)["content"]
-    with pytest.raises(Unsupported, match=f"version {VERSION + 1}"):
-        prepared_from_json(seal(FORMAT, VERSION + 1, content), "k")
+@pytest.mark.parametrize("version", [VERSION - 1, VERSION + 1])
+def test_a_manifest_of_another_version_is_refused_and_nothing_is_deleted(
+    storage, layout, stored: bytes, version: int
+) -> None:
+    key = layout.prepared_key(Xid(700), Lsn(0x5000))
+    storage.write_bytes(key, seal(FORMAT, version, json.loads(stored)["content"]))
+    kept = storage.list_keys(layout.root)
+    with pytest.raises(Unsupported, match=rf"version {version} of .*reads version {VERSION}") as refused:
+        load_prepared(storage, layout)
+    assert key in refused.value.message and "another --storage" in refused.value.remedy
+    assert storage.list_keys(layout.root) == kept
 
 
 @pytest.mark.parametrize(
@@ -474,17 +462,6 @@ def test_a_manifest_that_names_what_is_not_the_slots_is_refused(storage, layout,
     foreign = prepare(in_layout=Layout(layout.system_identifier, "other", "e"))
     write_prepared(storage, layout, foreign)
     assert "other" in damage_of(storage, layout)
-
-
-def test_a_manifest_that_names_another_transactions_messages_is_refused(storage, layout, prepare) -> None:
-    other = layout.prepared_messages_key(Xid(701), Lsn(0x7000))
-    storage.write_bytes(other, b"messages")
-    its = dataclasses.replace(prepare(701, end=0x7000), messages=beside(other))
-    write_prepared(storage, layout, its)
-    write_prepared(storage, layout, prepared_of(prepare().segments, messages=beside(other)))
-    refused, whole = load_prepared(storage, layout)
-    assert refused.damage is not None and "not a segment" in refused.damage
-    assert whole == its and storage.exists(other)
 
 
 def test_of_several_damaged_records_the_newest_ones_reason_is_told(storage, layout, prepare) -> None:

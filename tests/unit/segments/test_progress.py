@@ -14,7 +14,6 @@ from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.segments import (
     Layout,
     Storage,
-    check_owner,
     claim_slot,
     holds_slot,
     last_owner,
@@ -22,7 +21,7 @@ from xidstream.pipeline.segments import (
     take_over_progress,
     write_progress,
 )
-from xidstream.pipeline.segments.envelope import seal, unseal
+from xidstream.pipeline.segments.envelope import seal
 from xidstream.pipeline.segments.progress import FORMAT, REMEMBERED_FINISHED, VERSION
 
 
@@ -66,9 +65,6 @@ def test_a_damaged_record_is_not_taken_for_none(storage, layout) -> None:
             read_progress(storage, layout)
         with pytest.raises(SegmentCorrupt):
             write_progress(storage, layout, Lsn(0x30))
-    storage.delete([key])
-    with pytest.raises(SegmentCorrupt, match=r"progress\.json"):
-        read_progress(storage, layout)
 
 
 def test_the_record_is_that_of_the_last_owner_and_earlier_ones_go_when_it_is_taken_over(
@@ -82,19 +78,6 @@ def test_the_record_is_that_of_the_last_owner_and_earlier_ones_go_when_it_is_tak
     # The first one had looked whose the slot is before that, and writes now.
     storage.write_bytes(first.record_key(1), sealed(VERSION, confirmed_lsn="0/40", epoch="first", owner=1))
     assert read_progress(storage, first) == taken
-
-
-def test_of_two_that_took_the_same_number_the_one_that_went_on_from_there_counts(storage, layout) -> None:
-    """Two of an older xidstream, which claimed nothing. One was stopped in the middle of it, and had lost the slot when
-    it wrote."""
-    for late, rightful in (("a", "b"), ("b", "a")):
-        for epoch, lsn in ((rightful, "0/30"), (late, "0/20")):
-            key = Layout(layout.system_identifier, layout.slot, epoch).record_key(7)
-            storage.write_bytes(key, sealed(VERSION, confirmed_lsn=lsn, epoch=epoch, owner=7))
-        record = read_progress(storage, layout)
-        assert (record.epoch, record.confirmed_lsn) == (rightful, 0x30)
-        with pytest.raises(Superseded):
-            check_owner(storage, Layout(layout.system_identifier, layout.slot, late), 7)
 
 
 def test_a_claim_is_a_higher_number_than_all_and_no_record(storage, layout) -> None:
@@ -117,21 +100,17 @@ def test_a_claim_is_a_higher_number_than_all_and_no_record(storage, layout) -> N
     assert storage.list_keys(layout.progress_prefix) == [taken.key, third.claim_key(42)]
 
 
-def test_an_older_xidstream_is_told_that_the_record_is_elsewhere_and_does_not_trust_the_slot(
-    storage, layout
-) -> None:
-    for before in (None, sealed(5)):
-        if before is not None:
-            storage.write_bytes(layout.progress_key, before)
-        owner = claim_slot(storage, layout)
-        take_over_progress(storage, layout, read_progress(storage, layout), Lsn(0x20), owner=owner)
-        with pytest.raises(Unsupported):
-            unseal(storage.read_bytes(layout.progress_key), FORMAT, 5, "key", remedy="", oldest=1)
-        storage.delete([layout.record_key(owner)])
-
-
-def sealed(version: int, **more: object) -> bytes:
-    content = {"confirmed_lsn": "0/20", "epoch": "e", "written_at": "2026-01-01T00:00:00+00:00"}
+def sealed(version: object, **more: object) -> bytes:
+    content = {
+        "confirmed_lsn": "0/20",
+        "epoch": "e",
+        "written_at": "2026-01-01T00:00:00+00:00",
+        "finished": [],
+        "cover": None,
+        "owner": 1,
+        "delivered_lsn": "0/20",
+        "journal": [],
+    }
     return seal(FORMAT, version, {**content, **more})
 
 
@@ -164,15 +143,6 @@ def test_the_list_of_finished_ones_is_bounded_but_holds_all_of_one_write(local, 
     assert finished[0] == (Xid(51), Lsn(0x1000 + 51))
 
 
-def test_a_record_of_version_1_is_read_as_one_with_nothing_finished(storage, layout) -> None:
-    storage.write_bytes(layout.progress_key, sealed(1))
-    record = read_progress(storage, layout)
-    assert (record.confirmed_lsn, record.epoch, record.finished) == (Lsn(0x20), "e", ())
-    assert record.cover is None
-    write_progress(storage, layout, Lsn(0x30), [prepared_of((), xid=7)])
-    assert len(read_progress(storage, layout).finished) == 1
-
-
 def test_what_the_first_record_covers_is_kept_by_all_that_follow(storage, layout) -> None:
     cover = PrepareCover(Lsn(0x18), frozenset({Xid(7), Xid(4_000_000_000)}))
     write_progress(storage, layout, Lsn(0x20), cover=cover)
@@ -181,15 +151,23 @@ def test_what_the_first_record_covers_is_kept_by_all_that_follow(storage, layout
     assert read_progress(storage, layout).cover == cover
 
 
-@pytest.mark.parametrize("version", [0, VERSION + 1, None, "1"])
-def test_a_record_of_another_version_is_not_guessed_at(storage, layout, version) -> None:
-    storage.write_bytes(layout.progress_key, sealed(version))
-    with pytest.raises(Unsupported, match=r"progress\.json"):
-        read_progress(storage, layout)
+@pytest.mark.parametrize("version", [0, VERSION - 1, VERSION + 1, None, "1"])
+def test_a_record_of_another_version_is_refused_and_stays(storage, layout, version) -> None:
+    """Up to version 5 there was one object for all owners."""
+    older = isinstance(version, int) and version < VERSION
+    key = layout.progress_key if older else layout.record_key(1)
+    storage.write_bytes(key, sealed(version))
+    for use in (read_progress, lambda *where: write_progress(*where, Lsn(0x30))):
+        with pytest.raises(
+            Unsupported, match=rf"version {version!r} of .*reads version {VERSION}"
+        ) as refused:
+            use(storage, layout)
+        assert key in refused.value.message and "another --storage" in refused.value.remedy
+    assert storage.list_keys(layout.root) == [key]
 
 
 @pytest.mark.parametrize("finished", [[1], [[1]], [["x", "0/1"]], [[1, "nonsense"]], [[-1, "0/1"]], None])
 def test_a_sealed_record_with_a_wrong_list_is_corrupt(local, layout, finished) -> None:
-    local.write_bytes(layout.progress_key, sealed(VERSION, finished=finished))
+    local.write_bytes(layout.record_key(1), sealed(VERSION, finished=finished))
     with pytest.raises(SegmentCorrupt):
         read_progress(local, layout)

@@ -441,4 +441,3 @@ def test_a_snapshot_at_a_lower_place_than_the_last_one_is_refused(tmp_path: Path
     assert log.commit(generation_of(5), written(log, range(5), place=103))
     with pytest.raises(SinkDiverged, match="a later one"):
         log.commit(generation_of(-3), written(log, range(5), place=95))
-    assert not log.commit(generation_of(4), written(log, range(5), place=102)), "the same position"

@@ -59,11 +59,10 @@ def test_whoever_follows_the_remedy_of_a_damaged_record_or_removes_it_all_the_sa
     data[len(data) // 2] ^= 1
     backup, damaged = storage.read_bytes(record.key), bytes(data)
     storage.write_bytes(record.key, damaged)
-    for _ in range(2):  # the record, and then what says where it is
-        with pytest.raises(SegmentCorrupt) as refused:
-            run(tmp_path, "b", int(file.end_lsn))
-        assert "remove nothing" in refused.value.remedy
-        (tmp_path / refused.value.message.split("'")[1]).unlink()
+    with pytest.raises(SegmentCorrupt) as refused:
+        run(tmp_path, "b", int(file.end_lsn))
+    assert "remove nothing" in refused.value.remedy
+    (tmp_path / refused.value.message.split("'")[1]).unlink()
     kept = storage.list_keys(layout("a").root)
     with pytest.raises(SlotLost, match="has no record of slot 's', but 1 object of its journal") as lost:
         run(tmp_path, "b", int(file.end_lsn))

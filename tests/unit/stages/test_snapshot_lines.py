@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.relations import Column, RelationVersion, ReplicaIdentity
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
@@ -51,15 +49,3 @@ def test_a_snapshot_behind_a_page_header_is_reached_where_the_record_before_it_e
     lines = SnapshotLines([line("a", 1, 0x4017)])
     assert lines.may_reach(Lsn(0x4000)), "there is no record between"
     assert not lines.may_reach(Lsn(0x3FF8))
-
-
-@pytest.mark.parametrize("valid_from", [0x4FFF, 0x5000])
-def test_the_log_is_told_to_be_whole_up_to_before_the_commit_that_may_begin_right_behind_a_snapshot(
-    valid_from: int,
-) -> None:
-    """An earlier xidstream recorded 0x5000 there. On an idle server nothing is ever delivered beyond it."""
-    lines = SnapshotLines([line("a", 1, valid_from)])
-    assert lines.may_reach(Lsn(0x5000)) and not lines.may_reach(Lsn(0x4FF8))
-    assert lines.whole_up_to == 0x4FFF
-    lines.reach()
-    assert lines.is_reached()

@@ -57,21 +57,22 @@ def test_the_layout_at_an_lsn_is_the_last_of_the_slot_that_began_before() -> Non
     assert held(VERSIONS, 300) == {**widened, "note": ("string", ("note",))}
 
 
-def test_a_table_without_versions_has_its_newest_types_or_all_its_columns() -> None:
-    price = ("decimal(20,4)", ("price__decimal_20_4", "price"))
-    newest = {"xidstream.types": {"id": "bigint", "price": "numeric(20,4)"}}
-    assert held(newest, 50) == {"id": ("bigint", ("id",)), "price": price}
-    assert held({}, 50) == {"id": ("bigint", ("id",)), "price": price, "note": ("string", ("note",))}
-
-
 def test_a_column_of_that_name_whose_values_mean_something_else_is_left_out() -> None:
     columns = (Target("a", pa.list_(pa.int32()), "a"), Target("a__boolean", pa.bool_(), "a"))
-    assert shape_at("t", columns, {}, None, 1, SLOT).columns["a"].held_in == ("a__boolean",)
+    texts = {"xidstream.versions": json.dumps([version(1, a="a"), version(2, a="a__boolean")])}
+    assert shape_at("t", columns, texts, None, 2, SLOT).columns["a"].held_in == ("a__boolean",)
 
 
 @pytest.mark.parametrize(
-    "value", ["no json", "{}", '[{"since": 1}]', '[{"since": 1, "columns": {"a": {"column": "b"}}}]']
+    "value",
+    [
+        "no json",
+        "{}",
+        "[]",
+        '[{"since": 1}]',
+        '[{"slot": "7/shop/orders", "since": 1, "columns": {"a": {"column": "b"}}}]',
+    ],
 )
 def test_properties_that_somebody_changed_are_refused(value: str) -> None:
     with pytest.raises(StorageFault, match="do not say which columns"):
-        shape_at("public.t", COLUMNS, {"xidstream.versions": value, "xidstream.types": "[1]"}, None, 1, SLOT)
+        shape_at("public.t", COLUMNS, {"xidstream.versions": value}, None, 1, SLOT)

@@ -14,8 +14,8 @@ from xidstream.pipeline.spark.naming import Location
 from xidstream.pipeline.state.slots import application_ids, chosen_slot, table_directories, table_of
 
 
-def commit(path: Path, slot: str, lsn: int, *, marked: bool = True) -> None:
-    ids = {slot: lsn, **({f"{slot}/owner": 1, f"{slot}/timeline": 1} if marked else {})}
+def commit(path: Path, slot: str, lsn: int) -> None:
+    ids = {slot: lsn, f"{slot}/owner": 1, f"{slot}/timeline": 1}
     properties = CommitProperties(
         app_transactions=[Transaction(name, version) for name, version in ids.items()]
     )
@@ -31,11 +31,6 @@ def test_slots_are_found_in_commits_and_behind_a_checkpoint(tmp_path: Path) -> N
     (path / "_delta_log" / f"{0:020d}.json").unlink()
     commit(path, "8/shop/a", 120)
     assert application_ids(location) == ["7/my/odd/name/b", "7/shop/a", "8/shop/a"]
-
-
-def test_a_log_of_an_early_version_without_marks_has_its_slot_too(tmp_path: Path) -> None:
-    commit(tmp_path / "_transactions", "7/shop/a", 100, marked=False)
-    assert application_ids(Location.parse(str(tmp_path / "_transactions"))) == ["7/shop/a"]
 
 
 def test_a_slot_is_named_where_there_are_several_and_by_its_whole_id_where_two_have_one_name() -> None:
