@@ -11,47 +11,46 @@ It stays when there is a record, because a sink that ends before this position l
 
 from __future__ import annotations
 
-import datetime
-from typing import Final
+from typing import Any, Final
 
-from xidstream.pipeline.errors import SegmentCorrupt, UsageError
 from xidstream.pipeline.exchange import Beginning
 from xidstream.pipeline.pg import Lsn
-from xidstream.pipeline.segments.envelope import seal, unseal
+from xidstream.pipeline.segments.envelope import Document, now
 from xidstream.pipeline.segments.keys import Layout
 from xidstream.pipeline.segments.storage import Storage
 
-FORMAT: Final = "xidstream.beginning"
-VERSION: Final = 1
-_REMEDY: Final = (
-    "restore the object from a backup or an older version of the bucket; or give another --storage"
+
+def _to_json(beginning: Beginning) -> dict[str, Any]:
+    return {
+        "lsn": str(beginning.lsn),
+        "is_anew": beginning.is_anew,
+        "against": list(beginning.against),
+        "begun_at": now().isoformat(),
+    }
+
+
+def _from_json(content: dict[str, Any]) -> Beginning:
+    against = tuple(str(each) for each in content["against"])
+    return Beginning(Lsn.parse(content["lsn"]), bool(content["is_anew"]), against)
+
+
+_BEGINNING: Final = Document(
+    "xidstream.beginning",
+    1,
+    "restore the object from a backup or an older version of the bucket; or give another --storage",
+    _to_json,
+    _from_json,
 )
 
 
 def read_beginning(storage: Storage, layout: Layout) -> Beginning | None:
-    """None where none was recorded. Raises SegmentCorrupt, StorageFault."""
-    data = storage.read_buffer(layout.beginning_key)
-    if data is None:
-        return None
-    content = unseal(bytes(data), FORMAT, VERSION, layout.beginning_key, remedy=_REMEDY)
-    try:
-        against = tuple(str(each) for each in content["against"])
-        return Beginning(Lsn.parse(content["lsn"]), bool(content["is_anew"]), against)
-    except (KeyError, TypeError, UsageError) as error:
-        raise SegmentCorrupt(
-            f"object {layout.beginning_key!r} lacks a part or has a wrong one", remedy=_REMEDY
-        ) from error
+    """None where none was recorded. Raises SegmentCorrupt, Unsupported, StorageFault."""
+    return _BEGINNING.read(storage, layout.beginning_key)
 
 
 def write_beginning(storage: Storage, layout: Layout, beginning: Beginning) -> None:
     """Durably, in place of an earlier one. Raises StorageFault."""
-    content = {
-        "lsn": str(beginning.lsn),
-        "is_anew": beginning.is_anew,
-        "against": list(beginning.against),
-        "begun_at": datetime.datetime.now(datetime.timezone.utc).isoformat(),
-    }
-    storage.write_bytes(layout.beginning_key, seal(FORMAT, VERSION, content))
+    _BEGINNING.write(storage, layout.beginning_key, beginning)
 
 
 def count_left_behind(storage: Storage, layout: Layout) -> int:

@@ -32,7 +32,8 @@ from xidstream.pipeline.exchange import (
 from xidstream.pipeline.late_binding import Commit
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.relations import RelationVersion
-from xidstream.pipeline.segments.journal_summary import StoredObject, a_count, a_number, lacking
+from xidstream.pipeline.segments.envelope import a_count, a_number
+from xidstream.pipeline.segments.journal_summary import StoredObject, lacking
 from xidstream.pipeline.segments.stored_parts import (
     Relations,
     messages_from_json,

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from xidstream.pipeline.errors import SegmentCorrupt, UsageError
+from xidstream.pipeline.errors import SegmentCorrupt
 from xidstream.pipeline.exchange import (
     JournalFile,
     MemoryMessages,
@@ -24,11 +24,9 @@ from xidstream.pipeline.exchange import (
     UnitEnd,
 )
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
-from xidstream.pipeline.segments.envelope import seal, unseal
+from xidstream.pipeline.segments.envelope import Document, a_count, a_number
 from xidstream.pipeline.segments.keys import Layout
 
-FORMAT: Final = "xidstream.journal"
-VERSION: Final = 1
 REMEDY: Final = (
     "the server does not send what is in the journal again: restore the object, or take its tables anew"
 )
@@ -84,9 +82,10 @@ def with_its_bytes(file: JournalFile, file_bytes: int) -> JournalFile:
     return dataclasses.replace(file, n_bytes=file_bytes + file.n_bytes, file_bytes=file_bytes)
 
 
-def summary_to_json(summary: Summary, layout: Layout) -> bytes:
+def _to_json(value: tuple[Layout, Summary]) -> dict[str, Any]:
+    layout, summary = value
     file = summary.file
-    content = {
+    return {
         "system_identifier": layout.system_identifier,
         "slot": layout.slot,
         "epoch": file.epoch,
@@ -104,53 +103,45 @@ def summary_to_json(summary: Summary, layout: Layout) -> bytes:
         "objects_bytes": summary.objects_bytes,
         "directory": summary.directory,
     }
-    return seal(FORMAT, VERSION, content)
+
+
+def _from_json(content: dict[str, Any]) -> tuple[Layout, Summary]:
+    layout = Layout(a_count(content["system_identifier"]), content["slot"], content["epoch"])
+    for named in content["stored_keys"]:
+        layout.parse_segment_key(named)
+    file = JournalFile(
+        number=a_count(content["number"]),
+        epoch=layout.epoch,
+        first_commit_lsn=Lsn.parse(content["first_commit_lsn"]),
+        last_commit_lsn=Lsn.parse(content["last_commit_lsn"]),
+        end_lsn=Lsn.parse(content["end_lsn"]),
+        first_commit_timestamp_us=a_number(content["first_commit_timestamp_us"]),
+        n_units=a_count(content["n_units"]),
+        n_transactions=a_count(content["n_transactions"]),
+        n_rows=a_count(content["n_rows"]),
+        n_bytes=a_count(content["n_stored_bytes"]),
+        stored_keys=tuple(content["stored_keys"]),
+        memory_bytes=a_count(content["memory_bytes"]),
+    )
+    return layout, Summary(
+        file, a_count(content["objects_bytes"]), StoredObject(*map(a_count, content["directory"]))
+    )
+
+
+_SUMMARY: Final = Document("xidstream.journal", 2, REMEDY, _to_json, _from_json)
+
+
+def summary_to_json(summary: Summary, layout: Layout) -> bytes:
+    return _SUMMARY.seal((layout, summary))
 
 
 def summary_from_json(data: pa.Buffer, layout: Layout, epoch: str, number: int, key: str) -> Summary:
     """Raises SegmentCorrupt, also for another file's, and Unsupported. ``key`` is for the message only."""
-    content = unseal(data.to_pybytes(), FORMAT, VERSION, key, remedy=REMEDY)
-    try:
-        found = tuple(content[name] for name in ("system_identifier", "slot", "epoch", "number"))
-        if found != (layout.system_identifier, layout.slot, epoch, number):
-            raise UsageError("its content is another file's")
-        for named in content["stored_keys"]:
-            layout.parse_segment_key(named)
-        file = JournalFile(
-            number=number,
-            epoch=epoch,
-            first_commit_lsn=Lsn.parse(content["first_commit_lsn"]),
-            last_commit_lsn=Lsn.parse(content["last_commit_lsn"]),
-            end_lsn=Lsn.parse(content["end_lsn"]),
-            first_commit_timestamp_us=a_number(content["first_commit_timestamp_us"]),
-            n_units=a_count(content["n_units"]),
-            n_transactions=a_count(content["n_transactions"]),
-            n_rows=a_count(content["n_rows"]),
-            n_bytes=a_count(content["n_stored_bytes"]),
-            stored_keys=tuple(content["stored_keys"]),
-            memory_bytes=a_count(content["memory_bytes"]),
-        )
-        return Summary(
-            file, a_count(content["objects_bytes"]), StoredObject(*map(a_count, content["directory"]))
-        )
-    except UsageError as error:
-        raise SegmentCorrupt(f"journal file {key!r}: {error.message}", remedy=REMEDY) from error
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise lacking(key) from error
+    found, summary = _SUMMARY.unseal(data.to_pybytes(), key)
+    if (found, summary.file.number) != (dataclasses.replace(layout, epoch=epoch), number):
+        raise SegmentCorrupt(f"journal file {key!r}: its content is another file's", remedy=REMEDY)
+    return summary
 
 
 def lacking(key: str) -> SegmentCorrupt:
     return SegmentCorrupt(f"journal file {key!r} lacks a part or has a wrong one", remedy=REMEDY)
-
-
-def a_number(value: Any) -> int:
-    """Raises ValueError for anything but a whole number."""
-    if type(value) is not int:
-        raise ValueError("not a number")
-    return value
-
-
-def a_count(value: Any) -> int:
-    if a_number(value) < 0:
-        raise ValueError("below zero")
-    return int(value)

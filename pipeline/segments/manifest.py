@@ -13,14 +13,14 @@ record. Overwriting one key was considered and rejected, because then the late o
 from __future__ import annotations
 
 from collections.abc import Callable, Set
-from typing import Final
+from typing import Any, Final
 
 from xidstream.pipeline.errors import SegmentCorrupt, UsageError
 from xidstream.pipeline.exchange import PreparedTransaction
 from xidstream.pipeline.parked import BadTable
 from xidstream.pipeline.pg import INVALID_LSN, Lsn, Xid
 from xidstream.pipeline.poison import Poison
-from xidstream.pipeline.segments.envelope import seal, unseal
+from xidstream.pipeline.segments.envelope import Document
 from xidstream.pipeline.segments.keys import Layout, PreparedName
 from xidstream.pipeline.segments.progress import read_progress
 from xidstream.pipeline.segments.storage import Storage
@@ -34,8 +34,6 @@ from xidstream.pipeline.segments.stored_parts import (
     verify_stored,
 )
 
-FORMAT: Final = "xidstream.prepared-transaction"
-VERSION: Final = 3
 _REMEDY: Final = (
     "the server does not send a confirmed PREPARE again: restore the object; where it is lost for good, give the "
     "transaction up when it is committed (the run's error then says how), and take a new snapshot of its tables"
@@ -49,7 +47,7 @@ def write_prepared(storage: Storage, layout: Layout, prepared: PreparedTransacti
     """Make it durable, with all that it names, as ``layout.epoch``'s record of it. Raises StorageFault."""
     storage.sync(prepared.stored_keys())
     key = layout.prepared_key(prepared.xid, prepared.prepare_end_lsn)
-    storage.write_bytes(key, prepared_to_json(prepared))
+    PREPARED.write(storage, key, prepared)
 
 
 def load_prepared(
@@ -143,7 +141,7 @@ def _newest_complete(storage: Storage, layout: Layout, newest_first: list[str]) 
     reasons: list[SegmentCorrupt] = []
     for key in newest_first:
         try:
-            record = prepared_from_json(storage.read_bytes(key), key)
+            record = PREPARED.unseal(storage.read_bytes(key), key)
             _check_names(layout, key, record)
             _check_objects(storage, key, record)
             return record
@@ -186,7 +184,7 @@ def _delete_with_segments(storage: Storage, layout: Layout, names: _Names, keep:
         if data is None:
             continue  # the former owner removes it at this moment, and its segments behind it
         try:
-            record = prepared_from_json(bytes(data), key)
+            record = PREPARED.unseal(bytes(data), key)
             _check_names(layout, key, record)
         except SegmentCorrupt:
             continue  # it cannot tell its segments, which go with their epoch instead
@@ -198,10 +196,10 @@ def _delete_with_segments(storage: Storage, layout: Layout, names: _Names, keep:
 # -- as JSON ---------------------------------------------------------------------------------------------
 
 
-def prepared_to_json(prepared: PreparedTransaction) -> bytes:
+def _to_json(prepared: PreparedTransaction) -> dict[str, Any]:
     relations = Relations()
     segments = [segment_to_json(segment, relations) for segment in prepared.segments]
-    content = {
+    return {
         "xid": int(prepared.xid),
         "gid": prepared.gid,
         "prepare_lsn": str(prepared.prepare_lsn),
@@ -214,25 +212,22 @@ def prepared_to_json(prepared: PreparedTransaction) -> bytes:
         "poison": None if prepared.poison is None else prepared.poison.to_json(),
         "bad_tables": [each.to_json() for each in prepared.bad_tables],
     }
-    return seal(FORMAT, VERSION, content)
 
 
-def prepared_from_json(data: bytes, key: str) -> PreparedTransaction:
-    """``key`` is for the message only. Raises SegmentCorrupt, Unsupported."""
-    content = unseal(data, FORMAT, VERSION, key, remedy=_REMEDY)
-    try:
-        relations = relations_from_json(content["relations"])
-        return PreparedTransaction(
-            xid=Xid(content["xid"]),
-            gid=content["gid"],
-            prepare_lsn=Lsn.parse(content["prepare_lsn"]),
-            prepare_end_lsn=Lsn.parse(content["prepare_end_lsn"]),
-            streamed=content["streamed"],
-            origin=content["origin"],
-            segments=tuple(segment_from_json(s, relations) for s in content["segments"]),
-            messages=tuple(messages_from_json(m) for m in content["messages"]),
-            poison=None if content["poison"] is None else Poison.from_json(content["poison"]),
-            bad_tables=tuple(BadTable.from_json(each, Xid(content["xid"])) for each in content["bad_tables"]),
-        )
-    except (KeyError, IndexError, TypeError, ValueError, UsageError) as error:
-        raise SegmentCorrupt(f"manifest {key!r} lacks a part or has a wrong one", remedy=_REMEDY) from error
+def _from_json(content: dict[str, Any]) -> PreparedTransaction:
+    relations = relations_from_json(content["relations"])
+    return PreparedTransaction(
+        xid=Xid(content["xid"]),
+        gid=content["gid"],
+        prepare_lsn=Lsn.parse(content["prepare_lsn"]),
+        prepare_end_lsn=Lsn.parse(content["prepare_end_lsn"]),
+        streamed=content["streamed"],
+        origin=content["origin"],
+        segments=tuple(segment_from_json(s, relations) for s in content["segments"]),
+        messages=tuple(messages_from_json(m) for m in content["messages"]),
+        poison=None if content["poison"] is None else Poison.from_json(content["poison"]),
+        bad_tables=tuple(BadTable.from_json(each, Xid(content["xid"])) for each in content["bad_tables"]),
+    )
+
+
+PREPARED: Final = Document("xidstream.prepared-transaction", 3, _REMEDY, _to_json, _from_json)

@@ -56,13 +56,10 @@ from xidstream.pipeline.errors import SegmentCorrupt, StorageFault, Superseded, 
 from xidstream.pipeline.exchange import JournalSpan, PrepareCover, PreparedTransaction
 from xidstream.pipeline.parked import ParkedTable, resumed, without_gone
 from xidstream.pipeline.pg import INVALID_LSN, Lsn, Xid
-from xidstream.pipeline.segments.envelope import seal, unseal
+from xidstream.pipeline.segments.envelope import Document, now
 from xidstream.pipeline.segments.keys import Layout, RecordName
 from xidstream.pipeline.segments.storage import Storage
 
-FORMAT: Final = "xidstream.progress"
-VERSION: Final = 6
-"""Older ones were one object for all owners, ``Layout.progress_key``: it is refused."""
 _ATTEMPTS: Final = 5
 REMEMBERED_FINISHED: Final = 256
 """About 10 kB of JSON. A late buffer writes within seconds of its epoch's end, or never."""
@@ -95,6 +92,46 @@ class ProgressRecord:
     parked: tuple[ParkedTable, ...] = ()
     held_lsn: Lsn = INVALID_LSN
     key: str = field(default="", compare=False)
+
+
+def _to_json(record: ProgressRecord) -> dict[str, Any]:
+    cover = record.cover
+    content: dict[str, Any] = {
+        "confirmed_lsn": str(record.confirmed_lsn),
+        "epoch": record.epoch,
+        "written_at": record.written_at.isoformat(),
+        "finished": [[int(xid), str(lsn)] for xid, lsn in record.finished],
+        "cover": cover
+        and {"since_lsn": str(cover.since_lsn), "earlier": sorted(int(xid) for xid in cover.earlier)},
+        "owner": record.owner,
+        "delivered_lsn": str(record.delivered_lsn),
+        "journal": [[span.epoch, span.first, span.last] for span in record.journal],
+    }
+    if record.held_lsn:
+        content["held_lsn"] = str(record.held_lsn)
+    if record.parked:
+        content["parked"] = [each.to_json() for each in record.parked]
+    return content
+
+
+def _from_json(content: dict[str, Any]) -> ProgressRecord:
+    cover = content["cover"]
+    return ProgressRecord(
+        Lsn.parse(content["confirmed_lsn"]),
+        content["epoch"],
+        datetime.datetime.fromisoformat(content["written_at"]),
+        tuple((Xid(xid), Lsn.parse(lsn)) for xid, lsn in content["finished"]),
+        cover and PrepareCover(Lsn.parse(cover["since_lsn"]), frozenset(map(Xid, cover["earlier"]))),
+        int(content["owner"]),
+        Lsn.parse(content["delivered_lsn"]),
+        tuple(JournalSpan(str(epoch), int(first), int(last)) for epoch, first, last in content["journal"]),
+        tuple(ParkedTable.from_json(each) for each in content.get("parked", ())),
+        Lsn.parse(content.get("held_lsn", "0/0")),
+    )
+
+
+PROGRESS: Final = Document("xidstream.progress", 6, _REMEDY, _to_json, _from_json)
+"""Older ones were one object for all owners, ``Layout.progress_key``: it is refused."""
 
 
 def read_progress(storage: Storage, layout: Layout) -> ProgressRecord | None:
@@ -135,28 +172,8 @@ def _key(layout: Layout, name: RecordName) -> str:
 
 
 def _read(storage: Storage, key: str) -> ProgressRecord | None:
-    data = storage.read_buffer(key)
-    if data is None:
-        return None
-    content = unseal(bytes(data), FORMAT, VERSION, key, remedy=_REMEDY)
-    try:
-        return ProgressRecord(
-            Lsn.parse(content["confirmed_lsn"]),
-            content["epoch"],
-            datetime.datetime.fromisoformat(content["written_at"]),
-            tuple((Xid(xid), Lsn.parse(lsn)) for xid, lsn in content["finished"]),
-            _cover(content["cover"]),
-            int(content["owner"]),
-            Lsn.parse(content["delivered_lsn"]),
-            tuple(
-                JournalSpan(str(epoch), int(first), int(last)) for epoch, first, last in content["journal"]
-            ),
-            tuple(ParkedTable.from_json(each) for each in content.get("parked", ())),
-            Lsn.parse(content.get("held_lsn", "0/0")),
-            key,
-        )
-    except (KeyError, TypeError, ValueError, UsageError) as error:
-        raise SegmentCorrupt(f"object {key!r} lacks a part or has a wrong one", remedy=_REMEDY) from error
+    record = PROGRESS.read(storage, key)
+    return None if record is None else replace(record, key=key)
 
 
 def journaled_lsn(storage: Storage, layout: Layout) -> Lsn:
@@ -167,12 +184,6 @@ def journaled_lsn(storage: Storage, layout: Layout) -> Lsn:
     """
     record = read_progress(storage, layout)
     return record.confirmed_lsn if record is not None and record.journal else INVALID_LSN
-
-
-def _cover(content: dict[str, Any] | None) -> PrepareCover | None:
-    if content is None:
-        return None
-    return PrepareCover(Lsn.parse(content["since_lsn"]), frozenset(map(Xid, content["earlier"])))
 
 
 def last_owner(storage: Storage, layout: Layout) -> int:
@@ -229,7 +240,7 @@ def take_over_progress(
     parked = without_gone(parked, gone, gone_before, delivered_lsn)
     held_lsn = INVALID_LSN if before is None else before.held_lsn
     record = ProgressRecord(
-        confirmed_lsn, layout.epoch, _now(), finished, cover, owner, delivered_lsn, journal, parked, held_lsn
+        confirmed_lsn, layout.epoch, now(), finished, cover, owner, delivered_lsn, journal, parked, held_lsn
     )
     written = _write(storage, layout, record)
     unfinished = storage.list_unfinished(layout.progress_prefix)
@@ -316,7 +327,7 @@ def write_progress(
     record = ProgressRecord(
         confirmed_lsn,
         layout.epoch,
-        _now(),
+        now(),
         listed,
         cover,
         owner,
@@ -331,26 +342,6 @@ def write_progress(
 
 
 def _write(storage: Storage, layout: Layout, record: ProgressRecord) -> ProgressRecord:
-    cover = record.cover
-    content: dict[str, Any] = {
-        "confirmed_lsn": str(record.confirmed_lsn),
-        "epoch": record.epoch,
-        "written_at": record.written_at.isoformat(),
-        "finished": [[int(xid), str(lsn)] for xid, lsn in record.finished],
-        "cover": cover
-        and {"since_lsn": str(cover.since_lsn), "earlier": sorted(int(xid) for xid in cover.earlier)},
-        "owner": record.owner,
-        "delivered_lsn": str(record.delivered_lsn),
-        "journal": [[span.epoch, span.first, span.last] for span in record.journal],
-    }
-    if record.held_lsn:
-        content["held_lsn"] = str(record.held_lsn)
-    if record.parked:
-        content["parked"] = [each.to_json() for each in record.parked]
     key = layout.record_key(record.owner)
-    storage.write_bytes(key, seal(FORMAT, VERSION, content))
+    PROGRESS.write(storage, key, record)
     return replace(record, key=key)
-
-
-def _now() -> datetime.datetime:
-    return datetime.datetime.now(datetime.timezone.utc)

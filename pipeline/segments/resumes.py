@@ -6,22 +6,25 @@ the object after that. An object of a table that is not parked has no effect.
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Iterable
 from typing import Final
 
-from xidstream.pipeline.segments.envelope import seal
+from xidstream.pipeline.segments.envelope import Document, now
 from xidstream.pipeline.segments.keys import Layout
 from xidstream.pipeline.segments.storage import Storage
 
-FORMAT: Final = "xidstream.resumed-table"
-VERSION: Final = 1
+_TABLE: Final = Document[str](
+    "xidstream.resumed-table",
+    1,
+    "remove the object, and give `xidstream table resume` again",
+    lambda table: {"table": table, "asked_at": now().isoformat()},
+    lambda content: str(content["table"]),
+)
 
 
 def request_resume(storage: Storage, layout: Layout, relid: int, table: str) -> None:
     """Durably. Raises StorageFault."""
-    content = {"table": table, "asked_at": datetime.datetime.now(datetime.timezone.utc).isoformat()}
-    storage.write_bytes(layout.resume_key(relid), seal(FORMAT, VERSION, content))
+    _TABLE.write(storage, layout.resume_key(relid), table)
 
 
 def read_resumes(storage: Storage, layout: Layout) -> frozenset[int]:

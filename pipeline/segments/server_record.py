@@ -9,31 +9,28 @@ from __future__ import annotations
 
 from typing import Final
 
-from xidstream.pipeline.errors import SegmentCorrupt
-from xidstream.pipeline.segments.envelope import seal, unseal
+from xidstream.pipeline.segments.envelope import Document, a_number
 from xidstream.pipeline.segments.keys import Layout
 from xidstream.pipeline.segments.progress import has_record
 from xidstream.pipeline.segments.storage import Storage
 
-FORMAT: Final = "xidstream.server"
-VERSION: Final = 1
-_REMEDY: Final = "restore the object; or, if the server was never promoted or restored, remove it"
+_TIMELINE: Final = Document[int](
+    "xidstream.server",
+    1,
+    "restore the object; or, if the server was never promoted or restored, remove it",
+    lambda timeline: {"timeline": timeline},
+    lambda content: a_number(content["timeline"]),
+)
 
 
 def read_timeline(storage: Storage, layout: Layout) -> int | None:
-    """None before the first one. Raises SegmentCorrupt, StorageFault."""
-    data = storage.read_buffer(layout.server_key)
-    if data is None:
-        return None
-    timeline = unseal(bytes(data), FORMAT, VERSION, layout.server_key, remedy=_REMEDY).get("timeline")
-    if not isinstance(timeline, int):
-        raise SegmentCorrupt(f"object {layout.server_key!r} lacks a part or has a wrong one", remedy=_REMEDY)
-    return timeline
+    """None before the first one. Raises SegmentCorrupt, Unsupported, StorageFault."""
+    return _TIMELINE.read(storage, layout.server_key)
 
 
 def write_timeline(storage: Storage, layout: Layout, timeline: int) -> None:
     """Replace the record, durably. Raises StorageFault."""
-    storage.write_bytes(layout.server_key, seal(FORMAT, VERSION, {"timeline": timeline}))
+    _TIMELINE.write(storage, layout.server_key, timeline)
 
 
 def other_servers(storage: Storage, layout: Layout) -> list[int]:

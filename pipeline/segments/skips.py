@@ -14,17 +14,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from xidstream.pipeline.errors import SegmentCorrupt, UsageError
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.poison import GivenUp
-from xidstream.pipeline.segments.envelope import seal, unseal
+from xidstream.pipeline.segments.envelope import Document, now
 from xidstream.pipeline.segments.keys import Layout
 from xidstream.pipeline.segments.progress import read_progress
 from xidstream.pipeline.segments.storage import Storage
-
-FORMAT: Final = "xidstream.skipped-transaction"
-VERSION: Final = 1
-_REMEDY: Final = "give `xidstream slot skip` again after removing the object"
 
 
 @dataclass(frozen=True)
@@ -42,9 +37,8 @@ class Skip:
     left_out_at: datetime.datetime | None = None
 
 
-def write_skip(storage: Storage, layout: Layout, skip: Skip) -> None:
-    """Durably, in place of one of the same transaction. Raises StorageFault."""
-    content = {
+def _to_json(skip: Skip) -> dict[str, Any]:
+    return {
         "xid": int(skip.xid),
         "commit_lsn": str(skip.commit_lsn),
         "recorded_at": skip.recorded_at.isoformat(),
@@ -52,13 +46,42 @@ def write_skip(storage: Storage, layout: Layout, skip: Skip) -> None:
         "reason": skip.reason,
         "left_out_at": None if skip.left_out_at is None else skip.left_out_at.isoformat(),
     }
-    storage.write_bytes(layout.skip_key(skip.xid, skip.commit_lsn), seal(FORMAT, VERSION, content))
+
+
+def _from_json(content: dict[str, Any]) -> Skip:
+    left_out_at = content["left_out_at"]
+    return Skip(
+        Xid(content["xid"]),
+        Lsn.parse(content["commit_lsn"]),
+        _time(content["recorded_at"]),
+        content["recorded_by"],
+        content["reason"],
+        None if left_out_at is None else _time(left_out_at),
+    )
+
+
+def _time(text: Any) -> datetime.datetime:
+    return datetime.datetime.fromisoformat(text)
+
+
+_SKIP: Final = Document(
+    "xidstream.skipped-transaction",
+    1,
+    "give `xidstream slot skip` again after removing the object",
+    _to_json,
+    _from_json,
+)
+
+
+def write_skip(storage: Storage, layout: Layout, skip: Skip) -> None:
+    """Durably, in place of one of the same transaction. Raises StorageFault."""
+    _SKIP.write(storage, layout.skip_key(skip.xid, skip.commit_lsn), skip)
 
 
 def read_skips(storage: Storage, layout: Layout) -> tuple[Skip, ...]:
-    """All of the slot, in the order of their commits. Raises SegmentCorrupt, StorageFault."""
+    """All of the slot, in the order of their commits. Raises SegmentCorrupt, Unsupported, StorageFault."""
     keys = storage.list_keys(layout.skipped_prefix)
-    found = [_skip_of(storage.read_bytes(key), key) for key in keys if key.endswith(".json")]
+    found = [_SKIP.unseal(storage.read_bytes(key), key) for key in keys if key.endswith(".json")]
     return tuple(sorted(found, key=lambda skip: int(skip.commit_lsn)))
 
 
@@ -74,27 +97,6 @@ def given_up(storage: Storage, layout: Layout, confirmed_lsn: Lsn) -> GivenUp:
 def note_left_out(storage: Storage, layout: Layout, pairs: Iterable[tuple[Xid, Lsn]]) -> None:
     """Write down that these were met; the first time counts. Raises SegmentCorrupt, StorageFault."""
     wanted = set(pairs)
-    now = datetime.datetime.now(datetime.timezone.utc)
     for skip in read_skips(storage, layout):
         if (skip.xid, skip.commit_lsn) in wanted and skip.left_out_at is None:
-            write_skip(storage, layout, dataclasses.replace(skip, left_out_at=now))
-
-
-def _skip_of(data: bytes, key: str) -> Skip:
-    content = unseal(data, FORMAT, VERSION, key, remedy=_REMEDY)
-    try:
-        left_out_at = content["left_out_at"]
-        return Skip(
-            Xid(content["xid"]),
-            Lsn.parse(content["commit_lsn"]),
-            _time(content["recorded_at"]),
-            content["recorded_by"],
-            content["reason"],
-            None if left_out_at is None else _time(left_out_at),
-        )
-    except (KeyError, TypeError, ValueError, UsageError) as error:
-        raise SegmentCorrupt(f"object {key!r} lacks a part or has a wrong one", remedy=_REMEDY) from error
-
-
-def _time(text: Any) -> datetime.datetime:
-    return datetime.datetime.fromisoformat(text)
+            write_skip(storage, layout, dataclasses.replace(skip, left_out_at=now()))

@@ -19,25 +19,19 @@ Callers: the reader writes the decision, ``actors.snapshot`` the rest, and the c
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
-from xidstream.pipeline.errors import SegmentCorrupt, UsageError
-from xidstream.pipeline.segments.envelope import seal, unseal
+from xidstream.pipeline.segments.envelope import Document, now
 from xidstream.pipeline.segments.keys import Layout
 from xidstream.pipeline.segments.storage import Storage
 from xidstream.pipeline.snapshot.decision import Decision
 from xidstream.pipeline.snapshot.generation import Generation
 
-DECISION: Final = "xidstream.snapshot-decision"
-TAKEN: Final = "xidstream.snapshot-taken"
-TOLD: Final = "xidstream.snapshot-told"
-WISH: Final = "xidstream.snapshot-wish"
-VERSION: Final = 1
 _THREADS: Final = 16
+_T = TypeVar("_T")
 _REMEDY: Final = (
     "restore the object; or remove it, and ask for new snapshots (`xidstream snapshot request`): rows that were "
     "taken stay as they are"
@@ -60,43 +54,55 @@ class Wishes:
     cancelled: Mapping[int, str]
 
 
-def write_decision(storage: Storage, layout: Layout, decision: Decision) -> None:
-    """Durably, in place of an earlier one. Raises StorageFault."""
-    content = {
+_DECISION: Final = Document[Decision](
+    "xidstream.snapshot-decision",
+    1,
+    _REMEDY,
+    lambda decision: {
         "takes_snapshots": decision.takes_snapshots,
         "published": {str(relid): text for relid, text in decision.published.items()},
-        "decided_at": _now(),
-    }
-    storage.write_bytes(layout.snapshot_decision_key, seal(DECISION, VERSION, content))
+        "decided_at": now().isoformat(),
+    },
+    lambda content: Decision(
+        bool(content["takes_snapshots"]),
+        {int(relid): str(text) for relid, text in content["published"].items()},
+    ),
+)
+_TAKEN: Final = Document[Taken](
+    "xidstream.snapshot-taken",
+    2,
+    _REMEDY,
+    lambda taken: {"generation": taken.generation.to_json(), "signature": dict(taken.signature)},
+    lambda content: Taken(Generation.from_json(content["generation"]), content["signature"]),
+)
+_TOLD: Final = Document("xidstream.snapshot-told", 2, _REMEDY, Generation.to_json, Generation.from_json)
+_WISH: Final = Document[str](
+    "xidstream.snapshot-wish",
+    1,
+    _REMEDY,
+    lambda table: {"table": table, "asked_at": now().isoformat()},
+    lambda content: str(content["table"]),
+)
+
+
+def write_decision(storage: Storage, layout: Layout, decision: Decision) -> None:
+    """Durably, in place of an earlier one. Raises StorageFault."""
+    _DECISION.write(storage, layout.snapshot_decision_key, decision)
 
 
 def read_decision(storage: Storage, layout: Layout) -> Decision | None:
-    """None where none was recorded. Raises SegmentCorrupt, StorageFault."""
-    content = _read(storage, layout.snapshot_decision_key, DECISION)
-    if content is None:
-        return None
-    try:
-        published = {int(relid): str(text) for relid, text in content["published"].items()}
-        return Decision(bool(content["takes_snapshots"]), published)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise _wrong(layout.snapshot_decision_key) from error
+    """None where none was recorded. Raises SegmentCorrupt, Unsupported, StorageFault."""
+    return _DECISION.read(storage, layout.snapshot_decision_key)
 
 
 def write_taken(storage: Storage, layout: Layout, taken: Taken) -> None:
     """Durably, in place of the table's earlier one. Raises StorageFault."""
-    content = {"generation": taken.generation.to_json(), "signature": dict(taken.signature)}
-    storage.write_bytes(_taken_key(layout, taken.generation), seal(TAKEN, VERSION, content))
+    _TAKEN.write(storage, _taken_key(layout, taken.generation), taken)
 
 
 def read_taken(storage: Storage, layout: Layout) -> list[Taken]:
-    """All of the slot. Raises SegmentCorrupt, StorageFault."""
-    found = []
-    for key, content in _read_all(storage, layout, "taken-", TAKEN):
-        try:
-            found.append(Taken(Generation.from_json(content["generation"]), content["signature"]))
-        except (KeyError, TypeError, ValueError, UsageError) as error:
-            raise _wrong(key) from error
-    return found
+    """All of the slot. Raises SegmentCorrupt, Unsupported, StorageFault."""
+    return _read_all(storage, layout, "taken-", _TAKEN)
 
 
 def forget_taken(storage: Storage, layout: Layout, generations: Iterable[Generation]) -> None:
@@ -106,18 +112,13 @@ def forget_taken(storage: Storage, layout: Layout, generations: Iterable[Generat
 
 def write_told(storage: Storage, layout: Layout, generation: Generation) -> None:
     """The function has the generation's rows. Raises StorageFault."""
-    storage.write_bytes(_told_key(layout, generation), seal(TOLD, VERSION, generation.to_json()))
+    _TOLD.write(storage, _told_key(layout, generation), generation)
 
 
 def read_told(storage: Storage, layout: Layout) -> list[Generation]:
-    """All of the slot that functions were given and that still stand. Raises SegmentCorrupt, StorageFault."""
-    found = []
-    for key, content in _read_all(storage, layout, "told-", TOLD):
-        try:
-            found.append(Generation.from_json(content))
-        except (KeyError, TypeError, ValueError, UsageError) as error:
-            raise _wrong(key) from error
-    return found
+    """All of the slot that functions were given and that still stand. Raises SegmentCorrupt, Unsupported,
+    StorageFault."""
+    return _read_all(storage, layout, "told-", _TOLD)
 
 
 def forget_told(storage: Storage, layout: Layout, generations: Iterable[Generation]) -> None:
@@ -128,12 +129,12 @@ def forget_told(storage: Storage, layout: Layout, generations: Iterable[Generati
 def request(storage: Storage, layout: Layout, relid: int, name: str) -> None:
     """A person wants a new generation of the table; that ends a cancellation. Raises StorageFault."""
     storage.delete([layout.snapshot_key(relid, "cancelled")])
-    storage.write_bytes(layout.snapshot_key(relid, "request"), _wish(name))
+    _WISH.write(storage, layout.snapshot_key(relid, "request"), name)
 
 
 def cancel(storage: Storage, layout: Layout, relid: int, name: str) -> None:
     """A person wants no generation of the table, until a request. Raises StorageFault."""
-    storage.write_bytes(layout.snapshot_key(relid, "cancelled"), _wish(name))
+    _WISH.write(storage, layout.snapshot_key(relid, "cancelled"), name)
     forget_request(storage, layout, relid)
 
 
@@ -145,14 +146,10 @@ def read_wishes(storage: Storage, layout: Layout) -> Wishes:
     """Raises SegmentCorrupt, StorageFault."""
     found: dict[str, dict[int, str]] = {"request": {}, "cancelled": {}}
     for key, (relid, kind) in _keys(storage, layout):
-        content = _read(storage, key, WISH) if kind in found else None
-        if content is not None:
-            found[kind][relid] = str(content.get("table"))
+        table = _WISH.read(storage, key) if kind in found else None
+        if table is not None:
+            found[kind][relid] = table
     return Wishes(found["request"], found["cancelled"])
-
-
-def _wish(name: str) -> bytes:
-    return seal(WISH, VERSION, {"table": name, "asked_at": _now()})
 
 
 def _keys(storage: Storage, layout: Layout) -> Iterator[tuple[str, tuple[int, str]]]:
@@ -170,28 +167,10 @@ def _taken_key(layout: Layout, generation: Generation) -> str:
     return layout.snapshot_key(generation.relid, f"taken-{generation.number}")
 
 
-def _read(storage: Storage, key: str, format_name: str) -> dict[str, Any] | None:
-    data = storage.read_buffer(key)
-    return None if data is None else unseal(bytes(data), format_name, VERSION, key, remedy=_REMEDY)
-
-
-def _read_all(
-    storage: Storage, layout: Layout, kind: str, format_name: str
-) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The keys and contents of all documents of a kind, several read at a time: a slot may have one for each of ten
-    thousand tables, and an object store lets each of them wait."""
+def _read_all(storage: Storage, layout: Layout, kind: str, document: Document[_T]) -> list[_T]:
+    """All documents of a kind, several read at a time: a slot may have one for each of ten thousand tables, and an
+    object store lets each of them wait."""
     keys = [key for key, (_, each) in _keys(storage, layout) if each.startswith(kind)]
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="snapshot-record") as threads:
-        for key, content in zip(
-            keys, threads.map(lambda key: _read(storage, key, format_name), keys), strict=True
-        ):
-            if content is not None:  # else it was removed since the listing
-                yield key, content
-
-
-def _wrong(key: str) -> SegmentCorrupt:
-    return SegmentCorrupt(f"object {key!r} lacks a part or has a wrong one", remedy=_REMEDY)
-
-
-def _now() -> str:
-    return datetime.datetime.now(datetime.timezone.utc).isoformat()
+        found = threads.map(lambda key: document.read(storage, key), keys)
+        return [each for each in found if each is not None]  # else it was removed since the listing

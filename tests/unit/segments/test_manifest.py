@@ -30,12 +30,7 @@ from xidstream.pipeline.segments import (
     write_segment,
 )
 from xidstream.pipeline.segments.envelope import seal
-from xidstream.pipeline.segments.manifest import (
-    FORMAT,
-    VERSION,
-    prepared_from_json,
-    prepared_to_json,
-)
+from xidstream.pipeline.segments.manifest import PREPARED
 
 HOSTILE_GIDS = ["../../etc/'\"; drop|é", "..", "/", "a\\b\n\t\x01", "x" * 199, "", "\udcff"]
 
@@ -391,23 +386,23 @@ def test_a_failing_storage_leaves_no_manifest(tmp_path: Path, layout, prepare) -
 
 @pytest.fixture
 def stored(prepare: Callable[..., PreparedTransaction]) -> bytes:
-    return prepared_to_json(prepare())
+    return PREPARED.seal(prepare())
 
 
 def test_a_torn_manifest_is_refused_at_every_length(stored: bytes) -> None:
     for length in range(len(stored) - 1):
         with pytest.raises(SegmentCorrupt, match="the key"):
-            prepared_from_json(stored[:length], "the key")
+            PREPARED.unseal(stored[:length], "the key")
 
 
 def test_an_altered_byte_of_a_manifest_is_refused_or_means_the_same(stored: bytes) -> None:
-    original = prepared_from_json(stored, "k")
+    original = PREPARED.unseal(stored, "k")
     for position in range(len(stored)):
         for bit in (0x01, 0x20, 0x80):
             altered = bytearray(stored)
             altered[position] ^= bit
             try:
-                loaded = prepared_from_json(bytes(altered), "k")
+                loaded = PREPARED.unseal(bytes(altered), "k")
             except (SegmentCorrupt, Unsupported):
                 continue
             assert loaded == original, position
@@ -419,24 +414,26 @@ def test_a_damaged_manifest_says_that_the_server_will_not_repeat_it(storage, lay
     storage.write_bytes(key, storage.read_bytes(key)[:-20])
     assert key in damage_of(storage, layout)
     with pytest.raises(SegmentCorrupt) as caught:
-        prepared_from_json(storage.read_bytes(key), key)
+        PREPARED.unseal(storage.read_bytes(key), key)
     assert "does not send a confirmed PREPARE again" in caught.value.remedy
 
 
 @pytest.mark.parametrize("data", [b"", b"null", b"[]", b"{}", b"\xff", b"[" * 100_000, b'{"format":1}'])
 def test_what_is_no_manifest_is_refused(data: bytes) -> None:
     with pytest.raises(SegmentCorrupt):
-        prepared_from_json(data, "k")
+        PREPARED.unseal(data, "k")
 
 
-@pytest.mark.parametrize("version", [VERSION - 1, VERSION + 1])
+@pytest.mark.parametrize("version", [PREPARED.version - 1, PREPARED.version + 1])
 def test_a_manifest_of_another_version_is_refused_and_nothing_is_deleted(
     storage, layout, stored: bytes, version: int
 ) -> None:
     key = layout.prepared_key(Xid(700), Lsn(0x5000))
-    storage.write_bytes(key, seal(FORMAT, version, json.loads(stored)["content"]))
+    storage.write_bytes(key, seal(PREPARED.format, version, json.loads(stored)["content"]))
     kept = storage.list_keys(layout.root)
-    with pytest.raises(Unsupported, match=rf"version {version} of .*reads version {VERSION}") as refused:
+    with pytest.raises(
+        Unsupported, match=rf"version {version} of .*reads version {PREPARED.version}"
+    ) as refused:
         load_prepared(storage, layout)
     assert key in refused.value.message and "another --storage" in refused.value.remedy
     assert storage.list_keys(layout.root) == kept
@@ -454,7 +451,7 @@ def test_a_manifest_of_another_version_is_refused_and_nothing_is_deleted(
 def test_a_sealed_manifest_with_a_wrong_part_is_corrupt(stored: bytes, part: str, value: object) -> None:
     content = {**json.loads(stored)["content"], part: value}
     with pytest.raises(SegmentCorrupt):
-        prepared_from_json(seal(FORMAT, VERSION, content), "k")
+        PREPARED.unseal(seal(PREPARED.format, PREPARED.version, content), "k")
 
 
 def test_a_manifest_that_names_what_is_not_the_slots_is_refused(storage, layout, prepare) -> None:
@@ -481,13 +478,13 @@ def test_a_manifest_with_a_name_that_is_none_is_refused_and_anything_else_passed
     storage.write_bytes(f"{layout.prepared_prefix}/notes.txt", b"a person's")
     assert len(load_prepared(storage, layout)) == 1
     assert storage.exists(f"{layout.prepared_prefix}/notes.txt")
-    storage.write_bytes(f"{layout.prepared_prefix}/700.json", prepared_to_json(prepare()))
+    storage.write_bytes(f"{layout.prepared_prefix}/700.json", PREPARED.seal(prepare()))
     with pytest.raises(SegmentCorrupt, match=r"700\.json"):
         load_prepared(storage, layout)
 
 
 def test_a_manifest_under_another_transactions_key_is_refused(storage, layout, prepare) -> None:
-    storage.write_bytes(layout.prepared_key(Xid(9), Lsn(9)), prepared_to_json(prepare()))
+    storage.write_bytes(layout.prepared_key(Xid(9), Lsn(9)), PREPARED.seal(prepare()))
     assert "another transaction" in damage_of(storage, layout)
 
 
@@ -506,7 +503,7 @@ def test_each_segment_keeps_its_own_table_and_the_record_all_its_numbers(relatio
         origin="upstream",
         streamed=False,
     )
-    assert prepared_from_json(prepared_to_json(prepared), "k") == prepared
+    assert PREPARED.unseal(PREPARED.seal(prepared), "k") == prepared
 
 
 def test_a_finished_one_that_its_former_owner_removes_at_the_same_moment_is_no_fault(

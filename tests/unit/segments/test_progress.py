@@ -22,7 +22,7 @@ from xidstream.pipeline.segments import (
     write_progress,
 )
 from xidstream.pipeline.segments.envelope import seal
-from xidstream.pipeline.segments.progress import FORMAT, REMEMBERED_FINISHED, VERSION
+from xidstream.pipeline.segments.progress import PROGRESS, REMEMBERED_FINISHED
 
 
 def test_there_is_no_record_before_the_first(storage, layout) -> None:
@@ -76,7 +76,9 @@ def test_the_record_is_that_of_the_last_owner_and_earlier_ones_go_when_it_is_tak
     taken = take_over_progress(storage, second, taken, Lsn(0x10), owner=claim_slot(storage, second))
     assert storage.list_keys(layout.progress_prefix) == [second.record_key(2)]
     # The first one had looked whose the slot is before that, and writes now.
-    storage.write_bytes(first.record_key(1), sealed(VERSION, confirmed_lsn="0/40", epoch="first", owner=1))
+    storage.write_bytes(
+        first.record_key(1), sealed(PROGRESS.version, confirmed_lsn="0/40", epoch="first", owner=1)
+    )
     assert read_progress(storage, first) == taken
 
 
@@ -111,7 +113,7 @@ def sealed(version: object, **more: object) -> bytes:
         "delivered_lsn": "0/20",
         "journal": [],
     }
-    return seal(FORMAT, version, {**content, **more})
+    return seal(PROGRESS.format, version, {**content, **more})
 
 
 def test_a_storage_that_cannot_be_read_is_not_taken_for_empty(tmp_path: Path, layout) -> None:
@@ -151,15 +153,15 @@ def test_what_the_first_record_covers_is_kept_by_all_that_follow(storage, layout
     assert read_progress(storage, layout).cover == cover
 
 
-@pytest.mark.parametrize("version", [0, VERSION - 1, VERSION + 1, None, "1"])
+@pytest.mark.parametrize("version", [0, PROGRESS.version - 1, PROGRESS.version + 1, None, "1"])
 def test_a_record_of_another_version_is_refused_and_stays(storage, layout, version) -> None:
     """Up to version 5 there was one object for all owners."""
-    older = isinstance(version, int) and version < VERSION
+    older = isinstance(version, int) and version < PROGRESS.version
     key = layout.progress_key if older else layout.record_key(1)
     storage.write_bytes(key, sealed(version))
     for use in (read_progress, lambda *where: write_progress(*where, Lsn(0x30))):
         with pytest.raises(
-            Unsupported, match=rf"version {version!r} of .*reads version {VERSION}"
+            Unsupported, match=rf"version {version!r} of .*reads version {PROGRESS.version}"
         ) as refused:
             use(storage, layout)
         assert key in refused.value.message and "another --storage" in refused.value.remedy
@@ -168,6 +170,6 @@ def test_a_record_of_another_version_is_refused_and_stays(storage, layout, versi
 
 @pytest.mark.parametrize("finished", [[1], [[1]], [["x", "0/1"]], [[1, "nonsense"]], [[-1, "0/1"]], None])
 def test_a_sealed_record_with_a_wrong_list_is_corrupt(local, layout, finished) -> None:
-    local.write_bytes(layout.record_key(1), sealed(VERSION, finished=finished))
+    local.write_bytes(layout.record_key(1), sealed(PROGRESS.version, finished=finished))
     with pytest.raises(SegmentCorrupt):
         read_progress(local, layout)

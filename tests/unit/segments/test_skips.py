@@ -22,7 +22,6 @@ from xidstream.pipeline.segments import (
     write_skip,
 )
 from xidstream.pipeline.segments.envelope import seal
-from xidstream.pipeline.segments.skips import FORMAT, VERSION
 
 NOW = datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.timezone.utc)
 
@@ -67,7 +66,9 @@ def test_it_goes_with_what_is_recorded_of_the_slot(storage, layout) -> None:
     assert read_skips(storage, layout) == () and not holds_slot(storage, layout)
 
 
-@pytest.mark.parametrize("data", [b"{}", b"", seal(FORMAT, VERSION, {"xid": 1}), seal("other", VERSION, {})])
+@pytest.mark.parametrize(
+    "data", [b"{}", b"", seal("xidstream.skipped-transaction", 1, {"xid": 1}), seal("other", 1, {})]
+)
 def test_a_damaged_record_is_told_and_not_passed_over(storage, layout, data: bytes) -> None:
     key = layout.skip_key(Xid(1), Lsn(0x10))
     storage.write_bytes(key, data)
@@ -77,6 +78,6 @@ def test_a_damaged_record_is_told_and_not_passed_over(storage, layout, data: byt
 
 
 def test_a_record_of_a_later_version_is_not_guessed_at(storage, layout) -> None:
-    storage.write_bytes(layout.skip_key(Xid(1), Lsn(0x10)), seal(FORMAT, VERSION + 1, {}))
+    storage.write_bytes(layout.skip_key(Xid(1), Lsn(0x10)), seal("xidstream.skipped-transaction", 2, {}))
     with pytest.raises(Unsupported):
         read_skips(storage, layout)

@@ -59,7 +59,7 @@ from xidstream.pipeline.segments.journal_summary import (
     summary_from_json,
     summary_to_json,
 )
-from xidstream.pipeline.segments.manifest import prepared_from_json, prepared_to_json
+from xidstream.pipeline.segments.manifest import PREPARED as MANIFEST
 from xidstream.pipeline.segments.snapshot_record import (
     Taken,
     Wishes,
@@ -182,7 +182,7 @@ STORED = {
     "cancelled.json": LAYOUT.snapshot_key(16_401, "cancelled"),
 }
 MADE: dict[str, Callable[[], bytes]] = {
-    "prepared.json": lambda: prepared_to_json(PREPARED),
+    "prepared.json": lambda: MANIFEST.seal(PREPARED),
     "journal_directory.json": lambda: directory_to_json(DIRECTORY),
     "journal_summary.json": lambda: summary_to_json(SUMMARY, LAYOUT),
 }
@@ -232,7 +232,7 @@ def test_each_document_is_read_as_it_was_meant(older: Storage) -> None:
     assert read_taken(older, LAYOUT) == [Taken(GENERATION, {"relid": 16_400})]
     assert read_told(older, LAYOUT) == [GENERATION]
     assert read_wishes(older, LAYOUT) == Wishes({16_400: "public.t"}, {16_401: "public.u"})
-    assert prepared_from_json((DOCUMENTS / "prepared.json").read_bytes(), "k") == PREPARED
+    assert MANIFEST.unseal((DOCUMENTS / "prepared.json").read_bytes(), "k") == PREPARED
     directory = pa.py_buffer((DOCUMENTS / "journal_directory.json").read_bytes())
     assert directory_from_json(directory, "k") == DIRECTORY
     summary = pa.py_buffer((DOCUMENTS / "journal_summary.json").read_bytes())

@@ -30,7 +30,7 @@ from xidstream.pipeline.segments import (
     write_progress,
     write_segment,
 )
-from xidstream.pipeline.segments.manifest import prepared_to_json
+from xidstream.pipeline.segments.manifest import PREPARED
 from xidstream.pipeline.sequencer import DamagedFile
 from xidstream.pipeline.stages import slot_storage
 from xidstream.pipeline.stages.slot_storage import SlotStorage
@@ -348,16 +348,14 @@ def test_a_superseded_run_cannot_record_past_a_prepare_whose_segments_its_succes
     assert not storage.exists(segment.key)
     prepared = prepared_of((segment,), end=0x180)
     manifest = layout("a").prepared_key(prepared.xid, prepared.prepare_end_lsn)
-    storage.write_bytes(
-        manifest, prepared_to_json(prepared)
-    )  # an object store does not look for what it names
+    storage.write_bytes(manifest, PREPARED.seal(prepared))  # an object store does not look for what it names
     with pytest.raises(Superseded):
         ghost.record(Lsn(0x180), [])
     # Nor does it matter where its record came between our look and our taking over: the server's position decides.
     write_progress(storage, layout("b"), Lsn(0x180), owner=2)
     book = SlotStorage(str(tmp_path), opened(0x100), "c").take_over().prepared
     assert (len(book), storage.exists(manifest)) == (0, False)
-    storage.write_bytes(manifest, prepared_to_json(prepared))
+    storage.write_bytes(manifest, PREPARED.seal(prepared))
     SlotStorage(str(tmp_path), opened(0x180), "d").take_over()
     (damaged,) = load_prepared(storage, layout("d"), Lsn(0x180))
     assert damaged.damage is not None and "missing" in damaged.damage
