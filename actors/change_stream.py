@@ -42,6 +42,7 @@ from xidstream.pipeline.errors import ConfigError, UsageError
 from xidstream.pipeline.exchange import SlotIdentity
 from xidstream.pipeline.file_modes import choose
 from xidstream.pipeline.findings import Finding, Findings
+from xidstream.pipeline.sink_kinds import DELTA
 from xidstream.pipeline.spark.delta import DeltaSink
 from xidstream.pipeline.spark.foreach import ForeachSink
 from xidstream.pipeline.spark.sink import Sink, make_root, make_sink
@@ -88,7 +89,7 @@ class ChangeStream:
         ``storage_options`` are deltalake's; the nodes' own credentials are better (docs/security.md).
         """
         options = dict(storage_options) if storage_options else None
-        spec = f"delta:{redacted(uri)}"
+        spec = DELTA.spec(redacted(uri))
         return self._with(
             spec,
             lambda identity: DeltaSink(uri, identity, storage_options=options),

@@ -18,7 +18,7 @@ from xidstream.pipeline.slot.login import login_of
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 from xidstream.pipeline.snapshot.tables import RangeTask
 from xidstream.pipeline.spark.parquet_files import WrittenFile
-from xidstream.pipeline.spark.snapshot_log import SnapshotTarget
+from xidstream.pipeline.spark.snapshot_tables import SnapshotTarget
 from xidstream.pipeline.stages.range_reading import RangeReader, RangeTarget
 
 

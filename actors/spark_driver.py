@@ -12,8 +12,8 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from py4j.protocol import Py4JError
 
@@ -31,7 +31,10 @@ from xidstream.pipeline.errors import ComponentLost
 from xidstream.pipeline.exchange import SlotIdentity
 from xidstream.pipeline.file_modes import choose_for_process
 from xidstream.pipeline.spark.sink import make_sink
+from xidstream.pipeline.spark.snapshot_tables import SnapshotTables
 from xidstream.pipeline.spark.spark_errors import fault_of
+
+_T = TypeVar("_T")
 
 
 class SparkDriver:
@@ -117,11 +120,11 @@ class SparkDriver:
         except (Py4JError, OSError):
             return None  # a lost JVM: ``trouble`` says so
 
-    def call_snapshot_log(self, slot: str, method: str, *arguments: Any) -> Any:
-        """A method of the ``SnapshotLog`` of the slot's sink."""
+    def on_snapshots(self, slot: str, call: Callable[[SnapshotTables], _T], after_end: bool) -> _T:
+        """``call`` gets the ``SnapshotTables`` of the slot's sink."""
         if slot not in self._loops:
             raise ComponentLost("there is no batch loop that has the sink")
-        return self._loops[slot].call_snapshot_log(method, *arguments)
+        return self._loops[slot].on_snapshots(call, after_end=after_end)
 
     def take_output(self) -> list[str]:
         """Of all slots."""

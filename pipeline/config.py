@@ -33,6 +33,7 @@ from xidstream.pipeline.local_paths import absolute, is_path
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.pg_rules import Streaming, check_slot_name, check_stream_options, duration_s, work_mem
 from xidstream.pipeline.settings_file import load_toml, unknown_setting
+from xidstream.pipeline.sink_kinds import SinkKind, kind_named, kind_of
 from xidstream.pipeline.sizes import check_executor_memory, parse_size
 
 MIB = 1 << 20
@@ -332,9 +333,9 @@ class Config:
         object.__setattr__(self, "password_command", _words(self.password_command))
         if self.storage and is_path(self.storage):
             object.__setattr__(self, "storage", absolute(self.storage))
-        kind, _, root = self.sink.partition(":")
-        if kind == "delta" and root and is_path(root):
-            object.__setattr__(self, "sink", f"delta:{absolute(root)}")
+        kind, root = kind_named(self.sink), self.sink.partition(":")[2]
+        if kind is not None and kind.has_root and root and is_path(root):
+            object.__setattr__(self, "sink", kind.spec(absolute(root)))
         self._check_ranges()
 
     def _check_ranges(self) -> None:
@@ -395,9 +396,14 @@ class Config:
         check_executor_memory(str(self.spark_executor_memory), "spark_executor_memory")
 
     @property
-    def remembers_in_sink(self) -> bool:
-        """Whether the sink itself knows what it holds, and from which run."""
-        return self.sink.startswith("delta:")
+    def sink_kind(self) -> SinkKind:
+        """What the sink can do. A function that a script holds has no setting ``sink``."""
+        return kind_of(self.sink)
+
+    @property
+    def sink_root(self) -> str | None:
+        """The folder or URI of the sink; None where it has none."""
+        return self.sink.partition(":")[2] if self.sink_kind.has_root else None
 
     def refuse_credentials(self) -> None:
         """Raise ConfigError for a secret in a setting that travels to Ray's actors and Spark's executors.

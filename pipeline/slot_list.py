@@ -62,7 +62,7 @@ def _refuse_clashes(configs: Sequence[Config]) -> None:
             f"buffers_max ({configs[0].buffers_max}) is below buffers_min of all slots together ({floors})",
             remedy="raise buffers_max: it is the cap of the whole run",
         )
-    roots = [config.sink[len("delta:") :] for config in configs if config.sink.startswith("delta:")]
+    roots = [config.sink_root for config in configs if config.sink_root]
     if any(overlap(one, other) for one, other in itertools.combinations(roots, 2)):
         raise ConfigError(
             "two of [[slots]] have the same sink, or one of them is in the other's",

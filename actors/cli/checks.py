@@ -44,8 +44,7 @@ from xidstream.pipeline.slot.admin import (
 from xidstream.pipeline.slot.beginning import NO_RECORD, SNAPSHOTS, SinkHolds, gap, gap_text
 from xidstream.pipeline.slot.connection import ReplicationConnection
 from xidstream.pipeline.slot.login import login_of
-from xidstream.pipeline.spark.sink import parse_sink_spec
-from xidstream.pipeline.spark.sink_findings import held_by_delta
+from xidstream.pipeline.spark.sink import held_by
 from xidstream.pipeline.stages.slot_record import without_publications
 
 _STYLES = {
@@ -160,12 +159,12 @@ def create_slot_command(config: Config) -> None:
 
 
 def _held_by_sink(config: Config) -> SinkHolds | None:
-    if not config.remembers_in_sink:
+    if not config.sink_kind.is_log:
         return None
     with ReplicationConnection(without_publications(config)) as connection:
         system = connection.identify_system()
     identity = SlotIdentity(int(system.system_identifier), system.dbname, config.slot)
-    return SinkHolds(*held_by_delta(parse_sink_spec(config.sink)[1], identity.application_id))
+    return SinkHolds(*held_by(config.sink, identity.application_id))
 
 
 def drop_slot_command(config: Config, *, discard_journal: bool) -> None:

@@ -18,6 +18,7 @@ from xidstream.pipeline.credentials import redacted
 from xidstream.pipeline.errors import ConfigError
 from xidstream.pipeline.file_modes import choose_for_process
 from xidstream.pipeline.pg_rules import duration_s
+from xidstream.pipeline.sink_kinds import DELTA, kind_named
 from xidstream.pipeline.spark.sink import check_sink_spec
 
 _POLL_S = 0.25
@@ -25,14 +26,13 @@ _POLL_S = 0.25
 
 def mirror_command(config: Config, stop: StopRequest) -> None:
     """Raises what ended the refreshes."""
-    kind = config.sink.partition(":")[0]
-    if kind != "delta":
-        is_other = kind in ("console", "foreach")
+    kind = kind_named(config.sink)
+    if kind is None or not kind.is_log:
         raise ConfigError(
             f"base tables are made from the change log of a Delta sink, not from {redacted(config.sink)!r}",
             remedy="give its root as --sink delta:URI"
-            if is_other
-            else f"did you mean delta:{redacted(config.sink)}?",
+            if kind is not None
+            else f"did you mean {DELTA.spec(redacted(config.sink))}?",
         )
     check_sink_spec(config.sink)
     choose_for_process(config.storage_mode)

@@ -37,7 +37,7 @@ from xidstream.pipeline.slot.snapshot_sources import survey
 from xidstream.pipeline.snapshot.generation import Generation, GenerationState
 from xidstream.pipeline.snapshot.progress import TableProgress
 from xidstream.pipeline.snapshot.tables import PublishedSource
-from xidstream.pipeline.spark.snapshot_log import told_by
+from xidstream.pipeline.spark.sink import told_by
 from xidstream.pipeline.stages.slot_record import without_publications
 
 _FILE_WIDTH: Final = 160
@@ -108,8 +108,7 @@ def _states(config: Config, told: Collection[tuple[str, int]]) -> Callable[[str,
     for answer in local_answers(config.slot):
         progress = of_json(answer).snapshots
         reading |= {} if progress is None else {table.table: table for table in progress.tables}
-    root = config.sink.partition(":")[2] if config.remembers_in_sink else None
-    in_sink = None if root is None else told_by(root)
+    in_sink = told_by(config.sink)
 
     def state(table: str, generation: Generation | None) -> str:
         if (now := reading.get(table)) is not None:

@@ -42,7 +42,7 @@ def verify_command(
 ) -> None:
     """Raises SystemExit with what was found, and what could not be begun."""
     kind, uri = parse_sink_spec(config.sink)
-    if kind != "delta":
+    if not kind.is_log:
         raise ConfigError(
             "what is verified is the change log of a Delta sink", remedy="give its root as --sink delta:URI"
         )

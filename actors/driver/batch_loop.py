@@ -16,9 +16,10 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -36,14 +37,17 @@ from xidstream.pipeline.exchange import Batch, SlotIdentity, Tenure
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
 from xidstream.pipeline.segments import Layout, SegmentReader, Storage, check_owner
+from xidstream.pipeline.sink_kinds import Snapshots
 from xidstream.pipeline.spark.frames import SinkBatch
 from xidstream.pipeline.spark.sink import Sink
 from xidstream.pipeline.spark.snapshot_batch import SnapshotBatch
+from xidstream.pipeline.spark.snapshot_tables import SnapshotTables
 from xidstream.pipeline.stages.staged_snapshots import StagedSnapshots
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_T = TypeVar("_T")
 _PULL_WAIT_S = 1.0
 STALLED_AFTER_S = 120.0
 """A Spark job that has waited for executors for this long will wait for ever, because RayDP's master is gone."""
@@ -138,7 +142,7 @@ class BatchLoop:
 
     def _deliver_snapshots(self, tenure: Tenure) -> None:
         """A function has no fold: it gets the rows from before first, and the changes behind them then."""
-        if not self._sink.gets_snapshots_first:
+        if self._sink.kind.snapshots is not Snapshots.FIRST:
             return
         layout = self._layout(tenure)
         is_ours = partial(check_owner, self._storage, layout, tenure.number)
@@ -158,17 +162,17 @@ class BatchLoop:
         finally:
             self._writing_since_s = None
 
-    def call_snapshot_log(self, method: str, *arguments: Any) -> Any:
-        """On any thread. Raises ComponentLost before the sink is this loop's, and after the loop's end. What is proven
-        may be told behind it: Delta refuses it from a run that was taken over."""
+    def on_snapshots(self, call: Callable[[SnapshotTables], _T], *, after_end: bool = False) -> _T:
+        """On any thread: ``call`` with the sink's tables. Raises ComponentLost before the sink is this loop's, and
+        after the loop's end, unless ``after_end``: the sink itself refuses what a run tells that was taken over."""
         has_sink = self._is_claimed and not self._stop.is_set()
-        if not (has_sink or (self._has_claimed and method == "prove")):
+        if not (has_sink or (self._has_claimed and after_end)):
             raise ComponentLost("there is no batch loop that has the sink")
-        if self._sink.gets_snapshots_first:
-            if self._staged is None:
-                raise ComponentLost("the batch loop has only begun")
-            return getattr(self._staged, method)(*arguments)
-        return getattr(self._sink.snapshot_log(), method)(*arguments)
+        if self._sink.kind.snapshots is not Snapshots.FIRST:
+            return call(self._sink.snapshot_log())
+        if self._staged is None:
+            raise ComponentLost("the batch loop has only begun")
+        return call(self._staged)
 
     def sink_part(self, n_executors: int | None) -> SinkPart:
         """For the run's account."""

@@ -26,7 +26,7 @@ from xidstream.pipeline.errors import ComponentLost
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 from xidstream.pipeline.snapshot.readers import most_readers
 from xidstream.pipeline.snapshot.tables import RangeTask
-from xidstream.pipeline.spark.snapshot_log import SnapshotTarget
+from xidstream.pipeline.spark.snapshot_tables import SnapshotTarget
 
 HOLDER, READER = "snapshot holder", "snapshot reader"
 HOLDER_CPUS = 0.05

@@ -31,6 +31,7 @@ from xidstream.pipeline.errors import (
     XidstreamError,
 )
 from xidstream.pipeline.events import of_error
+from xidstream.pipeline.sink_kinds import Snapshots
 from xidstream.pipeline.snapshot.course import (
     Action,
     Commit,
@@ -47,7 +48,7 @@ from xidstream.pipeline.snapshot.course import (
 from xidstream.pipeline.snapshot.generation import Generation
 from xidstream.pipeline.snapshot.readers import most_readers, readers_here
 from xidstream.pipeline.snapshot.tables import PublishedSource, plan_ranges
-from xidstream.pipeline.spark.snapshot_log import SnapshotTarget
+from xidstream.pipeline.spark.snapshot_tables import SnapshotTables, SnapshotTarget
 from xidstream.pipeline.stages.snapshot_book import SnapshotBook
 
 log = logging.getLogger(__name__)
@@ -56,10 +57,6 @@ _T = TypeVar("_T")
 _LOST_WITH_ITS_RANGE = (ComponentLost, ConnectionLost, StorageFault)
 """Of a read: the range is read again. A snapshot that is gone shows as SnapshotLost when it is imported."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
-
-CallSink = Callable[..., Any]
-"""``(method, *arguments)`` of the sink's ``SnapshotLog``. Raises ComponentLost while there is no loop that claimed
-it."""
 
 
 @dataclass(frozen=True)
@@ -81,14 +78,14 @@ class SnapshotSteps:
         self,
         config: Config,
         book: SnapshotBook,
-        call_sink: CallSink,
+        tables: SnapshotTables,
         last_number: Callable[[str], int],
         end_former: Callable[[PublishedSource], None],
         report: Callable[[Event | Taken], None],
         fail: Callable[[BaseException], None],
     ) -> None:
         self._book = book
-        self._call_sink = call_sink
+        self._tables = tables
         self._last_number = last_number
         self._end_former = end_former
         self._report = report
@@ -98,7 +95,7 @@ class SnapshotSteps:
         self._is_awaited = (
             config.snapshot == SnapshotMode.ONLY.value
             or config.available_now
-            or not config.sink.startswith("delta:")
+            or config.sink_kind.snapshots is not Snapshots.BESIDE
         )
         self._actors = SnapshotActors(config)
         self._n_readers = 1
@@ -182,7 +179,7 @@ class SnapshotSteps:
 
     def _hold(self, action: Hold) -> None:
         held = self._actors.hold("hold", action.source, action.wait_for_writers)
-        self._targets[action.attempt] = self._call_sink("target", held.source.relation, held.bounds.place)
+        self._targets[action.attempt] = self._tables.target(held.source.relation, held.bounds.place)
         ranges = plan_ranges(held.source.leaves, by_range=held.by_range, n_readers=self._n_readers)
         relid = held.source.relation.relid
         self._report(Held(relid, action.attempt, held.source, held.snapshot_name, held.bounds, ranges))
@@ -202,7 +199,7 @@ class SnapshotSteps:
         generation = self._until_done(lambda: self._book.begin(action.source, action.bounds, last_number))
         if generation is None:
             raise SnapshotInterrupted(f"table {action.source.name} was altered while its rows were written")
-        while not self._until_done(lambda: self._call_sink("commit", generation, action.files)):
+        while not self._until_done(lambda: self._tables.commit(generation, action.files)):
             # A function has the table's rows only when its turn has come.
             if self._stop.wait(_FIRST_PAUSE_S):
                 raise ComponentLost("the run ends")

@@ -23,7 +23,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from xidstream.actors.snapshot.steps import CallSink, SnapshotSteps, Taken
+from xidstream.actors.snapshot.steps import SnapshotSteps, Taken
 from xidstream.pipeline import events
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import Action as Policy
@@ -35,7 +35,7 @@ from xidstream.pipeline.snapshot.progress import ReadingRate, SnapshotProgress, 
 from xidstream.pipeline.snapshot.proven import Proving
 from xidstream.pipeline.snapshot.resting import Resting
 from xidstream.pipeline.snapshot.tables import PublishedSource, Surveyed
-from xidstream.pipeline.spark.snapshot_log import GenerationLine
+from xidstream.pipeline.spark.snapshot_tables import GenerationLine, SnapshotTables
 from xidstream.pipeline.stages.snapshot_book import Needs, SnapshotBook
 from xidstream.pipeline.stages.snapshot_lines import SnapshotLines, recovered
 
@@ -64,7 +64,7 @@ class SnapshotTaking:
         book: SnapshotBook,
         survey: Callable[[str | None], Surveyed | None],
         delivered: Callable[[], tuple[Lsn, Lsn] | None],
-        call_sink: CallSink,
+        tables: SnapshotTables,
         notify: Callable[[str], None],
         *,
         once: bool = False,
@@ -75,11 +75,11 @@ class SnapshotTaking:
         self._delivered = delivered
         self._pause_s = _LOOK_S
         """Until the next look at the catalog."""
-        self._call_sink = call_sink
+        self._tables = tables
         self._notify = notify
         self._events: queue.SimpleQueue[Event | Taken] = queue.SimpleQueue()
         self._steps = SnapshotSteps(
-            config, book, call_sink, self._last_number, self._end_former, self._events.put, self._fail
+            config, book, tables, self._last_number, self._end_former, self._events.put, self._fail
         )
         self._course: Course | None = None
         self._lines: SnapshotLines | None = None
@@ -144,7 +144,7 @@ class SnapshotTaking:
         """On any thread. The table's new generation takes the place of the line that ends here."""
         ended = None if self._lines is None else self._book.ended(source, self._lines)
         if ended is not None:
-            self._call_sink("end", *ended)
+            self._tables.end(*ended)
             self._tell_ended(*ended)
 
     def _tell_ended(self, line: GenerationLine, reason: str) -> None:
@@ -204,9 +204,8 @@ class SnapshotTaking:
         """What is there, and what is wanted?"""
         wants = self._book.is_wanting()
         if self._lines is None or (wants and not self._is_ready):
-            if self._once:
-                self._call_sink("clean")
-            self._lines, self._is_ready = recovered(self._call_sink, self._book, makes=wants), wants
+            self._tables.clean()
+            self._lines, self._is_ready = recovered(self._tables, self._book, makes=wants), wants
         if self._course is None and not wants and not self._book.is_one_standing(self._lines):
             self.is_complete = self.is_reached = True
             return
@@ -244,7 +243,7 @@ class SnapshotTaking:
         # No further than the log is whole: what comes behind is another server's if this one is lost.
         proven_lsn = min(self._proving.note(surveyed.look), surveyed.delivered_lsn)
         if not self._once and proven_lsn > self._proven_lsn:
-            self._call_sink("prove", proven_lsn)
+            self._tables.prove(proven_lsn)
             self._proven_lsn = proven_lsn
 
     def _compare(self, surveyed: Surveyed, lines: SnapshotLines) -> Needs:
@@ -255,7 +254,7 @@ class SnapshotTaking:
         self._fingerprint = None
         needs = self._book.needs(self._sources, lines, surveyed.look.lsn)
         for line, reason in needs.ended:
-            self._call_sink("end", line, reason)
+            self._tables.end(line, reason)
             lines.end(line)
             self._tell_ended(line, reason)
         if needs.is_proof:
@@ -297,7 +296,7 @@ class SnapshotTaking:
             return True  # a function has no log
         if not lines.may_reach(delivered_lsn):
             return False
-        self._call_sink("reach", lines.valid_from)
+        self._tables.reach(lines.valid_from)
         lines.reach()
         return True
 

@@ -6,7 +6,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
 
@@ -15,7 +15,9 @@ from xidstream.actors.runtime.ray_errors import unwrap
 from xidstream.pipeline.account.model import SinkReport
 from xidstream.pipeline.errors import ComponentLost
 from xidstream.pipeline.exchange import SlotIdentity
+from xidstream.pipeline.spark.snapshot_tables import SnapshotTables
 
+_T = TypeVar("_T")
 _ANSWER_S = 10.0
 _END_S = 15.0
 _CANCEL_INTERVAL_S = 0.5
@@ -100,8 +102,9 @@ class ActorDriver:
         except Exception:  # noqa: BLE001 - any error means that it is not alive
             return False
 
-    def call_snapshot_log(self, method: str, *arguments: Any) -> Any:
-        return self._get(self._actor.call_snapshot_log.remote(self._slot, method, *arguments), None)
+    def on_snapshots(self, call: Callable[[SnapshotTables], _T], *, after_end: bool = False) -> _T:
+        result: _T = self._get(self._actor.on_snapshots.remote(self._slot, call, after_end), None)
+        return result
 
     def progress(self) -> LoopProgress:
         progress: LoopProgress = self._get(self._actor.progress.remote(self._slot), _ANSWER_S)

@@ -10,7 +10,7 @@ import concurrent.futures
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import ray
 
@@ -24,9 +24,12 @@ from xidstream.pipeline.account.model import SinkReport
 from xidstream.pipeline.errors import ComponentLost, SinkFailed
 from xidstream.pipeline.exchange import SlotIdentity
 from xidstream.pipeline.spark.sink import Sink
+from xidstream.pipeline.spark.snapshot_tables import SnapshotTables
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+_T = TypeVar("_T")
 
 
 class Driver(Protocol):
@@ -57,8 +60,8 @@ class Driver(Protocol):
         """Whether the session can still work, or is still starting."""
         ...
 
-    def call_snapshot_log(self, method: str, *arguments: Any) -> Any:
-        """A method of the sink's ``SnapshotLog``. Raises ComponentLost while no loop has the sink."""
+    def on_snapshots(self, call: Callable[[SnapshotTables], _T], *, after_end: bool = False) -> _T:
+        """``actors.snapshot.sink_tables.OnSink``: ``call`` gets the sink's. It may go to another process."""
         ...
 
     def progress(self) -> LoopProgress: ...
@@ -146,10 +149,10 @@ class InProcessDriver:
         except Exception:  # noqa: BLE001 - Py4J raises some error if the JVM is gone
             return False
 
-    def call_snapshot_log(self, method: str, *arguments: Any) -> Any:
+    def on_snapshots(self, call: Callable[[SnapshotTables], _T], *, after_end: bool = False) -> _T:
         if self._loop is None:
             raise ComponentLost("there is no batch loop that has the sink")
-        return self._loop.call_snapshot_log(method, *arguments)
+        return self._loop.on_snapshots(call, after_end=after_end)
 
     def progress(self) -> LoopProgress:
         return self._loop.progress if self._loop is not None else LoopProgress()

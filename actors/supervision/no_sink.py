@@ -6,7 +6,8 @@ It has no session and no batch loop. It asks the sequencer whether the end is re
 from __future__ import annotations
 
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import ray
 
@@ -15,6 +16,9 @@ from xidstream.actors.runtime.ray_errors import unwrap
 from xidstream.pipeline.account.model import SinkReport
 from xidstream.pipeline.errors import ComponentLost
 from xidstream.pipeline.exchange import SlotIdentity
+from xidstream.pipeline.spark.snapshot_tables import SnapshotTables
+
+_T = TypeVar("_T")
 
 
 class NoSink:
@@ -44,7 +48,7 @@ class NoSink:
     def is_alive(self) -> bool:
         return True
 
-    def call_snapshot_log(self, method: str, *arguments: Any) -> Any:
+    def on_snapshots(self, call: Callable[[SnapshotTables], _T], *, after_end: bool = False) -> _T:
         raise ComponentLost("there is no sink")
 
     def progress(self) -> LoopProgress:

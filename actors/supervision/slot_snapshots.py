@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TypeVar
 
+from xidstream.actors.snapshot.sink_tables import SinkTables
 from xidstream.actors.snapshot.taking import SnapshotTaking
 from xidstream.actors.supervision.drivers import Driver
 from xidstream.actors.supervision.epoch import Epoch
@@ -20,10 +21,14 @@ from xidstream.pipeline.errors import ComponentLost
 from xidstream.pipeline.exchange import Opened
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.segments import Layout, Storage
+from xidstream.pipeline.sink_kinds import Snapshots
 from xidstream.pipeline.slot.conninfo import complete
 from xidstream.pipeline.snapshot.progress import SnapshotProgress
 from xidstream.pipeline.snapshot.tables import Surveyed
+from xidstream.pipeline.spark.snapshot_tables import SnapshotTables
 from xidstream.pipeline.stages.snapshot_book import SnapshotBook
+
+_T = TypeVar("_T")
 
 
 class SlotSnapshots:
@@ -39,6 +44,7 @@ class SlotSnapshots:
         self._server: Mapping[str, str] = {}
         self._is_aimed = False
         self._is_told = False
+        self._tables = SinkTables(self._on_sink)
 
     def begin(self, epoch: Epoch, opened: Opened, driver: Driver) -> None:
         """An epoch has the slot, and its batch loop was started."""
@@ -58,9 +64,9 @@ class SlotSnapshots:
                 book,
                 self._survey,
                 self._delivered,
-                self._call_sink,
+                self._tables,
                 self._notify,
-                once=not self._is_delta,
+                once=not self._is_beside,
             )
 
     def end_epoch(self) -> None:
@@ -82,7 +88,7 @@ class SlotSnapshots:
             raise taking.failure
         if not taking.is_complete:
             return False
-        if not self._is_told and not self._is_delta:
+        if not self._is_told and not self._is_beside:
             self._let_stream_go_on()
         if not taking.is_reached:
             return False
@@ -92,15 +98,15 @@ class SlotSnapshots:
         return self._config.snapshot == SnapshotMode.ONLY.value
 
     def _takes(self, opened: Opened) -> bool:
-        return self._has_sink and (self._is_delta or opened.snapshots.takes_snapshots)
+        return self._has_sink and (self._is_beside or opened.snapshots.takes_snapshots)
 
     @property
-    def _is_delta(self) -> bool:
-        return self._config.sink.startswith("delta:")
+    def _is_beside(self) -> bool:
+        return self._config.sink_kind.snapshots is Snapshots.BESIDE
 
     def _let_stream_go_on(self) -> None:
         try:
-            self._call_sink("complete")
+            self._tables.complete()
             self._is_told = True
         except ComponentLost:
             pass  # the loop has only begun, or has ended: the next check tells it
@@ -112,7 +118,7 @@ class SlotSnapshots:
     def prove_last(self) -> None:
         """The batch loop has ended in order, and the epoch's parts are still there: whoever reads the log from now on
         can read it at its last commit."""
-        if self._taking is not None and self._is_delta:
+        if self._taking is not None and self._is_beside:
             self._taking.prove_last()
 
     def stop(self) -> None:
@@ -129,8 +135,8 @@ class SlotSnapshots:
         stats = None if epoch is None else epoch.sequencer_stats()
         return None if stats is None else (stats.delivered_lsn, stats.last_commit_lsn)
 
-    def _call_sink(self, method: str, *arguments: Any) -> Any:
+    def _on_sink(self, call: Callable[[SnapshotTables], _T], *, after_end: bool = False) -> _T:
         driver = self._driver
         if driver is None:
             raise ComponentLost("the stream is starting again")
-        return driver.call_snapshot_log(method, *arguments)
+        return driver.on_snapshots(call, after_end=after_end)

@@ -1,8 +1,8 @@
 """Whether a slot's tables are read as they were before the stream: asked for, or decided once and kept.
 
-Where a run creates the slot and its sink is a Delta root, the rows before are part of what a user expects there: so
-snapshots are the default there, and nowhere else. A slot that was there before has had a reader, who has the rows or
-did not want them. What was decided is recorded before the slot is created, because afterwards nobody could tell the two
+Where a run creates the slot and its sink is a log, the rows before are part of what a user expects there: so snapshots
+are the default there, and nowhere else. A slot that was there before has had a reader, who has the rows or did not want
+them. What was decided is recorded before the slot is created, because afterwards nobody could tell the two
 cases apart.
 """
 
@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from xidstream.pipeline.config import SnapshotMode
 from xidstream.pipeline.errors import Unsupported
+from xidstream.pipeline.sink_kinds import SinkKind, Snapshots
 
 
 @dataclass(frozen=True)
@@ -25,22 +26,22 @@ class Decision:
 
 
 def takes_snapshots(
-    asked: SnapshotMode | None, recorded: Decision | None, *, creates_slot: bool, sink: str
+    asked: SnapshotMode | None, recorded: Decision | None, *, creates_slot: bool, sink: SinkKind
 ) -> bool:
-    """``asked``: None where the setting is not given. ``sink``: that setting; empty for a function in Python.
+    """``asked``: None where the setting is not given.
 
     Raises Unsupported for a sink that cannot take snapshots.
     """
     if asked is SnapshotMode.NEVER:
         return False
     if asked is not None:
-        if sink == "console":
+        if sink.snapshots is Snapshots.NONE:
             raise Unsupported(
-                "the console takes no snapshots of tables",
+                f"the {sink.name} takes no snapshots of tables",
                 remedy="give --sink delta:URI or foreach:module:function, or --snapshot never",
             )
         return True
-    if recorded is not None and sink != "console":
+    if recorded is not None and sink.snapshots is not Snapshots.NONE:
         return recorded.takes_snapshots
     # A function that was written for changes has no use for rows that it was not told of.
-    return creates_slot and sink.startswith("delta:")
+    return creates_slot and sink.is_log

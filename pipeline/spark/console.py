@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.quantities import counted
+from xidstream.pipeline.sink_kinds import CONSOLE
 from xidstream.pipeline.spark.frames import SinkBatch
 from xidstream.pipeline.spark.spark_errors import fault_of
 from xidstream.pipeline.spark.stateless import StatelessSink
@@ -27,6 +28,8 @@ N_TRANSACTIONS = 10
 
 class ConsoleSink(StatelessSink):
     """``n_rows`` of each table, ``n_transactions`` of each batch; ``out`` is standard output when None."""
+
+    kind = CONSOLE
 
     def __init__(
         self, n_rows: int = N_ROWS, n_transactions: int = N_TRANSACTIONS, out: TextIO | None = None

@@ -53,6 +53,7 @@ from xidstream.pipeline.exchange import SlotIdentity, Tenure
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.rows import MESSAGES_SCHEMA, TRANSACTIONS_SCHEMA
+from xidstream.pipeline.sink_kinds import DELTA
 from xidstream.pipeline.spark import naming
 from xidstream.pipeline.spark.batch_parts import TableParts
 from xidstream.pipeline.spark.delta_table import MAX_VERSION, NOTHING, DeltaTableWriter, SnapshotOutdated
@@ -96,7 +97,7 @@ class DeltaSink:
     the same batch may be written again, by this sink or another.
     """
 
-    gets_snapshots_first = False
+    kind = DELTA
 
     def __init__(
         self, root_uri: str, identity: SlotIdentity, storage_options: dict[str, str] | None = None

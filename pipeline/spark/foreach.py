@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from xidstream.pipeline.errors import ComponentLost, SinkFailed, StorageFault, UsageError, XidstreamError
+from xidstream.pipeline.sink_kinds import FOREACH
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 from xidstream.pipeline.spark.batch_parts import TableName
 from xidstream.pipeline.spark.frames import SinkBatch
@@ -70,7 +71,7 @@ def resolve(spec: str) -> BatchFunction:
 class ForeachSink(StatelessSink):
     """``function`` gets each ``SparkBatch``; ``label`` names it in errors."""
 
-    gets_snapshots_first = True
+    kind = FOREACH
 
     def __init__(self, function: BatchFunction, label: str | None = None) -> None:
         self._function = function

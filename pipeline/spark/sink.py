@@ -1,11 +1,14 @@
 """What a sink is, and the one way from the setting ``sink`` to an object.
 
 ``make_sink`` runs in the process that drives Spark. It imports what the kind needs and no more, and touches
-nothing outside: a bad setting fails at once, before anything is started.
+nothing outside: a bad setting fails at once, before anything is started. Which kinds there are says
+``pipeline.sink_kinds``.
 """
 
 from __future__ import annotations
 
+import importlib
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
 
@@ -13,26 +16,29 @@ from xidstream.pipeline.credentials import redacted
 from xidstream.pipeline.errors import ConfigError, StorageFault
 from xidstream.pipeline.exchange import SlotIdentity, Tenure
 from xidstream.pipeline.file_modes import make_folders
-from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.pg import INVALID_LSN, Lsn
+from xidstream.pipeline.sink_kinds import DELTA, KINDS, SinkKind
 from xidstream.pipeline.spark.naming import REMOTE_SCHEMES
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from xidstream.pipeline.snapshot.bounds import SnapshotBounds
+    from xidstream.pipeline.snapshot.generation import GenerationState
     from xidstream.pipeline.spark.batch_parts import TableName
     from xidstream.pipeline.spark.frames import SinkBatch
+    from xidstream.pipeline.spark.sink_findings import SinkCheck
     from xidstream.pipeline.spark.snapshot_batch import SnapshotBatch
-    from xidstream.pipeline.spark.snapshot_log import SnapshotLog
+    from xidstream.pipeline.spark.snapshot_tables import SnapshotTables
 
 
 class Sink(Protocol):
     """Takes batches in order, from one thread. ``write`` returns when the batch is durable in the sink: the
     caller confirms it after that, and a batch may come again after a crash, cut differently."""
 
-    gets_snapshots_first: bool
-    """Whether it gets the rows that tables had before through ``write_snapshot``, all before the first batch. Else they
-    go to ``snapshot_log``, beside the batches."""
+    kind: SinkKind
+    """What it can do. By ``kind.snapshots`` it gets the rows that tables had before through ``write_snapshot``, or
+    through ``snapshot_log``, or not at all."""
 
     def open(self, spark: SparkSession) -> None:
         """Once, before the first batch; may take seconds."""
@@ -51,7 +57,7 @@ class Sink(Protocol):
     def write(self, batch: SinkBatch) -> None:
         """Raises an XidstreamError; then nothing of the batch may be confirmed."""
 
-    def snapshot_log(self) -> SnapshotLog:
+    def snapshot_log(self) -> SnapshotTables:
         """Where tables' snapshots are committed. Raises Unsupported where the sink takes none."""
 
     def write_snapshot(self, batch: SnapshotBatch) -> None:
@@ -64,23 +70,61 @@ class Sink(Protocol):
         """Once, after the last batch or a failure. Never raises for a session that is gone."""
 
 
-def make_sink(spec: str, identity: SlotIdentity) -> Sink:
-    """``delta:URI``, ``console`` or ``foreach:module:function``.
+ToldGenerations = Mapping[tuple[str, int, Lsn], tuple["GenerationState", str]]
+"""The state of each generation, by table, number and place, and the reason why one has ended."""
 
-    Raises ConfigError for anything else, UsageError where the function cannot be found.
+
+class SinkType(ABC):
+    """How sinks of one kind are made and asked after. ``argument``: what the setting has behind the colon.
+
+    Made in any process, so it holds nothing."""
+
+    @abstractmethod
+    def make(self, argument: str, identity: SlotIdentity) -> Sink:
+        """Raises ConfigError, UsageError for an argument that no sink can be made of. Nothing outside is touched."""
+
+    def checked(self, argument: str) -> str:
+        """The argument as any other process understands it. Raises as ``make``."""
+        return argument
+
+    def may_take_segments(self, argument: str, storage_uri: str) -> bool:
+        """Whether the sink may make segments of this storage its own files. Asks neither of the two.
+
+        Where it may, a buffer makes segments of what is left of a large transaction at its COMMIT."""
+        return False
+
+    def local_root(self, argument: str) -> str | None:
+        """Its root, if that is a folder. Raises ConfigError."""
+        return None
+
+    @abstractmethod
+    def check(self, argument: str, storage_uri: str) -> SinkCheck:
+        """Its part of the preflight. ``storage_uri``: the setting; empty where it is not given."""
+
+    def holds(self, argument: str, application_id: str) -> tuple[int, Lsn]:
+        """The number of the slot's last run that wrote to it, and the last commit of it that it holds whole; 0 for
+        none. Raises ConfigError, StorageFault."""
+        return 0, INVALID_LSN
+
+    def told(self, argument: str) -> ToldGenerations | None:
+        """What it says of snapshots now, without a run; None for one that keeps nothing. Raises as ``holds``."""
+        return None
+
+
+def sink_type(kind: SinkKind) -> SinkType:
+    module, _, name = kind.implementation.partition(":")
+    made = getattr(importlib.import_module(module), name)()
+    assert isinstance(made, SinkType)
+    return made
+
+
+def make_sink(spec: str, identity: SlotIdentity) -> Sink:
+    """The sink of the setting ``spec``.
+
+    Raises ConfigError for what names none, UsageError where the function cannot be found.
     """
     kind, argument = parse_sink_spec(spec)
-    if kind == "delta":
-        from xidstream.pipeline.spark.delta import DeltaSink
-
-        return DeltaSink(argument, identity)
-    if kind == "console":
-        from xidstream.pipeline.spark.console import ConsoleSink
-
-        return ConsoleSink()
-    from xidstream.pipeline.spark.foreach import ForeachSink
-
-    return ForeachSink.of(argument)
+    return sink_type(kind).make(argument, identity)
 
 
 def check_sink_spec(spec: str) -> str:
@@ -89,40 +133,35 @@ def check_sink_spec(spec: str) -> str:
     Returns the setting as any other process understands it: a relative path of Delta tables made absolute.
     """
     kind, argument = parse_sink_spec(spec)
-    if kind == "delta":
-        from xidstream.pipeline.spark.naming import Location
-
-        return f"delta:{Location.parse(argument).uri}"
-    if kind == "foreach":
-        from xidstream.pipeline.spark.foreach import resolve
-
-        resolve(argument)
-    return spec
+    return kind.spec(sink_type(kind).checked(argument))
 
 
 def may_take_segments(spec: str, storage_uri: str) -> bool:
-    """Whether the sink may make segments of this storage its own files. Asks neither of the two.
-
-    Where it may, a buffer makes segments of what is left of a large transaction at its COMMIT.
-    """
-    kind, _, argument = spec.partition(":")
-    if kind != "delta":
+    """As ``SinkType.may_take_segments``; False for a function that a script holds."""
+    if not spec:
         return False
-    from xidstream.pipeline.spark.naming import Location
-    from xidstream.pipeline.spark.segment_links import may_reach
+    kind, argument = parse_sink_spec(spec)
+    return sink_type(kind).may_take_segments(argument, storage_uri)
 
-    return may_reach(Location.parse(argument), storage_uri)
+
+def held_by(spec: str, application_id: str) -> tuple[int, Lsn]:
+    """As ``SinkType.holds``."""
+    kind, argument = parse_sink_spec(spec)
+    return sink_type(kind).holds(argument, application_id)
+
+
+def told_by(spec: str) -> ToldGenerations | None:
+    """As ``SinkType.told``; None for a function that a script holds."""
+    if not spec:
+        return None
+    kind, argument = parse_sink_spec(spec)
+    return sink_type(kind).told(argument)
 
 
 def local_root(spec: str) -> str | None:
-    """The root of Delta tables on a file system; None for any other sink. Raises ConfigError."""
+    """As ``SinkType.local_root``."""
     kind, argument = parse_sink_spec(spec)
-    if kind != "delta":
-        return None
-    from xidstream.pipeline.spark.naming import Location
-
-    root = Location.parse(argument)
-    return root.uri if root.is_local else None
+    return sink_type(kind).local_root(argument)
 
 
 def make_root(spec: str) -> None:
@@ -135,18 +174,18 @@ def make_root(spec: str) -> None:
             raise StorageFault(f"cannot make the Delta root {root}: {error.strerror}") from error
 
 
-def parse_sink_spec(spec: str) -> tuple[str, str]:
-    kind, colon, argument = spec.partition(":")
-    if (kind in ("delta", "foreach") and argument) or (kind == "console" and not colon):
+def parse_sink_spec(spec: str) -> tuple[SinkKind, str]:
+    """The kind, and what it writes to. Raises ConfigError for what names no sink."""
+    name, colon, argument = spec.partition(":")
+    kind = KINDS.get(name)
+    if kind is not None and bool(argument) == bool(kind.argument) == bool(colon):
         return kind, argument
-    if kind in ("delta", "foreach"):
-        what = "a folder" if kind == "delta" else "a function"
-        form = "delta:URI" if kind == "delta" else "foreach:module:function"
-        raise ConfigError(f"sink {kind}: names no {what.partition(' ')[2]}", remedy=f"give {what}: {form}")
-    if not colon or kind.lower() in ("file", *REMOTE_SCHEMES):
-        remedy = f"did you mean delta:{redacted(spec)}?" if spec else "give delta:URI"
+    if kind is not None and kind.argument:
+        raise ConfigError(f"sink {name}: names no {kind.names}", remedy=f"give a {kind.names}: {kind.form}")
+    *others, last = (each.form for each in KINDS.values())
+    forms = f"{', '.join(others)} or {last}"
+    if not colon or name.lower() in ("file", *REMOTE_SCHEMES):
+        remedy = f"did you mean {DELTA.spec(redacted(spec))}?" if spec else f"give {DELTA.form}"
     else:
-        remedy = "give delta:URI, console or foreach:module:function"
-    raise ConfigError(
-        f"unknown sink {redacted(spec)!r}: it is delta:URI, console or foreach:module:function", remedy=remedy
-    )
+        remedy = f"give {forms}"
+    raise ConfigError(f"unknown sink {redacted(spec)!r}: it is {forms}", remedy=remedy)

@@ -36,7 +36,7 @@ from xidstream.pipeline.spark import naming
 from xidstream.pipeline.spark.foreach import resolve
 from xidstream.pipeline.spark.naming import Location
 from xidstream.pipeline.spark.segment_links import how_segments_reach
-from xidstream.pipeline.spark.sink import parse_sink_spec
+from xidstream.pipeline.spark.sink import parse_sink_spec, sink_type
 
 MOST_TABLES: Final = 100
 _THREADS: Final = 8
@@ -66,16 +66,17 @@ SinkCheck = Callable[["ServerSide | None"], "list[Finding]"]
 
 
 def check_of_spec(spec: str, storage_uri: str) -> SinkCheck:
-    """The check of ``delta:URI``, ``console`` or ``foreach:module:function``. Raises ConfigError for anything else.
+    """The check of the setting ``sink``. Raises ConfigError for what names none.
 
     ``storage_uri``: the setting; empty where it is not given.
     """
     kind, argument = parse_sink_spec(spec)
-    if kind == "delta":
-        return check_of_delta(argument, storage_uri)
-    if kind == "console":
-        return lambda server: [Finding.ok("sink", "sink console prints the rows")]
-    return lambda server: [_check_named_function(argument)]
+    return sink_type(kind).check(argument, storage_uri)
+
+
+def check_of_named_function(spec: str) -> SinkCheck:
+    """The check of ``module:function``."""
+    return lambda server: [_check_named_function(spec)]
 
 
 def check_of_function(function: Callable[..., Any]) -> SinkCheck:

@@ -30,7 +30,6 @@ import itertools
 import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -51,6 +50,7 @@ from xidstream.pipeline.spark.ownership import Ownership
 from xidstream.pipeline.spark.parquet_files import ParquetFiles, WrittenFile
 from xidstream.pipeline.spark.placement import Conform, Target, place
 from xidstream.pipeline.spark.relation_history import VersionSince
+from xidstream.pipeline.spark.snapshot_tables import GenerationLine, SnapshotTarget
 from xidstream.pipeline.spark.spark_errors import fault_of
 from xidstream.pipeline.spark.table_metadata import NOTHING_KNOWN, OF_OWN_TABLES, metadata_of_source
 
@@ -77,30 +77,6 @@ SNAPSHOTS_SCHEMA: Final = pa.schema(
 ``until``: the last LSN at which a generation that has ended still stands; null in the row of one that finished."""
 
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True)
-class SnapshotTarget:
-    """Where readers write one table's files, and in which columns. ``directory``: below ``table``, of this attempt's
-    alone."""
-
-    table: Location
-    directory: str
-    conform: Conform
-
-
-@dataclass(frozen=True)
-class GenerationLine:
-    """``table``: ``schema.table``. ``place`` and ``valid_from`` are LSNs. ``is_ours``: whether a run of this slot has
-    told it, and none told later of its table."""
-
-    table: str
-    relid: int
-    number: int
-    place: int
-    valid_from: int
-    state: GenerationState
-    is_ours: bool
 
 
 class SnapshotLog:
@@ -229,6 +205,12 @@ class SnapshotLog:
             return [ended] if writer.watermark(line_id) >= version else [row, ended]
 
         self._add_line(generation.name, version + 1, rows)
+
+    def clean(self) -> None:
+        """Files that no commit names are no rows, and go with a vacuum."""
+
+    def complete(self) -> None:
+        """The batches went on all the time."""
 
     def reach(self, lsn: Lsn) -> None:
         """Have ``_transactions`` say that all up to ``lsn`` is in the tables, though no transaction says so.

@@ -17,12 +17,10 @@ if TYPE_CHECKING:
     from xidstream.pipeline.snapshot.bounds import SnapshotBounds
     from xidstream.pipeline.spark.batch_parts import TableName
     from xidstream.pipeline.spark.snapshot_batch import SnapshotBatch
-    from xidstream.pipeline.spark.snapshot_log import SnapshotLog
+    from xidstream.pipeline.spark.snapshot_tables import SnapshotTables
 
 
 class StatelessSink:
-    gets_snapshots_first = False
-
     def open(self, spark: SparkSession) -> None:
         try:
             warm_up(spark)
@@ -39,7 +37,7 @@ class StatelessSink:
     def claim(self, tenure: Tenure) -> None:
         """Nothing is held that could be anybody's."""
 
-    def snapshot_log(self) -> SnapshotLog:
+    def snapshot_log(self) -> SnapshotTables:
         raise Unsupported("this sink takes no snapshots of tables")
 
     def leave_out(self, contained: Mapping[TableName, SnapshotBounds]) -> None:

@@ -160,7 +160,7 @@ class CommitSequence:
         return replace(await asyncio.to_thread(self._storage.tenure, last_owner), loop=loop, parked=parked)
 
     def _check_sink(self, sink: SinkHolds) -> None:
-        if not self._config.remembers_in_sink:
+        if not self._config.sink_kind.is_log:
             return
         # The sink's owner is this epoch itself from its second loop on.
         is_first = self._is_first and not self._loop
@@ -358,7 +358,7 @@ class CommitSequence:
         unused = [key for key in self._finished.without_kept(keys) if key not in in_use]
         reach("batch_accepted")
         self._figures.add_batch(contents)
-        if self._config.remembers_in_sink:
+        if self._config.sink_kind.is_log:
             self._storage.held_lsn = max(self._storage.held_lsn, self._figures.last_commit_lsn)
         await self._tasks.notify()
         await asyncio.to_thread(self._storage.delete, unused)

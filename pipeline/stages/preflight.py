@@ -27,6 +27,7 @@ from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.quantities import human_bytes
 from xidstream.pipeline.segments import Layout, Storage, read_beginning, read_progress
 from xidstream.pipeline.segments.snapshot_record import read_taken, read_wishes
+from xidstream.pipeline.sink_kinds import Snapshots
 from xidstream.pipeline.slot.admin import describe_slot, settled_flush_lsn, sql_connection
 from xidstream.pipeline.slot.beginning import (
     NO_RECORD,
@@ -248,7 +249,7 @@ def _unread_findings(config: Config, connection: ReplicationConnection) -> list[
         read_wishes(storage, layout).requests
     )
     with sql_connection(connection.same_server, "the rows from before") as sql:
-        may_ask = config.sink != "console"
+        may_ask = config.sink_kind.snapshots is not Snapshots.NONE
         return unread_findings(sql, config.publication, taken, is_first=is_first, may_ask=may_ask)
 
 

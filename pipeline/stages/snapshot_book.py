@@ -39,7 +39,7 @@ from xidstream.pipeline.snapshot.decision import Decision
 from xidstream.pipeline.snapshot.generation import Generation, GenerationState
 from xidstream.pipeline.snapshot.generations import reason_it_ended, renewed, signature_of
 from xidstream.pipeline.snapshot.tables import PublishedSource
-from xidstream.pipeline.spark.snapshot_log import GenerationLine
+from xidstream.pipeline.spark.snapshot_tables import GenerationLine
 
 
 @dataclass(frozen=True)

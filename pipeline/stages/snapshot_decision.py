@@ -12,6 +12,7 @@ from xidstream.pipeline.config import Config, SnapshotMode
 from xidstream.pipeline.errors import Unsupported
 from xidstream.pipeline.segments import Layout, Storage
 from xidstream.pipeline.segments.snapshot_record import read_decision, write_decision
+from xidstream.pipeline.sink_kinds import Snapshots
 from xidstream.pipeline.slot.admin import describe_slot, sql_connection
 from xidstream.pipeline.slot.connection import ReplicationConnection
 from xidstream.pipeline.slot.login import Dsn
@@ -45,7 +46,8 @@ def decide_snapshots(config: Config, connection: ReplicationConnection) -> Decis
         published = {source.relation.relid: source.published_as for source in sources}
     decision = Decision(case.takes, published)
     # A run into the console decides nothing for those into tables.
-    if decision != case.recorded and (config.sink != "console" or case.recorded is None):
+    may_take = config.sink_kind.snapshots is not Snapshots.NONE
+    if decision != case.recorded and (may_take or case.recorded is None):
         write_decision(case.storage, case.layout, decision)
     return decision
 
@@ -57,7 +59,7 @@ def _case(config: Config, connection: ReplicationConnection) -> _Case:
     exists = describe_slot(connection.same_server, config.slot).exists
     creates_slot = config.create_slot and not exists
     asked = SnapshotMode(config.snapshot) if config.snapshot else None
-    takes = takes_snapshots(asked, recorded, creates_slot=creates_slot, sink=config.sink)
+    takes = takes_snapshots(asked, recorded, creates_slot=creates_slot, sink=config.sink_kind)
     if takes and _is_standby(connection.same_server):
         if asked is not None:
             raise Unsupported(

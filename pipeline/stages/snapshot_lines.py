@@ -6,12 +6,11 @@ Nobody else writes lines of this slot while the run owns the sink, so they are n
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
 
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.snapshot.generation import Generation, GenerationState
-from xidstream.pipeline.spark.snapshot_log import GenerationLine
+from xidstream.pipeline.spark.snapshot_tables import GenerationLine, SnapshotTables
 from xidstream.pipeline.stages.snapshot_book import SnapshotBook
 
 
@@ -79,16 +78,13 @@ class SnapshotLines:
         return self._reached
 
 
-def recovered(call_sink: Callable[..., Any], book: SnapshotBook, *, makes: bool) -> SnapshotLines:
-    """The sink's lines, with those of rows that an earlier run named and did not come to tell.
-
-    ``call_sink(method, *arguments)`` calls a method of the sink's ``SnapshotLog``; ``makes``: see its ``lines``.
-    """
-    lines = SnapshotLines(call_sink("lines", makes))
+def recovered(tables: SnapshotTables, book: SnapshotBook, *, makes: bool) -> SnapshotLines:
+    """The sink's lines, with those of rows that an earlier run named and did not come to tell."""
+    lines = SnapshotLines(tables.lines(makes))
     unfinished = book.unfinished(lines)
     for generation in unfinished:
-        if call_sink("commit", generation, None):
+        if tables.commit(generation, None):
             book.finish(generation)
         else:
             book.give_up(generation)
-    return SnapshotLines(call_sink("lines", makes)) if unfinished else lines
+    return SnapshotLines(tables.lines(makes)) if unfinished else lines

@@ -1,6 +1,6 @@
 """Snapshots for a user's function: tables' rows wait in the storage, and go to the function before the stream goes on.
 
-It stands in the place of the Delta sink's ``SnapshotLog``, with the same methods, for a sink that keeps nothing itself.
+It is the ``SnapshotTables`` of a sink that keeps nothing itself.
 A function has no fold: it gets each table's rows first, as one batch, and then the changes behind them. So nothing is
 released to it before all tables are taken (``complete``), and of the changes it gets none that a snapshot contains
 (``contained``). The slot keeps the stream meanwhile, and the reader holds what fits into its memory.
@@ -34,7 +34,7 @@ from xidstream.pipeline.spark.naming import Location
 from xidstream.pipeline.spark.parquet_files import WrittenFile
 from xidstream.pipeline.spark.placement import Conform, place
 from xidstream.pipeline.spark.snapshot_batch import SnapshotBatch
-from xidstream.pipeline.spark.snapshot_log import GenerationLine, SnapshotTarget
+from xidstream.pipeline.spark.snapshot_tables import GenerationLine, SnapshotTarget
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -125,6 +125,12 @@ class StagedSnapshots:
         ended = self._told.pop((line.relid, line.number), None)
         if ended is not None:
             forget_told(self._storage, self._layout, [ended])
+
+    def reach(self, lsn: Lsn) -> None:
+        """A function has no log."""
+
+    def prove(self, lsn: Lsn) -> None:
+        """Nobody reads states of it."""
 
     def complete(self) -> None:
         """Every table that is wanted is taken: let the stream go on."""

@@ -19,7 +19,7 @@ from xidstream.actors.snapshot import actors as snapshot_actors
 from xidstream.actors.snapshot.actors import SnapshotActors
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import ConnectionLost, SnapshotLost
-from xidstream.pipeline.spark.snapshot_log import SnapshotTarget
+from xidstream.pipeline.spark.snapshot_tables import SnapshotTarget
 
 pytestmark = [pytest.mark.ray, pytest.mark.postgres]
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from xidstream.actors.snapshot.sink_tables import SinkTables
 from xidstream.actors.snapshot.taking import SnapshotTaking
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import ComponentLost, SnapshotInterrupted
@@ -24,7 +25,7 @@ from xidstream.pipeline.snapshot.generations import signature_of
 from xidstream.pipeline.snapshot.proven import Look
 from xidstream.pipeline.snapshot.resting import Resting
 from xidstream.pipeline.snapshot.tables import Leaf, PublishedSource, Surveyed
-from xidstream.pipeline.spark.snapshot_log import GenerationLine
+from xidstream.pipeline.spark.snapshot_tables import GenerationLine
 from xidstream.pipeline.stages.snapshot_book import SnapshotBook
 from xidstream.pipeline.stages.snapshot_lines import SnapshotLines
 
@@ -34,14 +35,26 @@ SOURCE = PublishedSource(RELATION, "[]", None, (Leaf(1, "public", "t", 1, 8192),
 BOUNDS = SnapshotBounds(Lsn(0x4FFE), Lsn(0x4FFF), 700, 710, (), 1_700_000_000_000_000)
 
 
-def nobody(*_: Any) -> Any:
+def nobody(*_: Any, **__: Any) -> Any:
     raise ComponentLost("the stream is starting again")
+
+
+class Told:
+    """``SnapshotTables`` that notes what is called, as ``(method, *arguments)``, and has every table's rows."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+
+    def __getattr__(self, method: str) -> Any:
+        return lambda *arguments: self.calls.append((method, *arguments)) or True
 
 
 @pytest.fixture
 def taking(tmp_path: Path) -> Iterator[SnapshotTaking]:
     book = SnapshotBook(Storage(str(tmp_path)), Layout(7, "s", "e"), Decision(takes_snapshots=True))
-    taking = SnapshotTaking(Config(), book, lambda known: None, lambda: None, nobody, lambda text: None)
+    taking = SnapshotTaking(
+        Config(), book, lambda known: None, lambda: None, SinkTables(nobody), lambda text: None
+    )
     yield taking
     taking.stop()
 
@@ -61,8 +74,8 @@ def test_readers_that_all_fail_for_one_lost_snapshot_make_the_table_rest_once(
 def test_the_log_says_that_it_is_whole_when_the_sink_has_all_up_to_the_snapshots_and_says_it_once(
     taking: SnapshotTaking,
 ) -> None:
-    told: list[tuple[Any, ...]] = []
-    taking._call_sink = lambda *call: told.append(call)
+    taking._tables = tables = Told()
+    told = tables.calls
     valid_from = Lsn(0x4FFF)
     lines = SnapshotLines(
         [GenerationLine("public.t", 1, 1, 0x4FFE, int(valid_from), GenerationState.FINISHED, is_ours=True)]
@@ -101,9 +114,9 @@ def test_looks_at_a_catalog_that_costs_much_are_rare_and_the_stream_alone_is_ask
         look = Look(Lsn(0x5000), frozenset(), waits_for_standby=False, at_s=0.0)
         return Surveyed((published,), None, look, "as it is", delivered_lsn=delivered, cpu_s=cpu_s)
 
-    told: list[tuple[Any, ...]] = []
     taking._survey, taking._delivered = survey, lambda: (delivered, Lsn(0))
-    taking._call_sink = lambda *call: told.append(call)
+    taking._tables = tables = Told()
+    told = tables.calls
     line = GenerationLine("public.t", 1, 1, 0x4FFE, 0x4FFF, GenerationState.FINISHED, is_ours=True)
     taking._lines, taking._is_ready = SnapshotLines([line]), True
     taking._book._taken[1, 1] = Taken(Generation(RELATION, 1, BOUNDS, None), signature_of(published))
@@ -127,7 +140,8 @@ def test_what_is_proven_is_told_when_there_are_commits_to_prove_and_nothing_is_a
     taking: SnapshotTaking,
 ) -> None:
     asked: list[str | None] = []
-    told: list[tuple[Any, ...]] = []
+    taking._tables = tables = Told()
+    told = tables.calls
     published = dataclasses.replace(SOURCE, published_as='["table 1"]')
     last_commit, fingerprint, sources = Lsn(0), "first", (published,)
 
@@ -138,7 +152,6 @@ def test_what_is_proven_is_told_when_there_are_commits_to_prove_and_nothing_is_a
         return Surveyed(found, None, look, fingerprint, delivered_lsn=Lsn(last_commit + 8))
 
     taking._survey, taking._delivered = survey, lambda: (Lsn(last_commit + 8), last_commit)
-    taking._call_sink = lambda *call: told.append(call)
     line = GenerationLine("public.t", 1, 1, 0x4FFE, 0x4FFF, GenerationState.FINISHED, is_ours=True)
     taking._lines = SnapshotLines([line])
     taking._book._taken[1, 1] = Taken(Generation(RELATION, 1, BOUNDS, None), signature_of(published))

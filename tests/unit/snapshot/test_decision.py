@@ -8,6 +8,7 @@ import pytest
 
 from xidstream.pipeline.config import SnapshotMode
 from xidstream.pipeline.errors import ExitStatus, Unsupported
+from xidstream.pipeline.sink_kinds import CONSOLE, kind_of
 from xidstream.pipeline.snapshot.decision import Decision, takes_snapshots
 
 
@@ -27,14 +28,14 @@ from xidstream.pipeline.snapshot.decision import Decision, takes_snapshots
 def test_without_the_setting_what_was_recorded_counts_and_else_who_creates_the_slot(
     recorded: Decision | None, creates_slot: bool, sink: str, takes: bool
 ) -> None:
-    assert takes_snapshots(None, recorded, creates_slot=creates_slot, sink=sink) is takes
+    assert takes_snapshots(None, recorded, creates_slot=creates_slot, sink=kind_of(sink)) is takes
 
 
 def test_the_setting_wins_over_the_record() -> None:
     for recorded in (None, Decision(takes_snapshots=True), Decision(takes_snapshots=False)):
         for creates_slot in (True, False):
             for sink in ("delta:/tables", "", "foreach:module:function"):
-                arguments: dict[str, Any] = {"creates_slot": creates_slot, "sink": sink}
+                arguments: dict[str, Any] = {"creates_slot": creates_slot, "sink": kind_of(sink)}
                 assert takes_snapshots(SnapshotMode.INITIAL, recorded, **arguments)
                 assert takes_snapshots(SnapshotMode.ONLY, recorded, **arguments)
                 assert not takes_snapshots(SnapshotMode.NEVER, recorded, **arguments)
@@ -42,5 +43,5 @@ def test_the_setting_wins_over_the_record() -> None:
 
 def test_the_console_takes_no_snapshots_and_refuses_to_be_asked_for_them() -> None:
     with pytest.raises(Unsupported, match="the console takes no snapshots") as caught:
-        takes_snapshots(SnapshotMode.INITIAL, None, creates_slot=True, sink="console")
+        takes_snapshots(SnapshotMode.INITIAL, None, creates_slot=True, sink=CONSOLE)
     assert caught.value.policy.exit_status is ExitStatus.PRECONDITION

@@ -24,7 +24,7 @@ from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 from xidstream.pipeline.snapshot.generation import Generation, GenerationState
 from xidstream.pipeline.spark.delta import DeltaSink
 from xidstream.pipeline.spark.frames import SinkBatch
-from xidstream.pipeline.spark.snapshot_log import GenerationLine
+from xidstream.pipeline.spark.snapshot_tables import GenerationLine
 from xidstream.pipeline.stages.snapshot_lines import SnapshotLines
 
 PARKED_RELATION = RelationVersion(5, "public", "p", ReplicaIdentity.DEFAULT, (Column("id", 20, -1, True),))

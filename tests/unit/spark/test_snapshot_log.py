@@ -31,7 +31,8 @@ from xidstream.pipeline.spark.naming import Location
 from xidstream.pipeline.spark.ownership import Ownership
 from xidstream.pipeline.spark.parquet_files import ParquetFiles, WrittenFile
 from xidstream.pipeline.spark.placement import Target
-from xidstream.pipeline.spark.snapshot_log import GenerationLine, SnapshotLog
+from xidstream.pipeline.spark.snapshot_log import SnapshotLog
+from xidstream.pipeline.spark.snapshot_tables import GenerationLine
 from xidstream.pipeline.spark.table_metadata import NOTHING_KNOWN
 from xidstream.pipeline.state.generations import generation_at, generations_of
 

@@ -16,7 +16,7 @@ from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 from xidstream.pipeline.snapshot.decision import Decision
 from xidstream.pipeline.snapshot.generation import Generation, GenerationState
 from xidstream.pipeline.snapshot.tables import Leaf, PrimaryKey, PublishedSource, Witness
-from xidstream.pipeline.spark.snapshot_log import GenerationLine
+from xidstream.pipeline.spark.snapshot_tables import GenerationLine
 from xidstream.pipeline.stages.snapshot_book import SnapshotBook
 
 LAYOUT = Layout(7, "orders", "epoch")

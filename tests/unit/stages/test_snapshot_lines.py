@@ -6,7 +6,7 @@ from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.relations import Column, RelationVersion, ReplicaIdentity
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 from xidstream.pipeline.snapshot.generation import Generation, GenerationState
-from xidstream.pipeline.spark.snapshot_log import GenerationLine
+from xidstream.pipeline.spark.snapshot_tables import GenerationLine
 from xidstream.pipeline.stages.snapshot_lines import SnapshotLines
 
 

@@ -1,0 +1,85 @@
+"""What each kind of sink does with the setting behind its colon. ``pipeline.sink_kinds`` names the classes.
+
+Nothing heavy is imported before a method needs it: the command line and the reader ask these, too.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from xidstream.pipeline.exchange import SlotIdentity
+from xidstream.pipeline.findings import Finding
+from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.spark.naming import Location
+from xidstream.pipeline.spark.sink import Sink, SinkType, ToldGenerations
+
+if TYPE_CHECKING:
+    from xidstream.pipeline.spark.sink_findings import SinkCheck
+
+
+class DeltaType(SinkType):
+    """``argument`` is the URI of the tables' root."""
+
+    def make(self, argument: str, identity: SlotIdentity) -> Sink:
+        from xidstream.pipeline.spark.delta import DeltaSink
+
+        return DeltaSink(argument, identity)
+
+    def checked(self, argument: str) -> str:
+        return Location.parse(argument).uri
+
+    def may_take_segments(self, argument: str, storage_uri: str) -> bool:
+        from xidstream.pipeline.spark.segment_links import may_reach
+
+        return may_reach(Location.parse(argument), storage_uri)
+
+    def local_root(self, argument: str) -> str | None:
+        root = Location.parse(argument)
+        return root.uri if root.is_local else None
+
+    def check(self, argument: str, storage_uri: str) -> SinkCheck:
+        from xidstream.pipeline.spark.sink_findings import check_of_delta
+
+        return check_of_delta(argument, storage_uri)
+
+    def holds(self, argument: str, application_id: str) -> tuple[int, Lsn]:
+        from xidstream.pipeline.spark.sink_findings import held_by_delta
+
+        return held_by_delta(argument, application_id)
+
+    def told(self, argument: str) -> ToldGenerations:
+        from xidstream.pipeline.spark.snapshot_log import told_by
+
+        return told_by(argument)
+
+
+class ConsoleType(SinkType):
+    """It has no argument."""
+
+    def make(self, argument: str, identity: SlotIdentity) -> Sink:
+        from xidstream.pipeline.spark.console import ConsoleSink
+
+        return ConsoleSink()
+
+    def check(self, argument: str, storage_uri: str) -> SinkCheck:
+        return lambda server: [Finding.ok("sink", "sink console prints the rows")]
+
+
+class ForeachType(SinkType):
+    """``argument`` is ``module:function``."""
+
+    def make(self, argument: str, identity: SlotIdentity) -> Sink:
+        from xidstream.pipeline.spark.foreach import ForeachSink
+
+        return ForeachSink.of(argument)
+
+    def checked(self, argument: str) -> str:
+        from xidstream.pipeline.spark.foreach import resolve
+
+        resolve(argument)
+        return argument
+
+    def check(self, argument: str, storage_uri: str) -> SinkCheck:
+        from xidstream.pipeline.spark.sink_findings import check_of_named_function
+
+        return check_of_named_function(argument)

@@ -1,0 +1,75 @@
+"""Where the rows go that tables had before their stream: the one way of a snapshot to a sink.
+
+Two do it. ``snapshot_log.SnapshotLog`` commits them to Delta tables, beside the batches. ``stages.staged_snapshots``
+keeps them in the storage until a function has had them. Whoever leads the snapshots (``actors.snapshot``) sees neither
+of them, but a ``SnapshotTables`` whose calls go to the process with the sink.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.relations import RelationVersion
+from xidstream.pipeline.snapshot.generation import Generation, GenerationState
+from xidstream.pipeline.spark.naming import Location
+from xidstream.pipeline.spark.parquet_files import WrittenFile
+from xidstream.pipeline.spark.placement import Conform
+
+
+@dataclass(frozen=True)
+class SnapshotTarget:
+    """Where readers write one table's files, and in which columns. ``directory``: below ``table``, of this attempt's
+    alone."""
+
+    table: Location
+    directory: str
+    conform: Conform
+
+
+@dataclass(frozen=True)
+class GenerationLine:
+    """``table``: ``schema.table``. ``place`` and ``valid_from`` are LSNs. ``is_ours``: whether a run of this slot has
+    told it, and none told later of its table."""
+
+    table: str
+    relid: int
+    number: int
+    place: int
+    valid_from: int
+    state: GenerationState
+    is_ours: bool
+
+
+class SnapshotTables(Protocol):
+    """Of one claim of the sink. Its methods are called on several threads, each for tables of its own. They raise
+    Superseded, StorageFault and what the sink raises, and then may be called again."""
+
+    def clean(self) -> None:
+        """When a run begins: remove what an earlier one had read, if nothing can come of it any more."""
+
+    def lines(self, makes: bool) -> list[GenerationLine]:
+        """The last state of each generation, by table and number. ``makes``: a run that may add lines asks. After
+        this, whoever had the slot before adds none."""
+
+    def target(self, relation: RelationVersion, place_lsn: Lsn) -> SnapshotTarget:
+        """Where the files of a table are to be written, whose snapshot is at ``place_lsn``."""
+
+    def commit(self, generation: Generation, files: Sequence[WrittenFile] | None) -> bool:
+        """Take the rows, once, however often it is asked for. Whether the sink has them: if not, ask again.
+
+        With None nothing is taken: whether a crash left the generation's rows in the sink. Then it has a line now."""
+
+    def end(self, line: GenerationLine, reason: str) -> None:
+        """The generation does not stand any more. Once."""
+
+    def reach(self, lsn: Lsn) -> None:
+        """The sink has every commit up to ``lsn``, which is none itself."""
+
+    def prove(self, lsn: Lsn) -> None:
+        """Up to ``lsn`` the generations that stand are what the tables were."""
+
+    def complete(self) -> None:
+        """Every table that is wanted is taken."""

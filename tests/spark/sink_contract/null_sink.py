@@ -1,0 +1,200 @@
+"""A sink in a hundred lines, shaped as Iceberg's tables are: data files, and numbered metadata that names all of them.
+
+``metadata/N.json`` says what all tables are after commit N. A commit writes its data files, then N+1, which nobody else
+may have written. So all tables of a batch change at once, with the watermark and the owner in the same object.
+It is what docs/architecture.md shows to whoever adds a sink, and shows that nothing else is needed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from xidstream.pipeline.errors import StorageFault, Superseded, UsageError
+from xidstream.pipeline.exchange import SlotIdentity, Tenure
+from xidstream.pipeline.faultpoints import reach
+from xidstream.pipeline.findings import Finding
+from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.relations import RelationVersion
+from xidstream.pipeline.rows import contract_schema
+from xidstream.pipeline.sink_kinds import SinkKind, Snapshots
+from xidstream.pipeline.snapshot.bounds import SnapshotBounds
+from xidstream.pipeline.snapshot.generation import Generation, GenerationState
+from xidstream.pipeline.spark.batch_parts import TableName, TableParts
+from xidstream.pipeline.spark.frames import SinkBatch
+from xidstream.pipeline.spark.naming import Location
+from xidstream.pipeline.spark.parquet_files import WrittenFile
+from xidstream.pipeline.spark.placement import Conform, place
+from xidstream.pipeline.spark.sink import Sink, SinkType
+from xidstream.pipeline.spark.sink_findings import SinkCheck
+from xidstream.pipeline.spark.snapshot_batch import SnapshotBatch
+from xidstream.pipeline.spark.snapshot_tables import GenerationLine, SnapshotTarget
+
+NULL: Final = SinkKind(
+    "null",
+    "tests.spark.sink_contract.null_sink:NullType",
+    "URI",
+    "folder",
+    has_root=True,
+    is_log=True,
+    snapshots=Snapshots.BESIDE,
+)
+
+
+class NullType(SinkType):
+    def make(self, argument: str, identity: SlotIdentity) -> Sink:
+        return NullSink(Path(argument))
+
+    def check(self, argument: str, storage_uri: str) -> SinkCheck:
+        return lambda server: [Finding.ok("sink", f"null root {argument}")]
+
+    def holds(self, argument: str, application_id: str) -> tuple[int, Lsn]:
+        state = newest(Path(argument))[1]
+        return state["owner"], Lsn(state["lsn"])
+
+
+def newest(root: Path) -> tuple[int, dict[str, Any]]:
+    """The number of the last commit, and what it says."""
+    number = max((int(path.stem) for path in root.glob("metadata/*.json")), default=0)
+    if not number:
+        return 0, {"lsn": 0, "owner": 0, "commits": [], "tables": {}, "lines": []}
+    return number, json.loads((root / f"metadata/{number}.json").read_text())
+
+
+class NullSink:
+    kind = NULL
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._owner = 0
+
+    def open(self, spark: Any) -> None:
+        (self._root / "metadata").mkdir(parents=True, exist_ok=True)
+
+    def watermark(self) -> Lsn:
+        return Lsn(newest(self._root)[1]["lsn"])
+
+    def last_owner(self) -> int:
+        return int(newest(self._root)[1]["owner"])
+
+    def claim(self, tenure: Tenure) -> None:
+        self._owner = tenure.number
+        self.commit(lambda state: state.update(owner=tenure.number))
+
+    def commit(self, change: Callable[[dict[str, Any]], None]) -> None:
+        """Make ``change`` of what all tables are, or nothing of it."""
+        number, state = newest(self._root)
+        if state["owner"] > self._owner:
+            raise Superseded(f"run {state['owner']} has the sink, this is run {self._owner}")
+        path = self._root / f"metadata/{uuid.uuid4().hex}"
+        change(state)
+        path.write_text(json.dumps(state))
+        reach("committing_table")
+        try:
+            os.link(path, self._root / f"metadata/{number + 1}.json")
+        except FileExistsError:
+            raise StorageFault(f"another commit has the number {number + 1}") from None
+        finally:
+            path.unlink()
+        reach("table_committed")
+
+    def write(self, batch: SinkBatch) -> None:
+        watermark = self.watermark()
+        files = {parts.label: self._files(parts, batch, watermark) for parts in batch.parts.values()}
+        commits = [lsn for lsn in batch.transaction_rows["commit_lsn"].to_pylist() if lsn > watermark]
+
+        def append(state: dict[str, Any]) -> None:
+            for label, written in files.items():
+                state["tables"].setdefault(label, []).extend(written)
+            state["commits"] += commits
+            state["lsn"] = max([watermark, *commits])
+
+        self.commit(append)
+
+    def _files(self, parts: TableParts, batch: SinkBatch, watermark: int) -> list[str]:
+        """One for each layout: whoever reads them takes columns by their names."""
+        written = []
+        for version in parts.versions:
+            found = [*batch.memory_batches(version)]
+            found += [rows for segment in version.segments for rows in batch.read_segment(segment)]
+            rows = pa.Table.from_batches(found, version.schema)
+            written.append(f"{uuid.uuid4().hex}.parquet")
+            pq.write_table(rows.filter(pc.field("_commit_lsn") > watermark), self._root / written[-1])
+        return written
+
+    def snapshot_log(self) -> NullTables:
+        return NullTables(self, self._root)
+
+    def write_snapshot(self, batch: SnapshotBatch) -> None:
+        raise UsageError("snapshots are committed beside the batches")
+
+    def leave_out(self, contained: Mapping[TableName, SnapshotBounds]) -> None:
+        """A log keeps all changes."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class NullTables:
+    """Its ``SnapshotTables``: rows and line are one commit."""
+
+    def __init__(self, sink: NullSink, root: Path) -> None:
+        self._sink = sink
+        self._root = root
+
+    def clean(self) -> None:
+        """What no metadata names is nobody's."""
+
+    def lines(self, makes: bool) -> list[GenerationLine]:
+        lines = newest(self._root)[1]["lines"]
+        found = [GenerationLine(**{**line, "state": GenerationState(line["state"])}) for line in lines]
+        return sorted(found, key=lambda line: (line.table, line.number))
+
+    def target(self, relation: RelationVersion, place_lsn: Lsn) -> SnapshotTarget:
+        placement = place((), contract_schema(relation))
+        conform = Conform.of(placement.columns, placement.names)
+        return SnapshotTarget(Location.parse(str(self._root)), uuid.uuid4().hex, conform)
+
+    def commit(self, generation: Generation, files: Sequence[WrittenFile] | None) -> bool:
+        if any(
+            (line.table, line.number) == (generation.name, generation.number) for line in self.lines(True)
+        ):
+            return True
+        if files is None:
+            return False
+        bounds = generation.bounds
+        line = {"table": generation.name, "relid": generation.relid, "number": generation.number}
+        line |= {"place": int(bounds.place), "valid_from": int(bounds.valid_from)}
+        line |= {"state": GenerationState.FINISHED.value, "is_ours": True}
+
+        def add(state: dict[str, Any]) -> None:
+            state["tables"].setdefault(generation.name, []).extend(file.path for file in files)
+            state["lines"].append(line)
+
+        self._sink.commit(add)
+        return True
+
+    def end(self, line: GenerationLine, reason: str) -> None:
+        def end(state: dict[str, Any]) -> None:
+            for each in state["lines"]:
+                if (each["table"], each["number"]) == (line.table, line.number):
+                    each["state"] = GenerationState.ENDED.value
+
+        self._sink.commit(end)
+
+    def reach(self, lsn: Lsn) -> None:
+        self._sink.commit(lambda state: state.update(lsn=max(state["lsn"], lsn)))
+
+    def prove(self, lsn: Lsn) -> None:
+        """Nobody reads states of it yet."""
+
+    def complete(self) -> None:
+        """The batches went on all the time."""
