@@ -38,7 +38,7 @@ from xidstream.pipeline.slot.gone_tables import gone_tables
 from xidstream.pipeline.slot.kept_alive import KeptAlive
 from xidstream.pipeline.slot.opening import connect_slot, slot_settings
 from xidstream.pipeline.snapshot.tables import Surveyed
-from xidstream.pipeline.spark.sink import may_take_segments
+from xidstream.pipeline.spark.sink import sink_type
 from xidstream.pipeline.stages.buffer_calls import BufferSettings
 from xidstream.pipeline.stages.slot_record import check_server
 from xidstream.pipeline.stages.snapshot_decision import decide_snapshots
@@ -109,6 +109,10 @@ class SlotReader:
         # Beside the record of a slot that was lost, a new one would look like a new beginning.
         self._unrecorded = check_server(self._config, connection, remember=True)
         self._decision = decide_snapshots(self._config, connection)
+
+    def _sink_may_take_segments(self) -> bool:
+        sink = self._config.sink
+        return bool(sink) and sink_type(sink).may_take_segments(self._config.storage)
 
     def survey(self, known: str | None) -> Surveyed:
         """See ``CatalogWatch.look``, whose errors it raises."""
@@ -259,7 +263,7 @@ class SlotReader:
             self._config.buffer_memory_bytes,
             self._given_up,
             # In the journal, a transaction that is a segment already is a line. So are those of a capture.
-            bind_late=not self._has_sink or may_take_segments(self._config.sink, self._config.storage),
+            bind_late=not self._has_sink or self._sink_may_take_segments(),
             parks=self._config.on_poison == "park",
             storage_mode=self._config.storage_mode,
         )

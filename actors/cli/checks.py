@@ -44,7 +44,7 @@ from xidstream.pipeline.slot.admin import (
 from xidstream.pipeline.slot.beginning import NO_RECORD, SNAPSHOTS, SinkHolds, gap, gap_text
 from xidstream.pipeline.slot.connection import ReplicationConnection
 from xidstream.pipeline.slot.login import login_of
-from xidstream.pipeline.spark.sink import held_by
+from xidstream.pipeline.spark.sink import sink_type
 from xidstream.pipeline.stages.slot_record import without_publications
 
 _STYLES = {
@@ -164,7 +164,7 @@ def _held_by_sink(config: Config) -> SinkHolds | None:
     with ReplicationConnection(without_publications(config)) as connection:
         system = connection.identify_system()
     identity = SlotIdentity(int(system.system_identifier), system.dbname, config.slot)
-    return SinkHolds(*held_by(config.sink, identity.application_id))
+    return SinkHolds(*sink_type(config.sink).holds(identity.application_id))
 
 
 def drop_slot_command(config: Config, *, discard_journal: bool) -> None:

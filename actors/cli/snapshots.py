@@ -37,7 +37,7 @@ from xidstream.pipeline.slot.snapshot_sources import survey
 from xidstream.pipeline.snapshot.generation import Generation, GenerationState
 from xidstream.pipeline.snapshot.progress import TableProgress
 from xidstream.pipeline.snapshot.tables import PublishedSource
-from xidstream.pipeline.spark.sink import told_by
+from xidstream.pipeline.spark.sink import sink_type
 from xidstream.pipeline.stages.slot_record import without_publications
 
 _FILE_WIDTH: Final = 160
@@ -108,7 +108,7 @@ def _states(config: Config, told: Collection[tuple[str, int]]) -> Callable[[str,
     for answer in local_answers(config.slot):
         progress = of_json(answer).snapshots
         reading |= {} if progress is None else {table.table: table for table in progress.tables}
-    in_sink = told_by(config.sink)
+    in_sink = sink_type(config.sink).told() if config.sink else None
 
     def state(table: str, generation: Generation | None) -> str:
         if (now := reading.get(table)) is not None:

@@ -75,56 +75,56 @@ ToldGenerations = Mapping[tuple[str, int, Lsn], tuple["GenerationState", str]]
 
 
 class SinkType(ABC):
-    """How sinks of one kind are made and asked after. ``argument``: what the setting has behind the colon.
+    """A setting ``sink`` of one kind: how its sink is made, and what may be known of it before. ``argument``: what the
+    setting has behind the colon. In any process."""
 
-    Made in any process, so it holds nothing."""
+    def __init__(self, argument: str) -> None:
+        self.argument = argument
 
     @abstractmethod
-    def make(self, argument: str, identity: SlotIdentity) -> Sink:
+    def make(self, identity: SlotIdentity) -> Sink:
         """Raises ConfigError, UsageError for an argument that no sink can be made of. Nothing outside is touched."""
 
-    def checked(self, argument: str) -> str:
+    def checked(self) -> str:
         """The argument as any other process understands it. Raises as ``make``."""
-        return argument
+        return self.argument
 
-    def may_take_segments(self, argument: str, storage_uri: str) -> bool:
+    def may_take_segments(self, storage_uri: str) -> bool:
         """Whether the sink may make segments of this storage its own files. Asks neither of the two.
 
         Where it may, a buffer makes segments of what is left of a large transaction at its COMMIT."""
         return False
 
-    def local_root(self, argument: str) -> str | None:
+    def local_root(self) -> str | None:
         """Its root, if that is a folder. Raises ConfigError."""
         return None
 
     @abstractmethod
-    def check(self, argument: str, storage_uri: str) -> SinkCheck:
+    def check(self, storage_uri: str) -> SinkCheck:
         """Its part of the preflight. ``storage_uri``: the setting; empty where it is not given."""
 
-    def holds(self, argument: str, application_id: str) -> tuple[int, Lsn]:
+    def holds(self, application_id: str) -> tuple[int, Lsn]:
         """The number of the slot's last run that wrote to it, and the last commit of it that it holds whole; 0 for
         none. Raises ConfigError, StorageFault."""
         return 0, INVALID_LSN
 
-    def told(self, argument: str) -> ToldGenerations | None:
+    def told(self) -> ToldGenerations | None:
         """What it says of snapshots now, without a run; None for one that keeps nothing. Raises as ``holds``."""
         return None
 
 
-def sink_type(kind: SinkKind) -> SinkType:
+def sink_type(spec: str) -> SinkType:
+    """Raises ConfigError for a setting that names no sink."""
+    kind, argument = parse_sink_spec(spec)
     module, _, name = kind.implementation.partition(":")
-    made = getattr(importlib.import_module(module), name)()
+    made = getattr(importlib.import_module(module), name)(argument)
     assert isinstance(made, SinkType)
     return made
 
 
 def make_sink(spec: str, identity: SlotIdentity) -> Sink:
-    """The sink of the setting ``spec``.
-
-    Raises ConfigError for what names none, UsageError where the function cannot be found.
-    """
-    kind, argument = parse_sink_spec(spec)
-    return sink_type(kind).make(argument, identity)
+    """Raises ConfigError for what names no sink, UsageError where the function cannot be found."""
+    return sink_type(spec).make(identity)
 
 
 def check_sink_spec(spec: str) -> str:
@@ -132,41 +132,12 @@ def check_sink_spec(spec: str) -> str:
 
     Returns the setting as any other process understands it: a relative path of Delta tables made absolute.
     """
-    kind, argument = parse_sink_spec(spec)
-    return kind.spec(sink_type(kind).checked(argument))
-
-
-def may_take_segments(spec: str, storage_uri: str) -> bool:
-    """As ``SinkType.may_take_segments``; False for a function that a script holds."""
-    if not spec:
-        return False
-    kind, argument = parse_sink_spec(spec)
-    return sink_type(kind).may_take_segments(argument, storage_uri)
-
-
-def held_by(spec: str, application_id: str) -> tuple[int, Lsn]:
-    """As ``SinkType.holds``."""
-    kind, argument = parse_sink_spec(spec)
-    return sink_type(kind).holds(argument, application_id)
-
-
-def told_by(spec: str) -> ToldGenerations | None:
-    """As ``SinkType.told``; None for a function that a script holds."""
-    if not spec:
-        return None
-    kind, argument = parse_sink_spec(spec)
-    return sink_type(kind).told(argument)
-
-
-def local_root(spec: str) -> str | None:
-    """As ``SinkType.local_root``."""
-    kind, argument = parse_sink_spec(spec)
-    return sink_type(kind).local_root(argument)
+    return parse_sink_spec(spec)[0].spec(sink_type(spec).checked())
 
 
 def make_root(spec: str) -> None:
-    """Make such a root where it is missing, with the mode that was chosen. Raises StorageFault."""
-    root = local_root(spec)
+    """Make a sink's local root where it is missing, with the mode that was chosen. Raises StorageFault."""
+    root = sink_type(spec).local_root()
     if root is not None:
         try:
             make_folders(root)

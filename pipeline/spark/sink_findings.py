@@ -36,7 +36,7 @@ from xidstream.pipeline.spark import naming
 from xidstream.pipeline.spark.foreach import resolve
 from xidstream.pipeline.spark.naming import Location
 from xidstream.pipeline.spark.segment_links import how_segments_reach
-from xidstream.pipeline.spark.sink import parse_sink_spec, sink_type
+from xidstream.pipeline.spark.sink import sink_type
 
 MOST_TABLES: Final = 100
 _THREADS: Final = 8
@@ -70,8 +70,7 @@ def check_of_spec(spec: str, storage_uri: str) -> SinkCheck:
 
     ``storage_uri``: the setting; empty where it is not given.
     """
-    kind, argument = parse_sink_spec(spec)
-    return sink_type(kind).check(argument, storage_uri)
+    return sink_type(spec).check(storage_uri)
 
 
 def check_of_named_function(spec: str) -> SinkCheck:

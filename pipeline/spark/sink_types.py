@@ -20,66 +20,66 @@ if TYPE_CHECKING:
 class DeltaType(SinkType):
     """``argument`` is the URI of the tables' root."""
 
-    def make(self, argument: str, identity: SlotIdentity) -> Sink:
+    def make(self, identity: SlotIdentity) -> Sink:
         from xidstream.pipeline.spark.delta import DeltaSink
 
-        return DeltaSink(argument, identity)
+        return DeltaSink(self.argument, identity)
 
-    def checked(self, argument: str) -> str:
-        return Location.parse(argument).uri
+    def checked(self) -> str:
+        return Location.parse(self.argument).uri
 
-    def may_take_segments(self, argument: str, storage_uri: str) -> bool:
+    def may_take_segments(self, storage_uri: str) -> bool:
         from xidstream.pipeline.spark.segment_links import may_reach
 
-        return may_reach(Location.parse(argument), storage_uri)
+        return may_reach(Location.parse(self.argument), storage_uri)
 
-    def local_root(self, argument: str) -> str | None:
-        root = Location.parse(argument)
+    def local_root(self) -> str | None:
+        root = Location.parse(self.argument)
         return root.uri if root.is_local else None
 
-    def check(self, argument: str, storage_uri: str) -> SinkCheck:
+    def check(self, storage_uri: str) -> SinkCheck:
         from xidstream.pipeline.spark.sink_findings import check_of_delta
 
-        return check_of_delta(argument, storage_uri)
+        return check_of_delta(self.argument, storage_uri)
 
-    def holds(self, argument: str, application_id: str) -> tuple[int, Lsn]:
+    def holds(self, application_id: str) -> tuple[int, Lsn]:
         from xidstream.pipeline.spark.sink_findings import held_by_delta
 
-        return held_by_delta(argument, application_id)
+        return held_by_delta(self.argument, application_id)
 
-    def told(self, argument: str) -> ToldGenerations:
+    def told(self) -> ToldGenerations:
         from xidstream.pipeline.spark.snapshot_log import told_by
 
-        return told_by(argument)
+        return told_by(self.argument)
 
 
 class ConsoleType(SinkType):
     """It has no argument."""
 
-    def make(self, argument: str, identity: SlotIdentity) -> Sink:
+    def make(self, identity: SlotIdentity) -> Sink:
         from xidstream.pipeline.spark.console import ConsoleSink
 
         return ConsoleSink()
 
-    def check(self, argument: str, storage_uri: str) -> SinkCheck:
+    def check(self, storage_uri: str) -> SinkCheck:
         return lambda server: [Finding.ok("sink", "sink console prints the rows")]
 
 
 class ForeachType(SinkType):
     """``argument`` is ``module:function``."""
 
-    def make(self, argument: str, identity: SlotIdentity) -> Sink:
+    def make(self, identity: SlotIdentity) -> Sink:
         from xidstream.pipeline.spark.foreach import ForeachSink
 
-        return ForeachSink.of(argument)
+        return ForeachSink.of(self.argument)
 
-    def checked(self, argument: str) -> str:
+    def checked(self) -> str:
         from xidstream.pipeline.spark.foreach import resolve
 
-        resolve(argument)
-        return argument
+        resolve(self.argument)
+        return self.argument
 
-    def check(self, argument: str, storage_uri: str) -> SinkCheck:
+    def check(self, storage_uri: str) -> SinkCheck:
         from xidstream.pipeline.spark.sink_findings import check_of_named_function
 
-        return check_of_named_function(argument)
+        return check_of_named_function(self.argument)

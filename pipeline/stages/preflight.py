@@ -48,7 +48,7 @@ from xidstream.pipeline.slot.preflight import server_findings
 from xidstream.pipeline.slot.published import published_names
 from xidstream.pipeline.slot.snapshot_findings import snapshot_findings, unread_findings
 from xidstream.pipeline.snapshot.readers import most_readers
-from xidstream.pipeline.spark.sink import local_root
+from xidstream.pipeline.spark.sink import sink_type
 from xidstream.pipeline.spark.sink_findings import ServerSide, SinkCheck, check_of_spec
 from xidstream.pipeline.stages.slot_beginning import anew_lsn, judge, witnesses_of
 from xidstream.pipeline.stages.slot_record import Unrecorded, check_server
@@ -140,7 +140,7 @@ def _open_to_others(config: Config, *, has_sink: bool) -> list[Finding]:
     roots: dict[str, str | None] = {}
     with suppress(XidstreamError):  # the checks of storage and sink have told it
         roots["storage"] = Storage(config.storage).local_root if config.storage else None
-        roots["Delta root"] = local_root(config.sink) if has_sink and config.sink else None
+        roots["Delta root"] = sink_type(config.sink).local_root() if has_sink and config.sink else None
     found = []
     for name, root in roots.items():
         if root is None or not os.path.isdir(root):

@@ -15,7 +15,7 @@ from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import ConfigError, StorageFault, UsageError
 from xidstream.pipeline.segments import Storage
 from xidstream.pipeline.spark.naming import Location, decode_table, encode_table
-from xidstream.pipeline.spark.sink import local_root, make_root
+from xidstream.pipeline.spark.sink import make_root, sink_type
 
 KEY = "1/s/progress.json"
 CONTROL = ("a\0b", "a\nb", "a\rb", "\x1b[31m", "a%00b", "a%0Ab", "caf\udce9", "%ff")
@@ -56,9 +56,9 @@ def test_a_path_is_the_folder_that_the_operating_system_means_by_it_or_an_error(
             assert Path(meant, KEY).read_bytes() == b"x"
         if "%" in meant:
             with pytest.raises(ConfigError, match="percent"):
-                local_root(f"delta:{path}")
+                sink_type(f"delta:{path}").local_root()
         else:
-            assert local_root(f"delta:{path}") == meant
+            assert sink_type(f"delta:{path}").local_root() == meant
 
 
 @settings(max_examples=60)

@@ -50,14 +50,14 @@ NULL: Final = SinkKind(
 
 
 class NullType(SinkType):
-    def make(self, argument: str, identity: SlotIdentity) -> Sink:
-        return NullSink(Path(argument))
+    def make(self, identity: SlotIdentity) -> Sink:
+        return NullSink(Path(self.argument))
 
-    def check(self, argument: str, storage_uri: str) -> SinkCheck:
-        return lambda server: [Finding.ok("sink", f"null root {argument}")]
+    def check(self, storage_uri: str) -> SinkCheck:
+        return lambda server: [Finding.ok("sink", f"null root {self.argument}")]
 
-    def holds(self, argument: str, application_id: str) -> tuple[int, Lsn]:
-        state = newest(Path(argument))[1]
+    def holds(self, application_id: str) -> tuple[int, Lsn]:
+        state = newest(Path(self.argument))[1]
         return state["owner"], Lsn(state["lsn"])
 
 

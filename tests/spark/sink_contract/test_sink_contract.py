@@ -29,7 +29,7 @@ from xidstream.pipeline.snapshot.decision import takes_snapshots
 from xidstream.pipeline.snapshot.generation import Generation, GenerationState
 from xidstream.pipeline.spark import delta, stateless
 from xidstream.pipeline.spark.parquet_files import ParquetFiles, WrittenFile
-from xidstream.pipeline.spark.sink import check_sink_spec, held_by, local_root, make_sink, may_take_segments
+from xidstream.pipeline.spark.sink import check_sink_spec, make_sink, sink_type
 from xidstream.pipeline.spark.sink_findings import check_of_spec
 from xidstream.pipeline.spark.snapshot_batch import SnapshotBatch
 from xidstream.pipeline.spark.snapshot_tables import SnapshotTables
@@ -250,8 +250,8 @@ def test_a_new_kind_is_one_entry_and_everything_asks_it(
     assert (config.sink_kind, config.sink_root) == (NULL, f"{tmp_path}/lake")
     sink = make_sink(config.sink, IDENTITY)
     sink.open(None)  # type: ignore[arg-type] - it has no use for a session
-    assert held_by(config.sink, IDENTITY.application_id) == (0, 0)
-    assert not may_take_segments(config.sink, "segments") and local_root(config.sink) is None
+    assert sink_type(config.sink).holds(IDENTITY.application_id) == (0, 0)
+    assert not sink_type(config.sink).may_take_segments("segments")
     assert [each.statement for each in check_of_spec(config.sink, "")(None)] == [f"null root {tmp_path}/lake"]
     assert takes_snapshots(None, None, creates_slot=True, sink=config.sink_kind)
     with pytest.raises(ConfigError, match=r"delta:URI, console, foreach:module:function or null:URI"):

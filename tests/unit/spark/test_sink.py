@@ -24,7 +24,7 @@ from xidstream.pipeline.spark.console import ConsoleSink
 from xidstream.pipeline.spark.delta import DeltaSink
 from xidstream.pipeline.spark.foreach import ForeachSink, resolve
 from xidstream.pipeline.spark.frames import SinkBatch
-from xidstream.pipeline.spark.sink import check_sink_spec, make_sink, may_take_segments
+from xidstream.pipeline.spark.sink import check_sink_spec, make_sink, sink_type
 from xidstream.pipeline.spark.spark_errors import fault_of
 
 IDENTITY = SlotIdentity(1, "db", "slot")
@@ -81,14 +81,13 @@ def test_a_checked_setting_means_the_same_in_another_directory(
         ("delta:s3://bucket/tables", "s3://other/segments", True),
         ("delta:gs://bucket/tables", "gs://bucket/segments", False),
         ("console", "/data/segments", False),
-        ("", "/data/segments", False),
     ],
 )
 def test_segments_are_written_to_the_last_only_where_they_may_become_files_of_the_tables(
     spec: str, storage: str, may: bool
 ) -> None:
     """Storage in S3 and tables in a folder: at COMMIT the buffer wrote a file for Spark to read and write again."""
-    assert may_take_segments(spec, storage) is may
+    assert sink_type(spec).may_take_segments(storage) is may
 
 
 def test_no_message_or_repr_shows_the_credentials_of_a_root(monkeypatch: pytest.MonkeyPatch) -> None:
