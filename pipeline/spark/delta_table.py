@@ -306,7 +306,10 @@ class DeltaTableWriter:
         schema: DeltaSchema | None = None,
         told: dict[str, str] | None = None,
     ) -> None:
-        """Commit; ``told`` goes into its ``commitInfo``. Raises SnapshotOutdated where nothing was committed, or where the answer is lost."""
+        """Commit. ``told`` goes into its ``commitInfo``.
+
+        Raises SnapshotOutdated where nothing was committed, or where the answer is lost.
+        """
         transactions = [AppTransaction(app, version) for app, version in moved.items()]
         removes = mode != "append" or any(isinstance(action, RemoveAction) for action in actions)
         version = self.version + 1

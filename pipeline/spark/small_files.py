@@ -9,7 +9,8 @@ a commit rewrites 4 MiB of Parquet at most. Larger files stay as they are.
 Only files that the sink has written are taken (``OWN``), and only where each of their rows counts (``plain_files``).
 
 Rejected: a merge in the commit of new rows, which a follower of the table cannot pass over, and in a thread of its own,
-which may conflict with the next batch. deltalake's ``optimize``, which rewrites the newest file each time until it has 256 MB.
+which may conflict with the next batch. deltalake's ``optimize``, which rewrites the newest file each time until it has
+256 MB.
 
 Called by ``delta_table``, in the thread that commits. deltalake and pyarrow only, no Spark.
 """
