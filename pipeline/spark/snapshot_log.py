@@ -71,10 +71,14 @@ SNAPSHOTS_SCHEMA: Final = pa.schema(
         pa.field("state", pa.string()),
         pa.field("reason", pa.string()),
         pa.field("until", pa.int64()),
+        pa.field("contained_upto", pa.int64()),
+        pa.field("rows", pa.int64()),
     ]
 )
 """One row for each generation that finished, and one more when it has ended. The last row of a generation counts.
-``until``: the last LSN at which a generation that has ended still stands; null in the row of one that finished."""
+``until``: the last LSN at which a generation that has ended still stands; null in the row of one that finished.
+``contained_upto``: all that committed up to this LSN is in the snapshot; null where none is known. ``rows``: of the
+snapshot; null in the rows of an earlier xidstream, as ``contained_upto`` is."""
 
 _T = TypeVar("_T")
 
@@ -193,13 +197,14 @@ class SnapshotLog:
         directory = naming.encode_table(generation.relation.schema, generation.relation.table)
         rows_id, place = f"{self._application_id}/snapshot", int(generation.bounds.place)
 
-        def commit_rows() -> bool:
+        def commit_rows() -> int | None:
+            """How many there are; None where they were not named."""
             writer = DeltaTableWriter.open(self._root.child(directory), generation.name)
             held = 0 if writer is None else writer.watermark(rows_id)
-            if held == place:
-                return True
+            if writer is not None and held == place:
+                return _n_rows(files, writer, place)
             if writer is None or files is None:
-                return False
+                return None
             self._ownership.check(writer)
             if Lsn(held).next_record > Lsn(place).next_record:
                 raise self._ownership.diverged(
@@ -207,23 +212,22 @@ class SnapshotLog:
                     f"taken at {Lsn(place)}: the server was restored, or failed over, to an older state"
                 )
             if held > place:
-                return (
-                    False  # an earlier xidstream's, at the same position, which had a place one byte higher
-                )
+                return None  # an earlier xidstream's, at the same position, which had a place one byte higher
             reach("committing_snapshot")
             writer.commit(files, {rows_id: place}, marks=self._ownership.marks)
             reach("snapshot_committed")
-            return True
+            return _n_rows(files, writer, place)
 
-        if not self._guarded(generation.name, commit_rows):
+        n_rows = self._guarded(generation.name, commit_rows)
+        if n_rows is None:
             return False
         with self._parking:
             spoiling = (p for p in self._parked.values() if p.relid == generation.relid and p.spoils(place))
-            self._add_generation(generation, next(spoiling, None))
+            self._add_generation(generation, n_rows, next(spoiling, None))
         return True
 
-    def _add_generation(self, generation: Generation, spoiled_by: ParkedTable | None) -> None:
-        row, version = _row_of(generation), 2 * generation.number
+    def _add_generation(self, generation: Generation, n_rows: int, spoiled_by: ParkedTable | None) -> None:
+        row, version = _row_of(generation, n_rows), 2 * generation.number
         if spoiled_by is None:
             self._add_line(generation.name, version, lambda writer: [row])
             return
@@ -372,7 +376,14 @@ class SnapshotLog:
         raise StorageFault(f"Delta table {label} was changed by others during {ATTEMPTS} attempts to commit")
 
 
-def _row_of(generation: Generation) -> dict[str, Any]:
+def _n_rows(files: Sequence[WrittenFile] | None, writer: DeltaTableWriter, place: int) -> int:
+    """Of the snapshot with that place, whose files are in the table."""
+    if files is not None:
+        return sum(file.n_rows for file in files)
+    return int(writer.read(["_commit_lsn"], "_commit_lsn", place, place).num_rows)
+
+
+def _row_of(generation: Generation, n_rows: int) -> dict[str, Any]:
     bounds = generation.bounds
     return {
         "table": generation.name,
@@ -387,6 +398,8 @@ def _row_of(generation: Generation) -> dict[str, Any]:
         "state": GenerationState.FINISHED.value,
         "reason": None,
         "until": None,
+        "contained_upto": int(bounds.contained_upto) or None,
+        "rows": n_rows,
     }
 
 

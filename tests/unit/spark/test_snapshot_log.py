@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 
 from xidstream.pipeline.errors import PreconditionMissing, SinkDiverged, Superseded, Unsupported
 from xidstream.pipeline.exchange import Batch, SlotIdentity, Tenure
@@ -33,6 +34,7 @@ from xidstream.pipeline.spark.parquet_files import ParquetFiles, WrittenFile
 from xidstream.pipeline.spark.placement import Target
 from xidstream.pipeline.spark.snapshot_log import GenerationLine, SnapshotLog
 from xidstream.pipeline.spark.table_metadata import NOTHING_KNOWN
+from xidstream.pipeline.state.change_log import ChangeLog
 from xidstream.pipeline.state.generations import generation_at, generations_of
 
 BOUNDS = SnapshotBounds(Lsn(99), Lsn(120), 700, 710, (705,), 1_700_000_000_000_000)
@@ -106,6 +108,8 @@ def test_a_generation_is_named_and_told_once_however_often_it_is_asked_for(tmp_p
         "state": "finished",
         "reason": None,
         "until": None,
+        "contained_upto": None,
+        "rows": 5,
     }
 
 
@@ -122,6 +126,25 @@ def test_rows_that_a_crash_left_without_a_line_get_it_and_others_do_not(tmp_path
     assert log.lines(True) == [] and ids(tmp_path) == [0, 1, 2, 3, 4]
     assert log.commit(GENERATION, None)
     assert [line.number for line in log.lines(True)] == [1] and ids(tmp_path) == [0, 1, 2, 3, 4]
+    told = DeltaTable(str(tmp_path / "_snapshots")).to_pyarrow_table()
+    assert told["rows"].to_pylist() == [5], "counted in the table"
+
+
+def test_lines_of_an_earlier_version_are_read_and_a_run_adds_the_columns_that_they_lack(
+    tmp_path: Path,
+) -> None:
+    log, uri = log_of(tmp_path), str(tmp_path / "_snapshots")
+    log.commit(GENERATION, written(log, range(5)))
+    columns = [Target(f.name, f.type, f.name) for f in TRANSACTIONS_SCHEMA]
+    DeltaTableWriter.open_or_create(log._root.child("_transactions"), "_transactions", columns)
+    log.reach(Lsn(120))
+    told = DeltaTable(uri).to_pyarrow_table()
+    shutil.rmtree(uri)
+    write_deltalake(uri, told.drop_columns(["until", "contained_upto", "rows"]))
+    (found,) = ChangeLog(str(tmp_path)).generations()["public.a.b"]
+    assert (found.number, found.until, found.n_rows, found.bounds.contained_upto) == (1, None, None, 0)
+    log_of(tmp_path).lines(True)
+    assert set(DeltaTable(uri).to_pyarrow_table().column_names) == set(told.column_names)
 
 
 def test_an_empty_table_has_a_generation_too(tmp_path: Path) -> None:

@@ -201,6 +201,17 @@ def test_a_snapshot_that_is_taken_on_an_idle_server_after_a_resume_stands(storag
     assert (needs.wanted, needs.ended) == ((), ())
 
 
+def test_a_snapshot_contains_up_to_an_lsn_what_an_earlier_one_of_another_table_did(storage: Storage) -> None:
+    """Its own checkpoint tells nothing, because a transaction has been open since before it."""
+    book = book_of(storage)
+    book.begin(source_of(1), dataclasses.replace(BOUNDS, contained_upto=Lsn(90)), 0)
+    later = book_of(storage).begin(source_of(2), BOUNDS, 0)
+    assert later is not None and later.bounds == dataclasses.replace(BOUNDS, contained_upto=Lsn(90))
+    newest = dataclasses.replace(BOUNDS, contained_upto=Lsn(95))
+    generation = book.begin(source_of(1), newest, 1)
+    assert generation is not None and generation.bounds == newest
+
+
 def test_a_generation_without_its_record_is_of_an_earlier_slot(storage: Storage) -> None:
     line = GenerationLine("public.t1", 1, 3, 99, 100, GenerationState.FINISHED, is_ours=True)
     needs = book_of(storage).needs([source_of(1)], [line], LSN)
