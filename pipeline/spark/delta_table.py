@@ -83,7 +83,7 @@ class DeltaTableWriter:
 
     def __init__(self, table: DeltaTable, location: Location, label: str) -> None:
         self._table = table
-        self._location = location
+        self.location = location
         self._described: TableMetadata | None = None
         self._watermarks: dict[tuple[int, str], int] = {}
         self._merges_from = 0
@@ -260,7 +260,7 @@ class DeltaTableWriter:
         if not replaced or not has_plain_files(self._table.protocol()) or any(map(self._is_set, _UNMERGED)):
             return []
         try:
-            merged = merge(self._location, replaced, self.columns, lsn_column)
+            merged = merge(self.location, replaced, self.columns, lsn_column)
         except (OSError, pa.ArrowException, XidstreamError) as error:
             self._merges_from = self.version + CHECKPOINT_EVERY
             text = f"Delta table {self.label}: small files could not be merged ({type(error).__name__})"
@@ -375,19 +375,19 @@ class DeltaTableWriter:
         if self.version > before + 1:
             # What others committed may be other properties.
             self._described = None
-        if self._location.is_local:
+        if self.location.is_local:
             made = range(self._durable_version + 1, self.version + 1)
-            self._location.sync(name for version in made for name in self._log_files(version))
+            self.location.sync(name for version in made for name in self._log_files(version))
             self._durable_version = self.version
 
     def _make_earlier_durable(self) -> int:
         """Each run waits for a commit of its own before the next one, so that at most the last one of a run that
         died is in a cache alone, with what others committed behind it."""
-        if self._location.is_local:
+        if self.location.is_local:
             for version in range(self.version, -1, -1):
                 names = self._log_files(version)
-                self._location.sync(names)
-                if not names or _moves_a_watermark(os.path.join(self._location.uri, names[0])):
+                self.location.sync(names)
+                if not names or _moves_a_watermark(os.path.join(self.location.uri, names[0])):
                     break
         return self.version
 
@@ -401,7 +401,7 @@ class DeltaTableWriter:
         return [n for n in names if self._has(n)]
 
     def _has(self, name: str) -> bool:
-        return os.path.exists(os.path.join(self._location.uri, name))
+        return os.path.exists(os.path.join(self.location.uri, name))
 
 
 def _versions(found: Mapping[str, str | None], brought: Sequence[VersionSince], label: str) -> dict[str, str]:

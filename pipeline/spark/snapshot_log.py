@@ -37,7 +37,7 @@ from typing import Any, Final, TypeVar
 import pyarrow as pa
 
 from xidstream.pipeline.credentials import holds_secret_option
-from xidstream.pipeline.errors import StorageFault, Unsupported, XidstreamError
+from xidstream.pipeline.errors import SnapshotInterrupted, StorageFault, Unsupported, XidstreamError
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.parked import ParkedTable
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
@@ -45,6 +45,7 @@ from xidstream.pipeline.relations import RelationVersion
 from xidstream.pipeline.rows import contract_schema
 from xidstream.pipeline.snapshot.generation import Generation, GenerationState
 from xidstream.pipeline.spark import naming
+from xidstream.pipeline.spark.attempt_files import missing, remove
 from xidstream.pipeline.spark.delta_table import MAX_VERSION, DeltaTableWriter, SnapshotOutdated
 from xidstream.pipeline.spark.naming import Location
 from xidstream.pipeline.spark.ownership import Ownership
@@ -186,10 +187,24 @@ class SnapshotLog:
 
         return self._guarded(relation.name, prepare)
 
+    def discard(self, target: SnapshotTarget) -> None:
+        """Remove what an attempt wrote that has failed. A table that names it keeps it."""
+
+        def removed() -> None:
+            writer = DeltaTableWriter.open(target.table, target.directory)
+            if writer is not None:
+                self._ownership.check(writer)
+                if any(path.startswith(target.directory) for path in writer.files()["path"].to_pylist()):
+                    return
+            remove(target.table, target.directory)
+
+        self._guarded(target.directory, removed)
+
     def commit(self, generation: Generation, files: Sequence[WrittenFile] | None) -> bool:
         """Name the files, unless this generation's were named before, and add its line.
 
-        With None nothing is named: returns False where the generation's files were not named before. A later snapshot
+        With None nothing is named: returns False where the generation's files were not named before. Where a file is
+        gone, nothing is named either, and SnapshotInterrupted raised: take the snapshot again. A later snapshot
         of the table has a higher place, so what a run that was taken over has named is never taken for this one.
 
         The generation of a table that was parked meanwhile ends in the same commit.
@@ -213,6 +228,12 @@ class SnapshotLog:
                 )
             if held > place:
                 return None  # an earlier xidstream's, at the same position, which had a place one byte higher
+            gone = missing(writer.location, [file.path for file in files])
+            if gone:
+                raise SnapshotInterrupted(
+                    f"table {generation.name}: {len(gone)} of {len(files)} files of its snapshot were removed before "
+                    "it was complete: a vacuum keeps what nobody names yet for too short a time"
+                )
             reach("committing_snapshot")
             writer.commit(files, {rows_id: place}, marks=self._ownership.marks)
             reach("snapshot_committed")

@@ -83,8 +83,8 @@ class TableAt:
             raise PreconditionMissing(
                 f"table {table} cannot be told: its snapshot of {bounds.valid_from} had {n_rows} rows, and its Delta "
                 f"table has {there} of them: another tool has changed it",
-                remedy="restore the Delta table to the version before, or have the table read anew: `xidstream snapshot "
-                f"request --table {table}`",
+                remedy="restore the Delta table to the version before, or have the table read anew: `xidstream "
+                f"snapshot request --table {table}`",
             )
 
     def tail_files(self, since: int) -> list[LogFile]:
