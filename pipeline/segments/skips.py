@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from xidstream.pipeline.errors import SegmentCorrupt, UsageError
+from xidstream.pipeline.parked import LeftOutTransaction, RowsGivenUp, rows_given_up
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.poison import GivenUp
 from xidstream.pipeline.segments.envelope import seal, unseal
@@ -31,7 +32,8 @@ _REMEDY: Final = "give `xidstream slot skip` again after removing the object"
 class Skip:
     """``xid`` is 0 for a message outside of transactions, whose own LSN is ``commit_lsn``. Times are aware, UTC.
 
-    ``left_out_at``: when a run met the transaction and left its rows out; None before.
+    ``left_out_at``: when a run met the transaction and left its rows out; None before. ``relids``: of the tables of
+    these rows; None where they are not known.
     """
 
     xid: Xid
@@ -40,6 +42,7 @@ class Skip:
     recorded_by: str = ""
     reason: str = ""
     left_out_at: datetime.datetime | None = None
+    relids: tuple[int, ...] | None = None
 
 
 def write_skip(storage: Storage, layout: Layout, skip: Skip) -> None:
@@ -51,6 +54,7 @@ def write_skip(storage: Storage, layout: Layout, skip: Skip) -> None:
         "recorded_by": skip.recorded_by,
         "reason": skip.reason,
         "left_out_at": None if skip.left_out_at is None else skip.left_out_at.isoformat(),
+        "relids": None if skip.relids is None else list(skip.relids),
     }
     storage.write_bytes(layout.skip_key(skip.xid, skip.commit_lsn), seal(FORMAT, VERSION, content))
 
@@ -71,13 +75,24 @@ def given_up(storage: Storage, layout: Layout, confirmed_lsn: Lsn) -> GivenUp:
     return frozenset((s.xid, s.commit_lsn) for s in skips if s.commit_lsn >= confirmed_lsn)
 
 
-def note_left_out(storage: Storage, layout: Layout, pairs: Iterable[tuple[Xid, Lsn]]) -> None:
+def note_left_out(storage: Storage, layout: Layout, met: Iterable[LeftOutTransaction]) -> None:
     """Write down that these were met; the first time counts. Raises SegmentCorrupt, StorageFault."""
-    wanted = set(pairs)
+    wanted = {(each.xid, each.commit_lsn): each.relids for each in met}
     now = datetime.datetime.now(datetime.timezone.utc)
     for skip in read_skips(storage, layout):
-        if (skip.xid, skip.commit_lsn) in wanted and skip.left_out_at is None:
-            write_skip(storage, layout, dataclasses.replace(skip, left_out_at=now))
+        name = skip.xid, skip.commit_lsn
+        if name in wanted and skip.left_out_at is None:
+            write_skip(storage, layout, dataclasses.replace(skip, left_out_at=now, relids=wanted[name]))
+
+
+def rows_left_out(storage: Storage, layout: Layout) -> tuple[RowsGivenUp, ...]:
+    """Of which tables a run has left rows out because of these. Raises SegmentCorrupt, StorageFault."""
+    return tuple(
+        rows
+        for skip in read_skips(storage, layout)
+        if skip.left_out_at is not None
+        for rows in rows_given_up([LeftOutTransaction(skip.xid, skip.commit_lsn, skip.relids)])
+    )
 
 
 def _skip_of(data: bytes, key: str) -> Skip:
@@ -91,6 +106,8 @@ def _skip_of(data: bytes, key: str) -> Skip:
             content["recorded_by"],
             content["reason"],
             None if left_out_at is None else _time(left_out_at),
+            # An earlier xidstream wrote none.
+            None if content.get("relids") is None else tuple(map(int, content["relids"])),
         )
     except (KeyError, TypeError, ValueError, UsageError) as error:
         raise SegmentCorrupt(f"object {key!r} lacks a part or has a wrong one", remedy=_REMEDY) from error

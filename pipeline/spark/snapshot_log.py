@@ -243,7 +243,7 @@ class SnapshotLog:
         if n_rows is None:
             return False
         with self._parking:
-            spoiling = (p for p in self._parked.values() if p.relid == generation.relid and p.spoils(place))
+            spoiling = (p for p in self._parked.values() if p.concerns(generation.relid) and p.spoils(place))
             self._add_generation(generation, n_rows, next(spoiling, None))
         return True
 
@@ -326,9 +326,9 @@ class SnapshotLog:
 
     def _end_all_spoiled(self, parked: Sequence[ParkedTable]) -> None:
         lines = self.lines(makes=False)
-        relids = {each.relid for each in parked}
         for table in dict.fromkeys(line.table for line in lines if line.is_ours):
-            if any(line.relid in relids for line in lines if line.table == table):
+            relids = {line.relid for line in lines if line.table == table}
+            if any(each.concerns(relid) for each in parked for relid in relids):
                 self._guarded(naming.SNAPSHOTS, partial(self._end_spoiled, table, parked))
 
     def _end_spoiled(self, table: str, parked: Sequence[ParkedTable]) -> None:
@@ -448,7 +448,7 @@ def _spoiled(
         spoiling = (
             each
             for each in parked
-            if each.relid == row["relid"]
+            if each.concerns(row["relid"])
             and each.spoils(row["place"])
             and (later is None or later["valid_from"] > each.since_lsn)
         )
