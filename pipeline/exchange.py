@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from xidstream.pipeline.errors import XidstreamError
 from xidstream.pipeline.late_binding import Commit, RowFile
-from xidstream.pipeline.parked import BadTable, ParkedTable
+from xidstream.pipeline.parked import BadTable, LeftOutTransaction, ParkedTable
 from xidstream.pipeline.pg import INVALID_LSN, Lsn, Xid
 from xidstream.pipeline.poison import NOBODY, GivenUp, Poison
 from xidstream.pipeline.relations import RelationVersion
@@ -190,7 +190,7 @@ class Sealed:
     """Of rows and messages: as Arrow in memory, and as files in storage, where rows are compressed."""
     undeliverable: Undeliverable | None = None
     """Set where the content ends before the unit does."""
-    left_out: tuple[tuple[Xid, Lsn], ...] = ()
+    left_out: tuple[LeftOutTransaction, ...] = ()
     """Those of the unit's transactions that were given up (``pipeline.poison``): nothing of them is here."""
     bad_tables: tuple[BadTable, ...] = ()
     """Tables of which rows were left out, for the sequencer to park. ``transactions`` tell of these rows, too."""
@@ -434,6 +434,12 @@ class PreparedTransaction:
     def stored_keys(self) -> list[str]:
         """The keys of all that it keeps in storage, except its record."""
         return [s.key for s in self.segments] + [m.key for m in self.messages]
+
+    def relids(self) -> set[int] | None:
+        """Of the tables of its rows; None where they are not known."""
+        if self.damage is not None or (self.poison is not None and not self.bad_tables):
+            return None
+        return {s.relation.relid for s in self.segments} | {each.relid for each in self.bad_tables}
 
 
 RelationMap = Mapping[int, RelationVersion]

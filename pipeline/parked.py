@@ -21,7 +21,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from xidstream.pipeline.pg import INVALID_LSN, Lsn, Xid
 from xidstream.pipeline.quantities import visible
@@ -84,6 +84,10 @@ class ParkedTable:
     def is_parked(self) -> bool:
         return self.until_lsn is None
 
+    def concerns(self, relid: int) -> bool:
+        """Whether rows of this table are left out."""
+        return self.relid == relid
+
     def covers(self, commit_lsn: int) -> bool:
         """Whether rows of the table with this commit LSN are left out."""
         return commit_lsn >= self.since_lsn and (self.until_lsn is None or commit_lsn < self.until_lsn)
@@ -135,6 +139,41 @@ class ParkedTable:
             None if until_lsn is None else Lsn.parse(until_lsn),
             bool(value["awaits_sink"]),
         )
+
+
+class LeftOutTransaction(NamedTuple):
+    """A transaction that was given up, and that was met. ``relids``: the tables of its rows, ascending; None where they
+    are not known."""
+
+    xid: Xid
+    commit_lsn: Lsn
+    relids: tuple[int, ...] | None = None
+
+
+_EVERY_TABLE = 0
+"""No table has this oid."""
+
+
+@dataclass(frozen=True)
+class RowsGivenUp(ParkedTable):
+    """The rows of one table, or of every one, that a transaction had which a person gave up (``xidstream slot skip``).
+    For snapshots it is as if the table had been parked for this transaction alone. It is in no record."""
+
+    def concerns(self, relid: int) -> bool:
+        return self.relid in (relid, _EVERY_TABLE)
+
+    @property
+    def why_no_snapshot_stands(self) -> str:
+        return f"transaction {int(self.xid)}, with its commit at {self.since_lsn}, was given up (`xidstream slot skip`)"
+
+
+def rows_given_up(transactions: Iterable[LeftOutTransaction]) -> tuple[RowsGivenUp, ...]:
+    """Of every table where it is not known of which."""
+    return tuple(
+        RowsGivenUp(relid, "", each.commit_lsn, each.xid, "given up", until_lsn=Lsn(each.commit_lsn + 1))
+        for each in transactions
+        for relid in ((_EVERY_TABLE,) if each.relids is None else each.relids)
+    )
 
 
 def resumed(

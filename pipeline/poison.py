@@ -113,7 +113,3 @@ def given_up_among(
     for one_xid, one_lsn in given_up:
         mask |= (commit_lsn == int(one_lsn)) & (xid == int(one_xid))
     return mask
-
-
-def pairs_of(xid: Iterable[np.int64], commit_lsn: Iterable[np.int64]) -> tuple[tuple[Xid, Lsn], ...]:
-    return tuple((Xid(int(x)), Lsn(int(lsn))) for x, lsn in zip(xid, commit_lsn, strict=True))

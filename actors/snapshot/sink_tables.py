@@ -43,6 +43,9 @@ class SinkTables:
     def commit(self, generation: Generation, files: Sequence[WrittenFile] | None) -> bool:
         return self._on_sink(lambda tables: tables.commit(generation, files))
 
+    def discard(self, target: SnapshotTarget) -> None:
+        self._on_sink(lambda tables: tables.discard(target))
+
     def end(self, line: GenerationLine, reason: str) -> None:
         self._on_sink(lambda tables: tables.end(line, reason))
 

@@ -4,7 +4,8 @@ Each action ends as one event of the course. An error that a person must see end
 role may not read does not, where a stream goes on beside the snapshots: it is told, and tried again now and then. With
 ``on_poison = park``, one of the table's own rows or columns does not: its snapshot is cancelled until somebody asks for
 it. After any other error the range is read again, if its reader was lost, or else the table is taken anew. A commit
-alone is repeated here, until the sink answers: the rows are on disk, and the driver may be starting again.
+alone is repeated here, until the sink answers: the rows are on disk, and the driver may be starting again. What an
+attempt that failed has written is removed.
 """
 
 from __future__ import annotations
@@ -100,6 +101,8 @@ class SnapshotSteps:
         self._actors = SnapshotActors(config)
         self._n_readers = 1
         self._targets: dict[int, SnapshotTarget] = {}
+        self._late: dict[int, SnapshotTarget] = {}
+        """By relid: of an attempt that failed. A reader may have written a last file behind its end."""
         self._stop = threading.Event()
         threads = 2 * most_readers(config.snapshot_connections) + 2
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="xidstream-snapshot")
@@ -115,6 +118,7 @@ class SnapshotSteps:
         """Nothing is in hand: give their connections and processes back. The next action starts others."""
         self._actors.close()
         self._targets.clear()
+        self._late.clear()
 
     def close(self) -> None:
         """End everything, whatever it does."""
@@ -178,6 +182,9 @@ class SnapshotSteps:
         self._report(Failed(source.relation.relid, action.attempt))
 
     def _hold(self, action: Hold) -> None:
+        late = self._late.pop(action.source.relation.relid, None)
+        if late is not None:
+            self._discard(late)
         held = self._actors.hold("hold", action.source, action.wait_for_writers)
         self._targets[action.attempt] = self._tables.target(held.source.relation, held.bounds.place)
         ranges = plan_ranges(held.source.leaves, by_range=held.by_range, n_readers=self._n_readers)
@@ -199,20 +206,27 @@ class SnapshotSteps:
         generation = self._until_done(lambda: self._book.begin(action.source, action.bounds, last_number))
         if generation is None:
             raise SnapshotInterrupted(f"table {action.source.name} was altered while its rows were written")
-        while not self._until_done(lambda: self._tables.commit(generation, action.files)):
-            # A function has the table's rows only when its turn has come.
-            if self._stop.wait(_FIRST_PAUSE_S):
-                raise ComponentLost("the run ends")
+        try:
+            while not self._until_done(lambda: self._tables.commit(generation, action.files)):
+                # A function has the table's rows only when its turn has come.
+                if self._stop.wait(_FIRST_PAUSE_S):
+                    raise ComponentLost("the run ends")
+        except SnapshotInterrupted:
+            self._until_done(lambda: self._book.give_up(generation))
+            raise
         self._until_done(lambda: self._book.finish(generation))
         event = Committed(relid, action.attempt)
         self._report(Taken(event, generation, action.n_rows, action.source.n_bytes))
 
     def _until_done(self, act: Callable[[], _T]) -> _T:
-        """Repeat ``act`` until it succeeds. Raises what a person must see, and ComponentLost when the run ends."""
+        """Repeat ``act`` until it succeeds. Raises what a person must see, SnapshotInterrupted, and ComponentLost when
+        the run ends."""
         pause_s = _FIRST_PAUSE_S
         while True:
             try:
                 return act()
+            except SnapshotInterrupted:
+                raise
             except XidstreamError as error:
                 if error.policy.action_of(logged_in=True) is Policy.STOP:
                     raise
@@ -226,6 +240,17 @@ class SnapshotSteps:
             self._actors.release(action.relid)
         except XidstreamError:
             pass  # it was lost, and its lock with it
+        target = None if action.discarded is None else self._targets.pop(action.discarded, None)
+        if target is not None:
+            self._discard(target)
+            self._late[action.relid] = target
+
+    def _discard(self, target: SnapshotTarget) -> None:
+        """Remove what a failed attempt has written, as far as the sink can be reached: else a vacuum does."""
+        try:
+            self._tables.discard(target)
+        except XidstreamError as error:
+            log.debug("what a snapshot wrote that failed is left to a vacuum: %s", error.message)
 
 
 def _with_way_out(error: XidstreamError, action: Hold | Read | Commit) -> XidstreamError:

@@ -13,7 +13,7 @@ import pyarrow as pa
 from xidstream.pipeline import rows
 from xidstream.pipeline.errors import XidstreamError
 from xidstream.pipeline.exchange import Sealed, TransactionEnd, Undeliverable
-from xidstream.pipeline.parked import BadTable
+from xidstream.pipeline.parked import BadTable, LeftOutTransaction
 
 
 def transaction_row(
@@ -52,9 +52,10 @@ def nothing(end: TransactionEnd) -> Sealed:
     return Sealed(transaction_row(end, 0, (), with_messages=False), (), (), (), 0, 0)
 
 
-def left_out(end: TransactionEnd) -> Sealed:
-    """A transaction that was given up."""
-    return dataclasses.replace(nothing(end), left_out=((end.xid, end.commit_lsn),))
+def left_out(end: TransactionEnd, relids: Iterable[int] | None = None) -> Sealed:
+    """A transaction that was given up. ``relids``: the tables of its rows; None where they are not known."""
+    known = None if relids is None else tuple(sorted(set(relids)))
+    return dataclasses.replace(nothing(end), left_out=(LeftOutTransaction(end.xid, end.commit_lsn, known),))
 
 
 def undeliverable(error: XidstreamError) -> Sealed:

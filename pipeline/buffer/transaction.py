@@ -284,7 +284,7 @@ class OpenTransaction:
         self._expect_open("a commit")
         poison = self.poison()
         if (end.xid, end.commit_lsn) in given_up:
-            return self._nothing(left_out(end))
+            return self._nothing(left_out(end, self._relids()))
         if poison is not None and not parks:
             return self._nothing(undeliverable(poison.of(end.xid, end.commit_lsn)))
         bad = tuple(dataclasses.replace(each, commit_lsn=end.commit_lsn) for each in self.bad_tables())
@@ -308,6 +308,11 @@ class OpenTransaction:
             + sum(p.n_bytes for p in messages),
             bad_tables=bad,
         )
+
+    def _relids(self) -> set[int]:
+        """Of all tables that it has rows of, those that cannot be delivered included."""
+        kept = {key.relid for key in self._groups if key is not None}
+        return kept | {s.segment.relation.relid for s in self._spilled} | {note.relid for note in self._notes}
 
     def _leave_out(self, relids: Collection[int]) -> None:
         """Forget the rows of these tables. Their segments are nobody's."""

@@ -27,8 +27,8 @@ from xidstream.pipeline.decode.deliverable import deliverable
 from xidstream.pipeline.decode.table_decoder import DecodedTable, RowIndex, decode_table
 from xidstream.pipeline.errors import UsageError
 from xidstream.pipeline.exchange import Undeliverable
-from xidstream.pipeline.parked import BadTable
-from xidstream.pipeline.pg import POSTGRES_EPOCH_UNIX_US, Lsn, Xid
+from xidstream.pipeline.parked import BadTable, LeftOutTransaction
+from xidstream.pipeline.pg import POSTGRES_EPOCH_UNIX_US
 from xidstream.pipeline.pg_rules import HEARTBEAT_PREFIX
 from xidstream.pipeline.poison import NOBODY, BadRows, GivenUp, given_up_among
 from xidstream.pipeline.relations import RelationVersion
@@ -72,7 +72,7 @@ class DecodedPlainBlock:
     transactions: pa.RecordBatch
     stamp: Stamp
     undeliverable: Undeliverable | None = None
-    left_out: tuple[tuple[Xid, Lsn], ...] = ()
+    left_out: tuple[LeftOutTransaction, ...] = ()
     bad_tables: tuple[BadTable, ...] = ()
 
     @property

@@ -22,9 +22,9 @@ import pyarrow as pa
 
 from xidstream.pipeline.decode.table_decoder import DecodedTable
 from xidstream.pipeline.exchange import Undeliverable
-from xidstream.pipeline.parked import BadTable
+from xidstream.pipeline.parked import BadTable, LeftOutTransaction
 from xidstream.pipeline.pg import INVALID_LSN, Lsn, Xid
-from xidstream.pipeline.poison import BadRows, Poison, notes_by_table, pairs_of
+from xidstream.pipeline.poison import BadRows, Poison, notes_by_table
 
 if TYPE_CHECKING:
     from xidstream.pipeline.decode.blocks import DecodedPlainBlock
@@ -57,7 +57,7 @@ def deliverable(
         poison = _poison_of(notes, first).of(Xid(xid), Lsn(commit_lsn))
     keep = (np.arange(n) < first) & ~skipped
     kept_messages = np.where(is_transactional, _at(keep, message_owner), message_owner < first)
-    left_out = pairs_of(stamp.xid[:first][skipped[:first]], stamp.commit_lsn[:first][skipped[:first]])
+    left_out = _left_out(block, notes, np.flatnonzero(skipped[:first]))
     tables = _kept_tables(block.tables, keep, {relid: begin for relid, (begin, _) in bad.items()})
     logical = None if block.messages is None else block.messages.filter(pa.array(kept_messages))
     return dataclasses.replace(
@@ -103,6 +103,24 @@ def _bad_tables(
             BadTable(relid, table, poison.lsn, poison.what, n_changes, Xid(xid), Lsn(commit_lsn)),
         )
     return found
+
+
+def _left_out(
+    block: DecodedPlainBlock, notes: Sequence[BadRows], skipped: npt.NDArray[np.int64]
+) -> tuple[LeftOutTransaction, ...]:
+    """``skipped``: the indexes of transactions, int64[k]."""
+    if not len(skipped):
+        return ()
+    owners = [(table.relation.relid, _owner(table)) for table in block.tables]
+    owners += [(note.relid, note.owner) for note in notes]
+    return tuple(
+        LeftOutTransaction(
+            Xid(int(block.stamp.xid[i])),
+            Lsn(int(block.stamp.commit_lsn[i])),
+            tuple(sorted({relid for relid, owner in owners if (owner == i).any()})),
+        )
+        for i in skipped
+    )
 
 
 def _first_bad_transaction(n: int, notes: Sequence[BadRows], skipped: npt.NDArray[np.bool_]) -> int:

@@ -74,7 +74,14 @@ from xidstream.pipeline.segments.segment_file import (
     write_side_by_side,
 )
 from xidstream.pipeline.segments.server_record import other_servers, read_timeline, write_timeline
-from xidstream.pipeline.segments.skips import Skip, given_up, note_left_out, read_skips, write_skip
+from xidstream.pipeline.segments.skips import (
+    Skip,
+    given_up,
+    note_left_out,
+    read_skips,
+    rows_left_out,
+    write_skip,
+)
 from xidstream.pipeline.segments.storage import Storage, is_out_of_space
 from xidstream.pipeline.segments.stored_journal import (
     JournalFinding,
@@ -115,6 +122,7 @@ __all__ = [
     "load_journal_units",
     "load_prepared",
     "note_left_out",
+    "rows_left_out",
     "other_servers",
     "read_beginning",
     "read_journal_file",

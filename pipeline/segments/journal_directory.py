@@ -30,6 +30,7 @@ from xidstream.pipeline.exchange import (
     UnitEnd,
 )
 from xidstream.pipeline.late_binding import Commit
+from xidstream.pipeline.parked import LeftOutTransaction
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.relations import RelationVersion
 from xidstream.pipeline.segments.envelope import a_count, a_number
@@ -99,7 +100,7 @@ def _unit_to_json(end: UnitEnd, unit: Sealed, relations: Relations) -> dict[str,
             for part in unit.segments
         ],
         "messages": [_message_to_json(part) for part in unit.messages],
-        "left_out": [[int(xid), str(lsn)] for xid, lsn in unit.left_out],
+        "left_out": [[int(xid), str(lsn), relids] for xid, lsn, relids in unit.left_out],
     }
 
 
@@ -152,9 +153,16 @@ def _unit_from_json(value: dict[str, Any], relations: Sequence[RelationVersion])
         messages=tuple(_message_from_json(part) for part in value["messages"]),
         n_rows=a_count(value["n_rows"]),
         n_bytes=a_count(value["n_bytes"]),
-        left_out=tuple((Xid(xid), Lsn.parse(lsn)) for xid, lsn in value["left_out"]),
+        left_out=tuple(map(_left_out_from_json, value["left_out"])),
     )
     return end, unit
+
+
+def _left_out_from_json(value: list[Any]) -> LeftOutTransaction:
+    xid, lsn, *more = value  # an earlier xidstream did not know the tables
+    (relids,) = more or (None,)
+    known = None if relids is None else tuple(map(a_count, relids))
+    return LeftOutTransaction(Xid(xid), Lsn.parse(lsn), known)
 
 
 def _memory_from_json(value: list[Any], relations: Sequence[RelationVersion]) -> MemoryPart:

@@ -26,7 +26,9 @@ from xidstream.pipeline.exchange import (
     Sealed,
 )
 from xidstream.pipeline.packs import Packs, UnitParts
-from xidstream.pipeline.poison import GivenUp, given_up_among, pairs_of
+from xidstream.pipeline.parked import LeftOutTransaction
+from xidstream.pipeline.pg import Lsn, Xid
+from xidstream.pipeline.poison import GivenUp, given_up_among
 
 _Numbers = npt.NDArray[np.int64]
 _Rows = TypeVar("_Rows", pa.Table, pa.RecordBatch)
@@ -49,12 +51,18 @@ def without_given_up(
     xid, commit_lsn = _commits(unit)
     gone = given_up_among(given_up, xid, commit_lsn)
     lsns = set(commit_lsn[gone].tolist())
+    relids: dict[int, set[int]] = {lsn: set() for lsn in lsns}
+    for segment in unit.segments:
+        if segment.commit.commit_lsn in lsns:
+            relids[segment.commit.commit_lsn].add(segment.relation.relid)
 
     # Each part is an object of its own: parts of one table stay in their order.
     parts = UnitParts(put, n_tables=1)
     packs = Packs(lambda ref: iter(table_of(ref).to_batches()))
     for part in unit.memory:
         rows = table_of(part.ref) if part.place is None else pa.Table.from_batches(packs.rows([part]))
+        for lsn in lsns.intersection(pc.unique(rows.column("_commit_lsn")).to_pylist()):
+            relids[lsn].add(part.relation.relid)
         parts.add(part.relation, _left(rows, "_commit_lsn", lsns))
 
     def message(part: MessagePart) -> MessagePart | None:
@@ -78,7 +86,13 @@ def without_given_up(
         n_rows=sum(part.n_rows for part in memory) + sum(part.n_rows for part in segments),
         n_bytes=sum(part.n_bytes for part in (*memory, *messages))
         + sum(part.segment.n_bytes for part in segments),
-        left_out=(*unit.left_out, *pairs_of(xid[gone], commit_lsn[gone])),
+        left_out=(
+            *unit.left_out,
+            *(
+                LeftOutTransaction(Xid(x), Lsn(lsn), tuple(sorted(relids[lsn])))
+                for x, lsn in zip(xid[gone].tolist(), commit_lsn[gone].tolist(), strict=True)
+            ),
+        ),
     )
 
 

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
+from xidstream.pipeline.parked import LeftOutTransaction, RowsGivenUp, rows_given_up
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.poison import GivenUp
 from xidstream.pipeline.segments.envelope import Document, now
@@ -26,7 +27,8 @@ from xidstream.pipeline.segments.storage import Storage
 class Skip:
     """``xid`` is 0 for a message outside of transactions, whose own LSN is ``commit_lsn``. Times are aware, UTC.
 
-    ``left_out_at``: when a run met the transaction and left its rows out; None before.
+    ``left_out_at``: when a run met the transaction and left its rows out; None before. ``relids``: of the tables of
+    these rows; None where they are not known.
     """
 
     xid: Xid
@@ -35,6 +37,7 @@ class Skip:
     recorded_by: str = ""
     reason: str = ""
     left_out_at: datetime.datetime | None = None
+    relids: tuple[int, ...] | None = None
 
 
 def _to_json(skip: Skip) -> dict[str, Any]:
@@ -45,6 +48,7 @@ def _to_json(skip: Skip) -> dict[str, Any]:
         "recorded_by": skip.recorded_by,
         "reason": skip.reason,
         "left_out_at": None if skip.left_out_at is None else skip.left_out_at.isoformat(),
+        "relids": None if skip.relids is None else list(skip.relids),
     }
 
 
@@ -57,6 +61,7 @@ def _from_json(content: dict[str, Any]) -> Skip:
         content["recorded_by"],
         content["reason"],
         None if left_out_at is None else _time(left_out_at),
+        None if content["relids"] is None else tuple(map(int, content["relids"])),
     )
 
 
@@ -94,9 +99,20 @@ def given_up(storage: Storage, layout: Layout, confirmed_lsn: Lsn) -> GivenUp:
     return frozenset((s.xid, s.commit_lsn) for s in skips if s.commit_lsn >= confirmed_lsn)
 
 
-def note_left_out(storage: Storage, layout: Layout, pairs: Iterable[tuple[Xid, Lsn]]) -> None:
+def note_left_out(storage: Storage, layout: Layout, met: Iterable[LeftOutTransaction]) -> None:
     """Write down that these were met; the first time counts. Raises SegmentCorrupt, StorageFault."""
-    wanted = set(pairs)
+    wanted = {(each.xid, each.commit_lsn): each.relids for each in met}
     for skip in read_skips(storage, layout):
-        if (skip.xid, skip.commit_lsn) in wanted and skip.left_out_at is None:
-            write_skip(storage, layout, dataclasses.replace(skip, left_out_at=now()))
+        name = skip.xid, skip.commit_lsn
+        if name in wanted and skip.left_out_at is None:
+            write_skip(storage, layout, dataclasses.replace(skip, left_out_at=now(), relids=wanted[name]))
+
+
+def rows_left_out(storage: Storage, layout: Layout) -> tuple[RowsGivenUp, ...]:
+    """Of which tables a run has left rows out because of these. Raises SegmentCorrupt, StorageFault."""
+    return tuple(
+        rows
+        for skip in read_skips(storage, layout)
+        if skip.left_out_at is not None
+        for rows in rows_given_up([LeftOutTransaction(skip.xid, skip.commit_lsn, skip.relids)])
+    )

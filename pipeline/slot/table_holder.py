@@ -65,7 +65,7 @@ from xidstream.pipeline.slot.table_access import (
     is_standby,
 )
 from xidstream.pipeline.slot.writers import Writer, lock_holders, writers_of
-from xidstream.pipeline.snapshot.bounds import SnapshotBounds
+from xidstream.pipeline.snapshot.bounds import Checkpoint, SnapshotBounds
 from xidstream.pipeline.snapshot.generations import reason_it_ended, signature_of
 from xidstream.pipeline.snapshot.tables import Leaf, PublishedSource
 
@@ -145,12 +145,14 @@ class TableHolder:
                     with _reported(doing):
                         _lock(session, observer, source, lock_timeout_ms, waiting)
                         now = self._again(observer, source)
+                        checkpoint = None if self._wal_end is _REPLAYED else _checkpoint(observer)
                         before = _wal_end(observer, self._wal_end)
                         if wait_for_writers:
                             _await_writers(observer, now, waiting)
                         name, bounds = take(session, now, before, self._wal_end)
                         # A partition may be attached under our lock, and brings its rows.
                         self._again(observer, now)
+                    bounds = bounds.knowing(checkpoint)
                     held = Held(name, bounds, measured(observer, now), observer.info.server_version >= PG14)
                     with self._guard:
                         self._check_wanted(relid, waiting)
@@ -352,6 +354,17 @@ def _wal_end(observer: psycopg.Connection[Any], function: str) -> Lsn:
     row = observer.execute(f"SELECT {function}()::text".encode()).fetchone()
     assert row is not None
     return Lsn.parse(row[0])
+
+
+def _checkpoint(observer: psycopg.Connection[Any]) -> Checkpoint | None:
+    """The last one; None where the server tells nobody of it."""
+    try:
+        row = observer.execute("SELECT redo_lsn::text, next_xid FROM pg_control_checkpoint()").fetchone()
+    except (psycopg.errors.InsufficientPrivilege, psycopg.errors.FeatureNotSupported):
+        return None
+    assert row is not None
+    epoch, xid = row[1].split(":")
+    return Checkpoint(Lsn.parse(row[0]), (int(epoch) << 32) + int(xid))
 
 
 def take(

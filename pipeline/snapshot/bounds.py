@@ -13,7 +13,24 @@ when the table was locked, because the two may be the same. Records begin at mul
 either is that position again.
 
 The xid on the wire has 32 bits, ``xmin``, ``xmax`` and ``xip`` have 64 (``FullTransactionId``). All xids that are in
-use lie within 2**31 of one another, so ``xmax`` says which epoch a wire's xid belongs to.
+use lie within 2**31 of one another, so ``xmax`` says which epoch a wire's xid belongs to. That is true of transactions
+that were in use when the snapshot was taken. A log may be older than the last 2**31 xids (25 days with 1,000 a second),
+and of its oldest rows the id says nothing. So the snapshot has an LSN of the log, too. All that committed up to
+``contained_upto`` is contained, whatever its id, and nobody need read it.
+
+Which LSN that may be:
+
+- What the snapshot does not see has an id of at least ``xmin``, even where its commit record is written already (it
+  still flushes, or waits for a synchronous standby) or is prepared.
+- A checkpoint begins at ``redo_lsn``, and notes ``next_xid`` behind that (``CreateCheckPoint`` in
+  ``src/backend/access/transam/xlog.c``). So an id of at least ``next_xid`` was given out behind ``redo_lsn``, and its
+  transaction's commit record is behind it, too.
+- If ``next_xid`` is at most ``xmin``, all that is not seen committed behind ``redo_lsn``.
+
+``pg_control_checkpoint()`` tells both. Where a transaction has been open since before the last checkpoint, it tells
+nothing. Then the LSN of an earlier snapshot of the slot holds as well, because a later one sees all that it saw. The
+wire's ids are enough, if no more than 2**31 have passed since. (Rejected: the WAL's end, read before the snapshot:
+commits that wait for a standby lie below it. The slot's ``restart_lsn``: it moves past such commits.)
 
 Subtransactions need no rule of their own: the stream names a transaction by its top-level xid, and ``xip`` lists
 top-level xids alone (``pg_current_snapshot`` in ``src/backend/utils/adt/xid8funcs.c``). A prepared transaction is open
@@ -25,20 +42,30 @@ its connection, and cannot be had for a table that is added later.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from xidstream.pipeline.errors import UsageError
-from xidstream.pipeline.pg import Lsn, Xid
+from xidstream.pipeline.pg import INVALID_LSN, Lsn, Xid
 
 _EPOCH = 1 << 32
 _HALF = 1 << 31
 
 
 @dataclass(frozen=True)
+class Checkpoint:
+    """``redo_lsn``: where it begins in the WAL. ``next_xid``: which id, of 64 bits, was to be given out next, asked
+    behind that."""
+
+    redo_lsn: Lsn
+    next_xid: int
+
+
+@dataclass(frozen=True)
 class SnapshotBounds:
     """``place``: the ``_commit_lsn`` of the snapshot's rows, which no commit has. ``valid_from``: from here on the
     table's state is known; no commit has it either. ``xmin``, ``xmax``, ``xip`` (ascending) have 64 bits.
-    ``taken_at_us``: Unix epoch, UTC."""
+    ``taken_at_us``: Unix epoch, UTC. ``contained_upto``: all that committed up to this LSN is contained; 0/0 where none
+    is known."""
 
     place: Lsn
     valid_from: Lsn
@@ -46,14 +73,25 @@ class SnapshotBounds:
     xmax: int
     xip: tuple[int, ...]
     taken_at_us: int
+    contained_upto: Lsn = INVALID_LSN
 
     def __post_init__(self) -> None:
         if not self.place < self.valid_from:
             raise UsageError(f"a snapshot at {self.place} cannot be valid from {self.valid_from}")
+        if self.contained_upto > self.valid_from:
+            raise UsageError(f"a snapshot valid from {self.valid_from} cannot contain {self.contained_upto}")
         if not self.xmin <= self.xmax or any(not self.xmin <= xid < self.xmax for xid in self.xip):
             raise UsageError(
                 f"not a snapshot: xmin {self.xmin}, xmax {self.xmax}, {len(self.xip)} xids between"
             )
+
+    def knowing(self, checkpoint: Checkpoint | None, earlier: Lsn = INVALID_LSN) -> SnapshotBounds:
+        """The same with what the server's last checkpoint tells, and ``earlier``, an older snapshot's
+        ``contained_upto``."""
+        known = [self.contained_upto, earlier]
+        if checkpoint is not None and checkpoint.next_xid <= self.xmin:
+            known.append(checkpoint.redo_lsn.before)
+        return replace(self, contained_upto=max(known))
 
     def widened(self, xid: Xid) -> int:
         """The 64-bit id of a transaction of the stream: the one of its 32 bits that is nearest to ``xmax``."""
@@ -68,5 +106,7 @@ class SnapshotBounds:
         """Whether the snapshot has what the transaction did. ``xid`` is its top-level id."""
         if commit_lsn > self.valid_from:
             return False
+        if commit_lsn <= self.contained_upto:
+            return True
         wide = self.widened(xid)
         return wide < self.xmax and wide not in self.xip

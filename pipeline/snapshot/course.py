@@ -144,9 +144,10 @@ class Commit:
 
 @dataclass(frozen=True)
 class Release:
-    """Let go of the table's lock and snapshot."""
+    """Let go of the table's lock and snapshot. ``discarded``: the attempt whose files nobody will ever name, if any."""
 
     relid: int
+    discarded: int | None = None
 
 
 Action = Hold | Read | Commit | Release
@@ -214,7 +215,9 @@ class Course:
             if table is not None:
                 del self.tables[event.relid]
                 if table.state is not TableState.WANTED:
-                    yield Release(event.relid)
+                    # What is being committed may come to be named.
+                    is_over = table.state is not TableState.COMMITTING and table.attempt
+                    yield Release(event.relid, table.attempt if is_over else None)
             return
         if isinstance(event, Again):
             if table is not None and table.state is TableState.RESTING:
@@ -238,7 +241,7 @@ class Course:
             table.n_ranges_again += len(table.files) + len(table.reading)
             _forget(table)
             table.state, table.attempt = TableState.RESTING, 0
-            yield Release(event.relid)
+            yield Release(event.relid, event.attempt)
 
     def _held(self, table: TableCourse, event: Held) -> Iterator[Action]:
         self._demand(table, TableState.HOLDING)

@@ -59,6 +59,7 @@ class Generation:
             "xmax": bounds.xmax,
             "xip": list(bounds.xip),
             "taken_at_us": bounds.taken_at_us,
+            "contained_upto": str(bounds.contained_upto),
             "primary_key": None if self.primary_key is None else list(self.primary_key),
         }
 
@@ -74,6 +75,8 @@ class Generation:
                 value["xmax"],
                 tuple(value["xip"]),
                 value["taken_at_us"],
+                # An xidstream that did not ask for it wrote none.
+                Lsn.parse(value.get("contained_upto", "0/0")),
             ),
             None if value["primary_key"] is None else tuple(value["primary_key"]),
         )

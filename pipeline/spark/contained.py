@@ -28,7 +28,8 @@ def without_contained(frame: DataFrame, bounds: SnapshotBounds) -> DataFrame:
         .when(f.lit(bounds.xmax) - near > _HALF, near + f.lit(_EPOCH))
         .otherwise(near)
     )
-    contained = (f.col("_commit_lsn") <= f.lit(int(bounds.valid_from))) & (wide < f.lit(bounds.xmax))
+    lsn = f.col("_commit_lsn")
+    contained = (lsn <= f.lit(int(bounds.valid_from))) & (wide < f.lit(bounds.xmax))
     if bounds.xip:
         contained &= ~wide.isin(list(bounds.xip))
-    return frame.filter(~contained)
+    return frame.filter((lsn > f.lit(int(bounds.contained_upto))) & ~contained)

@@ -51,6 +51,7 @@ from xidstream.pipeline.errors import (
 )
 from xidstream.pipeline.exchange import SlotIdentity, Tenure
 from xidstream.pipeline.faultpoints import reach
+from xidstream.pipeline.parked import rows_given_up
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.rows import MESSAGES_SCHEMA, TRANSACTIONS_SCHEMA
 from xidstream.pipeline.sink_kinds import DELTA
@@ -204,7 +205,8 @@ class DeltaSink:
             self._write_tables(list(batch.parts.values()), batch)
         self._guarded(naming.MESSAGES, lambda: self._write_messages(batch))
         # Before `_transactions` says that all is whole up to here.
-        self.snapshot_log().park(batch.content.parked)
+        given_up = rows_given_up(each for unit in batch.content.units for each in unit.left_out)
+        self.snapshot_log().park([*batch.content.parked, *given_up])
         self._guarded(naming.TRANSACTIONS, lambda: self._write_transactions(batch.transaction_rows))
 
     def _write_tables(self, tables: list[TableParts], batch: SinkBatch) -> None:

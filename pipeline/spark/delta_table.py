@@ -19,9 +19,11 @@ deltalake looks for expired files of the log after every commit, and lists the w
 so each commit would take longer than the one before. Here one commit in ``CHECKPOINT_EVERY`` looks for them, as Spark
 does with its checkpoints.
 
-A commit that finds many small files replaces them by one (``small_files``). Files are only removed from the very
-version that the snapshot shows: deltalake does not see that somebody else has replaced them, because ``optimize`` says
-that it changes no data, and the rows would be there twice.
+A commit that leaves many small files is followed by one that replaces them by one file (``small_files``). Files are
+only removed from the very version that the snapshot shows: deltalake does not see that somebody else has replaced them,
+because ``optimize`` says that it changes no data, and the rows would be there twice. For the same reason our own
+removals say that data changes. An ``optimize`` that began before them is refused then; it would bring their rows back.
+The replacing file says that no data changes, so a follower that passes over removals reads none of its rows again.
 
 After any failure the handle is of no further use: the caller drops the writer and opens a new one, which
 reads from the log what did happen (a commit whose answer was lost is found there).
@@ -36,6 +38,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from types import MappingProxyType
 from typing import Final
 
@@ -64,6 +67,9 @@ NOTHING: Final = 0
 
 CHECKPOINT_EVERY: Final = 100
 """So many commits lie between two checkpoints of the log, unless the table has ``delta.checkpointInterval``."""
+MERGED: Final = "xidstream.merged"
+"""In the ``commitInfo`` of a commit that replaces small files, and does nothing else."""
+_UNMERGED: Final = ("delta.appendOnly", "delta.enableChangeDataFeed")
 _LOGGER: Final = logging.getLogger(__name__)
 _KEEP_EXPIRED_LOGS: Final = PostCommitHookProperties(cleanup_expired_logs=False)
 
@@ -77,7 +83,7 @@ class DeltaTableWriter:
 
     def __init__(self, table: DeltaTable, location: Location, label: str) -> None:
         self._table = table
-        self._location = location
+        self.location = location
         self._described: TableMetadata | None = None
         self._watermarks: dict[tuple[int, str], int] = {}
         self._merges_from = 0
@@ -214,7 +220,7 @@ class DeltaTableWriter:
     ) -> None:
         """Append ``files`` and move the watermarks ``versions`` (application id -> commit LSN), atomically.
 
-        Small files of before may be replaced by one with the same rows.
+        Small files may be replaced by one with the same rows, in a commit behind this one.
 
         ``marks`` are versions that may also stay as they are. ``removed`` are paths of files whose rows are in
         ``files``, or are to go. Raises SnapshotOutdated where somebody moved one of the versions since the snapshot,
@@ -237,24 +243,24 @@ class DeltaTableWriter:
         actions: list[AddAction | RemoveAction] = [_add_action(file, lsn_column, now_ms) for file in files]
         actions += [RemoveAction(path, True, now_ms) for path in removed]
         moved = {**marks, **versions}
-        merging = self._merge(lsn_column, now_ms) if files and not removed else []
-        try:
-            self._write_log([*actions, *merging], moved)
-        except SnapshotOutdated:
-            if not merging:
-                raise
-            # What others committed may be no matter for new rows.
-            self._write_log(actions, moved)
+        self._write_log(actions, moved)
         self._settle(moved)
+        merging = self._merge(lsn_column, now_ms) if files and not removed else []
+        if merging:
+            # In a commit of its own: a follower that passes over it misses no new row.
+            with suppress(SnapshotOutdated):
+                self._write_log(merging, moved, told={MERGED: "true"})
+            self._settle(moved)
 
     def _merge(self, lsn_column: str, now_ms: int) -> list[AddAction | RemoveAction]:
-        """What replaces small files by one, if there are many. The commit goes on without it where they cannot be read:
-        what is wrong with files of before is no reason to keep new rows waiting."""
+        """What replaces small files by one, if there are many. None is merged where they cannot be read: what is wrong
+        with files of before is no reason to keep new rows waiting. Nor where the table says that its rows are never
+        removed, or that every change of its rows is told."""
         replaced = many_small(self.files()) if self.version >= self._merges_from else None
-        if not replaced or not has_plain_files(self._table.protocol()):
+        if not replaced or not has_plain_files(self._table.protocol()) or any(map(self._is_set, _UNMERGED)):
             return []
         try:
-            merged = merge(self._location, replaced, self.columns, lsn_column)
+            merged = merge(self.location, replaced, self.columns, lsn_column)
         except (OSError, pa.ArrowException, XidstreamError) as error:
             self._merges_from = self.version + CHECKPOINT_EVERY
             text = f"Delta table {self.label}: small files could not be merged ({type(error).__name__})"
@@ -262,8 +268,11 @@ class DeltaTableWriter:
             return []
         return [
             *(_add_action(file, lsn_column, now_ms, is_change=False) for file in merged),
-            *(RemoveAction(path, False, now_ms) for path in replaced["path"].to_pylist()),
+            *(RemoveAction(path, True, now_ms) for path in replaced["path"].to_pylist()),
         ]
+
+    def _is_set(self, name: str) -> bool:
+        return str(self._table.metadata().configuration.get(name)).lower() == "true"
 
     def swap(
         self,
@@ -295,8 +304,12 @@ class DeltaTableWriter:
         *,
         mode: str = "append",
         schema: DeltaSchema | None = None,
+        told: dict[str, str] | None = None,
     ) -> None:
-        """Commit. Raises SnapshotOutdated where nothing was committed, or where the answer is lost."""
+        """Commit. ``told`` goes into its ``commitInfo``.
+
+        Raises SnapshotOutdated where nothing was committed, or where the answer is lost.
+        """
         transactions = [AppTransaction(app, version) for app, version in moved.items()]
         removes = mode != "append" or any(isinstance(action, RemoveAction) for action in actions)
         version = self.version + 1
@@ -308,7 +321,9 @@ class DeltaTableWriter:
                 schema=schema or self._table.schema(),
                 partition_by=[],
                 commit_properties=CommitProperties(
-                    app_transactions=transactions, max_commit_retries=0 if removes else None
+                    custom_metadata=told,
+                    app_transactions=transactions,
+                    max_commit_retries=0 if removes else None,
                 ),
                 # None leaves it to the table's property ``delta.enableExpiredLogCleanup``.
                 post_commithook_properties=None if is_cleaning else _KEEP_EXPIRED_LOGS,
@@ -360,19 +375,19 @@ class DeltaTableWriter:
         if self.version > before + 1:
             # What others committed may be other properties.
             self._described = None
-        if self._location.is_local:
+        if self.location.is_local:
             made = range(self._durable_version + 1, self.version + 1)
-            self._location.sync(name for version in made for name in self._log_files(version))
+            self.location.sync(name for version in made for name in self._log_files(version))
             self._durable_version = self.version
 
     def _make_earlier_durable(self) -> int:
         """Each run waits for a commit of its own before the next one, so that at most the last one of a run that
         died is in a cache alone, with what others committed behind it."""
-        if self._location.is_local:
+        if self.location.is_local:
             for version in range(self.version, -1, -1):
                 names = self._log_files(version)
-                self._location.sync(names)
-                if not names or _moves_a_watermark(os.path.join(self._location.uri, names[0])):
+                self.location.sync(names)
+                if not names or _moves_a_watermark(os.path.join(self.location.uri, names[0])):
                     break
         return self.version
 
@@ -386,7 +401,7 @@ class DeltaTableWriter:
         return [n for n in names if self._has(n)]
 
     def _has(self, name: str) -> bool:
-        return os.path.exists(os.path.join(self._location.uri, name))
+        return os.path.exists(os.path.join(self.location.uri, name))
 
 
 def _versions(found: Mapping[str, str | None], brought: Sequence[VersionSince], label: str) -> dict[str, str]:

@@ -1,16 +1,16 @@
 """A table's small files, and the rows of some of them in one new file.
 
-Each batch adds at least one file to each of its tables, and readers open every one. A commit that finds many small
-files replaces them by one. Its actions say that no data changes: whoever follows the log as a stream of changes reads
-none of these rows again.
+Each batch adds at least one file to each of its tables, and readers open every one. Where a commit leaves many small
+files, the next one replaces them by one (``delta_table``).
 
 ``SIZE_CLASSES`` keep the work small. Only files of one class go together, so a row is rewritten some times at most, and
 a commit rewrites 4 MiB of Parquet at most. Larger files stay as they are.
 
 Only files that the sink has written are taken (``OWN``), and only where each of their rows counts (``plain_files``).
 
-Rejected: a merge in a commit of its own, which doubles the versions of the log, and in a thread of its own, which may
-conflict with the next batch. deltalake's ``optimize``, which rewrites the newest file each time until it has 256 MB.
+Rejected: a merge in the commit of new rows, which a follower of the table cannot pass over, and in a thread of its own,
+which may conflict with the next batch. deltalake's ``optimize``, which rewrites the newest file each time until it has
+256 MB.
 
 Called by ``delta_table``, in the thread that commits. deltalake and pyarrow only, no Spark.
 """

@@ -36,7 +36,7 @@ from typing import Any, Final, TypeVar
 import pyarrow as pa
 
 from xidstream.pipeline.credentials import holds_secret_option
-from xidstream.pipeline.errors import StorageFault, Unsupported, XidstreamError
+from xidstream.pipeline.errors import SnapshotInterrupted, StorageFault, Unsupported, XidstreamError
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.parked import ParkedTable
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
@@ -44,6 +44,7 @@ from xidstream.pipeline.relations import RelationVersion
 from xidstream.pipeline.rows import contract_schema
 from xidstream.pipeline.snapshot.generation import Generation, GenerationState
 from xidstream.pipeline.spark import naming
+from xidstream.pipeline.spark.attempt_files import missing, remove
 from xidstream.pipeline.spark.delta_table import MAX_VERSION, DeltaTableWriter, SnapshotOutdated
 from xidstream.pipeline.spark.naming import Location
 from xidstream.pipeline.spark.ownership import Ownership
@@ -71,10 +72,14 @@ SNAPSHOTS_SCHEMA: Final = pa.schema(
         pa.field("state", pa.string()),
         pa.field("reason", pa.string()),
         pa.field("until", pa.int64()),
+        pa.field("contained_upto", pa.int64()),
+        pa.field("rows", pa.int64()),
     ]
 )
 """One row for each generation that finished, and one more when it has ended. The last row of a generation counts.
-``until``: the last LSN at which a generation that has ended still stands; null in the row of one that finished."""
+``until``: the last LSN at which a generation that has ended still stands; null in the row of one that finished.
+``contained_upto``: all that committed up to this LSN is in the snapshot; null where none is known. ``rows``: of the
+snapshot; null in the rows of an earlier xidstream, as ``contained_upto`` is."""
 
 _T = TypeVar("_T")
 
@@ -158,10 +163,24 @@ class SnapshotLog:
 
         return self._guarded(relation.name, prepare)
 
+    def discard(self, target: SnapshotTarget) -> None:
+        """Remove what an attempt wrote that has failed. A table that names it keeps it."""
+
+        def removed() -> None:
+            writer = DeltaTableWriter.open(target.table, target.directory)
+            if writer is not None:
+                self._ownership.check(writer)
+                if any(path.startswith(target.directory) for path in writer.files()["path"].to_pylist()):
+                    return
+            remove(target.table, target.directory)
+
+        self._guarded(target.directory, removed)
+
     def commit(self, generation: Generation, files: Sequence[WrittenFile] | None) -> bool:
         """Name the files, unless this generation's were named before, and add its line.
 
-        With None nothing is named: returns False where the generation's files were not named before. A later snapshot
+        With None nothing is named: returns False where the generation's files were not named before. Where a file is
+        gone, nothing is named either, and SnapshotInterrupted raised: take the snapshot again. A later snapshot
         of the table has a higher place, so what a run that was taken over has named is never taken for this one.
 
         The generation of a table that was parked meanwhile ends in the same commit.
@@ -169,33 +188,41 @@ class SnapshotLog:
         directory = naming.encode_table(generation.relation.schema, generation.relation.table)
         rows_id, place = f"{self._application_id}/snapshot", int(generation.bounds.place)
 
-        def commit_rows() -> bool:
+        def commit_rows() -> int | None:
+            """How many there are; None where they were not named."""
             writer = DeltaTableWriter.open(self._root.child(directory), generation.name)
             held = 0 if writer is None else writer.watermark(rows_id)
-            if held == place:
-                return True
+            if writer is not None and held == place:
+                return _n_rows(files, writer, place)
             if writer is None or files is None:
-                return False
+                return None
             self._ownership.check(writer)
             if held > place:
                 raise self._ownership.diverged(
                     f"Delta table {writer.label} has a snapshot that was taken at {Lsn(held)}, and a later one was "
                     f"taken at {Lsn(place)}: the server was restored, or failed over, to an older state"
                 )
+            gone = missing(writer.location, [file.path for file in files])
+            if gone:
+                raise SnapshotInterrupted(
+                    f"table {generation.name}: {len(gone)} of {len(files)} files of its snapshot were removed before "
+                    "it was complete: a vacuum keeps what nobody names yet for too short a time"
+                )
             reach("committing_snapshot")
             writer.commit(files, {rows_id: place}, marks=self._ownership.marks)
             reach("snapshot_committed")
-            return True
+            return _n_rows(files, writer, place)
 
-        if not self._guarded(generation.name, commit_rows):
+        n_rows = self._guarded(generation.name, commit_rows)
+        if n_rows is None:
             return False
         with self._parking:
-            spoiling = (p for p in self._parked.values() if p.relid == generation.relid and p.spoils(place))
-            self._add_generation(generation, next(spoiling, None))
+            spoiling = (p for p in self._parked.values() if p.concerns(generation.relid) and p.spoils(place))
+            self._add_generation(generation, n_rows, next(spoiling, None))
         return True
 
-    def _add_generation(self, generation: Generation, spoiled_by: ParkedTable | None) -> None:
-        row, version = _row_of(generation), 2 * generation.number
+    def _add_generation(self, generation: Generation, n_rows: int, spoiled_by: ParkedTable | None) -> None:
+        row, version = _row_of(generation, n_rows), 2 * generation.number
         if spoiled_by is None:
             self._add_line(generation.name, version, lambda writer: [row])
             return
@@ -279,9 +306,9 @@ class SnapshotLog:
 
     def _end_all_spoiled(self, parked: Sequence[ParkedTable]) -> None:
         lines = self.lines(makes=False)
-        relids = {each.relid for each in parked}
         for table in dict.fromkeys(line.table for line in lines if line.is_ours):
-            if any(line.relid in relids for line in lines if line.table == table):
+            relids = {line.relid for line in lines if line.table == table}
+            if any(each.concerns(relid) for each in parked for relid in relids):
                 self._guarded(naming.SNAPSHOTS, partial(self._end_spoiled, table, parked))
 
     def _end_spoiled(self, table: str, parked: Sequence[ParkedTable]) -> None:
@@ -350,7 +377,14 @@ class SnapshotLog:
         raise StorageFault(f"Delta table {label} was changed by others during {ATTEMPTS} attempts to commit")
 
 
-def _row_of(generation: Generation) -> dict[str, Any]:
+def _n_rows(files: Sequence[WrittenFile] | None, writer: DeltaTableWriter, place: int) -> int:
+    """Of the snapshot with that place, whose files are in the table."""
+    if files is not None:
+        return sum(file.n_rows for file in files)
+    return int(writer.read(["_commit_lsn"], "_commit_lsn", place, place).num_rows)
+
+
+def _row_of(generation: Generation, n_rows: int) -> dict[str, Any]:
     bounds = generation.bounds
     return {
         "table": generation.name,
@@ -365,6 +399,8 @@ def _row_of(generation: Generation) -> dict[str, Any]:
         "state": GenerationState.FINISHED.value,
         "reason": None,
         "until": None,
+        "contained_upto": int(bounds.contained_upto) or None,
+        "rows": n_rows,
     }
 
 
@@ -392,7 +428,7 @@ def _spoiled(
         spoiling = (
             each
             for each in parked
-            if each.relid == row["relid"]
+            if each.concerns(row["relid"])
             and each.spoils(row["place"])
             and (later is None or later["valid_from"] > each.since_lsn)
         )

@@ -62,6 +62,9 @@ class SnapshotTables(Protocol):
 
         With None nothing is taken: whether a crash left the generation's rows in the sink. Then it has a line now."""
 
+    def discard(self, target: SnapshotTarget) -> None:
+        """Remove what an attempt wrote that has failed."""
+
     def end(self, line: GenerationLine, reason: str) -> None:
         """The generation does not stand any more. Once."""
 

@@ -26,6 +26,7 @@ from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import SlotLost, Superseded, XidstreamError
 from xidstream.pipeline.exchange import Batch, Opened, PreparedTransaction, Sealed, Tenure, TransactionEnd
 from xidstream.pipeline.faultpoints import reach
+from xidstream.pipeline.parked import LeftOutTransaction
 from xidstream.pipeline.pg import INVALID_LSN, Lsn, Xid
 from xidstream.pipeline.poison import NOBODY
 from xidstream.pipeline.sequencer import (
@@ -87,7 +88,7 @@ class CommitSequence:
         self._given_up = NOBODY
         self._parks = config.on_poison == "park"
         self._left_out: list[tuple[Xid, Lsn]] = []
-        self._leaving_out: dict[int, list[tuple[Xid, Lsn]]] = {}
+        self._leaving_out: dict[int, list[LeftOutTransaction]] = {}
         self._finished = FinishedPrepares()
         self._is_open = False
         self._is_sink_known = False
@@ -253,7 +254,7 @@ class CommitSequence:
             self._fill(ticket, undeliverable(error))
             return
         if is_given_up:
-            content = left_out(end)
+            content = left_out(end, None if prepared is None else prepared.relids())
         elif prepared is None:
             content = nothing(end)
         elif prepared.poison is not None and not (self._parks and prepared.bad_tables):
@@ -307,8 +308,8 @@ class CommitSequence:
                 batch = self._order.next_batch() if may_release else None
                 if batch is not None:
                     reach("released")
-                    if pairs := [pair for unit in batch.units for pair in unit.left_out]:
-                        self._leaving_out[batch.number] = pairs
+                    if met := [each for unit in batch.units for each in unit.left_out]:
+                        self._leaving_out[batch.number] = met
                     return batch
                 self._raise_undeliverable()
                 left_s = deadline - time.monotonic()
@@ -345,11 +346,11 @@ class CommitSequence:
         Raises Superseded where a later loop has the sink: it gets the batch's transactions as well."""
         self._tasks.raise_failure()
         self._check_loop(loop)
-        if pairs := self._leaving_out.get(number):
+        if met := self._leaving_out.get(number):
             # Before anything behind them can be confirmed.
-            await asyncio.to_thread(self._storage.note_left_out, pairs)
+            await asyncio.to_thread(self._storage.note_left_out, met)
             self._check_loop(loop)
-            self._left_out += self._leaving_out.pop(number)
+            self._left_out += [(each.xid, each.commit_lsn) for each in self._leaving_out.pop(number)]
         contents = self._order.batch_done(number)
         self._confirming.press()
         # At this moment: a file that leaves the journal is removed behind a record without it, and with what it names.

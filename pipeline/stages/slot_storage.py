@@ -41,8 +41,8 @@ from xidstream.pipeline.exchange import (
     TransactionEnd,
     UnitEnd,
 )
-from xidstream.pipeline.parked import ParkedTable
-from xidstream.pipeline.pg import INVALID_LSN, Lsn, Xid
+from xidstream.pipeline.parked import LeftOutTransaction, ParkedTable
+from xidstream.pipeline.pg import INVALID_LSN, Lsn
 from xidstream.pipeline.segments import (
     JoinedRows,
     Layout,
@@ -340,9 +340,9 @@ class SlotStorage:
         for prepared in finished:
             self.forget(prepared, journal_keys)
 
-    def note_left_out(self, pairs: Sequence[tuple[Xid, Lsn]]) -> None:
-        """Xid and commit LSN of transactions that were given up, and that this run met."""
-        note_left_out(self._storage, self._layout, pairs)
+    def note_left_out(self, met: Sequence[LeftOutTransaction]) -> None:
+        """Transactions that were given up, and that this run met."""
+        note_left_out(self._storage, self._layout, met)
 
     def replace(self, replaced: PreparedTransaction, record: PreparedTransaction) -> None:
         """Remove what is left of a prepared transaction whose PREPARE the server has sent again, as ``record``.

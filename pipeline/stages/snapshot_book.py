@@ -23,7 +23,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
-from xidstream.pipeline.segments import Layout, Storage, read_progress
+from xidstream.pipeline.segments import Layout, Storage, read_progress, rows_left_out
 from xidstream.pipeline.segments.snapshot_record import (
     Taken,
     cancel,
@@ -97,7 +97,8 @@ class SnapshotBook:
     ) -> Needs:
         wishes = read_wishes(self._storage, self._layout)
         record = read_progress(self._storage, self._layout)
-        parked = () if record is None else record.parked
+        given_up = rows_left_out(self._storage, self._layout)
+        parked = (*(() if record is None else record.parked), *given_up)
         published = {source.relation.relid: source for source in sources}
         by_name = {source.name: source for source in sources}
         self._surveyed = (surveyed_lsn, published)
@@ -107,7 +108,7 @@ class SnapshotBook:
         ended = []
         for relid, line in list(standing.items()):
             taken = self._taken.get((relid, line.number))
-            spoiling = (each for each in parked if each.relid == relid and each.spoils(line.place))
+            spoiling = (each for each in parked if each.concerns(relid) and each.spoils(line.place))
             if (spoiled_by := next(spoiling, None)) is not None:
                 reason: str | None = spoiled_by.why_no_snapshot_stands
             else:
@@ -119,7 +120,6 @@ class SnapshotBook:
                 del standing[relid]
                 ended.append((line, reason))
         set_aside = {each.relid for each in parked if each.is_parked}
-        lacking = {each.relid for each in parked}
         wanted, unwanted = [], sorted((wishes.cancelled.keys() - wishes.requests.keys()) | set_aside)
         for relid, source in published.items():
             if relid in set_aside:
@@ -131,7 +131,7 @@ class SnapshotBook:
                 # A commit that waits for a synchronous standby is in the WAL, and no snapshot sees it yet. As a rule
                 # the log has it. One from within a park it has not, and the snapshot would lack it for ever. Its
                 # backend holds ROW EXCLUSIVE until others see the commit, so it is found among the writers.
-                waits = not was_published or relid in lacking
+                waits = not was_published or any(each.concerns(relid) for each in parked)
                 wanted.append(Wanted(source, wait_for_writers=waits))
         told = {(line.relid, line.number) for line in lines}
         committing = (taken for name, taken in self._taken.items() if name not in told)
@@ -178,6 +178,9 @@ class SnapshotBook:
         numbers = [each.number for each in known if each.name == relation.name]
         key = source.primary_key
         number = max([last_number, *numbers]) + 1
+        # What an earlier snapshot saw, of whichever table, this one sees.
+        upto = max((each.bounds.contained_upto for each in known), default=INVALID_LSN)
+        bounds = bounds.knowing(None, upto) if upto <= bounds.valid_from else bounds
         generation = Generation(relation, number, bounds, None if key is None else key.columns)
         taken = Taken(generation, signature_of(source))
         write_taken(self._storage, self._layout, taken)

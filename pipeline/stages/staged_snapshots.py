@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from xidstream.pipeline.errors import Unsupported
+from xidstream.pipeline.errors import StorageFault, Unsupported
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.relations import RelationVersion
 from xidstream.pipeline.rows import contract_schema
@@ -30,6 +30,7 @@ from xidstream.pipeline.segments import Layout, Storage
 from xidstream.pipeline.segments.snapshot_record import forget_told, read_told, write_told
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 from xidstream.pipeline.snapshot.generation import Generation, GenerationState
+from xidstream.pipeline.spark.attempt_files import remove
 from xidstream.pipeline.spark.naming import Location
 from xidstream.pipeline.spark.parquet_files import WrittenFile
 from xidstream.pipeline.spark.placement import Conform, place
@@ -119,6 +120,16 @@ class StagedSnapshots:
                 paths = [f"{self._layout.snapshot_rows_prefix}/{file.path}" for file in files]
                 self._waiting.put(_Waiting(generation, paths))
         return False
+
+    def discard(self, target: SnapshotTarget) -> None:
+        """Remove what an attempt wrote that has failed."""
+        self._check_owner()
+        try:
+            remove(target.table, target.directory)
+        except OSError as error:
+            raise StorageFault(
+                f"rows of a snapshot that failed cannot be removed: {error.strerror}"
+            ) from error
 
     def end(self, line: GenerationLine, reason: str) -> None:
         """Forget that the function had it. ``reason`` is told by the caller."""

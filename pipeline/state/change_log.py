@@ -201,7 +201,9 @@ class ChangeLog:
         try:
             with reading(f"Delta table {naming.SNAPSHOTS}"):
                 table = LogTable(self._root.child(naming.SNAPSHOTS))
-                return generations_of(table.read(SNAPSHOTS_SCHEMA.names).to_pylist())
+                # A table of an earlier xidstream lacks some, until a run has it.
+                names = [name for name in SNAPSHOTS_SCHEMA.names if name in table.schema.names]
+                return generations_of(table.read(names).to_pylist())
         except TableNotFoundError:
             return {}
 

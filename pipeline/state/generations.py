@@ -31,7 +31,7 @@ _ASK = "`xidstream snapshot request --table {table}` has it taken; see docs/snap
 @dataclass(frozen=True)
 class TableGeneration:
     """A generation as its lines of ``_snapshots`` tell it. ``ended``: why it does not stand any more, or None; then
-    ``until`` is the last LSN at which it does."""
+    ``until`` is the last LSN at which it does. ``n_rows``: of its snapshot; None where it was not counted."""
 
     table: str
     relid: int
@@ -40,6 +40,7 @@ class TableGeneration:
     key: tuple[str, ...] | None
     ended: str | None
     until: Lsn | None = None
+    n_rows: int | None = None
 
     @property
     def stands_somewhere(self) -> bool:
@@ -53,7 +54,13 @@ def generations_of(lines: Iterable[Mapping[str, Any]]) -> dict[str, list[TableGe
     for line in sorted(lines, key=lambda line: line["state"] == GenerationState.ENDED.value):
         is_ended = line["state"] == GenerationState.ENDED.value
         bounds = SnapshotBounds(
-            Lsn(line["place"]), Lsn(line["valid_from"]), line["xmin"], line["xmax"], tuple(line["xip"]), 0
+            Lsn(line["place"]),
+            Lsn(line["valid_from"]),
+            line["xmin"],
+            line["xmax"],
+            tuple(line["xip"]),
+            0,
+            Lsn(line.get("contained_upto") or 0),
         )
         key = None if line["key"] is None else tuple(line["key"])
         reason = (line["reason"] or "for a reason that was not recorded") if is_ended else None
@@ -64,7 +71,8 @@ def generations_of(lines: Iterable[Mapping[str, Any]]) -> dict[str, list[TableGe
             bounds,
             key,
             reason,
-            Lsn(line["until"] or 0) if is_ended else None,
+            Lsn(line.get("until") or 0) if is_ended else None,
+            line.get("rows"),
         )
     tables: dict[str, list[TableGeneration]] = {}
     for generation in sorted(found.values(), key=lambda g: g.bounds.place):

@@ -124,6 +124,14 @@ class LogTable:
         """The rows of ``files``, in the Delta table's columns."""
         return rows_of_files(spark, self.location, [file.path for file in files], self.schema)
 
+    def count(self, lsn: int) -> int:
+        """How many rows have this commit LSN. Reads that column, of the files that may have it."""
+        import pyarrow.dataset as ds
+
+        with reading(f"Delta table {self.location.uri.rpartition('/')[2]}"):
+            dataset = self._table.to_pyarrow_dataset()
+            return int(dataset.count_rows(filter=ds.field("_commit_lsn") == lsn))
+
     def read(self, names: Sequence[str], filters: list[list[tuple[str, str, Any]]] | None = None) -> pa.Table:
         """All rows, or those that one of ``filters`` lets through, whose conditions are all met: for the small tables
         of the log itself."""

@@ -2,7 +2,10 @@
 
 The base is the newest base table at or below the LSN (``manifest``), else the snapshot's rows. Behind a base table are
 the changes with a greater commit LSN than its own. Behind the snapshot are all changes that it does not contain,
-wherever they stand in the log (``contained``).
+wherever they stand in the log (``contained``), but for the part up to which it is known to contain all.
+
+The rows of a snapshot are counted, by what the Delta log says of its files. If another tool took some of them away, an
+error says so: without them the table would look like one that has few rows, or none.
 
 A session's snapshot may lack transactions whose commit LSN lies below it. ``left_out`` are the commit LSNs of those,
 where the table is wanted as that session sees it (``pipeline.verify``).
@@ -16,6 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from xidstream.pipeline.errors import PreconditionMissing
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.rows import SNAPSHOT
 from xidstream.pipeline.spark.contained import without_contained
@@ -59,9 +63,29 @@ class TableAt:
 
         place = int(self.generation.bounds.place)
         files = self.log_table.files(place, place)
+        self._check_whole(files)
         rows = self.log_table.rows(spark, files)
         rows = rows.filter((f.col("_commit_lsn") == place) & (f.col("_change_type") == SNAPSHOT))
         return self._log_rows(rows, files)
+
+    def _check_whole(self, files: Sequence[LogFile]) -> None:
+        """Raises PreconditionMissing where the files have not the snapshot's rows."""
+        bounds, n_rows = self.generation.bounds, self.generation.n_rows
+        if n_rows is None:
+            return
+        place = int(bounds.place)
+        if all(file.min_lsn == file.max_lsn == place and file.n_rows for file in files):
+            there = sum(file.n_rows for file in files)
+        else:  # another tool compacted the table
+            there = self.log_table.count(place)
+        if there != n_rows:
+            table = self.generation.table
+            raise PreconditionMissing(
+                f"table {table} cannot be told: its snapshot of {bounds.valid_from} had {n_rows} rows, and its Delta "
+                f"table has {there} of them: another tool has changed it",
+                remedy="restore the Delta table to the version before, or have the table read anew: `xidstream "
+                f"snapshot request --table {table}`",
+            )
 
     def tail_files(self, since: int) -> list[LogFile]:
         """Those that may have changes behind ``since``, up to the LSN."""
@@ -77,6 +101,7 @@ class TableAt:
         """
         from pyspark.sql import functions as f
 
+        since = max(since, int(self.generation.bounds.contained_upto))
         files = self.tail_files(since)
         if not files:
             return None

@@ -843,11 +843,11 @@ def test_a_function_gets_the_rows_from_before_first_and_of_the_changes_what_they
 
 def test_the_expression_in_spark_is_the_rule_of_what_a_snapshot_contains(spark: Any) -> None:
     dice = random.Random(7)
-    for _ in range(4):
+    for upto in (0, 100, 149, 200):
         xmax = dice.choice([5, 1000, 2**32 + 10, 2**32 - 1, 7 * 2**32 + 2**31])
         xmin = max(xmax - 20, 0)
         xip = tuple(sorted(dice.sample(range(xmin, xmax), min(5, xmax - xmin))))
-        bounds = SnapshotBounds(Lsn(99), Lsn(200), xmin, xmax, xip, 0)
+        bounds = SnapshotBounds(Lsn(99), Lsn(200), xmin, xmax, xip, 0, Lsn(upto))
         rows = [
             (lsn, (xmax + offset) % 2**32)
             for lsn in (50, 100, 150, 200, 201, 300)

@@ -324,7 +324,9 @@ def test_a_transaction_that_was_given_up_is_left_out_and_written_down_and_the_ot
     assert scenario.ids() == [1, 2, 3, 21, 22, 23]
     assert scenario.streamed.pipeline.stages.stats().left_out == ((second.xid, second.commit_lsn),)
     (noted,) = read_skips(storage, layout)
-    assert noted.left_out_at is not None and scenario.left_in_storage() == []
+    ((relid,),) = scenario.database.execute("SELECT 't'::regclass::oid::int8")
+    assert noted.left_out_at is not None and noted.relids == (relid,)
+    assert scenario.left_in_storage() == []
 
 
 @EXTREMES

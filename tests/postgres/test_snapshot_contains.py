@@ -110,6 +110,8 @@ def test_a_snapshot_and_the_transactions_that_it_lacks_make_the_table(database: 
     try:
         for _ in range(N_SNAPSHOTS):
             stop.wait(chance.random() / 20)
+            if chance.random() < 0.7:
+                database.execute("CHECKPOINT")
             held = holder.hold(source, wait_for_writers=False)
             snapshots.append((held.bounds, state_in(database, held.snapshot_name)))
     finally:
@@ -131,6 +133,8 @@ def test_a_snapshot_and_the_transactions_that_it_lacks_make_the_table(database: 
         for before, earlier in zip(lacking[:i], snapshots[:i], strict=True):
             between = [each for each in before if bounds.contains(each.xid, each.commit_lsn)]
             assert advanced(earlier[1], between) == state
+    bounded = [bounds for bounds, _ in snapshots if bounds.contained_upto >= stream[0].commit_lsn]
+    assert bounded, "no checkpoint told what a snapshot contains"
     assert any(bounds.xip for bounds, _ in snapshots), "snapshots were taken while nobody wrote"
 
 

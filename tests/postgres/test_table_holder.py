@@ -172,6 +172,29 @@ def test_what_is_prepared_when_a_snapshot_is_taken_comes_behind_it(
     assert contained(held, stream["2001"]) and not contained(held, stream["2002"])
 
 
+@pytest.mark.parametrize("ends", ["COMMIT", "PREPARE TRANSACTION 'p'"])
+def test_a_checkpoint_tells_up_to_which_lsn_all_is_contained_if_nobody_is_open_from_before_it(
+    table: Database, holder: TableHolder, ends: str
+) -> None:
+    table.execute("INSERT INTO t VALUES (2001, 'x')")
+    with table.connect() as writer:
+        writer.execute("BEGIN")
+        writer.execute("INSERT INTO t VALUES (2002, 'x')")
+        if "PREPARE" in ends:
+            writer.execute(ends.encode())
+        table.execute("CHECKPOINT")
+        assert holder.hold(source_of(table), wait_for_writers=False).bounds.contained_upto == 0
+        writer.execute(b"COMMIT" if ends == "COMMIT" else b"COMMIT PREPARED 'p'")
+        table.execute("CHECKPOINT")
+        writer.execute("BEGIN")
+        writer.execute("INSERT INTO t VALUES (2003, 'x')")
+        held = holder.hold(source_of(table), wait_for_writers=False)
+        writer.execute("COMMIT")
+    stream = transactions_by_row(table)
+    commits = [stream[row].commit_lsn for row in ("2001", "2002", "2003")]
+    assert commits[0] < commits[1] <= held.bounds.contained_upto < commits[2]
+
+
 def test_a_transaction_with_400_open_subtransactions_comes_behind_the_snapshot_whole(
     table: Database, holder: TableHolder
 ) -> None:
@@ -354,6 +377,7 @@ def test_a_commit_that_waits_for_a_synchronous_standby_is_in_the_wal_and_not_in_
         waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
         wait_until(lambda: database.execute(waits) == [(1,)])
         database.execute("INSERT INTO t VALUES (2, 'waits for nobody')")
+        database.execute("CHECKPOINT")
         holder = TableHolder(database.dsn(), ["p"])
         held = holder.hold(source_of(database), wait_for_writers=False)
         assert rows_in(database, held) == [(2, "waits for nobody")]
@@ -364,6 +388,7 @@ def test_a_commit_that_waits_for_a_synchronous_standby_is_in_the_wal_and_not_in_
         stream = transactions_by_row(database)
         assert stream["1"].commit_lsn < stream["2"].commit_lsn <= held.bounds.valid_from
         assert contained(held, stream["2"]) and not contained(held, stream["1"])
+        assert held.bounds.contained_upto < stream["1"].commit_lsn, "no LSN behind it tells what is contained"
         holder.close()
 
 

@@ -11,9 +11,10 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 
 from tests.spark.support import COMMIT_US, IDENTITY, INT4, INT8, NUMERIC, TEXT, Transaction, numeric
-from xidstream import ChangeLog
+from xidstream import ChangeLog, Mirror
 from xidstream.pipeline.errors import PreconditionMissing, Unsupported, UsageError
 from xidstream.pipeline.exchange import SlotIdentity, Tenure
 from xidstream.pipeline.pg import Lsn
@@ -67,16 +68,24 @@ class Root:
             self._sinks[slot] = sink
         return self._sinks[slot]
 
-    def take(self, relation: RelationVersion, rows: list[dict[str, Any]], slot: str = IDENTITY.slot) -> None:
+    def take(
+        self,
+        relation: RelationVersion,
+        rows: list[dict[str, Any]],
+        slot: str = IDENTITY.slot,
+        number: int = 1,
+        bounds: SnapshotBounds = BOUNDS,
+    ) -> None:
         """A snapshot, as its readers and the log of snapshots write it."""
         log = self.sink(slot).snapshot_log()
-        target = log.target(relation, BOUNDS.place)
+        target = log.target(relation, bounds.place)
         files = ParquetFiles(target.table, target.directory, target.conform.schema, "_commit_lsn")
         rows = [
-            {**row, "_change_type": "snapshot", "_commit_lsn": 50, "_seq": i} for i, row in enumerate(rows)
+            {**row, "_change_type": "snapshot", "_commit_lsn": int(bounds.place), "_seq": i}
+            for i, row in enumerate(rows)
         ]
         files.write(target.conform(pa.RecordBatch.from_pylist(rows, schema=contract_schema(relation))))
-        assert log.commit(Generation(relation, 1, BOUNDS), files.close())
+        assert log.commit(Generation(relation, number, bounds), files.close())
 
     def write(self, *transactions: Transaction, slot: str = IDENTITY.slot, proven: bool = True) -> None:
         """``proven``: the run looks at the catalog behind it, and finds every table as it was."""
@@ -402,3 +411,53 @@ def test_a_state_is_read_as_far_as_it_is_proven_and_below_the_end_of_its_generat
     assert [notes(lsn=lsn) for lsn in (100, 120)] == [STATES[100], STATES[120]], "history stays"
     with pytest.raises(PreconditionMissing, match=r"stands up to 0/78 .column n was added with a default"):
         notes()
+
+
+def test_a_new_snapshot_of_a_log_older_than_half_of_all_xids_brings_no_old_row_back(
+    root: Root, spark: Any
+) -> None:
+    first, epoch = 2_000_000_000, 1 << 32
+    root.take(
+        ORDERS, [{"id": 1, "note": "one"}], bounds=SnapshotBounds(Lsn(50), Lsn(60), first, first, (), 0)
+    )
+    root.write(
+        Transaction(100, [(ORDERS, [change(UPDATE_POSTIMAGE, id=1, note="old")])], xid=first + 10),
+        Transaction(110, [(ORDERS, [change(INSERT, id=9, note="to be deleted")])], xid=first + 20),
+    )
+    last = first + (1 << 31) + (1 << 26)
+    root.write(
+        Transaction(500, [(ORDERS, [change(UPDATE_POSTIMAGE, id=1, note="new")])], xid=(last - 50) % epoch),
+        Transaction(510, [(ORDERS, [change(DELETE, id=9)])], xid=(last - 40) % epoch),
+    )
+    taken = SnapshotBounds(Lsn(600), Lsn(610), last, last, (), 0, contained_upto=Lsn(505))
+    root.take(ORDERS, [{"id": 1, "note": "new"}], number=2, bounds=taken)
+    root.write(Transaction(700, [(ORDERS, [change(INSERT, id=2, note="behind")])], xid=(last + 1) % epoch))
+    log = ChangeLog(root.uri)
+    expected = [{"id": 1, "note": "new"}, {"id": 2, "note": "behind"}]
+    assert found(log.as_of(spark)["public.orders"].select("id", "note")) == expected
+    assert found(log.as_of(spark, lsn=110)["public.orders"].select("id", "note")) == [
+        {"id": 1, "note": "old"},
+        {"id": 9, "note": "to be deleted"},
+    ]
+    at = log.table_at("public.orders", Lsn(700))
+    assert {file.min_lsn for file in at.tail_files(taken.contained_upto)} == {500, 700}, "read from there"
+    Mirror(root.uri).refresh(spark)
+    base = DeltaTable(f"{root.uri}/current/public.orders").to_pyarrow_table(columns=["id", "note"])
+    assert sorted(base.to_pylist(), key=lambda row: int(row["id"])) == expected
+
+
+@pytest.mark.parametrize("is_compacted", [False, True])
+def test_a_snapshot_whose_rows_another_tool_has_removed_is_no_smaller_table(
+    orders: Root, spark: Any, is_compacted: bool
+) -> None:
+    log, table = ChangeLog(orders.uri), DeltaTable(f"{orders.uri}/public.orders")
+    if is_compacted:
+        table.optimize.compact()
+        assert {row["id"]: row["note"] for row in found(log.as_of(spark)["public.orders"])} == STATES[120]
+    table.delete("_change_type = 'snapshot' AND id > 2")
+    told = r"its snapshot of 0/3C had 4 rows, and its Delta table has 2 of them"
+    for lsn in (60, 120):
+        with pytest.raises(PreconditionMissing, match=told):
+            log.as_of(spark, lsn=lsn)["public.orders"]
+    with pytest.raises(PreconditionMissing, match=told):
+        Mirror(orders.uri).refresh(spark)

@@ -155,7 +155,7 @@ def test_a_plain_block_goes_on_behind_what_was_given_up() -> None:
     assert wrong.undeliverable is not None and "xid 8, " in wrong.undeliverable.error.message
     assert wrong.left_out == ()
     decoded = decode_plain_block(*block(*messages), {5: NOTE}, frozenset({(Xid(8), Lsn(200))}))
-    assert decoded.left_out == ((8, 200),)
+    assert decoded.left_out == ((8, 200, (5,)),)
     assert decoded.transactions.column("xid").to_pylist() == [7, 9]
     assert decoded.tables[0].batch.column(5).to_pylist() == ["a", "c"]
     assert decoded.messages is None

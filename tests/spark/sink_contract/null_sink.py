@@ -28,6 +28,7 @@ from xidstream.pipeline.rows import contract_schema
 from xidstream.pipeline.sink_kinds import SinkKind, Snapshots
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 from xidstream.pipeline.snapshot.generation import Generation, GenerationState
+from xidstream.pipeline.spark.attempt_files import remove
 from xidstream.pipeline.spark.batch_parts import TableName, TableParts
 from xidstream.pipeline.spark.frames import SinkBatch
 from xidstream.pipeline.spark.naming import Location
@@ -181,6 +182,9 @@ class NullTables:
 
         self._sink.commit(add)
         return True
+
+    def discard(self, target: SnapshotTarget) -> None:
+        remove(target.table, target.directory)
 
     def end(self, line: GenerationLine, reason: str) -> None:
         def end(state: dict[str, Any]) -> None:

@@ -11,10 +11,18 @@ from tests.unit.actors.test_snapshot_taking import Told
 from tests.unit.stages.test_snapshot_book import BOUNDS, INITIAL, LAYOUT, source_of, wanted
 from xidstream.actors.snapshot.steps import SnapshotSteps, Taken
 from xidstream.pipeline.config import Config
-from xidstream.pipeline.errors import ColumnNameClash, LoginRefused, PoisonedChange, SlotLost, XidstreamError
+from xidstream.pipeline.errors import (
+    ColumnNameClash,
+    LoginRefused,
+    PoisonedChange,
+    SlotLost,
+    SnapshotInterrupted,
+    XidstreamError,
+)
 from xidstream.pipeline.segments import Storage
-from xidstream.pipeline.segments.snapshot_record import read_wishes, request
-from xidstream.pipeline.snapshot.course import Commit, Failed, Hold
+from xidstream.pipeline.segments.snapshot_record import read_taken, read_wishes, request
+from xidstream.pipeline.slot.table_holder import Held as SlotHeld
+from xidstream.pipeline.snapshot.course import Commit, Failed, Held, Hold, Release
 from xidstream.pipeline.stages.snapshot_book import SnapshotBook
 
 
@@ -87,3 +95,39 @@ def test_the_former_generation_ends_before_the_new_one_is_committed(
     steps.close()
     assert done[:2] == ["confirm", "end the former of public.t7"] and done[2][0] == "commit"
     assert isinstance(done[3], Taken) and done[3].generation.number == 2
+
+
+def test_a_snapshot_whose_files_are_gone_at_its_commit_is_taken_again_and_what_is_left_of_it_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage, done = Storage(str(tmp_path)), []
+
+    class Tables(Told):
+        def __getattr__(self, method: str) -> Any:
+            def call(*arguments: Any) -> Any:
+                done.append((method, *arguments))
+                if method == "commit":
+                    raise SnapshotInterrupted("1 of 2 files of its snapshot were removed")
+                return f"the target of {arguments[0].name}" if method == "target" else None
+
+            return call
+
+    reported: list[Any] = []
+    book = SnapshotBook(storage, LAYOUT, INITIAL)
+    steps = SnapshotSteps(
+        Config(slot="orders"), book, Tables(), lambda _: 1, lambda _: None, reported.append, reported.append
+    )
+    held = SlotHeld("snapshot", BOUNDS, source_of(7), by_range=True)
+    monkeypatch.setattr(steps._actors, "hold", lambda method, *_: held if method == "hold" else None)
+    steps._watched(steps._hold, Hold(source_of(7), 3, False), 7)
+    steps._watched(steps._commit, Commit(source_of(7), BOUNDS, 3, (), 0), 7)
+    assert [type(event) for event in reported] == [Held, Failed]
+    assert book.unfinished([]) == [] and read_taken(storage, LAYOUT) == []
+    steps._release(Release(7, discarded=3))
+    assert done[-1] == ("discard", "the target of public.t7")
+    steps._watched(steps._hold, Hold(source_of(7), 4, False), 7)
+    # What a reader wrote behind the first removal.
+    assert [each[0] for each in done[-2:]] == ["discard", "target"]
+    steps._release(Release(7))
+    steps.close()
+    assert [each[0] for each in done].count("discard") == 2

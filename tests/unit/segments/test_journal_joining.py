@@ -28,6 +28,7 @@ from xidstream.pipeline.exchange import (
     UnitEnd,
 )
 from xidstream.pipeline.packs import FEW_TABLES, UnitParts
+from xidstream.pipeline.parked import LeftOutTransaction
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.relations import Column
 from xidstream.pipeline.segments import (
@@ -55,7 +56,7 @@ def small(store: Store, i: int, *tables: int, n: int = 2, messages: int = 0, lef
         memory=memory,
         messages=tuple(InlineMessages(message_rows(1, lsn + j)) for j in range(messages)),
     )
-    given_up = tuple((Xid(9), Lsn(lsn + 1)) for _ in range(left_out))
+    given_up = tuple(LeftOutTransaction(Xid(9), Lsn(lsn + 1), tables or None) for _ in range(left_out))
     end = UnitEnd(Lsn(lsn), Lsn(lsn), Lsn(lsn + 0x30), 1)
     return end, dataclasses.replace(made, left_out=given_up)
 

@@ -9,6 +9,7 @@ import pytest
 
 from xidstream.pipeline.errors import SegmentCorrupt, Unsupported
 from xidstream.pipeline.exchange import JournalSpan
+from xidstream.pipeline.parked import LeftOutTransaction
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.segments import (
     Layout,
@@ -51,11 +52,14 @@ def test_a_run_asks_only_for_what_the_server_may_still_send_or_the_journal_has(s
 def test_it_is_written_down_once_that_a_run_met_it(storage, layout) -> None:
     for each in (skip(1, 0x10), skip(2, 0x20)):
         write_skip(storage, layout, each)
-    note_left_out(storage, layout, [(Xid(1), Lsn(0x10)), (Xid(2), Lsn(0x10)), (Xid(3), Lsn(0x30))])
+    met_ones = [(1, 0x10, (5, 7)), (2, 0x10, None), (3, 0x30, None)]
+    note_left_out(storage, layout, [LeftOutTransaction(Xid(x), Lsn(lsn), of) for x, lsn, of in met_ones])
     met, other = read_skips(storage, layout)
-    assert met.left_out_at is not None and dataclasses.replace(met, left_out_at=None) == skip(1, 0x10)
+    assert met.left_out_at is not None and dataclasses.replace(met, left_out_at=None, relids=None) == skip(
+        1, 0x10
+    )
     assert other == skip(2, 0x20)
-    note_left_out(storage, layout, [(Xid(1), Lsn(0x10))])
+    note_left_out(storage, layout, [LeftOutTransaction(Xid(1), Lsn(0x10))])
     assert read_skips(storage, layout)[0] == met, "the first time counts"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from xidstream.pipeline.errors import UsageError
 from xidstream.pipeline.pg import Lsn, Xid
-from xidstream.pipeline.snapshot.bounds import SnapshotBounds
+from xidstream.pipeline.snapshot.bounds import Checkpoint, SnapshotBounds
 
 EPOCH = 1 << 32
 
@@ -64,9 +65,31 @@ def test_every_xid_that_can_be_in_use_gets_its_64_bits_back(xmax: int, distance:
     assert bounds(xmax, xmax).widened(Xid(wide % EPOCH)) == wide
 
 
+def test_what_committed_up_to_a_known_lsn_is_contained_however_many_xids_ago() -> None:
+    newest = 3 * EPOCH + 17
+    of_old = Xid((newest - (1 << 31) - 5) % EPOCH)
+    unknown = bounds(newest, newest)
+    assert not unknown.contains(of_old, Lsn(500)), "its xid is taken for one that is to come"
+    known = unknown.knowing(None, Lsn(500))
+    assert known.contains(of_old, Lsn(500)) and not known.contains(of_old, Lsn(501))
+    assert known.contains(Xid(16), Lsn(501)) and not known.contains(Xid(18), Lsn(501))
+
+
+@pytest.mark.parametrize(
+    ("next_xid", "earlier", "upto"),
+    [(100, 0, 799), (101, 0, 0), (101, 300, 300), (100, 300, 799), (90, 900, 900)],
+)
+def test_a_checkpoint_counts_behind_which_every_open_transaction_began(
+    next_xid: int, earlier: int, upto: int
+) -> None:
+    known = bounds(100, 110, 104).knowing(Checkpoint(Lsn(800), next_xid), Lsn(earlier))
+    assert known == dataclasses.replace(bounds(100, 110, 104), contained_upto=Lsn(upto))
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
+        lambda: dataclasses.replace(bounds(100, 110), contained_upto=Lsn(2001)),
         lambda: bounds(100, 99),
         lambda: bounds(100, 110, 99),
         lambda: bounds(100, 110, 110),

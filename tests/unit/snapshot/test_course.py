@@ -92,7 +92,7 @@ def test_a_failed_table_is_taken_from_its_beginning_when_it_has_rested() -> None
     course = Course(1)
     hold, (read,) = _taken(course, _source(1, n_mib=2))
     assert isinstance(read, Read)
-    assert course.handle(Failed(1, hold.attempt)) == [Release(1)]
+    assert course.handle(Failed(1, hold.attempt)) == [Release(1, discarded=hold.attempt)]
     assert course.tables[1].state is TableState.RESTING
     assert course.handle(_read(read)) == [], "a reader's late report counts for nothing"
     (again,) = course.handle(Again(1))
@@ -119,10 +119,20 @@ def test_a_table_that_changed_before_its_lock_is_held_next_as_it_is_then() -> No
 
 def test_a_dropped_table_is_released_and_forgotten() -> None:
     course = Course(1)
-    _, (read,) = _taken(course, _source(1, n_mib=2))
+    hold, (read,) = _taken(course, _source(1, n_mib=2))
     assert isinstance(read, Read)
-    assert course.handle(Dropped(1)) == [Release(1)]
+    assert course.handle(Dropped(1)) == [Release(1, discarded=hold.attempt)]
     assert course.handle(_read(read)) == [] and not course.tables
+
+
+def test_of_a_dropped_table_that_is_being_committed_no_file_is_removed() -> None:
+    course = Course(2)
+    _, reads = _taken(course, _source(1, n_mib=2))
+    for read in reads:
+        assert isinstance(read, Read)
+        actions = course.handle(_read(read))
+    assert len(_only(actions, Commit)) == 1
+    assert course.handle(Dropped(1)) == [Release(1)]
 
 
 def test_small_tables_come_first_and_those_that_wait_for_writers_last() -> None:

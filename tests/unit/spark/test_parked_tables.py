@@ -15,7 +15,7 @@ from deltalake import DeltaTable
 
 from xidstream.pipeline.errors import SinkDiverged
 from xidstream.pipeline.exchange import Batch, MemoryPart, Sealed, SlotIdentity, Tenure
-from xidstream.pipeline.parked import ParkedTable
+from xidstream.pipeline.parked import LeftOutTransaction, ParkedTable
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.relations import RelationVersion
 from xidstream.pipeline.relations.relation import Column, ReplicaIdentity
@@ -141,6 +141,49 @@ def test_a_commit_that_begins_right_where_the_wal_ended_behind_a_snapshot_is_del
         sink.write(commit)
     sink.close()
     assert delivered(tmp_path, commit) == ([304], [304])
+
+
+@pytest.mark.parametrize("relids", [(5,), (5, 77), None], ids=["its table", "its tables", "tables not known"])
+def test_a_transaction_that_was_given_up_ends_the_generations_of_its_tables_before_anybody_reads_behind_it(
+    tmp_path: Path, relids: tuple[int, ...] | None
+) -> None:
+    sink = sink_of(tmp_path, 1)
+    other = dataclasses.replace(PARKED_RELATION, relid=6, table="other")
+    bounds = SnapshotBounds(Lsn(102), Lsn(111), 700, 700, (), 0)
+    log = sink.snapshot_log()
+    for relation in (PARKED_RELATION, other):
+        log.target(relation, bounds.place)
+        assert log.commit(Generation(relation, 1, bounds), [])
+    log.prove(Lsn(260))
+    met = dataclasses.replace(
+        unit(other, (250, True)), left_out=(LeftOutTransaction(Xid(9), Lsn(240), relids),)
+    )
+    states: list[list[tuple[str, str]]] = []
+    write_transactions = sink._write_transactions
+
+    def written(rows: pa.Table) -> None:
+        states.append([(line.table, line.state.value) for line in log.lines(True)])
+        write_transactions(rows)
+
+    sink._write_transactions = written  # type: ignore[method-assign]
+    nobody = dataclasses.replace(PARKED, relid=99)
+    sink.write(batch_of(nobody, met))
+    is_of_all = relids is None
+    assert states[0] == [("public.other", "ended" if is_of_all else "finished"), ("public.p", "ended")]
+    rows = DeltaTable(str(tmp_path / "_snapshots")).to_pyarrow_table().to_pylist()
+    ended = [(row["table"], row["until"], row["reason"]) for row in rows if row["state"] == "ended"]
+    why = "transaction 9, with its commit at 0/F0, was given up (`xidstream slot skip`)"
+    assert sorted(ended) == [(name, 239, why) for name in ["public.other"] * is_of_all + ["public.p"]]
+    # A snapshot that was being taken meanwhile, and one that was taken behind it.
+    for number, place in ((2, 230), (3, 300)):
+        later = Generation(
+            PARKED_RELATION, number, dataclasses.replace(bounds, place=Lsn(place), valid_from=Lsn(310))
+        )
+        log.target(PARKED_RELATION, later.bounds.place)
+        assert log.commit(later, [])
+    found = {line.number: line.state for line in log.lines(True) if line.table == "public.p"}
+    assert found[2] is GenerationState.ENDED and found[3] is GenerationState.FINISHED
+    sink.close()
 
 
 @pytest.mark.parametrize("was_told", [False, True])

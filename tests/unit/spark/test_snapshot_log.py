@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import shutil
 import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -13,9 +15,15 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 
-from xidstream.pipeline.errors import PreconditionMissing, SinkDiverged, Superseded, Unsupported
+from xidstream.pipeline.errors import (
+    PreconditionMissing,
+    SinkDiverged,
+    SnapshotInterrupted,
+    Superseded,
+    Unsupported,
+)
 from xidstream.pipeline.exchange import Batch, SlotIdentity, Tenure
 from xidstream.pipeline.parked import ParkedTable
 from xidstream.pipeline.pg import Lsn, Xid
@@ -34,6 +42,7 @@ from xidstream.pipeline.spark.placement import Target
 from xidstream.pipeline.spark.snapshot_log import SnapshotLog
 from xidstream.pipeline.spark.snapshot_tables import GenerationLine
 from xidstream.pipeline.spark.table_metadata import NOTHING_KNOWN
+from xidstream.pipeline.state.change_log import ChangeLog
 from xidstream.pipeline.state.generations import generation_at, generations_of
 
 BOUNDS = SnapshotBounds(Lsn(99), Lsn(120), 700, 710, (705,), 1_700_000_000_000_000)
@@ -107,6 +116,8 @@ def test_a_generation_is_named_and_told_once_however_often_it_is_asked_for(tmp_p
         "state": "finished",
         "reason": None,
         "until": None,
+        "contained_upto": None,
+        "rows": 5,
     }
 
 
@@ -123,6 +134,58 @@ def test_rows_that_a_crash_left_without_a_line_get_it_and_others_do_not(tmp_path
     assert log.lines(True) == [] and ids(tmp_path) == [0, 1, 2, 3, 4]
     assert log.commit(GENERATION, None)
     assert [line.number for line in log.lines(True)] == [1] and ids(tmp_path) == [0, 1, 2, 3, 4]
+    told = DeltaTable(str(tmp_path / "_snapshots")).to_pyarrow_table()
+    assert told["rows"].to_pylist() == [5], "counted in the table"
+
+
+def test_a_snapshot_whose_files_a_vacuum_has_removed_is_not_named(tmp_path: Path) -> None:
+    """It took longer than the vacuum keeps what nobody names."""
+    log = log_of(tmp_path)
+    first, second = written(log, range(3)), written(log, range(3, 5))
+    table = tmp_path / "public.a~2Eb"
+    os.utime(table / first[0].path, (1.7e9, 1.7e9))
+    assert DeltaTable(str(table)).vacuum(retention_hours=168, full=True, dry_run=False) == [first[0].path]
+    with pytest.raises(SnapshotInterrupted, match=r"public\.a\.b: 1 of 2 files of its snapshot were removed"):
+        log.commit(GENERATION, [*first, *second])
+    assert ids(tmp_path) == [] and log.lines(True) == []
+    assert log.commit(GENERATION, written(log, range(5))) and ids(tmp_path) == [0, 1, 2, 3, 4]
+
+
+def test_what_a_failed_attempt_wrote_is_removed_unless_the_table_names_it(tmp_path: Path) -> None:
+    log, table = log_of(tmp_path), tmp_path / "public.a~2Eb"
+    named = written(log, range(5))
+    assert log.commit(GENERATION, named)
+    left = written(log, range(5, 7))
+    targets = [
+        dataclasses.replace(log.target(RELATION, Lsn(99)), directory=os.path.dirname(files[0].path))
+        for files in (named, left)
+    ]
+    for target in targets:
+        log.discard(target)
+    assert ids(tmp_path) == [0, 1, 2, 3, 4] and not (table / left[0].path).exists()
+    with pytest.raises(Superseded):
+        log_of(tmp_path, tenure=2).lines(True)
+        log_of(tmp_path, tenure=2).commit(
+            generation_of(2), written(log_of(tmp_path, tenure=2), range(1), place=100)
+        )
+        log.discard(targets[1])
+
+
+def test_lines_of_an_earlier_version_are_read_and_a_run_adds_the_columns_that_they_lack(
+    tmp_path: Path,
+) -> None:
+    log, uri = log_of(tmp_path), str(tmp_path / "_snapshots")
+    log.commit(GENERATION, written(log, range(5)))
+    columns = [Target(f.name, f.type, f.name) for f in TRANSACTIONS_SCHEMA]
+    DeltaTableWriter.open_or_create(log._root.child("_transactions"), "_transactions", columns)
+    log.reach(Lsn(120))
+    told = DeltaTable(uri).to_pyarrow_table()
+    shutil.rmtree(uri)
+    write_deltalake(uri, told.drop_columns(["until", "contained_upto", "rows"]))
+    (found,) = ChangeLog(str(tmp_path)).generations()["public.a.b"]
+    assert (found.number, found.until, found.n_rows, found.bounds.contained_upto) == (1, None, None, 0)
+    log_of(tmp_path).lines(True)
+    assert set(DeltaTable(uri).to_pyarrow_table().column_names) == set(told.column_names)
 
 
 def test_an_empty_table_has_a_generation_too(tmp_path: Path) -> None:

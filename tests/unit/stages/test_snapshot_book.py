@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 from pathlib import Path
 
 import pytest
 
-from xidstream.pipeline.parked import ParkedTable, resumed
+from xidstream.pipeline.parked import LeftOutTransaction, ParkedTable, resumed
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.relations import Column, RelationVersion, ReplicaIdentity
-from xidstream.pipeline.segments import Layout, Storage, write_progress
+from xidstream.pipeline.segments import Layout, Skip, Storage, note_left_out, write_progress, write_skip
 from xidstream.pipeline.segments.snapshot_record import cancel, read_taken, read_wishes, request
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 from xidstream.pipeline.snapshot.decision import Decision
@@ -199,6 +200,37 @@ def test_a_snapshot_that_is_taken_on_an_idle_server_after_a_resume_stands(storag
     line = dataclasses.replace(told(generation), place=int(bounds.place), valid_from=int(bounds.valid_from))
     needs = book.needs([source], [line], LSN)
     assert (needs.wanted, needs.ended) == ((), ())
+
+
+@pytest.mark.parametrize("relids", [(1,), None])
+def test_a_transaction_that_was_given_up_has_the_snapshots_of_its_tables_taken_again(
+    storage: Storage, relids: tuple[int, ...] | None
+) -> None:
+    sources = [source_of(1), source_of(2)]
+    lines = [taken(storage, source) for source in sources]
+    skip = Skip(Xid(9), Lsn(200), datetime.datetime.now(datetime.timezone.utc))
+    write_skip(storage, LAYOUT, skip)
+    assert book_of(storage).needs(sources, lines, LSN).ended == (), "no run has met it yet"
+    note_left_out(storage, LAYOUT, [LeftOutTransaction(skip.xid, skip.commit_lsn, relids)])
+    needs = book_of(storage).needs(sources, lines, LSN)
+    why = "transaction 9, with its commit at 0/C8, was given up (`xidstream slot skip`)"
+    assert needs.ended == tuple((line, why) for line in lines[: 1 if relids else 2])
+    assert [(each.source, each.wait_for_writers) for each in needs.wanted] == [
+        (source, True) for source in sources[: 1 if relids else 2]
+    ]
+    later = [dataclasses.replace(line, place=300, valid_from=310) for line in lines]
+    assert book_of(storage).needs(sources, later, LSN).ended == (), "they were taken behind it"
+
+
+def test_a_snapshot_contains_up_to_an_lsn_what_an_earlier_one_of_another_table_did(storage: Storage) -> None:
+    """Its own checkpoint tells nothing, because a transaction has been open since before it."""
+    book = book_of(storage)
+    book.begin(source_of(1), dataclasses.replace(BOUNDS, contained_upto=Lsn(90)), 0)
+    later = book_of(storage).begin(source_of(2), BOUNDS, 0)
+    assert later is not None and later.bounds == dataclasses.replace(BOUNDS, contained_upto=Lsn(90))
+    newest = dataclasses.replace(BOUNDS, contained_upto=Lsn(95))
+    generation = book.begin(source_of(1), newest, 1)
+    assert generation is not None and generation.bounds == newest
 
 
 def test_a_generation_without_its_record_is_of_an_earlier_slot(storage: Storage) -> None:

@@ -283,5 +283,7 @@ def test_what_is_not_delivered_is_not_written_at_its_commit(storage: Path, how: 
     for _ in range(5):
         calls.add(WIDE)
     calls.add(POISON)
-    calls.commit()
+    sealed = calls.commit()
+    if how == "given up":
+        assert sealed.left_out == ((XID, 0x200, (5,)),)
     assert not storage.exists(), "nothing was ever written"
