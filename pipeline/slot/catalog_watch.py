@@ -26,10 +26,11 @@ import psycopg
 from xidstream.pipeline.errors import EnvironmentFault
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.slot.admin import held_wal_bytes, read_slot, translated
+from xidstream.pipeline.slot.ddl_trigger import installed
 from xidstream.pipeline.slot.login import Dsn
 from xidstream.pipeline.slot.sessions import open_session
 from xidstream.pipeline.slot.snapshot_sources import survey_unless_locked
-from xidstream.pipeline.slot.stream_options import PG11, PG15
+from xidstream.pipeline.slot.stream_options import PG11, PG14, PG15
 from xidstream.pipeline.snapshot.proven import Look
 from xidstream.pipeline.snapshot.tables import Surveyed
 
@@ -126,7 +127,8 @@ class CatalogWatch:
         (fingerprint,) = _row(connection, fingerprint_query(connection.info.server_version))
         sources = None if fingerprint == known else survey_unless_locked(connection, self._publications)
         held = held_wal_bytes(connection, read_slot(connection, self._slot))
-        return Surveyed(sources, held, look, fingerprint, cpu_s=time.thread_time() - began_s)
+        mark = installed(connection).mark if connection.info.server_version >= PG14 else None
+        return Surveyed(sources, held, look, fingerprint, cpu_s=time.thread_time() - began_s, mark=mark)
 
     def _position(self, connection: psycopg.Connection[Any]) -> Look:
         is_standby, lsn, waits_for_standby = _row(connection, _POSITION)

@@ -14,17 +14,30 @@ because it may be gone by the next look, and its traces may pass for something h
 
 All of these lock the table against readers, so none lies between a snapshot's place and its lock.
 
+A message also tells up to where an ended generation stands, to the very LSN (``KnownDdl.stands_until``). That needs
+more: that whatever ended the generation left a message. So the triggers must have been on all the while, which their
+*mark* shows (``Marks``): the same one in a look before the generation was last proven, in the first message behind
+that, and in the look that comes with the end. And the table must be one of which nothing happens that has no message: a
+TRUNCATE that is in no stream, of a partition or where the publication leaves it out, has none.
+
+Rejected: to take what is proven for the newest commit as long as no message came, without a look. A look behind it
+would still be needed, to know that the triggers were on; and TRUNCATE of a partition fires none.
+
 Anybody may write a message with our prefix. What cannot be read is left aside, and what can ends a generation at worst.
 """
 
 from __future__ import annotations
 
 import json
+from collections import deque
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
 from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.relations import RelationVersion, ReplicaIdentity
 
+MOST: Final = 1000
 _PERSISTENCE: Final = 1
 _COLUMN: Final = 4
 """AT_REWRITE_ALTER_PERSISTENCE and AT_REWRITE_COLUMN_REWRITE of ``event_trigger.h``."""
@@ -70,9 +83,71 @@ class Ddl:
     tables: tuple[AlteredTable, ...] = ()
     mark: int | None = None
 
+    @property
+    def relids(self) -> frozenset[int]:
+        return frozenset(relid for table in self.tables for relid in (table.relid, *table.above))
+
     def reason(self, relid: int, name: str) -> str | None:
         """See ``AlteredTable.reason``."""
         return next((why for table in self.tables if (why := table.reason(relid, name)) is not None), None)
+
+
+@dataclass(frozen=True)
+class Witnessed:
+    """The triggers with this ``mark`` have been on since before the WAL ended at ``since``, and still are."""
+
+    mark: int
+    since: Lsn
+
+
+class Marks:
+    """What looks at the catalog have found of the triggers; one for a run."""
+
+    def __init__(self) -> None:
+        self._mark: int | None = None
+        self._since: Lsn | None = None
+
+    def note(self, mark: int | None, lsn: Lsn) -> Witnessed | None:
+        """Of a look for which the WAL ended at ``lsn``, and which then found ``mark``. It proves something if an
+        earlier look found the same one: what a look finds was there since after its own position."""
+        if mark != self._mark:
+            self._mark, self._since = mark, None
+            return None
+        if mark is None:
+            return None
+        if self._since is None:
+            self._since = lsn
+        return Witnessed(mark, self._since)
+
+
+class KnownDdl:
+    """The DDL of the stream behind ``begins_at``, as far as the sink has got; the last ``MOST`` of it."""
+
+    def __init__(self, begins_at: Lsn) -> None:
+        self._whole_from = begins_at
+        self._ddl: deque[Ddl] = deque()
+
+    def __iter__(self) -> Iterator[Ddl]:
+        return iter(self._ddl)
+
+    def add(self, ddl: Iterable[Ddl]) -> list[Ddl]:
+        """In commit order, whole transactions. Returns what was not known: a batch may come again."""
+        last = self._ddl[-1].commit_lsn if self._ddl else self._whole_from
+        new = [each for each in ddl if each.commit_lsn > last]
+        self._ddl.extend(new)
+        while len(self._ddl) > MOST:
+            self._whole_from = self._ddl.popleft().commit_lsn
+        return new
+
+    def stands_until(self, proven: int, witnessed: Witnessed | None) -> int:
+        """Up to where a generation that ended stands, if it stood at ``proven`` and nothing happens to its table that
+        leaves no message: up to before the first DDL behind that."""
+        if witnessed is None or proven < max(witnessed.since, self._whole_from):
+            return proven
+        first = next((each for each in self._ddl if each.commit_lsn > proven), None)
+        if first is None or first.mark != witnessed.mark:
+            return proven
+        return int(first.commit_lsn) - 1
 
 
 def read_ddl(commit_lsn: int, content: bytes) -> Ddl | None:
@@ -84,7 +159,7 @@ def read_ddl(commit_lsn: int, content: bytes) -> Ddl | None:
         mark = None if value["mark"] is None else int(value["mark"])
         tables = tuple(_table(each) for each in value["tables"])
         return Ddl(Lsn(commit_lsn), str(value["tag"]), tables, mark)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         return None
 
 
@@ -94,6 +169,12 @@ def _table(value: dict[str, Any]) -> AlteredTable:
         tuple(int(relid) for relid in value.get("above", ())),
         int(value.get("rewritten", 0)),
         value.get("persistence") == "u",
-        f"{value['schema']}.{value['table']}" if "table" in value else None,
+        _name(value) if "table" in value else None,
         bool(value.get("dropped", False)),
     )
+
+
+def _name(value: dict[str, Any]) -> str:
+    """As a generation's line has it."""
+    schema, table = str(value["schema"]), str(value["table"])
+    return RelationVersion(int(value["relid"]), schema, table, ReplicaIdentity.DEFAULT, ()).name

@@ -113,7 +113,7 @@ class PublishedSource:
 class Surveyed:
     """What is published now (None: what ``fingerprint`` was told of before), how much WAL the server keeps for the slot
     (None: it is not known), what the look proves, up to where the sink has all (0/0: it is not known), and what it cost
-    the process that asked."""
+    the process that asked. ``mark``: of the event triggers that tell of DDL, read last (``slot.ddl_trigger``)."""
 
     sources: tuple[PublishedSource, ...] | None
     held_wal_bytes: int | None
@@ -121,6 +121,7 @@ class Surveyed:
     fingerprint: str
     delivered_lsn: Lsn = INVALID_LSN
     cpu_s: float = 0.0
+    mark: int | None = None
 
 
 @dataclass(frozen=True)

@@ -53,6 +53,7 @@ from xidstream.pipeline.exchange import SlotIdentity, Tenure
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.rows import MESSAGES_SCHEMA, TRANSACTIONS_SCHEMA
+from xidstream.pipeline.snapshot.ddl import Ddl, read_ddl
 from xidstream.pipeline.spark import naming
 from xidstream.pipeline.spark.batch_parts import TableParts
 from xidstream.pipeline.spark.delta_table import MAX_VERSION, NOTHING, DeltaTableWriter, SnapshotOutdated
@@ -152,7 +153,8 @@ class DeltaSink:
         """
         root = redacted(self._root.uri)
         self._ownership = Ownership(self._application_id, self._messages_id, root, tenure)
-        self._snapshot_log = SnapshotLog(self._root, self._application_id, self._ownership)
+        held = self.watermark()
+        self._snapshot_log = SnapshotLog(self._root, self._application_id, self._ownership, held)
         # Opened again, and checked.
         self._writers.clear()
         self._guarded(naming.TRANSACTIONS, self._claim_transactions)
@@ -201,9 +203,11 @@ class DeltaSink:
         self._guarded(naming.TRANSACTIONS, lambda: self._check_repeated(batch))
         if batch.last_commit_lsn > self.watermark():
             self._write_tables(list(batch.parts.values()), batch)
-        self._guarded(naming.MESSAGES, lambda: self._write_messages(batch))
+        ddl: list[Ddl] = []
+        self._guarded(naming.MESSAGES, lambda: self._write_messages(batch, ddl))
         # Before `_transactions` says that all is whole up to here.
         self.snapshot_log().park(batch.content.parked)
+        self.snapshot_log().note_ddl(ddl)
         self._guarded(naming.TRANSACTIONS, lambda: self._write_transactions(batch.transaction_rows))
 
     def _write_tables(self, tables: list[TableParts], batch: SinkBatch) -> None:
@@ -361,8 +365,15 @@ class DeltaSink:
             writer.commit(written, versions, "commit_lsn", marks=self._marks)
             reach("transactions_committed")
 
-    def _write_messages(self, batch: SinkBatch) -> None:
-        pieces = message_pieces(batch.message_batches())
+    def _write_messages(self, batch: SinkBatch, ddl: list[Ddl]) -> None:
+        """``ddl`` becomes what the batch tells of it."""
+        ddl.clear()
+
+        def take_ddl(rows: pa.RecordBatch) -> None:
+            told = zip(rows["commit_lsn"].to_pylist(), rows["content"].to_pylist(), strict=True)
+            ddl.extend(read for lsn, content in told if (read := read_ddl(lsn, content)) is not None)
+
+        pieces = message_pieces(batch.message_batches(take_ddl))
         first = next(pieces, None)
         if first is None:
             return
