@@ -11,7 +11,8 @@ What the function must not do is fail or slow down somebody's DDL:
   that writes nothing, so it takes no xid. The message is written behind it, in the command's own transaction. Within
   the block each DDL would take a subtransaction's xid, and a restore in one transaction would overflow the 64 that a
   session can show to the others.
-- The message itself fails only where EXECUTE on ``pg_logical_emit_message`` was revoked. That is asked before.
+- The message itself fails only where EXECUTE on ``pg_logical_emit_message`` was revoked. That is asked before. Where
+  anything else failed, a message without a mark is tried: silence would pass for no DDL.
 - It is SECURITY DEFINER, so that it depends on nobody's rights. Whoever runs the DDL could then have functions and
   operators of his own run with the owner's rights, if names were looked up by his ``search_path``: it is pinned.
 - Nobody needs EXECUTE on it: event triggers do not ask for it, and it is revoked from PUBLIC.
@@ -56,14 +57,19 @@ _EVENTS: Final = {
 }
 _NAMES: Final = ", ".join(f"'{name}'" for name in _EVENTS)
 _MARK: Final = """hashtextextended(
-    string_agg(concat_ws(' ', t.oid, t.xmin, t.evtenabled, p.oid, p.xmin), ' ' ORDER BY t.oid), 0)"""
+    string_agg(concat_ws(' ', t.oid, t.xmin, t.evtenabled, p.oid, p.xmin), ' ' ORDER BY t.oid)
+    || (SELECT ' ' || min(e.xmin::text) FROM pg_proc AS e
+        WHERE e.proname = 'pg_logical_emit_message' AND e.pronamespace = 11 AND e.proargtypes[2] = 25), 0)"""
+"""With the row of the function that writes messages: REVOKE and GRANT on it change that one."""
 _BODY: Final = f"""
 DECLARE
   told json;
   mark bigint;
+  may boolean;
 BEGIN
   -- Nothing of a published table changes by these. An extension's script may alter one.
-  IF tg_tag ~ '^(CREATE|COMMENT|GRANT|REVOKE|SECURITY|REFRESH|REINDEX)' AND tg_tag <> 'CREATE EXTENSION' THEN
+  IF left(tg_tag, 6) IN ('CREATE', 'COMMEN', 'GRANT', 'REVOKE', 'SECURI', 'REFRES', 'REINDE')
+      AND tg_tag NOT IN ('CREATE EXTENSION', 'CREATE PUBLICATION') THEN
     RETURN;
   END IF;
   BEGIN
@@ -77,9 +83,10 @@ BEGIN
       SELECT json_agg(json_build_object('relid', d.objid::bigint, 'dropped', d.objsubid = 0))
         INTO told FROM pg_event_trigger_dropped_objects() AS d
         WHERE d.classid = 'pg_class'::regclass AND d.object_type LIKE 'table%' AND NOT d.is_temporary;
-      IF told IS NULL AND EXISTS (SELECT FROM pg_event_trigger_dropped_objects() AS d WHERE NOT d.is_temporary
-          AND (d.original OR d.normal)
-          AND d.object_type ~ '(type|domain|schema|publication|table constraint|index)') THEN
+      IF told IS NULL AND tg_tag NOT IN ('ALTER TABLE', 'DROP TABLE') AND EXISTS (
+          SELECT FROM pg_event_trigger_dropped_objects() AS d
+          WHERE NOT d.is_temporary AND (d.original OR d.normal)
+            AND d.object_type ~ '(type|domain|schema|publication|table constraint|index)') THEN
         told := '[]';
       END IF;
     ELSE
@@ -91,8 +98,10 @@ BEGIN
               WHERE o.classid = 'pg_class'::regclass AND o.command_tag NOT LIKE 'C%') AS o
         JOIN pg_class AS c ON c.oid = o.objid JOIN pg_namespace AS n ON n.oid = c.relnamespace
         WHERE c.relkind IN ('r', 'p') AND c.relpersistence <> 't';
-      IF told IS NULL AND EXISTS (SELECT FROM pg_event_trigger_ddl_commands() AS o
-          WHERE o.object_type ~ '(type|domain|schema|publication|index)' AND o.command_tag NOT LIKE 'C%'
+      IF told IS NULL AND tg_tag <> 'ALTER TABLE' AND EXISTS (
+          SELECT FROM pg_event_trigger_ddl_commands() AS o
+          WHERE o.object_type ~ '(type|domain|schema|publication|index)'
+            AND (o.command_tag NOT LIKE 'C%' OR o.object_type LIKE 'publication%')
             AND o.schema_name IS DISTINCT FROM 'pg_temp') THEN
         told := '[]';
       END IF;
@@ -100,14 +109,22 @@ BEGIN
     IF told IS NULL THEN
       RETURN;
     END IF;
-    SELECT {_MARK} INTO mark FROM pg_event_trigger AS t JOIN pg_proc AS p ON p.oid = t.evtfoid
-      WHERE t.evtname IN ({_NAMES});
-    IF NOT (SELECT bool_and(has_function_privilege(p.oid, 'EXECUTE')) FROM pg_proc AS p
-            WHERE p.proname = 'pg_logical_emit_message' AND p.pronamespace = 'pg_catalog'::regnamespace) THEN
+    SELECT {_MARK}, (SELECT bool_and(has_function_privilege(p.oid, 'EXECUTE')) FROM pg_proc AS p
+                     WHERE p.proname = 'pg_logical_emit_message' AND p.pronamespace = 11)
+      INTO mark, may
+      FROM pg_event_trigger AS t JOIN pg_proc AS p ON p.oid = t.evtfoid WHERE t.evtname IN ({_NAMES});
+    IF NOT may THEN
       RAISE EXCEPTION 'EXECUTE on pg_logical_emit_message was revoked';
     END IF;
   EXCEPTION WHEN OTHERS THEN
     RAISE WARNING 'xidstream was not told of %: %', tg_tag, sqlerrm;
+    BEGIN
+      -- Without a mark: whoever reads it knows that something is missing here.
+      PERFORM pg_logical_emit_message(true, '{DDL_PREFIX}', json_build_object('version', {VERSION}, 'tag', tg_tag,
+        'xid', pg_current_xact_id()::text, 'mark', NULL, 'tables', ARRAY[]::int[])::text);
+    EXCEPTION WHEN OTHERS THEN
+      NULL;
+    END;
     RETURN;
   END;
   PERFORM pg_logical_emit_message(true, '{DDL_PREFIX}', json_build_object('version', {VERSION}, 'tag', tg_tag,

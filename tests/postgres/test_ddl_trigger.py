@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 import psycopg
@@ -11,8 +12,10 @@ from tests.differential.scenario import *  # noqa: F403
 from tests.differential.scenario import TWO_PHASE, Scenario
 from tests.postgres_fixtures import Database
 from xidstream.pipeline.errors import PreconditionMissing
+from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.pg_rules import DDL_PREFIX
 from xidstream.pipeline.slot.admin import sql_connection
+from xidstream.pipeline.slot.catalog_watch import CatalogWatch
 from xidstream.pipeline.slot.ddl_trigger import (
     PREPARE,
     UNPREPARE,
@@ -24,7 +27,10 @@ from xidstream.pipeline.slot.ddl_trigger import (
     trigger_finding,
     unprepare,
 )
+from xidstream.pipeline.slot.snapshot_sources import survey
 from xidstream.pipeline.snapshot.ddl import Ddl, read_ddl
+from xidstream.pipeline.snapshot.generations import reason_it_ended, signature_of
+from xidstream.pipeline.snapshot.tables import PublishedSource
 
 pytestmark = pytest.mark.postgres
 
@@ -152,6 +158,20 @@ def test_ddl_of_a_partition_names_what_it_is_a_part_of(source: Told) -> None:
     assert source.oid("r") in source.after("ALTER TABLE r1 SET LOGGED")[0].tables[0].above
 
 
+def test_a_load_into_an_unlogged_table_between_two_looks_is_told_by_its_ddl_alone(source: Told) -> None:
+    def published() -> PublishedSource:
+        return next(s for s in survey(source.database.connection, ["p"]) if s.name == "public.t")
+
+    then = json.loads(json.dumps(signature_of(published())))
+    told = source.after(
+        "ALTER TABLE t SET UNLOGGED",
+        "INSERT INTO t SELECT generate_series(1, 100)",
+        "ALTER TABLE t SET LOGGED",
+    )
+    assert reason_it_ended(then, published()) is None, "it looks like VACUUM FULL"
+    assert "UNLOGGED" in str(told[0].reason(source.oid("t"), "public.t"))
+
+
 def test_ddl_that_is_rolled_back_leaves_no_message(source: Told) -> None:
     assert source.after("BEGIN", "ALTER TABLE t SET UNLOGGED", "ROLLBACK") == []
     told = source.after(
@@ -225,7 +245,8 @@ def test_ddl_succeeds_where_the_function_is_broken_within(source: Told) -> None:
     source.database.execute(broken)
     warned: list[str] = []
     source.database.connection.add_notice_handler(lambda notice: warned.append(notice.message_primary or ""))
-    assert source.after("ALTER TABLE t ADD c int", "ALTER TABLE t ALTER c TYPE bigint") == []
+    told = source.after("ALTER TABLE t ADD c int", "ALTER TABLE t ALTER c TYPE bigint")
+    assert told == 3 * [Ddl(Lsn(1), "ALTER TABLE")], "something is missing, and that is told"
     assert len(warned) == 3 and all("xidstream was not told of ALTER TABLE" in each for each in warned)
     assert source.state() is TriggerState.CHANGED
 
@@ -272,6 +293,18 @@ def test_the_mark_shows_that_the_triggers_were_off_for_a_while(source: Told) -> 
     now = installed(source.database.connection)
     assert now.state is TriggerState.CURRENT and now.mark != before
     assert {each.mark for each in source.after("ALTER TABLE t ADD c int")} == {now.mark}
+
+
+def test_a_look_at_the_catalog_tells_the_mark_while_the_triggers_are_as_they_were_installed(
+    source: Told,
+) -> None:
+    watch = CatalogWatch(source.database.dsn(), ("p",), source.slot)
+    try:
+        assert watch.look(None).mark == installed(source.database.connection).mark is not None
+        source.database.execute("ALTER EVENT TRIGGER xidstream_ddl DISABLE")
+        assert watch.look(None).mark is None
+    finally:
+        watch.close()
 
 
 def test_a_role_that_may_not_is_told_so_and_nothing_is_left_behind(database: Database, role: str) -> None:
