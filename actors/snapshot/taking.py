@@ -37,7 +37,7 @@ from xidstream.pipeline.snapshot.progress import ReadingRate, SnapshotProgress, 
 from xidstream.pipeline.snapshot.proven import Proving
 from xidstream.pipeline.snapshot.resting import Resting
 from xidstream.pipeline.snapshot.tables import PublishedSource, Surveyed
-from xidstream.pipeline.spark.snapshot_log import GenerationLine
+from xidstream.pipeline.spark.snapshot_log import GenerationLine, Proven
 from xidstream.pipeline.stages.snapshot_book import Needs, SnapshotBook
 from xidstream.pipeline.stages.snapshot_lines import SnapshotLines, recovered
 
@@ -274,9 +274,9 @@ class SnapshotTaking:
         # No further than the log is whole: what comes behind is another server's if this one is lost.
         proven_lsn = min(self._proving.note(surveyed.look), surveyed.delivered_lsn)
         if not self._once and proven_lsn > self._proven_lsn:
-            ended = self._call_sink("prove", proven_lsn)
-            self._proven_lsn = proven_lsn
-            self._note_ended(ended or ())
+            proven: Proven = self._call_sink("prove", proven_lsn, surveyed.snapshot)
+            self._proven_lsn = max(self._proven_lsn, proven.lsn)
+            self._note_ended(proven.ended)
 
     def _note_ended(self, ended: Iterable[tuple[GenerationLine, str]]) -> None:
         """What the sink has ended by itself, because the stream told of DDL."""

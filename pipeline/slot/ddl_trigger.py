@@ -121,14 +121,14 @@ BEGIN
     BEGIN
       -- Without a mark: whoever reads it knows that something is missing here.
       PERFORM pg_logical_emit_message(true, '{DDL_PREFIX}', json_build_object('version', {VERSION}, 'tag', tg_tag,
-        'xid', pg_current_xact_id()::text, 'mark', NULL, 'tables', ARRAY[]::int[])::text);
+        'mark', NULL, 'tables', ARRAY[]::int[])::text);
     EXCEPTION WHEN OTHERS THEN
       NULL;
     END;
     RETURN;
   END;
   PERFORM pg_logical_emit_message(true, '{DDL_PREFIX}', json_build_object('version', {VERSION}, 'tag', tg_tag,
-    'xid', pg_current_xact_id()::text, 'mark', mark, 'tables', told)::text);
+    'mark', mark, 'tables', told)::text);
 END
 """
 _COMMENT: Final = re.compile(r"xidstream source prepare, version ([0-9]{1,6})\b")

@@ -34,10 +34,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.relations import RelationVersion, ReplicaIdentity
 
 MOST: Final = 1000
+_XIDS: Final = 1 << 32
 _PERSISTENCE: Final = 1
 _COLUMN: Final = 4
 """AT_REWRITE_ALTER_PERSISTENCE and AT_REWRITE_COLUMN_REWRITE of ``event_trigger.h``."""
@@ -76,12 +77,14 @@ class AlteredTable:
 
 @dataclass(frozen=True)
 class Ddl:
-    """``mark``: of the triggers that wrote it (``slot.ddl_trigger``); None where it has none."""
+    """``mark``: of the triggers that wrote it (``slot.ddl_trigger``); None where it has none. ``xid``: of its
+    transaction."""
 
     commit_lsn: Lsn
     tag: str
     tables: tuple[AlteredTable, ...] = ()
     mark: int | None = None
+    xid: Xid | None = None
 
     @property
     def relids(self) -> frozenset[int]:
@@ -139,6 +142,19 @@ class KnownDdl:
             self._whole_from = self._ddl.popleft().commit_lsn
         return new
 
+    def proves(self, lsn: Lsn, snapshot: str | None) -> Lsn:
+        """What of ``lsn`` is proven by a look that took ``snapshot`` (``pg_current_snapshot``; None: nobody knows).
+        That is up to before DDL that it did not see yet, because its COMMIT still waits for a standby."""
+        if snapshot is None:
+            return lsn
+        _, xmax, open_xids = snapshot.split(":")
+        hidden = {int(xid) % _XIDS for xid in open_xids.split(",") if xid}
+        for each in self._ddl:
+            # The stream's xids have 32 bits, and go round.
+            if each.xid is not None and (each.xid in hidden or (each.xid - int(xmax)) % _XIDS < _XIDS // 2):
+                return min(lsn, each.commit_lsn.before)
+        return lsn
+
     def stands_until(self, proven: int, witnessed: Witnessed | None) -> int:
         """Up to where a generation that ended stands, if it stood at ``proven`` and nothing happens to its table that
         leaves no message: up to before the first DDL behind that."""
@@ -150,15 +166,16 @@ class KnownDdl:
         return int(first.commit_lsn) - 1
 
 
-def read_ddl(commit_lsn: int, content: bytes) -> Ddl | None:
-    """None for what the event triggers did not write, or a later version of them did."""
+def read_ddl(commit_lsn: int, content: bytes, xid: int | None = None) -> Ddl | None:
+    """``xid``: what the stream says of the message. None for what the event triggers did not write, or a later version
+    of them did."""
     try:
         value = json.loads(content)
         if value["version"] != 1:
             return None
         mark = None if value["mark"] is None else int(value["mark"])
         tables = tuple(_table(each) for each in value["tables"])
-        return Ddl(Lsn(commit_lsn), str(value["tag"]), tables, mark)
+        return Ddl(Lsn(commit_lsn), str(value["tag"]), tables, mark, None if xid is None else Xid(xid))
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         return None
 

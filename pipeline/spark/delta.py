@@ -370,8 +370,8 @@ class DeltaSink:
         ddl.clear()
 
         def take_ddl(rows: pa.RecordBatch) -> None:
-            told = zip(rows["commit_lsn"].to_pylist(), rows["content"].to_pylist(), strict=True)
-            ddl.extend(read for lsn, content in told if (read := read_ddl(lsn, content)) is not None)
+            told = (rows[name].to_pylist() for name in ("commit_lsn", "content", "xid"))
+            ddl.extend(read for each in zip(*told, strict=True) if (read := read_ddl(*each)) is not None)
 
         pieces = message_pieces(batch.message_batches(take_ddl))
         first = next(pieces, None)

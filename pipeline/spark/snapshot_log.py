@@ -112,6 +112,15 @@ class GenerationLine:
     is_ours: bool
 
 
+@dataclass(frozen=True)
+class Proven:
+    """``lsn``: up to where readers may read. ``ended``: what the stream's DDL has ended since the claim, and why; the
+    lines are as they were before."""
+
+    lsn: Lsn
+    ended: tuple[tuple[GenerationLine, str], ...] = ()
+
+
 class SnapshotLog:
     """One for each claim of the sink: it knows what it was told of parked tables and of DDL, at the claim and since.
     ``begins_at``: the sink's watermark then.
@@ -269,11 +278,12 @@ class SnapshotLog:
 
         self._guarded(naming.TRANSACTIONS, move)
 
-    def prove(self, lsn: Lsn) -> list[tuple[GenerationLine, str]]:
-        """Have readers know that up to ``lsn`` the generations which stand are what the tables were. It is kept: a
-        lower one than before changes nothing. Returns what the stream's DDL has ended since the claim, and why; the
-        lines are as they were before."""
+    def prove(self, lsn: Lsn, snapshot: str | None = None) -> Proven:
+        """Have readers know that up to ``lsn`` the generations which stand are what the tables were, as far as a look
+        that took ``snapshot`` proves it (``KnownDdl.proves``). It is kept: a lower one than before changes nothing."""
         proven_id = naming.proven_id(self._application_id)
+        with self._parking:
+            proven = Proven(self._ddl.proves(lsn, snapshot), tuple(self._ended))
 
         def told() -> None:
             # Kept open, for it is called every second. Nobody else moves this mark, but a run that took over.
@@ -286,13 +296,12 @@ class SnapshotLog:
             writer, self._proofs = self._proofs, None
             assert writer is not None, "the sink has made it"
             self._ownership.check(writer)
-            if writer.watermark(proven_id) < lsn:
-                writer.commit([], {proven_id: int(lsn)}, marks=self._ownership.marks)
+            if writer.watermark(proven_id) < proven.lsn:
+                writer.commit([], {proven_id: int(proven.lsn)}, marks=self._ownership.marks)
             self._proofs = writer
 
         self._guarded(naming.TRANSACTIONS, told)
-        with self._parking:
-            return list(self._ended)
+        return proven
 
     def _proven(self) -> int:
         writer = DeltaTableWriter.open(self._root.child(naming.TRANSACTIONS), naming.TRANSACTIONS)

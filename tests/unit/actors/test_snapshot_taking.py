@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from xidstream.pipeline.snapshot.generations import signature_of
 from xidstream.pipeline.snapshot.proven import Look
 from xidstream.pipeline.snapshot.resting import Resting
 from xidstream.pipeline.snapshot.tables import Leaf, PublishedSource, Surveyed
-from xidstream.pipeline.spark.snapshot_log import GenerationLine
+from xidstream.pipeline.spark.snapshot_log import GenerationLine, Proven
 from xidstream.pipeline.stages.snapshot_book import SnapshotBook
 from xidstream.pipeline.stages.snapshot_lines import SnapshotLines
 
@@ -37,6 +37,16 @@ BOUNDS = SnapshotBounds(Lsn(0x4FFE), Lsn(0x4FFF), 700, 710, (), 1_700_000_000_00
 
 def nobody(*_: Any) -> Any:
     raise ComponentLost("the stream is starting again")
+
+
+def noting(told: list[tuple[Any, ...]]) -> Callable[..., Any]:
+    """A sink's log that notes its calls."""
+
+    def call_sink(*call: Any) -> Any:
+        told.append(call)
+        return Proven(call[1]) if call[0] == "prove" else None
+
+    return call_sink
 
 
 @pytest.fixture
@@ -63,7 +73,7 @@ def test_the_log_says_that_it_is_whole_when_the_sink_has_all_up_to_the_snapshots
     taking: SnapshotTaking,
 ) -> None:
     told: list[tuple[Any, ...]] = []
-    taking._call_sink = lambda *call: told.append(call)
+    taking._call_sink = noting(told)
     valid_from = Lsn(0x4FFF)
     lines = SnapshotLines(
         [GenerationLine("public.t", 1, 1, 0x4FFE, int(valid_from), GenerationState.FINISHED, is_ours=True)]
@@ -104,7 +114,7 @@ def test_looks_at_a_catalog_that_costs_much_are_rare_and_the_stream_alone_is_ask
 
     told: list[tuple[Any, ...]] = []
     taking._survey, taking._delivered = survey, lambda: (delivered, Lsn(0))
-    taking._call_sink = lambda *call: told.append(call)
+    taking._call_sink = noting(told)
     line = GenerationLine("public.t", 1, 1, 0x4FFE, 0x4FFF, GenerationState.FINISHED, is_ours=True)
     taking._lines, taking._is_ready = SnapshotLines([line]), True
     taking._book._taken[1, 1] = Taken(Generation(RELATION, 1, BOUNDS, None), signature_of(published))
@@ -112,7 +122,7 @@ def test_looks_at_a_catalog_that_costs_much_are_rare_and_the_stream_alone_is_ask
     assert (taking.is_complete, taking.is_reached) == (True, False)
     assert taking._pause_s == pytest.approx(70, rel=0.2)
     # It looks for a proof as well, which goes no further than the log is whole.
-    assert told.pop() == ("prove", Lsn(0x100))
+    assert told.pop() == ("prove", Lsn(0x100), None)
     for delivered in (Lsn(0x4000), Lsn(0x5000)):  # noqa: B007 - what the stream answers
         assert not taking.is_reached
         taking._try_to(taking._look_at_stream)
@@ -139,7 +149,7 @@ def test_what_is_proven_is_told_when_there_are_commits_to_prove_and_nothing_is_a
         return Surveyed(found, None, look, fingerprint, delivered_lsn=Lsn(last_commit + 8))
 
     taking._survey, taking._delivered = survey, lambda: (Lsn(last_commit + 8), last_commit)
-    taking._call_sink = lambda *call: told.append(call)
+    taking._call_sink = noting(told)
     line = GenerationLine("public.t", 1, 1, 0x4FFE, 0x4FFF, GenerationState.FINISHED, is_ours=True)
     taking._lines = SnapshotLines([line])
     taking._book._taken[1, 1] = Taken(Generation(RELATION, 1, BOUNDS, None), signature_of(published))
@@ -148,15 +158,17 @@ def test_what_is_proven_is_told_when_there_are_commits_to_prove_and_nothing_is_a
     last_commit = Lsn(0x6000)
     taking._prove()
     taking._prove()
-    assert asked == [None] and told == [("prove", Lsn(0x6008))], "once for each commit"
+    assert asked == [None] and told == [("prove", Lsn(0x6008), None)], "once for each commit"
     last_commit = Lsn(0x7000)
     taking._prove()
-    assert asked == [None, "first"] and told[1:] == [("prove", Lsn(0x7008))]
+    assert asked == [None, "first"] and told[1:] == [("prove", Lsn(0x7008), None)]
     last_commit, fingerprint = Lsn(0x8000), "second"
     sources = (dataclasses.replace(published, row_filter="id > 5"),)
     taking._prove()
     reason = "the row filter of its publication changed"
-    assert told[2:] == [("end", line, reason), ("prove", Lsn(0x8008))], "the end comes before what is proven"
+    assert told[2:] == [("end", line, reason), ("prove", Lsn(0x8008), None)], (
+        "the end comes before what is proven"
+    )
     assert taking._is_changed, "a new snapshot is wanted, and not only at the next look"
 
 
@@ -179,7 +191,7 @@ def test_what_the_streams_ddl_has_ended_is_taken_again_and_stands_longer_once_th
 
     def call_sink(*call: Any) -> Any:
         told.append(call)
-        return list(ended) if call[0] == "prove" else None
+        return Proven(call[1], tuple(ended)) if call[0] == "prove" else None
 
     def prove() -> None:
         taking._delivered = lambda: (Lsn(0x9000), Lsn(0x6000 + 0x100 * n_looks + 1))
@@ -218,7 +230,7 @@ def test_an_end_that_a_look_finds_waits_for_the_ddls_message_and_tells_the_sink_
     told: list[tuple[Any, ...]] = []
     delivered = iter([Lsn(0x6000), Lsn(0x7000), Lsn(0x9000)])
     taking._delivered = lambda: (next(delivered), Lsn(0))
-    taking._call_sink = lambda *call: told.append(call)
+    taking._call_sink = noting(told)
     taking._lines = SnapshotLines([line])
     taking._book._taken[1, 1] = Taken(Generation(RELATION, 1, BOUNDS, None), signature_of(published))
     taking._witnessed = Witnessed(7, Lsn(0x5000))

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.snapshot import ddl as module
 from xidstream.pipeline.snapshot.ddl import AlteredTable, Ddl, KnownDdl, Marks, Witnessed, read_ddl
 
@@ -67,6 +67,27 @@ def test_it_stands_up_to_what_is_proven_where_ddl_may_be_unknown(
     assert ddl.stands_until(120, witnessed) == 120
 
 
+@pytest.mark.parametrize(
+    ("xid", "snapshot", "lsn"),
+    [
+        (700, "690:710:", 200),
+        (700, "690:710:695,700,702", 149),
+        (710, "690:710:", 149),
+        (3, f"{(1 << 32) - 5}:{(1 << 32) + 10}:", 200),
+        (3, f"{(1 << 32) - 5}:{(1 << 32) + 10}:{(1 << 32) + 3}", 149),
+        ((1 << 32) - 1, f"{(1 << 32) - 5}:{(1 << 32) + 10}:", 200),
+        (3, f"{(1 << 32) - 5}:{(1 << 32) - 2}:", 149),
+        (700, None, 200),
+    ],
+)
+def test_nothing_is_proven_beyond_ddl_that_the_look_did_not_see_yet(
+    xid: int, snapshot: str | None, lsn: int
+) -> None:
+    ddl = known(told(120), Ddl(Lsn(150), "ALTER PUBLICATION", (), MARK, Xid(xid)))
+    assert ddl.proves(Lsn(200), snapshot) == lsn
+    assert ddl.proves(Lsn(140), snapshot) == 140
+
+
 def test_a_batch_that_comes_again_brings_no_ddl_twice_and_what_is_forgotten_proves_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -79,8 +100,10 @@ def test_a_batch_that_comes_again_brings_no_ddl_twice_and_what_is_forgotten_prov
 
 
 def test_what_the_triggers_did_not_write_is_left_aside() -> None:
-    value = {"version": 1, "tag": "ALTER TABLE", "xid": "7", "mark": None, "tables": [{"relid": 5}]}
-    assert read_ddl(9, json.dumps(value).encode()) == Ddl(Lsn(9), "ALTER TABLE", (AlteredTable(5),))
+    value = {"version": 1, "tag": "ALTER TABLE", "mark": None, "tables": [{"relid": 5}]}
+    assert read_ddl(9, json.dumps(value).encode(), 7) == Ddl(
+        Lsn(9), "ALTER TABLE", (AlteredTable(5),), None, Xid(7)
+    )
     for content in (
         b"",
         b"\xff",

@@ -297,14 +297,14 @@ def test_ddl_in_the_stream_ends_a_generation_once_and_one_from_behind_it_not(tmp
     DeltaSink(str(tmp_path), SlotIdentity(7, "shop", "orders")).claim(Tenure(1, "epoch", 1, {}, Lsn(10**9)))
     log = log_of(tmp_path)
     log.commit(GENERATION, written(log, range(2)))
-    assert log.prove(Lsn(130)) == []
+    assert log.prove(Lsn(130)).ended == ()
     log.note_ddl([unlogged(140, relid=5), Ddl(Lsn(150), "ALTER TABLE", (AlteredTable(16384),), 7)])
     assert [each.state for each in log.lines(True)] == [GenerationState.FINISHED], (
         "another's, and a harmless one"
     )
     for _ in range(2):
         log.note_ddl([unlogged(160), unlogged(170)])
-    ((line, reason),) = log.prove(Lsn(135))
+    ((line, reason),) = log.prove(Lsn(135)).ended
     assert line.number == 1 and "UNLOGGED" in reason and ended_rows(tmp_path) == [(1, 130)]
     log.commit(generation_of(2), written(log, range(2, 4), place=100))
     assert [each.state.value for each in log.lines(True)] == ["ended", "ended"], "taken before the DDL came"
@@ -322,7 +322,7 @@ def test_a_generation_stands_up_to_the_ddl_that_ended_it_where_nothing_was_misse
     log.commit(GENERATION, written(log, range(2)))
     log.prove(Lsn(130))
     log.note_ddl([Ddl(Lsn(150), "ALTER TYPE", (), 7), unlogged(160)])
-    ((line, _),) = log.prove(Lsn(131))
+    ((line, _),) = log.prove(Lsn(131)).ended
     log.extend(line, Witnessed(8, Lsn(120)))
     assert ended_rows(tmp_path) == [(1, 130)], "the triggers were off for a while"
     for _ in range(2):
@@ -349,7 +349,7 @@ def test_a_table_that_is_parked_does_not_stand_up_to_its_next_ddl(tmp_path: Path
     log.note_ddl([unlogged(160)])
     log.end(line, "parked", Witnessed(7, Lsn(120)))
     log.extend(line, Witnessed(7, Lsn(120)))
-    assert ended_rows(tmp_path) == [(1, 130)] and log.prove(Lsn(131)) == []
+    assert ended_rows(tmp_path) == [(1, 130)] and log.prove(Lsn(131)).ended == ()
 
 
 def test_the_sink_ends_by_ddl_before_transactions_says_that_all_is_whole_and_keeps_no_message_of_it(
