@@ -159,10 +159,10 @@ class BatchLoop:
             self._writing_since_s = None
 
     def call_snapshot_log(self, method: str, *arguments: Any) -> Any:
-        """On any thread. Raises ComponentLost before the sink is this loop's, and after the loop's end. What is proven
-        may be told behind it: Delta refuses it from a run that was taken over."""
+        """On any thread. Raises ComponentLost before the sink is this loop's, and after the loop's end. What is proven,
+        or stands, may be told behind it: Delta refuses it from a run that was taken over."""
         has_sink = self._is_claimed and not self._stop.is_set()
-        if not (has_sink or (self._has_claimed and method == "prove")):
+        if not (has_sink or (self._has_claimed and method in ("prove", "extend"))):
             raise ComponentLost("there is no batch loop that has the sink")
         if self._sink.gets_snapshots_first:
             if self._staged is None:

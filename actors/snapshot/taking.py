@@ -316,7 +316,10 @@ class SnapshotTaking:
         """For a while, until the sink knows all DDL up to ``lsn``."""
         deadline_s = time.monotonic() + _STREAM_WAIT_S
         while time.monotonic() < deadline_s and not self._stop.is_set():
-            delivered = self._delivered()
+            try:
+                delivered = self._delivered()
+            except ComponentLost:
+                return
             if delivered is None or delivered[0] >= lsn:
                 return
             time.sleep(_STREAM_POLL_S)

@@ -153,14 +153,14 @@ class DeltaSink:
         """
         root = redacted(self._root.uri)
         self._ownership = Ownership(self._application_id, self._messages_id, root, tenure)
-        held = self.watermark()
-        self._snapshot_log = SnapshotLog(self._root, self._application_id, self._ownership, held)
         # Opened again, and checked.
         self._writers.clear()
         self._guarded(naming.TRANSACTIONS, self._claim_transactions)
         self._guarded(naming.MESSAGES, self._check_messages)
+        log = SnapshotLog(self._root, self._application_id, self._ownership, self.watermark())
+        self._snapshot_log = log
         # Before anybody commits a snapshot here: no batch need come again that tells of these.
-        self._snapshot_log.park(tenure.parked)
+        log.park(tenure.parked)
 
     def _check_messages(self) -> None:
         self._own_table(naming.MESSAGES, MESSAGES_SCHEMA)

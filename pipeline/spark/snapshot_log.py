@@ -114,8 +114,8 @@ class GenerationLine:
 
 @dataclass(frozen=True)
 class Proven:
-    """``lsn``: up to where readers may read. ``ended``: what the stream's DDL has ended since the claim, and why; the
-    lines are as they were before."""
+    """``lsn``: up to where readers may read. ``ended``: what the stream's DDL has ended since this was told last, and
+    why; the lines are as they were before."""
 
     lsn: Lsn
     ended: tuple[tuple[GenerationLine, str], ...] = ()
@@ -283,7 +283,7 @@ class SnapshotLog:
         that took ``snapshot`` proves it (``KnownDdl.proves``). It is kept: a lower one than before changes nothing."""
         proven_id = naming.proven_id(self._application_id)
         with self._parking:
-            proven = Proven(self._ddl.proves(lsn, snapshot), tuple(self._ended))
+            proven_lsn = self._ddl.proves(lsn, snapshot)
 
         def told() -> None:
             # Kept open, for it is called every second. Nobody else moves this mark, but a run that took over.
@@ -296,12 +296,14 @@ class SnapshotLog:
             writer, self._proofs = self._proofs, None
             assert writer is not None, "the sink has made it"
             self._ownership.check(writer)
-            if writer.watermark(proven_id) < proven.lsn:
-                writer.commit([], {proven_id: int(proven.lsn)}, marks=self._ownership.marks)
+            if writer.watermark(proven_id) < proven_lsn:
+                writer.commit([], {proven_id: int(proven_lsn)}, marks=self._ownership.marks)
             self._proofs = writer
 
         self._guarded(naming.TRANSACTIONS, told)
-        return proven
+        with self._parking:
+            ended, self._ended = tuple(self._ended), []
+        return Proven(proven_lsn, ended)
 
     def _proven(self) -> int:
         writer = DeltaTableWriter.open(self._root.child(naming.TRANSACTIONS), naming.TRANSACTIONS)

@@ -13,6 +13,7 @@ from tests.differential.scenario import *  # noqa: F403
 from tests.differential.scenario import TWO_PHASE, Scenario
 from tests.postgres_fixtures import Database
 from tests.waiting import wait_until
+from xidstream.actors.cli.main import main
 from xidstream.actors.demo.embedded_postgres import EmbeddedPostgres
 from xidstream.pipeline.errors import PreconditionMissing
 from xidstream.pipeline.pg import Lsn
@@ -350,6 +351,25 @@ def test_a_role_that_may_not_is_told_so_and_nothing_is_left_behind(database: Dat
             prepare(connection)
         assert installed(connection).state is TriggerState.ABSENT
     assert database.execute("SELECT count(*) FROM pg_namespace WHERE nspname = 'xidstream'") == [(0,)]
+
+
+def test_the_commands_install_tell_and_remove_and_say_who_may(
+    database: Database, role: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def said(*arguments: str, dsn: str = database.dsn(), status: int = 0) -> str:
+        with pytest.raises(SystemExit) as ended:
+            main(["source", *arguments, *(["--dsn", dsn] if dsn else [])])
+        assert ended.value.code == status
+        captured = capsys.readouterr()
+        return captured.out + captured.err
+
+    assert "absent" in said("status")
+    assert "`xidstream source prepare --print`" in said("prepare", dsn=database.dsn(user=role), status=3)
+    assert "current (version 1)" in said("prepare") and "nothing to do" in said("prepare")
+    assert "current (version 1)" in said("status", dsn=database.dsn(user=role)), "any role may ask"
+    assert "removed" in said("unprepare") and "absent" in said("status")
+    assert said("prepare", "--print", dsn="") == script(PREPARE)
+    assert said("unprepare", "--print", dsn="") == script(UNPREPARE)
 
 
 def test_the_printed_sql_is_what_is_run(database: Database) -> None:
