@@ -25,6 +25,9 @@ _MAX_WORK_MEM_KB: Final = (1 << 31) - 1
 _HIGHEST_PROTO_VERSION: Final = 4
 HEARTBEAT_PREFIX: Final = b"xidstream"
 """The prefix of logical messages that are our own heartbeats, of whatever slot: no sink gets them."""
+DDL_PREFIX: Final = "xidstream.ddl"
+"""The prefix of transactional messages that tell of DDL (``slot.ddl_trigger``): no table of messages has them, and no
+function gets them."""
 
 
 class Streaming(enum.Enum):

@@ -30,6 +30,7 @@ from xidstream.actors.cli.options import (
     setting_options,
 )
 from xidstream.actors.cli.resync import resync
+from xidstream.actors.cli.source_group import source
 from xidstream.actors.cli.table_group import table
 from xidstream.actors.cli.typed_names import help_, start, stop, version
 from xidstream.actors.cli.verify_options import verify
@@ -354,7 +355,7 @@ def snapshot_status(config_file: Path | None, **options: Any) -> None:
     status_command(config)
 
 
-for each in (journal, table, verify, resync, version, help_, start, stop):
+for each in (journal, source, table, verify, resync, version, help_, start, stop):
     cli.add_command(each)
 
 

@@ -11,9 +11,10 @@ from typing import Protocol, TypeVar
 
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.relations import RelationVersion
+from xidstream.pipeline.snapshot.ddl import Witnessed
 from xidstream.pipeline.snapshot.generation import Generation
 from xidstream.pipeline.spark.parquet_files import WrittenFile
-from xidstream.pipeline.spark.snapshot_tables import GenerationLine, SnapshotTables, SnapshotTarget
+from xidstream.pipeline.spark.snapshot_tables import GenerationLine, Proven, SnapshotTables, SnapshotTarget
 
 _T = TypeVar("_T")
 
@@ -46,15 +47,19 @@ class SinkTables:
     def discard(self, target: SnapshotTarget) -> None:
         self._on_sink(lambda tables: tables.discard(target))
 
-    def end(self, line: GenerationLine, reason: str) -> None:
-        self._on_sink(lambda tables: tables.end(line, reason))
+    def end(self, line: GenerationLine, reason: str, witnessed: Witnessed | None = None) -> None:
+        self._on_sink(lambda tables: tables.end(line, reason, witnessed))
+
+    def extend(self, line: GenerationLine, witnessed: Witnessed) -> None:
+        """May be told behind the loop's end, as ``prove``."""
+        self._on_sink(lambda tables: tables.extend(line, witnessed), after_end=True)
 
     def reach(self, lsn: Lsn) -> None:
         self._on_sink(lambda tables: tables.reach(lsn))
 
-    def prove(self, lsn: Lsn) -> None:
+    def prove(self, lsn: Lsn, snapshot: str | None = None) -> Proven:
         """May be told behind the loop's end: the sink refuses it from a run that was taken over."""
-        self._on_sink(lambda tables: tables.prove(lsn), after_end=True)
+        return self._on_sink(lambda tables: tables.prove(lsn, snapshot), after_end=True)
 
     def complete(self) -> None:
         self._on_sink(lambda tables: tables.complete())

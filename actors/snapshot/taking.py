@@ -21,7 +21,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from xidstream.actors.snapshot.steps import SnapshotSteps, Taken
 from xidstream.pipeline import events
@@ -31,6 +31,8 @@ from xidstream.pipeline.errors import ComponentLost, SegmentCorrupt, XidstreamEr
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.quantities import counted, human_bytes
 from xidstream.pipeline.snapshot.course import Again, Course, Dropped, Event, Failed
+from xidstream.pipeline.snapshot.ddl import Marks, Witnessed
+from xidstream.pipeline.snapshot.generation import GenerationState
 from xidstream.pipeline.snapshot.progress import ReadingRate, SnapshotProgress, Sums, progress_of
 from xidstream.pipeline.snapshot.proven import Proving
 from xidstream.pipeline.snapshot.resting import Resting
@@ -49,8 +51,12 @@ changed (with 10,000 tables 3 s), and that of the run's process, which compares.
 _LONGEST_LOOK_S = 300.0
 _STREAM_LOOK_S = 1.0
 """While the stream alone has to come on, it is asked how far it is, and the catalog is not."""
+_STREAM_WAIT_S = 3.0
+"""So long an ending waits for the DDL's message, for its place. Meanwhile nothing more is proven."""
+_STREAM_POLL_S = 0.1
 _POLL_S = 0.5
 _NOTE_S = 1.0
+_ENDED = GenerationState.ENDED
 
 
 class SnapshotTaking:
@@ -95,6 +101,13 @@ class SnapshotTaking:
         self._proving = Proving()
         self._proven_lsn = Lsn(0)
         """What the sink was told."""
+        self._marks = Marks()
+        self._witnessed: Witnessed | None = None
+        """By the last look."""
+        self._to_extend: list[GenerationLine] = []
+        """Ended by DDL. They stand up to it, if the next look finds that nothing was missed."""
+        self._is_new_sink = False
+        """Whether another hold on the sink has begun: what it ended before is told by its lines alone."""
         self._resting = Resting()
         self._stop = threading.Event()
         self._last_text = ""
@@ -118,6 +131,10 @@ class SnapshotTaking:
         self._stop.set()
         self._steps.close()
         self._thread.join()
+
+    def begin_epoch(self) -> None:
+        """On any thread: the sink was claimed anew."""
+        self._is_new_sink = True
 
     def prove_last(self) -> None:
         """One more look at the catalog, on the caller's thread, when the sink has got its last batch."""
@@ -209,7 +226,10 @@ class SnapshotTaking:
         if self._course is None and not wants and not self._book.is_one_standing(self._lines):
             self.is_complete = self.is_reached = True
             return
-        surveyed = self._survey(self._fingerprint)
+        if self._is_new_sink and not self._once:
+            self._note_ended((line, "") for line in self._tables.lines(False) if line.state is _ENDED)
+            self._is_new_sink = False
+        surveyed = self._ask()
         if surveyed is not None:
             began_s = time.thread_time()
             needs = self._compare(surveyed, self._lines)
@@ -229,22 +249,47 @@ class SnapshotTaking:
             return
         if max(delivered[1], self._lines.reached_lsn) <= self._proven_lsn:
             return
-        surveyed = self._survey(self._fingerprint)
+        surveyed = self._ask()
         if surveyed is None:
             return
         if surveyed.sources is None:
             self._note_proof(surveyed)
         else:
             needs = self._compare(surveyed, self._lines)
-            self._is_changed = bool(needs.wanted or needs.unwanted)
+            self._is_changed |= bool(needs.wanted or needs.unwanted)
+
+    def _ask(self) -> Surveyed | None:
+        surveyed = self._survey(self._fingerprint)
+        if surveyed is not None:
+            self._witnessed = self._marks.note(surveyed.mark, surveyed.look.lsn)
+            waiting, self._to_extend = self._to_extend, []
+            if self._witnessed is not None:
+                for line in waiting:
+                    self._tables.extend(line, self._witnessed)
+        return surveyed
 
     def _note_proof(self, surveyed: Surveyed) -> None:
         """Every generation that stands, or is about to, is what the look found."""
         # No further than the log is whole: what comes behind is another server's if this one is lost.
         proven_lsn = min(self._proving.note(surveyed.look), surveyed.delivered_lsn)
         if not self._once and proven_lsn > self._proven_lsn:
-            self._tables.prove(proven_lsn)
-            self._proven_lsn = proven_lsn
+            proven = self._tables.prove(proven_lsn, surveyed.snapshot)
+            self._proven_lsn = max(self._proven_lsn, proven.lsn)
+            self._note_ended(proven.ended)
+
+    def _note_ended(self, ended: Iterable[tuple[GenerationLine, str]]) -> None:
+        """What the sink has ended by itself, because the stream told of DDL."""
+        assert self._lines is not None
+        standing = {(line.table, line.number): line for line in self._lines if line.state is not _ENDED}
+        for told, reason in ended:
+            line = standing.get((told.table, told.number))
+            if line is None or line.place != told.place:
+                continue
+            self._lines.end(line)
+            self._is_changed = True
+            if reason:
+                self._tell_ended(line, reason)
+                self._to_extend += [line] if self._book.leaves_messages(line) else []
 
     def _compare(self, surveyed: Surveyed, lines: SnapshotLines) -> Needs:
         """What do the tables that are published now need? Ends what does not stand any more."""
@@ -253,14 +298,30 @@ class SnapshotTaking:
             self._sources = surveyed.sources
         self._fingerprint = None
         needs = self._book.needs(self._sources, lines, surveyed.look.lsn)
+        if needs.ended and self._witnessed is not None:
+            self._await_stream(surveyed.look.lsn)
         for line, reason in needs.ended:
-            self._tables.end(line, reason)
+            witnessed = self._witnessed if self._book.leaves_messages(line) else None
+            self._tables.end(line, reason, witnessed)
+            self._to_extend += [] if witnessed is None else [line]  # where the stream had ended it before
             lines.end(line)
             self._tell_ended(line, reason)
         if needs.is_proof:
             self._fingerprint = surveyed.fingerprint
             self._note_proof(surveyed)
         return needs
+
+    def _await_stream(self, lsn: Lsn) -> None:
+        """For a while, until the sink knows all DDL up to ``lsn``."""
+        deadline_s = time.monotonic() + _STREAM_WAIT_S
+        while time.monotonic() < deadline_s and not self._stop.is_set():
+            try:
+                delivered = self._delivered()
+            except ComponentLost:
+                return
+            if delivered is None or delivered[0] >= lsn:
+                return
+            time.sleep(_STREAM_POLL_S)
 
     def _take(self, needs: Needs, surveyed: Surveyed, lines: SnapshotLines) -> None:
         if needs.wanted and self._course is None:

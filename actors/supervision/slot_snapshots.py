@@ -68,6 +68,8 @@ class SlotSnapshots:
                 self._notify,
                 once=not self._is_beside,
             )
+        elif self._taking is not None:
+            self._taking.begin_epoch()
 
     def end_epoch(self) -> None:
         self._epoch = self._driver = None

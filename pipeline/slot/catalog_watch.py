@@ -7,8 +7,9 @@ busy machine.) Otherwise the published tables are read (``snapshot_sources``).
 
 The order within a look is what makes it a proof (``pipeline.snapshot.proven``): position, holders of locks, a short
 pause, catalog. The pause is for changes that take no lock that lasts: ALTER PUBLICATION … SET writes its row and holds
-nothing. On a server that waits for synchronous standbys such a change may stay unseen for longer. Then it is found by
-the look behind it, and what was answered in between was wrong.
+nothing. On a server that waits for synchronous standbys such a change may stay unseen for longer. If it left a message
+in the stream (``slot.ddl_trigger``), nothing is proven beyond it before a look has seen it. Else it is found by a later
+look, and what was answered in between was wrong.
 
 On a standby the position is what was replayed. What is replayed is visible, so nobody has to be looked for.
 
@@ -26,10 +27,11 @@ import psycopg
 from xidstream.pipeline.errors import EnvironmentFault
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.slot.admin import held_wal_bytes, read_slot, translated
+from xidstream.pipeline.slot.ddl_trigger import installed
 from xidstream.pipeline.slot.login import Dsn
 from xidstream.pipeline.slot.sessions import open_session
 from xidstream.pipeline.slot.snapshot_sources import survey_unless_locked
-from xidstream.pipeline.slot.stream_options import PG11, PG15
+from xidstream.pipeline.slot.stream_options import PG11, PG13, PG14, PG15
 from xidstream.pipeline.snapshot.proven import Look
 from xidstream.pipeline.snapshot.tables import Surveyed
 
@@ -123,10 +125,14 @@ class CatalogWatch:
             self._connection = open_session(self._dsn, _DOING)
         connection = self._connection
         look = self._position(connection)
-        (fingerprint,) = _row(connection, fingerprint_query(connection.info.server_version))
+        version = connection.info.server_version
+        seen = "pg_current_snapshot()::text" if version >= PG13 else "NULL"
+        fingerprint, snapshot = _row(connection, f"{fingerprint_query(version)}, {seen}")
         sources = None if fingerprint == known else survey_unless_locked(connection, self._publications)
         held = held_wal_bytes(connection, read_slot(connection, self._slot))
-        return Surveyed(sources, held, look, fingerprint, cpu_s=time.thread_time() - began_s)
+        mark = installed(connection).mark if version >= PG14 else None
+        cpu_s = time.thread_time() - began_s
+        return Surveyed(sources, held, look, fingerprint, cpu_s=cpu_s, mark=mark, snapshot=snapshot)
 
     def _position(self, connection: psycopg.Connection[Any]) -> Look:
         is_standby, lsn, waits_for_standby = _row(connection, _POSITION)

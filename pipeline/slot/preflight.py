@@ -27,6 +27,7 @@ from xidstream.pipeline.slot.admin import PLUGIN, SlotState, read_slot, sql_conn
 from xidstream.pipeline.slot.connection import ReplicationConnection
 from xidstream.pipeline.slot.conninfo import display
 from xidstream.pipeline.slot.continuity import standbys_copy
+from xidstream.pipeline.slot.ddl_trigger import trigger_finding
 from xidstream.pipeline.slot.failover_findings import failover_findings
 from xidstream.pipeline.slot.failures import (
     REMEDY_CREATE_SLOT,
@@ -65,6 +66,7 @@ def server_findings(
             findings += _check_two_phase(connection, settings, slot)
             findings += failover_findings(connection, settings, slot)
             findings += _check_heartbeat(connection, settings)
+            findings += trigger_finding(connection)
     except XidstreamError as error:
         findings.append(Finding.of_error("connection", error))
     return findings

@@ -113,7 +113,8 @@ class PublishedSource:
 class Surveyed:
     """What is published now (None: what ``fingerprint`` was told of before), how much WAL the server keeps for the slot
     (None: it is not known), what the look proves, up to where the sink has all (0/0: it is not known), and what it cost
-    the process that asked."""
+    the process that asked. ``mark``: of the event triggers that tell of DDL, read last (``slot.ddl_trigger``).
+    ``snapshot``: the transactions that the look has seen (``pg_current_snapshot``, 13+)."""
 
     sources: tuple[PublishedSource, ...] | None
     held_wal_bytes: int | None
@@ -121,6 +122,8 @@ class Surveyed:
     fingerprint: str
     delivered_lsn: Lsn = INVALID_LSN
     cpu_s: float = 0.0
+    mark: int | None = None
+    snapshot: str | None = None
 
 
 @dataclass(frozen=True)

@@ -55,6 +55,7 @@ from xidstream.pipeline.parked import rows_given_up
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.rows import MESSAGES_SCHEMA, TRANSACTIONS_SCHEMA
 from xidstream.pipeline.sink_kinds import DELTA
+from xidstream.pipeline.snapshot.ddl import Ddl, read_ddl
 from xidstream.pipeline.spark import naming
 from xidstream.pipeline.spark.batch_parts import TableParts
 from xidstream.pipeline.spark.delta_table import MAX_VERSION, NOTHING, DeltaTableWriter, SnapshotOutdated
@@ -154,13 +155,14 @@ class DeltaSink:
         """
         root = redacted(self._root.uri)
         self._ownership = Ownership(self._application_id, self._messages_id, root, tenure)
-        self._snapshot_log = SnapshotLog(self._root, self._application_id, self._ownership)
         # Opened again, and checked.
         self._writers.clear()
         self._guarded(naming.TRANSACTIONS, self._claim_transactions)
         self._guarded(naming.MESSAGES, self._check_messages)
+        log = SnapshotLog(self._root, self._application_id, self._ownership, self.watermark())
+        self._snapshot_log = log
         # Before anybody commits a snapshot here: no batch need come again that tells of these.
-        self._snapshot_log.park(tenure.parked)
+        log.park(tenure.parked)
 
     def _check_messages(self) -> None:
         self._own_table(naming.MESSAGES, MESSAGES_SCHEMA)
@@ -203,10 +205,12 @@ class DeltaSink:
         self._guarded(naming.TRANSACTIONS, lambda: self._check_repeated(batch))
         if batch.last_commit_lsn > self.watermark():
             self._write_tables(list(batch.parts.values()), batch)
-        self._guarded(naming.MESSAGES, lambda: self._write_messages(batch))
+        ddl: list[Ddl] = []
+        self._guarded(naming.MESSAGES, lambda: self._write_messages(batch, ddl))
         # Before `_transactions` says that all is whole up to here.
         given_up = rows_given_up(each for unit in batch.content.units for each in unit.left_out)
         self.snapshot_log().park([*batch.content.parked, *given_up])
+        self.snapshot_log().note_ddl(ddl)
         self._guarded(naming.TRANSACTIONS, lambda: self._write_transactions(batch.transaction_rows))
 
     def _write_tables(self, tables: list[TableParts], batch: SinkBatch) -> None:
@@ -364,8 +368,15 @@ class DeltaSink:
             writer.commit(written, versions, "commit_lsn", marks=self._marks)
             reach("transactions_committed")
 
-    def _write_messages(self, batch: SinkBatch) -> None:
-        pieces = message_pieces(batch.message_batches())
+    def _write_messages(self, batch: SinkBatch, ddl: list[Ddl]) -> None:
+        """``ddl`` becomes what the batch tells of it."""
+        ddl.clear()
+
+        def take_ddl(rows: pa.RecordBatch) -> None:
+            told = (rows[name].to_pylist() for name in ("commit_lsn", "content", "xid"))
+            ddl.extend(read for each in zip(*told, strict=True) if (read := read_ddl(*each)) is not None)
+
+        pieces = message_pieces(batch.message_batches(take_ddl))
         first = next(pieces, None)
         if first is None:
             return

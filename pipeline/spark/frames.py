@@ -29,6 +29,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from xidstream.pipeline.errors import SinkFailed, StorageFault, UsageError
 from xidstream.pipeline.exchange import (
@@ -42,6 +43,7 @@ from xidstream.pipeline.exchange import (
 )
 from xidstream.pipeline.packs import Packs
 from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.pg_rules import DDL_PREFIX
 from xidstream.pipeline.rows import CONTRACT_FIELDS, MESSAGES_SCHEMA, TRANSACTIONS_SCHEMA
 from xidstream.pipeline.spark.batch_parts import (
     TableName,
@@ -151,9 +153,23 @@ class SinkBatch:
         rows = [unit.transactions for unit in self.content.units if unit.transactions.num_rows]
         return pa.Table.from_batches(rows, TRANSACTIONS_SCHEMA)
 
-    def message_batches(self) -> Iterator[pa.RecordBatch]:
+    def message_batches(
+        self, take_ddl: Callable[[pa.RecordBatch], None] | None = None
+    ) -> Iterator[pa.RecordBatch]:
         """The logical messages in stream order, in ``rows.MESSAGES_SCHEMA``, each record batch read when it is asked
-        for: the driver need not hold them together. Raises ComponentLost, StorageFault, SegmentCorrupt."""
+        for: the driver need not hold them together. Those that tell of DDL are not among them: ``take_ddl`` gets them.
+        Raises ComponentLost, StorageFault, SegmentCorrupt."""
+        for batch in self._all_messages():
+            is_ddl = _is_ddl(batch)
+            if not pc.any(is_ddl).as_py():
+                yield batch
+                continue
+            if take_ddl is not None:
+                take_ddl(batch.filter(is_ddl))
+            if (others := batch.filter(pc.invert(is_ddl))).num_rows:
+                yield others
+
+    def _all_messages(self) -> Iterator[pa.RecordBatch]:
         for part in self._message_parts():
             if isinstance(part, InlineMessages):
                 yield part.rows
@@ -185,7 +201,8 @@ class SinkBatch:
             groups = group_by_bytes([part.n_bytes for part in spilled], self.parallelism)
             rows = MessageRows(self.read_segment, spilled, tuple(groups))
             frames.append(self.map_groups(rows, len(groups), spark_schema(MESSAGES_SCHEMA)))
-        return reduce(lambda left, right: left.unionAll(right), frames)
+        frame = reduce(lambda left, right: left.unionAll(right), frames)
+        return frame if not parts else frame.where(f"NOT (transactional AND prefix = '{DDL_PREFIX}')")
 
     def _given(self, rows: pa.Table) -> DataFrame:
         sink = pa.BufferOutputStream()
@@ -276,6 +293,10 @@ class SinkBatch:
     def segment_fault(self, error: BaseException) -> StorageFault | None:
         """What is wrong with a segment of this batch, if that is why Spark raised ``error``."""
         return damage(error, list(self.content.segment_parts()))
+
+
+def _is_ddl(messages: pa.RecordBatch) -> pa.Array:
+    return pc.and_(messages.column("transactional"), pc.equal(messages.column("prefix"), DDL_PREFIX))
 
 
 def union_layout(parts: TableParts) -> tuple[tuple[Target, ...], list[Placement]]:

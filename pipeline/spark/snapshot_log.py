@@ -12,8 +12,9 @@ A crash between the two commits leaves rows without a line. The storage has the 
 
 A third thing is told here: up to which LSN it is proven that the generations which stand are what the tables were
 (``prove``). It is an application transaction of ``_transactions`` (``<application id>/proven``), so a reader has both
-of its bounds from one snapshot of one table. A generation that ends stands up to what was proven by then: its second
-line says so (``until``).
+of its bounds from one snapshot of one table. A generation that ends stands up to what was proven by then, or up to the
+DDL that ended it where its place is known (``pipeline.snapshot.ddl``): its second line says so (``until``). Where the
+place is known later there is a third line, and the greatest ``until`` counts.
 
 Each call opens the tables anew, because the sink commits to the same ones on another thread. Whoever of the two comes
 second finds the snapshot of the log outdated, and takes a new one (``delta_table``). The number of the run's hold on
@@ -26,7 +27,6 @@ Runs in the driver's process; from any thread.
 
 from __future__ import annotations
 
-import itertools
 import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -42,16 +42,25 @@ from xidstream.pipeline.parked import ParkedTable
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
 from xidstream.pipeline.relations import RelationVersion
 from xidstream.pipeline.rows import contract_schema
+from xidstream.pipeline.snapshot.ddl import Ddl, KnownDdl, Witnessed
 from xidstream.pipeline.snapshot.generation import Generation, GenerationState
 from xidstream.pipeline.spark import naming
 from xidstream.pipeline.spark.attempt_files import missing, remove
 from xidstream.pipeline.spark.delta_table import MAX_VERSION, DeltaTableWriter, SnapshotOutdated
+from xidstream.pipeline.spark.generation_rows import (
+    Spoiler,
+    ddl_spoiler,
+    ended_row,
+    park_spoiler,
+    row_of,
+    spoiled_rows,
+)
 from xidstream.pipeline.spark.naming import Location
 from xidstream.pipeline.spark.ownership import Ownership
 from xidstream.pipeline.spark.parquet_files import ParquetFiles, WrittenFile
 from xidstream.pipeline.spark.placement import Conform, Target, place
 from xidstream.pipeline.spark.relation_history import VersionSince
-from xidstream.pipeline.spark.snapshot_tables import GenerationLine, SnapshotTarget
+from xidstream.pipeline.spark.snapshot_tables import GenerationLine, Proven, SnapshotTarget
 from xidstream.pipeline.spark.spark_errors import fault_of
 from xidstream.pipeline.spark.table_metadata import NOTHING_KNOWN, OF_OWN_TABLES, metadata_of_source
 
@@ -85,16 +94,21 @@ _T = TypeVar("_T")
 
 
 class SnapshotLog:
-    """One for each claim of the sink: it knows what it was told of parked tables, at the claim and since.
+    """One for each claim of the sink: it knows what it was told of parked tables and of DDL, at the claim and since.
+    ``begins_at``: the sink's watermark then.
 
     Raises Superseded, SinkDiverged, StorageFault and SinkFailed from every method."""
 
-    def __init__(self, root: Location, application_id: str, ownership: Ownership) -> None:
+    def __init__(
+        self, root: Location, application_id: str, ownership: Ownership, begins_at: Lsn = INVALID_LSN
+    ) -> None:
         self._root = root
         self._application_id = application_id
         self._ownership = ownership
         self._parked: dict[tuple[int, Lsn], ParkedTable] = {}
-        # A generation's line comes before a park, which ends it, or behind, and then ends it itself.
+        self._ddl = KnownDdl(begins_at)
+        self._ended: list[tuple[GenerationLine, str]] = []
+        # A generation's line comes before a park or DDL, which ends it, or behind, and then ends it itself.
         self._parking = threading.Lock()
         self._proofs: DeltaTableWriter | None = None
 
@@ -183,7 +197,7 @@ class SnapshotLog:
         gone, nothing is named either, and SnapshotInterrupted raised: take the snapshot again. A later snapshot
         of the table has a higher place, so what a run that was taken over has named is never taken for this one.
 
-        The generation of a table that was parked meanwhile ends in the same commit.
+        The generation of a table that was parked meanwhile, or altered, ends in the same commit.
         """
         directory = naming.encode_table(generation.relation.schema, generation.relation.table)
         rows_id, place = f"{self._application_id}/snapshot", int(generation.bounds.place)
@@ -217,21 +231,26 @@ class SnapshotLog:
         if n_rows is None:
             return False
         with self._parking:
-            spoiling = (p for p in self._parked.values() if p.concerns(generation.relid) and p.spoils(place))
-            self._add_generation(generation, n_rows, next(spoiling, None))
+            row = row_of(generation, n_rows)
+            parks = (park_spoiler(each).ended(row, self._proven) for each in self._parked.values())
+            ddl = (ddl_spoiler(each).ended(row, self._proven) for each in self._ddl)
+            parked, altered = (next((row for row in rows if row is not None), None) for rows in (parks, ddl))
+            self._add_generation(generation.name, row, parked or altered)
+            if altered is not None and parked is None:
+                self._ended.append(_line_of(row, altered["reason"]))
         return True
 
-    def _add_generation(self, generation: Generation, n_rows: int, spoiled_by: ParkedTable | None) -> None:
-        row, version = _row_of(generation, n_rows), 2 * generation.number
-        if spoiled_by is None:
-            self._add_line(generation.name, version, lambda writer: [row])
+    def _add_generation(self, table: str, row: dict[str, Any], ended: dict[str, Any] | None) -> None:
+        version = 2 * row["generation"]
+        if ended is None:
+            self._add_line(table, version, lambda writer: [row])
             return
-        line_id, ended = self._line_id(generation.name), _spoiled_row(row, spoiled_by, self._proven())
+        line_id = self._line_id(table)
 
         def rows(writer: DeltaTableWriter) -> list[dict[str, Any]]:
             return [ended] if writer.watermark(line_id) >= version else [row, ended]
 
-        self._add_line(generation.name, version + 1, rows)
+        self._add_line(table, version + 1, rows)
 
     def clean(self) -> None:
         """Files that no commit names are no rows, and go with a vacuum."""
@@ -255,10 +274,12 @@ class SnapshotLog:
 
         self._guarded(naming.TRANSACTIONS, move)
 
-    def prove(self, lsn: Lsn) -> None:
-        """Have readers know that up to ``lsn`` the generations which stand are what the tables were. It is kept: a
-        lower one than before changes nothing."""
+    def prove(self, lsn: Lsn, snapshot: str | None = None) -> Proven:
+        """Have readers know that up to ``lsn`` the generations which stand are what the tables were, as far as a look
+        that took ``snapshot`` proves it (``KnownDdl.proves``). It is kept: a lower one than before changes nothing."""
         proven_id = naming.proven_id(self._application_id)
+        with self._parking:
+            proven_lsn = self._ddl.proves(lsn, snapshot)
 
         def told() -> None:
             # Kept open, for it is called every second. Nobody else moves this mark, but a run that took over.
@@ -271,26 +292,54 @@ class SnapshotLog:
             writer, self._proofs = self._proofs, None
             assert writer is not None, "the sink has made it"
             self._ownership.check(writer)
-            if writer.watermark(proven_id) < lsn:
-                writer.commit([], {proven_id: int(lsn)}, marks=self._ownership.marks)
+            if writer.watermark(proven_id) < proven_lsn:
+                writer.commit([], {proven_id: int(proven_lsn)}, marks=self._ownership.marks)
             self._proofs = writer
 
         self._guarded(naming.TRANSACTIONS, told)
+        with self._parking:
+            ended, self._ended = tuple(self._ended), []
+        return Proven(proven_lsn, ended)
 
     def _proven(self) -> int:
         writer = DeltaTableWriter.open(self._root.child(naming.TRANSACTIONS), naming.TRANSACTIONS)
         return 0 if writer is None else writer.watermark(naming.proven_id(self._application_id))
 
-    def end(self, line: GenerationLine, reason: str) -> None:
-        """Add the line that says why the generation has ended, and up to where it stands, once."""
+    def end(self, line: GenerationLine, reason: str, witnessed: Witnessed | None = None) -> None:
+        """Add the line that says why the generation has ended, and up to where it stands, once. ``witnessed``: where
+        all that may have ended it left a message."""
 
         def ended(writer: DeltaTableWriter) -> list[dict[str, Any]]:
             rows = writer.read(SNAPSHOTS_SCHEMA.names, "place", 0, MAX_VERSION).to_pylist()
             found = (r for r in rows if r["state"] == GenerationState.FINISHED.value)
             row = next(r for r in found if (r["table"], r["place"]) == (line.table, line.place))
-            return [_ended(row, reason, self._proven())]
+            return [ended_row(row, reason, self._stands_until(line, self._proven(), witnessed))]
 
         self._add_line(line.table, 2 * line.number + 1, ended)
+
+    def extend(self, line: GenerationLine, witnessed: Witnessed) -> None:
+        """Of a generation that DDL ended up to what was proven by then: have it stand up to the DDL itself, where
+        nothing has happened in between that left no message."""
+
+        def extended() -> None:
+            writer = self._snapshots()
+            assert writer is not None
+            rows = writer.read(SNAPSHOTS_SCHEMA.names, "place", 0, MAX_VERSION).to_pylist()
+            told = [row for row in rows if (row["table"], row["place"]) == (line.table, line.place)]
+            last = max(
+                (r for r in told if r["state"] == GenerationState.ENDED.value), key=lambda r: r["until"]
+            )
+            until = self._stands_until(line, last["until"], witnessed)
+            if until > last["until"]:
+                self._append(writer, [{**last, "until": until}], {})
+
+        self._guarded(naming.SNAPSHOTS, extended)
+
+    def _stands_until(self, line: GenerationLine, proven: int, witnessed: Witnessed | None) -> int:
+        with self._parking:
+            if any(each.concerns(line.relid) for each in self._parked.values()):
+                return proven  # rows may be missing behind that
+            return self._ddl.stands_until(proven, witnessed)
 
     def park(self, tables: Sequence[ParkedTable]) -> None:
         """End what stands of these tables where rows of them are left out of the log. That may be several generations:
@@ -301,27 +350,37 @@ class SnapshotLog:
             told = {(each.relid, each.since_lsn): each for each in tables}
             new = {key: each for key, each in told.items() if known.get(key, INVALID_LSN) != each.until_lsn}
             if new:
-                self._end_all_spoiled(list(new.values()))
+                self._end_all_spoiled([park_spoiler(each) for each in new.values()])
                 self._parked.update(new)
 
-    def _end_all_spoiled(self, parked: Sequence[ParkedTable]) -> None:
-        lines = self.lines(makes=False)
+    def note_ddl(self, ddl: Sequence[Ddl]) -> None:
+        """What a batch tells of DDL, in commit order, before ``_transactions`` says that all is whole up to there. Ends
+        what it ends by itself, as ``park`` does."""
+        with self._parking:
+            if new := self._ddl.add(ddl):
+                self._ended += self._end_all_spoiled([ddl_spoiler(each) for each in new if each.relids])
+
+    def _end_all_spoiled(self, spoilers: Sequence[Spoiler]) -> list[tuple[GenerationLine, str]]:
+        lines = self.lines(makes=False) if spoilers else []
+        ended: list[tuple[GenerationLine, str]] = []
         for table in dict.fromkeys(line.table for line in lines if line.is_ours):
             relids = {line.relid for line in lines if line.table == table}
-            if any(each.concerns(relid) for each in parked for relid in relids):
-                self._guarded(naming.SNAPSHOTS, partial(self._end_spoiled, table, parked))
+            if any(each.concerns(relid) for each in spoilers for relid in relids):
+                ended += self._guarded(naming.SNAPSHOTS, partial(self._end_spoiled, table, spoilers))
+        return ended
 
-    def _end_spoiled(self, table: str, parked: Sequence[ParkedTable]) -> None:
+    def _end_spoiled(self, table: str, spoilers: Sequence[Spoiler]) -> list[tuple[GenerationLine, str]]:
         """In one commit, so that no reader finds one of them ended and another not."""
         writer = self._snapshots()
         assert writer is not None
         told = writer.read(SNAPSHOTS_SCHEMA.names, "place", 0, MAX_VERSION).to_pylist()
         line_id = self._line_id(table)
         newest = writer.watermark(line_id) // 2
-        ended = _spoiled([row for row in told if row["table"] == table], parked, newest, self._proven())
+        ended = spoiled_rows([row for row in told if row["table"] == table], spoilers, newest, self._proven)
         if ended:
             is_newest = any(row["generation"] == newest for row in ended)
             self._append(writer, ended, {line_id: 2 * newest + 1} if is_newest else {})
+        return [_line_of(row, row["reason"]) for row in ended if row["generation"] == newest]
 
     def _add_line(
         self, table: str, version: int, make: Callable[[DeltaTableWriter], list[dict[str, Any]]]
@@ -384,57 +443,12 @@ def _n_rows(files: Sequence[WrittenFile] | None, writer: DeltaTableWriter, place
     return int(writer.read(["_commit_lsn"], "_commit_lsn", place, place).num_rows)
 
 
-def _row_of(generation: Generation, n_rows: int) -> dict[str, Any]:
-    bounds = generation.bounds
-    return {
-        "table": generation.name,
-        "relid": generation.relid,
-        "generation": generation.number,
-        "place": int(bounds.place),
-        "valid_from": int(bounds.valid_from),
-        "xmin": bounds.xmin,
-        "xmax": bounds.xmax,
-        "xip": list(bounds.xip),
-        "key": None if generation.key is None else list(generation.key),
-        "state": GenerationState.FINISHED.value,
-        "reason": None,
-        "until": None,
-        "contained_upto": int(bounds.contained_upto) or None,
-        "rows": n_rows,
-    }
-
-
-def _ended(row: Mapping[str, Any], reason: str, until: int) -> dict[str, Any]:
-    return {**row, "state": GenerationState.ENDED.value, "reason": reason, "until": until}
-
-
-def _spoiled_row(row: Mapping[str, Any], by: ParkedTable, proven: int) -> dict[str, Any]:
-    """The first commit of which rows are missing is not part of it."""
-    return _ended(row, by.why_no_snapshot_stands, min(proven, int(by.since_lsn) - 1))
-
-
-def _spoiled(
-    rows: Sequence[Mapping[str, Any]], parked: Sequence[ParkedTable], newest: int, proven: int
-) -> list[dict[str, Any]]:
-    """The lines that end those of one table's generations that stand at an LSN where rows are left out: whose successor
-    does not begin before the park. The last one is ours if it has the number ``newest``."""
-    ended = {row["place"] for row in rows if row["state"] == GenerationState.ENDED.value}
-    finished = [row for row in rows if row["state"] == GenerationState.FINISHED.value]
-    finished.sort(key=lambda row: row["place"])
-    found = []
-    for row, later in itertools.zip_longest(finished, finished[1:]):
-        if row["place"] in ended or (later is None and row["generation"] != newest):
-            continue
-        spoiling = (
-            each
-            for each in parked
-            if each.concerns(row["relid"])
-            and each.spoils(row["place"])
-            and (later is None or later["valid_from"] > each.since_lsn)
-        )
-        if (spoiled_by := next(spoiling, None)) is not None:
-            found.append(_spoiled_row(row, spoiled_by, proven))
-    return found
+def _line_of(row: Mapping[str, Any], reason: str) -> tuple[GenerationLine, str]:
+    """As it was before it ended."""
+    place, valid_from, state = row["place"], row["valid_from"], GenerationState.FINISHED
+    return GenerationLine(
+        row["table"], row["relid"], row["generation"], place, valid_from, state, is_ours=True
+    ), reason
 
 
 def told_by(root_uri: str) -> dict[tuple[str, int, Lsn], tuple[GenerationState, str]]:

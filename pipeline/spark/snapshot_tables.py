@@ -13,6 +13,7 @@ from typing import Protocol
 
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.relations import RelationVersion
+from xidstream.pipeline.snapshot.ddl import Witnessed
 from xidstream.pipeline.snapshot.generation import Generation, GenerationState
 from xidstream.pipeline.spark.naming import Location
 from xidstream.pipeline.spark.parquet_files import WrittenFile
@@ -43,6 +44,15 @@ class GenerationLine:
     is_ours: bool
 
 
+@dataclass(frozen=True)
+class Proven:
+    """``lsn``: up to where readers may read. ``ended``: what the stream's DDL has ended since this was told last, and
+    why; the lines are as they were before."""
+
+    lsn: Lsn
+    ended: tuple[tuple[GenerationLine, str], ...] = ()
+
+
 class SnapshotTables(Protocol):
     """Of one claim of the sink. Its methods are called on several threads, each for tables of its own. They raise
     Superseded, StorageFault and what the sink raises, and then may be called again."""
@@ -65,14 +75,20 @@ class SnapshotTables(Protocol):
     def discard(self, target: SnapshotTarget) -> None:
         """Remove what an attempt wrote that has failed."""
 
-    def end(self, line: GenerationLine, reason: str) -> None:
-        """The generation does not stand any more. Once."""
+    def end(self, line: GenerationLine, reason: str, witnessed: Witnessed | None = None) -> None:
+        """The generation does not stand any more. Once. ``witnessed``: where all that may have ended it left a
+        message."""
+
+    def extend(self, line: GenerationLine, witnessed: Witnessed) -> None:
+        """DDL ended the generation up to what was proven by then: have it stand up to the DDL itself, where nothing
+        has happened in between that left no message."""
 
     def reach(self, lsn: Lsn) -> None:
         """The sink has every commit up to ``lsn``, which is none itself."""
 
-    def prove(self, lsn: Lsn) -> None:
-        """Up to ``lsn`` the generations that stand are what the tables were."""
+    def prove(self, lsn: Lsn, snapshot: str | None = None) -> Proven:
+        """Up to ``lsn`` the generations that stand are what the tables were, as far as a look that took ``snapshot``
+        proves it (``snapshot.ddl.KnownDdl.proves``)."""
 
     def complete(self) -> None:
         """Every table that is wanted is taken."""

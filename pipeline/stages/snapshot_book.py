@@ -75,6 +75,16 @@ class SnapshotBook:
         """Whether there is a generation that may end. Else nobody need be asked what is published."""
         return any(line.is_ours and line.state is GenerationState.FINISHED for line in lines)
 
+    def leaves_messages(self, line: GenerationLine) -> bool:
+        """Whether nothing ends the generation that has no place in the stream: no row of its own, and no DDL that an
+        event trigger fires for. TRUNCATE of a partition, and one that is not published, has none."""
+        taken = self._taken.get((line.relid, line.number))
+        return (
+            taken is not None
+            and [relid for relid, _ in taken.signature["leaves"]] == [line.relid]
+            and "truncate" not in taken.signature["left_out"]
+        )
+
     def unfinished(self, lines: Iterable[GenerationLine]) -> list[Generation]:
         """What an earlier run has begun to commit, and perhaps did not end."""
         told = {(line.relid, line.number) for line in lines if line.is_ours}

@@ -29,13 +29,14 @@ from xidstream.pipeline.rows import contract_schema
 from xidstream.pipeline.segments import Layout, Storage
 from xidstream.pipeline.segments.snapshot_record import forget_told, read_told, write_told
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
+from xidstream.pipeline.snapshot.ddl import Witnessed
 from xidstream.pipeline.snapshot.generation import Generation, GenerationState
 from xidstream.pipeline.spark.attempt_files import remove
 from xidstream.pipeline.spark.naming import Location
 from xidstream.pipeline.spark.parquet_files import WrittenFile
 from xidstream.pipeline.spark.placement import Conform, place
 from xidstream.pipeline.spark.snapshot_batch import SnapshotBatch
-from xidstream.pipeline.spark.snapshot_tables import GenerationLine, SnapshotTarget
+from xidstream.pipeline.spark.snapshot_tables import GenerationLine, Proven, SnapshotTarget
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -131,7 +132,7 @@ class StagedSnapshots:
                 f"rows of a snapshot that failed cannot be removed: {error.strerror}"
             ) from error
 
-    def end(self, line: GenerationLine, reason: str) -> None:
+    def end(self, line: GenerationLine, reason: str, witnessed: Witnessed | None = None) -> None:
         """Forget that the function had it. ``reason`` is told by the caller."""
         ended = self._told.pop((line.relid, line.number), None)
         if ended is not None:
@@ -140,8 +141,12 @@ class StagedSnapshots:
     def reach(self, lsn: Lsn) -> None:
         """A function has no log."""
 
-    def prove(self, lsn: Lsn) -> None:
+    def extend(self, line: GenerationLine, witnessed: Witnessed) -> None:
         """Nobody reads states of it."""
+
+    def prove(self, lsn: Lsn, snapshot: str | None = None) -> Proven:
+        """Nobody reads states of it."""
+        return Proven(lsn)
 
     def complete(self) -> None:
         """Every table that is wanted is taken: let the stream go on."""

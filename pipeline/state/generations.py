@@ -50,8 +50,10 @@ class TableGeneration:
 def generations_of(lines: Iterable[Mapping[str, Any]]) -> dict[str, list[TableGeneration]]:
     """By table, in the order of their snapshots."""
     found: dict[tuple[str, int], TableGeneration] = {}
-    # The line that ends a generation counts, wherever it stands.
-    for line in sorted(lines, key=lambda line: line["state"] == GenerationState.ENDED.value):
+    # The line that ends a generation counts, wherever it stands; of two of them, the one that has it stand longer.
+    for line in sorted(
+        lines, key=lambda line: (line["state"] == GenerationState.ENDED.value, line.get("until") or 0)
+    ):
         is_ended = line["state"] == GenerationState.ENDED.value
         bounds = SnapshotBounds(
             Lsn(line["place"]),

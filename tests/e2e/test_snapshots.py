@@ -30,6 +30,8 @@ from xidstream.pipeline import faultpoints
 from xidstream.pipeline.errors import ComponentLost, PreconditionMissing, SinkFailed
 from xidstream.pipeline.faultpoints import FaultPlan
 from xidstream.pipeline.pg import Lsn, Xid
+from xidstream.pipeline.slot.admin import sql_connection
+from xidstream.pipeline.slot.ddl_trigger import prepare
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 from xidstream.pipeline.spark.contained import without_contained
 
@@ -548,6 +550,51 @@ def test_what_is_read_at_once_behind_a_ddl_is_the_source_or_refused_and_stays_so
     with pytest.raises(PreconditionMissing, match="it is known again from"):
         log.as_of(pipeline.spark, lsn=second)["public.t"]
     assert n_refused
+
+
+@pytest.mark.parametrize("postgres_server", [OLDEST, 18], indirect=True)
+def test_a_load_into_an_unlogged_table_is_noticed_by_its_ddl_and_history_stands_up_to_it(
+    pipeline: Pipeline,
+) -> None:
+    """SET UNLOGGED, a load and SET LOGGED between two looks at the catalog look like VACUUM FULL."""
+    database = pipeline.database
+    for statement in (
+        "create table t (id int primary key, n int)",
+        "insert into t select i, i from generate_series(1, 200) i",
+        "create publication p for all tables",
+    ):
+        database.execute(statement)
+    with sql_connection(database.dsn(), "test") as connection:
+        assert prepare(connection)
+    start(pipeline)
+    wait_until_taken(pipeline, 1)
+    log = ChangeLog(str(pipeline.delta))
+    pipeline.wait_until(lambda: can_read(pipeline, log, "public.t"))
+    for i in range(3):  # so many looks have found the triggers
+        database.execute(f"update t set n = n + 1 where id = {1 + i}")
+        log.wait()
+    database.execute("insert into t values (1000, 7)")
+    before, rows = until(database).before, Counter(database.execute("select id, n from t"))
+    with database.connect() as session:
+        session.execute("alter table t set unlogged")
+        session.execute("insert into t select i, i from generate_series(2001, 2100) i")
+        session.execute("alter table t set logged")
+    pipeline.wait_until(lambda: ("public.t", 2, "finished") in _told(pipeline))
+    database.execute("insert into t values (3000, 7)")
+    lsn = until(database)
+    wait_until_delivered(pipeline, lsn)
+    pipeline.wait_until(lambda: log.proven_lsn >= lsn.before and can_read(pipeline, log, "public.t"))
+    assert rows_at(pipeline, log, "public.t") == Counter(database.execute("select id, n from t"))
+    found = log.as_of(pipeline.spark, lsn=before)["public.t"].select("id", "n").collect()
+    assert Counter(tuple(row) for row in found) == rows, "nothing was proven so far before the DDL came"
+    pipeline.query.stop()
+    assert pipeline.query.exception() is None
+    messages = DeltaTable(str(pipeline.delta / "_messages")).to_pyarrow_table()
+    assert set(messages["prefix"].to_pylist()) == {"test"}
+
+
+def _told(pipeline: Pipeline) -> list[tuple[str, int, str]]:
+    return [(line["table"], line["generation"], line["state"]) for line in generations(pipeline)]
 
 
 def can_read(pipeline: Pipeline, log: ChangeLog, table: str) -> bool:

@@ -37,6 +37,7 @@ from xidstream.pipeline.errors import SegmentCorrupt, SinkFailed, UsageError
 from xidstream.pipeline.exchange import MemoryPart, Sealed, SegmentPart
 from xidstream.pipeline.late_binding import Commit
 from xidstream.pipeline.packs import FEW_TABLES, UnitParts
+from xidstream.pipeline.pg_rules import DDL_PREFIX
 from xidstream.pipeline.relations.relation import CONTRACT_COLUMNS
 from xidstream.pipeline.rows import (
     DELETE,
@@ -231,7 +232,7 @@ def test_messages_by_value_by_reference_and_in_storage_are_one_lazy_frame(
         *[
             Transaction(
                 100 + i,
-                messages=[(50 + i, "p", bytes([i])), (60 + i, "p", b"")],
+                messages=[(50 + i, "p", bytes([i])), (55 + i, DDL_PREFIX, b"told"), (60 + i, "p", b"")],
                 messages_in=where,
                 xid=i + 1,
             )
@@ -242,7 +243,11 @@ def test_messages_by_value_by_reference_and_in_storage_are_one_lazy_frame(
     frame = batch.messages
     assert simple_types(frame.schema) == simple_types(spark_schema(MESSAGES_SCHEMA))
     assert sorted((r.commit_lsn, r.lsn, r.xid, bytes(r.content)) for r in frame.collect()) == expected
-    on_driver = [row for part in batch.message_batches() for row in part.to_pylist()]
+    ddl: list[pa.RecordBatch] = []
+    on_driver = [row for part in batch.message_batches(ddl.append) for row in part.to_pylist()]
+    assert [(row["lsn"], row["content"]) for part in ddl for row in part.to_pylist()] == [
+        (55 + i, b"told") for i in range(4)
+    ], "they tell of DDL, and are for the snapshots alone"
     assert [(r["commit_lsn"], r["lsn"], r["xid"], r["content"]) for r in on_driver] == expected
     (Path(segments.root) / "100" / "messages.arrow").write_bytes(b"damaged")
     again = make_batch()

@@ -27,6 +27,7 @@ from xidstream.pipeline.relations import RelationVersion
 from xidstream.pipeline.rows import contract_schema
 from xidstream.pipeline.sink_kinds import SinkKind, Snapshots
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
+from xidstream.pipeline.snapshot.ddl import Witnessed
 from xidstream.pipeline.snapshot.generation import Generation, GenerationState
 from xidstream.pipeline.spark.attempt_files import remove
 from xidstream.pipeline.spark.batch_parts import TableName, TableParts
@@ -37,7 +38,7 @@ from xidstream.pipeline.spark.placement import Conform, place
 from xidstream.pipeline.spark.sink import Sink, SinkType
 from xidstream.pipeline.spark.sink_findings import SinkCheck
 from xidstream.pipeline.spark.snapshot_batch import SnapshotBatch
-from xidstream.pipeline.spark.snapshot_tables import GenerationLine, SnapshotTarget
+from xidstream.pipeline.spark.snapshot_tables import GenerationLine, Proven, SnapshotTarget
 
 NULL: Final = SinkKind(
     "null",
@@ -186,7 +187,7 @@ class NullTables:
     def discard(self, target: SnapshotTarget) -> None:
         remove(target.table, target.directory)
 
-    def end(self, line: GenerationLine, reason: str) -> None:
+    def end(self, line: GenerationLine, reason: str, witnessed: Witnessed | None = None) -> None:
         def end(state: dict[str, Any]) -> None:
             for each in state["lines"]:
                 if (each["table"], each["number"]) == (line.table, line.number):
@@ -197,8 +198,12 @@ class NullTables:
     def reach(self, lsn: Lsn) -> None:
         self._sink.commit(lambda state: state.update(lsn=max(state["lsn"], lsn)))
 
-    def prove(self, lsn: Lsn) -> None:
+    def extend(self, line: GenerationLine, witnessed: Witnessed) -> None:
         """Nobody reads states of it yet."""
+
+    def prove(self, lsn: Lsn, snapshot: str | None = None) -> Proven:
+        """Nobody reads states of it yet."""
+        return Proven(lsn)
 
     def complete(self) -> None:
         """The batches went on all the time."""

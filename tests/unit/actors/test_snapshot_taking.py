@@ -19,13 +19,14 @@ from xidstream.pipeline.segments import Layout, Storage
 from xidstream.pipeline.segments.snapshot_record import Taken
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 from xidstream.pipeline.snapshot.course import Course, Failed, Hold, Wanted
+from xidstream.pipeline.snapshot.ddl import Witnessed
 from xidstream.pipeline.snapshot.decision import Decision
 from xidstream.pipeline.snapshot.generation import Generation, GenerationState
 from xidstream.pipeline.snapshot.generations import signature_of
 from xidstream.pipeline.snapshot.proven import Look
 from xidstream.pipeline.snapshot.resting import Resting
 from xidstream.pipeline.snapshot.tables import Leaf, PublishedSource, Surveyed
-from xidstream.pipeline.spark.snapshot_tables import GenerationLine
+from xidstream.pipeline.spark.snapshot_tables import GenerationLine, Proven
 from xidstream.pipeline.stages.snapshot_book import SnapshotBook
 from xidstream.pipeline.stages.snapshot_lines import SnapshotLines
 
@@ -44,9 +45,17 @@ class Told:
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
+        self.ended: list[tuple[GenerationLine, str]] = []
+        self.known: list[GenerationLine] = []
 
     def __getattr__(self, method: str) -> Any:
-        return lambda *arguments: self.calls.append((method, *arguments)) or True
+        def call(*arguments: Any) -> Any:
+            self.calls.append((method, *arguments))
+            if method == "prove":
+                return Proven(arguments[0], tuple(self.ended))
+            return self.known if method == "lines" else True
+
+        return call
 
 
 @pytest.fixture
@@ -124,7 +133,7 @@ def test_looks_at_a_catalog_that_costs_much_are_rare_and_the_stream_alone_is_ask
     assert (taking.is_complete, taking.is_reached) == (True, False)
     assert taking._pause_s == pytest.approx(70, rel=0.2)
     # It looks for a proof as well, which goes no further than the log is whole.
-    assert told.pop() == ("prove", Lsn(0x100))
+    assert told.pop() == ("prove", Lsn(0x100), None)
     for delivered in (Lsn(0x4000), Lsn(0x5000)):  # noqa: B007 - what the stream answers
         assert not taking.is_reached
         taking._try_to(taking._look_at_stream)
@@ -160,13 +169,86 @@ def test_what_is_proven_is_told_when_there_are_commits_to_prove_and_nothing_is_a
     last_commit = Lsn(0x6000)
     taking._prove()
     taking._prove()
-    assert asked == [None] and told == [("prove", Lsn(0x6008))], "once for each commit"
+    assert asked == [None] and told == [("prove", Lsn(0x6008), None)], "once for each commit"
     last_commit = Lsn(0x7000)
     taking._prove()
-    assert asked == [None, "first"] and told[1:] == [("prove", Lsn(0x7008))]
+    assert asked == [None, "first"] and told[1:] == [("prove", Lsn(0x7008), None)]
     last_commit, fingerprint = Lsn(0x8000), "second"
     sources = (dataclasses.replace(published, row_filter="id > 5"),)
     taking._prove()
     reason = "the row filter of its publication changed"
-    assert told[2:] == [("end", line, reason), ("prove", Lsn(0x8008))], "the end comes before what is proven"
+    assert told[2:] == [("end", line, reason, None), ("prove", Lsn(0x8008), None)], (
+        "the end comes before what is proven"
+    )
     assert taking._is_changed, "a new snapshot is wanted, and not only at the next look"
+
+
+def test_what_the_streams_ddl_has_ended_is_taken_again_and_stands_longer_once_the_next_look_finds_nothing_missed(
+    taking: SnapshotTaking,
+) -> None:
+    published = dataclasses.replace(SOURCE, published_as='["table 1"]')
+    line = GenerationLine("public.t", 1, 1, 0x4FFE, 0x4FFF, GenerationState.FINISHED, is_ours=True)
+    taking._tables = tables = Told()
+    told, ended = tables.calls, tables.ended
+    n_looks, fingerprint = 0, "first"
+
+    def survey(known: str | None) -> Surveyed:
+        nonlocal n_looks
+        n_looks += 1
+        lsn = Lsn(0x6000 + 0x100 * n_looks)
+        look = Look(lsn, frozenset(), waits_for_standby=False, at_s=0.0)
+        found = None if known == fingerprint else (published,)
+        return Surveyed(found, None, look, fingerprint, delivered_lsn=lsn, mark=7)
+
+    def prove() -> None:
+        taking._delivered = lambda: (Lsn(0x9000), Lsn(0x6000 + 0x100 * n_looks + 1))
+        taking._prove()
+
+    taking._survey = survey
+    taking._lines, taking._is_ready = SnapshotLines([line]), True
+    taking._book._taken[1, 1] = Taken(Generation(RELATION, 1, BOUNDS, None), signature_of(published))
+    for _ in range(2):
+        prove()
+    assert {call[0] for call in told} == {"prove"} and not taking._is_changed
+    told.clear()
+    ended.append((line, "it was set to UNLOGGED"))
+    prove()
+    assert [call[0] for call in told] == ["prove"] and taking._is_changed
+    assert [each.state for each in taking._lines] == [GenerationState.ENDED]
+    surveyed = taking._ask()
+    assert surveyed is not None and told[1:] == [("extend", line, Witnessed(7, Lsn(0x6200)))]
+    assert taking._compare(surveyed, taking._lines).wanted, "a new snapshot"
+    # Another hold on the sink begins: what the former one ended is told by its lines.
+    taking._lines = SnapshotLines([line])
+    tables.known = list(SnapshotLines([dataclasses.replace(line, state=GenerationState.ENDED)]))
+    taking._is_new_sink, taking._course = True, Course(1)
+    taking._survey = lambda known: None
+    taking._look()
+    assert [each.state for each in taking._lines] == [GenerationState.ENDED] and not taking._is_new_sink
+
+
+def test_an_end_that_a_look_finds_waits_for_the_ddls_message_and_tells_the_sink_that_none_was_missed(
+    taking: SnapshotTaking,
+) -> None:
+    published = dataclasses.replace(SOURCE, published_as='["table 1"]')
+    line = GenerationLine("public.t", 1, 1, 0x4FFE, 0x4FFF, GenerationState.FINISHED, is_ours=True)
+    taking._tables = tables = Told()
+    told = tables.calls
+    delivered = iter([Lsn(0x6000), Lsn(0x7000), Lsn(0x9000)])
+    taking._delivered = lambda: (next(delivered), Lsn(0))
+    taking._lines = SnapshotLines([line])
+    taking._book._taken[1, 1] = Taken(Generation(RELATION, 1, BOUNDS, None), signature_of(published))
+    taking._witnessed = Witnessed(7, Lsn(0x5000))
+    changed = dataclasses.replace(published, row_filter="id > 5")
+    look = Look(Lsn(0x8000), frozenset(), waits_for_standby=False, at_s=0.0)
+    taking._compare(Surveyed((changed,), None, look, "second", mark=7), taking._lines)
+    reason = "the row filter of its publication changed"
+    assert told[0] == ("end", line, reason, taking._witnessed) and list(delivered) == []
+    # TRUNCATE of a partition leaves no message.
+    parted = dataclasses.replace(published, leaves=(Leaf(2, "public", "t1", 1, 8192),))
+    taking._book._taken[1, 1] = Taken(Generation(RELATION, 1, BOUNDS, None), signature_of(parted))
+    assert not taking._book.leaves_messages(line)
+    told.clear()
+    taking._lines, taking._witnessed = SnapshotLines([line]), None
+    taking._compare(Surveyed((changed,), None, look, "second"), taking._lines)
+    assert told[0] == ("end", line, reason, None), "nobody knows of triggers"

@@ -24,13 +24,14 @@ from xidstream.pipeline.errors import (
     Superseded,
     Unsupported,
 )
-from xidstream.pipeline.exchange import Batch, SlotIdentity, Tenure
+from xidstream.pipeline.exchange import Batch, InlineMessages, Sealed, SlotIdentity, Tenure
 from xidstream.pipeline.parked import ParkedTable
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.relations import RelationVersion
 from xidstream.pipeline.relations.relation import Column, ReplicaIdentity
-from xidstream.pipeline.rows import TRANSACTIONS_SCHEMA, contract_schema
+from xidstream.pipeline.rows import MESSAGES_SCHEMA, TRANSACTIONS_SCHEMA, contract_schema
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
+from xidstream.pipeline.snapshot.ddl import AlteredTable, Ddl, Witnessed
 from xidstream.pipeline.snapshot.generation import Generation, GenerationState
 from xidstream.pipeline.spark.delta import DeltaSink
 from xidstream.pipeline.spark.delta_table import DeltaTableWriter
@@ -339,6 +340,128 @@ def test_a_snapshot_that_is_committed_behind_its_tables_park_ends_in_the_same_co
     log = sink.snapshot_log()
     assert log.commit(generation_of(2), written(log, range(2), place=100))
     assert [line.state.value for line in log.lines(True) if line.relid == 16384] == ["ended", "finished"]
+    sink.close()
+
+
+def unlogged(lsn: int, relid: int = 16384, mark: int | None = 7) -> Ddl:
+    return Ddl(Lsn(lsn), "ALTER TABLE", (AlteredTable(relid, (), rewritten=1),), mark)
+
+
+def ended_rows(root: Path) -> list[tuple[int, int]]:
+    """(generation, until), the last word on each."""
+    rows = DeltaTable(str(root / "_snapshots")).to_pyarrow_table().to_pylist()
+    return [
+        (generation.number, int(generation.until))
+        for generation in generations_of(rows)["public.a.b"]
+        if generation.until is not None
+    ]
+
+
+def test_ddl_in_the_stream_ends_a_generation_once_and_one_from_behind_it_not(tmp_path: Path) -> None:
+    DeltaSink(str(tmp_path), SlotIdentity(7, "shop", "orders")).claim(Tenure(1, "epoch", 1, {}, Lsn(10**9)))
+    log = log_of(tmp_path)
+    log.commit(GENERATION, written(log, range(2)))
+    assert log.prove(Lsn(130)).ended == ()
+    log.note_ddl([unlogged(140, relid=5), Ddl(Lsn(150), "ALTER TABLE", (AlteredTable(16384),), 7)])
+    assert [each.state for each in log.lines(True)] == [GenerationState.FINISHED], (
+        "another's, and a harmless one"
+    )
+    for _ in range(2):
+        log.note_ddl([unlogged(160), unlogged(170)])
+    ((line, reason),) = log.prove(Lsn(135)).ended
+    assert line.number == 1 and "UNLOGGED" in reason and ended_rows(tmp_path) == [(1, 130)]
+    log.commit(generation_of(2), written(log, range(2, 4), place=100))
+    assert [each.state.value for each in log.lines(True)] == ["ended", "ended"], "taken before the DDL came"
+    later = dataclasses.replace(
+        generation_of(3), bounds=dataclasses.replace(BOUNDS, place=Lsn(180), valid_from=Lsn(181))
+    )
+    log.commit(later, written(log, range(2, 4), place=180))
+    log.note_ddl([unlogged(170)])
+    assert [each.state.value for each in log.lines(True)] == ["ended", "ended", "finished"]
+
+
+def test_a_generation_stands_up_to_the_ddl_that_ended_it_where_nothing_was_missed(tmp_path: Path) -> None:
+    DeltaSink(str(tmp_path), SlotIdentity(7, "shop", "orders")).claim(Tenure(1, "epoch", 1, {}, Lsn(10**9)))
+    log = log_of(tmp_path)
+    log.commit(GENERATION, written(log, range(2)))
+    log.prove(Lsn(130))
+    log.note_ddl([Ddl(Lsn(150), "ALTER TYPE", (), 7), unlogged(160)])
+    ((line, _),) = log.prove(Lsn(131)).ended
+    log.extend(line, Witnessed(8, Lsn(120)))
+    assert ended_rows(tmp_path) == [(1, 130)], "the triggers were off for a while"
+    for _ in range(2):
+        log.extend(line, Witnessed(7, Lsn(120)))
+        assert ended_rows(tmp_path) == [(1, 149)]
+    log.commit(generation_of(2), written(log, range(2, 4), place=100))
+    # Found by a look at the catalog.
+    log = log_of(tmp_path)
+    bounds = dataclasses.replace(BOUNDS, place=Lsn(200), valid_from=Lsn(201))
+    log.commit(Generation(RELATION, 3, bounds), written(log, range(2, 4), place=200))
+    log.prove(Lsn(230))
+    log.note_ddl([Ddl(Lsn(250), "ALTER TYPE", (), 7)])
+    log.end(log.lines(True)[-1], "the type of column name was altered", Witnessed(7, Lsn(120)))
+    assert ended_rows(tmp_path)[-1] == (3, 249)
+
+
+def test_a_table_that_is_parked_does_not_stand_up_to_its_next_ddl(tmp_path: Path) -> None:
+    DeltaSink(str(tmp_path), SlotIdentity(7, "shop", "orders")).claim(Tenure(1, "epoch", 1, {}, Lsn(10**9)))
+    log = log_of(tmp_path)
+    log.commit(GENERATION, written(log, range(2)))
+    (line,) = log.lines(True)
+    log.prove(Lsn(130))
+    log.park([ParkedTable(16384, "public.a.b", Lsn(140), Xid(1), "why")])
+    log.note_ddl([unlogged(160)])
+    log.end(line, "parked", Witnessed(7, Lsn(120)))
+    log.extend(line, Witnessed(7, Lsn(120)))
+    assert ended_rows(tmp_path) == [(1, 130)] and log.prove(Lsn(131)).ended == ()
+
+
+def test_the_sink_ends_by_ddl_before_transactions_says_that_all_is_whole_and_keeps_no_message_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = log_of(tmp_path)
+    log.commit(GENERATION, written(log, range(2)))
+    sink = DeltaSink(str(tmp_path), SlotIdentity(7, "shop", "orders"))
+    sink.claim(Tenure(2, "epoch", 1, {}, Lsn(10**9)))
+    sink._threads = ThreadPoolExecutor(1)
+    told = {"version": 1, "tag": "DROP TABLE", "mark": 7, "tables": [{"relid": 16384, "dropped": True}]}
+    rows = [
+        {
+            "commit_lsn": 300,
+            "lsn": 280 + i,
+            "xid": 1,
+            "transactional": transactional,
+            "prefix": prefix,
+            "content": content,
+        }
+        for i, (transactional, prefix, content) in enumerate(
+            [
+                (True, "xidstream.ddl", json.dumps(told).encode()),
+                (True, "theirs", b"1"),
+                (True, "xidstream.ddl", b"not ours"),
+                (False, "xidstream.ddl", b"2"),
+            ]
+        )
+    ]
+    messages = InlineMessages(pa.RecordBatch.from_pylist(rows, schema=MESSAGES_SCHEMA))
+    transactions = pa.RecordBatch.from_pylist([], schema=TRANSACTIONS_SCHEMA)
+    unit = Sealed(transactions, (), (), (messages,), 0, 0)
+    content = Batch(0, (unit,), Lsn(290), Lsn(300), Lsn(304), 1, 0, 0)
+    states: list[list[str]] = []
+
+    def look(_: object) -> None:
+        states.append([line.state.value for line in log_of(tmp_path, 2).lines(True)])
+
+    monkeypatch.setattr(sink, "_write_transactions", look)
+    nothing: Any = None
+    for _ in range(2):
+        sink.write(SinkBatch(content, nothing, nothing, nothing, nothing, nothing))
+    assert states == [["ended"], ["ended"]]
+    kept = DeltaTable(str(tmp_path / "_messages")).to_pyarrow_table().to_pylist()
+    assert sorted((row["prefix"], row["content"]) for row in kept) == [
+        ("theirs", b"1"),
+        ("xidstream.ddl", b"2"),
+    ]
     sink.close()
 
 
