@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from xidstream.pipeline.errors import Unsupported
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.mirror import rewrite
 from xidstream.pipeline.mirror.base_table import (
@@ -147,6 +148,8 @@ class TableRefresher:
         types = {field.name: field.type for field in self._fields}
         self._key = RangedKey.of(log.shape.key, types)
         self._label = log.shape.table
+        if not self._fields:
+            raise Unsupported(f"table {self._label} has no columns")  # Delta has no such tables.
         location = current(root).child(directory_of(log))
         about = about_base(self._label, log.shape.key, self._key)
         self._base = BaseTable.open_or_create(location, self._label, self._fields, about, marks)

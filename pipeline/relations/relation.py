@@ -20,6 +20,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from xidstream.pipeline.pg_rules import table_label
 from xidstream.pipeline.relations.types import ColumnType, column_type
 
 CONTRACT_COLUMNS = (
@@ -113,8 +114,8 @@ class RelationVersion:
 
     @property
     def name(self) -> str:
-        """``schema.table``, as users name it; not an SQL identifier."""
-        return f"{self.schema}.{self.table}"
+        """``schema.table``, as users name it (``table_label``); not an SQL identifier."""
+        return table_label(self.schema, self.table)
 
     @cached_property
     def key(self) -> tuple[str, ...] | None:

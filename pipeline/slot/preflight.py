@@ -44,8 +44,8 @@ _NEWEST_TESTED_MAJOR: Final = 18
 def server_findings(
     settings: SlotSettings, *, will_create_slot: bool = False, parks_tables: bool = False
 ) -> list[Finding]:
-    """``will_create_slot``: a slot that does not exist is no failure. ``parks_tables``: nor is a table that would be
-    parked. Raises nothing but ConfigError."""
+    """``will_create_slot``: a slot that does not exist is no failure. ``parks_tables``: what a
+    table with bytes that cannot be decoded costs. Raises nothing but ConfigError."""
     findings: list[Finding] = []
     try:
         with sql_connection(settings.login, "preflight") as connection:
@@ -58,7 +58,7 @@ def server_findings(
                 return findings
             findings += _check_server(connection, version, parks_tables=parks_tables)
             findings += _check_replication(connection, settings)
-            findings += check_publications(connection, settings.publications, parks_tables=parks_tables)
+            findings += check_publications(connection, settings.publications)
             slot = read_slot(connection, settings.slot)
             findings += _check_slot(connection, settings, slot, will_create_slot=will_create_slot)
             findings.append(_check_streaming(settings, version))

@@ -48,6 +48,7 @@ from xidstream.pipeline.errors import (
     TableUnreadable,
     XidstreamError,
 )
+from xidstream.pipeline.pg_rules import table_label
 from xidstream.pipeline.protocol.message_buffer import Outcome
 from xidstream.pipeline.slot.copy_loop import RowLoop
 from xidstream.pipeline.slot.failures import (
@@ -132,7 +133,7 @@ def told(task: RangeTask) -> str:
     """A range for people, in messages."""
     pages = task.range
     end = "the end" if pages.end_page is None else f"page {pages.end_page}"
-    leaf = f"{pages.leaf.schema}.{pages.leaf.table}"
+    leaf = table_label(pages.leaf.schema, pages.leaf.table)
     return f"the snapshot of {leaf} from page {pages.first_page} to {end}"
 
 

@@ -48,6 +48,7 @@ from xidstream.pipeline.errors import (
     Unsupported,
 )
 from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.pg_rules import table_label
 from xidstream.pipeline.slot.admin import Blocker, sql_connection
 from xidstream.pipeline.slot.failures import from_error
 from xidstream.pipeline.slot.login import Dsn
@@ -389,4 +390,4 @@ def _definition(source: PublishedSource) -> tuple[object, ...]:
 
 
 def _told(leaf: Leaf) -> str:
-    return f"{leaf.schema}.{leaf.table}"
+    return table_label(leaf.schema, leaf.table)

@@ -44,9 +44,9 @@ def shape_at(
     """
     own = [column for column in columns if column.name not in _CONTRACT]
     try:
-        chosen = _from_versions(own, properties.get(VERSIONS), lsn, slot) or _from_types(
-            own, properties.get(TYPES)
-        )
+        chosen = _from_versions(own, properties.get(VERSIONS), lsn, slot)
+        if chosen is None:
+            chosen = _from_types(own, properties.get(TYPES))
     except (ValueError, TypeError, KeyError, AttributeError):
         raise StorageFault(
             f"the properties of the Delta table of {table} do not say which columns it has",
@@ -65,11 +65,12 @@ def shape_at(
 
 def _from_versions(
     columns: Sequence[Target], text: str | None, lsn: int, slot: str
-) -> dict[str, list[Target]]:
+) -> dict[str, list[Target]] | None:
+    """None where no layout is told; a table without columns has one, too."""
     versions: list[dict[str, Any]] = [] if text is None else json.loads(text)
     ours = [version for version in versions if version.get("slot", slot) == slot]
     if not ours:
-        return {}
+        return None
     by_name = {column.name: column for column in columns}
     upto = [version for version in ours if version["since"] <= lsn] or ours[:1]
     found = {}

@@ -16,6 +16,7 @@ from tests.e2e.conftest import Pipeline
 from tests.e2e.test_command_line import NEWEST
 from tests.e2e.test_delta_round_trip import to_delta
 from xidstream import ChangeLog
+from xidstream.pipeline.pg_rules import table_label
 from xidstream.pipeline.spark.naming import encode_table
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -103,7 +104,7 @@ def test_a_hostile_name_of_anything_is_a_name_and_nothing_else(pipeline: Pipelin
         table = DeltaTable(str(pipeline.delta / encode_table(name, name))).to_pyarrow_table()
         assert set(table["b"].to_pylist()) == {name} and table.num_rows == 301 and name in table.column_names
     state = ChangeLog(str(pipeline.delta)).as_of(pipeline.spark)
-    assert set(state.tables()) == {f"{name}.{name}" for name in HOSTILE}
+    assert set(state.tables()) == {table_label(name, name) for name in HOSTILE}
     for name in READ_BY_SPARK:
         rows = {row["id"]: row for row in state[(name, name)].collect()}
         assert len(rows) == 300 and rows[1][name] == "after" and rows[2]["b"] == name

@@ -10,19 +10,26 @@ import pytest
 from tests.unit.stages.test_snapshot_book import BOUNDS, INITIAL, LAYOUT, source_of, wanted
 from xidstream.actors.snapshot.steps import SnapshotSteps, Taken
 from xidstream.pipeline.config import Config
-from xidstream.pipeline.errors import ColumnNameClash, LoginRefused, PoisonedChange, SlotLost, XidstreamError
+from xidstream.pipeline.errors import (
+    ColumnNameClash,
+    LoginRefused,
+    PoisonedChange,
+    SlotLost,
+    TableUnreadable,
+    XidstreamError,
+)
 from xidstream.pipeline.segments import Storage
 from xidstream.pipeline.segments.snapshot_record import read_wishes, request
 from xidstream.pipeline.snapshot.course import Commit, Failed, Hold
 from xidstream.pipeline.stages.snapshot_book import SnapshotBook
 
 
-def outcome(storage: Storage, error: XidstreamError, on_poison: str) -> tuple[list[Any], list[BaseException]]:
+def outcome(storage: Storage, error: XidstreamError, on_poison: str, sink: str = "") -> tuple[list[Any], list[BaseException]]:
     """What the course and the supervisor hear of an action on table 7 that raises ``error``."""
     reported: list[Any] = []
     failed: list[BaseException] = []
     book = SnapshotBook(storage, LAYOUT, INITIAL)
-    config = Config(slot="orders", on_poison=on_poison)
+    config = Config(slot="orders", on_poison=on_poison, sink=sink)
     steps = SnapshotSteps(
         config, book, lambda *_: None, lambda _: 0, lambda _: None, reported.append, failed.append
     )
@@ -35,13 +42,12 @@ def outcome(storage: Storage, error: XidstreamError, on_poison: str) -> tuple[li
     return reported, failed
 
 
-@pytest.mark.parametrize("kind", [PoisonedChange, ColumnNameClash])
 def test_where_tables_are_parked_one_that_cannot_be_read_costs_its_own_snapshot_until_it_is_asked_for(
-    tmp_path: Path, kind: type[XidstreamError], caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     storage = Storage(str(tmp_path))
     request(storage, LAYOUT, 7, "public.t7")
-    assert outcome(storage, kind("table t7 is bad"), "park") == ([Failed(7, 3)], [])
+    assert outcome(storage, PoisonedChange("table t7 is bad"), "park") == ([Failed(7, 3)], [])
     assert "table t7 is bad" in caplog.text and "snapshot request --table public.t7" in caplog.text
     wishes = read_wishes(storage, LAYOUT)
     assert (dict(wishes.requests), dict(wishes.cancelled)) == ({}, {7: "public.t7"})
@@ -49,6 +55,24 @@ def test_where_tables_are_parked_one_that_cannot_be_read_costs_its_own_snapshot_
     assert wanted(book, [source_of(7), source_of(8)], []) == [8]
     request(storage, LAYOUT, 7, "public.t7")
     assert wanted(book, [source_of(7)], []) == [7]
+
+
+@pytest.mark.parametrize("on_poison", ["stop", "park"])
+@pytest.mark.parametrize("error", [ColumnNameClash("a and A"), TableUnreadable("no SELECT")])
+def test_a_table_that_nobody_can_read_as_it_is_is_told_and_tried_again_later(
+    tmp_path: Path, error: XidstreamError, on_poison: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    storage = Storage(str(tmp_path))
+    assert outcome(storage, error, on_poison, f"delta:{tmp_path}/delta") == ([Failed(7, 3)], [])
+    assert error.message in caplog.text and read_wishes(storage, LAYOUT).cancelled == {}
+
+
+def test_a_function_that_waits_for_its_snapshots_does_without_that_of_a_table_whose_names_clash(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    storage = Storage(str(tmp_path))
+    assert outcome(storage, ColumnNameClash("a and A"), "stop") == ([Failed(7, 3)], [])
+    assert "a and A" in caplog.text and read_wishes(storage, LAYOUT).cancelled == {7: "public.t7"}
 
 
 @pytest.mark.parametrize(
