@@ -41,7 +41,7 @@ from xidstream.pipeline.snapshot.tables import Surveyed
 from xidstream.pipeline.spark.sink import may_take_segments
 from xidstream.pipeline.stages.buffer_calls import BufferSettings
 from xidstream.pipeline.stages.slot_record import check_server
-from xidstream.pipeline.stages.snapshot_decision import decide_snapshots
+from xidstream.pipeline.stages.snapshot_decision import decide_snapshots, with_slot_xmax
 from xidstream.pipeline.stream import StreamCutter
 from xidstream.pipeline.stream.backlog import Backlog
 
@@ -99,6 +99,7 @@ class SlotReader:
             check=self._check_before_slot,
         )
         self._waiting_for = None
+        self._decision = with_slot_xmax(config, self._slot.connection, self._decision)
         identity = self._slot.identity
         self._layout = Layout(identity.system_identifier, identity.slot, self._epoch)
         if self._unrecorded is not None:

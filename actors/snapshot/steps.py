@@ -186,6 +186,8 @@ class SnapshotSteps:
         if relation.clash is not None:
             raise ColumnNameClash(f"the snapshot of table {relation.name}: {relation.clash}")
         held = self._actors.hold("hold", action.source, action.wait_for_writers)
+        if not action.wait_for_writers and self._book.may_lack(held.bounds):
+            held = self._actors.hold("hold", action.source, True)
         self._targets[action.attempt] = self._call_sink("target", held.source.relation, held.bounds.place)
         ranges = plan_ranges(held.source.leaves, by_range=held.by_range, n_readers=self._n_readers)
         relid = held.source.relation.relid

@@ -65,6 +65,7 @@ def write_decision(storage: Storage, layout: Layout, decision: Decision) -> None
     content = {
         "takes_snapshots": decision.takes_snapshots,
         "published": {str(relid): text for relid, text in decision.published.items()},
+        "slot_xmax": decision.slot_xmax,
         "decided_at": _now(),
     }
     storage.write_bytes(layout.snapshot_decision_key, seal(DECISION, VERSION, content))
@@ -77,7 +78,9 @@ def read_decision(storage: Storage, layout: Layout) -> Decision | None:
         return None
     try:
         published = {int(relid): str(text) for relid, text in content["published"].items()}
-        return Decision(bool(content["takes_snapshots"]), published)
+        # Earlier versions did not record it: their slots are older than whoever waits for a standby now.
+        xmax = content.get("slot_xmax", 0)
+        return Decision(bool(content["takes_snapshots"]), published, None if xmax is None else int(xmax))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise _wrong(layout.snapshot_decision_key) from error
 

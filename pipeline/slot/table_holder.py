@@ -5,7 +5,8 @@
 2. *B*: where the WAL ends now. The snapshot's rows get a place before it.
 3. *Wait* for the transactions that have written to the table and are still open, prepared ones included, where they may
    have begun to write before the table was published. The stream has their later changes and not those, and a snapshot
-   that they are not in would miss those rows for ever. The same holds for what was left out while a table was parked.
+   that they are not in would miss those rows for ever. The same holds for what was left out while a table was parked,
+   and for a commit from before the slot's first position that still waits for its synchronous standby.
    Only holders of a lock of the table are waited for.
 4. *The snapshot*: which transactions it sees, its name for the readers, and *E*, where the WAL ends behind it, all in
    one statement. It is the first of its transaction that needs a snapshot: LOCK and SET need none. That statement also

@@ -130,13 +130,18 @@ class SnapshotBook:
                 was_published = self._decision.published.get(relid) == source.published_as
                 # A commit that waits for a synchronous standby is in the WAL, and no snapshot sees it yet. As a rule
                 # the log has it. One from within a park it has not, and the snapshot would lack it for ever. Its
-                # backend holds ROW EXCLUSIVE until others see the commit, so it is found among the writers.
+                # backend holds ROW EXCLUSIVE until others see the commit, so it is found among the writers. (One from
+                # before the slot: ``may_lack``.)
                 waits = not was_published or relid in lacking
                 wanted.append(Wanted(source, wait_for_writers=waits))
         told = {(line.relid, line.number) for line in lines}
         committing = (taken for name, taken in self._taken.items() if name not in told)
         is_proof = all(_reason(each, published.get(each.generation.relid)) is None for each in committing)
         return Needs(tuple(wanted), tuple(ended), tuple(unwanted), is_proof)
+
+    def may_lack(self, bounds: SnapshotBounds) -> bool:
+        """Whether a snapshot that waited for no writers has to be taken again, with waiting: ``Decision.may_lack``."""
+        return self._decision.may_lack(bounds)
 
     def _renew(self, taken: Taken, source: PublishedSource) -> None:
         """Of a generation that stands: the next survey is compared with this one."""

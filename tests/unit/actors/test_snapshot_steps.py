@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,16 @@ from xidstream.pipeline.errors import (
 )
 from xidstream.pipeline.segments import Storage
 from xidstream.pipeline.segments.snapshot_record import read_wishes, request
+from xidstream.pipeline.slot.table_holder import Held
 from xidstream.pipeline.snapshot.course import Commit, Failed, Hold
+from xidstream.pipeline.snapshot.decision import Decision
+from xidstream.pipeline.snapshot.tables import PublishedSource
 from xidstream.pipeline.stages.snapshot_book import SnapshotBook
 
 
-def outcome(storage: Storage, error: XidstreamError, on_poison: str, sink: str = "") -> tuple[list[Any], list[BaseException]]:
+def outcome(
+    storage: Storage, error: XidstreamError, on_poison: str, sink: str = ""
+) -> tuple[list[Any], list[BaseException]]:
     """What the course and the supervisor hear of an action on table 7 that raises ``error``."""
     reported: list[Any] = []
     failed: list[BaseException] = []
@@ -91,6 +97,33 @@ def test_a_login_that_is_refused_beside_a_stream_that_was_let_in_is_tried_again(
     """While a password is changed the stream goes on, and the table's snapshot is taken again."""
     reported, failed = outcome(Storage(str(tmp_path)), LoginRefused("wrong or missing password"), "stop")
     assert (reported, failed) == ([Failed(7, 3)], [])
+
+
+@pytest.mark.parametrize(("xmin", "waited"), [(99, [False, True]), (100, [False])])
+def test_a_snapshot_that_may_lack_a_commit_from_before_the_slot_is_taken_again_behind_the_writers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, xmin: int, waited: list[bool]
+) -> None:
+    source, calls, failed = source_of(7), [], []
+    decision = Decision(True, {7: source.published_as}, slot_xmax=100)
+    book = SnapshotBook(Storage(str(tmp_path)), LAYOUT, decision)
+    steps = SnapshotSteps(
+        Config(slot="orders"),
+        book,
+        lambda *_: None,
+        lambda _: 0,
+        lambda _: None,
+        lambda _: None,
+        failed.append,
+    )
+
+    def hold(method: str, held: PublishedSource, wait_for_writers: bool) -> Held:
+        calls.append(wait_for_writers)
+        return Held("name", dataclasses.replace(BOUNDS, xmin=xmin if len(calls) == 1 else 100), held, True)
+
+    monkeypatch.setattr(steps._actors, "hold", hold)
+    steps._watched(steps._hold, Hold(source, 3, False), 7)
+    steps.close()
+    assert calls == waited and failed == []
 
 
 def test_the_former_generation_ends_before_the_new_one_is_committed(
