@@ -22,7 +22,7 @@ import psycopg
 from xidstream.pipeline.findings import Finding, enumerate_names
 from xidstream.pipeline.pg_rules import table_label
 from xidstream.pipeline.relations.relation import CONTRACT_COLUMNS
-from xidstream.pipeline.slot.stream_options import PG15, quote_identifier
+from xidstream.pipeline.slot.stream_options import PG12, PG15, PG18, quote_identifier
 from xidstream.pipeline.slot.writers import told_lockers
 
 _LOCK_TIMEOUT_MS: Final = 2000
@@ -75,6 +75,14 @@ _LEFT_OUT: Final = """
            bool_or(coalesce((to_jsonb(p) ->> 'pubtruncate')::bool, true))
     FROM pg_publication_tables AS t JOIN pg_publication AS p ON p.pubname = t.pubname
     WHERE t.pubname = ANY(%s) GROUP BY 1, 2 ORDER BY 1, 2
+"""
+_GENERATED: Final = """
+    SELECT DISTINCT t.schemaname, t.tablename, a.attnum, a.attname
+    FROM pg_publication_tables AS t
+    JOIN pg_namespace AS n ON n.nspname = t.schemaname
+    JOIN pg_class AS c ON c.relnamespace = n.oid AND c.relname = t.tablename
+    JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attgenerated <> '' AND NOT a.attisdropped
+    WHERE t.pubname = ANY(%s) ORDER BY 1, 2, 3
 """
 _OPERATIONS: Final = ("insert", "update", "delete", "truncate")
 
@@ -188,6 +196,7 @@ def _check_published(connection: psycopg.Connection[Any], names: Sequence[str]) 
         _check_operations(connection, names),
         _check_identity(connection, names),
         *_check_columns(tables),
+        *_check_generated(connection, names, tables),
     ]
 
 
@@ -238,6 +247,34 @@ def _check_columns(tables: Sequence[PublishedTable]) -> list[Finding]:
         if table.lists_differ
     ]
     return findings or [Finding.ok("column_names", "no column name clashes with the contract's columns")]
+
+
+def _check_generated(
+    connection: psycopg.Connection[Any], names: Sequence[str], tables: Sequence[PublishedTable]
+) -> list[Finding]:
+    """The generated columns that nobody publishes: they would be missing in the sink without a word."""
+    version = connection.info.server_version
+    if version < PG12:
+        return []
+    # Before 15 the list of published columns was made here, of all columns; before 18 none of these can be published.
+    published = {(t.schema, t.table): t.columns if version >= PG15 else () for t in tables}
+    left_out: dict[str, list[str]] = {}
+    for schema, table, _, column in connection.execute(_GENERATED, (list(names),)):
+        if column not in published.get((schema, table), ()):
+            left_out.setdefault(table_label(schema, table), []).append(column)
+    if not left_out:
+        return []
+    told = "; ".join(f"{enumerate_names(columns)} of {table}" for table, columns in left_out.items())
+    return [
+        Finding.warning(
+            "generated_columns",
+            f"generated columns are not published, and do not arrive: {told}",
+            "if they are wanted: ALTER PUBLICATION … SET (publish_generated_columns = stored), which sends those that "
+            "are STORED; a virtual one is to be computed in the sink"
+            if version >= PG18
+            else "if they are wanted, compute them in the sink: PostgreSQL publishes generated columns from 18 on",
+        )
+    ]
 
 
 def _column_names(table: PublishedTable, clashes: Sequence[str]) -> Finding:

@@ -53,7 +53,7 @@ HOSTILE = (
     "\u202eright to left",
     "_transactions",
 )
-READ_BY_SPARK = ("back`tick`", "a b,c=d(e)[f]")  # not ${…}: docs/limits.md
+READ_BY_SPARK = ("back`tick`", "a b,c=d(e)[f]", "${spark.app.name}")
 
 
 @NEWEST

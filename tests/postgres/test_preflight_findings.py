@@ -332,3 +332,19 @@ def test_a_wal_level_that_is_set_and_waits_for_a_restart_is_told_so(
 
     wait_until(lambda: found().remedy == "restart the server")
     assert "a new value is set, and counts after a restart" in found().statement
+
+
+def test_generated_columns_that_are_not_published_are_named(sound: Database) -> None:
+    """They were missing in the sink, and nothing said so."""
+    is_18 = sound.connection.info.server_version >= 180_000
+    virtual = ', "Twice" int GENERATED ALWAYS AS (id * 2) VIRTUAL' if is_18 else ""
+    sound.execute(f"CREATE TABLE g (id int PRIMARY KEY, sum int GENERATED ALWAYS AS (id + 1) STORED{virtual})")
+    sound.execute("ALTER PUBLICATION pub ADD TABLE g")
+    found = finding(server_findings(settings(sound)), "generated_columns")
+    assert found.status is Status.WARNING and found.statement.endswith(
+        "do not arrive: sum, Twice of public.g" if is_18 else "do not arrive: sum of public.g"
+    )
+    if is_18:
+        sound.execute("ALTER PUBLICATION pub SET (publish_generated_columns = stored)")
+        found = finding(server_findings(settings(sound)), "generated_columns")
+        assert found.statement.endswith("do not arrive: Twice of public.g")
