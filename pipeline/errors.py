@@ -242,8 +242,8 @@ POLICY: Final[dict[type[XidstreamError], Policy]] = {
     ColumnNameClash: Policy(
         Action.STOP,
         ExitStatus.PRECONDITION,
-        "rename the column, or leave it out of the publication with a column list, and take the table up again with "
-        "`xidstream table resume` (docs/parked.md)",
+        "have the column under another name with the setting column_names, or leave it out of the publication with a "
+        "column list, and take the table up again with `xidstream table resume` (docs/parked.md)",
     ),
     PoisonedChange: Policy(
         Action.STOP,

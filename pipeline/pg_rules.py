@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import enum
 import re
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from xidstream.pipeline.errors import ConfigError
 
 _QUOTED: Final = re.compile(r'"(?:[^"]|"")+"', re.DOTALL)
 _LABEL: Final = re.compile(r'("(?:[^"]|"")+"|[^.]+)\.(.+)', re.DOTALL)
+_LABELLED_COLUMN: Final = re.compile(r'((?:"(?:[^"]|"")+"|[^.]+)\.(?:"(?:[^"]|"")+"|[^.]+))\.(.+)', re.DOTALL)
 _SLOT_NAME: Final = re.compile(r"[a-z0-9_]{1,63}")
 """ReplicationSlotValidateName in slot.c."""
 _MEMORY: Final = re.compile(r"([0-9]{1,10}) ?(kB|MB|GB)")
@@ -91,6 +93,29 @@ def labelled_table(label: str) -> tuple[str, str] | None:
         part[1:-1].replace('""', '"') if _QUOTED.fullmatch(part) else part for part in match.groups()
     )
     return (schema, table) if schema and table else None
+
+
+ColumnNames = Mapping[tuple[str, str], Mapping[str, str]]
+"""By schema and table: a column's name in PostgreSQL → the one under which it is delivered."""
+
+
+def renamed_columns(entries: Iterable[str]) -> ColumnNames:
+    """Of ``schema.table.column=name``; schema and table are quoted as in a label, column and name are not. Raises
+    ConfigError."""
+    found: dict[tuple[str, str], dict[str, str]] = {}
+    for entry in entries:
+        named, _, name = entry.rpartition("=")
+        match = _LABELLED_COLUMN.fullmatch(named)
+        table = None if match is None else labelled_table(match[1])
+        if match is None or table is None or not name:
+            raise ConfigError(
+                f"column_names: {entry!r} is no column and its new name",
+                remedy="such as public.orders._xid=source_xid",
+            )
+        if match[2] in found.setdefault(table, {}):
+            raise ConfigError(f"column_names: column {named} is named twice")
+        found[table][match[2]] = name
+    return found
 
 
 def _label_part(name: str) -> str:

@@ -19,19 +19,21 @@ from __future__ import annotations
 
 import threading
 import time
+from types import MappingProxyType
 from typing import Any, Final
 
 import psycopg
 
 from xidstream.pipeline.errors import EnvironmentFault
 from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.pg_rules import ColumnNames
 from xidstream.pipeline.slot.admin import held_wal_bytes, read_slot, translated
 from xidstream.pipeline.slot.login import Dsn
 from xidstream.pipeline.slot.sessions import open_session
 from xidstream.pipeline.slot.snapshot_sources import survey_unless_locked
 from xidstream.pipeline.slot.stream_options import PG11, PG15
 from xidstream.pipeline.snapshot.proven import Look
-from xidstream.pipeline.snapshot.tables import Surveyed
+from xidstream.pipeline.snapshot.tables import PublishedSource, Surveyed
 
 _DOING: Final = "the published tables"
 _PAUSE_S: Final = 0.05
@@ -94,7 +96,14 @@ class CatalogWatch:
     """Connects at the first look, and again after an error. Raises from ``look`` what a session raises, and
     SnapshotInterrupted while somebody keeps a published table locked so that nothing can be planned."""
 
-    def __init__(self, dsn: Dsn, publications: tuple[str, ...], slot: str) -> None:
+    def __init__(
+        self,
+        dsn: Dsn,
+        publications: tuple[str, ...],
+        slot: str,
+        column_names: ColumnNames = MappingProxyType({}),
+    ) -> None:
+        self._column_names = column_names
         self._dsn = dsn
         self._publications = publications
         self._slot = slot
@@ -124,9 +133,12 @@ class CatalogWatch:
         connection = self._connection
         look = self._position(connection)
         (fingerprint,) = _row(connection, fingerprint_query(connection.info.server_version))
-        sources = None if fingerprint == known else survey_unless_locked(connection, self._publications)
+        sources = None if fingerprint == known else self._sources(connection)
         held = held_wal_bytes(connection, read_slot(connection, self._slot))
         return Surveyed(sources, held, look, fingerprint, cpu_s=time.thread_time() - began_s)
+
+    def _sources(self, connection: psycopg.Connection[Any]) -> tuple[PublishedSource, ...]:
+        return survey_unless_locked(connection, self._publications, self._column_names)
 
     def _position(self, connection: psycopg.Connection[Any]) -> Look:
         is_standby, lsn, waits_for_standby = _row(connection, _POSITION)

@@ -15,12 +15,13 @@ import difflib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final
 
 import psycopg
 
 from xidstream.pipeline.findings import Finding, enumerate_names
-from xidstream.pipeline.pg_rules import table_label
+from xidstream.pipeline.pg_rules import ColumnNames, table_label
 from xidstream.pipeline.relations.relation import CONTRACT_COLUMNS
 from xidstream.pipeline.slot.stream_options import PG12, PG15, PG18, quote_identifier
 from xidstream.pipeline.slot.writers import told_lockers
@@ -100,14 +101,16 @@ class PublishedTable:
     def name(self) -> str:
         return table_label(self.schema, self.table)
 
-    def clashes(self) -> list[str]:
+    def clashes(self, column_names: ColumnNames) -> list[str]:
         """Columns that equal an earlier column or a contract column, ignoring case, as in RelationVersion."""
         seen = {name.lower() for name in CONTRACT_COLUMNS}
+        names = column_names.get((self.schema, self.table), {})
         found = []
         for column in self.columns:
-            if column.lower() in seen:
+            name = names.get(column, column).lower()
+            if name in seen:
                 found.append(column)
-            seen.add(column.lower())
+            seen.add(name)
         return found
 
 
@@ -161,14 +164,18 @@ def published_names(connection: psycopg.Connection[Any], names: Sequence[str]) -
         return []
 
 
-def check_publications(connection: psycopg.Connection[Any], names: Sequence[str]) -> list[Finding]:
+def check_publications(
+    connection: psycopg.Connection[Any],
+    names: Sequence[str],
+    column_names: ColumnNames = MappingProxyType({}),
+) -> list[Finding]:
     """A table that cannot be delivered for its columns' names does not keep a run from starting: it is parked."""
     missing = missing_publications(connection, names)
     if missing:
         return missing
     try:
         with _lock_timeout(connection):
-            return _check_published(connection, names)
+            return _check_published(connection, names, column_names)
     except psycopg.errors.LockNotAvailable:
         return [
             Finding.warning(
@@ -180,7 +187,9 @@ def check_publications(connection: psycopg.Connection[Any], names: Sequence[str]
         ]
 
 
-def _check_published(connection: psycopg.Connection[Any], names: Sequence[str]) -> list[Finding]:
+def _check_published(
+    connection: psycopg.Connection[Any], names: Sequence[str], column_names: ColumnNames
+) -> list[Finding]:
     tables = published_tables(connection, names)
     what = f"publication {enumerate_names(list(names))}"
     if not tables:
@@ -195,7 +204,7 @@ def _check_published(connection: psycopg.Connection[Any], names: Sequence[str]) 
         Finding.ok("publication", f"{what} publishes {len(tables)} table{'s' * (len(tables) != 1)}"),
         _check_operations(connection, names),
         _check_identity(connection, names),
-        *_check_columns(tables),
+        *_check_columns(tables, column_names),
         *_check_generated(connection, names, tables),
     ]
 
@@ -235,8 +244,8 @@ def _check_identity(connection: psycopg.Connection[Any], names: Sequence[str]) -
     )
 
 
-def _check_columns(tables: Sequence[PublishedTable]) -> list[Finding]:
-    findings = [_column_names(table, clashes) for table in tables if (clashes := table.clashes())]
+def _check_columns(tables: Sequence[PublishedTable], column_names: ColumnNames) -> list[Finding]:
+    findings = [_clash(table, clashes) for table in tables if (clashes := table.clashes(column_names))]
     findings += [
         Finding.failed(
             "column_lists",
@@ -277,10 +286,11 @@ def _check_generated(
     ]
 
 
-def _column_names(table: PublishedTable, clashes: Sequence[str]) -> Finding:
+def _clash(table: PublishedTable, clashes: Sequence[str]) -> Finding:
     return Finding.warning(
         "column_names",
         f"table {table.name}: column {', '.join(map(repr, clashes))} has the name, ignoring case, of another column or "
         "of one of the contract's columns: its next change parks the table, and it has no snapshot",
-        "rename it, or leave it out of the publication with a column list",
+        "have it under another name with the setting column_names, or leave it out of the publication with a column "
+        "list",
     )

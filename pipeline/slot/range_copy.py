@@ -110,7 +110,7 @@ def copy_statement(task: RangeTask, as_text: Collection[int] = ()) -> str:
     """The COPY of one range. The columns are those of the relation, by name: a partition may have them in another
     order. Those at the indexes ``as_text`` come as text."""
     relation, pages = task.source.relation, task.range
-    names = (quote_identifier(column.name) for column in relation.columns)
+    names = (quote_identifier(column.source_name) for column in relation.columns)
     columns = ", ".join(_as_text(name) if i in as_text else name for i, name in enumerate(names))
     conditions = []
     if pages.first_page > 0:

@@ -36,6 +36,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final
 
 import psycopg
@@ -49,7 +50,7 @@ from xidstream.pipeline.errors import (
     Unsupported,
 )
 from xidstream.pipeline.pg import Lsn
-from xidstream.pipeline.pg_rules import table_label
+from xidstream.pipeline.pg_rules import ColumnNames, table_label
 from xidstream.pipeline.slot.admin import Blocker, sql_connection
 from xidstream.pipeline.slot.failures import from_error
 from xidstream.pipeline.slot.login import Dsn
@@ -110,8 +111,16 @@ class TableHolder:
     """``dsn`` leads to one server: the slot's. ``publications``: the slot's. ``of_standby``: the server is a standby,
     and the caller needs no transaction ids."""
 
-    def __init__(self, dsn: Dsn, publications: Sequence[str], *, of_standby: bool = False) -> None:
+    def __init__(
+        self,
+        dsn: Dsn,
+        publications: Sequence[str],
+        *,
+        of_standby: bool = False,
+        column_names: ColumnNames = MappingProxyType({}),
+    ) -> None:
         self._dsn = dsn
+        self._column_names = column_names
         self._wal_end = _REPLAYED if of_standby else _INSERTED
         self._publications = tuple(publications)
         self._sessions: dict[int, psycopg.Connection[Any]] = {}
@@ -245,8 +254,9 @@ class TableHolder:
 
     def _again(self, observer: psycopg.Connection[Any], source: PublishedSource) -> PublishedSource:
         """The table under the lock. Raises SnapshotInterrupted where it is another one."""
-        found = survey(observer, self._publications, within=[source.relation.relid])
-        now = next((each for each in found if each.relation.relid == source.relation.relid), None)
+        relid = source.relation.relid
+        found = survey(observer, self._publications, within=[relid], column_names=self._column_names)
+        now = next((each for each in found if each.relation.relid == relid), None)
         if now is None:
             raise SnapshotInterrupted(f"table {source.name} was dropped, or is not published any more")
         if _definition(now) != _definition(source):

@@ -338,7 +338,9 @@ def test_generated_columns_that_are_not_published_are_named(sound: Database) -> 
     """They were missing in the sink, and nothing said so."""
     is_18 = sound.connection.info.server_version >= 180_000
     virtual = ', "Twice" int GENERATED ALWAYS AS (id * 2) VIRTUAL' if is_18 else ""
-    sound.execute(f"CREATE TABLE g (id int PRIMARY KEY, sum int GENERATED ALWAYS AS (id + 1) STORED{virtual})")
+    sound.execute(
+        f"CREATE TABLE g (id int PRIMARY KEY, sum int GENERATED ALWAYS AS (id + 1) STORED{virtual})"
+    )
     sound.execute("ALTER PUBLICATION pub ADD TABLE g")
     found = finding(server_findings(settings(sound)), "generated_columns")
     assert found.status is Status.WARNING and found.statement.endswith(
