@@ -66,7 +66,7 @@ def run_steps(
     config = Config.of(
         {
             "dsn": dsn,
-            "slot": "truth",
+            "slot": f"truth_{settings.seed}",
             "publication": "p",
             "storage": str(folder / "segments"),
             "logical_decoding_work_mem": "64kB",
