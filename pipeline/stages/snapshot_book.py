@@ -120,6 +120,7 @@ class SnapshotBook:
                 ended.append((line, reason))
         set_aside = {each.relid for each in parked if each.is_parked}
         lacking = {each.relid for each in parked}
+        known = {line.relid for line in lines}
         wanted, unwanted = [], sorted((wishes.cancelled.keys() - wishes.requests.keys()) | set_aside)
         for relid, source in published.items():
             if relid in set_aside:
@@ -132,7 +133,9 @@ class SnapshotBook:
                 # the log has it. One from within a park it has not, and the snapshot would lack it for ever. Its
                 # backend holds ROW EXCLUSIVE until others see the commit, so it is found among the writers. (One from
                 # before the slot: ``may_lack``.)
-                waits = not was_published or relid in lacking
+                # And where the table had a snapshot before: the publication may have been changed since, and who wrote
+                # before that, and commits behind the new snapshot, did so under the former columns and operations.
+                waits = not was_published or relid in lacking or relid in known
                 wanted.append(Wanted(source, wait_for_writers=waits))
         told = {(line.relid, line.number) for line in lines}
         committing = (taken for name, taken in self._taken.items() if name not in told)

@@ -215,8 +215,9 @@ class ChangeLog:
         known = self.generations() if generations is None else generations
         generation = generation_at(name, known.get(name, []), lsn)
         columns, properties = log_table.columns, log_table.properties
-        shape = shape_at(name, columns, properties, generation.key, int(lsn), self._slot)
-        place = int(generation.bounds.place)
+        bounds = generation.bounds
+        shape = shape_at(name, columns, properties, generation.key, int(lsn), self._slot, bounds)
+        place = int(bounds.place)
 
         def find_base() -> Base | None:
             return base_at(self._root, self._slot, name, generation.number, int(lsn), place)

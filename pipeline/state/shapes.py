@@ -6,6 +6,11 @@ the snapshot are placed before it: the snapshot's layout is one of them.) A Delt
 ``xidstream.types``, the newest layout alone: it is the shape at every LSN then, so a column that was dropped later is
 missing from it, and one that was added later is null. A table with neither has all its columns.
 
+Layouts that came between the place of the snapshot that stands and its ``valid_from`` do not count. The table was
+locked then, so none of them is newer than the snapshot's. But a transaction that had begun before a change of the
+publication (another column list, ``publish_generated_columns``) may commit there, and its rows have the columns of
+before.
+
 The key is the generation's, for as long as it stands.
 
 Called by ``table_at``. No Spark job.
@@ -21,6 +26,7 @@ import pyarrow as pa
 
 from xidstream.pipeline.errors import StorageFault
 from xidstream.pipeline.rows import CONTRACT_FIELDS
+from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 from xidstream.pipeline.spark.placement import Target, shows
 from xidstream.pipeline.spark.spark_schemas import spark_schema
 from xidstream.pipeline.state.shape import ColumnShape, TableShape
@@ -37,14 +43,16 @@ def shape_at(
     key: tuple[str, ...] | None,
     lsn: int,
     slot: str,
+    bounds: SnapshotBounds | None = None,
 ) -> TableShape:
     """``columns``, ``properties``: of the Delta table. ``slot``: application id of the one whose layouts count.
+    ``bounds``: of the snapshot that stands at ``lsn``, if one is wanted.
 
     Raises StorageFault where the properties are not what the sink writes, or name no such column.
     """
     own = [column for column in columns if column.name not in _CONTRACT]
     try:
-        chosen = _from_versions(own, properties.get(VERSIONS), lsn, slot)
+        chosen = _from_versions(own, properties.get(VERSIONS), lsn, slot, bounds)
         if chosen is None:
             chosen = _from_types(own, properties.get(TYPES))
     except (ValueError, TypeError, KeyError, AttributeError):
@@ -64,7 +72,7 @@ def shape_at(
 
 
 def _from_versions(
-    columns: Sequence[Target], text: str | None, lsn: int, slot: str
+    columns: Sequence[Target], text: str | None, lsn: int, slot: str, bounds: SnapshotBounds | None
 ) -> dict[str, list[Target]] | None:
     """None where no layout is told; a table without columns has one, too."""
     versions: list[dict[str, Any]] = [] if text is None else json.loads(text)
@@ -72,6 +80,8 @@ def _from_versions(
     if not ours:
         return None
     by_name = {column.name: column for column in columns}
+    if bounds is not None:
+        ours = [v for v in ours if not bounds.place < v["since"] <= bounds.valid_from] or ours
     upto = [version for version in ours if version["since"] <= lsn] or ours[:1]
     found = {}
     for name, taken in upto[-1]["columns"].items():

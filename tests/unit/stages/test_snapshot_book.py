@@ -295,3 +295,15 @@ def test_two_tables_whose_names_differ_in_the_place_of_a_dot_do_not_end_each_oth
     needs = book.needs([first, second], lines, LSN)
     assert needs.ended == () and needs.wanted == () and needs.is_proof
     assert book.ended(second, lines) is None and book.ended(first, lines) is None
+
+
+def test_a_table_that_had_a_snapshot_before_waits_for_its_writers(storage: Storage) -> None:
+    """One that had written before its publication was changed committed behind the new snapshot, with the columns and
+    operations of before."""
+    source = source_of(1)
+    decision = Decision(takes_snapshots=True, published={1: source.published_as})
+    line = taken(storage, source)
+    ended = dataclasses.replace(line, state=GenerationState.ENDED)
+    (first,) = book_of(storage, decision).needs([source], [], LSN).wanted
+    (again,) = book_of(storage, decision).needs([source], [ended], LSN).wanted
+    assert not first.wait_for_writers and again.wait_for_writers
