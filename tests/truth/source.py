@@ -46,6 +46,8 @@ PUBLICATIONS: Final = (
     "CREATE PUBLICATION p FOR TABLES IN SCHEMA public WITH (publish_via_partition_root)",
 )
 
+DDL_SHARE: Final = 0.1
+"""Of the statements. Each ends a snapshot or two, and the next one takes seconds: with more there is little to compare."""
 # {t} is a table, {i} and {j} keys, {v} a number that was never used before.
 DML: Final = (
     "INSERT INTO {t} (id, n) SELECT i, {v} FROM generate_series({i}, {j}) i ON CONFLICT DO NOTHING",
@@ -91,7 +93,8 @@ DDL: Final = (
     ("CREATE INDEX ON {t} (n)",),
     ("ALTER TABLE {t} ALTER n SET STATISTICS {i}",),
     ("COMMENT ON TABLE {t} IS '{v}'",),
-    # Partitions.
+)  # fmt: skip
+PARTITIONS: Final = (
     ("TRUNCATE p2",),
     ("ALTER TABLE p DETACH PARTITION p2",),
     ("ALTER TABLE p ATTACH PARTITION p2 FOR VALUES FROM (50) TO (100)",),
@@ -100,7 +103,8 @@ DDL: Final = (
     ("CREATE TABLE p3 (LIKE p INCLUDING ALL)", "INSERT INTO p3 (id, n) VALUES (150, {v})",
      "ALTER TABLE p ATTACH PARTITION p3 FOR VALUES FROM (100) TO (200)"),
     ("DROP TABLE p3",),
-    # The publication.
+)  # fmt: skip
+PUBLISHED: Final = (
     ("ALTER PUBLICATION p SET (publish = 'insert, update')", "DELETE FROM {t} WHERE id % 3 = {i} % 3",
      "ALTER PUBLICATION p SET (publish = 'insert, update, delete, truncate')"),
     ("ALTER PUBLICATION p DROP TABLE {t}", "UPDATE {t} SET n = {v}", "ALTER PUBLICATION p ADD TABLE {t}"),
@@ -164,7 +168,7 @@ class Source:
             )
         else:
             self._main.execute(b"BEGIN")
-            story = tuple(self._statements(self._main, self._dice.randint(1, 4), ddl=0.35))
+            story = tuple(self._statements(self._main, self._dice.randint(1, 4), ddl=DDL_SHARE))
             is_kept = self._dice.random() < 0.88
             # Whoever writes while this is read ends with this step, or a later one.
             begin = self._insert_lsn()
@@ -185,7 +189,8 @@ class Source:
     def _statements(self, session: psycopg.Connection[Any], n: int, *, ddl: float) -> Iterator[str]:
         for _ in range(n):
             if self._dice.random() < ddl:
-                group: tuple[str, ...] = self._dice.choice(DDL)
+                kind = self._dice.choices((DDL, PARTITIONS, PUBLISHED), (8, 2, 1))[0]
+                group: tuple[str, ...] = self._dice.choice(kind)
             else:
                 group = tuple(self._dice.choice(DML) for _ in range(self._dice.randint(1, 3)))
             table, i = self._dice.choice(TABLES), self._dice.randrange(60)
