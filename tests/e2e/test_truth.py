@@ -34,7 +34,7 @@ def test_random_ddl_and_dml_is_read_at_once_as_the_source_held_it_or_refused(
 
 def test_the_truth_at_an_lsn_is_one_but_where_a_commit_is_not_known_exactly() -> None:
     def truth(begin: int, end: int, n: int) -> Truth:
-        return Truth(Lsn(begin), Lsn(end), {"public.k": Counter([row_of({"n": n})])}, frozenset(), (str(n),))
+        return Truth(Lsn(begin), Lsn(end), {"public.k": Counter([row_of({"n": n})])}, (str(n),))
 
     truths = [truth(100, 110, 0), truth(120, 130, 1), truth(140, 150, 2)]
     found = {lsn: [t.story for t in truths_at(truths, Lsn(lsn))] for lsn in (90, 115, 125, 130, 139, 200)}

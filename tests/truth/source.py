@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any, Final
 
 import psycopg
@@ -47,7 +48,7 @@ PUBLICATIONS: Final = (
 )
 
 DDL_SHARE: Final = 0.1
-"""Of the statements. Each ends a snapshot or two, and the next one takes seconds: with more there is little to compare."""
+"""Of the statements. Each ends a snapshot, and the next one takes seconds: with more there is little to compare."""
 # {t} is a table, {i} and {j} keys, {v} a number that was never used before.
 DML: Final = (
     "INSERT INTO {t} (id, n) SELECT i, {v} FROM generate_series({i}, {j}) i ON CONFLICT DO NOTHING",
@@ -121,13 +122,11 @@ PUBLISHED: Final = (
 @dataclass(frozen=True)
 class Truth:
     """What stood from the last commit at or behind ``begin`` on. That commit's LSN is in ``begin`` to before ``end``.
-    ``story``: the statements that led here. ``tables``: by label; ``None`` instead of rows for one that is not
-    published."""
+    ``story``: the statements that led here. ``tables``: those that are published, by label."""
 
     begin: Lsn
     end: Lsn
     tables: dict[str, Rows]
-    unpublished: frozenset[str]
     story: tuple[str, ...]
 
 
@@ -244,13 +243,7 @@ class Source:
                 columns, row_filter = published.get((schema, table), (None, None))
                 if columns is not None:
                     tables[table_label(schema, table)] = self._rows(schema, table, columns, row_filter)
-        return Truth(
-            begin,
-            end,
-            tables,
-            frozenset(table_label(*pair) for pair in there if pair not in published),
-            story,
-        )
+        return Truth(begin, end, tables, story)
 
     def _rows(self, schema: str, table: str, columns: list[str], row_filter: str | None) -> Rows:
         listed = ", ".join(f'"{name}"' for name in columns)
@@ -261,4 +254,11 @@ class Source:
 
 def row_of(values: dict[str, Any]) -> tuple[tuple[str, str | None], ...]:
     """A row as both sides have it: text of each value."""
-    return tuple(sorted((name, None if value is None else str(value)) for name, value in values.items()))
+    return tuple(sorted((name, _text(value)) for name, value in values.items()))
+
+
+def _text(value: Any) -> str | None:
+    if value is None:
+        return None
+    # Python writes 0.00000000 as 0E-8.
+    return format(value, "f") if isinstance(value, Decimal) else str(value)

@@ -111,14 +111,14 @@ class Watcher:
 
     def _judge(self, lsn: Lsn, table: str, kind: str, rows: Rows) -> None:
         candidates = truths_at(self._source.truths, lsn)
-        if any(table in truth.unpublished or truth.tables.get(table) == rows for truth in candidates):
+        if any(truth.tables.get(table) == rows for truth in candidates):
             self.verdict.n_equal[kind] += 1
             return
         truth = candidates[-1]
         expected = truth.tables.get(table)
         at = self._source.truths.index(truth)
         story = "\n".join(f"      {'; '.join(t.story)}" for t in self._source.truths[max(at - 6, 0) : at + 2])
-        what = "there is no such table" if expected is None else _difference(rows, expected)
+        what = "no such table is published" if expected is None else _difference(rows, expected)
         self.verdict.differences.append(f"  DIFFERENT {kind} {table} at {lsn}, step {at}: {what}\n{story}")
 
 
