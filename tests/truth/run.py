@@ -17,7 +17,7 @@ from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import XidstreamError
 
 _START_S = 120.0
-_END_S = 90.0
+_END_S = 45.0
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def run_steps(
                 watcher.look()
             if n % settings.refresh_every == 0:
                 watcher.refresh()
-            if n % 100 == 0:
+            if n % 25 == 0:
                 verdict = watcher.verdict
                 say(
                     f"step {n}: {verdict.n_equal.total()} equal, {verdict.n_refused.total()} refused, "
