@@ -78,7 +78,7 @@ def run_steps(
     )
     query = ChangeStream(config).toDelta(str(folder / "delta")).start(spark)
     began_s = time.monotonic()
-    n = 0
+    n = n_told = 0
     try:
         log = _log_of(query, str(folder / "delta"))
         watcher = Watcher(source, log, spark, settings.seed)
@@ -91,8 +91,11 @@ def run_steps(
                 watcher.look()
             if n % settings.refresh_every == 0:
                 watcher.refresh()
+            verdict = watcher.verdict
+            for difference in verdict.differences[n_told:]:
+                say(difference)
+            n_told = len(verdict.differences)
             if n % 25 == 0:
-                verdict = watcher.verdict
                 say(
                     f"step {n}: {verdict.n_equal.total()} equal, {verdict.n_refused.total()} refused, "
                     f"{len(verdict.differences)} different"
