@@ -29,6 +29,7 @@ from xidstream.pipeline.errors import ConnectionLost
 from xidstream.pipeline.exchange import Opened
 from xidstream.pipeline.file_modes import choose_for_process
 from xidstream.pipeline.pg import Lsn, Xid
+from xidstream.pipeline.pg_rules import renamed_columns
 from xidstream.pipeline.protocol.spares import Spares
 from xidstream.pipeline.segments import Layout, Storage, given_up, journaled_lsn, last_owner, read_progress
 from xidstream.pipeline.slot.admin import Blocker, advance_slot
@@ -37,11 +38,12 @@ from xidstream.pipeline.slot.connection import ReplicationConnection
 from xidstream.pipeline.slot.gone_tables import gone_tables
 from xidstream.pipeline.slot.kept_alive import KeptAlive
 from xidstream.pipeline.slot.opening import connect_slot, slot_settings
+from xidstream.pipeline.snapshot.decision import Decision
 from xidstream.pipeline.snapshot.tables import Surveyed
 from xidstream.pipeline.spark.sink import sink_type
 from xidstream.pipeline.stages.buffer_calls import BufferSettings
 from xidstream.pipeline.stages.slot_record import check_server
-from xidstream.pipeline.stages.snapshot_decision import decide_snapshots
+from xidstream.pipeline.stages.snapshot_decision import decide_snapshots, with_slot_xmax
 from xidstream.pipeline.stream import StreamCutter
 from xidstream.pipeline.stream.backlog import Backlog
 
@@ -99,6 +101,7 @@ class SlotReader:
             check=self._check_before_slot,
         )
         self._waiting_for = None
+        self._decision: Decision = with_slot_xmax(config, self._slot.connection, self._decision)
         identity = self._slot.identity
         self._layout = Layout(identity.system_identifier, identity.slot, self._epoch)
         if self._unrecorded is not None:
@@ -118,7 +121,8 @@ class SlotReader:
         """See ``CatalogWatch.look``, whose errors it raises."""
         if self._watch is None:
             server = self._slot.connection.same_server
-            self._watch = CatalogWatch(server, self._config.publication, self._config.slot)
+            names = renamed_columns(self._config.column_names)
+            self._watch = CatalogWatch(server, self._config.publication, self._config.slot, names)
         return self._watch.look(known)
 
     def waiting_for(self) -> str | None:
@@ -142,6 +146,7 @@ class SlotReader:
             pending_limit_bytes=max(config.block_bytes, config.reader_memory_bytes // 2),
             parallel=self._slot.streaming == "parallel",
             spares=self._spares,
+            column_names=renamed_columns(config.column_names),
         )
         status_interval_s = min(
             config.status_interval_ms / 1000, self._slot.wal_sender_timeout_s / 3 or float("inf")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from xidstream.actors.runtime.secrets import take_up
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.pg_rules import renamed_columns
 from xidstream.pipeline.slot.login import login_of
 from xidstream.pipeline.slot.table_holder import Held, TableHolder
 from xidstream.pipeline.snapshot.tables import PublishedSource
@@ -19,7 +20,8 @@ class SnapshotHolder:
 
     def __init__(self, config: Config, secrets_path: str | None) -> None:
         config = take_up(config, secrets_path)
-        self._holder = TableHolder(login_of(config), config.publication)
+        names = renamed_columns(config.column_names)
+        self._holder = TableHolder(login_of(config), config.publication, column_names=names)
 
     def hold(self, source: PublishedSource, wait_for_writers: bool) -> Held:
         return self._holder.hold(source, wait_for_writers=wait_for_writers)

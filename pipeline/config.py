@@ -31,7 +31,14 @@ from xidstream.pipeline.errors import ConfigError, UsageError
 from xidstream.pipeline.file_modes import DEFAULT, check_mode
 from xidstream.pipeline.local_paths import absolute, is_path
 from xidstream.pipeline.pg import Lsn
-from xidstream.pipeline.pg_rules import Streaming, check_slot_name, check_stream_options, duration_s, work_mem
+from xidstream.pipeline.pg_rules import (
+    Streaming,
+    check_slot_name,
+    check_stream_options,
+    duration_s,
+    renamed_columns,
+    work_mem,
+)
 from xidstream.pipeline.settings_file import load_toml, unknown_setting
 from xidstream.pipeline.sink_kinds import SinkKind, kind_named, kind_of
 from xidstream.pipeline.sizes import check_executor_memory, parse_size
@@ -140,6 +147,11 @@ class Config:
         "stop",
         "what a change that cannot be delivered does (docs/parked.md): stop ends the run behind all before it; park "
         "leaves its table out from there on, recorded and counted, and goes on with the others",
+    )
+    column_names: tuple[str, ...] = _setting(
+        (),
+        "schema.table.column=name, comma-separated: columns that are delivered under another name, for those whose own "
+        "name equals another's but for its case, or one of the contract's (docs/parked.md)",
     )
     available_now: bool = _setting(False, "handle all transactions committed before the start, then end")
 
@@ -330,6 +342,16 @@ class Config:
         given: Any = self.publication
         names = [p.strip() for p in given.split(",") if p.strip()] if isinstance(given, str) else given
         object.__setattr__(self, "publication", tuple(names))
+        given = self.column_names
+        entries = (
+            [entry.strip() for entry in given.split(",") if entry.strip()]
+            if isinstance(given, str)
+            else given
+        )
+        if not isinstance(entries, (list, tuple)) or not all(isinstance(entry, str) for entry in entries):
+            raise ConfigError("column_names must be a string or a list of strings")
+        object.__setattr__(self, "column_names", tuple(entries))
+        renamed_columns(entries)
         object.__setattr__(self, "password_command", _words(self.password_command))
         if self.storage and is_path(self.storage):
             object.__setattr__(self, "storage", absolute(self.storage))

@@ -242,9 +242,8 @@ POLICY: Final[dict[type[XidstreamError], Policy]] = {
     ColumnNameClash: Policy(
         Action.STOP,
         ExitStatus.PRECONDITION,
-        "rename the column, or leave it out of the publication with a column list: that is for transactions to come; "
-        "all before this one is delivered and confirmed, and the next run goes on behind it when it is given up, as a "
-        "whole, with `xidstream slot skip --xid XID --commit-lsn LSN`",
+        "have the column under another name with the setting column_names, or leave it out of the publication with a "
+        "column list, and take the table up again with `xidstream table resume` (docs/parked.md)",
     ),
     PoisonedChange: Policy(
         Action.STOP,

@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import enum
 import re
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from xidstream.pipeline.errors import ConfigError
 
+_QUOTED: Final = re.compile(r'"(?:[^"]|"")+"', re.DOTALL)
+_LABEL: Final = re.compile(r'("(?:[^"]|"")+"|[^.]+)\.(.+)', re.DOTALL)
+_LABELLED_COLUMN: Final = re.compile(r'((?:"(?:[^"]|"")+"|[^.]+)\.(?:"(?:[^"]|"")+"|[^.]+))\.(.+)', re.DOTALL)
 _SLOT_NAME: Final = re.compile(r"[a-z0-9_]{1,63}")
 """ReplicationSlotValidateName in slot.c."""
 _MEMORY: Final = re.compile(r"([0-9]{1,10}) ?(kB|MB|GB)")
@@ -71,6 +75,56 @@ def work_mem(text: str | None) -> str | None:
     if not _MIN_WORK_MEM_KB <= int(match[1]) * _UNITS_KB[match[2]] <= _MAX_WORK_MEM_KB:
         raise ConfigError(f"logical_decoding_work_mem is at least 64kB and less than 2048GB, not {text}")
     return match[1] + match[2]
+
+
+def table_label(schema: str, table: str) -> str:
+    """``schema.table``, as users read and write it; not an SQL identifier. One label is one table's alone.
+
+    A name is quoted, as PostgreSQL quotes it, only where the label could be read as another table's: where it has a dot
+    in it, or begins with a quote. (Labels are stored, so all others stay as they were.)
+    """
+    return f"{_label_part(schema)}.{_label_part(table)}"
+
+
+def labelled_table(label: str) -> tuple[str, str] | None:
+    """``(schema, table)`` of a label; None where it is none. Of names that should be quoted and are not, the first dot
+    ends the schema."""
+    match = _LABEL.fullmatch(label)
+    if match is None:
+        return None
+    schema, table = (
+        part[1:-1].replace('""', '"') if _QUOTED.fullmatch(part) else part for part in match.groups()
+    )
+    return (schema, table) if schema and table else None
+
+
+ColumnNames = Mapping[tuple[str, str], Mapping[str, str]]
+"""By schema and table: a column's name in PostgreSQL → the one under which it is delivered."""
+
+
+def renamed_columns(entries: Iterable[str]) -> ColumnNames:
+    """Of ``schema.table.column=name``; schema and table are quoted as in a label, column and name are not. Raises
+    ConfigError."""
+    found: dict[tuple[str, str], dict[str, str]] = {}
+    for entry in entries:
+        named, _, name = entry.rpartition("=")
+        match = _LABELLED_COLUMN.fullmatch(named)
+        table = None if match is None else labelled_table(match[1])
+        if match is None or table is None or not name:
+            raise ConfigError(
+                f"column_names: {entry!r} is no column and its new name",
+                remedy="such as public.orders._xid=source_xid",
+            )
+        if match[2] in found.setdefault(table, {}):
+            raise ConfigError(f"column_names: column {named} is named twice")
+        found[table][match[2]] = name
+    return found
+
+
+def _label_part(name: str) -> str:
+    if "." in name or name.startswith('"'):
+        return '"' + name.replace('"', '""') + '"'
+    return name
 
 
 def duration_s(text: str, name: str) -> float:

@@ -60,6 +60,12 @@ class Poison:
     what: str
     error: type[XidstreamError] = PoisonedChange
 
+    @property
+    def parks_always(self) -> bool:
+        """Whether no row of its table can be delivered. Such a table is parked whatever ``on_poison`` says: to end the
+        run and to begin it again would help nobody."""
+        return self.error is ColumnNameClash
+
     def of(self, xid: Xid, commit_lsn: Lsn) -> XidstreamError:
         """The error, with the command that gives this transaction up."""
         remedy = self.error("").remedy.replace("XID", str(xid)).replace("LSN", str(commit_lsn))

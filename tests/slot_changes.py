@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from tests.pgoutput.messages import Delete, Insert, Truncate, TupleData, Update
 from tests.pgoutput.parser import parse_message
 from tests.postgres_fixtures import Database
 from xidstream.pipeline.pg import INVALID_LSN, Lsn, Xid
+from xidstream.pipeline.pg_rules import ColumnNames
 from xidstream.pipeline.protocol.messages import Begin, Relation, Type
 from xidstream.pipeline.relations import RelationVersion
 from xidstream.pipeline.stream.relation_book import RelationBook
@@ -49,7 +51,9 @@ def make_slot(database: Database) -> str:
     return name
 
 
-def slot_changes(database: Database, publications: str = "p") -> SlotChanges:
+def slot_changes(
+    database: Database, publications: str = "p", column_names: ColumnNames = MappingProxyType({})
+) -> SlotChanges:
     """All that the slot of ``make_slot`` has, and had not given before."""
     # So that a commit that has just returned is flushed: the function reads no further.
     database.execute("SELECT pg_create_restore_point('flush'), txid_current()")
@@ -59,7 +63,7 @@ def slot_changes(database: Database, publications: str = "p") -> SlotChanges:
         f"s_{database.name}",
         publications,
     )
-    book, sent = RelationBook(), set()
+    book, sent = RelationBook(column_names=column_names), set()
     found = SlotChanges([], {})
     for (data,) in rows:
         message = parse_message(data, in_stream=False, lsn=INVALID_LSN)

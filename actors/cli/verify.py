@@ -20,6 +20,7 @@ from xidstream.actors.runtime.signals import StopRequest
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import ConfigError, ExitStatus, PreconditionMissing, XidstreamError
 from xidstream.pipeline.file_modes import choose_for_process
+from xidstream.pipeline.pg_rules import renamed_columns
 from xidstream.pipeline.slot.login import login_of
 from xidstream.pipeline.spark.sink import check_sink_spec, parse_sink_spec
 from xidstream.pipeline.verify.change_log import ChangeLog
@@ -73,6 +74,7 @@ def verify_command(
             result=result,
             tell=click.echo if not as_json else lambda text: None,
             check=check,
+            column_names=renamed_columns(config.column_names),
         )
     except XidstreamError as error:
         if error.policy.exit_status is not ExitStatus.FAILED:

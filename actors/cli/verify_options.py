@@ -18,6 +18,7 @@ from xidstream.pipeline.config import Config
     "dsn",
     "slot",
     "publication",
+    "column_names",
     "sink",
     *(f.name for f in dataclasses.fields(Config) if f.name == "spark" or f.name.startswith("spark_")),
 )

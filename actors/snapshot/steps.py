@@ -152,11 +152,12 @@ class SnapshotSteps:
         except XidstreamError as error:
             if self._stop.is_set():
                 return
-            if self._parks and isinstance(error, (PoisonedChange, ColumnNameClash)):
+            is_clash = isinstance(error, ColumnNameClash)
+            if (self._parks and isinstance(error, PoisonedChange)) or (is_clash and self._is_awaited):
                 self._give_up(error, action)
                 return
             # Whoever waits for the snapshots alone would wait for ever.
-            goes_on = isinstance(error, TableUnreadable) and not self._is_awaited
+            goes_on = is_clash or (isinstance(error, TableUnreadable) and not self._is_awaited)
             if error.policy.action_of(logged_in=True) is Policy.STOP and not goes_on:
                 self._fail(_with_way_out(error, action))
                 return
@@ -175,17 +176,22 @@ class SnapshotSteps:
         source = _source_of(action)
         self._until_done(lambda: self._book.cancel(source))
         text = (
-            f"snapshots: {error.message}: table {source.name} is left without a snapshot (on_poison = park) until "
+            f"snapshots: {error.message}: table {source.name} is left without a snapshot until "
             f"`xidstream snapshot request --table {source.name}`"
         )
         log.warning(of_error("snapshot_failed", text, error))
         self._report(Failed(source.relation.relid, action.attempt))
 
     def _hold(self, action: Hold) -> None:
-        late = self._late.pop(action.source.relation.relid, None)
+        relation = action.source.relation
+        if relation.clash is not None:
+            raise ColumnNameClash(f"the snapshot of table {relation.name}: {relation.clash}")
+        late = self._late.pop(relation.relid, None)
         if late is not None:
             self._discard(late)
         held = self._actors.hold("hold", action.source, action.wait_for_writers)
+        if not action.wait_for_writers and self._book.may_lack(held.bounds):
+            held = self._actors.hold("hold", action.source, True)
         self._targets[action.attempt] = self._tables.target(held.source.relation, held.bounds.place)
         ranges = plan_ranges(held.source.leaves, by_range=held.by_range, n_readers=self._n_readers)
         relid = held.source.relation.relid

@@ -153,8 +153,9 @@ class OpenTransaction:
         self._notes += bad
 
     def poison(self) -> Poison | None:
-        """Why the transaction cannot be delivered as it is now; None if no row that it keeps is bad."""
-        return first_poison(self._notes)
+        """Why the transaction cannot be delivered as it is now; None if no row that it keeps is bad, but for those of
+        tables that are parked in any case (``BadRows.is_table``)."""
+        return first_poison(note for note in self._notes if not note.is_table)
 
     def bad_tables(self) -> tuple[BadTable, ...]:
         """The same by table. Of a table that has one bad row all rows count, because they are left out together. No cut

@@ -5,7 +5,8 @@ before it, and nothing behind it may be released. So the block is cut off there,
 order of commits (``exchange.Undeliverable``).
 
 Where tables are parked (``pipeline.parked``) not the block is cut off, but the table: its rows from its first bad
-transaction on are left out, and the sequencer hears of it (``exchange.Sealed.bad_tables``).
+transaction on are left out, and the sequencer hears of it (``exchange.Sealed.bad_tables``). A table of which no row can
+be delivered is always parked.
 
 ``blocks`` calls this for the rare block that has a bad value, or a transaction that was given up.
 """
@@ -49,12 +50,14 @@ def deliverable(
     """
     stamp = block.stamp
     n = len(stamp.xid)
-    bad = _bad_tables(block, notes, skipped) if parks else {}
-    first = n if parks else _first_bad_transaction(n, notes, skipped)
+    ending = [] if parks else [note for note in notes if not note.is_table]
+    first = _first_bad_transaction(n, ending, skipped)
+    parking = [note for note in notes if parks or note.is_table]
+    bad = _bad_tables(block, parking, skipped, first)
     poison = None
     if first < n:
         xid, commit_lsn = int(stamp.xid[first]), int(stamp.commit_lsn[first])
-        poison = _poison_of(notes, first).of(Xid(xid), Lsn(commit_lsn))
+        poison = _poison_of(ending, first).of(Xid(xid), Lsn(commit_lsn))
     keep = (np.arange(n) < first) & ~skipped
     kept_messages = np.where(is_transactional, _at(keep, message_owner), message_owner < first)
     left_out = _left_out(block, notes, np.flatnonzero(skipped[:first]))
@@ -82,17 +85,17 @@ def deliverable(
 
 
 def _bad_tables(
-    block: DecodedPlainBlock, notes: Sequence[BadRows], skipped: npt.NDArray[np.bool_]
+    block: DecodedPlainBlock, notes: Sequence[BadRows], skipped: npt.NDArray[np.bool_], end: int
 ) -> dict[int, tuple[int, BadTable]]:
-    """By relid: the index of its first bad transaction, and what is left out from there on."""
+    """By relid: the index of its first bad transaction, and what is left out from there on; all before ``end``."""
     found = {}
     n = len(skipped)
     rows_of = {table.relation.relid: _owner(table) for table in block.tables}
     for relid, of_table in notes_by_table(notes).items():
         first = _first_bad_transaction(n, of_table, skipped)
-        if first == n:
+        if first >= end:
             continue
-        keep = (np.arange(n) >= first) & ~skipped
+        keep = (np.arange(n) >= first) & (np.arange(n) < end) & ~skipped
         n_changes = int(keep[rows_of[relid]].sum()) if relid in rows_of else 0
         n_changes += sum(int(note.n_rows[keep[note.owner]].sum()) for note in of_table if note.is_table)
         poison = _poison_of(of_table, first)

@@ -39,6 +39,7 @@ from xidstream.pipeline.mirror.refresh import TableRefresh, TableRefresher, dire
 from xidstream.pipeline.mirror.table_folder import Vacuumed
 from xidstream.pipeline.mirror.vacuum import vacuum
 from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.pg_rules import labelled_table, table_label
 from xidstream.pipeline.spark import naming
 from xidstream.pipeline.spark.delta_table import SnapshotOutdated
 from xidstream.pipeline.spark.naming import Location
@@ -182,7 +183,9 @@ class BaseTables:
         """Of a table that is left out, its base says so itself. It keeps its last rows, and a reader of one table looks
         at no manifest."""
         for label, reason in left_out.items():
-            location = current(self._root).child(naming.encode_table(*label.split(".", 1)))
+            name = labelled_table(label)
+            assert name is not None, label
+            location = current(self._root).child(naming.encode_table(*name))
             with suppress(Unsupported):  # what another tool did to it is the reason, and told
                 if (base := BaseTable.open(location, label, marks)) is not None:
                     base.leave_out(reason)
@@ -204,7 +207,7 @@ def _tables_at(log: ChangeLog, lsn: Lsn) -> tuple[list[TableAt], dict[str, str]]
         try:
             found.append(log.table_at(name, lsn, generations))
         except (PreconditionMissing, Unsupported) as error:
-            label = ".".join(name)
+            label = table_label(*name)
             left_out[label] = error.message.removeprefix(f"table {label} is not known at {lsn}: ")
     return found, left_out
 

@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from xidstream.pipeline.errors import Unsupported
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.mirror import rewrite
 from xidstream.pipeline.mirror.base_table import (
@@ -57,6 +58,7 @@ from xidstream.pipeline.mirror.swap import Swap, base_rows, new_directory
 from xidstream.pipeline.mirror.tail_rows import net_of
 from xidstream.pipeline.spark.delta_table import SnapshotOutdated
 from xidstream.pipeline.spark.naming import Location
+from xidstream.pipeline.spark.parquet_frames import is_read_as_named
 from xidstream.pipeline.spark.spark_schemas import arrow_type, quoted, spark_schema
 from xidstream.pipeline.state.fold import base_alone, fold
 from xidstream.pipeline.state.manifest import ManifestLine, current
@@ -147,6 +149,12 @@ class TableRefresher:
         types = {field.name: field.type for field in self._fields}
         self._key = RangedKey.of(log.shape.key, types)
         self._label = log.shape.table
+        if not self._fields:
+            raise Unsupported(f"table {self._label} has no columns")  # Delta has no such tables.
+        if not is_read_as_named(types):
+            raise Unsupported(
+                f"table {self._label}: Spark cannot write a column with ${{ in its name; `ChangeLog.as_of` reads it"
+            )
         location = current(root).child(directory_of(log))
         about = about_base(self._label, log.shape.key, self._key)
         self._base = BaseTable.open_or_create(location, self._label, self._fields, about, marks)

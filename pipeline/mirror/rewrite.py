@@ -30,8 +30,9 @@ from xidstream.pipeline.mirror.key_ranges import RangedKey
 from xidstream.pipeline.mirror.net_rows import CHANGE, TEXT
 from xidstream.pipeline.mirror.plan import BaseFile, Group, KeyRange, NetCounts
 from xidstream.pipeline.spark.naming import Location
+from xidstream.pipeline.spark.parquet_frames import parquet_frame
 from xidstream.pipeline.spark.session import UNION_PARTITIONING
-from xidstream.pipeline.spark.spark_schemas import quoted, spark_schema
+from xidstream.pipeline.spark.spark_schemas import quoted
 from xidstream.pipeline.state.fold import DELETED
 
 if TYPE_CHECKING:
@@ -93,10 +94,7 @@ def set_shuffle_partitions(session: SparkSession, n_bytes: int) -> None:
 
 def read_files(session: SparkSession, schema: pa.Schema, paths: Sequence[str]) -> DataFrame:
     """Parquet files of a table in its present columns; a column that a file does not have is null."""
-    if not paths:
-        return session.createDataFrame([], spark_schema(schema))
-    uris = [f"file://{path}" if path.startswith("/") else path for path in paths]
-    return session.read.schema(spark_schema(schema)).options(**_READ).parquet(*uris)
+    return parquet_frame(session, paths, schema, _READ)
 
 
 class SlotFinder:

@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
 import pyarrow as pa
 
+from xidstream.pipeline.pg_rules import table_label
 from xidstream.pipeline.relations.types import ColumnType, column_type
 
 CONTRACT_COLUMNS = (
@@ -52,7 +53,8 @@ class Column:
     """One column of an R message.
 
     ``type_oid`` is the column's own type (of a domain: the domain); ``base_type_name`` is what Y said of it
-    (of a domain: the qualified base type, ``pg_catalog`` written as no schema), None where no Y came.
+    (of a domain: the qualified base type, ``pg_catalog`` written as no schema), None where no Y came. ``renamed_from``:
+    its name in PostgreSQL, where the setting ``column_names`` gives it another one.
     """
 
     name: str
@@ -60,13 +62,30 @@ class Column:
     type_modifier: int
     is_key: bool
     base_type_name: str | None = None
+    renamed_from: str | None = None
+
+    @property
+    def source_name(self) -> str:
+        """In PostgreSQL."""
+        return self.name if self.renamed_from is None else self.renamed_from
+
+    def renamed(self, names: Mapping[str, str]) -> Column:
+        """Under the name that ``names`` has for it, if any."""
+        name = names.get(self.name, self.name)
+        return self if name == self.name else replace(self, name=name, renamed_from=self.name)
 
     @cached_property
     def type(self) -> ColumnType:
         return column_type(self.type_oid, self.type_modifier, self.base_type_name)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Column, (self.name, self.type_oid, self.type_modifier, self.is_key, self.base_type_name)
+        return Column, self.parts
+
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        """What makes it; what a column that has its own name does not need is left out."""
+        parts = (self.name, self.type_oid, self.type_modifier, self.is_key, self.base_type_name)
+        return parts if self.renamed_from is None else (*parts, self.renamed_from)
 
 
 def shared_columns(columns: tuple[Column, ...]) -> tuple[Column, ...]:
@@ -113,8 +132,8 @@ class RelationVersion:
 
     @property
     def name(self) -> str:
-        """``schema.table``, as users name it; not an SQL identifier."""
-        return f"{self.schema}.{self.table}"
+        """``schema.table``, as users name it (``table_label``); not an SQL identifier."""
+        return table_label(self.schema, self.table)
 
     @cached_property
     def key(self) -> tuple[str, ...] | None:
@@ -140,9 +159,7 @@ class RelationVersion:
             "schema": self.schema,
             "table": self.table,
             "replica_identity": self.replica_identity.value,
-            "columns": [
-                [c.name, c.type_oid, c.type_modifier, c.is_key, c.base_type_name] for c in self.columns
-            ],
+            "columns": [list(column.parts) for column in self.columns],
         }
 
     @classmethod

@@ -61,11 +61,13 @@ _DECISION: Final = Document[Decision](
     lambda decision: {
         "takes_snapshots": decision.takes_snapshots,
         "published": {str(relid): text for relid, text in decision.published.items()},
+        "slot_xmax": decision.slot_xmax,
         "decided_at": now().isoformat(),
     },
     lambda content: Decision(
         bool(content["takes_snapshots"]),
         {int(relid): str(text) for relid, text in content["published"].items()},
+        None if content["slot_xmax"] is None else int(content["slot_xmax"]),
     ),
 )
 _TAKEN: Final = Document[Taken](

@@ -20,12 +20,14 @@ from __future__ import annotations
 
 import threading
 import time
+from types import MappingProxyType
 from typing import Any, Final
 
 import psycopg
 
 from xidstream.pipeline.errors import EnvironmentFault
 from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.pg_rules import ColumnNames
 from xidstream.pipeline.slot.admin import held_wal_bytes, read_slot, translated
 from xidstream.pipeline.slot.ddl_trigger import installed
 from xidstream.pipeline.slot.login import Dsn
@@ -33,7 +35,7 @@ from xidstream.pipeline.slot.sessions import open_session
 from xidstream.pipeline.slot.snapshot_sources import survey_unless_locked
 from xidstream.pipeline.slot.stream_options import PG11, PG13, PG14, PG15
 from xidstream.pipeline.snapshot.proven import Look
-from xidstream.pipeline.snapshot.tables import Surveyed
+from xidstream.pipeline.snapshot.tables import PublishedSource, Surveyed
 
 _DOING: Final = "the published tables"
 _PAUSE_S: Final = 0.05
@@ -96,7 +98,14 @@ class CatalogWatch:
     """Connects at the first look, and again after an error. Raises from ``look`` what a session raises, and
     SnapshotInterrupted while somebody keeps a published table locked so that nothing can be planned."""
 
-    def __init__(self, dsn: Dsn, publications: tuple[str, ...], slot: str) -> None:
+    def __init__(
+        self,
+        dsn: Dsn,
+        publications: tuple[str, ...],
+        slot: str,
+        column_names: ColumnNames = MappingProxyType({}),
+    ) -> None:
+        self._column_names = column_names
         self._dsn = dsn
         self._publications = publications
         self._slot = slot
@@ -128,11 +137,14 @@ class CatalogWatch:
         version = connection.info.server_version
         seen = "pg_current_snapshot()::text" if version >= PG13 else "NULL"
         fingerprint, snapshot = _row(connection, f"{fingerprint_query(version)}, {seen}")
-        sources = None if fingerprint == known else survey_unless_locked(connection, self._publications)
+        sources = None if fingerprint == known else self._sources(connection)
         held = held_wal_bytes(connection, read_slot(connection, self._slot))
         mark = installed(connection).mark if version >= PG14 else None
         cpu_s = time.thread_time() - began_s
         return Surveyed(sources, held, look, fingerprint, cpu_s=cpu_s, mark=mark, snapshot=snapshot)
+
+    def _sources(self, connection: psycopg.Connection[Any]) -> tuple[PublishedSource, ...]:
+        return survey_unless_locked(connection, self._publications, self._column_names)
 
     def _position(self, connection: psycopg.Connection[Any]) -> Look:
         is_standby, lsn, waits_for_standby = _row(connection, _POSITION)

@@ -9,6 +9,7 @@ also on managed services, whose privilege is not the role attribute); the rest i
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import Any, Final
 
 import psycopg
@@ -22,7 +23,7 @@ from xidstream.pipeline.errors import (
     XidstreamError,
 )
 from xidstream.pipeline.findings import Finding
-from xidstream.pipeline.pg_rules import Streaming
+from xidstream.pipeline.pg_rules import ColumnNames, Streaming
 from xidstream.pipeline.slot.admin import PLUGIN, SlotState, read_slot, sql_connection
 from xidstream.pipeline.slot.connection import ReplicationConnection
 from xidstream.pipeline.slot.conninfo import display
@@ -43,10 +44,14 @@ _NEWEST_TESTED_MAJOR: Final = 18
 
 
 def server_findings(
-    settings: SlotSettings, *, will_create_slot: bool = False, parks_tables: bool = False
+    settings: SlotSettings,
+    *,
+    will_create_slot: bool = False,
+    parks_tables: bool = False,
+    column_names: ColumnNames = MappingProxyType({}),
 ) -> list[Finding]:
-    """``will_create_slot``: a slot that does not exist is no failure. ``parks_tables``: nor is a table that would be
-    parked. Raises nothing but ConfigError."""
+    """``will_create_slot``: a slot that does not exist is no failure. ``parks_tables``: what a
+    table with bytes that cannot be decoded costs. Raises nothing but ConfigError."""
     findings: list[Finding] = []
     try:
         with sql_connection(settings.login, "preflight") as connection:
@@ -59,7 +64,7 @@ def server_findings(
                 return findings
             findings += _check_server(connection, version, parks_tables=parks_tables)
             findings += _check_replication(connection, settings)
-            findings += check_publications(connection, settings.publications, parks_tables=parks_tables)
+            findings += check_publications(connection, settings.publications, column_names)
             slot = read_slot(connection, settings.slot)
             findings += _check_slot(connection, settings, slot, will_create_slot=will_create_slot)
             findings.append(_check_streaming(settings, version))

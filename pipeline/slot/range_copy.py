@@ -48,6 +48,7 @@ from xidstream.pipeline.errors import (
     TableUnreadable,
     XidstreamError,
 )
+from xidstream.pipeline.pg_rules import table_label
 from xidstream.pipeline.protocol.message_buffer import Outcome
 from xidstream.pipeline.slot.copy_loop import RowLoop
 from xidstream.pipeline.slot.failures import (
@@ -109,7 +110,7 @@ def copy_statement(task: RangeTask, as_text: Collection[int] = ()) -> str:
     """The COPY of one range. The columns are those of the relation, by name: a partition may have them in another
     order. Those at the indexes ``as_text`` come as text."""
     relation, pages = task.source.relation, task.range
-    names = (quote_identifier(column.name) for column in relation.columns)
+    names = (quote_identifier(column.source_name) for column in relation.columns)
     columns = ", ".join(_as_text(name) if i in as_text else name for i, name in enumerate(names))
     conditions = []
     if pages.first_page > 0:
@@ -132,7 +133,7 @@ def told(task: RangeTask) -> str:
     """A range for people, in messages."""
     pages = task.range
     end = "the end" if pages.end_page is None else f"page {pages.end_page}"
-    leaf = f"{pages.leaf.schema}.{pages.leaf.table}"
+    leaf = table_label(pages.leaf.schema, pages.leaf.table)
     return f"the snapshot of {leaf} from page {pages.first_page} to {end}"
 
 

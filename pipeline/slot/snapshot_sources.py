@@ -33,11 +33,13 @@ import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Final
 
 import psycopg
 
 from xidstream.pipeline.errors import SnapshotInterrupted
+from xidstream.pipeline.pg_rules import ColumnNames
 from xidstream.pipeline.relations import Column, RelationVersion, ReplicaIdentity, shared_columns
 from xidstream.pipeline.slot.catalog_queries import (
     BASE_TYPES,
@@ -133,10 +135,12 @@ def survey(
     *,
     within: Sequence[int] | None = None,
     lock_timeout_ms: int = 0,
+    column_names: ColumnNames = MappingProxyType({}),
 ) -> tuple[PublishedSource, ...]:
     """The published tables, ordered by schema and name. ``within``: only of these relations and their partitions.
     ``lock_timeout_ms``: how long it waits for whoever has locked a table with a row filter, because ``pg_get_expr``
-    opens the table (``src/backend/utils/adt/ruleutils.c``); 0: for ever.
+    opens the table (``src/backend/utils/adt/ruleutils.c``); 0: for ever. ``column_names``: under which columns are
+    delivered by another name.
 
     ``connection`` has autocommit, and no transaction that is open. Errors are psycopg's, LockNotAvailable among them.
     """
@@ -145,18 +149,20 @@ def survey(
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
         # What pg_get_expr writes must not depend on the role's settings.
         connection.execute("SET LOCAL search_path = pg_catalog")
-        catalog = _Catalog(connection)
+        catalog = _Catalog(connection, column_names)
         found = catalog.published(publications, within)
         sources = catalog.sources(found)
     return tuple(sorted(sources, key=lambda source: (source.relation.schema, source.relation.table)))
 
 
 def survey_unless_locked(
-    connection: psycopg.Connection[Any], publications: Sequence[str]
+    connection: psycopg.Connection[Any],
+    publications: Sequence[str],
+    column_names: ColumnNames = MappingProxyType({}),
 ) -> tuple[PublishedSource, ...]:
     """The same. Raises SnapshotInterrupted, which names the lock, if a table with a row filter stays locked."""
     try:
-        return survey(connection, publications, lock_timeout_ms=_LOCK_TIMEOUT_MS)
+        return survey(connection, publications, lock_timeout_ms=_LOCK_TIMEOUT_MS, column_names=column_names)
     except psycopg.errors.LockNotAvailable:
         told = f"a published table with a row filter is locked, by one of: {told_lockers(connection)}"
         remedy = "no snapshot is planned until the lock is gone: end the session that has it, or wait"
@@ -189,7 +195,8 @@ def _sizes(connection: psycopg.Connection[Any], relids: list[int]) -> dict[int, 
 class _Catalog:
     """The queries of one survey, and what is made of their rows."""
 
-    def __init__(self, connection: psycopg.Connection[Any]) -> None:
+    def __init__(self, connection: psycopg.Connection[Any], column_names: ColumnNames) -> None:
+        self._column_names = column_names
         self._connection = connection
         self._version = connection.info.server_version
         self._memberships: dict[tuple[int, int], _Membership] = {}
@@ -286,8 +293,10 @@ class _Catalog:
         shown = self._shown(table, there)
         is_full = relation.identity == ReplicaIdentity.FULL.value
         key = keys.get(table.relid, set())
+        names = self._column_names.get((relation.schema, relation.table), {})
         declared = tuple(
-            dataclasses.replace(each.column, is_key=is_full or each.attnum in key) for each in shown
+            dataclasses.replace(each.column, is_key=is_full or each.attnum in key).renamed(names)
+            for each in shown
         )
         leaves = tuple(
             Leaf(
@@ -319,7 +328,7 @@ class _Catalog:
             unpublished=tuple(column.attnum for column in there if column not in shown),
             expressions=tuple((c.attnum, c.expression) for c in shown if c.generated),
             filled_in=tuple(
-                c.name for c in declared if any(c.name in filled.get(r, ()) for r in table.leaves)
+                c.name for c in declared if any(c.source_name in filled.get(r, ()) for r in table.leaves)
             ),
         )
 

@@ -13,6 +13,8 @@ from typing import Any, Final
 
 import psycopg
 
+from xidstream.pipeline.pg_rules import table_label
+
 REMEDY_SELECT: Final = (
     "GRANT SELECT ON the table, and USAGE ON its schema, TO the role of the dsn; each partition needs a GRANT"
 )
@@ -24,9 +26,9 @@ REMEDY_STANDBY: Final = "give the primary's dsn: a standby does not know which t
 
 # NULL, of a table that was dropped meanwhile, is not false: whoever locks it will say so.
 _ACCESS: Final = """
-    SELECT n.nspname || '.' || c.relname, has_schema_privilege(n.oid, 'USAGE'), has_table_privilege(c.oid, 'SELECT'),
+    SELECT n.nspname, c.relname, has_schema_privilege(n.oid, 'USAGE'), has_table_privilege(c.oid, 'SELECT'),
            c.relkind = 'r' AND row_security_active(c.oid)
-    FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = ANY(%s::oid[]) ORDER BY 1
+    FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = ANY(%s::oid[]) ORDER BY 1, 2
 """
 
 
@@ -48,7 +50,7 @@ def access_to(connection: psycopg.Connection[Any], relids: Sequence[int]) -> tup
     """Of the session's role. Row security of a partitioned table does not count: its partitions are read."""
     return tuple(
         TableAccess(
-            name,
+            table_label(schema, table),
             Access.USAGE
             if may_use is False
             else Access.SELECT
@@ -57,7 +59,7 @@ def access_to(connection: psycopg.Connection[Any], relids: Sequence[int]) -> tup
             if is_filtered
             else None,
         )
-        for name, may_use, may_read, is_filtered in connection.execute(
+        for schema, table, may_use, may_read, is_filtered in connection.execute(
             _ACCESS.encode(), (sorted(set(relids)),)
         )
     )

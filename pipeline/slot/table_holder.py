@@ -5,7 +5,8 @@
 2. *B*: where the WAL ends now. The snapshot's rows get a place before it.
 3. *Wait* for the transactions that have written to the table and are still open, prepared ones included, where they may
    have begun to write before the table was published. The stream has their later changes and not those, and a snapshot
-   that they are not in would miss those rows for ever. The same holds for what was left out while a table was parked.
+   that they are not in would miss those rows for ever. The same holds for what was left out while a table was parked,
+   and for a commit from before the slot's first position that still waits for its synchronous standby.
    Only holders of a lock of the table are waited for.
 4. *The snapshot*: which transactions it sees, its name for the readers, and *E*, where the WAL ends behind it, all in
    one statement. It is the first of its transaction that needs a snapshot: LOCK and SET need none. That statement also
@@ -35,6 +36,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final
 
 import psycopg
@@ -48,6 +50,7 @@ from xidstream.pipeline.errors import (
     Unsupported,
 )
 from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.pg_rules import ColumnNames, table_label
 from xidstream.pipeline.slot.admin import Blocker, sql_connection
 from xidstream.pipeline.slot.failures import from_error
 from xidstream.pipeline.slot.login import Dsn
@@ -108,8 +111,16 @@ class TableHolder:
     """``dsn`` leads to one server: the slot's. ``publications``: the slot's. ``of_standby``: the server is a standby,
     and the caller needs no transaction ids."""
 
-    def __init__(self, dsn: Dsn, publications: Sequence[str], *, of_standby: bool = False) -> None:
+    def __init__(
+        self,
+        dsn: Dsn,
+        publications: Sequence[str],
+        *,
+        of_standby: bool = False,
+        column_names: ColumnNames = MappingProxyType({}),
+    ) -> None:
         self._dsn = dsn
+        self._column_names = column_names
         self._wal_end = _REPLAYED if of_standby else _INSERTED
         self._publications = tuple(publications)
         self._sessions: dict[int, psycopg.Connection[Any]] = {}
@@ -245,8 +256,9 @@ class TableHolder:
 
     def _again(self, observer: psycopg.Connection[Any], source: PublishedSource) -> PublishedSource:
         """The table under the lock. Raises SnapshotInterrupted where it is another one."""
-        found = survey(observer, self._publications, within=[source.relation.relid])
-        now = next((each for each in found if each.relation.relid == source.relation.relid), None)
+        relid = source.relation.relid
+        found = survey(observer, self._publications, within=[relid], column_names=self._column_names)
+        now = next((each for each in found if each.relation.relid == relid), None)
         if now is None:
             raise SnapshotInterrupted(f"table {source.name} was dropped, or is not published any more")
         if _definition(now) != _definition(source):
@@ -402,4 +414,4 @@ def _definition(source: PublishedSource) -> tuple[object, ...]:
 
 
 def _told(leaf: Leaf) -> str:
-    return f"{leaf.schema}.{leaf.table}"
+    return table_label(leaf.schema, leaf.table)

@@ -14,15 +14,24 @@ from dataclasses import dataclass, field
 from xidstream.pipeline.config import SnapshotMode
 from xidstream.pipeline.errors import Unsupported
 from xidstream.pipeline.sink_kinds import SinkKind, Snapshots
+from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 
 
 @dataclass(frozen=True)
 class Decision:
     """``takes_snapshots``: of all published tables. ``published``: relid → what published the table before the slot was
-    created (``PublishedSource.published_as``); empty where the slot was there already."""
+    created (``PublishedSource.published_as``); empty where the slot was there already. ``slot_xmax``: the slot's stream
+    has every commit of a transaction with this id (64 bits) or a later one; None where that was not recorded yet."""
 
     takes_snapshots: bool
     published: Mapping[int, str] = field(default_factory=dict)
+    slot_xmax: int | None = None
+
+    def may_lack(self, bounds: SnapshotBounds) -> bool:
+        """Whether a commit may be neither in the stream nor in a snapshot with these bounds: one whose record lies
+        before the slot's first position, and which nobody saw when the snapshot was taken, because it waited for its
+        synchronous standby."""
+        return self.slot_xmax is None or bounds.xmin < self.slot_xmax
 
 
 def takes_snapshots(

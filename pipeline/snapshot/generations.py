@@ -36,6 +36,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from xidstream.pipeline.pg_rules import table_label
 from xidstream.pipeline.relations import Column
 from xidstream.pipeline.relations.type_names import type_name
 from xidstream.pipeline.snapshot.tables import PublishedSource
@@ -124,12 +125,12 @@ def _leaves(then: Mapping[str, Any], now: PublishedSource) -> str | None:
         return "a partition was detached or dropped"
     for relid, leaf in leaves.items():
         if relid not in files and not leaf.made_as_partition:
-            return f"{leaf.schema}.{leaf.table} was attached as a partition"
+            return f"{table_label(leaf.schema, leaf.table)} was attached as a partition"
         # A table that is published as itself has its TRUNCATE in the stream.
         if relid in files and relid != now.relation.relid and files[relid] != leaf.file_node:
             return (
-                f"partition {leaf.schema}.{leaf.table} was truncated or rewritten, which the stream does not say under "
-                "publish_via_partition_root"
+                f"partition {table_label(leaf.schema, leaf.table)} was truncated or rewritten, which the stream does "
+                "not say under publish_via_partition_root"
             )
     return None
 

@@ -15,6 +15,7 @@ from typing import Final
 import pyarrow as pa
 
 from xidstream.pipeline.exchange import Batch, MemoryPart, SegmentPart
+from xidstream.pipeline.pg_rules import table_label
 from xidstream.pipeline.relations import RelationVersion
 from xidstream.pipeline.rows import contract_schema
 
@@ -22,7 +23,7 @@ PARTITION_BYTES: Final = 32 << 20
 """Small parts share a task up to this size. A task costs some ten milliseconds, 32 MB of Arrow about as much."""
 
 TableName = tuple[str, str]
-"""``(schema, table)``, which is never ambiguous, as ``schema.table`` may be."""
+"""``(schema, table)``; ``table_label`` makes one text of it."""
 
 
 @dataclass
@@ -56,7 +57,7 @@ class TableParts:
 
     @property
     def label(self) -> str:
-        return f"{self.name[0]}.{self.name[1]}"
+        return table_label(*self.name)
 
     @property
     def schemas(self) -> list[pa.Schema]:

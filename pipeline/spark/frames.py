@@ -43,7 +43,7 @@ from xidstream.pipeline.exchange import (
 )
 from xidstream.pipeline.packs import Packs
 from xidstream.pipeline.pg import Lsn
-from xidstream.pipeline.pg_rules import DDL_PREFIX
+from xidstream.pipeline.pg_rules import DDL_PREFIX, labelled_table
 from xidstream.pipeline.rows import CONTRACT_FIELDS, MESSAGES_SCHEMA, TRANSACTIONS_SCHEMA
 from xidstream.pipeline.spark.batch_parts import (
     TableName,
@@ -123,26 +123,15 @@ class SinkBatch:
     def parts(self) -> dict[TableName, TableParts]:
         return tables_of(self.content)
 
-    @cached_property
-    def _named(self) -> dict[str | TableName, list[TableParts]]:
-        """By label, and by pair: whoever goes through thousands of tables must not search them for each."""
-        named: dict[str | TableName, list[TableParts]] = {}
-        for parts in self.parts.values():
-            named.setdefault(parts.label, []).append(parts)
-            named[parts.name] = [parts]
-        return named
-
     @property
     def tables(self) -> list[str]:
-        return sorted({parts.label for parts in self.parts.values()})
+        return sorted(parts.label for parts in self.parts.values())
 
     def dataframe(self, table: str | TableName) -> DataFrame:
-        found = self._named.get(table, [])
-        if not found:
+        name = labelled_table(table) if isinstance(table, str) else table
+        parts = None if name is None else self.parts.get(name)
+        if parts is None:
             raise UsageError(f"the batch has no rows of {table!r}: see batch.tables")
-        if len(found) > 1:
-            raise UsageError(f"{table!r} names {len(found)} tables: give dataframe() a (schema, table) pair")
-        parts = found[0]
         if parts.name not in self._frames:
             self._frames[parts.name] = self._table_frame(parts)
         return self._frames[parts.name]

@@ -25,7 +25,8 @@ from xidstream.pipeline.errors import SegmentCorrupt, StorageFault
 from xidstream.pipeline.exchange import SegmentPart
 from xidstream.pipeline.late_binding import Commit
 from xidstream.pipeline.spark.batch_parts import TableParts, VersionParts
-from xidstream.pipeline.spark.spark_schemas import quoted, spark_schema
+from xidstream.pipeline.spark.parquet_frames import is_read_as_named, parquet_frame
+from xidstream.pipeline.spark.spark_schemas import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -71,6 +72,8 @@ def readable_natively(parts: TableParts, files: LocalFiles | None) -> list[Segme
     segments = [part for _, part in parts.segments()]
     if files is None or not segments or files.local_path(segments[0].segment.key) is None:
         return []
+    if not all(is_read_as_named(schema.names) for schema in parts.schemas):
+        return []
     frames = {(version, part.commit) for version, part in parts.segments()}
     return segments if len(frames) <= MOST_FRAMES else []
 
@@ -105,7 +108,9 @@ def _checked(part: SegmentPart, files: LocalFiles) -> str:
     if data is None:
         raise SegmentCorrupt(f"segment {segment.key!r} is missing")
     late_binding.verify_tail(data, segment.file, name=segment.key)
-    return f"file://{files.local_path(segment.key)}"
+    path = files.local_path(segment.key)
+    assert path is not None, "readable_natively"
+    return path
 
 
 def _frame(spark: SparkSession, schema: pa.Schema, commit: Commit, paths: list[str]) -> DataFrame:
@@ -119,7 +124,7 @@ def _frame(spark: SparkSession, schema: pa.Schema, commit: Commit, paths: list[s
         ),
     }
     stored = pa.schema([field for field in schema if field.name not in constants])
-    frame = spark.read.schema(spark_schema(stored)).options(**_OPTIONS).parquet(*paths)
+    frame = parquet_frame(spark, paths, stored, _OPTIONS)
 
     def column(name: str) -> Column:
         return constants[name].alias(name) if name in constants else functions.col(quoted(name))

@@ -32,6 +32,7 @@ from xidstream.pipeline.exchange import SlotIdentity, Tenure
 from xidstream.pipeline.findings import Finding
 from xidstream.pipeline.local_paths import overlap
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
+from xidstream.pipeline.pg_rules import table_label
 from xidstream.pipeline.spark import naming
 from xidstream.pipeline.spark.foreach import resolve
 from xidstream.pipeline.spark.naming import Location
@@ -206,7 +207,7 @@ def _check_tables(root: Location, server: ServerSide | None) -> list[Finding]:
 
     named = [(naming.TRANSACTIONS, naming.TRANSACTIONS), (naming.MESSAGES, naming.MESSAGES)]
     tables = () if server is None else server.tables
-    named += [(naming.encode_table(*name), ".".join(name)) for name in tables[:MOST_TABLES]]
+    named += [(naming.encode_table(*name), table_label(*name)) for name in tables[:MOST_TABLES]]
 
     def opened(one: tuple[str, str]) -> DeltaTableWriter | None:
         return DeltaTableWriter.open(root.child(one[0]), one[1])

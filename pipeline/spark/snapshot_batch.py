@@ -9,6 +9,7 @@ from xidstream.pipeline.errors import UsageError
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.rows import MESSAGES_SCHEMA, TRANSACTIONS_SCHEMA, contract_schema
 from xidstream.pipeline.snapshot.generation import Generation
+from xidstream.pipeline.spark.parquet_frames import parquet_frame
 from xidstream.pipeline.spark.spark_batch import SparkBatch, TableSnapshot
 from xidstream.pipeline.spark.spark_schemas import spark_schema
 
@@ -48,10 +49,7 @@ class SnapshotBatch(SparkBatch):
         relation = self._generation.relation
         if table not in (relation.name, (relation.schema, relation.table)):
             raise UsageError(f"the batch has no rows of table {table!r}", remedy="see batch.tables")
-        schema = spark_schema(contract_schema(relation))
-        if not self._paths:
-            return self._spark.createDataFrame([], schema)
-        return self._spark.read.schema(schema).parquet(*self._paths)
+        return parquet_frame(self._spark, self._paths, contract_schema(relation), {})
 
     @property
     def transactions(self) -> DataFrame:

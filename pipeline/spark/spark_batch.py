@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.pg_rules import table_label
 from xidstream.pipeline.quantities import counted
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 from xidstream.pipeline.spark.batch_parts import TableName
@@ -65,12 +66,15 @@ class SparkBatch:
     def dataframe(self, table: str | TableName) -> DataFrame:
         """The rows of ``schema.table``, with the columns of docs/rows.md.
 
-        A ``(schema, table)`` pair tells names with dots in them apart. Raises UsageError where the batch has no row of
-        that table.
+        A name with a dot in it stands in double quotes; a ``(schema, table)`` pair is taken as well. Raises UsageError
+        where the batch has no row of that table.
         """
         frame = self._batch.dataframe(table)
         for (schema, name), bounds in self._contained.items():
-            if table in ((schema, name), f"{schema}.{name}") and self.first_commit_lsn <= bounds.valid_from:
+            if (
+                table in ((schema, name), table_label(schema, name))
+                and self.first_commit_lsn <= bounds.valid_from
+            ):
                 frame = without_contained(frame, bounds)
         return frame
 

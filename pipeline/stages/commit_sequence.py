@@ -257,7 +257,7 @@ class CommitSequence:
             content = left_out(end, None if prepared is None else prepared.relids())
         elif prepared is None:
             content = nothing(end)
-        elif prepared.poison is not None and not (self._parks and prepared.bad_tables):
+        elif prepared.poison is not None and not (self._parks or prepared.poison.parks_always):
             content = undeliverable(prepared.poison.of(end.xid, end.commit_lsn))
         else:
             content = await asyncio.get_running_loop().run_in_executor(

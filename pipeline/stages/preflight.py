@@ -24,6 +24,7 @@ from xidstream.pipeline.exchange import Beginning, SlotIdentity, Tenure
 from xidstream.pipeline.file_modes import is_anybodys, who_else
 from xidstream.pipeline.findings import Finding, Status
 from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.pg_rules import renamed_columns
 from xidstream.pipeline.quantities import human_bytes
 from xidstream.pipeline.segments import Layout, Storage, read_beginning, read_progress
 from xidstream.pipeline.segments.snapshot_record import read_taken, read_wishes
@@ -71,6 +72,7 @@ def preflight(config: Config, check_sink: SinkCheck | None = None, *, has_sink: 
         slot_settings(config),
         will_create_slot=config.create_slot,
         parks_tables=config.on_poison == "park",
+        column_names=renamed_columns(config.column_names),
     )
     is_reached = not _failed(findings, "connection", "replication")
     try:

@@ -130,6 +130,7 @@ class SnapshotBook:
                 del standing[relid]
                 ended.append((line, reason))
         set_aside = {each.relid for each in parked if each.is_parked}
+        known = {line.relid for line in lines}
         wanted, unwanted = [], sorted((wishes.cancelled.keys() - wishes.requests.keys()) | set_aside)
         for relid, source in published.items():
             if relid in set_aside:
@@ -140,13 +141,21 @@ class SnapshotBook:
                 was_published = self._decision.published.get(relid) == source.published_as
                 # A commit that waits for a synchronous standby is in the WAL, and no snapshot sees it yet. As a rule
                 # the log has it. One from within a park it has not, and the snapshot would lack it for ever. Its
-                # backend holds ROW EXCLUSIVE until others see the commit, so it is found among the writers.
-                waits = not was_published or any(each.concerns(relid) for each in parked)
+                # backend holds ROW EXCLUSIVE until others see the commit, so it is found among the writers. (One from
+                # before the slot: ``may_lack``.)
+                # And where the table had a snapshot before: the publication may have been changed since, and who wrote
+                # before that, and commits behind the new snapshot, did so under the former columns and operations.
+                is_lacking = any(each.concerns(relid) for each in parked)
+                waits = not was_published or is_lacking or relid in known
                 wanted.append(Wanted(source, wait_for_writers=waits))
         told = {(line.relid, line.number) for line in lines}
         committing = (taken for name, taken in self._taken.items() if name not in told)
         is_proof = all(_reason(each, published.get(each.generation.relid)) is None for each in committing)
         return Needs(tuple(wanted), tuple(ended), tuple(unwanted), is_proof)
+
+    def may_lack(self, bounds: SnapshotBounds) -> bool:
+        """Whether a snapshot that waited for no writers has to be taken again, with waiting: ``Decision.may_lack``."""
+        return self._decision.may_lack(bounds)
 
     def _renew(self, taken: Taken, source: PublishedSource) -> None:
         """Of a generation that stands: the next survey is compared with this one."""

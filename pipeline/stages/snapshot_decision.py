@@ -6,6 +6,7 @@ records nothing.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 from xidstream.pipeline.config import Config, SnapshotMode
@@ -39,16 +40,35 @@ def would_take_snapshots(config: Config, connection: ReplicationConnection) -> b
 def decide_snapshots(config: Config, connection: ReplicationConnection) -> Decision:
     """What is decided, now on record. Raises as ``would_take_snapshots``."""
     case = _case(config, connection)
-    published = {} if case.recorded is None or case.creates_slot else case.recorded.published
+    kept = None if case.creates_slot else case.recorded
+    published = {} if kept is None else kept.published
     if case.creates_slot and case.takes:
         with sql_connection(connection.same_server, "the published tables") as sql:
             sources = survey(sql, config.publication)
         published = {source.relation.relid: source.published_as for source in sources}
-    decision = Decision(case.takes, published)
+    decision = Decision(case.takes, published, None if kept is None else kept.slot_xmax)
     # A run into the console decides nothing for those into tables.
     may_take = config.sink_kind.snapshots is not Snapshots.NONE
     if decision != case.recorded and (may_take or case.recorded is None):
         write_decision(case.storage, case.layout, decision)
+    return decision
+
+
+def with_slot_xmax(config: Config, connection: ReplicationConnection, decision: Decision) -> Decision:
+    """The decision with ``slot_xmax`` on record. To be called when the slot is there. (Any later answer is as true, so
+    a run that died in between costs nothing.) Raises StorageFault, and what connecting raises."""
+    if decision.slot_xmax is not None or not decision.published:
+        return decision  # a table that was not published before is waited for anyway
+    identifier = int(connection.identify_system().system_identifier)
+    # The xmax of a snapshot would not do: it is behind the last one that has *ended*. Nothing waits for a rollback.
+    with (
+        sql_connection(connection.same_server, "the transactions beside the slot") as sql,
+        sql.transaction(force_rollback=True),
+    ):
+        row = sql.execute("SELECT txid_current()").fetchone()
+    assert row is not None
+    decision = dataclasses.replace(decision, slot_xmax=int(row[0]))
+    write_decision(Storage(config.storage), Layout(identifier, config.slot, "snapshots"), decision)
     return decision
 
 

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Final
 from xidstream.pipeline.credentials import redacted
 from xidstream.pipeline.errors import PreconditionMissing, Unsupported, UsageError
 from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.pg_rules import labelled_table, table_label
 from xidstream.pipeline.spark import naming
 from xidstream.pipeline.spark.naming import Location
 from xidstream.pipeline.spark.snapshot_log import SNAPSHOTS_SCHEMA
@@ -100,7 +101,7 @@ class ChangeLog:
 
     def tables(self) -> list[str]:
         """The tables that the log has rows of, as ``schema.table``, sorted."""
-        return sorted(".".join(name) for name in self.table_names())
+        return sorted(table_label(*name) for name in self.table_names())
 
     def transactions(self, spark: SparkSession) -> DataFrame:
         """One row for each complete transaction.
@@ -216,8 +217,9 @@ class ChangeLog:
         known = self.generations() if generations is None else generations
         generation = generation_at(name, known.get(name, []), lsn)
         columns, properties = log_table.columns, log_table.properties
-        shape = shape_at(name, columns, properties, generation.key, int(lsn), self._slot)
-        place = int(generation.bounds.place)
+        bounds = generation.bounds
+        shape = shape_at(name, columns, properties, generation.key, int(lsn), self._slot, bounds)
+        place = int(bounds.place)
 
         def find_base() -> Base | None:
             return base_at(self._root, self._slot, name, generation.number, int(lsn), place)
@@ -240,21 +242,22 @@ class ChangeLog:
     def _log_table(self, table: str | TableName) -> tuple[str, LogTable]:
         from deltalake.exceptions import TableNotFoundError
 
-        name = table if isinstance(table, str) else ".".join(table)
-        parts = table if isinstance(table, tuple) else tuple(name.split(".", 1))
-        if len(parts) != 2:
+        parts = labelled_table(table) if isinstance(table, str) else table
+        if parts is None:
             raise UsageError(
-                f"{name!r} is no table's name", remedy='give "schema.table", or a pair (schema, table)'
+                f"{table!r} is no table's name", remedy='give "schema.table", or a pair (schema, table)'
             )
+        name = table_label(*parts)
         try:
             with reading(f"Delta table {name}"):
                 found = LogTable(self._root.child(naming.encode_table(*parts)))
         except TableNotFoundError:
             raise UsageError(
                 f"the change log has no table {name}",
-                remedy="ChangeLog.tables() lists them; a name with dots in it is a pair (schema, table)",
+                remedy="ChangeLog.tables() lists them; a name with a dot in it stands in double quotes",
             ) from None
-        if (source := found.properties.get(SOURCE, name)) != name:
+        source = found.properties.get(SOURCE, name)
+        if source not in (name, ".".join(parts)):  # the second one is of earlier versions
             raise Unsupported(
                 f"the Delta table in the folder of {name} is one of {source}: somebody has copied or moved it",
                 remedy="move it away from the root of the sink",

@@ -3,9 +3,8 @@
 The Delta log has the least and the greatest commit LSN of each file, so files without a wanted row are not named to
 Spark at all. A file may lack a column that was added later, so the schema is always given, never found.
 
-Files in a folder are read by Spark's own Parquet reader. Spark's wheels have no connector for object stores: from there
-the executors read with pyarrow, through deltalake's file system, and the rows pass through them batch by batch. Such a
-frame reads all columns of its files, while a folder's reads those that are used. Dates are proleptic Gregorian in all
+Files in a folder are read by Spark's own Parquet reader, those in an object store by pyarrow (``parquet_frames``).
+Dates are proleptic Gregorian in all
 files, also in those that `optimize` wrote anew without Spark's mark.
 
 Called by ``change_log`` and ``table_at``, which reads base tables with it as well.
@@ -13,7 +12,7 @@ Called by ``change_log`` and ``table_at``, which reads base tables with it as we
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -22,9 +21,9 @@ import pyarrow as pa
 
 from xidstream.pipeline.errors import StorageFault
 from xidstream.pipeline.spark.naming import Location
+from xidstream.pipeline.spark.parquet_frames import parquet_frame
 from xidstream.pipeline.spark.placement import Target
 from xidstream.pipeline.spark.plain_files import check_plain_files
-from xidstream.pipeline.spark.spark_schemas import spark_schema
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -142,38 +141,6 @@ def rows_of_files(
     spark: SparkSession, location: Location, paths: Sequence[str], schema: pa.Schema
 ) -> DataFrame:
     """The rows of Parquet files below ``location``, in ``schema``; null in a column that a file has not."""
-    types = spark_schema(schema)
-    if not paths:
-        return spark.createDataFrame([], types)
     if location.is_local:
-        uris = [f"file://{location.uri}/{path}" for path in paths]
-        return spark.read.schema(types).options(**_OPTIONS).parquet(*uris)
-    read = StoredFiles(location, tuple(paths), schema)
-    return spark.range(0, len(paths), 1, len(paths)).mapInArrow(read, types)
-
-
-@dataclass(frozen=True)
-class StoredFiles:
-    """For ``mapInArrow``: the numbers that come in are indexes into ``paths``."""
-
-    location: Location
-    paths: tuple[str, ...]
-    schema: pa.Schema
-
-    def __call__(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        import pyarrow.parquet as pq
-        from deltalake.fs import DeltaStorageHandler
-
-        store = DeltaStorageHandler(self.location.uri, self.location.storage_options)
-        for batch in numbers:
-            for number in batch.column(0).to_pylist():
-                with store.open_input_file(self.paths[number]) as file:
-                    for rows in pq.ParquetFile(file).iter_batches(batch_size=16 << 10):
-                        yield self._conformed(rows)
-
-    def _conformed(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        arrays = []
-        for field in self.schema:
-            i = rows.schema.get_field_index(field.name)
-            arrays.append(pa.nulls(rows.num_rows, field.type) if i < 0 else rows.column(i).cast(field.type))
-        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+        return parquet_frame(spark, [f"{location.uri}/{path}" for path in paths], schema, _OPTIONS)
+    return parquet_frame(spark, paths, schema, _OPTIONS, location)

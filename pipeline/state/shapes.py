@@ -4,6 +4,11 @@ The property ``xidstream.versions`` has each layout of the source with the commi
 log, and which Delta column takes which of its columns. The shape at an LSN is the last layout at or below it. (Rows of
 the snapshot are placed before it: the snapshot's layout is one of them.)
 
+Layouts that came between the place of the snapshot that stands and its ``valid_from`` do not count. The table was
+locked then, so none of them is newer than the snapshot's. But a transaction that had begun before a change of the
+publication (another column list, ``publish_generated_columns``) may commit there, and its rows have the columns of
+before.
+
 The key is the generation's, for as long as it stands.
 
 Called by ``table_at``. No Spark job.
@@ -19,6 +24,7 @@ import pyarrow as pa
 
 from xidstream.pipeline.errors import StorageFault
 from xidstream.pipeline.rows import CONTRACT_FIELDS
+from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 from xidstream.pipeline.spark.placement import Target, shows
 from xidstream.pipeline.spark.spark_schemas import spark_schema
 from xidstream.pipeline.state.shape import ColumnShape, TableShape
@@ -34,14 +40,16 @@ def shape_at(
     key: tuple[str, ...] | None,
     lsn: int,
     slot: str,
+    bounds: SnapshotBounds | None = None,
 ) -> TableShape:
     """``columns``, ``properties``: of the Delta table. ``slot``: application id of the one whose layouts count.
+    ``bounds``: of the snapshot that stands at ``lsn``, if one is wanted.
 
     Raises StorageFault where the properties are not what the sink writes, or name no such column.
     """
     own = [column for column in columns if column.name not in _CONTRACT]
     try:
-        chosen = _from_versions(own, json.loads(properties[VERSIONS]), lsn, slot)
+        chosen = _from_versions(own, json.loads(properties[VERSIONS]), lsn, slot, bounds)
     except (ValueError, TypeError, LookupError, AttributeError):
         raise StorageFault(
             f"the properties of the Delta table of {table} do not say which columns it has",
@@ -59,10 +67,16 @@ def shape_at(
 
 
 def _from_versions(
-    columns: Sequence[Target], versions: Sequence[dict[str, Any]], lsn: int, slot: str
+    columns: Sequence[Target],
+    versions: Sequence[dict[str, Any]],
+    lsn: int,
+    slot: str,
+    bounds: SnapshotBounds | None,
 ) -> dict[str, list[Target]]:
     ours = [version for version in versions if version["slot"] == slot]
     by_name = {column.name: column for column in columns}
+    if bounds is not None:
+        ours = [v for v in ours if not bounds.place < v["since"] <= bounds.valid_from] or ours
     upto = [version for version in ours if version["since"] <= lsn] or ours[:1]
     found = {}
     for name, taken in upto[-1]["columns"].items():

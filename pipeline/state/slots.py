@@ -19,6 +19,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
 from xidstream.pipeline.errors import UsageError
+from xidstream.pipeline.pg_rules import labelled_table
 from xidstream.pipeline.spark import naming
 from xidstream.pipeline.spark.naming import Location
 
@@ -97,10 +98,12 @@ def table_of(directory: str, read_source: Callable[[], str | None]) -> TableName
     try:
         return naming.decode_table(directory)
     except ValueError:
-        parts = (read_source() or "").split(".")
-        # A name may have dots itself. The directory tells where the schema ends.
-        splits = ((".".join(parts[:i]), ".".join(parts[i:])) for i in range(1, len(parts)))
-        return next((pair for pair in splits if naming.encode_table(*pair) == directory), None)
+        source = read_source() or ""
+        parts = source.split(".")
+        # Earlier versions did not quote names with dots. The directory tells where the schema ends.
+        splits = [(".".join(parts[:i]), ".".join(parts[i:])) for i in range(1, len(parts))]
+        pairs = (pair for pair in (labelled_table(source), *splits) if pair is not None)
+        return next((pair for pair in pairs if naming.encode_table(*pair) == directory), None)
 
 
 def _store(location: Location) -> DeltaStorageHandler:

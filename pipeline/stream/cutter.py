@@ -28,11 +28,13 @@ After an exception the cutter must not be used again: the connection is made ane
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, ClassVar, Final
 
 from xidstream.pipeline.errors import IllegalTransition, XidstreamError
 from xidstream.pipeline.exchange import TransactionEnd
 from xidstream.pipeline.pg import INVALID_LSN, Lsn, Xid
+from xidstream.pipeline.pg_rules import ColumnNames
 from xidstream.pipeline.protocol.grammar import Grammar
 from xidstream.pipeline.protocol.message_buffer import (
     HEADER_BYTES,
@@ -93,13 +95,19 @@ class StreamCutter:
     payload may give it back."""
 
     def __init__(
-        self, *, block_bytes: int, pending_limit_bytes: int, parallel: bool, spares: Spares | None = None
+        self,
+        *,
+        block_bytes: int,
+        pending_limit_bytes: int,
+        parallel: bool,
+        spares: Spares | None = None,
+        column_names: ColumnNames = MappingProxyType({}),
     ) -> None:
         self._spares = spares or Spares(0)
         self._block_bytes = block_bytes
         self._parallel = parallel
         self._grammar = Grammar()
-        self._book = RelationBook()
+        self._book = RelationBook(column_names=column_names)
         self._maker = BlockMaker(self._book)
         self._plain = PlainTransactions(self._spares, self._maker)
         self._streams = OpenStreams(self._spares, self._maker, self._book, pending_limit_bytes)

@@ -27,9 +27,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Final
 
 from xidstream.pipeline.pg import INVALID_LSN, Xid
+from xidstream.pipeline.pg_rules import ColumnNames
 from xidstream.pipeline.protocol.messages import MessageType, Relation, Type
 from xidstream.pipeline.protocol.parser import parse_relation
 from xidstream.pipeline.relations import Column, RelationVersion, Remembered, ReplicaIdentity, shared_columns
@@ -55,7 +57,10 @@ class _Scope:
 class RelationBook:
     """``scope`` arguments are the stream's top-level xid, or None for plain transactions."""
 
-    def __init__(self, remembered_columns: int = REMEMBERED_COLUMNS) -> None:
+    def __init__(
+        self, remembered_columns: int = REMEMBERED_COLUMNS, column_names: ColumnNames = MappingProxyType({})
+    ) -> None:
+        self._column_names = column_names
         self._plain = _Scope()
         self._streams: dict[Xid, _Scope] = {}
         self._arrivals = 0
@@ -71,7 +76,8 @@ class RelationBook:
         self._scope(scope).type_names[message.oid] = name
 
     def resolve(self, message: Relation, type_names: dict[int, str]) -> RelationVersion:
-        """The version that R declares. Raises ColumnNameClash."""
+        """The version that R declares, its columns under the names that they are delivered by."""
+        names = self._column_names.get((message.schema, message.table), {})
         return RelationVersion(
             relid=message.relid,
             schema=message.schema,
@@ -79,7 +85,9 @@ class RelationBook:
             replica_identity=ReplicaIdentity(message.replica_identity),
             columns=shared_columns(
                 tuple(
-                    Column(c.name, c.type_oid, c.type_modifier, c.is_key, type_names.get(c.type_oid))
+                    Column(c.name, c.type_oid, c.type_modifier, c.is_key, type_names.get(c.type_oid)).renamed(
+                        names
+                    )
                     for c in message.columns
                 )
             ),
@@ -94,7 +102,7 @@ class RelationBook:
         return (known, place.tails[message.relid]) != _parts(message, body, place.type_names)
 
     def declare(self, scope: Xid | None, message: Relation, body: bytes) -> None:
-        """From the next row of this scope on, what R says holds. Raises ColumnNameClash."""
+        """From the next row of this scope on, what R says holds."""
         place = self._scope(scope)
         head, tail = _parts(message, body, place.type_names)
         if self._versions.use((head, tail)) is None:

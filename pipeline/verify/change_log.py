@@ -9,6 +9,7 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from xidstream.pipeline.pg_rules import renamed_columns
 from xidstream.pipeline.slot.login import Login
 from xidstream.pipeline.state import change_log
 from xidstream.pipeline.verify.result import Verification
@@ -30,6 +31,7 @@ class ChangeLog(change_log.ChangeLog):
         tables: Sequence[str] = (),
         *,
         password_command: Sequence[str] = (),
+        column_names: Sequence[str] = (),
         result: str | os.PathLike[str] | None = None,
         rows_per_range: int = VerifySettings.rows_per_range,
         pause_ms: int = VerifySettings.pause_ms,
@@ -41,12 +43,12 @@ class ChangeLog(change_log.ChangeLog):
     ) -> Verification:
         """Compare each table's rows in the source with ``as_of`` at the moment of a snapshot of the source, exactly.
 
-        ``dsn``, ``publication``: those of the slot's run, which must be up meanwhile: the log has to reach the snapshot
-        within ``timeout_s``. ``tables``: names, or patterns such as ``sales.*``; all, if there are none. ``result``: a
-        JSON file, written after each table, from which an interrupted verification goes on. ``rows_per_range``: of the
-        ranges of keys that are compared; ``keys``: how many rows that differ are shown, with ``show_values`` their
-        values, too. ``pause_ms``, ``bytes_per_s``: spare the source. ``staging``: a folder that Spark's executors can
-        read, for the source's rows; a session in one JVM needs none.
+        ``dsn``, ``publication``, ``column_names``: those of the slot's run, which must be up meanwhile: the log has to
+        reach the snapshot within ``timeout_s``. ``tables``: names, or patterns such as ``sales.*``; all, if there are
+        none. ``result``: a JSON file, written after each table, from which an interrupted verification goes on.
+        ``rows_per_range``: of the ranges of keys that are compared; ``keys``: how many rows that differ are shown, with
+        ``show_values`` their values, too. ``pause_ms``, ``bytes_per_s``: spare the source. ``staging``: a folder that
+        Spark's executors can read, for the source's rows; a session in one JVM needs none.
 
         A table that cannot be compared is not verified, and says why. Raises PreconditionMissing where the server is
         not the log's, UsageError for a table that nobody has, and what connecting raises. docs/verify.md has the rest.
@@ -64,4 +66,5 @@ class ChangeLog(change_log.ChangeLog):
             tables=tables,
             settings=settings,
             result=result,
+            column_names=renamed_columns(column_names),
         )

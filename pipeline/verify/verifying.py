@@ -31,6 +31,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from xidstream.pipeline.credentials import redacted
@@ -41,6 +42,7 @@ from xidstream.pipeline.errors import (
 )
 from xidstream.pipeline.findings import enumerate_names
 from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.pg_rules import ColumnNames
 from xidstream.pipeline.slot.admin import sql_connection
 from xidstream.pipeline.slot.login import Dsn
 from xidstream.pipeline.slot.snapshot_sources import survey_unless_locked
@@ -108,13 +110,16 @@ def verify(
     result: str | os.PathLike[str] | None = None,
     tell: Tell = lambda text: None,
     check: Callable[[], None] = lambda: None,
+    column_names: ColumnNames = MappingProxyType({}),
 ) -> Verification:
     """Compare the tables whose names match one of ``tables`` (all, if there are none). See ``ChangeLog.verify``.
 
     ``session`` gives the Spark session; it is not asked where nothing can be compared. ``check`` is called now and
-    then, and may raise to end it. ``tell`` gets the text of each table's result.
+    then, and may raise to end it. ``tell`` gets the text of each table's result. ``column_names``: the run's.
     """
-    verifying = _Verifying(log, session, dsn, publications, settings or VerifySettings(), tell, check)
+    verifying = _Verifying(
+        log, session, dsn, publications, settings or VerifySettings(), tell, check, column_names
+    )
     return verifying.run(tables, result)
 
 
@@ -127,12 +132,14 @@ class _Verifying:
     settings: VerifySettings
     tell: Tell
     check: Callable[[], None]
+    column_names: ColumnNames
 
     def run(self, patterns: Sequence[str], result: str | os.PathLike[str] | None) -> Verification:
         server = verified_server(self.dsn)
         self._check_server(server)
         with sql_connection(self.dsn, "the published tables") as connection:
-            sources = {each.name: each for each in survey_unless_locked(connection, self.publications)}
+            found = survey_unless_locked(connection, self.publications, self.column_names)
+            sources = {each.name: each for each in found}
         chosen = self._chosen(sources, patterns)
         record = Record(None if result is None else Path(result), f"{redacted(self.log.root.uri)} {self._id}")
         done: list[TableVerification] = []
@@ -166,7 +173,9 @@ class _Verifying:
     ) -> None:
         groups = _groups(sorted(wanted, key=lambda source: (source.n_bytes, source.name)))
         spark = self.session()  # before a table is held
-        holder = TableHolder(self.dsn, self.publications, of_standby=server.is_standby)
+        holder = TableHolder(
+            self.dsn, self.publications, of_standby=server.is_standby, column_names=self.column_names
+        )
         reader = RangeReader(self.dsn)
         try:
             with self._staging(spark) as folder:
@@ -227,6 +236,8 @@ class _Verifying:
             return f"it is not in the server's publication {enumerate_names(list(self.publications))}"
         if not source.relation.columns:
             return "it has no columns"
+        if source.relation.clash is not None:
+            return source.relation.clash
         try:
             generation = generation_at(name, self.log.generations().get(name, []), Lsn(MAX_LSN))
         except PreconditionMissing as error:

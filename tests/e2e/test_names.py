@@ -15,7 +15,9 @@ from psycopg import sql
 from tests.e2e.conftest import Pipeline
 from tests.e2e.test_command_line import NEWEST
 from tests.e2e.test_delta_round_trip import to_delta
-from xidstream import ChangeLog
+from xidstream import ChangeLog, ChangeStream
+from xidstream.actors.cli.main import main
+from xidstream.pipeline.pg_rules import table_label
 from xidstream.pipeline.spark.naming import encode_table
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -52,7 +54,7 @@ HOSTILE = (
     "\u202eright to left",
     "_transactions",
 )
-READ_BY_SPARK = ("back`tick`", "a b,c=d(e)[f]")  # not ${…}: docs/limits.md
+READ_BY_SPARK = ("back`tick`", "a b,c=d(e)[f]", "${spark.app.name}")
 
 
 @NEWEST
@@ -103,7 +105,7 @@ def test_a_hostile_name_of_anything_is_a_name_and_nothing_else(pipeline: Pipelin
         table = DeltaTable(str(pipeline.delta / encode_table(name, name))).to_pyarrow_table()
         assert set(table["b"].to_pylist()) == {name} and table.num_rows == 301 and name in table.column_names
     state = ChangeLog(str(pipeline.delta)).as_of(pipeline.spark)
-    assert set(state.tables()) == {f"{name}.{name}" for name in HOSTILE}
+    assert set(state.tables()) == {table_label(name, name) for name in HOSTILE}
     for name in READ_BY_SPARK:
         rows = {row["id"]: row for row in state[(name, name)].collect()}
         assert len(rows) == 300 and rows[1][name] == "after" and rows[2]["b"] == name
@@ -117,3 +119,62 @@ def test_a_hostile_name_of_anything_is_a_name_and_nothing_else(pipeline: Pipelin
     assert sorted(m["prefix"] for m in messages) == sorted(HOSTILE)
     # Nothing was written anywhere else.
     assert {path.name for path in tmp_path.iterdir()} == {"delta", "segments"}
+
+
+@NEWEST
+def test_columns_that_clash_cost_only_their_table_which_can_be_had_under_other_names(
+    pipeline: Pipeline, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It ended the run for all tables, and could not be had at all."""
+    database = pipeline.database
+    for statement in (
+        'create table odd (id int primary key, "Name" text, name text, "_COMMIT_LSN" int)',
+        "create table good (id int primary key, n int)",
+        "insert into odd select i, 'A' || i, 'a' || i, i from generate_series(1, 5) i",
+        "insert into good select i, i from generate_series(1, 5) i",
+        "create publication p for all tables",
+    ):
+        database.execute(statement)
+    query = (
+        ChangeStream(pipeline.config(snapshot="initial")).toDelta(str(pipeline.delta)).start(pipeline.spark)
+    )
+    pipeline.query = query
+    pipeline.wait_until(lambda: "the snapshot of table public.odd: column 'name' clashes" in caplog.text)
+    database.execute("insert into odd values (6, 'A6', 'a6', 6)")
+    database.execute("insert into good values (6, 6)")
+    pipeline.wait_until(lambda: (pipeline.delta / "_transactions").exists())
+    log = ChangeLog(str(pipeline.delta))
+    log.wait()
+    pipeline.wait_until(lambda: "public.good" in log.as_of(pipeline.spark).tables())
+    pipeline.wait_until(lambda: log.as_of(pipeline.spark)["public.good"].count() == 6)
+    assert "public.odd" in log.transactions(pipeline.spark).collect()[-2]["tables"]
+    pipeline.wait_until(lambda: "table public.odd is parked" in caplog.text)
+    query.stop()
+    assert query.exception() is None
+
+    with pytest.raises(SystemExit) as ended:
+        where = [
+            "--dsn",
+            database.dsn(),
+            "--slot",
+            pipeline.config().slot,
+            "--storage",
+            str(pipeline.storage),
+        ]
+        main(["table", "resume", *where, "--table", "public.odd"])
+    assert not ended.value.code
+    names = ("public.odd.Name=name_2", "public.odd._COMMIT_LSN=source_lsn")
+    query = (
+        ChangeStream(pipeline.config(snapshot="initial", column_names=names))
+        .toDelta(str(pipeline.delta))
+        .start(pipeline.spark)
+    )
+    pipeline.query = query
+    pipeline.wait_until(lambda: "public.odd" in log.as_of(pipeline.spark).tables())
+    database.execute("update odd set \"Name\" = 'new' where id = 1")
+    verified = log.verify(pipeline.spark, database.dsn(), "p", column_names=names)
+    assert verified.is_equal, verified.summary
+    rows = {row["id"]: row for row in log.as_of(pipeline.spark)["public.odd"].collect()}
+    assert rows[1].asDict() == {"id": 1, "name_2": "new", "name": "a1", "source_lsn": 1} and len(rows) == 6
+    query.stop()
+    assert query.exception() is None

@@ -13,7 +13,7 @@ import pytest
 from tests.differential.scenario import *  # noqa: F403
 from tests.differential.scenario import EXTREMES, Scenario, Side
 from xidstream.actors.cli.main import main
-from xidstream.pipeline.errors import ColumnNameClash, ExitStatus
+from xidstream.pipeline.errors import ExitStatus, PoisonedChange
 from xidstream.pipeline.parked import ParkedTable
 from xidstream.pipeline.segments import Layout, Storage, read_progress, request_resume
 
@@ -107,10 +107,14 @@ def test_a_table_is_parked_at_one_commit_over_crashes_and_the_others_are_whole(
 
 
 @EXTREMES
-def test_a_table_whose_columns_clash_is_parked_and_a_prepared_one_with_it(scenario: Scenario) -> None:
+@pytest.mark.parametrize("on_poison", ["stop", "park"])
+def test_a_table_whose_columns_clash_is_parked_and_a_prepared_one_with_it(
+    scenario: Scenario, on_poison: str
+) -> None:
+    """To stop the run for it would help nobody, and stop all other tables."""
     scenario.run(TABLE.format("good"), TABLE.format("bad"))
     two_phase = scenario.proto_version > 2
-    scenario.open(two_phase=two_phase, on_poison="park")
+    scenario.open(two_phase=two_phase, on_poison=on_poison)
     clash = 'ALTER TABLE bad ADD COLUMN "_SEQ" int'
     with_clash = scenario.session(*both(1, 2), clash, *both(3, 4))
     with_clash.execute("PREPARE TRANSACTION 'p'" if two_phase else "COMMIT")
@@ -124,11 +128,13 @@ def test_a_table_whose_columns_clash_is_parked_and_a_prepared_one_with_it(scenar
     assert ours == theirs and "_SEQ" in ours.reason and (ours.n_transactions, ours.n_changes) == (2, 6)
 
 
-@EXTREMES
-def test_a_run_that_is_to_stop_stops_at_what_another_run_would_park(scenario: Scenario) -> None:
+def test_a_run_that_is_to_stop_stops_at_a_value_that_another_run_would_park(
+    scenario_in: Callable[..., Scenario],
+) -> None:
+    scenario = scenario_in("SQL_ASCII")
     scenario.run(TABLE.format("good"), TABLE.format("bad"))
     scenario.open()
-    scenario.session('ALTER TABLE bad ADD COLUMN "_SEQ" int', *both(1, 2)).execute("COMMIT")
-    with pytest.raises(ColumnNameClash):
+    scenario.session(POISON.format(1), *both(2, 3)).execute("COMMIT")
+    with pytest.raises(PoisonedChange):
         scenario.read()
     assert parked(scenario.streamed) == () and scenario.ids("public.good") == []

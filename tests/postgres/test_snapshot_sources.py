@@ -6,8 +6,11 @@ import pytest
 
 from tests.postgres_fixtures import Database
 from tests.slot_changes import make_slot, slot_changes
+from xidstream.pipeline.pg_rules import renamed_columns
+from xidstream.pipeline.relations import RelationVersion
+from xidstream.pipeline.slot.range_copy import copy_statement
 from xidstream.pipeline.slot.snapshot_sources import survey
-from xidstream.pipeline.snapshot.tables import PublishedSource
+from xidstream.pipeline.snapshot.tables import PublishedSource, RangeTask, plan_ranges
 
 pytestmark = pytest.mark.postgres
 
@@ -288,3 +291,31 @@ def test_a_survey_within_one_table_says_the_same_as_one_of_all(database: Databas
             relid = source.relation.relid
             within = survey(database.connection, ["p"], within=[relid])
             assert [found for found in within if found.relation.relid == relid] == [source], name
+
+
+def test_a_column_that_is_had_under_another_name_has_it_in_the_survey_and_in_the_stream(
+    database: Database,
+) -> None:
+    database.execute('CREATE SCHEMA "a.b"')
+    table = '"a.b".c'
+    database.execute(
+        f'CREATE TABLE {table} (id int, "_XID" int, "Name" text, name text, PRIMARY KEY (id, "_XID"))'
+    )
+    database.execute(f"ALTER TABLE {table} ADD late int DEFAULT 5")
+    database.execute(f"CREATE PUBLICATION p FOR TABLE {table}")
+    make_slot(database)
+    database.execute(f"INSERT INTO {table} VALUES (1, 2, 'x', 'y')")
+    names = renamed_columns(
+        ['"a.b".c._XID=source_xid', '"a.b".c.Name=name_2', '"a.b".c.late=newer', "a.b.c.id=no"]
+    )
+    (source,) = survey(database.connection, ["p"], column_names=names)
+    assert source.relation.clash is None
+    assert [c.name for c in source.relation.columns] == ["id", "source_xid", "name_2", "name", "newer"]
+    assert source.relation.key == ("id", "source_xid")
+    told = slot_changes(database, column_names=names).relations
+    assert told == {source.relation.relid: source.relation}
+    assert RelationVersion.from_json(source.relation.to_json()) == source.relation
+    copy = copy_statement(RangeTask(source, "s", plan_ranges(source.leaves, by_range=True)[0]))
+    assert 'SELECT "id", "_XID", "Name", "name", "late" FROM' in copy
+    (own,) = survey(database.connection, ["p"])
+    assert own.relation.clash is not None and len(own.relation.to_json()["columns"][0]) == 5

@@ -5,27 +5,32 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 
-from tests.postgres_fixtures import Database
+from tests.postgres_fixtures import VERSIONS, Database
 from tests.slot_changes import Transaction, make_slot, slot_changes
 from tests.waiting import wait_until
 from xidstream.actors.demo.embedded_postgres import EmbeddedPostgres
+from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import PreconditionMissing, SnapshotInterrupted, SnapshotLost, Unsupported
 from xidstream.pipeline.parked import ParkedTable
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.segments import Layout, Storage, write_progress
-from xidstream.pipeline.slot.admin import Blocker
+from xidstream.pipeline.segments.snapshot_record import read_decision
+from xidstream.pipeline.slot.admin import Blocker, create_slot
+from xidstream.pipeline.slot.connection import ReplicationConnection
+from xidstream.pipeline.slot.opening import slot_settings
 from xidstream.pipeline.slot.snapshot_sources import survey
 from xidstream.pipeline.slot.table_holder import Held, TableHolder, take
 from xidstream.pipeline.snapshot.decision import Decision
 from xidstream.pipeline.snapshot.tables import PublishedSource
 from xidstream.pipeline.stages.snapshot_book import SnapshotBook
+from xidstream.pipeline.stages.snapshot_decision import decide_snapshots, with_slot_xmax
 
 pytestmark = pytest.mark.postgres
 
@@ -389,6 +394,69 @@ def test_a_commit_that_waits_for_a_synchronous_standby_is_in_the_wal_and_not_in_
         assert stream["1"].commit_lsn < stream["2"].commit_lsn <= held.bounds.valid_from
         assert contained(held, stream["2"]) and not contained(held, stream["1"])
         assert held.bounds.contained_upto < stream["1"].commit_lsn, "no LSN behind it tells what is contained"
+        holder.close()
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_first_snapshot_waits_for_a_commit_from_before_the_slot_that_waits_for_its_standby(
+    own_postgres: Callable[..., EmbeddedPostgres], tmp_path: Path, version: int
+) -> None:
+    """Its record lies between the place from which the new slot decodes and the one from which it sends. So the stream
+    has not got it, and a snapshot that does not see it would lack it for ever."""
+    server = own_postgres(version=version)
+    with own_database(server) as database, ExitStack() as sessions:
+        database.execute("SET synchronous_commit = local")
+        database.execute("CREATE TABLE other (id int)")
+        set_standby(database, "nobody")
+        config = Config(
+            dsn=database.dsn(),
+            slot="s_postgres",
+            publication=("p",),
+            storage=str(tmp_path),
+            create_slot=True,
+            snapshot="initial",
+        )
+        connection = sessions.enter_context(ReplicationConnection(slot_settings(config)))
+        decision = decide_snapshots(config, connection)
+        assert decision.published and decision.slot_xmax is None
+        early, late = (sessions.enter_context(database.connect()) for _ in range(2))
+        early.execute("BEGIN")
+        early.execute("INSERT INTO other VALUES (1)")
+        creating = threading.Thread(
+            target=create_slot,
+            args=(database.dsn(), "s_postgres"),
+            kwargs={"two_phase": False, "failover": False},
+        )
+        creating.start()
+        waits_for = (
+            "SELECT 1 FROM pg_locks WHERE NOT granted AND locktype = 'transactionid' AND transactionid = '{}'"
+        )
+        wait_until(lambda: database.execute(waits_for.format(xid_of(early))))
+        late.execute("BEGIN")
+        late.execute("INSERT INTO other VALUES (2)")
+        early.execute("ROLLBACK")
+        wait_until(lambda: database.execute(waits_for.format(xid_of(late))))
+        waiting = threading.Thread(target=insert, args=(database, 1))
+        waiting.start()
+        waits = "SELECT pid::int FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+        wait_until(lambda: database.execute(waits))
+        late.execute("ROLLBACK")
+        creating.join(60)
+        decision = with_slot_xmax(config, connection, decision)
+        layout = Layout(int(connection.identify_system().system_identifier), "s_postgres", "snapshots")
+        assert read_decision(Storage(str(tmp_path)), layout) == decision and decision.slot_xmax is not None
+        book = SnapshotBook(Storage(str(tmp_path)), layout, decision)
+        (wanted,) = book.needs([source_of(database)], [], Lsn(0)).wanted
+        holder = TableHolder(database.dsn(), ["p"])
+        held = holder.hold(wanted.source, wait_for_writers=wanted.wait_for_writers)
+        assert rows_in(database, held) == [] and book.may_lack(held.bounds)
+        holding = Holding(holder, wanted.source, wait_for_writers=True)
+        wait_until(lambda: holding.told)
+        set_standby(database, "")
+        waiting.join(60)
+        held = holding.result()
+        assert rows_in(database, held) == [(1, "waits")] and not book.may_lack(held.bounds)
+        assert transactions_by_row(database) == {}, "the stream has not got it"
         holder.close()
 
 

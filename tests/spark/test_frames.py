@@ -200,10 +200,12 @@ def test_tables_whose_dotted_names_coincide_are_told_apart(make_batch: Any) -> N
     batch = make_batch(
         Transaction(100, [(named("a.b", "c", 1), [{"id": 1}]), (named("a", "b.c", 2), [{"id": 2}])])
     )
-    assert batch.tables == ["a.b.c"]
+    assert batch.tables == ['"a.b".c', 'a."b.c"']
+    for first, second in (batch.tables, [("a.b", "c"), ("a", "b.c")]):
+        assert collected(batch.dataframe(first), "id") == [(1,)]
+        assert collected(batch.dataframe(second), "id") == [(2,)]
     with pytest.raises(UsageError):
-        batch.dataframe("a.b.c")
-    assert collected(batch.dataframe(("a", "b.c")), "id") == [(2,)]
+        batch.dataframe("a.b")
 
 
 def test_transactions_and_messages_are_frames(make_batch: Any) -> None:

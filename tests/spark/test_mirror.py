@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import json
 import random
@@ -18,6 +19,7 @@ from deltalake import DeltaTable
 from tests.spark.change_log_maker import BOOL, INT8, TEXT, LogMaker, as_rows, keyed
 from tests.spark.support import IDENTITY
 from tests.unit.spark.test_plain_files import delete_by_vector
+from xidstream import ChangeLog
 from xidstream.actors.mirror import Mirror
 from xidstream.pipeline import faultpoints
 from xidstream.pipeline.errors import ComponentLost, Superseded
@@ -106,6 +108,40 @@ def test_refreshes_at_random_moments_name_what_the_source_held_then_whoever_writ
     assert mirror.refresh(spark) is None, "there is nothing new"
     assert_named_moments_are_right(log)
     assert answers >= {Answer.BUILD, Answer.SWAP, Answer.REWRITE}
+
+
+def test_tables_whose_names_have_dots_are_told_apart_and_one_without_columns_stops_no_other(
+    log: LogMaker, spark: Any
+) -> None:
+    dotted = [
+        dataclasses.replace(A, relid=10 + i, schema=schema, table=table)
+        for i, (schema, table) in enumerate([("a.b", "c"), ("a", "b.c"), (".....", "."), ("..", '"q".')])
+    ]
+    for i, relation in enumerate(dotted):
+        log.snapshot(relation, [{"id": i, "name": relation.name}])
+    bare = keyed("bare", {}, relid=20)
+    log.snapshot(bare, [{}, {}])
+    log.snapshot(A, filled(3))
+    lsn = log.insert(A, {"id": 5_000, "name": "x"})
+    assert [each.name for each in dotted] == ['"a.b".c', 'a."b.c"', '"....."."."', '".."."""q""."']
+    state = ChangeLog(str(log.path)).as_of(spark)
+    assert set(state.tables()) == {*(each.name for each in dotted), "public.a", "public.bare"}
+    for i, relation in enumerate(dotted):
+        for named in (relation.name, (relation.schema, relation.table)):
+            assert [tuple(row) for row in state[named].collect()] == [(i, relation.name)]
+    assert state["public.bare"].count() == 2
+    mirror = Mirror(str(log.path), file_bytes=SMALL_FILES)
+    refreshed = mirror.refresh(spark)
+    assert refreshed is not None and refreshed.left_out == {"public.bare": "table public.bare has no columns"}
+    assert {line.table for line in lines_of(log)} == {*(each.name for each in dotted), "public.a"}
+    assert {line.lsn for line in lines_of(log)} == {lsn}
+    assert_named_moments_are_right(log)
+    # A table that loses its last column is left out from then on.
+    log.snapshot(dataclasses.replace(dotted[0], columns=()), [{}])
+    log.insert(A, {"id": 5_001, "name": "x"})
+    refreshed = mirror.refresh(spark)
+    assert refreshed is not None and set(refreshed.left_out) == {"public.bare", '"a.b".c'}
+    assert_named_moments_are_right(log)
 
 
 def test_entries_that_are_no_tables_and_a_table_that_another_tool_damaged_stop_no_other(

@@ -75,10 +75,10 @@ def test_the_first_bad_row_that_is_kept_is_named() -> None:
 @pytest.mark.parametrize("row", [insert(["a", "1"], subxid=701, relid=6), truncate([6], subxid=701)])
 def test_rows_of_a_table_with_a_clashing_column_matter_only_where_they_are_kept(row: bytes) -> None:
     transaction = opened(insert(["a"], subxid=700), row)
-    poison = transaction.poison()
-    assert poison is not None and poison.error is ColumnNameClash
-    assert "public.clash" in poison.what and "_SEQ" in poison.what
+    (bad,) = transaction.bad_tables()
+    assert bad.table == "public.clash" and "_SEQ" in bad.what
     transaction.roll_back([701])
+    assert transaction.bad_tables() == ()
     assert transaction.seal(END, lambda table: None).n_rows == 1
 
 
@@ -193,6 +193,24 @@ def test_where_tables_are_parked_a_plain_block_goes_on_without_the_bad_ones_from
     given_up = frozenset({(Xid(8), Lsn(200)), (Xid(9), Lsn(300))})
     (only,) = decode_plain_block(*block(*messages), tables, given_up, parks=True).bad_tables
     assert (only.relid, only.commit_lsn, only.n_changes) == (5, 400, 2), "what was given up parks nothing"
+
+
+def test_a_table_with_clashing_names_is_parked_also_where_a_bad_value_ends_the_run() -> None:
+    clash = insert(["x", "1"], relid=6)
+    messages = [
+        begin(100, 7), insert(["a"]), clash, commit(100),
+        begin(200, 8), clash, insert([BAD]), commit(200),
+        begin(300, 9), clash, clash, commit(300),
+    ]  # fmt: skip
+    ended = decode_plain_block(*block(*messages), {5: NOTE, 6: CLASH})
+    assert ended.undeliverable is not None and "xid 8, " in ended.undeliverable.error.message
+    (bad,) = ended.bad_tables
+    assert (bad.relid, bad.commit_lsn, bad.n_changes) == (6, 100, 1), "what comes again is counted then"
+    gone_on = decode_plain_block(*block(*messages[:4], *messages[-4:]), {5: NOTE, 6: CLASH})
+    assert gone_on.undeliverable is None and [table.relation.relid for table in gone_on.tables] == [5]
+    assert [bad.n_changes for bad in gone_on.bad_tables] == [3]
+    transaction = opened(insert(["a"], subxid=700), insert(["x", "1"], subxid=700, relid=6))
+    assert transaction.poison() is None and [each.relid for each in transaction.bad_tables()] == [6]
 
 
 def test_where_tables_are_parked_a_transaction_keeps_the_others_and_tells_what_it_left_out() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +18,26 @@ from xidstream.pipeline.errors import (
     PoisonedChange,
     SlotLost,
     SnapshotInterrupted,
+    TableUnreadable,
     XidstreamError,
 )
 from xidstream.pipeline.segments import Storage
 from xidstream.pipeline.segments.snapshot_record import read_taken, read_wishes, request
 from xidstream.pipeline.slot.table_holder import Held as SlotHeld
 from xidstream.pipeline.snapshot.course import Commit, Failed, Held, Hold, Release
+from xidstream.pipeline.snapshot.decision import Decision
+from xidstream.pipeline.snapshot.tables import PublishedSource
 from xidstream.pipeline.stages.snapshot_book import SnapshotBook
 
 
-def outcome(storage: Storage, error: XidstreamError, on_poison: str) -> tuple[list[Any], list[BaseException]]:
+def outcome(
+    storage: Storage, error: XidstreamError, on_poison: str, sink: str = ""
+) -> tuple[list[Any], list[BaseException]]:
     """What the course and the supervisor hear of an action on table 7 that raises ``error``."""
     reported: list[Any] = []
     failed: list[BaseException] = []
     book = SnapshotBook(storage, LAYOUT, INITIAL)
-    config = Config(slot="orders", on_poison=on_poison)
+    config = Config(slot="orders", on_poison=on_poison, sink=sink)
     steps = SnapshotSteps(config, book, Told(), lambda _: 0, lambda _: None, reported.append, failed.append)
 
     def act(action: object) -> None:
@@ -42,13 +48,12 @@ def outcome(storage: Storage, error: XidstreamError, on_poison: str) -> tuple[li
     return reported, failed
 
 
-@pytest.mark.parametrize("kind", [PoisonedChange, ColumnNameClash])
 def test_where_tables_are_parked_one_that_cannot_be_read_costs_its_own_snapshot_until_it_is_asked_for(
-    tmp_path: Path, kind: type[XidstreamError], caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     storage = Storage(str(tmp_path))
     request(storage, LAYOUT, 7, "public.t7")
-    assert outcome(storage, kind("table t7 is bad"), "park") == ([Failed(7, 3)], [])
+    assert outcome(storage, PoisonedChange("table t7 is bad"), "park") == ([Failed(7, 3)], [])
     assert "table t7 is bad" in caplog.text and "snapshot request --table public.t7" in caplog.text
     wishes = read_wishes(storage, LAYOUT)
     assert (dict(wishes.requests), dict(wishes.cancelled)) == ({}, {7: "public.t7"})
@@ -56,6 +61,24 @@ def test_where_tables_are_parked_one_that_cannot_be_read_costs_its_own_snapshot_
     assert wanted(book, [source_of(7), source_of(8)], []) == [8]
     request(storage, LAYOUT, 7, "public.t7")
     assert wanted(book, [source_of(7)], []) == [7]
+
+
+@pytest.mark.parametrize("on_poison", ["stop", "park"])
+@pytest.mark.parametrize("error", [ColumnNameClash("a and A"), TableUnreadable("no SELECT")])
+def test_a_table_that_nobody_can_read_as_it_is_is_told_and_tried_again_later(
+    tmp_path: Path, error: XidstreamError, on_poison: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    storage = Storage(str(tmp_path))
+    assert outcome(storage, error, on_poison, f"delta:{tmp_path}/delta") == ([Failed(7, 3)], [])
+    assert error.message in caplog.text and read_wishes(storage, LAYOUT).cancelled == {}
+
+
+def test_a_function_that_waits_for_its_snapshots_does_without_that_of_a_table_whose_names_clash(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    storage = Storage(str(tmp_path))
+    assert outcome(storage, ColumnNameClash("a and A"), "stop") == ([Failed(7, 3)], [])
+    assert "a and A" in caplog.text and read_wishes(storage, LAYOUT).cancelled == {7: "public.t7"}
 
 
 @pytest.mark.parametrize(
@@ -74,6 +97,35 @@ def test_a_login_that_is_refused_beside_a_stream_that_was_let_in_is_tried_again(
     """While a password is changed the stream goes on, and the table's snapshot is taken again."""
     reported, failed = outcome(Storage(str(tmp_path)), LoginRefused("wrong or missing password"), "stop")
     assert (reported, failed) == ([Failed(7, 3)], [])
+
+
+@pytest.mark.parametrize(("xmin", "waited"), [(99, [False, True]), (100, [False])])
+def test_a_snapshot_that_may_lack_a_commit_from_before_the_slot_is_taken_again_behind_the_writers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, xmin: int, waited: list[bool]
+) -> None:
+    source, calls, failed = source_of(7), [], []
+    decision = Decision(True, {7: source.published_as}, slot_xmax=100)
+    book = SnapshotBook(Storage(str(tmp_path)), LAYOUT, decision)
+    steps = SnapshotSteps(
+        Config(slot="orders"),
+        book,
+        Told(),
+        lambda _: 0,
+        lambda _: None,
+        lambda _: None,
+        failed.append,
+    )
+
+    def hold(method: str, held: PublishedSource, wait_for_writers: bool) -> SlotHeld:
+        calls.append(wait_for_writers)
+        return SlotHeld(
+            "name", dataclasses.replace(BOUNDS, xmin=xmin if len(calls) == 1 else 100), held, True
+        )
+
+    monkeypatch.setattr(steps._actors, "hold", hold)
+    steps._watched(steps._hold, Hold(source, 3, False), 7)
+    steps.close()
+    assert calls == waited and failed == []
 
 
 def test_the_former_generation_ends_before_the_new_one_is_committed(

@@ -40,7 +40,11 @@ def _taken(relid: int, number: int) -> Taken:
 def test_a_decision_comes_back_with_the_tables_that_were_published(storage_uri: str) -> None:
     storage = Storage(storage_uri)
     assert read_decision(storage, LAYOUT) is None
-    for decision in (Decision(True, {16384: "table:1", 4_294_967_295: "all:2"}), Decision(False)):
+    for decision in (
+        Decision(True, {16384: "table:1", 4_294_967_295: "all:2"}, slot_xmax=1 << 40),
+        Decision(True, {16384: "table:1"}),
+        Decision(False),
+    ):
         write_decision(storage, LAYOUT, decision)
         assert read_decision(storage, LAYOUT) == decision
     assert read_decision(storage, Layout(7, "other", "epoch")) is None

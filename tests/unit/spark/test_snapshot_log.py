@@ -101,11 +101,11 @@ def test_a_generation_is_named_and_told_once_however_often_it_is_asked_for(tmp_p
     assert log_of(tmp_path).commit(GENERATION, None)
     assert ids(tmp_path) == [0, 1, 2, 3, 4]
     assert log.lines(True) == [
-        GenerationLine("public.a.b", 16384, 1, 99, 120, GenerationState.FINISHED, True)
+        GenerationLine('public."a.b"', 16384, 1, 99, 120, GenerationState.FINISHED, True)
     ]
     (row,) = DeltaTable(str(tmp_path / "_snapshots")).to_pyarrow_table().to_pylist()
     assert row == {
-        "table": "public.a.b",
+        "table": 'public."a.b"',
         "relid": 16384,
         "generation": 1,
         "place": 99,
@@ -146,7 +146,9 @@ def test_a_snapshot_whose_files_a_vacuum_has_removed_is_not_named(tmp_path: Path
     table = tmp_path / "public.a~2Eb"
     os.utime(table / first[0].path, (1.7e9, 1.7e9))
     assert DeltaTable(str(table)).vacuum(retention_hours=168, full=True, dry_run=False) == [first[0].path]
-    with pytest.raises(SnapshotInterrupted, match=r"public\.a\.b: 1 of 2 files of its snapshot were removed"):
+    with pytest.raises(
+        SnapshotInterrupted, match=r'public\."a\.b": 1 of 2 files of its snapshot were removed'
+    ):
         log.commit(GENERATION, [*first, *second])
     assert ids(tmp_path) == [] and log.lines(True) == []
     assert log.commit(GENERATION, written(log, range(5))) and ids(tmp_path) == [0, 1, 2, 3, 4]
@@ -183,7 +185,7 @@ def test_lines_of_an_earlier_version_are_read_and_a_run_adds_the_columns_that_th
     told = DeltaTable(uri).to_pyarrow_table()
     shutil.rmtree(uri)
     write_deltalake(uri, told.drop_columns(["until", "contained_upto", "rows"]))
-    (found,) = ChangeLog(str(tmp_path)).generations()["public.a.b"]
+    (found,) = ChangeLog(str(tmp_path)).generations()['public."a.b"']
     assert (found.number, found.until, found.n_rows, found.bounds.contained_upto) == (1, None, None, 0)
     log_of(tmp_path).lines(True)
     assert set(DeltaTable(uri).to_pyarrow_table().column_names) == set(told.column_names)
@@ -216,13 +218,13 @@ def test_an_ended_generation_is_told_with_its_reason_and_followed_by_the_next(tm
 
 
 def test_a_parked_tables_generation_is_ended_once_and_one_from_behind_the_park_is_not(tmp_path: Path) -> None:
-    log_of(tmp_path).park([ParkedTable(16384, "public.a.b", Lsn(300), Xid(1), "why")])
+    log_of(tmp_path).park([ParkedTable(16384, 'public."a.b"', Lsn(300), Xid(1), "why")])
     log = log_of(tmp_path)
     assert not (tmp_path / "_snapshots").exists(), "a run without snapshots makes no table"
     log.commit(GENERATION, written(log, range(2)))
     log.park([ParkedTable(1, "public.other", Lsn(300), Xid(1), "why")])
     assert [each.state for each in log.lines(True)] == [GenerationState.FINISHED]
-    parked = ParkedTable(16384, "public.a.b", Lsn(300), Xid(1), "a value that is not valid UTF-8")
+    parked = ParkedTable(16384, 'public."a.b"', Lsn(300), Xid(1), "a value that is not valid UTF-8")
     for _ in range(2):
         log.park([parked])
     rows = DeltaTable(str(tmp_path / "_snapshots")).to_pyarrow_table().to_pylist()
@@ -245,12 +247,12 @@ def test_a_park_ends_every_generation_that_stands_behind_it_and_none_that_a_late
         bounds = dataclasses.replace(BOUNDS, place=Lsn(place), valid_from=Lsn(place + 10))
         log.commit(Generation(RELATION, number, bounds), written(log, range(number), place=place))
     before = DeltaTable(str(tmp_path / "_snapshots")).version()
-    parked = ParkedTable(16384, "public.a.b", Lsn(200), Xid(1), "why")
+    parked = ParkedTable(16384, 'public."a.b"', Lsn(200), Xid(1), "why")
 
     def stands(lsn: int) -> int | None:
         rows = DeltaTable(str(tmp_path / "_snapshots")).to_pyarrow_table().to_pylist()
         try:
-            return generation_at("public.a.b", generations_of(rows)["public.a.b"], Lsn(lsn)).number
+            return generation_at('public."a.b"', generations_of(rows)['public."a.b"'], Lsn(lsn)).number
         except PreconditionMissing:
             return None
 
@@ -273,7 +275,7 @@ def test_a_park_ends_the_former_generation_too_where_the_newest_has_ended_alread
     log.commit(Generation(RELATION, 2, later), written(log, range(2), place=1000))
     log.end(log.lines(True)[1], "the table was rewritten")
     for _ in range(2):
-        log.park([ParkedTable(16384, "public.a.b", Lsn(200), Xid(1), "why")])
+        log.park([ParkedTable(16384, 'public."a.b"', Lsn(200), Xid(1), "why")])
     rows = DeltaTable(str(tmp_path / "_snapshots")).to_pyarrow_table().to_pylist()
     assert sorted((row["generation"], row["reason"]) for row in rows if row["state"] == "ended") == [
         (1, "the table was parked at commit LSN 0/C8: why"),
@@ -290,7 +292,7 @@ def test_the_sink_ends_a_parked_tables_generation_before_transactions_says_that_
     sink = DeltaSink(str(tmp_path), SlotIdentity(7, "shop", "orders"))
     sink.claim(Tenure(2, "epoch", 1, {}, Lsn(10**9)))
     sink._threads = ThreadPoolExecutor(1)
-    parked = ParkedTable(16384, "public.a.b", Lsn(300), Xid(1), "why")
+    parked = ParkedTable(16384, 'public."a.b"', Lsn(300), Xid(1), "why")
     content = Batch(0, (), Lsn(290), Lsn(310), Lsn(314), 1, 0, 0, parked=(parked,))
     nothing: Any = None
     batch = SinkBatch(content, nothing, nothing, nothing, nothing, nothing)
@@ -314,7 +316,7 @@ def test_a_snapshot_that_is_committed_behind_its_tables_park_ends_in_the_same_co
     log = sink.snapshot_log()
     other = dataclasses.replace(RELATION, relid=5, table="other")
     files, others = written(log, range(3)), written(log, range(3), other)
-    parked = ParkedTable(16384, "public.a.b", Lsn(90), Xid(1), "why")
+    parked = ParkedTable(16384, 'public."a.b"', Lsn(90), Xid(1), "why")
     content = Batch(0, (), Lsn(80), Lsn(95), Lsn(99), 1, 0, 0, parked=(parked,))
     nothing: Any = None
     batch = SinkBatch(content, nothing, nothing, nothing, nothing, nothing)
@@ -332,7 +334,7 @@ def test_a_snapshot_that_is_committed_behind_its_tables_park_ends_in_the_same_co
     ]
     assert sink.snapshot_log().commit(Generation(other, 1, BOUNDS), others)
     states = {line.table: line.state.value for line in log.lines(True)}
-    assert states == {"public.a.b": "ended", "public.other": "finished"}
+    assert states == {'public."a.b"': "ended", "public.other": "finished"}
     # In the next epoch it is resumed.
     sink.claim(Tenure(3, "epoch", 1, {}, Lsn(10**9)))
     resumed = dataclasses.replace(parked, until_lsn=Lsn(100))
@@ -352,7 +354,7 @@ def ended_rows(root: Path) -> list[tuple[int, int]]:
     rows = DeltaTable(str(root / "_snapshots")).to_pyarrow_table().to_pylist()
     return [
         (generation.number, int(generation.until))
-        for generation in generations_of(rows)["public.a.b"]
+        for generation in generations_of(rows)['public."a.b"']
         if generation.until is not None
     ]
 
@@ -409,7 +411,7 @@ def test_a_table_that_is_parked_does_not_stand_up_to_its_next_ddl(tmp_path: Path
     log.commit(GENERATION, written(log, range(2)))
     (line,) = log.lines(True)
     log.prove(Lsn(130))
-    log.park([ParkedTable(16384, "public.a.b", Lsn(140), Xid(1), "why")])
+    log.park([ParkedTable(16384, 'public."a.b"', Lsn(140), Xid(1), "why")])
     log.note_ddl([unlogged(160)])
     log.end(line, "parked", Witnessed(7, Lsn(120)))
     log.extend(line, Witnessed(7, Lsn(120)))
@@ -607,7 +609,7 @@ def test_a_snapshot_that_has_what_a_promoted_standby_lacks_ends_the_run(tmp_path
         with pytest.raises(SinkDiverged, match="_snapshots"):
             late.lines(True)
     late = log_of(tmp_path, 2, timeline=2, history={1: Lsn(96)}, wal_end=400)
-    with pytest.raises(SinkDiverged, match=r"public\.a\.b"):
+    with pytest.raises(SinkDiverged, match=r'public\."a\.b"'):
         late.target(RELATION, Lsn(100))
     assert log_of(tmp_path, 2, timeline=2, history={1: Lsn(120)}, wal_end=400).lines(True) == lines
 

@@ -312,3 +312,30 @@ def test_what_a_survey_found_harmless_is_recorded_for_the_next_run(storage: Stor
     assert needs.ended == (), "compared with the survey before"
     ((_, reason),) = book_of(storage).needs([with_xmin(703, "no grant")], [line], LSN).ended
     assert "table t1 was altered in a way that leaves no difference in the catalog" in reason
+
+
+def test_two_tables_whose_names_differ_in_the_place_of_a_dot_do_not_end_each_other(storage: Storage) -> None:
+    """Each was taken for the other one, dropped and created again, and so both were read anew for ever."""
+    first, second = source_of(1), source_of(2)
+    first = dataclasses.replace(first, relation=dataclasses.replace(first.relation, schema="a.b", table="c"))
+    second = dataclasses.replace(
+        second, relation=dataclasses.replace(second.relation, schema="a", table="b.c")
+    )
+    lines = [taken(storage, source) for source in (first, second)]
+    assert [line.number for line in lines] == [1, 1]
+    book = book_of(storage)
+    needs = book.needs([first, second], lines, LSN)
+    assert needs.ended == () and needs.wanted == () and needs.is_proof
+    assert book.ended(second, lines) is None and book.ended(first, lines) is None
+
+
+def test_a_table_that_had_a_snapshot_before_waits_for_its_writers(storage: Storage) -> None:
+    """One that had written before its publication was changed committed behind the new snapshot, with the columns and
+    operations of before."""
+    source = source_of(1)
+    decision = Decision(takes_snapshots=True, published={1: source.published_as})
+    line = taken(storage, source)
+    ended = dataclasses.replace(line, state=GenerationState.ENDED)
+    (first,) = book_of(storage, decision).needs([source], [], LSN).wanted
+    (again,) = book_of(storage, decision).needs([source], [ended], LSN).wanted
+    assert not first.wait_for_writers and again.wait_for_writers

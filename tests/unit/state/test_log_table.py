@@ -12,7 +12,8 @@ from deltalake import write_deltalake
 
 from xidstream.pipeline.errors import StorageFault
 from xidstream.pipeline.spark.naming import Location
-from xidstream.pipeline.state.log_table import LogTable, StoredFiles, reading
+from xidstream.pipeline.spark.parquet_frames import StoredFiles
+from xidstream.pipeline.state.log_table import LogTable, reading
 
 
 def append(path: Path, **columns: list[object]) -> None:
@@ -39,7 +40,7 @@ def test_a_file_from_before_a_column_was_added_is_read_with_nulls(tmp_path: Path
     append(tmp_path, _commit_lsn=[200], id=[2], day=[datetime.date(1500, 3, 1)])
     table = LogTable(Location.parse(str(tmp_path)))
     paths = tuple(file.path for file in sorted(table.files(), key=lambda file: file.min_lsn))
-    read = pickle.loads(pickle.dumps(StoredFiles(table.location, paths, table.schema)))
+    read = pickle.loads(pickle.dumps(StoredFiles(paths, table.schema, table.location)))
     numbers = pa.RecordBatch.from_arrays([pa.array([0, 1])], ["id"])
     rows = pa.Table.from_batches(read([numbers])).to_pylist()
     assert rows == [

@@ -9,6 +9,8 @@ import pyarrow as pa
 import pytest
 
 from xidstream.pipeline.errors import StorageFault
+from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 from xidstream.pipeline.spark.placement import Target
 from xidstream.pipeline.state.shapes import shape_at
 
@@ -76,3 +78,19 @@ def test_a_column_of_that_name_whose_values_mean_something_else_is_left_out() ->
 def test_properties_that_somebody_changed_are_refused(value: str) -> None:
     with pytest.raises(StorageFault, match="do not say which columns"):
         shape_at("public.t", COLUMNS, {"xidstream.versions": value}, None, 1, SLOT)
+
+
+def test_a_layout_of_before_that_comes_while_the_snapshot_is_taken_does_not_count() -> None:
+    """Of a transaction that had begun before its publication was told to leave a column out."""
+    versions = [
+        version(50, id="id", note="note"),
+        version(100, id="id"),
+        version(120, id="id", note="note"),
+    ]
+    texts = {"xidstream.versions": json.dumps(versions)}
+    bounds = SnapshotBounds(Lsn(100), Lsn(150), 1, 1, (), 0)
+    for lsn, wanted in ((99, bounds), (150, bounds), (160, bounds)):
+        names = [*shape_at("t", COLUMNS, texts, ("id",), lsn, SLOT, wanted).columns]
+        assert names == (["id", "note"] if lsn < 100 else ["id"]), lsn
+    later = SnapshotBounds(Lsn(100), Lsn(110), 1, 1, (), 0)
+    assert [*shape_at("t", COLUMNS, texts, ("id",), 130, SLOT, later).columns] == ["id", "note"]

@@ -1,0 +1,91 @@
+"""Parquet files as a DataFrame: by Spark's own reader, or by pyarrow in the executors where Spark's reader cannot.
+
+Two things it cannot. Its wheels have no connector for object stores. And it hands the list of columns to Parquet as a
+value of Hadoop's configuration, which replaces ``${…}`` in each value that it gives out
+(``org.apache.hadoop.conf.Configuration.substituteVars``). So a column whose name holds the name of a property in such
+brackets is looked for under another name, and read as null, without a word. There is no way to quote the brackets: with
+such a column pyarrow reads. ``is_read_as_named`` says so. Spark's writer hands its columns over in the same way, so it
+cannot write such a table either.
+
+With pyarrow the rows pass through the executors batch by batch, and all columns of the files are read.
+
+Called by whatever reads Parquet: segments, snapshots for functions, the change log and base tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from xidstream.pipeline.spark.naming import Location
+from xidstream.pipeline.spark.spark_schemas import spark_schema
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_REPLACED: Final = "${"
+_BATCH_ROWS: Final = 16 << 10
+
+
+def is_read_as_named(names: Iterable[str]) -> bool:
+    """Whether Spark's Parquet reader and writer take these columns' names as they are."""
+    return not any(_REPLACED in name for name in names)
+
+
+def parquet_frame(
+    spark: SparkSession,
+    paths: Sequence[str],
+    schema: pa.Schema,
+    options: Mapping[str, str],
+    location: Location | None = None,
+) -> DataFrame:
+    """The rows of the files in ``schema``; null in a column that a file has not. ``paths`` are absolute and local (or
+    URIs that Spark reads), or below ``location`` in an object store. ``options`` are those of Spark's reader."""
+    types = spark_schema(schema)
+    if not paths:
+        return spark.createDataFrame([], types)
+    if location is None and is_read_as_named(schema.names):
+        uris = [f"file://{path}" if path.startswith("/") else path for path in paths]
+        return spark.read.schema(types).options(**options).parquet(*uris)
+    read = StoredFiles(tuple(paths), schema, location)
+    return spark.range(0, len(paths), 1, len(paths)).mapInArrow(read, types)
+
+
+@dataclass(frozen=True)
+class StoredFiles:
+    """For ``mapInArrow``: the numbers that come in are indexes into ``paths``."""
+
+    paths: tuple[str, ...]
+    schema: pa.Schema
+    location: Location | None = None
+
+    def __call__(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow.parquet as pq
+
+        for batch in numbers:
+            for number in batch.column(0).to_pylist():
+                with self._opened(self.paths[number]) as file:
+                    reader = pq.ParquetFile(file, page_checksum_verification=True)
+                    for rows in reader.iter_batches(batch_size=_BATCH_ROWS):
+                        yield self._conformed(rows)
+
+    def _opened(self, path: str) -> AbstractContextManager[Any]:
+        if self.location is None:
+            return open(path.removeprefix("file://"), "rb")
+        from deltalake.fs import DeltaStorageHandler
+
+        opened: AbstractContextManager[Any] = DeltaStorageHandler(
+            self.location.uri, self.location.storage_options
+        ).open_input_file(path)
+        return opened
+
+    def _conformed(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        arrays = []
+        for field in self.schema:
+            i = rows.schema.get_field_index(field.name)
+            arrays.append(pa.nulls(rows.num_rows, field.type) if i < 0 else rows.column(i).cast(field.type))
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
