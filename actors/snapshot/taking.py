@@ -25,13 +25,14 @@ from collections.abc import Callable
 
 from xidstream.actors.snapshot.steps import CallSink, SnapshotSteps, Taken
 from xidstream.pipeline import events
+from xidstream.pipeline.account.snapshots import SnapshotProgress
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import Action as Policy
 from xidstream.pipeline.errors import ComponentLost, SegmentCorrupt, XidstreamError
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.quantities import counted, human_bytes
 from xidstream.pipeline.snapshot.course import Again, Course, Dropped, Event, Failed
-from xidstream.pipeline.snapshot.progress import ReadingRate, SnapshotProgress, Sums, progress_of
+from xidstream.pipeline.snapshot.progress import ReadingRate, Sums, progress_of
 from xidstream.pipeline.snapshot.proven import Proving
 from xidstream.pipeline.snapshot.resting import Resting
 from xidstream.pipeline.snapshot.tables import PublishedSource, Surveyed

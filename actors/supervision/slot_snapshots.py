@@ -15,13 +15,13 @@ from typing import Any
 from xidstream.actors.snapshot.taking import SnapshotTaking
 from xidstream.actors.supervision.drivers import Driver
 from xidstream.actors.supervision.epoch import Epoch
+from xidstream.pipeline.account.snapshots import SnapshotProgress
 from xidstream.pipeline.config import Config, SnapshotMode
 from xidstream.pipeline.errors import ComponentLost
 from xidstream.pipeline.exchange import Opened
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.segments import Layout, Storage
 from xidstream.pipeline.slot.conninfo import complete
-from xidstream.pipeline.snapshot.progress import SnapshotProgress
 from xidstream.pipeline.snapshot.tables import Surveyed
 from xidstream.pipeline.stages.snapshot_book import SnapshotBook
 
