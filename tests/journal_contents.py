@@ -10,7 +10,7 @@ from xidstream.pipeline.errors import SegmentCorrupt
 from xidstream.pipeline.exchange import InlineMessages, JournalFile, MemoryMessages, Sealed
 from xidstream.pipeline.segments import Layout, SegmentReader, Storage, load_journal_units, read_progress
 from xidstream.pipeline.segments.journal_file import read_journal_file
-from xidstream.pipeline.spark.released import released_messages
+from xidstream.pipeline.spark.executor_tasks import released_messages
 
 _LOOKS = 100
 

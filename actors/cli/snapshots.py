@@ -18,6 +18,7 @@ from rich.text import Text
 
 from xidstream.actors.runtime.run_search import local_answers
 from xidstream.pipeline.account.codec import of_json
+from xidstream.pipeline.account.snapshots import TableProgress
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import ConfigError, UsageError
 from xidstream.pipeline.findings import enumerate_names
@@ -35,7 +36,6 @@ from xidstream.pipeline.slot.admin import held_wal_bytes, read_slot, sql_connect
 from xidstream.pipeline.slot.connection import ReplicationConnection
 from xidstream.pipeline.slot.snapshot_sources import survey
 from xidstream.pipeline.snapshot.generation import Generation, GenerationState
-from xidstream.pipeline.snapshot.progress import TableProgress
 from xidstream.pipeline.snapshot.tables import PublishedSource
 from xidstream.pipeline.spark.sink import sink_type
 from xidstream.pipeline.stages.slot_record import without_publications

@@ -31,9 +31,8 @@ from xidstream.actors.runtime.ray_errors import unwrap
 from xidstream.pipeline.exchange import ArrowRef
 from xidstream.pipeline.segments import HandedRows, Layout, RowsReader, Storage, write_rows
 from xidstream.pipeline.spark.batch_parts import group_by_bytes
-from xidstream.pipeline.spark.released import GivenRows
+from xidstream.pipeline.spark.executor_tasks import GivenRows, StoredRows
 from xidstream.pipeline.spark.spark_schemas import spark_schema
-from xidstream.pipeline.spark.stored_rows import StoredRows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

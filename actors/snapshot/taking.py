@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterable
 
 from xidstream.actors.snapshot.steps import SnapshotSteps, Taken
 from xidstream.pipeline import events
+from xidstream.pipeline.account.snapshots import SnapshotProgress
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import Action as Policy
 from xidstream.pipeline.errors import ComponentLost, SegmentCorrupt, XidstreamError
@@ -33,7 +34,7 @@ from xidstream.pipeline.quantities import counted, human_bytes
 from xidstream.pipeline.snapshot.course import Again, Course, Dropped, Event, Failed
 from xidstream.pipeline.snapshot.ddl import Marks, Witnessed
 from xidstream.pipeline.snapshot.generation import GenerationState
-from xidstream.pipeline.snapshot.progress import ReadingRate, SnapshotProgress, Sums, progress_of
+from xidstream.pipeline.snapshot.progress import ReadingRate, Sums, progress_of
 from xidstream.pipeline.snapshot.proven import Proving
 from xidstream.pipeline.snapshot.resting import Resting
 from xidstream.pipeline.snapshot.tables import PublishedSource, Surveyed

@@ -8,7 +8,7 @@ from __future__ import annotations
 import datetime
 from typing import Any
 
-from xidstream.pipeline.snapshot.progress import SnapshotProgress
+from xidstream.pipeline.account.snapshots import SnapshotProgress
 from xidstream.pipeline.stages.sequencer_stats import JournalStats
 
 

@@ -36,6 +36,7 @@ from xidstream.pipeline.account.model import (
     is_caught_up,
     with_undelivered,
 )
+from xidstream.pipeline.account.snapshots import SnapshotProgress
 from xidstream.pipeline.config import Config
 from xidstream.pipeline.credentials import redacted
 from xidstream.pipeline.errors import XidstreamError
@@ -43,7 +44,6 @@ from xidstream.pipeline.exchange import SlotIdentity
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.slot.login import login_of
 from xidstream.pipeline.slot.slot_account import RATE_WINDOW_S, slot_part
-from xidstream.pipeline.snapshot.progress import SnapshotProgress
 
 log = logging.getLogger(__name__)
 

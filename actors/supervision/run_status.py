@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from xidstream.actors.driver.batch_loop import LoopProgress
 from xidstream.actors.slot_reader import ReaderStats
 from xidstream.pipeline.account.model import is_caught_up
+from xidstream.pipeline.account.snapshots import SnapshotProgress
 from xidstream.pipeline.exchange import Opened
-from xidstream.pipeline.snapshot.progress import SnapshotProgress
 from xidstream.pipeline.stages.sequencer_stats import SequencerStats
 
 

@@ -16,6 +16,7 @@ from xidstream.actors.snapshot.sink_tables import SinkTables
 from xidstream.actors.snapshot.taking import SnapshotTaking
 from xidstream.actors.supervision.drivers import Driver
 from xidstream.actors.supervision.epoch import Epoch
+from xidstream.pipeline.account.snapshots import SnapshotProgress
 from xidstream.pipeline.config import Config, SnapshotMode
 from xidstream.pipeline.errors import ComponentLost
 from xidstream.pipeline.exchange import Opened
@@ -23,7 +24,6 @@ from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.segments import Layout, Storage
 from xidstream.pipeline.sink_kinds import Snapshots
 from xidstream.pipeline.slot.conninfo import complete
-from xidstream.pipeline.snapshot.progress import SnapshotProgress
 from xidstream.pipeline.snapshot.tables import Surveyed
 from xidstream.pipeline.spark.snapshot_tables import SnapshotTables
 from xidstream.pipeline.stages.snapshot_book import SnapshotBook

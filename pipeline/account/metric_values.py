@@ -18,9 +18,8 @@ from xidstream.pipeline.account.model import (
     SinkPart,
     SlotPart,
 )
+from xidstream.pipeline.account.snapshots import SnapshotProgress, TableState
 from xidstream.pipeline.account.stalls import PAIRS
-from xidstream.pipeline.snapshot.course import TableState
-from xidstream.pipeline.snapshot.progress import SnapshotProgress
 
 RECENT_S: Final = 600.0
 """Restarts within this time count as recent ones."""

@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from xidstream.pipeline.account.snapshots import SnapshotProgress
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.quantities import counted
-from xidstream.pipeline.snapshot.progress import SnapshotProgress
 
 VERSION: Final = 1
 """Of the JSON. It changes when a key loses or changes its meaning."""

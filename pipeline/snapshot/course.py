@@ -18,27 +18,19 @@ Rejected: to plan all ranges of all tables at the start. The snapshots of the la
 
 from __future__ import annotations
 
-import enum
 import itertools
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from xidstream.pipeline.account.snapshots import TableState
 from xidstream.pipeline.errors import UsageError
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 from xidstream.pipeline.snapshot.tables import CtidRange, PublishedSource, RangeTask
 
 _ATTEMPTS = itertools.count(1)
 """Unique in the process: what a thread still reports of an earlier course is known by its number."""
-
-
-class TableState(enum.Enum):
-    WANTED = "wanted"
-    HOLDING = "holding"
-    READING = "reading"
-    COMMITTING = "committing"
-    RESTING = "resting"
 
 
 # -- events --------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import os
 
 import pyspark.daemon
 
-import xidstream.pipeline.spark.parquet_files  # noqa: F401
+import xidstream.pipeline.spark.executor_tasks  # noqa: F401
 from xidstream.pipeline import file_modes
 
 if __name__ == "__main__":

@@ -52,15 +52,15 @@ from xidstream.pipeline.spark.batch_parts import (
     group_by_bytes,
     tables_of,
 )
-from xidstream.pipeline.spark.native_segments import damage, native_frames, readable_natively
-from xidstream.pipeline.spark.placement import Conform, Placement, Target, place
-from xidstream.pipeline.spark.released import (
+from xidstream.pipeline.spark.executor_tasks import (
     GivenRows,
     MessageRows,
     ReadSegment,
     SegmentRows,
     released_messages,
 )
+from xidstream.pipeline.spark.native_segments import damage, native_frames, readable_natively
+from xidstream.pipeline.spark.placement import Conform, Placement, Target, place
 from xidstream.pipeline.spark.spark_schemas import conformed, simple_types, spark_schema
 
 if TYPE_CHECKING:

@@ -1,7 +1,10 @@
-"""What Spark's executors run to write: Parquet files in a directory of each call's own, and a report.
+"""Parquet files of a Delta table, in a directory of each writer's own, and a report of them.
 
-A call of a function writes below ``<job>-<random>/`` inside the Delta table's directory, and yields one row for each
-finished file (``REPORT_SCHEMA``). Nothing else names a file, so what a failed, retried or speculative attempt leaves
+They are written by Spark's executors (``executor_tasks``), by the driver, and by the readers of snapshots. This module
+imports pyarrow alone, so that a new Python worker is quick.
+
+A writer writes below ``<job>-<random>/`` inside the Delta table's directory, and reports one row for each finished file
+(``REPORT_SCHEMA``). Nothing else names a file, so what a failed, retried or speculative attempt leaves
 behind is never committed. `vacuum` removes it. (The names do not start with an underscore, because vacuum skips such
 names.)
 
@@ -19,13 +22,12 @@ take the first one's columns for those of all. (Null lists and maps are a fifth 
 costs.)
 
 Rows at or below the table's watermark are dropped here, before the conversion: a replay reads them, but writes none of
-them. One function releases, filters and writes, so that the rows of a segment never enter the JVM.
+them.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -34,11 +36,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from xidstream.pipeline.errors import StorageFault
-from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.late_binding import SPARK_METADATA, halved, statistics_leaves
 from xidstream.pipeline.spark.naming import Location
-from xidstream.pipeline.spark.placement import Conform
-from xidstream.pipeline.spark.released import SegmentRows, released
 
 ROW_GROUP_ROWS: Final = 128 << 10
 ROW_GROUP_BYTES: Final = 64 << 20
@@ -198,37 +197,3 @@ class WriteTarget:
         if lowest is None or lowest > self.watermark:
             return rows
         return rows.filter(pc.greater(lsns, self.watermark))
-
-
-@dataclass(frozen=True)
-class WriteRows:
-    """Writes a DataFrame's record batches (contract layout of one version)."""
-
-    target: WriteTarget
-    conform: Conform
-
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        files = self.target.files(self.conform.schema)
-        for batch in batches:
-            files.write(self.conform(self.target.above(batch)))
-        reports = report_of(files.close())
-        reach("parquet_written")
-        yield reports
-
-
-@dataclass(frozen=True)
-class WriteSegments:
-    """Reads, releases and writes segments, so that the JVM sees no row. It is called as ``SegmentRows`` is."""
-
-    target: WriteTarget
-    rows: SegmentRows
-
-    def __call__(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        files = self.target.files(self.rows.conform[0].schema)
-        for index in self.rows.part_indexes(numbers):
-            conform = self.rows.conform[self.rows.versions[index]]
-            for batch in released(self.rows.parts[index], self.rows.read_segment):
-                files.write(conform(self.target.above(batch)))
-        reports = report_of(files.close())
-        reach("parquet_written")
-        yield reports

@@ -43,7 +43,7 @@ SPARK_CONF: Final[dict[str, str]] = {
 
 def imports(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """For ``mapInArrow``: import what the batches' functions will need, pass the rows on."""
-    import xidstream.pipeline.spark.parquet_files  # noqa: F401
+    import xidstream.pipeline.spark.executor_tasks  # noqa: F401
 
     yield from batches
 

@@ -16,14 +16,9 @@ from typing import Final
 
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.spark.batch_parts import TableParts
+from xidstream.pipeline.spark.executor_tasks import WriteRows, WriteSegments
 from xidstream.pipeline.spark.frames import SinkBatch
-from xidstream.pipeline.spark.parquet_files import (
-    REPORT_SCHEMA,
-    WriteRows,
-    WriteSegments,
-    WriteTarget,
-    WrittenFile,
-)
+from xidstream.pipeline.spark.parquet_files import REPORT_SCHEMA, WriteTarget, WrittenFile
 from xidstream.pipeline.spark.placement import Conform
 
 DRIVER_BYTES: Final = 64 << 20

@@ -44,7 +44,7 @@ from xidstream.pipeline.segments import (
 )
 from xidstream.pipeline.slot.opening import OpenSlot, connect_slot
 from xidstream.pipeline.slot.settings import SlotSettings, Streaming
-from xidstream.pipeline.spark.released import released_messages
+from xidstream.pipeline.spark.executor_tasks import released_messages
 from xidstream.pipeline.stream import Cut, StreamCutter
 
 _MESSAGES_PER_LOOK = 2000

@@ -25,11 +25,11 @@ from xidstream.pipeline.rows import MESSAGES_SCHEMA
 from xidstream.pipeline.segments import Layout, SegmentReader, Storage
 from xidstream.pipeline.spark.batch_parts import tables_of
 from xidstream.pipeline.spark.delta import DeltaSink
+from xidstream.pipeline.spark.executor_tasks import SegmentRows, WriteSegments
 from xidstream.pipeline.spark.frames import SinkBatch, union_layout
 from xidstream.pipeline.spark.naming import Location
-from xidstream.pipeline.spark.parquet_files import WriteSegments, WriteTarget
+from xidstream.pipeline.spark.parquet_files import WriteTarget
 from xidstream.pipeline.spark.placement import Conform
-from xidstream.pipeline.spark.released import SegmentRows
 from xidstream.pipeline.stages.buffer_calls import BufferSettings
 from xidstream.pipeline.stages.cut_routing import CutRouting, TicketedCut
 from xidstream.pipeline.stream import StreamCutter

@@ -56,7 +56,7 @@ def test_the_command_line_works_beside_a_users_own_pipeline_py_and_actors_py(
 
 def test_importing_the_package_loads_neither_ray_nor_spark_nor_a_second_copy() -> None:
     program = (
-        "import sys, xidstream, xidstream.pipeline.spark.parquet_files\n"
+        "import sys, xidstream, xidstream.pipeline.spark.executor_tasks\n"
         "print(sorted({'ray', 'raydp', 'pyspark', 'actors', 'pipeline'} & set(sys.modules)))"
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -23,7 +23,7 @@ from xidstream.pipeline.account import (
     SlotPart,
     Stall,
 )
-from xidstream.pipeline.snapshot.progress import SnapshotProgress, TableProgress
+from xidstream.pipeline.account.snapshots import SnapshotProgress, TableProgress
 
 AT = datetime.datetime(2026, 11, 23, 1, 2, 3, tzinfo=datetime.timezone.utc)
 RUN = RunPart(

@@ -14,9 +14,9 @@ from xidstream.actors.cli.display import Display, Pace, picture, summary
 from xidstream.actors.driver.batch_loop import LoopProgress
 from xidstream.actors.slot_reader import ReaderStats
 from xidstream.actors.supervision.run_status import Status
+from xidstream.pipeline.account.snapshots import SnapshotProgress, TableProgress
 from xidstream.pipeline.exchange import Opened, PrepareCover, SlotIdentity
 from xidstream.pipeline.pg import Lsn, Xid
-from xidstream.pipeline.snapshot.progress import SnapshotProgress, TableProgress
 from xidstream.pipeline.stages.sequencer_stats import JournalStats, SequencerStats
 
 OPENED = Opened(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from xidstream.pipeline.snapshot.progress import ReadingRate, SnapshotProgress, TableProgress
+from xidstream.pipeline.account.snapshots import SnapshotProgress, TableProgress
+from xidstream.pipeline.snapshot.progress import ReadingRate
 
 
 def rate_after(*samples: tuple[float, int]) -> float | None:

@@ -1,8 +1,18 @@
-"""What Spark's executors run to read a batch with pyarrow: spilled segments, messages, or rows given as bytes.
+"""The tasks of Spark's executors: reading a batch's rows with pyarrow, and writing them to Parquet files.
 
-Each class here is a function for ``DataFrame.mapInArrow`` over ``spark.range``. The rows that come in are numbers of
-groups, one for each partition, and all else that the function needs travels in its pickled fields. So it imports
-pyarrow alone, and a field holds the parts of one table, not those of the batch.
+Each class here is a function for ``DataFrame.mapInArrow``, and all that it needs travels in its pickled fields. So this
+module imports pyarrow alone, and a field holds the parts of one table, not those of the batch. The functions that read
+are called over ``spark.range``: the rows that come in are numbers of groups, one for each partition.
+
+==================  ================================================================
+``SegmentRows``     spilled segments, in contract layout
+``MessageRows``     logical messages that are in storage
+``GivenRows``       rows that the driver holds, as bytes
+``StoredRows``      rows that the driver has put into the storage (``actors.driver.stored_frames``)
+``ReadProbe``       nothing: it shows whether an executor has this package and reaches the storage
+``WriteRows``       writes the rows of a DataFrame to Parquet files of a Delta table
+``WriteSegments``   reads segments and writes them, so that no row enters the JVM
+==================  ================================================================
 
 Everything is streamed record batch by record batch: a task holds one at a time, however large the segment is.
 ``read_segment`` verifies what a file holds.
@@ -13,12 +23,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 
 from xidstream.pipeline.errors import SegmentCorrupt, StorageFault
 from xidstream.pipeline.exchange import MessageFile, Segment, SegmentPart, SpilledMessages
+from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.rows import stamp_messages
+from xidstream.pipeline.spark.parquet_files import WriteTarget, report_of
 from xidstream.pipeline.spark.placement import Conform
 
 ReadSegment = Callable[[SegmentPart | MessageFile], Iterator[pa.RecordBatch]]
@@ -109,3 +122,64 @@ class GivenRows:
             if batch.num_rows:
                 with pa.ipc.open_stream(self.stream) as reader:
                     yield from reader
+
+
+@dataclass(frozen=True)
+class StoredRows:
+    """The rows of one DataFrame. The numbers that come in are indexes into ``objects``. ``read`` must pickle."""
+
+    read: Callable[[Any], Iterator[pa.RecordBatch]]
+    objects: tuple[Any, ...]
+
+    def __call__(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in numbers:
+            for number in batch.column(0).to_pylist():
+                yield from self.read(self.objects[number])
+
+
+@dataclass(frozen=True)
+class ReadProbe:
+    """Reads one object, whatever comes in. So it shows whether an executor has this package and reaches the storage."""
+
+    read: Callable[[Any], Iterator[pa.RecordBatch]]
+    probe: Any
+
+    def __call__(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in numbers:
+            for _ in self.read(self.probe):
+                pass
+            yield batch
+
+
+@dataclass(frozen=True)
+class WriteRows:
+    """Writes a DataFrame's record batches (contract layout of one version)."""
+
+    target: WriteTarget
+    conform: Conform
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        files = self.target.files(self.conform.schema)
+        for batch in batches:
+            files.write(self.conform(self.target.above(batch)))
+        reports = report_of(files.close())
+        reach("parquet_written")
+        yield reports
+
+
+@dataclass(frozen=True)
+class WriteSegments:
+    """Reads, releases and writes segments, so that the JVM sees no row. It is called as ``SegmentRows`` is."""
+
+    target: WriteTarget
+    rows: SegmentRows
+
+    def __call__(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        files = self.target.files(self.rows.conform[0].schema)
+        for index in self.rows.part_indexes(numbers):
+            conform = self.rows.conform[self.rows.versions[index]]
+            for batch in released(self.rows.parts[index], self.rows.read_segment):
+                files.write(conform(self.target.above(batch)))
+        reports = report_of(files.close())
+        reach("parquet_written")
+        yield reports
