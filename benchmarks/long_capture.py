@@ -37,12 +37,19 @@ import pyarrow as pa
 from pyarrow import fs
 
 from xidstream.pipeline import rows
-from xidstream.pipeline.exchange import JournalFile, MemoryPart, Opened, PrepareCover, Sealed, SlotIdentity
+from xidstream.pipeline.exchange import (
+    UNIT_BYTES,
+    JournalFile,
+    MemoryPart,
+    Opened,
+    PrepareCover,
+    Sealed,
+    SlotIdentity,
+)
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.relations import Column, RelationVersion, ReplicaIdentity
 from xidstream.pipeline.segments import Layout, Storage, load_journal_units, read_progress, stored_journal
 from xidstream.pipeline.sequencer import CommitOrder, Journal, JournalPolicy
-from xidstream.pipeline.sequencer.entries import UNIT_BYTES
 from xidstream.pipeline.sequencer.journal_merging import absorbed, is_small
 from xidstream.pipeline.stages.journaling import FILE_BYTES, FILE_UNITS
 from xidstream.pipeline.stages.slot_storage import SlotStorage
