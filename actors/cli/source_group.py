@@ -21,7 +21,7 @@ def source() -> None:
 _PRINT = click.option("--print", "prints", is_flag=True, help="Print the SQL and run nothing.")
 
 
-@source.command("prepare")
+@source.command("prepare", short_help="Install the event triggers.")
 @setting_options("dsn")
 @_PRINT
 def source_prepare(config_file: Path | None, prints: bool, **options: Any) -> None:
@@ -36,7 +36,7 @@ def source_prepare(config_file: Path | None, prints: bool, **options: Any) -> No
     prepare_command(config, prints=prints)
 
 
-@source.command("status")
+@source.command("status", short_help="Tell whether they are there, and as they should be.")
 @setting_options("dsn")
 def source_status(config_file: Path | None, **options: Any) -> None:
     """Whether the event triggers are absent, current, older, newer, disabled or changed. Any role may ask."""
@@ -46,7 +46,7 @@ def source_status(config_file: Path | None, **options: Any) -> None:
     status_command(config)
 
 
-@source.command("unprepare")
+@source.command("unprepare", short_help="Remove them, whatever version they have.")
 @setting_options("dsn")
 @_PRINT
 def source_unprepare(config_file: Path | None, prints: bool, **options: Any) -> None:

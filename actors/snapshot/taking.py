@@ -283,14 +283,15 @@ class SnapshotTaking:
         assert self._lines is not None
         standing = {(line.table, line.number): line for line in self._lines if line.state is not _ENDED}
         for told, reason in ended:
+            if reason and self._book.leaves_messages(told):
+                self._to_extend.append(told)
             line = standing.get((told.table, told.number))
             if line is None or line.place != told.place:
-                continue
+                continue  # a look was faster
             self._lines.end(line)
             self._is_changed = True
             if reason:
                 self._tell_ended(line, reason)
-                self._to_extend += [line] if self._book.leaves_messages(line) else []
 
     def _compare(self, surveyed: Surveyed, lines: SnapshotLines) -> Needs:
         """What do the tables that are published now need? Ends what does not stand any more."""
@@ -304,7 +305,6 @@ class SnapshotTaking:
         for line, reason in needs.ended:
             witnessed = self._witnessed if self._book.leaves_messages(line) else None
             self._tables.end(line, reason, witnessed)
-            self._to_extend += [] if witnessed is None else [line]  # where the stream had ended it before
             lines.end(line)
             self._tell_ended(line, reason)
         if needs.is_proof:

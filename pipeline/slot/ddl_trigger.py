@@ -133,14 +133,18 @@ END
 """
 _COMMENT: Final = re.compile(r"xidstream source prepare, version ([0-9]{1,6})\b")
 
-_DROPS: Final = tuple(f"DROP EVENT TRIGGER IF EXISTS {name}" for name in _EVENTS)
+# CREATE OR REPLACE would keep the owner of a function that somebody had put there, who may change it then.
+_DROPS: Final = (
+    *(f"DROP EVENT TRIGGER IF EXISTS {name}" for name in _EVENTS),
+    "DROP FUNCTION IF EXISTS xidstream.note_ddl()",
+)
 PREPARE: Final = (
     "CREATE SCHEMA IF NOT EXISTS xidstream",
-    f"""CREATE OR REPLACE FUNCTION xidstream.note_ddl() RETURNS event_trigger LANGUAGE plpgsql SECURITY DEFINER
+    *_DROPS,
+    f"""CREATE FUNCTION xidstream.note_ddl() RETURNS event_trigger LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp AS $xidstream${_BODY}$xidstream$""",
     f"COMMENT ON FUNCTION xidstream.note_ddl() IS 'xidstream source prepare, version {VERSION}'",
     "REVOKE ALL ON FUNCTION xidstream.note_ddl() FROM PUBLIC",
-    *_DROPS,
     *(
         f"CREATE EVENT TRIGGER {name} ON {event} EXECUTE FUNCTION xidstream.note_ddl()"
         for name, event in _EVENTS.items()
@@ -150,7 +154,6 @@ SET search_path = pg_catalog, pg_temp AS $xidstream${_BODY}$xidstream$""",
 """One transaction. To repeat it changes the mark, and nothing else."""
 UNPREPARE: Final = (
     *_DROPS,
-    "DROP FUNCTION IF EXISTS xidstream.note_ddl()",
     # Only if it is empty: somebody else may have put something there.
     "DO $$ BEGIN DROP SCHEMA IF EXISTS xidstream; EXCEPTION WHEN dependent_objects_still_exist THEN NULL; END $$",
 )

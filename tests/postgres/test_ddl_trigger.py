@@ -240,11 +240,25 @@ def test_nobody_has_his_own_operators_run_with_the_owners_rights(source: Told, r
     assert len(source.told()) == 1
 
 
+def test_a_function_that_somebody_has_put_there_is_not_kept_with_its_owner(
+    database: Database, role: str
+) -> None:
+    """He could change it behind our back, and have it run with the rights of whoever runs DDL."""
+    database.execute(f"CREATE SCHEMA xidstream AUTHORIZATION {role}")
+    with psycopg.connect(database.dsn(user=role), autocommit=True) as session:
+        session.execute(
+            "CREATE FUNCTION xidstream.note_ddl() RETURNS event_trigger LANGUAGE plpgsql AS 'BEGIN END'"
+        )
+    with sql_connection(database.dsn(), "test") as connection:
+        assert prepare(connection)
+    owner = "SELECT proowner::regrole::text FROM pg_proc WHERE proname = 'note_ddl'"
+    assert database.execute(owner) == [("postgres",)]
+
+
 def test_ddl_succeeds_where_the_function_is_broken_within(source: Told) -> None:
     """What it looks up may fail some day; here a version of it that asks for a column that is not there."""
-    broken = next(each for each in PREPARE if "CREATE OR REPLACE" in each).replace(
-        "c.relpersistence", "c.gone"
-    )
+    created = next(each for each in PREPARE if each.startswith("CREATE FUNCTION"))
+    broken = created.replace("c.relpersistence", "c.gone").replace("CREATE", "CREATE OR REPLACE", 1)
     source.database.execute(broken)
     warned: list[str] = []
     source.database.connection.add_notice_handler(lambda notice: warned.append(notice.message_primary or ""))

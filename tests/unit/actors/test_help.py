@@ -78,7 +78,7 @@ def test_no_commands_help_is_cut_off_at_80_columns(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    for command in ([], ["slot"]):
+    for command in ([], ["slot"], ["source"]):
         with pytest.raises(SystemExit):
             main([*command, "--help"])
         shown = capsys.readouterr().out
