@@ -217,10 +217,12 @@ class DeltaTableWriter:
         *,
         marks: Mapping[str, int] = MappingProxyType({}),
         removed: Sequence[str] = (),
+        merges: bool = True,
     ) -> None:
         """Append ``files`` and move the watermarks ``versions`` (application id -> commit LSN), atomically.
 
-        Small files may be replaced by one with the same rows, in a commit behind this one.
+        Small files may be replaced by one with the same rows, in a commit behind this one, if the caller ``merges``:
+        then commits of others that began before are refused.
 
         ``marks`` are versions that may also stay as they are. ``removed`` are paths of files whose rows are in
         ``files``, or are to go. Raises SnapshotOutdated where somebody moved one of the versions since the snapshot,
@@ -245,7 +247,7 @@ class DeltaTableWriter:
         moved = {**marks, **versions}
         self._write_log(actions, moved)
         self._settle(moved)
-        merging = self._merge(lsn_column, now_ms) if files and not removed else []
+        merging = self._merge(lsn_column, now_ms) if merges and files and not removed else []
         if merging:
             # In a commit of its own: a follower that passes over it misses no new row.
             with suppress(SnapshotOutdated):

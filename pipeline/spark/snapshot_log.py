@@ -223,7 +223,8 @@ class SnapshotLog:
                     "it was complete: a vacuum keeps what nobody names yet for too short a time"
                 )
             reach("committing_snapshot")
-            writer.commit(files, {rows_id: place}, marks=self._ownership.marks)
+            # The sink may have written for minutes, for a commit that a merge would have it do again.
+            writer.commit(files, {rows_id: place}, marks=self._ownership.marks, merges=False)
             reach("snapshot_committed")
             return _n_rows(files, writer, place)
 

@@ -74,11 +74,11 @@ def rows_of_log() -> list[dict[str, Any]]:
     return found
 
 
-def by_the_page(lines: list[dict[str, Any]]) -> Counter[Row]:
+def by_the_page(lines: list[dict[str, Any]], *more: dict[str, Any]) -> Counter[Row]:
     (query,) = re.findall(r"^```sql\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.S | re.M)
     with duckdb.connect() as connection:
         connection.register("_snapshots", pa.Table.from_pylist(lines, SNAPSHOTS_SCHEMA))
-        connection.register("orders", pa.Table.from_pylist(rows_of_log(), LOG_SCHEMA))
+        connection.register("orders", pa.Table.from_pylist([*rows_of_log(), *more], LOG_SCHEMA))
         return Counter(connection.sql(query).select("id", "n").fetchall())
 
 
@@ -120,3 +120,10 @@ def test_the_query_of_the_page_takes_the_newest_snapshot_and_gives_no_row_if_it_
 ) -> None:
     assert by_the_rule(lines) == expected
     assert by_the_page(lines) == expected
+
+
+def test_the_query_of_the_page_brings_no_row_back_that_is_half_of_all_xids_old() -> None:
+    """Its xid is nearer to those that are to come."""
+    old = {"id": 8, "n": 80, "_change_type": "insert", "_commit_lsn": 80, "_seq": 0, "_xid": (1 << 31) + 205}
+    assert by_the_page([line(2)], old) == OF_NOW + Counter([(8, 80)]), "in a log of an earlier xidstream"
+    assert by_the_page([{**line(2), "contained_upto": 80}], old) == OF_NOW

@@ -40,6 +40,7 @@ from xidstream.pipeline.spark.naming import Location
 from xidstream.pipeline.spark.ownership import Ownership
 from xidstream.pipeline.spark.parquet_files import ParquetFiles, WrittenFile
 from xidstream.pipeline.spark.placement import Target
+from xidstream.pipeline.spark.small_files import SIZE_CLASSES
 from xidstream.pipeline.spark.snapshot_log import SnapshotLog
 from xidstream.pipeline.spark.snapshot_tables import GenerationLine
 from xidstream.pipeline.spark.table_metadata import NOTHING_KNOWN
@@ -152,6 +153,31 @@ def test_a_snapshot_whose_files_a_vacuum_has_removed_is_not_named(tmp_path: Path
         log.commit(GENERATION, [*first, *second])
     assert ids(tmp_path) == [] and log.lines(True) == []
     assert log.commit(GENERATION, written(log, range(5))) and ids(tmp_path) == [0, 1, 2, 3, 4]
+
+
+def test_a_snapshot_that_is_committed_while_the_sink_writes_a_batch_does_not_have_it_written_again(
+    tmp_path: Path,
+) -> None:
+    """A merge of small files would: commits that began before it are refused."""
+    log = log_of(tmp_path)
+    snapshot = written(log, range(5))
+    location = Location.parse(str(tmp_path / "public.a~2Eb"))
+    columns = DeltaTableWriter.open(location, "t").columns  # type: ignore[union-attr]
+    schema = pa.schema([column.field for column in columns])
+
+    def rows(lsn: int) -> list[WrittenFile]:
+        files = ParquetFiles(location, f"data-{lsn}", schema, "_commit_lsn")
+        row = {"id": lsn, "_change_type": "insert", "_commit_lsn": lsn, "_seq": 0}
+        files.write(pa.RecordBatch.from_pylist([row], schema=schema))
+        return files.close()
+
+    for lsn in range(1000, 1000 + SIZE_CLASSES[0].many):
+        sink = DeltaTableWriter.open(location, "t")
+        assert sink is not None
+        sink.commit(rows(lsn), {"7/shop/orders": lsn}, merges=False)
+    assert log.commit(GENERATION, snapshot)
+    sink.commit(rows(2000), {"7/shop/orders": 2000})
+    assert len(ids(tmp_path)) == 5 + SIZE_CLASSES[0].many + 1
 
 
 def test_what_a_failed_attempt_wrote_is_removed_unless_the_table_names_it(tmp_path: Path) -> None:
