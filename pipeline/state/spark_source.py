@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
@@ -47,10 +47,7 @@ try:
     from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, SupportsTriggerAvailableNow
 except ImportError:  # before Spark 4.2, which has admission control
     ReadAllAvailable = ReadMaxRows = None
-
-    class SupportsTriggerAvailableNow:
-        """Spark asks no source for it."""
-
+    SupportsTriggerAvailableNow = object
 
 _OF_BATCH: Final = ("until", "endingLsn", "changes")
 _OF_STREAM: Final = ("maxTransactionsPerTrigger", "maxBytesPerTrigger")
@@ -68,7 +65,7 @@ class SourceOptions:
     tables: tuple[str | TableName, ...]
     is_many: bool
     slot: str | None
-    storage_options: dict[str, str] | None
+    storage_options: dict[str, str] | None = field(repr=False)
     since: int | None
     until: int | None
     max_transactions: int | None
@@ -317,10 +314,8 @@ class BatchReader(_Reader, DataSourceReader):
 class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """The same as a stream, in batches of whole transactions."""
 
-    def __init__(self, options: SourceOptions, schema: StructType) -> None:
-        super().__init__(options, schema)
-        self._target: int | None = None
-        self._told: int | None = None
+    _target: int | None = None
+    _told: int | None = None
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802
         return {"lsn": self._source.beginning()}

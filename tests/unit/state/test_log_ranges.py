@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import datetime
-import json
-import pickle
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
-from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
+from tests.unit.state.made_log import Log
 from xidstream.pipeline.errors import Unsupported, UsageError
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.state import log_ranges
 from xidstream.pipeline.state.change_log import ChangeLog
 from xidstream.pipeline.state.log_ranges import Commits, FileRange, QueryTable, admitted, missing_commit
 from xidstream.pipeline.state.log_table import LogFile
-
-SLOT = "7/shop/orders"
 
 
 def file(min_lsn: int, max_lsn: int, n_bytes: int = 100) -> LogFile:
@@ -62,44 +57,6 @@ def test_a_batch_goes_as_far_as_transactions_and_bytes_allow_and_never_cuts_one(
 def test_files_that_overlap_still_let_a_batch_go_on() -> None:
     assert admitted(50, [10, 50], [file(10, 50), file(10, 40)], None, 1) == 10
     assert admitted(50, [], [file(10, 50), file(10, 40)], None, 1) == 50
-
-
-class Log:
-    """A root as the sink leaves it, without Spark."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.versions: list[dict[str, Any]] = []
-
-    def commit(self, lsn: int, names: list[str] | None = None, **columns: list[Any] | pa.Array) -> None:
-        """``columns``: Delta's. ``names``: of the source, source=Delta, where the layout is another than before."""
-        if names is not None:
-            held = dict(name.split("=") if "=" in name else (name, name) for name in names)
-            layout = {name: {"type": "t", "column": column} for name, column in held.items()}
-            self.versions.append({"slot": SLOT, "since": lsn, "columns": layout})
-        n = len(next(iter(columns.values())))
-        contract = {"_change_type": ["insert"] * n, "_commit_lsn": [lsn] * n, "_seq": list(range(n))}
-        table, rows = self.path / "public.t", pa.table({**columns, **contract})
-        if not DeltaTable.is_deltatable(str(table)):
-            DeltaTable.create(str(table), rows.schema)
-        properties = {"xidstream.versions": json.dumps(self.versions)}
-        DeltaTable(str(table)).alter.set_table_properties(properties, raise_if_not_exists=False)
-        self._append(table, rows, lsn)
-        transactions = pa.table(
-            {"commit_lsn": [lsn], "tables": pa.array([["public.t"]], pa.list_(pa.string()))}
-        )
-        self._append(self.path / "_transactions", transactions, lsn)
-
-    def _append(self, table: Path, rows: pa.Table, lsn: int) -> None:
-        of_slot = CommitProperties(app_transactions=[Transaction(SLOT, lsn)])
-        write_deltalake(str(table), rows, mode="append", schema_mode="merge", commit_properties=of_slot)
-
-    def read(self, since: int, until: int, wanted: Any = None) -> list[dict[str, Any]]:
-        table = QueryTable(ChangeLog(str(self.path)), "public.t", Lsn(until), wanted)
-        parts = pickle.loads(pickle.dumps(table.ranges(table.files(since, until), since, until)))
-        found = [row for part in parts for batch in part.batches(None) for row in batch.to_pylist()]
-        own = {column.name for column in table.own_columns}
-        return [{name: value for name, value in row.items() if name in own} for row in found]
 
 
 @pytest.fixture
