@@ -4,8 +4,9 @@ What ``ChangeLog.changes`` gives as a DataFrame, for readers without a Spark ses
 in one process, and reads in many.
 
 A query has its columns for good, and a table's layouts follow each other in the log. ``QueryTable`` takes the newest
-layout that has the query's columns. Rows from before are read in it, as ``ChangeLog.changes`` does. What the next
-layout brings is not read: ``last_lsn`` is the last LSN before it.
+layout that has the query's columns: these and no others, unless the query never had a whole layout. Rows from before
+are read in it, as ``ChangeLog.changes`` does. What the next layout brings is not read: ``last_lsn`` is the last LSN
+before it.
 
 Deleted rows must not be passed over in silence. ``_transactions`` names the tables of each commit. So a commit that
 names the table, and lies in no file of it, is missing (``missing_commit``).
@@ -161,15 +162,16 @@ class QueryTable:
         return (*own, *(ReadColumn(f.name, arrow_type(f.dataType), (f.name,)) for f in contract))
 
     def _fitting(self, wanted: StructType) -> tuple[ReadColumn, ...]:
-        names = [field.name for field in wanted.fields]
-        types = [arrow_type(field.dataType) for field in wanted.fields]
-        for i in reversed(range(max(len(self._lsns), 1))):
-            shape = self._shape(self._lsns[i] if self._lsns else MAX_LSN)
-            known = {column.name: column for column in self._all_columns(shape)}
-            if all(n in known and known[n].type == t for n, t in zip(names, types, strict=True)):
+        asked = [(field.name, arrow_type(field.dataType)) for field in wanted.fields]
+        layouts = [self._all_columns(self._shape(lsn)) for lsn in self._lsns or [MAX_LSN]]
+        # Who reads a whole layout is told of the next one. Who chose columns is told when one of them is not there.
+        whole = [layout for layout in layouts if [(c.name, c.type) for c in layout] == asked]
+        for i, layout in reversed(list(enumerate(layouts))):
+            known = {column.name: column for column in layout}
+            if layout in whole or (not whole and all(n in known and known[n].type == t for n, t in asked)):
                 if i + 1 < len(self._lsns):
                     self.last_lsn = self._lsns[i + 1] - 1
-                return tuple(known[name] for name in names)
+                return tuple(known[name] for name, _ in asked)
         raise UsageError(
             f"table {self.name} has had no layout with the columns of this query: {wanted.simpleString()}",
             remedy="make the DataFrame anew; a schema of your own names columns of the table, in its types",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -83,10 +84,15 @@ def test_rows_are_read_in_the_newest_layout_that_has_the_querys_columns(log: Log
         {"id": 3, "price": None, "note": "n"},
     ]
     assert log.read(10, 20, third) == [{"id": 2, "price": Decimal("2.1234"), "note": None}]
-    last = [QueryTable(change_log, "public.t", Lsn(30), each).last_lsn for each in (first, third)]
-    assert last == [19, log_ranges.MAX_LSN]
-    # A query of these columns can read on: the one that came is not its own.
-    assert QueryTable(change_log, "public.t", Lsn(30), second).last_lsn == log_ranges.MAX_LSN
+
+    def last_lsn(wanted: Any) -> int:
+        return QueryTable(change_log, "public.t", Lsn(30), wanted).last_lsn
+
+    assert [last_lsn(each) for each in (first, second, third)] == [19, 29, log_ranges.MAX_LSN]
+    # Who chose columns is not told of those that others get.
+    chosen = type(first)([field for field in second.fields if field.name in ("id", "price")])
+    assert last_lsn(chosen) == log_ranges.MAX_LSN
+    assert last_lsn(type(first)(first.fields[:2])) == 19
     with pytest.raises(UsageError, match="has had no layout with the columns of this query"):
         QueryTable(change_log, "public.t", Lsn(30), type(first)().add("nope", "string"))
 
