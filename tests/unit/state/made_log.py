@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -20,8 +19,9 @@ SLOT = "7/shop/orders"
 class Log:
     """A root as the sink leaves it, without Spark."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, uri: str, options: dict[str, str] | None = None) -> None:
+        self.uri = uri
+        self.options = options
         self.versions: list[dict[str, Any]] = []
 
     def commit(self, lsn: int, names: list[str] | None = None, **columns: Any) -> None:
@@ -30,7 +30,7 @@ class Log:
         transactions = pa.table(
             {"commit_lsn": [lsn], "tables": pa.array([["public.t"]], pa.list_(pa.string()))}
         )
-        self._append(self.path / "_transactions", transactions, lsn)
+        self._append(f"{self.uri}/_transactions", transactions, lsn)
 
     def write(self, lsn: int, names: list[str] | None = None, **columns: Any) -> None:
         """The table alone."""
@@ -40,19 +40,21 @@ class Log:
             self.versions.append({"slot": SLOT, "since": lsn, "columns": layout})
         n = len(next(iter(columns.values())))
         contract = {"_change_type": ["insert"] * n, "_commit_lsn": [lsn] * n, "_seq": list(range(n))}
-        table, rows = self.path / "public.t", pa.table({**columns, **contract})
-        if not DeltaTable.is_deltatable(str(table)):
-            DeltaTable.create(str(table), rows.schema)
+        table, rows = f"{self.uri}/public.t", pa.table({**columns, **contract})
+        if not DeltaTable.is_deltatable(table, self.options):
+            DeltaTable.create(table, rows.schema, storage_options=self.options)
         properties = {"xidstream.versions": json.dumps(self.versions)}
-        DeltaTable(str(table)).alter.set_table_properties(properties, raise_if_not_exists=False)
+        made = DeltaTable(table, storage_options=self.options)
+        made.alter.set_table_properties(properties, raise_if_not_exists=False)
         self._append(table, rows, lsn)
 
-    def _append(self, table: Path, rows: pa.Table, lsn: int) -> None:
+    def _append(self, table: str, rows: pa.Table, lsn: int) -> None:
         of_slot = CommitProperties(app_transactions=[Transaction(SLOT, lsn)])
-        write_deltalake(str(table), rows, mode="append", schema_mode="merge", commit_properties=of_slot)
+        more = {"commit_properties": of_slot, "storage_options": self.options}
+        write_deltalake(table, rows, mode="append", schema_mode="merge", **more)
 
     def read(self, since: int, until: int, wanted: Any = None) -> list[dict[str, Any]]:
-        table = QueryTable(ChangeLog(str(self.path)), "public.t", Lsn(until), wanted)
+        table = QueryTable(ChangeLog(self.uri), "public.t", Lsn(until), wanted)
         parts = pickle.loads(pickle.dumps(table.ranges(table.files(since, until), since, until)))
         found = [row for part in parts for batch in part.batches(None) for row in batch.to_pylist()]
         own = {column.name for column in table.own_columns}

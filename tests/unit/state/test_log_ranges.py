@@ -62,7 +62,7 @@ def test_files_that_overlap_still_let_a_batch_go_on() -> None:
 
 @pytest.fixture
 def log(tmp_path: Path) -> Log:
-    return Log(tmp_path)
+    return Log(str(tmp_path))
 
 
 def test_rows_are_read_in_the_newest_layout_that_has_the_querys_columns(log: Log) -> None:
@@ -74,7 +74,7 @@ def test_rows_are_read_in_the_newest_layout_that_has_the_querys_columns(log: Log
         price__decimal_20_4=pa.array([Decimal("2.1234")], pa.decimal128(20, 4)),
     )
     log.commit(30, ["id", "price=price__decimal_20_4", "note"], id=[3], note=["n"])
-    change_log = ChangeLog(str(log.path))
+    change_log = ChangeLog(log.uri)
     first, second, third = (QueryTable(change_log, "public.t", Lsn(lsn)).schema for lsn in (10, 20, 30))
     assert log.read(0, 10) == [{"id": 1, "price": Decimal("1.50")}]
     widened = [{"id": 1, "price": Decimal("1.5000")}, {"id": 2, "price": Decimal("2.1234")}]
@@ -113,7 +113,7 @@ def test_values_that_only_spark_can_cast_are_refused_and_digits_are_all_kept(log
 
 def test_small_files_share_a_range_and_a_large_one_is_cut(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     log.commit(10, ["id"], id=[1])
-    table = QueryTable(ChangeLog(str(log.path)), "public.t", Lsn(10))
+    table = QueryTable(ChangeLog(log.uri), "public.t", Lsn(10))
     monkeypatch.setattr(log_ranges, "RANGE_BYTES", 3 << 20)
     ranges = table.ranges([file(i, i) for i in range(7)], 0, 10)
     assert [len(each.paths) for each in ranges] == [3, 3, 1]
@@ -129,7 +129,7 @@ def test_small_files_share_a_range_and_a_large_one_is_cut(log: Log, monkeypatch:
 def test_commits_of_a_range_are_told_with_the_oldest_of_all(log: Log) -> None:
     for lsn in (10, 20, 30):
         log.commit(lsn, ["id"] if lsn == 10 else None, id=[lsn])
-    commits = Commits(ChangeLog(str(log.path)), 10, 30)
+    commits = Commits(ChangeLog(log.uri), 10, 30)
     assert (commits.lsns, commits.of("public.t"), commits.of("public.u"), commits.oldest) == (
         [20, 30],
         [20, 30],

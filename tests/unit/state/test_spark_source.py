@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import pickle
+from collections.abc import Iterator
+from contextlib import suppress
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import pytest
 from deltalake import DeltaTable
 
+from tests.s3_server import S3Server
 from tests.unit.state.made_log import Log
 from xidstream.pipeline.errors import ConfigError, PreconditionMissing, Unsupported
 
@@ -25,7 +30,7 @@ from xidstream.pipeline.state.spark_source import (
 
 @pytest.fixture
 def log(tmp_path: Path) -> Log:
-    return Log(tmp_path)
+    return Log(str(tmp_path))
 
 
 def parsed(**options: str) -> SourceOptions:
@@ -80,7 +85,7 @@ def test_options_that_say_nothing_or_two_things_are_refused(options: dict[str, s
 
 def reader(log: Log, **options: str) -> StreamReader:
     """As Spark makes one in each process."""
-    given = {"path": str(log.path), "table": "public.t", **options}
+    given = {"path": log.uri, "table": "public.t", **options}
     made = DefaultSource(given)
     return pickle.loads(pickle.dumps(made.streamReader(made.schema())))
 
@@ -147,21 +152,57 @@ def test_a_beginning_that_is_gone_is_an_error(log: Log) -> None:
     for lsn in (10, 20, 30):
         log.commit(lsn, ["id"] if lsn == 10 else None, id=[lsn])
     assert ids(reader(log), 9, 30) == [10, 20, 30]
-    DeltaTable(str(log.path / "public.t")).delete("_commit_lsn <= 10")
+    DeltaTable(f"{log.uri}/public.t").delete("_commit_lsn <= 10")
     assert ids(reader(log), 10, 30) == [20, 30]
     with pytest.raises(PreconditionMissing, match=r"table public\.t lacks the rows of the commit at 0/A"):
         reader(log).partitions({"lsn": 9}, {"lsn": 30})
     assert ids(reader(log, failOnDataLoss="false"), 9, 30) == [20, 30]
-    DeltaTable(str(log.path / "_transactions")).delete("commit_lsn <= 10")
+    DeltaTable(f"{log.uri}/_transactions").delete("commit_lsn <= 10")
     with pytest.raises(PreconditionMissing, match="the change log begins at 0/14, behind 0/9"):
         reader(log).partitions({"lsn": 9}, {"lsn": 30})
     assert ids(reader(log), 19, 30) == [20, 30]
 
 
+def serve_s3(connection: Connection) -> None:
+    """In a process of its own: deltalake waits for an answer with the interpreter's lock in hand."""
+    server = S3Server()
+    connection.send((server.port, server.bucket))
+    with suppress(EOFError):
+        connection.recv()
+
+
+@pytest.fixture
+def s3() -> Iterator[Log]:
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=serve_s3, args=(theirs,), daemon=True)
+    process.start()
+    theirs.close()
+    port, bucket = ours.recv()
+    options = {
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+        "AWS_ALLOW_HTTP": "true",
+        "AWS_REGION": "us-east-1",
+    }
+    yield Log(f"s3://{bucket}/root", options)
+    ours.close()
+    process.join(10)
+    process.terminate()
+
+
+def test_a_log_in_a_store_is_read_with_the_options_of_the_store(s3: Log) -> None:
+    s3.commit(10, ["id"], id=[1, 2])
+    s3.commit(20, id=[3])
+    assert s3.options is not None
+    stream = reader(s3, **{f"storage.{name.lower()}": value for name, value in s3.options.items()})
+    assert stream.latestOffset(stream.initialOffset(), ReadAllAvailable()) == {"lsn": 20}
+    assert ids(stream, 9, 20) == [1, 2, 3]
+
+
 def test_no_credential_leaves_the_options(log: Log) -> None:
     log.commit(10, ["id"], id=[1])
     options = SourceOptions.parse(
-        {"path": str(log.path), "table": "public.t", "storage.aws_secret_access_key": "hush"}
+        {"path": log.uri, "table": "public.t", "storage.aws_secret_access_key": "hush"}
     )
     source = LogSource(options)
     assert "hush" not in repr(options)
