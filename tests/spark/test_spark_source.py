@@ -125,36 +125,6 @@ def test_columns_that_were_added_renamed_types_and_odd_names_are_read_as_the_cha
         assert rows(found) == rows(expected)
 
 
-def test_a_schema_of_ones_own_names_the_columns_that_are_read(log: LogMaker, spark: Any) -> None:
-    filled(log, ORDERS)
-    reader = spark.read.format("xidstream").option("table", "public.orders")
-    found = reader.schema("_commit_lsn bigint, note string").load(str(log.path))
-    expected = ChangeLog(str(log.path)).changes(spark, "public.orders").select("_commit_lsn", "note")
-    assert rows(found) == rows(expected)
-    with pytest.raises(
-        Exception, match=r"has had no layout with the columns of this query: struct<nope:string>"
-    ):
-        reader.schema("nope string").load(str(log.path)).collect()
-
-
-def test_large_files_are_read_in_slices_and_each_row_once(
-    log: LogMaker, spark: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from xidstream.pipeline.state.spark_source import BatchReader, SourceOptions
-
-    filled(log, ORDERS)
-    expected = ChangeLog(str(log.path)).changes(spark, "public.orders")
-    options = SourceOptions.parse({"path": str(log.path), "table": "public.orders"}, is_stream=False)
-    monkeypatch.setattr(log_ranges, "RANGE_BYTES", 500)
-    reader = BatchReader(options, expected.schema)
-    parts = reader.partitions()
-    assert any(part.files.n_slices > 1 for part in parts)
-    found = pa.Table.from_batches(batch for part in parts for batch in reader.read(part))
-    assert sorted(map(repr, found.drop(["_commit_timestamp"]).to_pylist())) == sorted(
-        map(repr, pa.table(expected.drop("_commit_timestamp").toArrow()).to_pylist())
-    )
-
-
 def test_a_stream_that_is_stopped_anywhere_and_begun_again_delivers_each_change_once(
     log: LogMaker, spark: Any, tmp_path: Path
 ) -> None:
@@ -178,6 +148,98 @@ def test_a_stream_that_is_stopped_anywhere_and_begun_again_delivers_each_change_
         assert query.exception() is None
     begin(availableNow=True).awaitTermination()
     assert rows(spark.read.parquet(out)) == rows(ChangeLog(str(log.path)).changes(spark, "public.orders"))
+
+
+def test_two_tables_of_one_query_are_never_torn(log: LogMaker, spark: Any, tmp_path: Path) -> None:
+    log.snapshot(ORDERS, [])
+    log.snapshot(ITEMS, [])
+    batches: list[dict[str, list[int]]] = []
+
+    def keep(batch: Any, number: int) -> None:
+        seen: dict[str, list[int]] = {"public.orders": [], "public.items": []}
+        for row in batch.collect():
+            own, other = ("public.orders", "public.items")[:: 1 if row["_table"] == "public.orders" else -1]
+            assert row[other] is None
+            seen[own].append(row[own]["id"])
+        batches.append(seen)
+
+    frame = stream(spark, log, tables="public.orders,public.items", maxTransactionsPerTrigger=2)
+    writer = frame.writeStream.foreachBatch(keep).option("checkpointLocation", str(tmp_path / "checkpoint"))
+    query = writer.start()
+    for i in range(12):
+        log.commit(
+            (ORDERS, [{"_change": INSERT, "id": i, "note": "n"}]),
+            (ITEMS, [{"_change": INSERT, "id": i, "name": "n"}]),
+        )
+    query.processAllAvailable()
+    query.stop()
+    assert all(sorted(each["public.orders"]) == sorted(each["public.items"]) for each in batches)
+    assert max(len(each["public.orders"]) for each in batches) <= 2
+    assert sorted(id_ for each in batches for id_ in each["public.items"]) == list(range(12))
+
+
+def test_a_table_that_changes_ends_the_query_with_its_lsn_and_the_next_goes_on(
+    log: LogMaker, spark: Any, tmp_path: Path
+) -> None:
+    wider = keyed("orders", {"id": INT8, "note": TEXT, "more": TEXT}, "id", relid=1)
+    log.snapshot(ORDERS, [])
+    log.commit((ORDERS, [{"_change": INSERT, "id": 1, "note": "a"}]))
+    got: list[dict[str, Any]] = []
+
+    def keep(batch: Any, number: int) -> None:
+        got.extend(row.asDict() for row in batch.collect())
+
+    frame = stream(spark, log, table="public.orders")
+    last = log.commit((ORDERS, [{"_change": INSERT, "id": 2, "note": "b"}]))
+    changed = log.commit((wider, [{"_change": INSERT, "id": 3, "note": "c", "more": "m"}]))
+    with pytest.raises(Exception, match=f"other columns from the commit at {Lsn(changed)} on") as failure:
+        run_to_end(frame, tmp_path / "checkpoint", keep)
+    assert "start the query anew with the same checkpoint" in str(failure.value)
+    assert sorted(row["id"] for row in got) == [1, 2] and last < changed
+    log.commit((wider, [{"_change": INSERT, "id": 4, "note": "d", "more": "m"}]))
+    run_to_end(stream(spark, log, table="public.orders"), tmp_path / "checkpoint", keep)
+    assert sorted((row["id"], row.get("more")) for row in got) == [(1, None), (2, None), (3, "m"), (4, "m")]
+
+
+CONNECT = """
+import sys
+from pyspark.sql import SparkSession
+from xidstream import ChangeLog
+root, out, checkpoint = sys.argv[1:]
+spark = SparkSession.builder.remote("local[2]").getOrCreate()
+assert "connect" in type(spark).__module__
+batch = spark.read.format("xidstream").option("table", "public.orders").load(root)
+batch.write.parquet(out + "/batch")
+stream = spark.readStream.format("xidstream").option("table", "public.orders").load(root)
+query = stream.writeStream.format("parquet").option("path", out + "/stream").option("checkpointLocation", checkpoint)
+query = query.trigger(availableNow=True).start()
+query.awaitTermination()
+assert query.exception() is None
+ChangeLog(root).as_of(spark)["public.orders"].write.parquet(out + "/state")
+spark.stop()
+"""
+
+
+@pytest.mark.timeout(600)
+def test_a_connect_session_reads_the_same_batch_stream_and_state(
+    log: LogMaker, spark: Any, tmp_path: Path
+) -> None:
+    filled(log, ORDERS)
+    (tmp_path / "client.py").write_text(CONNECT)
+    command = [
+        sys.executable,
+        str(tmp_path / "client.py"),
+        str(log.path),
+        str(tmp_path),
+        str(tmp_path / "checkpoint"),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=500)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
+    change_log = ChangeLog(str(log.path))
+    expected = rows(change_log.changes(spark, "public.orders"))
+    assert rows(spark.read.parquet(str(tmp_path / "batch"))) == expected
+    assert rows(spark.read.parquet(str(tmp_path / "stream"))) == expected
+    assert rows(spark.read.parquet(str(tmp_path / "state"))) == rows(change_log.as_of(spark)["public.orders"])
 
 
 @pytest.mark.timeout(600)
@@ -224,80 +286,6 @@ def test_a_stream_whose_process_is_killed_delivers_each_change_once(
     assert rows(spark.read.parquet(str(out))) == rows(
         ChangeLog(str(log.path)).changes(spark, "public.orders")
     )
-
-
-def test_two_tables_of_one_query_are_never_torn(log: LogMaker, spark: Any, tmp_path: Path) -> None:
-    log.snapshot(ORDERS, [])
-    log.snapshot(ITEMS, [])
-    batches: list[dict[str, list[int]]] = []
-
-    def keep(batch: Any, number: int) -> None:
-        seen: dict[str, list[int]] = {"public.orders": [], "public.items": []}
-        for row in batch.collect():
-            own, other = ("public.orders", "public.items")[:: 1 if row["_table"] == "public.orders" else -1]
-            assert row[other] is None
-            seen[own].append(row[own]["id"])
-        batches.append(seen)
-
-    frame = stream(spark, log, tables="public.orders,public.items", maxTransactionsPerTrigger=2)
-    writer = frame.writeStream.foreachBatch(keep).option("checkpointLocation", str(tmp_path / "checkpoint"))
-    query = writer.start()
-    for i in range(12):
-        log.commit(
-            (ORDERS, [{"_change": INSERT, "id": i, "note": "n"}]),
-            (ITEMS, [{"_change": INSERT, "id": i, "name": "n"}]),
-        )
-    query.processAllAvailable()
-    query.stop()
-    assert all(sorted(each["public.orders"]) == sorted(each["public.items"]) for each in batches)
-    assert max(len(each["public.orders"]) for each in batches) <= 2
-    assert sorted(id_ for each in batches for id_ in each["public.items"]) == list(range(12))
-
-
-def test_the_example_of_two_tables_writes_each_batch_once(
-    log: LogMaker, spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    dice = filled(log, ORDERS, ITEMS)
-    tables, target, checkpoint = "public.orders,public.items", tmp_path / "target", tmp_path / "checkpoint"
-    arguments = ["copy", str(log.path), tables, str(target), str(checkpoint)]
-    monkeypatch.setattr(sys, "argv", arguments)
-    example = str(REPOSITORY / "examples" / "copy_two_tables.py")
-    runpy.run_path(example)
-    for _ in range(3):
-        log.random_commit(dice, [ORDERS, ITEMS])
-    runpy.run_path(example)
-    # The last batch is forgotten, as if Spark had been killed behind the function: it is given again.
-    for commit in sorted((checkpoint / "commits").iterdir()):
-        if commit.name in ("1", ".1.crc"):
-            commit.unlink()
-    runpy.run_path(example)
-    for table in tables.split(","):
-        expected = ChangeLog(str(log.path)).changes(spark, table).select("_commit_lsn", "_seq").collect()
-        copied = DeltaTable(str(target / table)).to_pyarrow_table(columns=["_commit_lsn", "_seq"]).to_pylist()
-        assert sorted(map(tuple, expected)) == sorted((row["_commit_lsn"], row["_seq"]) for row in copied)
-
-
-def test_a_table_that_changes_ends_the_query_with_its_lsn_and_the_next_goes_on(
-    log: LogMaker, spark: Any, tmp_path: Path
-) -> None:
-    wider = keyed("orders", {"id": INT8, "note": TEXT, "more": TEXT}, "id", relid=1)
-    log.snapshot(ORDERS, [])
-    log.commit((ORDERS, [{"_change": INSERT, "id": 1, "note": "a"}]))
-    got: list[dict[str, Any]] = []
-
-    def keep(batch: Any, number: int) -> None:
-        got.extend(row.asDict() for row in batch.collect())
-
-    frame = stream(spark, log, table="public.orders")
-    last = log.commit((ORDERS, [{"_change": INSERT, "id": 2, "note": "b"}]))
-    changed = log.commit((wider, [{"_change": INSERT, "id": 3, "note": "c", "more": "m"}]))
-    with pytest.raises(Exception, match=f"other columns from the commit at {Lsn(changed)} on") as failure:
-        run_to_end(frame, tmp_path / "checkpoint", keep)
-    assert "start the query anew with the same checkpoint" in str(failure.value)
-    assert sorted(row["id"] for row in got) == [1, 2] and last < changed
-    log.commit((wider, [{"_change": INSERT, "id": 4, "note": "d", "more": "m"}]))
-    run_to_end(stream(spark, log, table="public.orders"), tmp_path / "checkpoint", keep)
-    assert sorted((row["id"], row.get("more")) for row in got) == [(1, None), (2, None), (3, "m"), (4, "m")]
 
 
 def test_changes_that_were_deleted_are_an_error_and_never_passed_over(
@@ -354,42 +342,54 @@ def test_what_is_asked_wrongly_is_told(log: LogMaker, spark: Any, tmp_path: Path
         )
 
 
-CONNECT = """
-import sys
-from pyspark.sql import SparkSession
-from xidstream import ChangeLog
-root, out, checkpoint = sys.argv[1:]
-spark = SparkSession.builder.remote("local[2]").getOrCreate()
-assert "connect" in type(spark).__module__
-batch = spark.read.format("xidstream").option("table", "public.orders").load(root)
-batch.write.parquet(out + "/batch")
-stream = spark.readStream.format("xidstream").option("table", "public.orders").load(root)
-query = stream.writeStream.format("parquet").option("path", out + "/stream").option("checkpointLocation", checkpoint)
-query = query.trigger(availableNow=True).start()
-query.awaitTermination()
-assert query.exception() is None
-ChangeLog(root).as_of(spark)["public.orders"].write.parquet(out + "/state")
-spark.stop()
-"""
-
-
-@pytest.mark.timeout(600)
-def test_a_connect_session_reads_the_same_batch_stream_and_state(
-    log: LogMaker, spark: Any, tmp_path: Path
+def test_the_example_of_two_tables_writes_each_batch_once(
+    log: LogMaker, spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    dice = filled(log, ORDERS, ITEMS)
+    tables, target, checkpoint = "public.orders,public.items", tmp_path / "target", tmp_path / "checkpoint"
+    arguments = ["copy", str(log.path), tables, str(target), str(checkpoint)]
+    monkeypatch.setattr(sys, "argv", arguments)
+    example = str(REPOSITORY / "examples" / "copy_two_tables.py")
+    runpy.run_path(example)
+    for _ in range(3):
+        log.random_commit(dice, [ORDERS, ITEMS])
+    runpy.run_path(example)
+    # The last batch is forgotten, as if Spark had been killed behind the function: it is given again.
+    for commit in sorted((checkpoint / "commits").iterdir()):
+        if commit.name in ("1", ".1.crc"):
+            commit.unlink()
+    runpy.run_path(example)
+    for table in tables.split(","):
+        expected = ChangeLog(str(log.path)).changes(spark, table).select("_commit_lsn", "_seq").collect()
+        copied = DeltaTable(str(target / table)).to_pyarrow_table(columns=["_commit_lsn", "_seq"]).to_pylist()
+        assert sorted(map(tuple, expected)) == sorted((row["_commit_lsn"], row["_seq"]) for row in copied)
+
+
+def test_a_schema_of_ones_own_names_the_columns_that_are_read(log: LogMaker, spark: Any) -> None:
     filled(log, ORDERS)
-    (tmp_path / "client.py").write_text(CONNECT)
-    command = [
-        sys.executable,
-        str(tmp_path / "client.py"),
-        str(log.path),
-        str(tmp_path),
-        str(tmp_path / "checkpoint"),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=500)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
-    change_log = ChangeLog(str(log.path))
-    expected = rows(change_log.changes(spark, "public.orders"))
-    assert rows(spark.read.parquet(str(tmp_path / "batch"))) == expected
-    assert rows(spark.read.parquet(str(tmp_path / "stream"))) == expected
-    assert rows(spark.read.parquet(str(tmp_path / "state"))) == rows(change_log.as_of(spark)["public.orders"])
+    reader = spark.read.format("xidstream").option("table", "public.orders")
+    found = reader.schema("_commit_lsn bigint, note string").load(str(log.path))
+    expected = ChangeLog(str(log.path)).changes(spark, "public.orders").select("_commit_lsn", "note")
+    assert rows(found) == rows(expected)
+    with pytest.raises(
+        Exception, match=r"has had no layout with the columns of this query: struct<nope:string>"
+    ):
+        reader.schema("nope string").load(str(log.path)).collect()
+
+
+def test_large_files_are_read_in_slices_and_each_row_once(
+    log: LogMaker, spark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from xidstream.pipeline.state.spark_source import BatchReader, SourceOptions
+
+    filled(log, ORDERS)
+    expected = ChangeLog(str(log.path)).changes(spark, "public.orders")
+    options = SourceOptions.parse({"path": str(log.path), "table": "public.orders"}, is_stream=False)
+    monkeypatch.setattr(log_ranges, "RANGE_BYTES", 500)
+    reader = BatchReader(options, expected.schema)
+    parts = reader.partitions()
+    assert any(part.files.n_slices > 1 for part in parts)
+    found = pa.Table.from_batches(batch for part in parts for batch in reader.read(part))
+    assert sorted(map(repr, found.drop(["_commit_timestamp"]).to_pylist())) == sorted(
+        map(repr, pa.table(expected.drop("_commit_timestamp").toArrow()).to_pylist())
+    )
