@@ -226,6 +226,11 @@ class ChangeLog:
 
         return TableAt(log_table, generation, shape, lsn, find_base)
 
+    def log_table(self, table: str | TableName) -> tuple[str, LogTable]:
+        """``schema.table`` and its Delta table, as it is now. Raises UsageError for an unknown table, Unsupported for
+        one that is not this slot's alone."""
+        return self._log_table(table)
+
     # -- inside ------------------------------------------------------------------------------------------
 
     def _bounds(self) -> tuple[Lsn, Lsn]:

@@ -11,7 +11,7 @@ before.
 
 The key is the generation's, for as long as it stands.
 
-Called by ``table_at``. No Spark job.
+Called by ``table_at``, ``change_log`` and ``log_ranges``. No Spark job.
 """
 
 from __future__ import annotations
@@ -64,6 +64,15 @@ def shape_at(
         for (name, held), field in zip(chosen.items(), types.fields, strict=True)
     }
     return TableShape(table, shapes, key)
+
+
+def layout_lsns(properties: Mapping[str, str], slot: str) -> list[int]:
+    """From which commit LSNs on a table of ``slot`` has had another layout, in order; none where it does not say."""
+    try:
+        versions = json.loads(properties.get(VERSIONS, "[]"))
+        return sorted({int(v["since"]) for v in versions if v.get("slot", slot) == slot})
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return []  # ``shape_at`` says what is wrong
 
 
 def _from_versions(

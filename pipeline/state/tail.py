@@ -126,7 +126,10 @@ def _is_nameless(shape: TableShape) -> Column:
 
 
 def guessed_bytes(tail: DataFrame) -> int:
-    """What Spark's planner takes for the size of these rows: mostly that of their files."""
+    """What Spark's planner takes for the size of these rows: mostly that of their files. A Connect session does not
+    tell: there they are taken for more than a join may send to every executor."""
+    if not hasattr(tail, "_jdf"):
+        return BROADCAST_BYTES + 1
     return int(str(tail._jdf.queryExecution().optimizedPlan().stats().sizeInBytes()))
 
 
