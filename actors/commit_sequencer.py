@@ -1,4 +1,4 @@
-"""The commit sequencer actor: ``pipeline.stages.commit_sequence`` in a process of its own.
+"""The commit sequencer actor: ``pipeline.commits.commit_sequence`` in a process of its own.
 
 What its entries wait for are Ray's references to what buffers return; the reader is an actor's handle.
 """
@@ -9,21 +9,21 @@ import dataclasses
 import os
 from typing import Any
 
+from xidstream.actors.runtime.no_pandas import skip_pandas_import
 from xidstream.actors.runtime.object_store import get_arrow, put_arrow
-from xidstream.actors.runtime.pandas_unasked import leave_out_pandas
 from xidstream.actors.runtime.process_facts import this_process
 from xidstream.actors.runtime.ray_errors import unwrap
 from xidstream.pipeline.account.model import SequencerReport
-from xidstream.pipeline.config import Config
+from xidstream.pipeline.commits.commit_sequence import CommitSequence
 from xidstream.pipeline.exchange import Opened
-from xidstream.pipeline.file_modes import choose_for_process
 from xidstream.pipeline.pg import Lsn
-from xidstream.pipeline.stages.commit_sequence import CommitSequence
+from xidstream.pipeline.settings.config import Config
+from xidstream.pipeline.settings.file_modes import choose_for_process
 
 
 class CommitSequencer(CommitSequence):
     def __init__(self, config: Config, epoch: str) -> None:
-        leave_out_pandas()
+        skip_pandas_import()
         choose_for_process(config.storage_mode)
         super().__init__(config, epoch, lambda error: unwrap(error, "xid buffer"), get_arrow, put_arrow)
 

@@ -18,12 +18,12 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import Action, Superseded, UsageError, XidstreamError
 from xidstream.pipeline.mirror.base_tables import BaseTables, Refreshed
 from xidstream.pipeline.mirror.table_folder import Vacuumed
 from xidstream.pipeline.pg_rules import duration_s
 from xidstream.pipeline.quantities import counted, human_bytes
+from xidstream.pipeline.settings.config import Config
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

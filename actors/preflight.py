@@ -1,4 +1,4 @@
-"""The preflight of a run: ``pipeline.stages.preflight``, and what this machine must have besides.
+"""The preflight of a run: ``pipeline.preflight.checks``, and what this machine must have besides.
 
 ``xidstream check`` prints ``findings_of``. ``xidstream run`` and ``ChangeStream.start`` call ``require``, before Ray
 and a JVM are started for nothing. Ray is not started here, only asked what it would be: a cluster's, or this machine's.
@@ -16,15 +16,15 @@ from xidstream.actors.runtime.java import ensure_java
 from xidstream.actors.runtime.ray_cluster import cpus_here, is_ours
 from xidstream.actors.supervision.cpu_plan import Plan, plan
 from xidstream.actors.supervision.other_runs import reading_here
-from xidstream.pipeline.addresses import host_and_port
-from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import ExitStatus, PreconditionMissing, SlotInUse, SlotLost, XidstreamError
 from xidstream.pipeline.findings import Finding, Status
+from xidstream.pipeline.postgres.admin import describe_slot
+from xidstream.pipeline.postgres.login import login_of
+from xidstream.pipeline.preflight.checks import preflight
 from xidstream.pipeline.quantities import counted
-from xidstream.pipeline.slot.admin import describe_slot
-from xidstream.pipeline.slot.login import login_of
-from xidstream.pipeline.spark.sink_findings import SinkCheck
-from xidstream.pipeline.stages.preflight import preflight
+from xidstream.pipeline.settings.addresses import host_and_port
+from xidstream.pipeline.settings.config import Config
+from xidstream.pipeline.sinks.sink_findings import SinkCheck
 
 SLOT_IN_USE_WAIT_S = 30.0
 """A server notices within seconds that a killed reader is gone; what holds a slot for longer is a living one."""

@@ -22,8 +22,10 @@ import psutil
 from benchmarks.results import median
 from benchmarks.source import PUBLICATION, Source, server
 from xidstream.pipeline.pg import Lsn
-from xidstream.pipeline.segments import Layout, ProgressRecord, Storage, read_progress
-from xidstream.pipeline.slot.admin import describe_slot
+from xidstream.pipeline.postgres.admin import describe_slot
+from xidstream.pipeline.storage.keys import Layout
+from xidstream.pipeline.storage.progress import ProgressRecord, read_progress
+from xidstream.pipeline.storage.storage import Storage
 
 _TIMEOUT_S = 300.0
 _SETTLED_S = 3.0

@@ -22,22 +22,22 @@ import pyarrow.compute as pc
 
 from benchmarks.results import median, ratio
 from xidstream.actors.runtime.java import ensure_java
+from xidstream.pipeline.changelog.change_log import ChangeLog
+from xidstream.pipeline.delta import locations
+from xidstream.pipeline.delta.columns import Conform, DeltaColumn
+from xidstream.pipeline.delta.delta_table import DeltaTableWriter
+from xidstream.pipeline.delta.locations import Location
+from xidstream.pipeline.delta.ownership import Ownership
+from xidstream.pipeline.delta.parquet_files import ParquetFiles
+from xidstream.pipeline.delta.snapshot_log import SnapshotLog
+from xidstream.pipeline.delta.table_metadata import OF_OWN_TABLES
 from xidstream.pipeline.exchange import Tenure
 from xidstream.pipeline.pg import Lsn
-from xidstream.pipeline.relations import Column, RelationVersion, ReplicaIdentity
-from xidstream.pipeline.rows import TRANSACTIONS_SCHEMA, contract_schema
+from xidstream.pipeline.schema import Column, RelationVersion, ReplicaIdentity
+from xidstream.pipeline.schema.rows import TRANSACTIONS_SCHEMA, contract_schema
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 from xidstream.pipeline.snapshot.generation import Generation
-from xidstream.pipeline.spark import naming
-from xidstream.pipeline.spark.delta_table import DeltaTableWriter
-from xidstream.pipeline.spark.naming import Location
-from xidstream.pipeline.spark.ownership import Ownership
-from xidstream.pipeline.spark.parquet_files import ParquetFiles
-from xidstream.pipeline.spark.placement import Conform, Target
 from xidstream.pipeline.spark.session import SPARK_CONF
-from xidstream.pipeline.spark.snapshot_log import SnapshotLog
-from xidstream.pipeline.spark.table_metadata import OF_OWN_TABLES
-from xidstream.pipeline.state.change_log import ChangeLog
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -166,10 +166,10 @@ def _append_tail(table: Location, conform: Conform, owner: Ownership, rows: int,
 
 
 def _append_transaction(root: Location, owner: Ownership, tail_rows: int) -> None:
-    location = root.child(naming.TRANSACTIONS)
-    columns = [Target(f.name, f.type, f.name) for f in TRANSACTIONS_SCHEMA]
-    about = OF_OWN_TABLES[naming.TRANSACTIONS]
-    writer = DeltaTableWriter.open_or_create(location, naming.TRANSACTIONS, columns, about)
+    location = root.child(locations.TRANSACTIONS)
+    columns = [DeltaColumn(f.name, f.type, f.name) for f in TRANSACTIONS_SCHEMA]
+    about = OF_OWN_TABLES[locations.TRANSACTIONS]
+    writer = DeltaTableWriter.open_or_create(location, locations.TRANSACTIONS, columns, about)
     files = ParquetFiles(location, "data-tail", TRANSACTIONS_SCHEMA, "commit_lsn")
     row = {
         "xid": 11,
@@ -179,7 +179,7 @@ def _append_transaction(root: Location, owner: Ownership, tail_rows: int) -> Non
         "tables": [_TABLE.name],
     }
     files.write(pa.RecordBatch.from_pylist([row], schema=TRANSACTIONS_SCHEMA))
-    versions = {_SLOT: _COMMIT, naming.proven_id(_SLOT): _COMMIT}
+    versions = {_SLOT: _COMMIT, locations.proven_id(_SLOT): _COMMIT}
     writer.commit(files.close(), versions, "commit_lsn", marks=owner.marks)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import psycopg
 
 from xidstream.actors.demo.embedded_postgres import EmbeddedPostgres
-from xidstream.pipeline.slot.ddl_trigger import prepare
+from xidstream.pipeline.postgres.ddl_trigger import prepare
 
 COMMANDS = {
     "ALTER TABLE … SET STATISTICS": ("ALTER TABLE t ALTER n SET STATISTICS {i}",),

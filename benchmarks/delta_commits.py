@@ -22,16 +22,16 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from benchmarks.results import percentile
-from xidstream.pipeline.spark import delta_table, small_files
-from xidstream.pipeline.spark.delta_table import DeltaTableWriter
-from xidstream.pipeline.spark.naming import Location
-from xidstream.pipeline.spark.parquet_files import ParquetFiles
-from xidstream.pipeline.spark.placement import Target
+from xidstream.pipeline.delta import delta_table, small_files
+from xidstream.pipeline.delta.columns import DeltaColumn
+from xidstream.pipeline.delta.delta_table import DeltaTableWriter
+from xidstream.pipeline.delta.locations import Location
+from xidstream.pipeline.delta.parquet_files import ParquetFiles
 
 _COLUMNS = [
-    Target("id", pa.int64(), "id"),
-    Target("note", pa.string(), "note"),
-    Target("_commit_lsn", pa.int64(), "_commit_lsn"),
+    DeltaColumn("id", pa.int64(), "id"),
+    DeltaColumn("note", pa.string(), "note"),
+    DeltaColumn("_commit_lsn", pa.int64(), "_commit_lsn"),
 ]
 _SCHEMA = pa.schema([column.field for column in _COLUMNS])
 _ROWS = 10

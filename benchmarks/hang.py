@@ -24,9 +24,9 @@ from benchmarks.source import PUBLICATION, Source, server
 from xidstream.actors.driver.batch_loop import LoopProgress
 from xidstream.actors.runtime.ray_cluster import connect_ray
 from xidstream.actors.supervision.supervisor import Supervisor
-from xidstream.pipeline.config import Config
 from xidstream.pipeline.exchange import SlotIdentity
 from xidstream.pipeline.pg import INVALID_LSN
+from xidstream.pipeline.settings.config import Config
 
 _PARTS = ("reader", "buffers", "sequencer")
 _LOOK_S = 10.0

@@ -36,7 +36,12 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import fs
 
-from xidstream.pipeline import rows
+from xidstream.pipeline.commits.journal import Journal
+from xidstream.pipeline.commits.journal_merging import absorbed, is_small
+from xidstream.pipeline.commits.journal_policy import JournalPolicy
+from xidstream.pipeline.commits.journaling import FILE_BYTES, FILE_UNITS
+from xidstream.pipeline.commits.order import CommitOrder
+from xidstream.pipeline.commits.slot_storage import SlotStorage
 from xidstream.pipeline.exchange import (
     UNIT_BYTES,
     JournalFile,
@@ -47,12 +52,12 @@ from xidstream.pipeline.exchange import (
     SlotIdentity,
 )
 from xidstream.pipeline.pg import Lsn
-from xidstream.pipeline.relations import Column, RelationVersion, ReplicaIdentity
-from xidstream.pipeline.segments import Layout, Storage, load_journal_units, read_progress, stored_journal
-from xidstream.pipeline.sequencer import CommitOrder, Journal, JournalPolicy
-from xidstream.pipeline.sequencer.journal_merging import absorbed, is_small
-from xidstream.pipeline.stages.journaling import FILE_BYTES, FILE_UNITS
-from xidstream.pipeline.stages.slot_storage import SlotStorage
+from xidstream.pipeline.schema import Column, RelationVersion, ReplicaIdentity, rows
+from xidstream.pipeline.storage.journal_file import load_journal_units
+from xidstream.pipeline.storage.keys import Layout
+from xidstream.pipeline.storage.progress import read_progress
+from xidstream.pipeline.storage.storage import Storage
+from xidstream.pipeline.storage.stored_journal import stored_journal
 
 SLOT = SlotIdentity(7_001, "db", "long")
 RELATION = RelationVersion(

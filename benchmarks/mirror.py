@@ -38,20 +38,20 @@ from deltalake import DeltaTable, write_deltalake
 
 from xidstream.actors.mirror import Mirror
 from xidstream.actors.runtime.java import ensure_java
+from xidstream.pipeline.delta import locations
+from xidstream.pipeline.delta.columns import DeltaColumn
+from xidstream.pipeline.delta.delta_table import DeltaTableWriter
+from xidstream.pipeline.delta.locations import Location
+from xidstream.pipeline.delta.ownership import Ownership
+from xidstream.pipeline.delta.parquet_files import ParquetFiles
+from xidstream.pipeline.delta.snapshot_log import SnapshotLog
 from xidstream.pipeline.exchange import SlotIdentity, Tenure
 from xidstream.pipeline.pg import Lsn
-from xidstream.pipeline.relations import Column, RelationVersion, ReplicaIdentity
-from xidstream.pipeline.rows import CONTRACT_FIELDS, TRANSACTIONS_SCHEMA, contract_schema
+from xidstream.pipeline.schema import Column, RelationVersion, ReplicaIdentity
+from xidstream.pipeline.schema.rows import CONTRACT_FIELDS, TRANSACTIONS_SCHEMA, contract_schema
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 from xidstream.pipeline.snapshot.generation import Generation
-from xidstream.pipeline.spark import naming
-from xidstream.pipeline.spark.delta_table import DeltaTableWriter
-from xidstream.pipeline.spark.naming import Location
-from xidstream.pipeline.spark.ownership import Ownership
-from xidstream.pipeline.spark.parquet_files import ParquetFiles
-from xidstream.pipeline.spark.placement import Target
 from xidstream.pipeline.spark.session import SPARK_CONF
-from xidstream.pipeline.spark.snapshot_log import SnapshotLog
 
 IDENTITY = SlotIdentity(7, "bench", "bench")
 RELATION = RelationVersion(
@@ -143,9 +143,9 @@ class _Log:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._root = Location.parse(str(path))
-        self._directory = naming.encode_table("public", "accounts")
-        columns = [Target(f.name, f.type, f.name) for f in TRANSACTIONS_SCHEMA]
-        DeltaTableWriter.open_or_create(self._root.child(naming.TRANSACTIONS), "transactions", columns)
+        self._directory = locations.encode_table("public", "accounts")
+        columns = [DeltaColumn(f.name, f.type, f.name) for f in TRANSACTIONS_SCHEMA]
+        DeltaTableWriter.open_or_create(self._root.child(locations.TRANSACTIONS), "transactions", columns)
 
     def snapshot(self, rows: int) -> None:
         application_id = IDENTITY.application_id
@@ -175,8 +175,8 @@ class _Log:
             "tables": [RELATION.name],
         }
         line = pa.RecordBatch.from_pylist([transaction], schema=TRANSACTIONS_SCHEMA)
-        proven_id = naming.proven_id(IDENTITY.application_id)
-        self._append(naming.TRANSACTIONS, TRANSACTIONS_SCHEMA, line, "commit_lsn", lsn, {proven_id: lsn})
+        proven_id = locations.proven_id(IDENTITY.application_id)
+        self._append(locations.TRANSACTIONS, TRANSACTIONS_SCHEMA, line, "commit_lsn", lsn, {proven_id: lsn})
 
     def _append(
         self,

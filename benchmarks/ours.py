@@ -16,20 +16,20 @@ from typing import Any
 
 from benchmarks.processes import Usage, Watch
 from benchmarks.source import PUBLICATION, Source
+from xidstream.actors.api.streaming_query import StreamingQuery
 from xidstream.actors.demo.embedded_postgres import EmbeddedPostgres
 from xidstream.actors.driver.session import start_spark, stop_spark
 from xidstream.actors.runtime.ray_cluster import connect_ray
-from xidstream.actors.streaming_query import StreamingQuery
 from xidstream.actors.supervision.drivers import InProcessDriver
 from xidstream.actors.supervision.epoch import Epoch
 from xidstream.actors.supervision.supervisor import Supervisor
-from xidstream.pipeline.config import Config
 from xidstream.pipeline.exchange import SlotIdentity
 from xidstream.pipeline.pg import Lsn
-from xidstream.pipeline.spark.delta import DeltaSink
-from xidstream.pipeline.spark.foreach import ForeachSink
+from xidstream.pipeline.settings.config import Config
+from xidstream.pipeline.sinks.delta import DeltaSink
+from xidstream.pipeline.sinks.foreach import ForeachSink
+from xidstream.pipeline.sinks.sink import Sink
 from xidstream.pipeline.spark.frames import SinkBatch
-from xidstream.pipeline.spark.sink import Sink
 from xidstream.pipeline.spark.spark_batch import SparkBatch
 
 _TIMEOUT_S = 600

@@ -21,11 +21,11 @@ import psutil
 
 from tests.pgoutput import writer
 from tests.pgoutput.messages import ColumnKind, Insert, Message, TupleColumn, TupleData
-from xidstream.pipeline.buffer import KnownRelations
 from xidstream.pipeline.decode import decode_plain_block, warm_up
 from xidstream.pipeline.pg import Lsn, Xid
-from xidstream.pipeline.protocol.messages import Begin, Commit, Relation, RelationColumn
+from xidstream.pipeline.pgoutput.messages import Begin, Commit, Relation, RelationColumn
 from xidstream.pipeline.stream import PlainBlock, StreamCutter
+from xidstream.pipeline.transactions.known_relations import KnownRelations
 
 _COLUMNS = (("id", 20), ("k", 23), ("note", 25), ("amount", 1700), ("at", 1184), ("score", 701), ("flag", 16))
 _VALUES = (b"1", b"1", b"a note", b"1.5", b"2024-01-01 00:00:00+00", b"0.5", b"t")

@@ -36,7 +36,7 @@ from benchmarks.references import in_process
 from benchmarks.results import median, ratio
 from benchmarks.snapshot_read import TABLES
 from benchmarks.source import PUBLICATION, Source, server
-from xidstream.actors.snapshot.steps import SnapshotSteps
+from xidstream.actors.snapshots.steps import SnapshotSteps
 
 _KEYS = {"accounts": "aid", "wide": "id"}
 _TIMEOUT_S = 1800.0

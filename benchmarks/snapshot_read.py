@@ -24,17 +24,17 @@ import psycopg
 
 from benchmarks.results import median, ratio
 from benchmarks.source import Source, server
-from xidstream.actors.runtime.pandas_unasked import leave_out_pandas
+from xidstream.actors.runtime.no_pandas import skip_pandas_import
+from xidstream.pipeline.delta.columns import Conform, place
+from xidstream.pipeline.delta.locations import Location
+from xidstream.pipeline.initial_copy.range_reading import RangeReader, RangeTarget
 from xidstream.pipeline.pg import Lsn
-from xidstream.pipeline.protocol.message_buffer import Outcome
-from xidstream.pipeline.relations import Column, RelationVersion, ReplicaIdentity
-from xidstream.pipeline.rows import contract_schema
-from xidstream.pipeline.slot.copy_loop import RowLoop
+from xidstream.pipeline.pgoutput.message_buffer import Outcome
+from xidstream.pipeline.postgres.copy_loop import RowLoop
+from xidstream.pipeline.schema import Column, RelationVersion, ReplicaIdentity
+from xidstream.pipeline.schema.rows import contract_schema
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 from xidstream.pipeline.snapshot.tables import Leaf, PublishedSource, RangeTask, plan_ranges
-from xidstream.pipeline.spark.naming import Location
-from xidstream.pipeline.spark.placement import Conform, place
-from xidstream.pipeline.stages.range_reading import RangeReader, RangeTarget
 
 READERS = (1, 2, 4)
 ACCOUNTS = "aid int not null, bid int, abalance int, filler char(84)"
@@ -182,7 +182,7 @@ def _read(
 
 
 def _reader(work: _Work, start: Barrier, taken: Any, shares: Any) -> None:
-    leave_out_pandas()  # as the actor does, else the first rows would load it
+    skip_pandas_import()  # as the actor does, else the first rows would load it
     reader = RangeReader(work.dsn)
     task = work.tasks[0]
     nothing = RangeTask(

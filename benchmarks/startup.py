@@ -34,7 +34,7 @@ def done(part):
     now_s = time.monotonic()
     times[part], began_s = now_s - began_s, now_s
 from xidstream.actors.driver import session as sessions
-from xidstream.pipeline.config import Config
+from xidstream.pipeline.settings.config import Config
 done("imports")
 sessions.connect_ray()
 done("ray.init")

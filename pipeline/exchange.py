@@ -20,12 +20,12 @@ from typing import Any
 import pyarrow as pa
 
 from xidstream.pipeline.errors import XidstreamError
-from xidstream.pipeline.late_binding import Commit, RowFile
 from xidstream.pipeline.parked import BadTable, LeftOutTransaction, ParkedTable
+from xidstream.pipeline.parquet import Commit, RowFile
 from xidstream.pipeline.pg import INVALID_LSN, Lsn, Xid
 from xidstream.pipeline.poison import NOBODY, GivenUp, Poison
-from xidstream.pipeline.relations import RelationVersion
-from xidstream.pipeline.rows import MESSAGES_SCHEMA, TRANSACTIONS_SCHEMA
+from xidstream.pipeline.schema import RelationVersion
+from xidstream.pipeline.schema.rows import MESSAGES_SCHEMA, TRANSACTIONS_SCHEMA
 from xidstream.pipeline.snapshot.decision import Decision
 
 UNIT_BYTES = 16 << 10
@@ -36,7 +36,7 @@ PART_BYTES = 2 << 10
 """What the place of a table's rows takes: its names, and the relation version, of which each unit has its own."""
 
 SINGLE_UNITS = 640
-"""So many small units may wait before the sequencer joins them (``pipeline.sequencer.joining``)."""
+"""So many small units may wait before the sequencer joins them (``pipeline.commits.joining``)."""
 
 JOINED_UNIT_BYTES = 1536
 """What a unit still takes when it was joined, beside its rows: in reader, buffers and sequencer together. Measured
@@ -49,7 +49,7 @@ ArrowRef = Any
 
 @dataclass(frozen=True)
 class Segment:
-    """Spilled rows of one relation version, as one Parquet file whose commit is bound late (``pipeline.late_binding``).
+    """Spilled rows of one relation version, as one Parquet file whose commit is bound late (``pipeline.parquet``).
 
     ``key`` is relative to the storage root.
     """
@@ -72,7 +72,7 @@ class MessageFile:
     """One spilled Arrow IPC file of logical messages, in ``rows.MESSAGES_SCHEMA``.
 
     ``key`` is relative to the storage root; ``checksum`` is over the whole file's ``n_bytes`` (how: see
-    ``pipeline.segments``).
+    ``pipeline.storage``).
     """
 
     key: str
@@ -119,7 +119,7 @@ class SegmentPart:
 
 @dataclass(frozen=True)
 class InlineMessages:
-    """Logical messages by value, because they are few: no more than ``pipeline.buffer`` allows for a unit."""
+    """Logical messages by value, because they are few: no more than ``pipeline.transactions`` allows for a unit."""
 
     rows: pa.RecordBatch
     """``rows.MESSAGES_SCHEMA``, complete."""

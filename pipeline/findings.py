@@ -1,4 +1,4 @@
-"""The result of checking one precondition. ``stages.preflight`` returns a list of them. This is plain data; others
+"""The result of checking one precondition. ``preflight.checks`` returns a list of them. This is plain data; others
 print it.
 
 A failed finding carries the error class that a run raises if it cannot start because of it. That is

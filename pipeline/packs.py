@@ -22,8 +22,8 @@ from typing import Final
 import pyarrow as pa
 
 from xidstream.pipeline.exchange import ArrowRef, MemoryPart
-from xidstream.pipeline.relations import RelationVersion
-from xidstream.pipeline.rows import contract_schema
+from xidstream.pipeline.schema import RelationVersion
+from xidstream.pipeline.schema.rows import contract_schema
 
 FEW_TABLES: Final = 16
 """Tables of a unit that makes no packs: a unit of small transactions mostly has one to three."""

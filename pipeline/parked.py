@@ -2,7 +2,7 @@
 
 A ``BadTable`` is what a buffer finds: a table of one release unit, from its first transaction on that keeps a change
 which cannot be delivered (``pipeline.poison``). The buffer leaves its rows out from there on, in this unit. The commit
-sequencer then *parks* the table, in commit order (``sequencer.parking``): no row of it with this commit LSN or a later
+sequencer then *parks* the table, in commit order (``commits.parking``): no row of it with this commit LSN or a later
 one is delivered. They are counted, and a ``ParkedTable`` in the record of the slot tells the count, beside the position
 that it belongs to. A person resumes the table; its rows are delivered again from ``until_lsn`` on. What lies between is
 missing in the sink, so no snapshot from before stands for the table any more.

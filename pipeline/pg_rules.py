@@ -1,8 +1,8 @@
 """What PostgreSQL allows in the names and values that people give: each rule once, before anything is connected.
 
-``pipeline.config`` checks a run's settings by these rules when they are read, ``pipeline.slot`` what it puts into a
-command, and ``pipeline.segments`` what becomes part of a key. What depends on the server's version is known only
-once connected, and is in ``pipeline.slot.stream_options``.
+``pipeline.settings.config`` checks a run's settings by these rules when they are read, ``pipeline.postgres`` what it
+puts into a command, and ``pipeline.storage`` what becomes part of a key. What depends on the server's version is known
+only once connected, and is in ``pipeline.postgres.stream_options``.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _HIGHEST_PROTO_VERSION: Final = 4
 HEARTBEAT_PREFIX: Final = b"xidstream"
 """The prefix of logical messages that are our own heartbeats, of whatever slot: no sink gets them."""
 DDL_PREFIX: Final = "xidstream.ddl"
-"""The prefix of transactional messages that tell of DDL (``slot.ddl_trigger``): no table of messages has them, and no
-function gets them."""
+"""The prefix of transactional messages that tell of DDL (``postgres.ddl_trigger``): no table of messages has them, and
+no function gets them."""
 
 
 class Streaming(enum.Enum):

@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from xidstream.pipeline import file_modes
+from xidstream.pipeline.settings import file_modes
 
 settings.register_profile("no_deadline", settings(), deadline=None)
 settings.load_profile("no_deadline")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
-from xidstream.pipeline.segments import Layout, Storage, read_progress
+from xidstream.pipeline.storage.keys import Layout
+from xidstream.pipeline.storage.progress import read_progress
+from xidstream.pipeline.storage.storage import Storage
 
 
 def delivered_lsn(storage_uri: str, slot: str) -> Lsn:

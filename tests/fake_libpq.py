@@ -8,8 +8,8 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator, Sequence
 
-from xidstream.pipeline.protocol.message_buffer import Outcome
-from xidstream.pipeline.slot.copy_loop import CopyLoop, RowLoop
+from xidstream.pipeline.pgoutput.message_buffer import Outcome
+from xidstream.pipeline.postgres.copy_loop import CopyLoop, RowLoop
 from xidstream.pipeline.stream import Cut, StreamCutter
 
 _libc = ctypes.CDLL(None)

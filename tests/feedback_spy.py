@@ -32,7 +32,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.journal_contents import JournalContents, Journaled
-from xidstream.pipeline.segments import Layout, Storage
+from xidstream.pipeline.storage.keys import Layout
+from xidstream.pipeline.storage.storage import Storage
 
 _STATUS = struct.Struct("!qqqqB")
 _XLOG = struct.Struct("!qqq")

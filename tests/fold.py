@@ -15,9 +15,9 @@ from typing import Any
 
 from deltalake import DeltaTable
 
+from xidstream.pipeline.delta.locations import encode_table
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
-from xidstream.pipeline.spark.naming import encode_table
 
 Row = tuple[Any, ...]
 Change = dict[str, Any]

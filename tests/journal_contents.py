@@ -8,9 +8,12 @@ import pyarrow as pa
 
 from xidstream.pipeline.errors import SegmentCorrupt
 from xidstream.pipeline.exchange import InlineMessages, JournalFile, MemoryMessages, Sealed
-from xidstream.pipeline.segments import Layout, SegmentReader, Storage, load_journal_units, read_progress
-from xidstream.pipeline.segments.journal_file import read_journal_file
 from xidstream.pipeline.spark.executor_tasks import released_messages
+from xidstream.pipeline.storage.journal_file import load_journal_units, read_journal_file
+from xidstream.pipeline.storage.keys import Layout
+from xidstream.pipeline.storage.progress import read_progress
+from xidstream.pipeline.storage.segment_file import SegmentReader
+from xidstream.pipeline.storage.storage import Storage
 
 _LOOKS = 100
 

@@ -9,9 +9,9 @@ import pyarrow as pa
 
 from tests.spark.support import COMMIT_US, internal
 from xidstream.pipeline.exchange import Segment, SegmentPart
-from xidstream.pipeline.late_binding import Commit, unbound, write_rows
-from xidstream.pipeline.relations import RelationVersion
-from xidstream.pipeline.segments import Storage
+from xidstream.pipeline.parquet import Commit, unbound, write_rows
+from xidstream.pipeline.schema import RelationVersion
+from xidstream.pipeline.storage.storage import Storage
 
 
 def late_segment(

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from xidstream.pipeline.exchange import ArrowRef, MemoryPart
 from xidstream.pipeline.packs import Packs
-from xidstream.pipeline.rows import contract_schema
+from xidstream.pipeline.schema.rows import contract_schema
 
 
 def part_rows(part: MemoryPart, read: Callable[[ArrowRef], Iterator[pa.RecordBatch]]) -> pa.Table:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from xidstream.pipeline.slot.opening import OpenSlot, connect_slot
-from xidstream.pipeline.slot.settings import SlotSettings
+from xidstream.pipeline.postgres.opening import OpenSlot, connect_slot
+from xidstream.pipeline.postgres.settings import SlotSettings
 
 
 def open_slot(settings: SlotSettings, *, create: bool) -> OpenSlot:

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 
 from tests.open_slot import open_slot
 from xidstream.actors.reader.reading import Reading
-from xidstream.pipeline.config import Config
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
-from xidstream.pipeline.slot.opening import OpenSlot, slot_settings
+from xidstream.pipeline.postgres.opening import OpenSlot, slot_settings
+from xidstream.pipeline.settings.config import Config
 from xidstream.pipeline.stream import Cut, PlainBlock, Position, StreamCutter
 
 

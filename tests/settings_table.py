@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from xidstream.pipeline.config import Config
+from xidstream.pipeline.settings.config import Config
 
 PAGE = Path(__file__).parents[1] / "docs" / "settings.md"
 BEGIN, END = "<!-- made by `make docs` -->\n", "<!-- end -->\n"

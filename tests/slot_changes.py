@@ -10,8 +10,8 @@ from tests.pgoutput.parser import parse_message
 from tests.postgres_fixtures import Database
 from xidstream.pipeline.pg import INVALID_LSN, Lsn, Xid
 from xidstream.pipeline.pg_rules import ColumnNames
-from xidstream.pipeline.protocol.messages import Begin, Relation, Type
-from xidstream.pipeline.relations import RelationVersion
+from xidstream.pipeline.pgoutput.messages import Begin, Relation, Type
+from xidstream.pipeline.schema import RelationVersion
 from xidstream.pipeline.stream.relation_book import RelationBook
 
 Change = Insert | Update | Delete | Truncate

@@ -12,15 +12,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tests.postgres_fixtures import Database
+from xidstream.pipeline.delta.columns import Conform, place
+from xidstream.pipeline.delta.locations import Location
+from xidstream.pipeline.delta.parquet_files import WrittenFile
+from xidstream.pipeline.initial_copy.range_reading import RangeReader, RangeTarget
 from xidstream.pipeline.pg import Lsn
-from xidstream.pipeline.relations import Column, RelationVersion, ReplicaIdentity
-from xidstream.pipeline.rows import contract_schema
+from xidstream.pipeline.schema import Column, RelationVersion, ReplicaIdentity
+from xidstream.pipeline.schema.rows import contract_schema
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 from xidstream.pipeline.snapshot.tables import CtidRange, Leaf, PublishedSource, RangeTask, plan_ranges
-from xidstream.pipeline.spark.naming import Location
-from xidstream.pipeline.spark.parquet_files import WrittenFile
-from xidstream.pipeline.spark.placement import Conform, place
-from xidstream.pipeline.stages.range_reading import RangeReader, RangeTarget
 
 BOUNDS = SnapshotBounds(Lsn(0x100), Lsn(0x200), 700, 710, (705,), 1_700_000_000_000_000)
 

@@ -28,7 +28,7 @@ import psycopg
 from tests.waiting import meanwhile
 from xidstream import ChangeStream, SparkBatch, spark_session
 from xidstream.actors.demo.embedded_postgres import EmbeddedPostgres
-from xidstream.pipeline.config import Config
+from xidstream.pipeline.settings.config import Config
 
 _SLOT, _SLOT_PARKED = "pictures", "pictures_parked"
 """No other run of this machine has them: ``status`` finds runs by their slot."""

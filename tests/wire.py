@@ -9,7 +9,7 @@ from __future__ import annotations
 from tests.pgoutput import writer
 from tests.pgoutput.messages import ColumnKind, Insert, Message, TupleColumn, TupleData
 from xidstream.pipeline.pg import POSTGRES_EPOCH_UNIX_US, Lsn, Xid
-from xidstream.pipeline.protocol.messages import (
+from xidstream.pipeline.pgoutput.messages import (
     Begin,
     BeginPrepare,
     Commit,

@@ -14,15 +14,15 @@ from importlib import import_module, metadata
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from xidstream.actors.change_stream import ChangeStream
+    from xidstream.actors.api.change_stream import ChangeStream
+    from xidstream.actors.api.streaming_query import StreamingQuery
     from xidstream.actors.driver.session import spark_session
     from xidstream.actors.mirror import Mirror
-    from xidstream.actors.streaming_query import StreamingQuery
     from xidstream.pipeline import errors
-    from xidstream.pipeline.config import Config
+    from xidstream.pipeline.changelog.change_log import LogState
     from xidstream.pipeline.pg import Lsn
+    from xidstream.pipeline.settings.config import Config
     from xidstream.pipeline.spark.spark_batch import SparkBatch
-    from xidstream.pipeline.state.change_log import LogState
     from xidstream.pipeline.verify.change_log import ChangeLog
     from xidstream.pipeline.verify.result import Verification
 
@@ -43,10 +43,10 @@ __all__ = [
 
 _HOMES: Final = {
     "ChangeLog": "xidstream.pipeline.verify.change_log",
-    "LogState": "xidstream.pipeline.state.change_log",
-    "ChangeStream": "xidstream.actors.change_stream",
-    "StreamingQuery": "xidstream.actors.streaming_query",
-    "Config": "xidstream.pipeline.config",
+    "LogState": "xidstream.pipeline.changelog.change_log",
+    "ChangeStream": "xidstream.actors.api.change_stream",
+    "StreamingQuery": "xidstream.actors.api.streaming_query",
+    "Config": "xidstream.pipeline.settings.config",
     "Mirror": "xidstream.actors.mirror",
     "Lsn": "xidstream.pipeline.pg",
     "SparkBatch": "xidstream.pipeline.spark.spark_batch",

@@ -15,37 +15,25 @@ from rich.text import Text
 
 from xidstream.actors.preflight import findings_of, port_findings, room_finding
 from xidstream.actors.runtime.waiting_line import waiting
-from xidstream.pipeline.config import Config
-from xidstream.pipeline.credentials import redacted
 from xidstream.pipeline.errors import PreconditionMissing, UsageError
 from xidstream.pipeline.exchange import Beginning, PrepareCover, SlotIdentity
 from xidstream.pipeline.findings import MARKS, Finding, Status
 from xidstream.pipeline.pg import Lsn, Xid
+from xidstream.pipeline.postgres.admin import Blocker, create_slot, describe_slot, drop_slot
+from xidstream.pipeline.postgres.beginning import NO_RECORD, SNAPSHOTS, SinkHolds, gap, gap_text
+from xidstream.pipeline.postgres.connection import ReplicationConnection
+from xidstream.pipeline.postgres.login import login_of
+from xidstream.pipeline.preflight.record_check import without_publications
 from xidstream.pipeline.quantities import counted
-from xidstream.pipeline.segments import (
-    Layout,
-    Skip,
-    Storage,
-    claim_slot,
-    count_left_behind,
-    holds_slot,
-    read_progress,
-    remove_slot,
-    take_over_progress,
-    write_beginning,
-    write_skip,
-)
-from xidstream.pipeline.slot.admin import (
-    Blocker,
-    create_slot,
-    describe_slot,
-    drop_slot,
-)
-from xidstream.pipeline.slot.beginning import NO_RECORD, SNAPSHOTS, SinkHolds, gap, gap_text
-from xidstream.pipeline.slot.connection import ReplicationConnection
-from xidstream.pipeline.slot.login import login_of
-from xidstream.pipeline.spark.sink import sink_type
-from xidstream.pipeline.stages.slot_record import without_publications
+from xidstream.pipeline.settings.config import Config
+from xidstream.pipeline.settings.credentials import redacted
+from xidstream.pipeline.sinks.sink import sink_type
+from xidstream.pipeline.storage.beginning_record import count_left_behind, write_beginning
+from xidstream.pipeline.storage.cleanup import holds_slot, remove_slot
+from xidstream.pipeline.storage.keys import Layout
+from xidstream.pipeline.storage.progress import claim_slot, read_progress, take_over_progress
+from xidstream.pipeline.storage.skips import Skip, write_skip
+from xidstream.pipeline.storage.storage import Storage
 
 _STYLES = {
     Status.OK: "green",

@@ -29,9 +29,9 @@ from xidstream.actors.runtime.elapsed import Elapsed
 from xidstream.actors.supervision.run_status import Status
 from xidstream.pipeline.account.model import open_words
 from xidstream.pipeline.account.snapshots import SnapshotProgress
+from xidstream.pipeline.commits.sequencer_stats import JournalStats
 from xidstream.pipeline.events import Event
 from xidstream.pipeline.quantities import counted, human_bytes, human_ms, human_s, waiting
-from xidstream.pipeline.stages.sequencer_stats import JournalStats
 
 _PLAIN_INTERVAL_S = 5.0
 _MOST_TRANSACTIONS = 6

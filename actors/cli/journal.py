@@ -17,23 +17,23 @@ from rich.table import Table
 from rich.text import Text
 
 from xidstream.actors.cli.checks import stored_slot
-from xidstream.pipeline.config import Config
-from xidstream.pipeline.credentials import redacted
 from xidstream.pipeline.errors import ExitStatus, PreconditionMissing, SegmentCorrupt, XidstreamError
 from xidstream.pipeline.exchange import JournalFile
+from xidstream.pipeline.postgres.beginning import left_behind
 from xidstream.pipeline.quantities import counted, human_bytes
-from xidstream.pipeline.segments import (
+from xidstream.pipeline.settings.config import Config
+from xidstream.pipeline.settings.credentials import redacted
+from xidstream.pipeline.storage.beginning_record import count_left_behind
+from xidstream.pipeline.storage.keys import Layout
+from xidstream.pipeline.storage.storage import Storage
+from xidstream.pipeline.storage.stored_journal import (
     JournalFinding,
-    Layout,
     NamedFile,
-    Storage,
     StoredJournal,
-    count_left_behind,
     findings,
     slots_servers,
     stored_journal,
 )
-from xidstream.pipeline.slot.beginning import left_behind
 
 _MOST_SHOWN: Final = 20
 _FILE_WIDTH: Final = 160

@@ -36,10 +36,10 @@ from xidstream.actors.cli.typed_names import help_, start, stop, version
 from xidstream.actors.cli.verify_options import verify
 from xidstream.actors.runtime.signals import StopRequest
 from xidstream.actors.runtime.waiting_line import waiting
-from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import ExitStatus, XidstreamError
 from xidstream.pipeline.events import Event, of_error
 from xidstream.pipeline.pg import Lsn, Xid
+from xidstream.pipeline.settings.config import Config
 
 _CONNECTION = ("dsn", "slot", "publication")
 

@@ -13,13 +13,13 @@ import click
 from xidstream.actors.mirror import MirrorLoop, loop_of
 from xidstream.actors.runtime.signals import StopRequest
 from xidstream.actors.runtime.waiting_line import waiting
-from xidstream.pipeline.config import Config
-from xidstream.pipeline.credentials import redacted
 from xidstream.pipeline.errors import ConfigError
-from xidstream.pipeline.file_modes import choose_for_process
 from xidstream.pipeline.pg_rules import duration_s
-from xidstream.pipeline.sink_kinds import DELTA, kind_named
-from xidstream.pipeline.spark.sink import check_sink_spec
+from xidstream.pipeline.settings.config import Config
+from xidstream.pipeline.settings.credentials import redacted
+from xidstream.pipeline.settings.file_modes import choose_for_process
+from xidstream.pipeline.settings.sink_kinds import DELTA, kind_named
+from xidstream.pipeline.sinks.sink import check_sink_spec
 
 _POLL_S = 0.25
 

@@ -16,11 +16,11 @@ from typing import Any, Final
 
 import click
 
-from xidstream.pipeline import file_modes
-from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import ConfigError
-from xidstream.pipeline.settings_file import load_toml
-from xidstream.pipeline.slot_list import configs_of
+from xidstream.pipeline.settings import file_modes
+from xidstream.pipeline.settings.config import Config
+from xidstream.pipeline.settings.settings_file import load_toml
+from xidstream.pipeline.settings.slot_list import configs_of
 
 _STRUCTURED = {"spark_conf"}
 _METAVARS: Final = {

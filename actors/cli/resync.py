@@ -24,7 +24,7 @@ from typing import Any
 import click
 
 from xidstream.actors.cli.options import build_config, setting_options
-from xidstream.pipeline.config import Config
+from xidstream.pipeline.settings.config import Config
 
 
 @click.command(short_help="Put a lost slot right, and have the tables read again.")
@@ -54,12 +54,12 @@ def resync_command(config: Config, *, discard_journal: bool) -> None:
     from xidstream.actors.preflight import findings_of
     from xidstream.pipeline.errors import SlotLost, UsageError
     from xidstream.pipeline.findings import Status
-    from xidstream.pipeline.segments import holds_slot
-    from xidstream.pipeline.segments.snapshot_record import write_decision
-    from xidstream.pipeline.slot.admin import describe_slot, sql_connection
-    from xidstream.pipeline.slot.login import login_of
-    from xidstream.pipeline.slot.snapshot_sources import survey
+    from xidstream.pipeline.postgres.admin import describe_slot, sql_connection
+    from xidstream.pipeline.postgres.login import login_of
+    from xidstream.pipeline.postgres.snapshot_sources import survey
     from xidstream.pipeline.snapshot.decision import Decision
+    from xidstream.pipeline.storage.cleanup import holds_slot
+    from xidstream.pipeline.storage.snapshot_record import write_decision
 
     asked = dataclasses.replace(config, create_slot=True, snapshot="initial")
     failed = [f for f in findings_of(asked, has_sink=bool(config.sink)) if f.status is Status.FAILED]

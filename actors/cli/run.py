@@ -24,18 +24,18 @@ from xidstream.actors.runtime.other_logins import other_logins
 from xidstream.actors.runtime.ray_cluster import connect_ray, keep_logs
 from xidstream.actors.runtime.secrets import refuse_travelling, without_secrets
 from xidstream.actors.runtime.signals import STOPPING, StopRequest
+from xidstream.actors.status.metrics_server import offer_metrics
+from xidstream.actors.status.page import serve
 from xidstream.actors.supervision.cpu_plan import Plan
-from xidstream.actors.supervision.metrics_server import offer_metrics
 from xidstream.actors.supervision.other_runs import StartingRun
-from xidstream.actors.supervision.page import serve
 from xidstream.actors.supervision.shared_session import SharedSession
 from xidstream.actors.supervision.supervisor import Supervisor
-from xidstream.pipeline.config import Config, SnapshotMode, SparkMode
 from xidstream.pipeline.errors import ConfigError, ExitStatus, XidstreamError
 from xidstream.pipeline.events import Event, of_error
 from xidstream.pipeline.faultpoints import VARIABLE, armed
-from xidstream.pipeline.file_modes import choose_for_process
-from xidstream.pipeline.spark.sink import check_sink_spec
+from xidstream.pipeline.settings.config import Config, SnapshotMode, SparkMode
+from xidstream.pipeline.settings.file_modes import choose_for_process
+from xidstream.pipeline.sinks.sink import check_sink_spec
 
 _REFRESH_S = 0.25
 _CHECKS_END_S = 10.0

@@ -19,12 +19,19 @@ from rich.text import Text
 from xidstream.actors.runtime.run_search import local_answers
 from xidstream.pipeline.account.codec import of_json
 from xidstream.pipeline.account.snapshots import TableProgress
-from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import ConfigError, UsageError
 from xidstream.pipeline.findings import enumerate_names
+from xidstream.pipeline.postgres.admin import held_wal_bytes, read_slot, sql_connection
+from xidstream.pipeline.postgres.connection import ReplicationConnection
+from xidstream.pipeline.postgres.snapshot_sources import survey
+from xidstream.pipeline.preflight.record_check import without_publications
 from xidstream.pipeline.quantities import counted, human_bytes, visible
-from xidstream.pipeline.segments import Layout, Storage
-from xidstream.pipeline.segments.snapshot_record import (
+from xidstream.pipeline.settings.config import Config
+from xidstream.pipeline.sinks.sink import sink_type
+from xidstream.pipeline.snapshot.generation import Generation, GenerationState
+from xidstream.pipeline.snapshot.tables import PublishedSource
+from xidstream.pipeline.storage.keys import Layout
+from xidstream.pipeline.storage.snapshot_record import (
     cancel,
     read_decision,
     read_taken,
@@ -32,13 +39,7 @@ from xidstream.pipeline.segments.snapshot_record import (
     read_wishes,
     request,
 )
-from xidstream.pipeline.slot.admin import held_wal_bytes, read_slot, sql_connection
-from xidstream.pipeline.slot.connection import ReplicationConnection
-from xidstream.pipeline.slot.snapshot_sources import survey
-from xidstream.pipeline.snapshot.generation import Generation, GenerationState
-from xidstream.pipeline.snapshot.tables import PublishedSource
-from xidstream.pipeline.spark.sink import sink_type
-from xidstream.pipeline.stages.slot_record import without_publications
+from xidstream.pipeline.storage.storage import Storage
 
 _FILE_WIDTH: Final = 160
 

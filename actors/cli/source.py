@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import click
 
-from xidstream.pipeline.config import Config
-from xidstream.pipeline.slot.admin import sql_connection
-from xidstream.pipeline.slot.ddl_trigger import PREPARE, UNPREPARE, installed, prepare, script, unprepare
-from xidstream.pipeline.slot.login import login_of
+from xidstream.pipeline.postgres.admin import sql_connection
+from xidstream.pipeline.postgres.ddl_trigger import (
+    PREPARE,
+    UNPREPARE,
+    installed,
+    prepare,
+    script,
+    unprepare,
+)
+from xidstream.pipeline.postgres.login import login_of
+from xidstream.pipeline.settings.config import Config
 
 _DOING = "the event triggers for DDL"
 

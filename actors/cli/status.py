@@ -24,16 +24,17 @@ from xidstream.actors.runtime.run_search import answers
 from xidstream.pipeline.account import Account, StoredPart, Window
 from xidstream.pipeline.account.codec import of_json, to_json
 from xidstream.pipeline.account.model import with_undelivered
-from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import ConfigError, UsageError, XidstreamError
 from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.postgres.admin import current_flush_lsn, existing_slot, stream_stats
+from xidstream.pipeline.postgres.connection import ReplicationConnection
+from xidstream.pipeline.postgres.login import login_of
+from xidstream.pipeline.postgres.slot_account import slot_part
+from xidstream.pipeline.preflight.record_check import without_publications
 from xidstream.pipeline.quantities import counted
-from xidstream.pipeline.segments import read_progress, read_skips
-from xidstream.pipeline.slot.admin import current_flush_lsn, existing_slot, stream_stats
-from xidstream.pipeline.slot.connection import ReplicationConnection
-from xidstream.pipeline.slot.login import login_of
-from xidstream.pipeline.slot.slot_account import slot_part
-from xidstream.pipeline.stages.slot_record import without_publications
+from xidstream.pipeline.settings.config import Config
+from xidstream.pipeline.storage.progress import read_progress
+from xidstream.pipeline.storage.skips import read_skips
 
 _WATCH_INTERVAL_S: Final = 1.0
 _FILE_WIDTH: Final = 160

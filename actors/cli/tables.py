@@ -1,7 +1,7 @@
 """What ``xidstream table parked`` and ``table resume`` do. Both read the slot's record in the storage.
 
 A run that is up may write that record. So ``resume`` leaves a wish beside it, and the next epoch takes it up
-(``pipeline.segments.resumes``).
+(``pipeline.storage.resumes``).
 """
 
 from __future__ import annotations
@@ -12,10 +12,13 @@ import json
 import click
 
 from xidstream.actors.cli.checks import stored_slot
-from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import UsageError
 from xidstream.pipeline.parked import ParkedTable
-from xidstream.pipeline.segments import Layout, Storage, read_progress, read_resumes, request_resume
+from xidstream.pipeline.settings.config import Config
+from xidstream.pipeline.storage.keys import Layout
+from xidstream.pipeline.storage.progress import read_progress
+from xidstream.pipeline.storage.resumes import read_resumes, request_resume
+from xidstream.pipeline.storage.storage import Storage
 
 
 def parked_command(config: Config, *, as_json: bool) -> None:

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING
 import click
 
 from xidstream.actors.runtime.signals import StopRequest
-from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import ConfigError, ExitStatus, PreconditionMissing, XidstreamError
-from xidstream.pipeline.file_modes import choose_for_process
 from xidstream.pipeline.pg_rules import renamed_columns
-from xidstream.pipeline.slot.login import login_of
-from xidstream.pipeline.spark.sink import check_sink_spec, parse_sink_spec
+from xidstream.pipeline.postgres.login import login_of
+from xidstream.pipeline.settings.config import Config
+from xidstream.pipeline.settings.file_modes import choose_for_process
+from xidstream.pipeline.sinks.sink import check_sink_spec, parse_sink_spec
 from xidstream.pipeline.verify.change_log import ChangeLog
 from xidstream.pipeline.verify.result import Verdict, Verification
 from xidstream.pipeline.verify.settings import VerifySettings

@@ -10,7 +10,7 @@ import click
 
 from xidstream.actors.cli.options import build_config, setting_options
 from xidstream.actors.runtime.signals import StopRequest
-from xidstream.pipeline.config import Config
+from xidstream.pipeline.settings.config import Config
 
 
 @click.command(short_help="Compare the source's rows with the change log, exactly.")

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 from xidstream.actors.demo.watched_delta import Arrival, WatchedDelta
 from xidstream.actors.supervision.drivers import InProcessDriver
 from xidstream.actors.supervision.supervisor import Supervisor
-from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import XidstreamError
 from xidstream.pipeline.exchange import SlotIdentity
 from xidstream.pipeline.pg import Xid
+from xidstream.pipeline.settings.config import Config
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -26,8 +26,8 @@ from xidstream.actors.demo.proof import prove, show_lag
 from xidstream.actors.driver.session import start_spark, stop_spark
 from xidstream.actors.runtime.elapsed import Elapsed
 from xidstream.actors.runtime.ray_cluster import connect_ray
-from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import UsageError
+from xidstream.pipeline.settings.config import Config
 
 _MARKER: Final = ".xidstream-demo"
 

@@ -32,17 +32,20 @@ from xidstream.actors.driver.stored_frames import StoredFrames
 from xidstream.actors.runtime.ray_errors import unwrap
 from xidstream.pipeline.account import BatchHistory, SinkPart
 from xidstream.pipeline.account.batches import MOST_BATCHES, MOST_LATENCIES_OF_A_BATCH
+from xidstream.pipeline.delta.snapshot_tables import SnapshotTables
 from xidstream.pipeline.errors import ComponentLost
 from xidstream.pipeline.exchange import Batch, SlotIdentity, Tenure
 from xidstream.pipeline.faultpoints import reach
+from xidstream.pipeline.initial_copy.staged_snapshots import StagedSnapshots
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
-from xidstream.pipeline.segments import Layout, SegmentReader, Storage, check_owner
-from xidstream.pipeline.sink_kinds import Snapshots
+from xidstream.pipeline.settings.sink_kinds import Snapshots
+from xidstream.pipeline.sinks.sink import Sink
 from xidstream.pipeline.spark.frames import SinkBatch
-from xidstream.pipeline.spark.sink import Sink
 from xidstream.pipeline.spark.snapshot_batch import SnapshotBatch
-from xidstream.pipeline.spark.snapshot_tables import SnapshotTables
-from xidstream.pipeline.stages.staged_snapshots import StagedSnapshots
+from xidstream.pipeline.storage.keys import Layout
+from xidstream.pipeline.storage.progress import check_owner
+from xidstream.pipeline.storage.segment_file import SegmentReader
+from xidstream.pipeline.storage.storage import Storage
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -12,7 +12,7 @@ memory. PySpark's own gateway asks for a token. Ray's native library comes from 
 
 It has one heap, so a task that needs too much of it ends the driver as well: the JVM ends at the first
 OutOfMemoryError, because threads of Spark that died of one would leave jobs that never end. The run then starts another
-driver (``supervision.held_driver``). A task that fails is tried again, as on a cluster.
+driver (``supervision.run_driver``). A task that fails is tried again, as on a cluster.
 
 What RayDP has to say about class path and Ray's addresses is asked of RayDP. ``session`` calls this module.
 """
@@ -32,8 +32,8 @@ from xidstream.actors.driver.driver_jvm import raydp_settings
 from xidstream.actors.driver.jvm_stderr import start_jvm
 from xidstream.actors.driver.session_kind import JOINED_RAY
 from xidstream.actors.runtime.ray_cluster import temporary_folder
-from xidstream.pipeline.config import MIB, Config
-from xidstream.pipeline.sizes import parse_heap
+from xidstream.pipeline.settings.config import MIB, Config
+from xidstream.pipeline.settings.sizes import parse_heap
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

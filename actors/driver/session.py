@@ -35,11 +35,11 @@ from xidstream.actors.runtime.ray_cluster import (
 )
 from xidstream.actors.runtime.spark_version import require_raydp_for_spark
 from xidstream.actors.runtime.waiting_line import waiting
-from xidstream.pipeline import file_modes
-from xidstream.pipeline.config import Config, SparkMode
 from xidstream.pipeline.errors import EnvironmentFault, PreconditionMissing
+from xidstream.pipeline.settings import file_modes
+from xidstream.pipeline.settings.config import Config, SparkMode
 from xidstream.pipeline.spark.session import SPARK_CONF, plan_first_job, warm_up
-from xidstream.pipeline.spark.spark_errors import fault_of
+from xidstream.pipeline.spark_errors import fault_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

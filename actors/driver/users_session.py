@@ -17,12 +17,13 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from xidstream.actors.driver.session_kind import has_ray_executors, reads_ray_objects
-from xidstream.pipeline.credentials import redacted
 from xidstream.pipeline.errors import PreconditionMissing, Unsupported, UsageError
-from xidstream.pipeline.segments import RowsReader, Storage, write_rows
+from xidstream.pipeline.settings.credentials import redacted
 from xidstream.pipeline.spark.executor_tasks import ReadProbe
 from xidstream.pipeline.spark.session import UNION_PARTITIONING, warm_up
-from xidstream.pipeline.spark.spark_errors import raised_in_executor
+from xidstream.pipeline.spark_errors import raised_in_executor
+from xidstream.pipeline.storage.handed_rows import RowsReader, write_rows
+from xidstream.pipeline.storage.storage import Storage
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -1,7 +1,7 @@
 """The reader's buffers as a fleet: starts them, sees them placed, checks that they live, ends those that are idle.
 
-How many there should be, and which may go, is decided by ``pipeline.buffer.BufferPoolPolicy``; where buffers run, by
-Ray's default policy: it prefers the node of whoever asks, the reader's, where blocks are in shared memory already,
+How many there should be, and which may go, is decided by ``pipeline.transactions.BufferPoolPolicy``; where buffers run,
+by Ray's default policy: it prefers the node of whoever asks, the reader's, where blocks are in shared memory already,
 until half of that node is taken, then goes elsewhere, and asks the autoscaler where nothing is free. A soft
 NodeAffinity to the reader's node was rejected: it waits for that node while it is full, though others are empty, so
 nothing would ever scale.
@@ -20,9 +20,9 @@ import ray
 from xidstream.actors.reader.buffer_handle import BufferHandle
 from xidstream.actors.reader.buffer_quota import QuotaShare
 from xidstream.pipeline.account.model import ProcessPart
-from xidstream.pipeline.buffer import BufferPoolPolicy
-from xidstream.pipeline.config import Config
-from xidstream.pipeline.stages.buffer_calls import BufferSettings
+from xidstream.pipeline.settings.config import Config
+from xidstream.pipeline.transactions.buffer_calls import BufferSettings
+from xidstream.pipeline.transactions.pool import BufferPoolPolicy
 
 _CHECK_INTERVAL_S = 1.0
 _PROCESS_ANSWER_S = 0.5

@@ -12,11 +12,11 @@ import ray
 
 from xidstream.actors.runtime.ray_errors import unwrap
 from xidstream.actors.xid_buffer import XidBuffer
-from xidstream.pipeline.buffer import KnownRelations
 from xidstream.pipeline.pg import Xid
-from xidstream.pipeline.stages.buffer_calls import BufferSettings, Held
-from xidstream.pipeline.stages.parcels import Parcel
 from xidstream.pipeline.stream import Block, Prepared
+from xidstream.pipeline.transactions.buffer_calls import BufferSettings, Held
+from xidstream.pipeline.transactions.known_relations import KnownRelations
+from xidstream.pipeline.transactions.parcels import Parcel
 
 _INLINE_BYTES = 64 << 10
 """Below this what a call carries travels inside the call: the object store would cost more than it saves."""

@@ -1,9 +1,9 @@
 """Sends blocks and ends of transactions to the right buffer, and counts what is in flight.
 
 A plain object inside the slot reader, which therefore owns every buffer: when the reader ends, they end. Once the
-reader reads, the thread of ``SendingThread`` alone calls it; others read sums.
-Which buffer takes what is decided by ``pipeline.buffer.BufferPoolPolicy``; ``BufferFleet`` starts and ends buffers,
-and ``BufferHandle`` calls one of them.
+reader reads, the thread of ``SendingThread`` alone calls it; others read sums. Which buffer takes what is decided by
+``pipeline.transactions.BufferPoolPolicy``; ``BufferFleet`` starts and ends buffers, and ``BufferHandle`` calls one of
+them.
 
 What one transaction moves with, from one buffer to another, is what the first holds of it in memory, through the
 object store, and the names of its segments; Ray's order of one caller's calls is what keeps its blocks in order.
@@ -23,13 +23,13 @@ from xidstream.actors.reader.buffer_handle import BufferHandle, held_of
 from xidstream.actors.reader.buffer_quota import QuotaShare
 from xidstream.actors.reader.in_flight import InFlight
 from xidstream.pipeline.account.model import OpenPart, named
-from xidstream.pipeline.buffer import BufferPoolPolicy
-from xidstream.pipeline.config import Config
 from xidstream.pipeline.exchange import TransactionEnd
 from xidstream.pipeline.pg import Xid
-from xidstream.pipeline.protocol.spares import Spares
-from xidstream.pipeline.stages.buffer_calls import BufferSettings, Held
+from xidstream.pipeline.pgoutput.spares import Spares
+from xidstream.pipeline.settings.config import Config
 from xidstream.pipeline.stream import PlainBlock, Prepared, TransactionBlock
+from xidstream.pipeline.transactions.buffer_calls import BufferSettings, Held
+from xidstream.pipeline.transactions.pool import BufferPoolPolicy
 
 _PARCEL_BLOCKS = 2
 """Full blocks that go in one call at most: two, because what several transactions left over is mostly more than one."""

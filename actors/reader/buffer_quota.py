@@ -1,8 +1,8 @@
 """One cap on the buffers of several slots: an actor that counts, and each reader's share of it.
 
-Decided by ``pipeline.buffer.BufferQuota``. The reader's side never waits: it sends what it wants when that changes,
-and about once a second while that is more than its floor; the answer counts when it is there. The supervisor releases a
-reader's share when it has ended the reader, and with it the reader's buffers.
+Decided by ``pipeline.transactions.BufferQuota``. The reader's side never waits: it sends what it wants when that
+changes, and about once a second while that is more than its floor; the answer counts when it is there. The supervisor
+releases a reader's share when it has ended the reader, and with it the reader's buffers.
 
 It outlives all epochs, so Ray itself starts it again when it dies. Then it knows nothing, and lends what others have
 until they have told it again: that costs buffers above the cap for a while, and no epoch.
@@ -17,7 +17,7 @@ from typing import Any
 import ray
 
 from xidstream.actors.runtime.ray_errors import unwrap
-from xidstream.pipeline.buffer import BufferQuota
+from xidstream.pipeline.transactions.buffer_quota import BufferQuota
 
 _AGAIN_S = 1.0
 

@@ -17,13 +17,13 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from xidstream.actors.reader.sending_thread import SendingThread
-from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import PoisonedChange
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
-from xidstream.pipeline.protocol.message_buffer import Outcome
-from xidstream.pipeline.protocol.parser import parse_keepalive
-from xidstream.pipeline.slot.connection import ReplicationConnection
+from xidstream.pipeline.pgoutput.message_buffer import Outcome
+from xidstream.pipeline.pgoutput.parser import parse_keepalive
+from xidstream.pipeline.postgres.connection import ReplicationConnection
+from xidstream.pipeline.settings.config import Config
 from xidstream.pipeline.stream import Cut, StreamCutter, Unsendable, read_policy
 from xidstream.pipeline.stream.read_policy import Credit, Gathered, ReadPolicy, Step
 

@@ -1,4 +1,4 @@
-"""Sends what the reader cut: ``pipeline.stages.cut_routing`` with the actors to which it routes.
+"""Sends what the reader cut: ``pipeline.stream.cut_routing`` with the actors to which it routes.
 
 It is a plain object inside the slot reader. ``SendingThread`` alone uses it. Errors of buffers and of the sequencer
 come out of ``collect``.
@@ -14,8 +14,8 @@ import ray
 
 from xidstream.actors.reader.buffer_pool import BufferPool
 from xidstream.actors.runtime.ray_errors import unwrap
-from xidstream.pipeline.stages.cut_routing import CutRouting, TicketedCut
 from xidstream.pipeline.stream.backlog import Backlog
+from xidstream.pipeline.stream.cut_routing import CutRouting, TicketedCut
 
 _ASK_INTERVAL_S: Final = 1.0
 

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from xidstream.pipeline.slot.conninfo import secret_variables
+from xidstream.pipeline.postgres.conninfo import secret_variables
 
 
 def hidden_variables() -> dict[str, str]:

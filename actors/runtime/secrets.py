@@ -25,9 +25,9 @@ from contextlib import suppress
 
 from xidstream.actors.runtime.hidden_variables import hidden_variables
 from xidstream.actors.runtime.ray_cluster import is_ours, temporary_folder
-from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import ConfigError, EnvironmentFault
-from xidstream.pipeline.slot.conninfo import join_secrets, split_secrets
+from xidstream.pipeline.postgres.conninfo import join_secrets, split_secrets
+from xidstream.pipeline.settings.config import Config
 
 _FILE = "dsn.json"
 

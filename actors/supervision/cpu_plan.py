@@ -22,11 +22,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from xidstream.actors.snapshot.actors import HOLDER_CPUS
-from xidstream.pipeline.config import Config, SnapshotMode, SparkMode
+from xidstream.actors.snapshots.actors import HOLDER_CPUS
 from xidstream.pipeline.errors import PreconditionMissing
+from xidstream.pipeline.initial_copy.readers import readers_here
 from xidstream.pipeline.quantities import counted
-from xidstream.pipeline.snapshot.readers import readers_here
+from xidstream.pipeline.settings.config import Config, SnapshotMode, SparkMode
 
 LEAST: Final = 0.25
 """Sixteen slots a CPU, with the defaults. With nothing to do a slot takes 5 % of a core (docs/sizing.md), so they keep

@@ -1,7 +1,7 @@
 """The driver's part of an epoch: it waits for the Spark session, has a batch loop pull, and watches reader and loop.
 
 The reader reads meanwhile, from before the session is there until the end. So neither a session that starts nor one
-that is lost keeps the server waiting: what is committed goes to the journal (``stages.journaling``), and is confirmed.
+that is lost keeps the server waiting: what is committed goes to the journal (``commits.journaling``), and is confirmed.
 
 A batch loop that failed by the driver's or the sink's fault is followed by another one, on the same sequencer. The new
 loop opens the sink, and the sequencer then gives out again what the earlier one had in hand. A session that does not
@@ -26,8 +26,8 @@ from typing import Final
 
 from xidstream.actors.supervision.drivers import Driver
 from xidstream.actors.supervision.epoch import Epoch, StopRequested
-from xidstream.actors.supervision.held_driver import HeldDriver
 from xidstream.actors.supervision.retries import Retries
+from xidstream.actors.supervision.run_driver import RunDriver
 from xidstream.actors.supervision.slot_snapshots import SlotSnapshots
 from xidstream.pipeline.errors import (
     Action,
@@ -69,7 +69,7 @@ class Delivery:
         self,
         epoch: Epoch,
         opened: Opened,
-        held: HeldDriver,
+        held: RunDriver,
         snapshots: SlotSnapshots,
         retries: Retries,
         stop: threading.Event,

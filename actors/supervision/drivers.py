@@ -21,10 +21,10 @@ from xidstream.actors.driver.trouble import trouble_of
 from xidstream.pipeline.account import BatchHistory
 from xidstream.pipeline.account.batches import MOST_BATCHES
 from xidstream.pipeline.account.model import SinkReport
+from xidstream.pipeline.delta.snapshot_tables import SnapshotTables
 from xidstream.pipeline.errors import ComponentLost, SinkFailed
 from xidstream.pipeline.exchange import SlotIdentity
-from xidstream.pipeline.spark.sink import Sink
-from xidstream.pipeline.spark.snapshot_tables import SnapshotTables
+from xidstream.pipeline.sinks.sink import Sink
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -61,7 +61,7 @@ class Driver(Protocol):
         ...
 
     def on_snapshots(self, call: Callable[[SnapshotTables], _T], *, after_end: bool = False) -> _T:
-        """``actors.snapshot.sink_tables.OnSink``: ``call`` gets the sink's. It may go to another process."""
+        """``actors.snapshots.sink_tables.OnSink``: ``call`` gets the sink's. It may go to another process."""
         ...
 
     def progress(self) -> LoopProgress: ...

@@ -22,10 +22,10 @@ from typing import Any
 import ray
 
 from xidstream.actors.commit_sequencer import CommitSequencer
+from xidstream.actors.reader.slot_reader import ReaderStats, SlotReader
 from xidstream.actors.runtime.ray_cluster import is_ours
 from xidstream.actors.runtime.ray_errors import unwrap
 from xidstream.actors.runtime.secrets import ReaderSecrets
-from xidstream.actors.slot_reader import ReaderStats, SlotReader
 from xidstream.actors.supervision.cpu_plan import FULL_SHARES, Shares
 from xidstream.actors.supervision.placement import (
     RoomWatch,
@@ -34,13 +34,13 @@ from xidstream.actors.supervision.placement import (
     unplaced_driver,
 )
 from xidstream.pipeline.account.model import ReaderReport, SequencerReport
-from xidstream.pipeline.config import Config
+from xidstream.pipeline.commits.sequencer_stats import SequencerStats
 from xidstream.pipeline.errors import ComponentLost
 from xidstream.pipeline.events import Event
 from xidstream.pipeline.exchange import Opened
 from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.settings.config import Config
 from xidstream.pipeline.snapshot.tables import Surveyed
-from xidstream.pipeline.stages.sequencer_stats import SequencerStats
 
 READER, SEQUENCER, DRIVER = "slot reader", "commit sequencer", "Spark driver"
 _AWAITED = {READER: "the slot reader", SEQUENCER: "the storage", DRIVER: "the Spark session"}

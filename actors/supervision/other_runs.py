@@ -21,12 +21,12 @@ from xidstream.actors.runtime.run_search import local_answers
 from xidstream.actors.runtime.run_socket import RunSocket
 from xidstream.pipeline.account import Account, RunPart
 from xidstream.pipeline.account.codec import of_json, to_json
-from xidstream.pipeline.config import Config
-from xidstream.pipeline.credentials import redacted
 from xidstream.pipeline.errors import SlotInUse, XidstreamError
 from xidstream.pipeline.findings import Finding
-from xidstream.pipeline.slot.connection import ReplicationConnection
-from xidstream.pipeline.stages.slot_record import without_publications
+from xidstream.pipeline.postgres.connection import ReplicationConnection
+from xidstream.pipeline.preflight.record_check import without_publications
+from xidstream.pipeline.settings.config import Config
+from xidstream.pipeline.settings.credentials import redacted
 
 _STARTED_AT: Final = datetime.datetime.now(datetime.timezone.utc)
 _WAITING: Final = ("the checks of server and storage, and Ray",)

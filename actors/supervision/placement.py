@@ -27,8 +27,8 @@ import ray
 from xidstream.actors.driver.session_kind import n_executors
 from xidstream.actors.runtime.ray_cluster import is_ours
 from xidstream.actors.supervision.cpu_plan import Demand, Shares, demands
-from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import EnvironmentFault, PreconditionMissing
+from xidstream.pipeline.settings.config import Config
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

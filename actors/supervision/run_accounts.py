@@ -37,13 +37,13 @@ from xidstream.pipeline.account.model import (
     with_undelivered,
 )
 from xidstream.pipeline.account.snapshots import SnapshotProgress
-from xidstream.pipeline.config import Config
-from xidstream.pipeline.credentials import redacted
 from xidstream.pipeline.errors import XidstreamError
 from xidstream.pipeline.exchange import SlotIdentity
 from xidstream.pipeline.pg import Lsn
-from xidstream.pipeline.slot.login import login_of
-from xidstream.pipeline.slot.slot_account import RATE_WINDOW_S, slot_part
+from xidstream.pipeline.postgres.login import login_of
+from xidstream.pipeline.postgres.slot_account import RATE_WINDOW_S, slot_part
+from xidstream.pipeline.settings.config import Config
+from xidstream.pipeline.settings.credentials import redacted
 
 log = logging.getLogger(__name__)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from xidstream.actors.driver.batch_loop import LoopProgress
-from xidstream.actors.slot_reader import ReaderStats
+from xidstream.actors.reader.slot_reader import ReaderStats
 from xidstream.pipeline.account.model import is_caught_up
 from xidstream.pipeline.account.snapshots import SnapshotProgress
+from xidstream.pipeline.commits.sequencer_stats import SequencerStats
 from xidstream.pipeline.exchange import Opened
-from xidstream.pipeline.stages.sequencer_stats import SequencerStats
 
 
 @dataclass(frozen=True)

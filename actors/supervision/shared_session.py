@@ -20,10 +20,10 @@ from typing import Any
 import ray
 
 from xidstream.actors.driver.session import settled
-from xidstream.actors.spark_driver import SparkDriver
+from xidstream.actors.driver.spark_driver import SparkDriver
 from xidstream.actors.supervision.actor_driver import ActorDriver
 from xidstream.actors.supervision.cpu_plan import FULL_SHARES, Shares
-from xidstream.pipeline.config import Config
+from xidstream.pipeline.settings.config import Config
 
 _CLOSE_S = 5.0
 """An orderly end takes a second or two. One that hangs must not keep a run that was told to stop: the actor is killed

@@ -12,21 +12,22 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from xidstream.actors.snapshot.sink_tables import SinkTables
-from xidstream.actors.snapshot.taking import SnapshotTaking
+from xidstream.actors.snapshots.coordinator import SnapshotCoordinator
+from xidstream.actors.snapshots.sink_tables import SinkTables
 from xidstream.actors.supervision.drivers import Driver
 from xidstream.actors.supervision.epoch import Epoch
 from xidstream.pipeline.account.snapshots import SnapshotProgress
-from xidstream.pipeline.config import Config, SnapshotMode
+from xidstream.pipeline.delta.snapshot_tables import SnapshotTables
 from xidstream.pipeline.errors import ComponentLost
 from xidstream.pipeline.exchange import Opened
+from xidstream.pipeline.initial_copy.snapshot_book import SnapshotBook
 from xidstream.pipeline.pg import Lsn
-from xidstream.pipeline.segments import Layout, Storage
-from xidstream.pipeline.sink_kinds import Snapshots
-from xidstream.pipeline.slot.conninfo import complete
+from xidstream.pipeline.postgres.conninfo import complete
+from xidstream.pipeline.settings.config import Config, SnapshotMode
+from xidstream.pipeline.settings.sink_kinds import Snapshots
 from xidstream.pipeline.snapshot.tables import Surveyed
-from xidstream.pipeline.spark.snapshot_tables import SnapshotTables
-from xidstream.pipeline.stages.snapshot_book import SnapshotBook
+from xidstream.pipeline.storage.keys import Layout
+from xidstream.pipeline.storage.storage import Storage
 
 _T = TypeVar("_T")
 
@@ -40,7 +41,7 @@ class SlotSnapshots:
         self._notify = notify
         self._epoch: Epoch | None = None
         self._driver: Driver | None = None
-        self._taking: SnapshotTaking | None = None
+        self._taking: SnapshotCoordinator | None = None
         self._server: Mapping[str, str] = {}
         self._is_aimed = False
         self._is_told = False
@@ -59,7 +60,7 @@ class SlotSnapshots:
             dsn = complete(self._config.dsn, **opened.server)
             layout = Layout(identity.system_identifier, identity.slot, epoch.name)
             book = SnapshotBook(Storage(self._config.storage), layout, opened.snapshots)
-            self._taking = SnapshotTaking(
+            self._taking = SnapshotCoordinator(
                 dataclasses.replace(self._config, dsn=dsn),
                 book,
                 self._survey,

@@ -3,7 +3,7 @@
 An *epoch* is one life of reader, buffers and sequencer (``supervision.epoch``). They hold nothing that the slot or
 the storage does not hold too. So the answer to the loss of any of them is the same: end all three, and begin a new
 epoch from the slot's confirmed position. Repairing a part in place was rejected: it would need a protocol between old
-and new parts for a case that replay already covers. The Spark driver outlives epochs (``supervision.held_driver``), and
+and new parts for a case that replay already covers. The Spark driver outlives epochs (``supervision.run_driver``), and
 epochs outlive a driver (``supervision.delivery``): it takes many seconds to start, and nothing is to be read anew only
 because it was lost.
 
@@ -24,18 +24,18 @@ from xidstream.actors.supervision.cpu_plan import FULL_SHARES, Shares
 from xidstream.actors.supervision.delivery import Delivery
 from xidstream.actors.supervision.drivers import Driver
 from xidstream.actors.supervision.epoch import Epoch, StopRequested
-from xidstream.actors.supervision.held_driver import HeldDriver
 from xidstream.actors.supervision.no_sink import NoSink
 from xidstream.actors.supervision.retries import Retries
 from xidstream.actors.supervision.run_accounts import Parts, RunAccounts
+from xidstream.actors.supervision.run_driver import RunDriver
 from xidstream.actors.supervision.run_status import Status
 from xidstream.actors.supervision.run_watch import RunWatch
 from xidstream.actors.supervision.slot_snapshots import SlotSnapshots
 from xidstream.pipeline.account.model import Account
-from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import Action, XidstreamError
 from xidstream.pipeline.events import of_error
 from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.settings.config import Config
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class Supervisor:
         self._shares = shares
         self._stop = threading.Event()
         self._has_sink = make_driver is not None
-        self._held = HeldDriver(make_driver or NoSink, self._stop, notify)
+        self._held = RunDriver(make_driver or NoSink, self._stop, notify)
         self._target: Lsn | None = None
         self._epoch: Epoch | None = None
         self._epoch_name = ""

@@ -7,7 +7,7 @@ notes anyway (``batches``): a batch is Spark's trigger. A query that nobody list
 ``QueryEvents`` decides what listeners are told. It keeps no queue: it remembers the number of the batch that was told
 last, and looks at the batches that are still known. So listeners that are slow miss batches, and cost no memory.
 
-Callers: ``actors.streaming_query`` and ``actors.supervision.listeners``. Rejected: to make the progress of a batch when
+Callers: ``actors.api.streaming_query`` and ``actors.api.listeners``. Rejected: to make the progress of a batch when
 it is done, with the reader's and the sequencer's numbers. That would ask two actors for each batch.
 """
 

@@ -1,6 +1,6 @@
 """The snapshots' part of a run's account: how far each table is.
 
-Bytes are of the server's files. ``snapshot.progress`` makes these values.
+Bytes are of the server's files. ``initial_copy.progress`` makes these values.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 
 class TableState(enum.Enum):
-    """The states of a table whose snapshot is wanted, in this order. ``snapshot.course`` moves them."""
+    """The states of a table whose snapshot is wanted, in this order. ``initial_copy.copy_schedule`` moves them."""
 
     WANTED = "wanted"
     HOLDING = "holding"

@@ -18,7 +18,7 @@ from xidstream.pipeline.errors import (
     XidstreamError,
 )
 from xidstream.pipeline.pg import Lsn
-from xidstream.pipeline.relations import RelationVersion
+from xidstream.pipeline.schema import RelationVersion
 
 
 class BadValue(Exception):

@@ -31,8 +31,8 @@ from xidstream.pipeline.parked import BadTable, LeftOutTransaction
 from xidstream.pipeline.pg import POSTGRES_EPOCH_UNIX_US
 from xidstream.pipeline.pg_rules import HEARTBEAT_PREFIX
 from xidstream.pipeline.poison import NOBODY, BadRows, GivenUp, given_up_among
-from xidstream.pipeline.relations import RelationVersion
-from xidstream.pipeline.rows import MESSAGES_SCHEMA, TRANSACTIONS_SCHEMA, Stamp
+from xidstream.pipeline.schema import RelationVersion
+from xidstream.pipeline.schema.rows import MESSAGES_SCHEMA, TRANSACTIONS_SCHEMA, Stamp
 
 
 @dataclass(frozen=True)

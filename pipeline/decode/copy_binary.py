@@ -2,7 +2,7 @@
 
 Most types are read from what their send function gives (``sent_values``), which is less work for the server and for
 this process than text. All others come as the text of their output function, in a column of text (``text_columns`` says
-which; ``slot.range_copy`` asks for them so), and are decoded as those of the stream are.
+which; ``postgres.range_copy`` asks for them so), and are decoded as those of the stream are.
 
 A native type cannot hold some values of PostgreSQL's, and they are delivered as text (``sparse``). What a binary value
 is as text only the server knows. So such a block is not decoded: ``NotHeld`` names the columns, and whoever reads has
@@ -18,7 +18,7 @@ Rejected: COPY's text format, where each byte of a value is looked at for escape
 1,000,000 rows of pgbench_accounts took 0.28 s of the server's CPU time and 0.32 of a reader's; this takes 0.26 and
 0.27 (``docs/performance.md``).
 
-Called by ``stages.range_reading``.
+Called by ``initial_copy.range_reading``.
 """
 
 # Kernels are typed by their numba signatures.
@@ -46,7 +46,7 @@ from xidstream.pipeline.errors import (
     ProtocolViolation,
     UsageError,
 )
-from xidstream.pipeline.relations import RelationVersion
+from xidstream.pipeline.schema import RelationVersion
 
 
 class NotHeld(Exception):

@@ -36,7 +36,7 @@ import numpy as np
 from numba import njit, types
 
 from xidstream.pipeline.decode import codes
-from xidstream.pipeline.protocol.grammar import State, table
+from xidstream.pipeline.pgoutput.grammar import State, table
 
 PLAIN_BLOCK = table((State.OUTSIDE, State.IN_TRANSACTION), b"BCOIUDTM")
 """``moves`` of whole plain transactions. A block begins and ends in state 0."""

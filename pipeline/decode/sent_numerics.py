@@ -21,7 +21,7 @@ from numba import njit, types
 from xidstream.pipeline.decode.bad_values import BadValue
 from xidstream.pipeline.decode.codes import TEXT
 from xidstream.pipeline.decode.columns import Values, check_offsets
-from xidstream.pipeline.relations import Codec, ColumnType
+from xidstream.pipeline.schema import Codec, ColumnType
 
 _U8R = types.Array(types.uint8, 1, "C", readonly=True)
 _I32 = types.int32[::1]

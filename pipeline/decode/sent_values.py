@@ -29,7 +29,7 @@ from xidstream.pipeline.decode.codes import TEXT
 from xidstream.pipeline.decode.columns import Values, check_offsets
 from xidstream.pipeline.decode.datetimes import DAY_US, FIRST_DAY, LAST_DAY
 from xidstream.pipeline.decode.sent_numerics import numeric
-from xidstream.pipeline.relations import ColumnType
+from xidstream.pipeline.schema import ColumnType
 
 _U8R = types.Array(types.uint8, 1, "C", readonly=True)
 _I32 = types.int32[::1]

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from xidstream.pipeline.decode.columns import check_offsets
-from xidstream.pipeline.rows import INTERNAL_FIELDS
+from xidstream.pipeline.schema.rows import INTERNAL_FIELDS
 
 _UNCHANGED_TYPE: pa.ListType = INTERNAL_FIELDS[3].type
 _TEXT_TYPE: pa.MapType = INTERNAL_FIELDS[4].type

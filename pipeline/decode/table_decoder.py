@@ -23,8 +23,8 @@ from xidstream.pipeline.decode.columns import Cursor, Values
 from xidstream.pipeline.decode.sparse import Sparse
 from xidstream.pipeline.errors import ColumnNameClash, PoisonedChange
 from xidstream.pipeline.poison import BadRows
-from xidstream.pipeline.relations import Codec, ColumnType, RelationVersion
-from xidstream.pipeline.rows import internal_schema
+from xidstream.pipeline.schema import Codec, ColumnType, RelationVersion
+from xidstream.pipeline.schema.rows import internal_schema
 
 _SEARCHED_ROWS = 1024
 """In one piece, when bad rows are looked for."""

@@ -23,16 +23,16 @@ from typing import Final
 import pyarrow as pa
 from deltalake.transaction import AddAction
 
+from xidstream.pipeline.changelog.manifest import KEEPS_ITS_LOG, check_owner
+from xidstream.pipeline.delta.columns import DeltaColumn
+from xidstream.pipeline.delta.delta_table import NOTHING, DeltaTableWriter
+from xidstream.pipeline.delta.locations import Location
+from xidstream.pipeline.delta.table_metadata import PREFIX, SOURCE, TableMetadata
 from xidstream.pipeline.errors import SinkFailed
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.mirror.key_ranges import FileFacts, RangedKey
 from xidstream.pipeline.mirror.plan import BaseFile
 from xidstream.pipeline.pg import Lsn
-from xidstream.pipeline.spark.delta_table import NOTHING, DeltaTableWriter
-from xidstream.pipeline.spark.naming import Location
-from xidstream.pipeline.spark.placement import Target
-from xidstream.pipeline.spark.table_metadata import PREFIX, SOURCE, TableMetadata
-from xidstream.pipeline.state.manifest import KEEPS_ITS_LOG, check_owner
 
 TEXT_FIELD: Final = pa.field("_text", pa.map_(pa.string(), pa.string()))
 """PostgreSQL's text of values that their columns cannot hold. Only a base table that has such values has it."""
@@ -188,7 +188,7 @@ class BaseTable:
         removed: Sequence[str] | None,
         lsn: int,
         place: int,
-        columns: Sequence[Target] | None = None,
+        columns: Sequence[DeltaColumn] | None = None,
     ) -> None:
         now_ms = int(time.time() * 1000)
         added = [
@@ -215,5 +215,5 @@ def about_base(label: str, key: Sequence[str] | None, ranged: RangedKey) -> Tabl
     )
 
 
-def _target(field: pa.Field) -> Target:
-    return Target(field.name, field.type, field.name)
+def _target(field: pa.Field) -> DeltaColumn:
+    return DeltaColumn(field.name, field.type, field.name)

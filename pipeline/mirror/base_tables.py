@@ -25,7 +25,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from xidstream.pipeline.credentials import redacted
+from xidstream.pipeline.changelog.change_log import ChangeLog
+from xidstream.pipeline.changelog.manifest import ManifestLine, ManifestWriter, current
+from xidstream.pipeline.changelog.table_at import TableAt
+from xidstream.pipeline.delta import locations
+from xidstream.pipeline.delta.delta_table import SnapshotOutdated
+from xidstream.pipeline.delta.locations import Location
 from xidstream.pipeline.errors import (
     ComponentLost,
     PreconditionMissing,
@@ -40,13 +45,8 @@ from xidstream.pipeline.mirror.table_folder import Vacuumed
 from xidstream.pipeline.mirror.vacuum import vacuum
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.pg_rules import labelled_table, table_label
-from xidstream.pipeline.spark import naming
-from xidstream.pipeline.spark.delta_table import SnapshotOutdated
-from xidstream.pipeline.spark.naming import Location
-from xidstream.pipeline.spark.spark_errors import fault_of
-from xidstream.pipeline.state.change_log import ChangeLog
-from xidstream.pipeline.state.manifest import ManifestLine, ManifestWriter, current
-from xidstream.pipeline.state.table_at import TableAt
+from xidstream.pipeline.settings.credentials import redacted
+from xidstream.pipeline.spark_errors import fault_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -185,7 +185,7 @@ class BaseTables:
         for label, reason in left_out.items():
             name = labelled_table(label)
             assert name is not None, label
-            location = current(self._root).child(naming.encode_table(*name))
+            location = current(self._root).child(locations.encode_table(*name))
             with suppress(Unsupported):  # what another tool did to it is the reason, and told
                 if (base := BaseTable.open(location, label, marks)) is not None:
                     base.leave_out(reason)

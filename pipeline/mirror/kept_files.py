@@ -27,7 +27,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from xidstream.pipeline.spark.naming import Location
+from xidstream.pipeline.delta.locations import Location
 
 LOG: Final = "_delta_log"
 """The folder of it, below the table's."""

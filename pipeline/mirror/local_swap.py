@@ -33,7 +33,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pyarrow.types as pt
 
-from xidstream.pipeline.late_binding import SPARK_METADATA, halved, statistics_leaves
+from xidstream.pipeline.delta.locations import Location
 from xidstream.pipeline.mirror.net_rows import NetRows, in_schema
 from xidstream.pipeline.mirror.pieces import (
     DICTIONARY_BYTES,
@@ -43,7 +43,7 @@ from xidstream.pipeline.mirror.pieces import (
     with_dictionaries,
 )
 from xidstream.pipeline.mirror.plan import BaseFile, Group
-from xidstream.pipeline.spark.naming import Location
+from xidstream.pipeline.parquet import SPARK_METADATA, halved, statistics_leaves
 
 NET_ROWS: Final = 2_000_000
 NET_BYTES: Final = 256 << 20

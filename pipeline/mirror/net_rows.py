@@ -28,7 +28,7 @@ import pyarrow.types as pt
 
 from xidstream.pipeline.mirror.key_ranges import RangedKey
 from xidstream.pipeline.mirror.plan import BaseFile, NetCounts
-from xidstream.pipeline.rows import CHANGE_TYPES, DELETE, UPDATE_PREIMAGE
+from xidstream.pipeline.schema.rows import CHANGE_TYPES, DELETE, UPDATE_PREIMAGE
 
 CHANGE: Final = "_change_type"
 """Of a net row: what the last word on its key is."""

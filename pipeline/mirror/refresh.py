@@ -34,6 +34,13 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from xidstream.pipeline.changelog.fold import base_alone, fold
+from xidstream.pipeline.changelog.manifest import ManifestLine, current
+from xidstream.pipeline.changelog.shape import TableShape
+from xidstream.pipeline.changelog.table_at import LogRows, TableAt
+from xidstream.pipeline.changelog.tail import TailFacts, tail_facts
+from xidstream.pipeline.delta.delta_table import SnapshotOutdated
+from xidstream.pipeline.delta.locations import Location
 from xidstream.pipeline.errors import Unsupported
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.mirror import rewrite
@@ -56,15 +63,8 @@ from xidstream.pipeline.mirror.plan import (
 )
 from xidstream.pipeline.mirror.swap import Swap, base_rows, new_directory
 from xidstream.pipeline.mirror.tail_rows import net_of
-from xidstream.pipeline.spark.delta_table import SnapshotOutdated
-from xidstream.pipeline.spark.naming import Location
 from xidstream.pipeline.spark.parquet_frames import is_read_as_named
 from xidstream.pipeline.spark.spark_schemas import arrow_type, quoted, spark_schema
-from xidstream.pipeline.state.fold import base_alone, fold
-from xidstream.pipeline.state.manifest import ManifestLine, current
-from xidstream.pipeline.state.shape import TableShape
-from xidstream.pipeline.state.table_at import LogRows, TableAt
-from xidstream.pipeline.state.tail import TailFacts, tail_facts
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -26,14 +26,14 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import pyarrow.types as pt
 
+from xidstream.pipeline.changelog.fold import DELETED
+from xidstream.pipeline.delta.locations import Location
 from xidstream.pipeline.mirror.key_ranges import RangedKey
 from xidstream.pipeline.mirror.net_rows import CHANGE, TEXT
 from xidstream.pipeline.mirror.plan import BaseFile, Group, KeyRange, NetCounts
-from xidstream.pipeline.spark.naming import Location
 from xidstream.pipeline.spark.parquet_frames import parquet_frame
 from xidstream.pipeline.spark.session import UNION_PARTITIONING
 from xidstream.pipeline.spark.spark_schemas import quoted
-from xidstream.pipeline.state.fold import DELETED
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -228,7 +228,7 @@ def write_files(rows: DataFrame, table: Location, directory: str) -> list[str]:
 
 
 def write_net(net: DataFrame, table: Location, directory: str) -> list[str]:
-    """One row for each changed key (``pipeline.state.fold.net_changes``), as absolute paths of files.
+    """One row for each changed key (``pipeline.changelog.fold.net_changes``), as absolute paths of files.
 
     Without dictionaries: so a footer says how many bytes the values take in memory.
     """

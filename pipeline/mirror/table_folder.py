@@ -19,9 +19,9 @@ import tempfile
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
+from xidstream.pipeline.delta.locations import Location
 from xidstream.pipeline.errors import StorageFault
 from xidstream.pipeline.mirror.kept_files import LOG
-from xidstream.pipeline.spark.naming import Location
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 One rule of the fold is stated here again: *the last word on a key counts*. It is all there is to a tail without a
 TRUNCATE in which each row has all its values, and most tails are such. For any other ``net_of`` answers None, and Spark
-folds it (``pipeline.state.fold``), with chains of keys and unchanged values. Tests hold the two against each other. So
-it is None, too:
+folds it (``pipeline.changelog.fold``), with chains of keys and unchanged values. Tests hold the two against each other.
+So it is None, too:
 
 - for rows that the table's snapshot may contain, which is a base below its ``valid_from``;
 - where a column has its values in several Delta columns;
@@ -28,14 +28,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from xidstream.pipeline.changelog.log_table import LogFile
+from xidstream.pipeline.changelog.shape import TableShape
+from xidstream.pipeline.changelog.table_at import TableAt
 from xidstream.pipeline.mirror import local_swap
 from xidstream.pipeline.mirror.key_ranges import RangedKey
 from xidstream.pipeline.mirror.net_rows import CHANGE, TEXT, NetRows, in_schema, is_comparable
 from xidstream.pipeline.mirror.pieces import THREADS, read_pieces, with_dictionaries
-from xidstream.pipeline.rows import CHANGE_TYPES, SNAPSHOT, TRUNCATE
-from xidstream.pipeline.state.log_table import LogFile
-from xidstream.pipeline.state.shape import TableShape
-from xidstream.pipeline.state.table_at import TableAt
+from xidstream.pipeline.schema.rows import CHANGE_TYPES, SNAPSHOT, TRUNCATE
 
 _LSN: Final = "_commit_lsn"
 _SEQ: Final = "_seq"

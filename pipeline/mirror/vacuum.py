@@ -43,15 +43,15 @@ from typing import Final
 
 from deltalake import DeltaTable
 
+from xidstream.pipeline.changelog.manifest import MANIFEST, ManifestWriter, check_owner, current
+from xidstream.pipeline.delta.delta_table import NOTHING, DeltaTableWriter
+from xidstream.pipeline.delta.locations import Location
 from xidstream.pipeline.errors import Unsupported
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.mirror.base_table import BaseTable, MirrorMarks
 from xidstream.pipeline.mirror.kept_files import LOG, commit_path, files_of_versions
 from xidstream.pipeline.mirror.plan import kept_versions
 from xidstream.pipeline.mirror.table_folder import TableFolder, Vacuumed
-from xidstream.pipeline.spark.delta_table import NOTHING, DeltaTableWriter
-from xidstream.pipeline.spark.naming import Location
-from xidstream.pipeline.state.manifest import MANIFEST, ManifestWriter, check_owner, current
 
 _GONE: Final = "_gone-"
 """Begins the name of a folder that is being removed."""

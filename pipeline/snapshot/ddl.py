@@ -1,8 +1,8 @@
 """What a DDL message of the stream says, and which generations of a table it ends by itself.
 
-The event triggers of ``slot.ddl_trigger`` write the messages. They are transactional, so each has the commit LSN of its
-DDL, and none comes of DDL that was rolled back (but for a subtransaction's that was streamed before its rollback: it
-ends a generation too many).
+The event triggers of ``postgres.ddl_trigger`` write the messages. They are transactional, so each has the commit LSN of
+its DDL, and none comes of DDL that was rolled back (but for a subtransaction's that was streamed before its rollback:
+it ends a generation too many).
 
 Most DDL is harmless, and a look at the catalog decides whether it is (``generations``). Some of it is decided here,
 because it may be gone by the next look, and its traces may pass for something harmless:
@@ -35,7 +35,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from xidstream.pipeline.pg import Lsn, Xid
-from xidstream.pipeline.relations import RelationVersion, ReplicaIdentity
+from xidstream.pipeline.schema import RelationVersion, ReplicaIdentity
 
 MOST: Final = 1000
 _XIDS: Final = 1 << 32
@@ -77,7 +77,7 @@ class AlteredTable:
 
 @dataclass(frozen=True)
 class Ddl:
-    """``mark``: of the triggers that wrote it (``slot.ddl_trigger``); None where it has none. ``xid``: of its
+    """``mark``: of the triggers that wrote it (``postgres.ddl_trigger``); None where it has none. ``xid``: of its
     transaction."""
 
     commit_lsn: Lsn

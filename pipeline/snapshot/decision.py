@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from xidstream.pipeline.config import SnapshotMode
 from xidstream.pipeline.errors import Unsupported
-from xidstream.pipeline.sink_kinds import SinkKind, Snapshots
+from xidstream.pipeline.settings.config import SnapshotMode
+from xidstream.pipeline.settings.sink_kinds import SinkKind, Snapshots
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
-from xidstream.pipeline.relations import RelationVersion
+from xidstream.pipeline.schema import RelationVersion
 from xidstream.pipeline.snapshot.proven import Look
 
 RANGE_BYTES: Final = 64 << 20
@@ -113,7 +113,7 @@ class PublishedSource:
 class Surveyed:
     """What is published now (None: what ``fingerprint`` was told of before), how much WAL the server keeps for the slot
     (None: it is not known), what the look proves, up to where the sink has all (0/0: it is not known), and what it cost
-    the process that asked. ``mark``: of the event triggers that tell of DDL, read last (``slot.ddl_trigger``).
+    the process that asked. ``mark``: of the event triggers that tell of DDL, read last (``postgres.ddl_trigger``).
     ``snapshot``: the transactions that the look has seen (``pg_current_snapshot``, 13+)."""
 
     sources: tuple[PublishedSource, ...] | None

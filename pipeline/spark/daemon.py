@@ -15,7 +15,7 @@ import os
 import pyspark.daemon
 
 import xidstream.pipeline.spark.executor_tasks  # noqa: F401
-from xidstream.pipeline import file_modes
+from xidstream.pipeline.settings import file_modes
 
 if __name__ == "__main__":
     if file_modes.VARIABLE in os.environ:

@@ -17,7 +17,7 @@ Logical messages that are not few are in the object store or in storage, as rows
 places only. Whoever writes them on the driver (``message_batches``) has one record batch of them at a time.
 
 Where one batch holds several layouts of a table, ``dataframe`` is their union by the rule of
-``pipeline.spark.placement`` with widening: the columns of the first layout, then what later ones add, null where
+``pipeline.delta.columns`` with widening: the columns of the first layout, then what later ones add, null where
 a layout has none, then the contract's columns.
 """
 
@@ -31,6 +31,14 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from xidstream.pipeline.delta.batch_parts import (
+    TableName,
+    TableParts,
+    VersionParts,
+    group_by_bytes,
+    tables_of,
+)
+from xidstream.pipeline.delta.columns import Conform, DeltaColumn, Placement, place
 from xidstream.pipeline.errors import SinkFailed, StorageFault, UsageError
 from xidstream.pipeline.exchange import (
     ArrowRef,
@@ -44,14 +52,7 @@ from xidstream.pipeline.exchange import (
 from xidstream.pipeline.packs import Packs
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.pg_rules import DDL_PREFIX, labelled_table
-from xidstream.pipeline.rows import CONTRACT_FIELDS, MESSAGES_SCHEMA, TRANSACTIONS_SCHEMA
-from xidstream.pipeline.spark.batch_parts import (
-    TableName,
-    TableParts,
-    VersionParts,
-    group_by_bytes,
-    tables_of,
-)
+from xidstream.pipeline.schema.rows import CONTRACT_FIELDS, MESSAGES_SCHEMA, TRANSACTIONS_SCHEMA
 from xidstream.pipeline.spark.executor_tasks import (
     GivenRows,
     MessageRows,
@@ -60,14 +61,13 @@ from xidstream.pipeline.spark.executor_tasks import (
     released_messages,
 )
 from xidstream.pipeline.spark.native_segments import damage, native_frames, readable_natively
-from xidstream.pipeline.spark.placement import Conform, Placement, Target, place
 from xidstream.pipeline.spark.spark_schemas import conformed, simple_types, spark_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-    from xidstream.pipeline.spark.segment_links import SegmentStorage
+    from xidstream.pipeline.delta.segment_links import SegmentStorage
 
 MemoryFrame = Callable[["SparkSession", pa.Schema, Sequence[ArrowRef]], "DataFrame"]
 """``(spark, contract schema, refs) -> DataFrame`` of exactly ``spark_schema(contract schema)``, one partition
@@ -288,9 +288,9 @@ def _is_ddl(messages: pa.RecordBatch) -> pa.Array:
     return pc.and_(messages.column("transactional"), pc.equal(messages.column("prefix"), DDL_PREFIX))
 
 
-def union_layout(parts: TableParts) -> tuple[tuple[Target, ...], list[Placement]]:
+def union_layout(parts: TableParts) -> tuple[tuple[DeltaColumn, ...], list[Placement]]:
     """The columns of the union of a table's layouts, and where each layout's columns go."""
-    columns: tuple[Target, ...] = ()
+    columns: tuple[DeltaColumn, ...] = ()
     placements = []
     for version in parts.versions:
         placement = place(columns, pa.schema(version.relation.arrow_fields), widen=True)

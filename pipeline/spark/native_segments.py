@@ -4,7 +4,7 @@ A segment is Parquet in the contract's layout, but for its commit's two constant
 need not be filled in. ``count`` of ten million rows reads the footers alone, and a filter skips what the statistics
 exclude. Rows never pass through Python.
 
-What is verified, and by whom. The driver checks length and checksum of each file's end (``late_binding.verify_tail``):
+What is verified, and by whom. The driver checks length and checksum of each file's end (``parquet.verify_tail``):
 the footer tells where and how everything else is stored, and its statistics decide what is skipped. Spark verifies the
 sum of each page that it reads. Nobody reads a whole file to check it first: that would take as long as the transaction
 is large. (The sequencer did it for a prepared transaction.) Of 150 files with one flipped bit none gave a wrong row.
@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import pyarrow as pa
 
-from xidstream.pipeline import late_binding
+from xidstream.pipeline import parquet
+from xidstream.pipeline.delta.batch_parts import TableParts, VersionParts
 from xidstream.pipeline.errors import SegmentCorrupt, StorageFault
 from xidstream.pipeline.exchange import SegmentPart
-from xidstream.pipeline.late_binding import Commit
-from xidstream.pipeline.spark.batch_parts import TableParts, VersionParts
+from xidstream.pipeline.parquet import Commit
 from xidstream.pipeline.spark.parquet_frames import is_read_as_named, parquet_frame
 from xidstream.pipeline.spark.spark_schemas import quoted
 
@@ -107,7 +107,7 @@ def _checked(part: SegmentPart, files: LocalFiles) -> str:
     data = files.read_buffer(segment.key, segment.file.head_bytes)
     if data is None:
         raise SegmentCorrupt(f"segment {segment.key!r} is missing")
-    late_binding.verify_tail(data, segment.file, name=segment.key)
+    parquet.verify_tail(data, segment.file, name=segment.key)
     path = files.local_path(segment.key)
     assert path is not None, "readable_natively"
     return path

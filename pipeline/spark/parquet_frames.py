@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from xidstream.pipeline.spark.naming import Location
+from xidstream.pipeline.delta.locations import Location
 from xidstream.pipeline.spark.spark_schemas import spark_schema
 
 if TYPE_CHECKING:

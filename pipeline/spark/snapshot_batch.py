@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from xidstream.pipeline.errors import UsageError
 from xidstream.pipeline.pg import Lsn
-from xidstream.pipeline.rows import MESSAGES_SCHEMA, TRANSACTIONS_SCHEMA, contract_schema
+from xidstream.pipeline.schema.rows import MESSAGES_SCHEMA, TRANSACTIONS_SCHEMA, contract_schema
 from xidstream.pipeline.snapshot.generation import Generation
 from xidstream.pipeline.spark.parquet_frames import parquet_frame
 from xidstream.pipeline.spark.spark_batch import SparkBatch, TableSnapshot

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from xidstream.pipeline.delta.batch_parts import TableName
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.pg_rules import table_label
 from xidstream.pipeline.quantities import counted
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
-from xidstream.pipeline.spark.batch_parts import TableName
-from xidstream.pipeline.spark.contained import without_contained
+from xidstream.pipeline.spark.snapshot_visibility import without_contained
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from xidstream.pipeline.pg import Xid
-from xidstream.pipeline.protocol.relids import relids_of
+from xidstream.pipeline.pgoutput.relids import relids_of
 from xidstream.pipeline.stream.cuts import Block, TransactionBlock
 from xidstream.pipeline.stream.pending import PendingMessages, lsn_of
 from xidstream.pipeline.stream.relation_book import RelationBook

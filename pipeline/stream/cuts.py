@@ -14,7 +14,7 @@ import numpy.typing as npt
 from xidstream.pipeline.errors import XidstreamError
 from xidstream.pipeline.exchange import RelationMap, TransactionEnd
 from xidstream.pipeline.pg import Lsn, Xid
-from xidstream.pipeline.relations import RelationVersion
+from xidstream.pipeline.schema import RelationVersion
 
 
 @dataclass(frozen=True, slots=True)

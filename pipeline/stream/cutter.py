@@ -35,8 +35,8 @@ from xidstream.pipeline.errors import IllegalTransition, XidstreamError
 from xidstream.pipeline.exchange import TransactionEnd
 from xidstream.pipeline.pg import INVALID_LSN, Lsn, Xid
 from xidstream.pipeline.pg_rules import ColumnNames
-from xidstream.pipeline.protocol.grammar import Grammar
-from xidstream.pipeline.protocol.message_buffer import (
+from xidstream.pipeline.pgoutput.grammar import Grammar
+from xidstream.pipeline.pgoutput.message_buffer import (
     HEADER_BYTES,
     IN_PLAIN,
     IN_ROWS,
@@ -45,7 +45,7 @@ from xidstream.pipeline.protocol.message_buffer import (
     TRANSITIONS,
     MessageBuffer,
 )
-from xidstream.pipeline.protocol.messages import (
+from xidstream.pipeline.pgoutput.messages import (
     BeginPrepare,
     Commit,
     CommitPrepared,
@@ -61,8 +61,8 @@ from xidstream.pipeline.protocol.messages import (
     StreamStart,
     Type,
 )
-from xidstream.pipeline.protocol.parser import parse_message
-from xidstream.pipeline.protocol.spares import Spares
+from xidstream.pipeline.pgoutput.parser import parse_message
+from xidstream.pipeline.pgoutput.spares import Spares
 from xidstream.pipeline.stream.block_maker import BlockMaker
 from xidstream.pipeline.stream.cuts import (
     CommittedPrepared,

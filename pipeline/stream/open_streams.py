@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from xidstream.pipeline.pg import Lsn, Xid
-from xidstream.pipeline.protocol.messages import StreamAbort, StreamCommit, StreamPrepare
-from xidstream.pipeline.protocol.spares import Spares
+from xidstream.pipeline.pgoutput.messages import StreamAbort, StreamCommit, StreamPrepare
+from xidstream.pipeline.pgoutput.spares import Spares
 from xidstream.pipeline.stream.block_maker import BlockMaker
 from xidstream.pipeline.stream.cuts import Aborted, Cut
 from xidstream.pipeline.stream.pending import NO_CUTS, PendingMessages

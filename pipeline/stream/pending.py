@@ -10,9 +10,9 @@ from typing import Final
 
 from xidstream.pipeline.exchange import TransactionEnd
 from xidstream.pipeline.pg import INVALID_LSN, Lsn, Xid
-from xidstream.pipeline.protocol.message_buffer import MessageBuffer
-from xidstream.pipeline.protocol.messages import Commit, Prepare, StreamCommit, StreamPrepare
-from xidstream.pipeline.protocol.spares import Spares
+from xidstream.pipeline.pgoutput.message_buffer import MessageBuffer
+from xidstream.pipeline.pgoutput.messages import Commit, Prepare, StreamCommit, StreamPrepare
+from xidstream.pipeline.pgoutput.spares import Spares
 from xidstream.pipeline.stream.cuts import Committed, Cut, Prepared
 
 CopyData = bytes | memoryview

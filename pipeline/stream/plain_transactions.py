@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from xidstream.pipeline.pg import INVALID_LSN
-from xidstream.pipeline.protocol.message_buffer import HEADER_BYTES, MessageBuffer
-from xidstream.pipeline.protocol.messages import Begin
-from xidstream.pipeline.protocol.parser import parse_begin, parse_commit, parse_origin
-from xidstream.pipeline.protocol.spares import Spares
+from xidstream.pipeline.pgoutput.message_buffer import HEADER_BYTES, MessageBuffer
+from xidstream.pipeline.pgoutput.messages import Begin
+from xidstream.pipeline.pgoutput.parser import parse_begin, parse_commit, parse_origin
+from xidstream.pipeline.pgoutput.spares import Spares
 from xidstream.pipeline.stream.block_maker import BlockMaker
 from xidstream.pipeline.stream.cuts import Cut, PlainBlock
 from xidstream.pipeline.stream.pending import NO_CUTS, PendingMessages, lsn_of

@@ -31,9 +31,9 @@ import enum
 from dataclasses import dataclass
 from typing import Final
 
-from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import ConnectionLost
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
+from xidstream.pipeline.settings.config import Config
 from xidstream.pipeline.stream.linger import Linger
 from xidstream.pipeline.stream.status_pace import StatusPace
 

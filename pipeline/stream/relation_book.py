@@ -32,9 +32,15 @@ from typing import Final
 
 from xidstream.pipeline.pg import INVALID_LSN, Xid
 from xidstream.pipeline.pg_rules import ColumnNames
-from xidstream.pipeline.protocol.messages import MessageType, Relation, Type
-from xidstream.pipeline.protocol.parser import parse_relation
-from xidstream.pipeline.relations import Column, RelationVersion, Remembered, ReplicaIdentity, shared_columns
+from xidstream.pipeline.pgoutput.messages import MessageType, Relation, Type
+from xidstream.pipeline.pgoutput.parser import parse_relation
+from xidstream.pipeline.schema import (
+    Column,
+    RelationVersion,
+    ReplicaIdentity,
+    WeightedLru,
+    shared_columns,
+)
 from xidstream.pipeline.stream.cuts import UsedRelations
 
 REMEMBERED_COLUMNS: Final = 32 << 10
@@ -65,7 +71,7 @@ class RelationBook:
         self._streams: dict[Xid, _Scope] = {}
         self._arrivals = 0
         self._n_versions = 0
-        self._versions: Remembered[tuple[bytes, bytes], tuple[int, RelationVersion]] = Remembered(
+        self._versions: WeightedLru[tuple[bytes, bytes], tuple[int, RelationVersion]] = WeightedLru(
             remembered_columns
         )
         self._shared_tails: dict[bytes, bytes] = {}

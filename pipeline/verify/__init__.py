@@ -20,11 +20,11 @@ of which never end, and fails with many subtransactions. Rejected as well: to tr
 some sessions commit synchronously and others do not, hardly any has.
 
 *The rows.* Both sides go through one definition of a value. The source's rows are read as snapshots read them (the same
-session settings, the same COPY, the same decoder, the same Parquet layout: ``stages.range_reading``) into a folder that
-is removed at the end. Spark reads them beside the log's state, and one expression hashes both (``comparison``).
-Rejected: hashes made by the server, which would save the way of the rows over the network. Their text would have to be
-made a second time from the log's values, for all types; where that text were wrong, so would the verdict be, and the
-server would pay for it.
+session settings, the same COPY, the same decoder, the same Parquet layout: ``initial_copy.range_reading``) into a
+folder that is removed at the end. Spark reads them beside the log's state, and one expression hashes both
+(``comparison``). Rejected: hashes made by the server, which would save the way of the rows over the network. Their text
+would have to be made a second time from the log's values, for all types; where that text were wrong, so would the
+verdict be, and the server would pay for it.
 
 *How far.* A table is compared when the log answers at E. ``moment.answered_up_to`` is the one place that says how far
 the log answers.

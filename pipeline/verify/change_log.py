@@ -1,4 +1,4 @@
-"""``ChangeLog`` as users import it: the change log (``state.change_log``) with ``verify``.
+"""``ChangeLog`` as users import it: the change log (``changelog.change_log``) with ``verify``.
 
 It is a class of its own because a verification also needs the server, which the reading of a log does not.
 """
@@ -9,9 +9,9 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from xidstream.pipeline.changelog import change_log
 from xidstream.pipeline.pg_rules import renamed_columns
-from xidstream.pipeline.slot.login import Login
-from xidstream.pipeline.state import change_log
+from xidstream.pipeline.postgres.login import Login
 from xidstream.pipeline.verify.result import Verification
 from xidstream.pipeline.verify.settings import VerifySettings
 from xidstream.pipeline.verify.verifying import verify

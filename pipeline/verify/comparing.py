@@ -14,18 +14,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from xidstream.pipeline.changelog.change_log import ChangeLog
+from xidstream.pipeline.changelog.table_at import TableAt
+from xidstream.pipeline.delta.locations import Location
 from xidstream.pipeline.errors import EnvironmentFault, XidstreamError
+from xidstream.pipeline.initial_copy.range_reading import RangeReader
 from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.postgres.login import Dsn
+from xidstream.pipeline.postgres.table_holder import Held, TableHolder
+from xidstream.pipeline.postgres.verified_server import VerifiedServer, mark
 from xidstream.pipeline.quantities import human_s
-from xidstream.pipeline.slot.login import Dsn
-from xidstream.pipeline.slot.table_holder import Held, TableHolder
-from xidstream.pipeline.slot.verified_server import VerifiedServer, mark
 from xidstream.pipeline.snapshot.tables import PublishedSource
-from xidstream.pipeline.spark.naming import Location
-from xidstream.pipeline.spark.spark_errors import fault_of
-from xidstream.pipeline.stages.range_reading import RangeReader
-from xidstream.pipeline.state.change_log import ChangeLog
-from xidstream.pipeline.state.table_at import TableAt
+from xidstream.pipeline.spark_errors import fault_of
 from xidstream.pipeline.verify.comparison import Compared, compare
 from xidstream.pipeline.verify.moment import (
     Moment,

@@ -31,8 +31,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from xidstream.pipeline.state.prepared import prepared
-from xidstream.pipeline.state.shape import TableShape
+from xidstream.pipeline.changelog.internal_columns import prepared
+from xidstream.pipeline.changelog.shape import TableShape
 from xidstream.pipeline.verify.result import Differences, DifferingRange, DifferingRow, Kind, Texts
 
 if TYPE_CHECKING:

@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from xidstream.pipeline.changelog.change_log import ChangeLog
+from xidstream.pipeline.changelog.log_table import LogTable, reading
+from xidstream.pipeline.changelog.manifest import base_at
+from xidstream.pipeline.changelog.table_at import TableAt
+from xidstream.pipeline.delta import locations
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
-from xidstream.pipeline.spark import naming
-from xidstream.pipeline.state.change_log import ChangeLog
-from xidstream.pipeline.state.log_table import LogTable, reading
-from xidstream.pipeline.state.manifest import base_at
-from xidstream.pipeline.state.table_at import TableAt
 
 _WIRE_XIDS = 1 << 32
 _PAGE_HEADER_BYTES = 40
@@ -87,8 +87,8 @@ def unseen(transactions: Iterable[tuple[int, int]], bounds: SnapshotBounds) -> t
 
 
 def _transactions(log: ChangeLog, filters: list[list[tuple[str, str, Any]]]) -> list[dict[str, Any]]:
-    with reading(f"Delta table {naming.TRANSACTIONS}"):
-        table = LogTable(log.root.child(naming.TRANSACTIONS))
+    with reading(f"Delta table {locations.TRANSACTIONS}"):
+        table = LogTable(log.root.child(locations.TRANSACTIONS))
         found: list[dict[str, Any]] = table.read(["xid", "commit_lsn", "tables"], filters).to_pylist()
     return found
 

@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from xidstream.pipeline.rows import contract_schema
-from xidstream.pipeline.slot.table_holder import Held
+from xidstream.pipeline.changelog.log_table import rows_of_files
+from xidstream.pipeline.changelog.shape import ColumnShape, TableShape, shaped
+from xidstream.pipeline.delta.columns import Conform, place
+from xidstream.pipeline.delta.locations import Location
+from xidstream.pipeline.initial_copy.range_reading import RangeReader, RangeTarget
+from xidstream.pipeline.postgres.table_holder import Held
+from xidstream.pipeline.schema.rows import contract_schema
 from xidstream.pipeline.snapshot.tables import RangeTask, plan_ranges
-from xidstream.pipeline.spark.naming import Location
-from xidstream.pipeline.spark.placement import Conform, place
 from xidstream.pipeline.spark.spark_schemas import spark_schema
-from xidstream.pipeline.stages.range_reading import RangeReader, RangeTarget
-from xidstream.pipeline.state.log_table import rows_of_files
-from xidstream.pipeline.state.shape import ColumnShape, TableShape, shaped
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

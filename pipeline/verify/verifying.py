@@ -11,7 +11,7 @@ left are not verified, for one reason.
 
 *What it costs the source.* One session holds each table of the group, in a transaction with ACCESS SHARE; an ALTER
 TABLE waits for that, and whatever comes behind it. One connection reads, each row once, with a pause between its
-ranges. One message is committed where no other commit moves the log on (``slot.verified_server``).
+ranges. One message is committed where no other commit moves the log on (``postgres.verified_server``).
 
 *Going on.* A snapshot ends with its session, so a table that was interrupted is read anew, under another one. Tables
 that were finished keep their result, and are not read again: a record (``Record``), written after each table, has them.
@@ -34,26 +34,26 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from xidstream.pipeline.credentials import redacted
+from xidstream.pipeline.changelog.change_log import ChangeLog
+from xidstream.pipeline.changelog.generations import generation_at
+from xidstream.pipeline.changelog.log_table import MAX_LSN
+from xidstream.pipeline.delta.locations import Location
 from xidstream.pipeline.errors import (
     ConfigError,
     PreconditionMissing,
     UsageError,
 )
 from xidstream.pipeline.findings import enumerate_names
+from xidstream.pipeline.initial_copy.range_reading import RangeReader
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.pg_rules import ColumnNames
-from xidstream.pipeline.slot.admin import sql_connection
-from xidstream.pipeline.slot.login import Dsn
-from xidstream.pipeline.slot.snapshot_sources import survey_unless_locked
-from xidstream.pipeline.slot.table_holder import TableHolder
-from xidstream.pipeline.slot.verified_server import VerifiedServer, verified_server
+from xidstream.pipeline.postgres.admin import sql_connection
+from xidstream.pipeline.postgres.login import Dsn
+from xidstream.pipeline.postgres.snapshot_sources import survey_unless_locked
+from xidstream.pipeline.postgres.table_holder import TableHolder
+from xidstream.pipeline.postgres.verified_server import VerifiedServer, verified_server
+from xidstream.pipeline.settings.credentials import redacted
 from xidstream.pipeline.snapshot.tables import PublishedSource
-from xidstream.pipeline.spark.naming import Location
-from xidstream.pipeline.stages.range_reading import RangeReader
-from xidstream.pipeline.state.change_log import ChangeLog
-from xidstream.pipeline.state.generations import generation_at
-from xidstream.pipeline.state.log_table import MAX_LSN
 from xidstream.pipeline.verify.comparing import Comparing, LogStandsStill, not_verified
 from xidstream.pipeline.verify.result import TableVerification, Verdict, Verification
 from xidstream.pipeline.verify.settings import VerifySettings

@@ -32,10 +32,10 @@ from tests.differential.source_schema import PUBLICATIONS, set_up_statements
 from tests.differential.workload import Workload
 from tests.feedback_spy import FeedbackSpy, observe_delta
 from xidstream.actors.demo.embedded_postgres import EmbeddedPostgres
-from xidstream.pipeline.config import Config
 from xidstream.pipeline.faultpoints import POINTS, Fault
 from xidstream.pipeline.pg import Lsn
-from xidstream.pipeline.slot.admin import create_slot, describe_slot
+from xidstream.pipeline.postgres.admin import create_slot, describe_slot
+from xidstream.pipeline.settings.config import Config
 
 STRIKE_TIMEOUT_S = 40.0
 RECOVERY_TIMEOUT_S = 180.0

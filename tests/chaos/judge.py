@@ -21,8 +21,8 @@ from deltalake import DeltaTable
 
 from tests.differential.compare import same_column
 from tests.differential.local_pipeline import Sink
-from xidstream.pipeline.spark.delta_table import SOURCE_KEY
-from xidstream.pipeline.spark.naming import MESSAGES, SNAPSHOTS, TRANSACTIONS, encode_table
+from xidstream.pipeline.delta.delta_table import SOURCE_KEY
+from xidstream.pipeline.delta.locations import MESSAGES, SNAPSHOTS, TRANSACTIONS, encode_table
 
 _KEYS = ("_commit_lsn", "_seq")
 

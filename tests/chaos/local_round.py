@@ -41,7 +41,7 @@ from xidstream.pipeline.decode import warm_up
 from xidstream.pipeline.errors import ConnectionLost, SlotInUse
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.pg import Lsn
-from xidstream.pipeline.slot.admin import create_slot
+from xidstream.pipeline.postgres.admin import create_slot
 
 ELSEWHERE = frozenset(
     {

@@ -28,9 +28,9 @@ from tests.chaos.report import Report
 from tests.differential.local_pipeline import Released, Sink
 from tests.feedback_spy import FeedbackSpy, Held, _Link
 from tests.journal_contents import Journaled
-from xidstream.pipeline import rows
 from xidstream.pipeline.faultpoints import parse
-from xidstream.pipeline.relations.relation import Column, RelationVersion, ReplicaIdentity
+from xidstream.pipeline.schema import rows
+from xidstream.pipeline.schema.relation import Column, RelationVersion, ReplicaIdentity
 
 RELATION = RelationVersion(7, "s", "t", ReplicaIdentity.DEFAULT, (Column("id", 20, -1, True),))
 WHEN = datetime.datetime(2026, 1, 1, tzinfo=datetime.timezone.utc)

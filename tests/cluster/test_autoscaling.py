@@ -14,7 +14,7 @@ import pytest
 from tests.cluster.conftest import Autoscaled, Recorder, n_nodes
 from tests.postgres_fixtures import Database
 from tests.ray.conftest import RayPipeline, wait_until
-from xidstream.pipeline.config import Config
+from xidstream.pipeline.settings.config import Config
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 NEWEST = pytest.mark.parametrize("postgres_server", [18], indirect=True)

@@ -24,7 +24,7 @@ from psycopg import sql
 
 from tests.differential.local_pipeline import Message, Released, Sink
 from tests.differential.source_schema import IDENTITY
-from xidstream.pipeline.relations.relation import CONTRACT_COLUMNS
+from xidstream.pipeline.schema.relation import CONTRACT_COLUMNS
 
 _PLAIN_FIELDS = ("xid", "commit_lsn", "end_lsn", "commit_timestamp", "n_rows", "tables", "gid", "origin")
 

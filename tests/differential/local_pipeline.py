@@ -25,26 +25,22 @@ import pyarrow as pa
 from tests.differential.local_stages import LocalBuffers, LocalStages, batches_of
 from tests.journal_contents import JournalContents, Journaled
 from tests.memory_parts import part_rows
-from xidstream.pipeline import rows
-from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import ConnectionLost, SlotInUse
 from xidstream.pipeline.exchange import Batch, InlineMessages, MemoryMessages, Sealed, SegmentPart
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
-from xidstream.pipeline.protocol.message_buffer import Outcome
-from xidstream.pipeline.protocol.parser import parse_keepalive
-from xidstream.pipeline.relations import RelationVersion
-from xidstream.pipeline.segments import (
-    Layout,
-    SegmentReader,
-    Storage,
-    given_up,
-    journaled_lsn,
-    last_owner,
-)
-from xidstream.pipeline.slot.opening import OpenSlot, connect_slot
-from xidstream.pipeline.slot.settings import SlotSettings, Streaming
+from xidstream.pipeline.pgoutput.message_buffer import Outcome
+from xidstream.pipeline.pgoutput.parser import parse_keepalive
+from xidstream.pipeline.postgres.opening import OpenSlot, connect_slot
+from xidstream.pipeline.postgres.settings import SlotSettings, Streaming
+from xidstream.pipeline.schema import RelationVersion, rows
+from xidstream.pipeline.settings.config import Config
 from xidstream.pipeline.spark.executor_tasks import released_messages
+from xidstream.pipeline.storage.keys import Layout
+from xidstream.pipeline.storage.progress import journaled_lsn, last_owner
+from xidstream.pipeline.storage.segment_file import SegmentReader
+from xidstream.pipeline.storage.skips import given_up
+from xidstream.pipeline.storage.storage import Storage
 from xidstream.pipeline.stream import Cut, StreamCutter
 
 _MESSAGES_PER_LOOK = 2000

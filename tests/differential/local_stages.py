@@ -20,22 +20,22 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from xidstream.pipeline.buffer import KnownRelations
-from xidstream.pipeline.config import Config
+from xidstream.pipeline.commits.commit_sequence import CommitSequence
+from xidstream.pipeline.commits.joining import JoinRule
+from xidstream.pipeline.commits.sequencer_stats import SequencerStats
 from xidstream.pipeline.exchange import Batch, Opened, TransactionEnd
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.pg import Lsn, Xid
-from xidstream.pipeline.protocol.spares import Spares
-from xidstream.pipeline.segments import Layout
-from xidstream.pipeline.sequencer.joining import JoinRule
-from xidstream.pipeline.stages.buffer_calls import BufferSettings, Held, RawBlock
-from xidstream.pipeline.stages.commit_sequence import CommitSequence
-from xidstream.pipeline.stages.cut_routing import CutRouting
-from xidstream.pipeline.stages.parcels import Parcel
-from xidstream.pipeline.stages.sequencer_stats import SequencerStats
-from xidstream.pipeline.stages.transaction_buffer import TransactionBuffer
+from xidstream.pipeline.pgoutput.spares import Spares
+from xidstream.pipeline.settings.config import Config
+from xidstream.pipeline.storage.keys import Layout
 from xidstream.pipeline.stream import Cut, PlainBlock, Prepared, TransactionBlock
 from xidstream.pipeline.stream.backlog import Backlog
+from xidstream.pipeline.stream.cut_routing import CutRouting
+from xidstream.pipeline.transactions.buffer_calls import BufferSettings, Held, RawBlock
+from xidstream.pipeline.transactions.known_relations import KnownRelations
+from xidstream.pipeline.transactions.parcels import Parcel
+from xidstream.pipeline.transactions.transaction_buffer import TransactionBuffer
 
 _Result = TypeVar("_Result")
 

@@ -22,7 +22,7 @@ from tests.differential.source_schema import PUBLICATIONS, set_up_statements, te
 from tests.differential.workload import Workload
 from xidstream.actors.demo.embedded_postgres import EmbeddedPostgres
 from xidstream.pipeline.pg import Lsn
-from xidstream.pipeline.slot.admin import create_slot, drop_slot, stream_stats
+from xidstream.pipeline.postgres.admin import create_slot, drop_slot, stream_stats
 
 SERVER_SETTINGS = {
     "fsync": "off",

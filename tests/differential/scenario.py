@@ -21,7 +21,7 @@ from tests.differential.local_pipeline import LocalPipeline, Options, Released, 
 from tests.differential.runner import IMMEDIATE
 from tests.postgres_fixtures import Database
 from xidstream.pipeline.pg import Lsn
-from xidstream.pipeline.slot.admin import create_slot, describe_slot, stream_stats
+from xidstream.pipeline.postgres.admin import create_slot, describe_slot, stream_stats
 
 __all__ = ["EXTREMES", "MODES", "TWO_PHASE", "Scenario", "Side", "scenario"]
 

@@ -18,7 +18,7 @@ import pytest
 from tests.postgres_fixtures import *  # noqa: F403
 from tests.postgres_fixtures import Database
 from xidstream.actors.cli.checks import create_slot_command
-from xidstream.pipeline.config import Config
+from xidstream.pipeline.settings.config import Config
 
 
 @pytest.fixture(scope="session")

@@ -28,7 +28,9 @@ from tests.postgres_fixtures import Database
 from tests.processes import living_below
 from tests.waiting import wait_until
 from xidstream.pipeline.pg import Lsn
-from xidstream.pipeline.segments import Layout, Storage, read_progress
+from xidstream.pipeline.storage.keys import Layout
+from xidstream.pipeline.storage.progress import read_progress
+from xidstream.pipeline.storage.storage import Storage
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 

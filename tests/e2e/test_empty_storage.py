@@ -11,7 +11,10 @@ import pytest
 from tests.e2e.test_capture import capture_options, folded, source
 from tests.e2e.test_command_line import NEWEST, ROWS, options, run, set_up
 from tests.postgres_fixtures import Database
-from xidstream.pipeline.segments import Layout, Storage, read_beginning, read_progress
+from xidstream.pipeline.storage.beginning_record import read_beginning
+from xidstream.pipeline.storage.keys import Layout
+from xidstream.pipeline.storage.progress import read_progress
+from xidstream.pipeline.storage.storage import Storage
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -19,13 +19,13 @@ from tests.waiting import wait_until
 from xidstream import ChangeStream
 from xidstream.actors.cli.checks import create_slot_command
 from xidstream.actors.demo.embedded_postgres import EmbeddedPostgres
-from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import ConnectionLost
 from xidstream.pipeline.findings import Status
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
-from xidstream.pipeline.slot.admin import current_flush_lsn, describe_slot
-from xidstream.pipeline.slot.opening import connect_slot, slot_settings
-from xidstream.pipeline.slot.preflight import server_findings
+from xidstream.pipeline.postgres.admin import current_flush_lsn, describe_slot
+from xidstream.pipeline.postgres.opening import connect_slot, slot_settings
+from xidstream.pipeline.postgres.preflight import server_findings
+from xidstream.pipeline.settings.config import Config
 
 pytestmark = pytest.mark.e2e
 

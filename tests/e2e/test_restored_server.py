@@ -17,9 +17,9 @@ from tests.waiting import wait_until
 from xidstream import ChangeStream
 from xidstream.actors.cli.checks import create_slot_command, drop_slot_command
 from xidstream.actors.demo.embedded_postgres import EmbeddedPostgres
-from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import SinkDiverged, SlotLost
-from xidstream.pipeline.slot.admin import describe_slot
+from xidstream.pipeline.postgres.admin import describe_slot
+from xidstream.pipeline.settings.config import Config
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 

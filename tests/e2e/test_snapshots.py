@@ -25,15 +25,15 @@ from xidstream import ChangeLog, ChangeStream, LogState, Mirror, SparkBatch
 from xidstream.actors.cli.resync import resync_command
 from xidstream.actors.cli.snapshots import request_command
 from xidstream.actors.cli.tables import resume_command
-from xidstream.actors.snapshot import steps, taking
+from xidstream.actors.snapshots import coordinator, steps
 from xidstream.pipeline import faultpoints
 from xidstream.pipeline.errors import ComponentLost, PreconditionMissing, SinkFailed
 from xidstream.pipeline.faultpoints import FaultPlan
 from xidstream.pipeline.pg import Lsn, Xid
-from xidstream.pipeline.slot.admin import sql_connection
-from xidstream.pipeline.slot.ddl_trigger import prepare
+from xidstream.pipeline.postgres.admin import sql_connection
+from xidstream.pipeline.postgres.ddl_trigger import prepare
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
-from xidstream.pipeline.spark.contained import without_contained
+from xidstream.pipeline.spark.snapshot_visibility import without_contained
 
 pytestmark = pytest.mark.e2e
 OLDEST = pytest.param(16, marks=pytest.mark.slow)
@@ -430,7 +430,7 @@ def until(lsn_of: Database) -> Lsn:
 def test_a_table_that_is_added_changed_or_asked_for_is_taken_while_the_run_goes_on(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(taking, "_LOOK_S", 0.5)
+    monkeypatch.setattr(coordinator, "_LOOK_S", 0.5)
     database = pipeline.database
     for statement in (
         "create table a (id int primary key, n int)",
@@ -654,7 +654,7 @@ def rows_at(pipeline: Pipeline, log: ChangeLog, table: str) -> Counter[Row]:
 def test_a_parked_table_is_refused_until_its_next_snapshot_and_the_other_is_read_all_the_while(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(taking, "_LOOK_S", 0.5)
+    monkeypatch.setattr(coordinator, "_LOOK_S", 0.5)
     database = pipeline.database
     for table in "ab":
         database.execute(f"create table {table} (id int primary key, n int)")

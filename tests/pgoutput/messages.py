@@ -1,6 +1,6 @@
 """The messages of rows, which the product decodes in whole blocks, and what else only tests look at one by one.
 
-Fields are named and typed as in ``pipeline.protocol.messages``.
+Fields are named and typed as in ``pipeline.pgoutput.messages``.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import ClassVar
 
 from xidstream.pipeline.errors import UsageError
 from xidstream.pipeline.pg import Lsn, Xid
-from xidstream.pipeline.protocol import messages
-from xidstream.pipeline.protocol.messages import LogicalMessage, MessageType
+from xidstream.pipeline.pgoutput import messages
+from xidstream.pipeline.pgoutput.messages import LogicalMessage, MessageType
 
 
 class ColumnKind(enum.Enum):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tests.pgoutput.messages import Message
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
-from xidstream.pipeline.protocol.grammar import Grammar, State
-from xidstream.pipeline.protocol.messages import LogicalMessage, StreamAbort, StreamStart
+from xidstream.pipeline.pgoutput.grammar import Grammar, State
+from xidstream.pipeline.pgoutput.messages import LogicalMessage, StreamAbort, StreamStart
 
 _STAYING = b"IUDTRYM"
 

@@ -1,4 +1,4 @@
-"""Bytes -> messages of every type: those of rows here, all others by ``pipeline.protocol.parser``.
+"""Bytes -> messages of every type: those of rows here, all others by ``pipeline.pgoutput.parser``.
 
 As total and as strict as that one: a message, or MalformedMessage that names the message's type and LSN.
 """
@@ -23,10 +23,10 @@ from tests.pgoutput.messages import (
 )
 from xidstream.pipeline.errors import MalformedMessage
 from xidstream.pipeline.pg import POSTGRES_EPOCH_UNIX_US, Lsn
-from xidstream.pipeline.protocol import parser
-from xidstream.pipeline.protocol.cursor import Buffer, Cursor, lsn_of, malformed
-from xidstream.pipeline.protocol.message_buffer import HEADER_BYTES
-from xidstream.pipeline.protocol.messages import MessageType
+from xidstream.pipeline.pgoutput import parser
+from xidstream.pipeline.pgoutput.cursor import Buffer, Cursor, lsn_of, malformed
+from xidstream.pipeline.pgoutput.message_buffer import HEADER_BYTES
+from xidstream.pipeline.pgoutput.messages import MessageType
 
 _XLOG_DATA: Final = Struct("!BQQq")
 _STATUS_UPDATE: Final = Struct("!BQQQqB")
@@ -122,7 +122,7 @@ _ROW_PARSERS: Final[dict[int, Callable[..., Message]]] = {
 def parse_message(
     data: Buffer, *, in_stream: bool, parallel: bool = False, lsn: Lsn, offset: int = 0
 ) -> Message:
-    """As ``pipeline.protocol.parser.parse_message``, of every type."""
+    """As ``pipeline.pgoutput.parser.parse_message``, of every type."""
     row = _ROW_PARSERS.get(data[offset]) if 0 <= offset < len(data) else None
     if row is not None:
         return row(data, in_stream=in_stream, lsn=lsn, offset=offset)

@@ -29,7 +29,7 @@ from tests.pgoutput.messages import (
 )
 from xidstream.pipeline.errors import UsageError
 from xidstream.pipeline.pg import POSTGRES_EPOCH_UNIX_US, Lsn, Xid
-from xidstream.pipeline.protocol.messages import (
+from xidstream.pipeline.pgoutput.messages import (
     Begin,
     BeginPrepare,
     Commit,

@@ -13,7 +13,7 @@ from tests.postgres_fixtures import VERSIONS, Database
 from xidstream.actors.demo.embedded_postgres import EmbeddedPostgres
 from xidstream.pipeline.errors import ConnectionLost
 from xidstream.pipeline.pg import Lsn
-from xidstream.pipeline.slot.catalog_watch import CatalogWatch
+from xidstream.pipeline.postgres.catalog_watch import CatalogWatch
 from xidstream.pipeline.snapshot.proven import Proving
 
 pytestmark = pytest.mark.postgres

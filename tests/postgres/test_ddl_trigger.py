@@ -18,9 +18,9 @@ from xidstream.actors.demo.embedded_postgres import EmbeddedPostgres
 from xidstream.pipeline.errors import PreconditionMissing
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.pg_rules import DDL_PREFIX
-from xidstream.pipeline.slot.admin import sql_connection
-from xidstream.pipeline.slot.catalog_watch import CatalogWatch
-from xidstream.pipeline.slot.ddl_trigger import (
+from xidstream.pipeline.postgres.admin import sql_connection
+from xidstream.pipeline.postgres.catalog_watch import CatalogWatch
+from xidstream.pipeline.postgres.ddl_trigger import (
     PREPARE,
     UNPREPARE,
     VERSION,
@@ -31,9 +31,9 @@ from xidstream.pipeline.slot.ddl_trigger import (
     trigger_finding,
     unprepare,
 )
-from xidstream.pipeline.slot.snapshot_sources import survey
+from xidstream.pipeline.postgres.snapshot_sources import survey
 from xidstream.pipeline.snapshot.ddl import Ddl, KnownDdl, read_ddl
-from xidstream.pipeline.snapshot.generations import reason_it_ended, signature_of
+from xidstream.pipeline.snapshot.invalidation import reason_it_ended, signature_of
 from xidstream.pipeline.snapshot.tables import PublishedSource
 
 pytestmark = pytest.mark.postgres

@@ -20,9 +20,8 @@ import pytest
 from psycopg import pq
 
 from tests.postgres_fixtures import Database
-from xidstream.pipeline import rows
 from xidstream.pipeline.decode import decode_plain_block, decode_transaction_block
-from xidstream.pipeline.relations import Codec, Column, RelationVersion, ReplicaIdentity
+from xidstream.pipeline.schema import Codec, Column, RelationVersion, ReplicaIdentity, rows
 
 pytestmark = pytest.mark.postgres
 

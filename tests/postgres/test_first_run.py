@@ -1,7 +1,7 @@
 """A storage, a sink or a slot that is empty, older or made again where it should not be, on a real server.
 
 What `check` says, what a run refuses, and that nothing is made and nothing is deleted by then. docs/recovery.md has the
-table of all such cases. The lines that are not tested here are in tests/unit/stages/test_first_take_over.py and
+table of all such cases. The lines that are not tested here are in tests/unit/commits/test_first_take_over.py and
 tests/postgres/test_slot_continuity.py.
 """
 
@@ -15,21 +15,24 @@ import pytest
 from tests.postgres_fixtures import Database
 from xidstream.actors.cli.checks import create_slot_command, drop_slot_command
 from xidstream.actors.preflight import findings_of, require
-from xidstream.actors.slot_reader import SlotReader
-from xidstream.pipeline.config import Config
+from xidstream.actors.reader.slot_reader import SlotReader
+from xidstream.pipeline.delta import locations
+from xidstream.pipeline.delta.columns import DeltaColumn
+from xidstream.pipeline.delta.delta_table import DeltaTableWriter
+from xidstream.pipeline.delta.locations import Location
 from xidstream.pipeline.errors import ExitStatus, PreconditionMissing, SlotLost
 from xidstream.pipeline.exchange import Beginning, SlotIdentity
 from xidstream.pipeline.findings import Finding, Status
 from xidstream.pipeline.pg import Lsn
-from xidstream.pipeline.rows import TRANSACTIONS_SCHEMA
-from xidstream.pipeline.segments import Layout, Storage, read_beginning, write_beginning, write_progress
-from xidstream.pipeline.slot.admin import create_slot, describe_slot
-from xidstream.pipeline.slot.connection import ReplicationConnection
-from xidstream.pipeline.slot.opening import slot_settings
-from xidstream.pipeline.spark import naming
-from xidstream.pipeline.spark.delta_table import DeltaTableWriter
-from xidstream.pipeline.spark.naming import Location
-from xidstream.pipeline.spark.placement import Target
+from xidstream.pipeline.postgres.admin import create_slot, describe_slot
+from xidstream.pipeline.postgres.connection import ReplicationConnection
+from xidstream.pipeline.postgres.opening import slot_settings
+from xidstream.pipeline.schema.rows import TRANSACTIONS_SCHEMA
+from xidstream.pipeline.settings.config import Config
+from xidstream.pipeline.storage.beginning_record import read_beginning, write_beginning
+from xidstream.pipeline.storage.keys import Layout
+from xidstream.pipeline.storage.progress import write_progress
+from xidstream.pipeline.storage.storage import Storage
 
 pytestmark = pytest.mark.postgres
 NEWEST = pytest.mark.parametrize("postgres_server", [18], indirect=True)
@@ -77,8 +80,10 @@ def read_slot_to_its_end(database: Database, config: Config) -> None:
 def write_lake(config: Config, commit_lsn: int, owner: int = 3, of: SlotIdentity | None = None) -> None:
     """A Delta root as run ``owner`` of this slot has left it, or of the slot ``of``."""
     root = Location.parse(config.sink.partition(":")[2])
-    columns = [Target(f.name, f.type, f.name) for f in TRANSACTIONS_SCHEMA]
-    writer = DeltaTableWriter.open_or_create(root.child(naming.TRANSACTIONS), naming.TRANSACTIONS, columns)
+    columns = [DeltaColumn(f.name, f.type, f.name) for f in TRANSACTIONS_SCHEMA]
+    writer = DeltaTableWriter.open_or_create(
+        root.child(locations.TRANSACTIONS), locations.TRANSACTIONS, columns
+    )
     application_id = (of or identity_of(config)).application_id
     marks = {f"{application_id}/owner": owner, f"{application_id}/timeline": 1}
     writer.commit([], {application_id: commit_lsn} if commit_lsn else {}, "commit_lsn", marks=marks)
@@ -267,7 +272,7 @@ def test_a_delta_root_that_has_less_than_was_delivered_to_it_is_not_written_to(
         write_lake(config, holds)
     found = finding(config)
     assert found.raises is SlotLost and "up to the commit at 0/200 to its Delta tables" in found.statement
-    assert not (Path(config.sink.partition(":")[2]) / naming.MESSAGES).exists()
+    assert not (Path(config.sink.partition(":")[2]) / locations.MESSAGES).exists()
     require(dataclasses.replace(config, begin_anew="0/200"), tell=print, wait_s=0)
     require(dataclasses.replace(config, sink="foreach:builtins:print"), tell=only_rows_from_before, wait_s=0)
     write_lake(config, 0x200)

@@ -14,10 +14,10 @@ from tests.postgres_fixtures import Database
 from tests.reading_alone import reading_alone
 from tests.waiting import wait_until
 from xidstream.actors.demo.embedded_postgres import EmbeddedPostgres
-from xidstream.actors.reader.heart import beating
-from xidstream.pipeline.config import Config
+from xidstream.actors.reader.heartbeat_thread import beating
 from xidstream.pipeline.errors import EnvironmentFault
-from xidstream.pipeline.slot.heartbeat import beat, heart
+from xidstream.pipeline.postgres.heartbeat import beat, heart
+from xidstream.pipeline.settings.config import Config
 
 pytestmark = pytest.mark.postgres
 

@@ -9,9 +9,9 @@ import pytest
 from tests.open_slot import open_slot
 from tests.postgres_fixtures import Database
 from xidstream.pipeline.errors import ConnectionLost
-from xidstream.pipeline.slot.admin import describe_slot
-from xidstream.pipeline.slot.kept_alive import KeptAlive
-from xidstream.pipeline.slot.settings import SlotSettings
+from xidstream.pipeline.postgres.admin import describe_slot
+from xidstream.pipeline.postgres.kept_alive import KeptAlive
+from xidstream.pipeline.postgres.settings import SlotSettings
 
 pytestmark = pytest.mark.postgres
 

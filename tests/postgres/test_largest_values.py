@@ -11,7 +11,7 @@ from tests.differential.local_pipeline import LocalPipeline, Message, Options, R
 from tests.postgres_fixtures import VERSIONS, Database
 from xidstream.pipeline.errors import PoisonedChange
 from xidstream.pipeline.pg import Lsn
-from xidstream.pipeline.slot.admin import create_slot
+from xidstream.pipeline.postgres.admin import create_slot
 
 pytestmark = [pytest.mark.postgres, pytest.mark.slow, pytest.mark.timeout(900)]
 NEWEST = pytest.mark.parametrize("postgres_server", VERSIONS[-1:], indirect=True, ids=lambda v: f"pg{v}")

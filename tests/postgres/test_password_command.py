@@ -13,20 +13,20 @@ import pytest
 from tests.postgres.test_slot_commands import Printed, xidstream
 from tests.postgres_fixtures import Database
 from xidstream.actors.preflight import findings_of
-from xidstream.actors.reader.heart import beating
+from xidstream.actors.reader.heartbeat_thread import beating
 from xidstream.pipeline.account import Window
-from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import LoginRefused, PasswordCommandFailed
 from xidstream.pipeline.findings import Status
 from xidstream.pipeline.pg import Lsn
-from xidstream.pipeline.slot.admin import advance_slot, create_slot, describe_slot, drop_slot
-from xidstream.pipeline.slot.heartbeat import beat, heart
-from xidstream.pipeline.slot.login import Login, login_of
-from xidstream.pipeline.slot.opening import connect_slot, slot_settings
-from xidstream.pipeline.slot.range_copy import RangeCopy
-from xidstream.pipeline.slot.slot_account import slot_part
-from xidstream.pipeline.slot.snapshot_sources import survey
-from xidstream.pipeline.slot.table_holder import TableHolder
+from xidstream.pipeline.postgres.admin import advance_slot, create_slot, describe_slot, drop_slot
+from xidstream.pipeline.postgres.heartbeat import beat, heart
+from xidstream.pipeline.postgres.login import Login, login_of
+from xidstream.pipeline.postgres.opening import connect_slot, slot_settings
+from xidstream.pipeline.postgres.range_copy import RangeCopy
+from xidstream.pipeline.postgres.slot_account import slot_part
+from xidstream.pipeline.postgres.snapshot_sources import survey
+from xidstream.pipeline.postgres.table_holder import TableHolder
+from xidstream.pipeline.settings.config import Config
 
 pytestmark = [
     pytest.mark.postgres,

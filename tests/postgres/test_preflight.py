@@ -15,7 +15,10 @@ from deltalake import write_deltalake
 
 from tests.postgres_fixtures import Database
 from xidstream.actors.preflight import findings_of, require
-from xidstream.pipeline.config import Config
+from xidstream.pipeline.delta import locations
+from xidstream.pipeline.delta.columns import DeltaColumn
+from xidstream.pipeline.delta.delta_table import DeltaTableWriter
+from xidstream.pipeline.delta.locations import Location
 from xidstream.pipeline.errors import (
     ExitStatus,
     PreconditionMissing,
@@ -28,18 +31,17 @@ from xidstream.pipeline.errors import (
 from xidstream.pipeline.exchange import SlotIdentity
 from xidstream.pipeline.findings import Finding, Status
 from xidstream.pipeline.pg import Lsn
-from xidstream.pipeline.rows import TRANSACTIONS_SCHEMA
-from xidstream.pipeline.segments import Layout, Storage, write_progress
-from xidstream.pipeline.slot.admin import create_slot, current_flush_lsn, describe_slot
-from xidstream.pipeline.slot.connection import ReplicationConnection
-from xidstream.pipeline.slot.opening import slot_settings
-from xidstream.pipeline.slot.snapshot_sources import survey_unless_locked
-from xidstream.pipeline.spark import naming
-from xidstream.pipeline.spark.delta_table import DeltaTableWriter
-from xidstream.pipeline.spark.naming import Location
-from xidstream.pipeline.spark.placement import Target
-from xidstream.pipeline.spark.sink_findings import check_of_function
-from xidstream.pipeline.stages import preflight as stages_preflight
+from xidstream.pipeline.postgres.admin import create_slot, current_flush_lsn, describe_slot
+from xidstream.pipeline.postgres.connection import ReplicationConnection
+from xidstream.pipeline.postgres.opening import slot_settings
+from xidstream.pipeline.postgres.snapshot_sources import survey_unless_locked
+from xidstream.pipeline.preflight import checks as stages_preflight
+from xidstream.pipeline.schema.rows import TRANSACTIONS_SCHEMA
+from xidstream.pipeline.settings.config import Config
+from xidstream.pipeline.sinks.sink_findings import check_of_function
+from xidstream.pipeline.storage.keys import Layout
+from xidstream.pipeline.storage.progress import write_progress
+from xidstream.pipeline.storage.storage import Storage
 
 pytestmark = [
     pytest.mark.postgres,
@@ -96,8 +98,10 @@ def raised(config: Config) -> XidstreamError:
 def transactions_of(config: Config, watermark: int, *, timeline: int = 1) -> None:
     """A Delta root as a run of this slot has left it."""
     root = Location.parse(config.sink.partition(":")[2])
-    columns = [Target(f.name, f.type, f.name) for f in TRANSACTIONS_SCHEMA]
-    writer = DeltaTableWriter.open_or_create(root.child(naming.TRANSACTIONS), naming.TRANSACTIONS, columns)
+    columns = [DeltaColumn(f.name, f.type, f.name) for f in TRANSACTIONS_SCHEMA]
+    writer = DeltaTableWriter.open_or_create(
+        root.child(locations.TRANSACTIONS), locations.TRANSACTIONS, columns
+    )
     application_id = identity_of(config).application_id
     marks = {f"{application_id}/owner": 3, f"{application_id}/timeline": timeline}
     writer.commit([], {application_id: watermark}, "commit_lsn", marks=marks)

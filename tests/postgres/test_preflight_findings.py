@@ -20,11 +20,11 @@ from xidstream.pipeline.errors import (
 )
 from xidstream.pipeline.findings import Finding, Status
 from xidstream.pipeline.pg import INVALID_LSN
-from xidstream.pipeline.slot.admin import create_slot, describe_slot
-from xidstream.pipeline.slot.connection import ReplicationConnection
-from xidstream.pipeline.slot.preflight import server_findings
-from xidstream.pipeline.slot.settings import SlotSettings, Streaming
-from xidstream.pipeline.slot.stream_options import stream_options
+from xidstream.pipeline.postgres.admin import create_slot, describe_slot
+from xidstream.pipeline.postgres.connection import ReplicationConnection
+from xidstream.pipeline.postgres.preflight import server_findings
+from xidstream.pipeline.postgres.settings import SlotSettings, Streaming
+from xidstream.pipeline.postgres.stream_options import stream_options
 
 pytestmark = pytest.mark.postgres
 

@@ -14,22 +14,17 @@ from tests.postgres_fixtures import Database
 from xidstream.actors.cli.main import main
 from xidstream.actors.demo.embedded_postgres import EmbeddedPostgres
 from xidstream.actors.preflight import findings_of, require
-from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import SlotLost
 from xidstream.pipeline.exchange import JournalSpan, PrepareCover
 from xidstream.pipeline.findings import Finding, Status
 from xidstream.pipeline.pg import Lsn
-from xidstream.pipeline.segments import (
-    Layout,
-    Storage,
-    claim_slot,
-    read_beginning,
-    read_progress,
-    take_over_progress,
-)
-from xidstream.pipeline.segments.progress import write_progress
-from xidstream.pipeline.segments.snapshot_record import read_decision
-from xidstream.pipeline.slot.admin import create_slot, describe_slot
+from xidstream.pipeline.postgres.admin import create_slot, describe_slot
+from xidstream.pipeline.settings.config import Config
+from xidstream.pipeline.storage.beginning_record import read_beginning
+from xidstream.pipeline.storage.keys import Layout
+from xidstream.pipeline.storage.progress import claim_slot, read_progress, take_over_progress, write_progress
+from xidstream.pipeline.storage.snapshot_record import read_decision
+from xidstream.pipeline.storage.storage import Storage
 
 pytestmark = pytest.mark.postgres
 NEWEST = pytest.mark.parametrize("postgres_server", [18], indirect=True)

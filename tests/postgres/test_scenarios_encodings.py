@@ -11,8 +11,8 @@ from psycopg import sql
 from tests.differential.scenario import Scenario
 from xidstream.pipeline.errors import PoisonedChange
 from xidstream.pipeline.findings import Status
-from xidstream.pipeline.slot.preflight import server_findings
-from xidstream.pipeline.slot.settings import SlotSettings
+from xidstream.pipeline.postgres.preflight import server_findings
+from xidstream.pipeline.postgres.settings import SlotSettings
 
 pytestmark = pytest.mark.postgres
 

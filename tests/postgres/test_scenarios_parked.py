@@ -15,7 +15,10 @@ from tests.differential.scenario import EXTREMES, Scenario, Side
 from xidstream.actors.cli.main import main
 from xidstream.pipeline.errors import ExitStatus, PoisonedChange
 from xidstream.pipeline.parked import ParkedTable
-from xidstream.pipeline.segments import Layout, Storage, read_progress, request_resume
+from xidstream.pipeline.storage.keys import Layout
+from xidstream.pipeline.storage.progress import read_progress
+from xidstream.pipeline.storage.resumes import request_resume
+from xidstream.pipeline.storage.storage import Storage
 
 pytestmark = pytest.mark.postgres
 TABLE = "CREATE TABLE {} (id bigint PRIMARY KEY, v text)"

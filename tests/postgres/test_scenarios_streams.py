@@ -15,8 +15,10 @@ from tests.differential.scenario import *  # noqa: F403
 from tests.differential.scenario import EXTREMES, Scenario
 from xidstream.actors.demo.embedded_postgres import EmbeddedPostgres
 from xidstream.pipeline.pg import Lsn, Xid
-from xidstream.pipeline.segments import Layout, Skip, Storage, read_skips, write_skip
-from xidstream.pipeline.slot.admin import create_slot
+from xidstream.pipeline.postgres.admin import create_slot
+from xidstream.pipeline.storage.keys import Layout
+from xidstream.pipeline.storage.skips import Skip, read_skips, write_skip
+from xidstream.pipeline.storage.storage import Storage
 
 pytestmark = pytest.mark.postgres
 

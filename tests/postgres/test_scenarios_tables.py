@@ -9,7 +9,7 @@ import pytest
 
 from tests.differential.scenario import *  # noqa: F403
 from tests.differential.scenario import Scenario, Side
-from xidstream.pipeline.protocol.relids import relids_of
+from xidstream.pipeline.pgoutput.relids import relids_of
 from xidstream.pipeline.stream import Cut, PlainBlock, TransactionBlock
 
 pytestmark = [

@@ -15,7 +15,7 @@ from tests.postgres_fixtures import Database
 from xidstream.actors.demo.embedded_postgres import EmbeddedPostgres
 from xidstream.pipeline.errors import SlotLost
 from xidstream.pipeline.pg import Lsn
-from xidstream.pipeline.slot.admin import create_slot, describe_slot
+from xidstream.pipeline.postgres.admin import create_slot, describe_slot
 
 pytestmark = pytest.mark.postgres
 TABLE = "CREATE TABLE t (id bigint PRIMARY KEY, v text)"

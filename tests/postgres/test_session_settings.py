@@ -22,17 +22,22 @@ from xidstream.pipeline.errors import SlotLost
 from xidstream.pipeline.findings import Status
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
 from xidstream.pipeline.pg_rules import Streaming
-from xidstream.pipeline.slot.admin import advance_slot, create_slot, describe_slot, sql_connection
-from xidstream.pipeline.slot.connection import ReplicationConnection
-from xidstream.pipeline.slot.heartbeat import beat, heart
-from xidstream.pipeline.slot.opening import connect_slot
-from xidstream.pipeline.slot.preflight import server_findings
-from xidstream.pipeline.slot.range_copy import RangeCopy
-from xidstream.pipeline.slot.sessions import pinned
-from xidstream.pipeline.slot.settings import SlotSettings
-from xidstream.pipeline.slot.slot_account import slot_part
-from xidstream.pipeline.slot.snapshot_sources import survey
-from xidstream.pipeline.slot.table_holder import TableHolder
+from xidstream.pipeline.postgres.admin import (
+    advance_slot,
+    create_slot,
+    describe_slot,
+    sql_connection,
+)
+from xidstream.pipeline.postgres.connection import ReplicationConnection
+from xidstream.pipeline.postgres.heartbeat import beat, heart
+from xidstream.pipeline.postgres.opening import connect_slot
+from xidstream.pipeline.postgres.preflight import server_findings
+from xidstream.pipeline.postgres.range_copy import RangeCopy
+from xidstream.pipeline.postgres.sessions import pinned
+from xidstream.pipeline.postgres.settings import SlotSettings
+from xidstream.pipeline.postgres.slot_account import slot_part
+from xidstream.pipeline.postgres.snapshot_sources import survey
+from xidstream.pipeline.postgres.table_holder import TableHolder
 from xidstream.pipeline.snapshot.tables import CtidRange, RangeTask
 
 pytestmark = pytest.mark.postgres

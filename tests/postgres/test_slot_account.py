@@ -12,8 +12,8 @@ from xidstream.actors.demo.embedded_postgres import EmbeddedPostgres
 from xidstream.pipeline.account import Window
 from xidstream.pipeline.errors import PreconditionMissing
 from xidstream.pipeline.pg import Lsn
-from xidstream.pipeline.slot.admin import create_slot, describe_slot
-from xidstream.pipeline.slot.slot_account import slot_part, with_forecast
+from xidstream.pipeline.postgres.admin import create_slot, describe_slot
+from xidstream.pipeline.postgres.slot_account import slot_part, with_forecast
 
 pytestmark = pytest.mark.postgres
 

@@ -14,7 +14,7 @@ from tests.waiting import wait_until
 from xidstream.actors.demo.embedded_postgres import EmbeddedPostgres
 from xidstream.pipeline.errors import ConfigError, PreconditionMissing, SlotInUse, Unsupported
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
-from xidstream.pipeline.slot.admin import (
+from xidstream.pipeline.postgres.admin import (
     Blocker,
     create_slot,
     current_flush_lsn,
@@ -24,9 +24,9 @@ from xidstream.pipeline.slot.admin import (
     read_slot,
     stream_stats,
 )
-from xidstream.pipeline.slot.connection import ReplicationConnection
-from xidstream.pipeline.slot.settings import SlotSettings
-from xidstream.pipeline.slot.stream_options import stream_options
+from xidstream.pipeline.postgres.connection import ReplicationConnection
+from xidstream.pipeline.postgres.settings import SlotSettings
+from xidstream.pipeline.postgres.stream_options import stream_options
 
 pytestmark = pytest.mark.postgres
 

@@ -13,14 +13,17 @@ from xidstream.actors.cli.main import main
 from xidstream.actors.preflight import require
 from xidstream.pipeline.account import StoredPart
 from xidstream.pipeline.account.codec import of_json
-from xidstream.pipeline.config import Config
 from xidstream.pipeline.exchange import JournalSpan
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
-from xidstream.pipeline.segments import Layout, Storage, read_progress, read_skips, write_progress
-from xidstream.pipeline.slot.admin import describe_slot
-from xidstream.pipeline.slot.connection import ReplicationConnection
-from xidstream.pipeline.slot.opening import slot_settings
-from xidstream.pipeline.slot.stream_options import stream_options
+from xidstream.pipeline.postgres.admin import describe_slot
+from xidstream.pipeline.postgres.connection import ReplicationConnection
+from xidstream.pipeline.postgres.opening import slot_settings
+from xidstream.pipeline.postgres.stream_options import stream_options
+from xidstream.pipeline.settings.config import Config
+from xidstream.pipeline.storage.keys import Layout
+from xidstream.pipeline.storage.progress import read_progress, write_progress
+from xidstream.pipeline.storage.skips import read_skips
+from xidstream.pipeline.storage.storage import Storage
 
 pytestmark = [
     pytest.mark.postgres,

@@ -13,22 +13,25 @@ from psycopg import sql
 from tests.open_slot import open_slot
 from tests.postgres_fixtures import Database
 from tests.proxies import Link
-from xidstream.actors import slot_reader
 from xidstream.actors.cli.checks import create_slot_command
 from xidstream.actors.demo.embedded_postgres import EmbeddedPostgres
 from xidstream.actors.preflight import require
-from xidstream.actors.slot_reader import SlotReader
-from xidstream.pipeline.config import Config
+from xidstream.actors.reader import slot_reader
+from xidstream.actors.reader.slot_reader import SlotReader
+from xidstream.pipeline.commits.slot_storage import SlotStorage
 from xidstream.pipeline.errors import ConnectionLost, SlotInUse, SlotLost
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
-from xidstream.pipeline.segments import Layout, Storage, read_timeline, write_progress
-from xidstream.pipeline.slot.admin import create_slot, current_flush_lsn, describe_slot
-from xidstream.pipeline.slot.connection import ReplicationConnection
-from xidstream.pipeline.slot.gone_tables import gone_tables
-from xidstream.pipeline.slot.opening import slot_settings
-from xidstream.pipeline.slot.stream_options import stream_options
-from xidstream.pipeline.stages.slot_record import check_server, without_publications
-from xidstream.pipeline.stages.slot_storage import SlotStorage
+from xidstream.pipeline.postgres.admin import create_slot, current_flush_lsn, describe_slot
+from xidstream.pipeline.postgres.connection import ReplicationConnection
+from xidstream.pipeline.postgres.gone_tables import gone_tables
+from xidstream.pipeline.postgres.opening import slot_settings
+from xidstream.pipeline.postgres.stream_options import stream_options
+from xidstream.pipeline.preflight.record_check import check_server, without_publications
+from xidstream.pipeline.settings.config import Config
+from xidstream.pipeline.storage.keys import Layout
+from xidstream.pipeline.storage.progress import write_progress
+from xidstream.pipeline.storage.server_record import read_timeline
+from xidstream.pipeline.storage.storage import Storage
 
 pytestmark = pytest.mark.postgres
 NEWEST = pytest.mark.parametrize("postgres_server", [18], indirect=True)

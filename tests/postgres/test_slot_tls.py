@@ -17,13 +17,13 @@ from tests.postgres_fixtures import Database
 from tests.proxies import CutAfter, TlsProxy, make_certificate
 from tests.snapshot_ranges import relation_of, snapshot_of
 from xidstream.pipeline.errors import ConnectionLost, LoginRefused
+from xidstream.pipeline.initial_copy.range_reading import RangeReader
 from xidstream.pipeline.pg import INVALID_LSN
-from xidstream.pipeline.slot.admin import create_slot
-from xidstream.pipeline.slot.connection import ReplicationConnection
-from xidstream.pipeline.slot.settings import SlotSettings
-from xidstream.pipeline.slot.stream_options import stream_options
+from xidstream.pipeline.postgres.admin import create_slot
+from xidstream.pipeline.postgres.connection import ReplicationConnection
+from xidstream.pipeline.postgres.settings import SlotSettings
+from xidstream.pipeline.postgres.stream_options import stream_options
 from xidstream.pipeline.snapshot.tables import plan_ranges
-from xidstream.pipeline.stages.range_reading import RangeReader
 
 pytestmark = pytest.mark.postgres
 

@@ -18,8 +18,8 @@ from tests.pgoutput.messages import Delete, Insert, Update
 from tests.postgres_fixtures import Database
 from tests.slot_changes import Transaction, make_slot, slot_changes, texts
 from tests.waiting import wait_until
-from xidstream.pipeline.slot.snapshot_sources import survey
-from xidstream.pipeline.slot.table_holder import TableHolder
+from xidstream.pipeline.postgres.snapshot_sources import survey
+from xidstream.pipeline.postgres.table_holder import TableHolder
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 
 pytestmark = pytest.mark.postgres

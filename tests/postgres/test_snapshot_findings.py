@@ -13,9 +13,9 @@ from tests.waiting import wait_until
 from xidstream.actors.demo.embedded_postgres import EmbeddedPostgres
 from xidstream.pipeline.errors import Unsupported
 from xidstream.pipeline.findings import Finding, Status
-from xidstream.pipeline.slot import snapshot_findings as snapshot_findings_module
-from xidstream.pipeline.slot.admin import sql_connection
-from xidstream.pipeline.slot.snapshot_findings import room_for, snapshot_findings
+from xidstream.pipeline.postgres import snapshot_findings as snapshot_findings_module
+from xidstream.pipeline.postgres.admin import sql_connection
+from xidstream.pipeline.postgres.snapshot_findings import room_for, snapshot_findings
 
 pytestmark = pytest.mark.postgres
 

@@ -7,9 +7,9 @@ import json
 import pytest
 
 from tests.postgres_fixtures import Database
-from xidstream.pipeline.slot.admin import sql_connection
-from xidstream.pipeline.slot.snapshot_sources import survey
-from xidstream.pipeline.snapshot.generations import reason_it_ended, renewed, signature_of
+from xidstream.pipeline.postgres.admin import sql_connection
+from xidstream.pipeline.postgres.snapshot_sources import survey
+from xidstream.pipeline.snapshot.invalidation import reason_it_ended, renewed, signature_of
 from xidstream.pipeline.snapshot.tables import PublishedSource
 
 pytestmark = pytest.mark.postgres

@@ -32,9 +32,9 @@ from xidstream.pipeline.errors import (
     PreconditionMissing,
     SnapshotLost,
 )
-from xidstream.pipeline.rows import CONTRACT_FIELDS, N_INTERNAL
-from xidstream.pipeline.slot.range_copy import BLOCK_BYTES, RangeCopy
-from xidstream.pipeline.stages.range_reading import RangeReader
+from xidstream.pipeline.initial_copy.range_reading import RangeReader
+from xidstream.pipeline.postgres.range_copy import BLOCK_BYTES, RangeCopy
+from xidstream.pipeline.schema.rows import CONTRACT_FIELDS, N_INTERNAL
 
 pytestmark = pytest.mark.postgres
 NEWEST = pytest.mark.parametrize("postgres_server", VERSIONS[-1:], indirect=True, ids=lambda v: f"pg{v}")

@@ -7,9 +7,9 @@ import pytest
 from tests.postgres_fixtures import Database
 from tests.slot_changes import make_slot, slot_changes
 from xidstream.pipeline.pg_rules import renamed_columns
-from xidstream.pipeline.relations import RelationVersion
-from xidstream.pipeline.slot.range_copy import copy_statement
-from xidstream.pipeline.slot.snapshot_sources import survey
+from xidstream.pipeline.postgres.range_copy import copy_statement
+from xidstream.pipeline.postgres.snapshot_sources import survey
+from xidstream.pipeline.schema import RelationVersion
 from xidstream.pipeline.snapshot.tables import PublishedSource, RangeTask, plan_ranges
 
 pytestmark = pytest.mark.postgres

@@ -12,19 +12,20 @@ from tests.unit.account.accounts import FULL, RUN
 from xidstream.actors.cli.main import main
 from xidstream.actors.runtime.run_socket import RunSocket
 from xidstream.pipeline.account.codec import to_json
+from xidstream.pipeline.delta.locations import Location
+from xidstream.pipeline.delta.ownership import Ownership
+from xidstream.pipeline.delta.snapshot_log import SnapshotLog
 from xidstream.pipeline.exchange import SlotIdentity, Tenure
 from xidstream.pipeline.pg import Lsn
-from xidstream.pipeline.segments import Layout, Storage
-from xidstream.pipeline.segments.snapshot_record import Taken, write_taken
-from xidstream.pipeline.slot.admin import create_slot, sql_connection
-from xidstream.pipeline.slot.connection import ReplicationConnection
-from xidstream.pipeline.slot.settings import SlotSettings
-from xidstream.pipeline.slot.snapshot_sources import survey
+from xidstream.pipeline.postgres.admin import create_slot, sql_connection
+from xidstream.pipeline.postgres.connection import ReplicationConnection
+from xidstream.pipeline.postgres.settings import SlotSettings
+from xidstream.pipeline.postgres.snapshot_sources import survey
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 from xidstream.pipeline.snapshot.generation import Generation
-from xidstream.pipeline.spark.naming import Location
-from xidstream.pipeline.spark.ownership import Ownership
-from xidstream.pipeline.spark.snapshot_log import SnapshotLog
+from xidstream.pipeline.storage.keys import Layout
+from xidstream.pipeline.storage.snapshot_record import Taken, write_taken
+from xidstream.pipeline.storage.storage import Storage
 
 pytestmark = [pytest.mark.postgres, pytest.mark.parametrize("postgres_server", [18], indirect=True)]
 PLACE = Lsn(0x1000)

@@ -13,7 +13,7 @@ from tests.feedback_spy import FeedbackSpy, Held
 from tests.reading_alone import reading_alone
 from tests.waiting import wait_until
 from xidstream.actors.demo.embedded_postgres import EmbeddedPostgres
-from xidstream.pipeline.config import Config
+from xidstream.pipeline.settings.config import Config
 
 pytestmark = pytest.mark.postgres
 

@@ -16,21 +16,23 @@ from tests.postgres_fixtures import VERSIONS, Database
 from tests.slot_changes import Transaction, make_slot, slot_changes
 from tests.waiting import wait_until
 from xidstream.actors.demo.embedded_postgres import EmbeddedPostgres
-from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import PreconditionMissing, SnapshotInterrupted, SnapshotLost, Unsupported
+from xidstream.pipeline.initial_copy.snapshot_book import SnapshotBook
 from xidstream.pipeline.parked import ParkedTable
 from xidstream.pipeline.pg import Lsn, Xid
-from xidstream.pipeline.segments import Layout, Storage, write_progress
-from xidstream.pipeline.segments.snapshot_record import read_decision
-from xidstream.pipeline.slot.admin import Blocker, create_slot
-from xidstream.pipeline.slot.connection import ReplicationConnection
-from xidstream.pipeline.slot.opening import slot_settings
-from xidstream.pipeline.slot.snapshot_sources import survey
-from xidstream.pipeline.slot.table_holder import Held, TableHolder, take
+from xidstream.pipeline.postgres.admin import Blocker, create_slot
+from xidstream.pipeline.postgres.connection import ReplicationConnection
+from xidstream.pipeline.postgres.opening import slot_settings
+from xidstream.pipeline.postgres.snapshot_sources import survey
+from xidstream.pipeline.postgres.table_holder import Held, TableHolder, take
+from xidstream.pipeline.preflight.snapshot_decision import decide_snapshots, with_slot_xmax
+from xidstream.pipeline.settings.config import Config
 from xidstream.pipeline.snapshot.decision import Decision
 from xidstream.pipeline.snapshot.tables import PublishedSource
-from xidstream.pipeline.stages.snapshot_book import SnapshotBook
-from xidstream.pipeline.stages.snapshot_decision import decide_snapshots, with_slot_xmax
+from xidstream.pipeline.storage.keys import Layout
+from xidstream.pipeline.storage.progress import write_progress
+from xidstream.pipeline.storage.snapshot_record import read_decision
+from xidstream.pipeline.storage.storage import Storage
 
 pytestmark = pytest.mark.postgres
 

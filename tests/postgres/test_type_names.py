@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.postgres_fixtures import Database
-from xidstream.pipeline.relations import Column
-from xidstream.pipeline.relations.type_names import type_name
+from xidstream.pipeline.schema import Column
+from xidstream.pipeline.schema.type_names import type_name
 
 pytestmark = pytest.mark.postgres
 

@@ -28,9 +28,16 @@ from tests.pgoutput.messages import ColumnKind, Delete, Insert, Truncate, TupleC
 from tests.wire import T0_US, Wire
 from xidstream.pipeline.exchange import Opened, PrepareCover, SlotIdentity
 from xidstream.pipeline.pg import Lsn, Xid
-from xidstream.pipeline.protocol.messages import LogicalMessage, Origin, Relation, RelationColumn, StreamAbort
-from xidstream.pipeline.protocol.spares import Spares
-from xidstream.pipeline.segments import Layout, Storage
+from xidstream.pipeline.pgoutput.messages import (
+    LogicalMessage,
+    Origin,
+    Relation,
+    RelationColumn,
+    StreamAbort,
+)
+from xidstream.pipeline.pgoutput.spares import Spares
+from xidstream.pipeline.storage.keys import Layout
+from xidstream.pipeline.storage.storage import Storage
 from xidstream.pipeline.stream import StreamCutter
 
 UNCHANGED = object()

@@ -23,8 +23,8 @@ from tests.pgoutput.parser import parse_copy_header, parse_message, parse_standb
 from tests.pgoutput.writer import write, write_keepalive, write_standby_status_update, xlog_data
 from xidstream.pipeline.errors import IllegalTransition, MalformedMessage, PoisonedChange
 from xidstream.pipeline.pg import POSTGRES_EPOCH_UNIX_US, Lsn, Xid
-from xidstream.pipeline.protocol.grammar import TRANSITIONS, Grammar, State
-from xidstream.pipeline.protocol.messages import (
+from xidstream.pipeline.pgoutput.grammar import TRANSITIONS, Grammar, State
+from xidstream.pipeline.pgoutput.messages import (
     Begin,
     BeginPrepare,
     Commit,
@@ -44,7 +44,7 @@ from xidstream.pipeline.protocol.messages import (
     StreamStop,
     Type,
 )
-from xidstream.pipeline.protocol.parser import parse_keepalive
+from xidstream.pipeline.pgoutput.parser import parse_keepalive
 
 LSN = Lsn.parse("0/16B3748")
 

@@ -25,11 +25,11 @@ from xidstream.actors.runtime.ray_cluster import connect_ray
 from xidstream.actors.supervision.placement import free_cpus
 from xidstream.actors.supervision.supervisor import Supervisor
 from xidstream.pipeline.account.model import SinkReport
-from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import ComponentLost, XidstreamError
 from xidstream.pipeline.exchange import Batch, SlotIdentity
 from xidstream.pipeline.pg import INVALID_LSN
-from xidstream.pipeline.segments import SegmentReader
+from xidstream.pipeline.settings.config import Config
+from xidstream.pipeline.storage.segment_file import SegmentReader
 
 LONG = pytest.mark.skipif("XIDSTREAM_LONG" not in os.environ, reason="long: `make faults` runs it")
 

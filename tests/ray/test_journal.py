@@ -16,7 +16,11 @@ from tests.waiting import wait_until
 from xidstream.actors.supervision import delivery
 from xidstream.pipeline.errors import ExitStatus, SlotLost
 from xidstream.pipeline.pg import Lsn
-from xidstream.pipeline.segments import Layout, Storage, load_journal_units, read_skips, stored_journal
+from xidstream.pipeline.storage.journal_file import load_journal_units
+from xidstream.pipeline.storage.keys import Layout
+from xidstream.pipeline.storage.skips import read_skips
+from xidstream.pipeline.storage.storage import Storage
+from xidstream.pipeline.storage.stored_journal import stored_journal
 
 pytestmark = pytest.mark.ray
 

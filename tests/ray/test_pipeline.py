@@ -318,7 +318,9 @@ def test_a_cut_connection_never_puts_two_batches_into_the_sink_at_once(pipeline:
 def test_a_server_older_than_what_it_delivered_is_terminal(pipeline: RayPipeline) -> None:
     """As after a failover to a standby that lags, or a restored backup."""
     from xidstream.pipeline.pg import Lsn
-    from xidstream.pipeline.segments import Layout, Storage, write_progress
+    from xidstream.pipeline.storage.keys import Layout
+    from xidstream.pipeline.storage.progress import write_progress
+    from xidstream.pipeline.storage.storage import Storage
 
     set_up(pipeline.database)
     pipeline.create_slot()

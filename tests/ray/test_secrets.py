@@ -27,8 +27,8 @@ from xidstream.actors.runtime.hidden_variables import hidden_from_children
 from xidstream.actors.runtime.ray_cluster import temporary_folder
 from xidstream.actors.runtime.ray_errors import unwrap
 from xidstream.actors.runtime.secrets import ReaderSecrets, refuse_travelling, take_up
-from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import Action, ComponentLost, ConfigError, EnvironmentFault
+from xidstream.pipeline.settings.config import Config
 
 pytestmark = pytest.mark.ray
 

@@ -13,13 +13,13 @@ import pytest
 from tests.postgres_fixtures import Database
 from tests.ray.conftest import wait_until
 from tests.snapshot_ranges import BOUNDS, relation_of, snapshot_of
-from xidstream.actors import snapshot_reader
 from xidstream.actors.runtime.ray_cluster import temporary_folder
-from xidstream.actors.snapshot import actors as snapshot_actors
-from xidstream.actors.snapshot.actors import SnapshotActors
-from xidstream.pipeline.config import Config
+from xidstream.actors.snapshots import actors as snapshot_actors
+from xidstream.actors.snapshots import snapshot_reader
+from xidstream.actors.snapshots.actors import SnapshotActors
+from xidstream.pipeline.delta.snapshot_tables import SnapshotTarget
 from xidstream.pipeline.errors import ConnectionLost, SnapshotLost
-from xidstream.pipeline.spark.snapshot_tables import SnapshotTarget
+from xidstream.pipeline.settings.config import Config
 
 pytestmark = [pytest.mark.ray, pytest.mark.postgres]
 

@@ -21,17 +21,17 @@ from xidstream.actors.reader.buffer_pool import BufferPool
 from xidstream.actors.runtime.object_store import put_arrow
 from xidstream.actors.runtime.ray_errors import unwrap
 from xidstream.actors.xid_buffer import XidBuffer
-from xidstream.pipeline.buffer.known_relations import REMEMBERED_COLUMNS
-from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import ComponentLost, PoisonedChange, ProtocolViolation
 from xidstream.pipeline.exchange import TransactionEnd
 from xidstream.pipeline.packs import FEW_TABLES
 from xidstream.pipeline.pg import Lsn, Xid
-from xidstream.pipeline.protocol.spares import Spares
-from xidstream.pipeline.segments import Layout
-from xidstream.pipeline.stages.buffer_calls import BlockHead, BufferSettings, End
+from xidstream.pipeline.pgoutput.spares import Spares
+from xidstream.pipeline.settings.config import Config
+from xidstream.pipeline.storage.keys import Layout
 from xidstream.pipeline.stream import Block as StreamBlock
 from xidstream.pipeline.stream import Prepared, TransactionBlock, UsedRelations
+from xidstream.pipeline.transactions.buffer_calls import BlockHead, BufferSettings, End
+from xidstream.pipeline.transactions.known_relations import REMEMBERED_COLUMNS
 
 pytestmark = pytest.mark.ray
 

@@ -14,8 +14,8 @@ import threading
 from typing import Any
 
 from xidstream.actors.cli.main import main
-from xidstream.actors.snapshot import steps
-from xidstream.actors.snapshot.actors import SnapshotActors
+from xidstream.actors.snapshots import steps
+from xidstream.actors.snapshots.actors import SnapshotActors
 from xidstream.pipeline.snapshot.tables import plan_ranges
 
 

@@ -35,8 +35,8 @@ from tests.snapshots.tables import SCHEMA, TABLES, Table, set_up_statements
 from tests.snapshots.twin import Twin
 from tests.snapshots.writers import Writers
 from xidstream.actors.demo.embedded_postgres import EmbeddedPostgres
+from xidstream.pipeline.delta.locations import encode_table
 from xidstream.pipeline.pg import Lsn, Xid
-from xidstream.pipeline.spark.naming import encode_table
 
 N_LSNS = 20
 KINDS = {

@@ -16,8 +16,8 @@ from tests.memory_parts import part_rows
 from tests.postgres_fixtures import Database
 from xidstream.pipeline.exchange import Batch
 from xidstream.pipeline.pg import Lsn
-from xidstream.pipeline.segments import Storage
-from xidstream.pipeline.slot.admin import create_slot
+from xidstream.pipeline.postgres.admin import create_slot
+from xidstream.pipeline.storage.storage import Storage
 
 _WAITING_BYTES = 128 << 20
 _OPTIONS = Options(

@@ -12,10 +12,11 @@ from typing import Any
 import pyarrow as pa
 
 from tests.spark.support import IDENTITY, Transaction
+from xidstream.pipeline.delta.parquet_files import ParquetFiles
 from xidstream.pipeline.exchange import Tenure
 from xidstream.pipeline.pg import Lsn
-from xidstream.pipeline.relations import Column, RelationVersion, ReplicaIdentity
-from xidstream.pipeline.rows import (
+from xidstream.pipeline.schema import Column, RelationVersion, ReplicaIdentity
+from xidstream.pipeline.schema.rows import (
     DELETE,
     INSERT,
     TRUNCATE,
@@ -23,10 +24,9 @@ from xidstream.pipeline.rows import (
     UPDATE_PREIMAGE,
     snapshot_rows,
 )
+from xidstream.pipeline.sinks.delta import DeltaSink
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 from xidstream.pipeline.snapshot.generation import Generation
-from xidstream.pipeline.spark.delta import DeltaSink
-from xidstream.pipeline.spark.parquet_files import ParquetFiles
 
 BOOL, INT8, TEXT, DATE = 16, 20, 25, 1082
 Row = dict[str, Any]

@@ -24,10 +24,10 @@ from xidstream.pipeline.exchange import (
     SlotIdentity,
     SpilledMessages,
 )
-from xidstream.pipeline.late_binding import Commit
+from xidstream.pipeline.parquet import Commit
 from xidstream.pipeline.pg import Lsn, Xid
-from xidstream.pipeline.relations import Column, RelationVersion, ReplicaIdentity
-from xidstream.pipeline.rows import (
+from xidstream.pipeline.schema import Column, RelationVersion, ReplicaIdentity
+from xidstream.pipeline.schema.rows import (
     INSERT,
     MESSAGES_SCHEMA,
     TRANSACTIONS_SCHEMA,
@@ -35,7 +35,8 @@ from xidstream.pipeline.rows import (
     internal_schema,
     release,
 )
-from xidstream.pipeline.segments import SegmentReader, Storage, write_messages, write_segment
+from xidstream.pipeline.storage.segment_file import SegmentReader, write_messages, write_segment
+from xidstream.pipeline.storage.storage import Storage
 
 IDENTITY = SlotIdentity(7_000_000_000_000_000_001, "shop", "orders")
 COMMIT_US = 1_700_000_000_000_000
@@ -247,7 +248,7 @@ def expected_rows(
     transactions: Sequence[Transaction], table: str
 ) -> list[tuple[int, int, str, dict[str, Any]]]:
     """(commit_lsn, seq, change type, given values) of one table, by the definition of ``_seq``."""
-    from xidstream.pipeline.rows import CHANGE_TYPES
+    from xidstream.pipeline.schema.rows import CHANGE_TYPES
 
     out = []
     for transaction in transactions:

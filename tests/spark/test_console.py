@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.spark.support import INT8, TEXT, LocalSegments, Transaction, plain_messages, relation
-from xidstream.pipeline.spark.console import ConsoleSink
+from xidstream.pipeline.sinks.console import ConsoleSink
 
 pytestmark = pytest.mark.spark
 

@@ -25,14 +25,15 @@ from tests.spark.support import (
     relation,
 )
 from tests.spark.test_frames import NATIVE, VALUES
+from xidstream.pipeline.delta import parquet_files
+from xidstream.pipeline.delta.locations import encode_table
 from xidstream.pipeline.errors import ExitStatus, SegmentCorrupt, SinkDiverged, StorageFault, Superseded
 from xidstream.pipeline.exchange import Tenure
 from xidstream.pipeline.pg import Lsn
-from xidstream.pipeline.relations import Column, RelationVersion, ReplicaIdentity
-from xidstream.pipeline.rows import MESSAGES_SCHEMA, TRANSACTIONS_SCHEMA, contract_schema
-from xidstream.pipeline.spark import delta, message_pieces, parquet_files, written_rows
-from xidstream.pipeline.spark.delta import DeltaSink
-from xidstream.pipeline.spark.naming import encode_table
+from xidstream.pipeline.schema import Column, RelationVersion, ReplicaIdentity
+from xidstream.pipeline.schema.rows import MESSAGES_SCHEMA, TRANSACTIONS_SCHEMA, contract_schema
+from xidstream.pipeline.sinks import delta, message_pieces, written_rows
+from xidstream.pipeline.sinks.delta import DeltaSink
 
 pytestmark = pytest.mark.spark
 

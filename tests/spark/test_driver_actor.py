@@ -12,9 +12,9 @@ import pytest
 
 from tests.spark.support import IDENTITY
 from xidstream.actors.driver.batch_loop import BatchLoop, LoopProgress
-from xidstream.actors.spark_driver import SparkDriver
-from xidstream.pipeline.config import Config
-from xidstream.pipeline.spark.sink import make_sink
+from xidstream.actors.driver.spark_driver import SparkDriver
+from xidstream.pipeline.settings.config import Config
+from xidstream.pipeline.sinks.sink import make_sink
 
 pytestmark = pytest.mark.spark
 
@@ -66,7 +66,7 @@ from pyspark.sql import SparkSession
 from tests.spark.support import IDENTITY
 from xidstream.actors import spark_driver
 from xidstream.actors.driver.session_kind import reads_ray_objects
-from xidstream.pipeline.config import Config
+from xidstream.pipeline.settings.config import Config
 from xidstream.pipeline.errors import ComponentLost
 
 spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()

@@ -12,9 +12,9 @@ import pytest
 
 from tests.fold import folded
 from tests.random_log import COLUMNS, CONTRACT, Change, RandomLog, Row, values_of
+from xidstream.pipeline.changelog.fold import base_alone, fold, net_changes
+from xidstream.pipeline.changelog.shape import ColumnShape, TableShape
 from xidstream.pipeline.errors import UsageError
-from xidstream.pipeline.state.fold import base_alone, fold, net_changes
-from xidstream.pipeline.state.shape import ColumnShape, TableShape
 
 pytestmark = pytest.mark.spark
 
@@ -362,7 +362,7 @@ def test_rows_that_no_bit_of_the_sieve_stands_for_stay_and_all_others_are_compar
     key: tuple[str, ...],
     unchanged: list[str] | None,
 ) -> None:
-    from xidstream.pipeline.state import sieve
+    from xidstream.pipeline.changelog import sieve
 
     monkeypatch.setattr(sieve, "LEAST_ROWS", 1)
     shape = shape_of(key, COLUMNS)

@@ -35,11 +35,11 @@ from tests.spark.support import (
 )
 from xidstream.pipeline.errors import SegmentCorrupt, SinkFailed, UsageError
 from xidstream.pipeline.exchange import MemoryPart, Sealed, SegmentPart
-from xidstream.pipeline.late_binding import Commit
 from xidstream.pipeline.packs import FEW_TABLES, UnitParts
+from xidstream.pipeline.parquet import Commit
 from xidstream.pipeline.pg_rules import DDL_PREFIX
-from xidstream.pipeline.relations.relation import CONTRACT_COLUMNS
-from xidstream.pipeline.rows import (
+from xidstream.pipeline.schema.relation import CONTRACT_COLUMNS
+from xidstream.pipeline.schema.rows import (
     DELETE,
     MESSAGES_SCHEMA,
     TRANSACTIONS_SCHEMA,
@@ -50,7 +50,7 @@ from xidstream.pipeline.rows import (
     contract_schema,
     release,
 )
-from xidstream.pipeline.spark.foreach import ForeachSink
+from xidstream.pipeline.sinks.foreach import ForeachSink
 from xidstream.pipeline.spark.frames import SinkBatch
 from xidstream.pipeline.spark.spark_schemas import simple_types, spark_schema
 
@@ -190,7 +190,7 @@ def test_ddl_inside_a_batch_gives_the_union_of_the_versions(make_batch: Any, spi
 
 
 def test_tables_whose_dotted_names_coincide_are_told_apart(make_batch: Any) -> None:
-    from xidstream.pipeline.relations import Column, RelationVersion, ReplicaIdentity
+    from xidstream.pipeline.schema import Column, RelationVersion, ReplicaIdentity
 
     def named(schema: str, table: str, relid: int) -> RelationVersion:
         return RelationVersion(

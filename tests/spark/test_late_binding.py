@@ -9,9 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.unit.late_binding.files import COMMIT, batches, every_type, relation, released, write
-from xidstream.pipeline.late_binding import Commit, fill
-from xidstream.pipeline.late_binding.row_file import encoded_crc
+from tests.unit.parquet.files import COMMIT, batches, every_type, relation, released, write
+from xidstream.pipeline.parquet import Commit, fill
+from xidstream.pipeline.parquet.row_file import encoded_crc
 from xidstream.pipeline.spark.spark_schemas import spark_schema
 
 pytestmark = pytest.mark.spark

@@ -29,15 +29,16 @@ from tests.spark.support import (
     relation,
 )
 from tests.spark.test_delta_sink import tenure_of
-from xidstream.pipeline import faultpoints, late_binding
+from xidstream.pipeline import faultpoints, parquet
 from xidstream.pipeline.errors import SegmentCorrupt, StorageFault, Superseded
 from xidstream.pipeline.exchange import Sealed, SegmentPart
 from xidstream.pipeline.faultpoints import FaultPlan
-from xidstream.pipeline.relations import RelationVersion
-from xidstream.pipeline.rows import TRANSACTIONS_SCHEMA
-from xidstream.pipeline.segments import SegmentReader, Storage
-from xidstream.pipeline.spark import delta, written_rows
-from xidstream.pipeline.spark.delta import DeltaSink
+from xidstream.pipeline.schema import RelationVersion
+from xidstream.pipeline.schema.rows import TRANSACTIONS_SCHEMA
+from xidstream.pipeline.sinks import delta, written_rows
+from xidstream.pipeline.sinks.delta import DeltaSink
+from xidstream.pipeline.storage.segment_file import SegmentReader
+from xidstream.pipeline.storage.storage import Storage
 
 pytestmark = pytest.mark.spark
 
@@ -236,7 +237,7 @@ def test_a_segment_that_was_filled_for_another_commit_is_written_by_spark(world:
     (part,) = unit.segments
     path = world.storage.local_path(part.segment.key)
     assert path is not None
-    late_binding.fill(path, part.segment.file, late_binding.Commit(90, COMMIT_US), name="s")
+    parquet.fill(path, part.segment.file, parquet.Commit(90, COMMIT_US), name="s")
     with pytest.warns(RuntimeWarning, match="another commit"):
         world.sink().write(world.batch(unit))
     assert world.rows("public.a") == [(100, 0, 1), (100, 1, 2)]

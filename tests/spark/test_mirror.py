@@ -18,18 +18,18 @@ from deltalake import DeltaTable
 
 from tests.spark.change_log_maker import BOOL, INT8, TEXT, LogMaker, as_rows, keyed
 from tests.spark.support import IDENTITY
-from tests.unit.spark.test_plain_files import delete_by_vector
+from tests.unit.delta.test_plain_files import delete_by_vector
 from xidstream import ChangeLog
 from xidstream.actors.mirror import Mirror
 from xidstream.pipeline import faultpoints
+from xidstream.pipeline.changelog.manifest import ManifestLine, base_at, newest, read_lines
+from xidstream.pipeline.delta.locations import Location
 from xidstream.pipeline.errors import ComponentLost, Superseded
 from xidstream.pipeline.faultpoints import FaultPlan
 from xidstream.pipeline.mirror import local_swap, refresh, vacuum
 from xidstream.pipeline.mirror.refresh import Answer
 from xidstream.pipeline.pg import Lsn
-from xidstream.pipeline.spark import delta
-from xidstream.pipeline.spark.naming import Location
-from xidstream.pipeline.state.manifest import ManifestLine, base_at, newest, read_lines
+from xidstream.pipeline.sinks import delta
 
 pytestmark = pytest.mark.spark
 

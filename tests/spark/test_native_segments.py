@@ -27,14 +27,14 @@ from tests.spark.support import (
     record_batch,
     relation,
 )
-from tests.unit.late_binding.files import NAMES, batches, every_type
+from tests.unit.parquet.files import NAMES, batches, every_type
 from xidstream.pipeline.errors import ComponentLost, SegmentCorrupt, SinkFailed, StorageFault
 from xidstream.pipeline.exchange import Sealed, SegmentPart
-from xidstream.pipeline.late_binding import Commit, fill
+from xidstream.pipeline.parquet import Commit, fill
 from xidstream.pipeline.pg import Lsn
-from xidstream.pipeline.relations import RelationVersion
-from xidstream.pipeline.rows import TRANSACTIONS_SCHEMA, contract_schema
-from xidstream.pipeline.spark.foreach import ForeachSink
+from xidstream.pipeline.schema import RelationVersion
+from xidstream.pipeline.schema.rows import TRANSACTIONS_SCHEMA, contract_schema
+from xidstream.pipeline.sinks.foreach import ForeachSink
 from xidstream.pipeline.spark.frames import SinkBatch
 from xidstream.pipeline.spark.native_segments import MOST_FRAMES
 from xidstream.pipeline.spark.spark_schemas import simple_types, spark_schema

@@ -11,15 +11,15 @@ import pytest
 from tests.spark.change_log_maker import INT8, TEXT, LogMaker, keyed
 from tests.spark.support import LocalSegments
 from tests.spark.test_native_segments import COMMIT, batch_with, is_native
-from tests.unit.late_binding.files import batches
+from tests.unit.parquet.files import batches
 from xidstream import ChangeLog
 from xidstream.actors.mirror import Mirror
 from xidstream.pipeline.exchange import SegmentPart
 from xidstream.pipeline.pg import Lsn
-from xidstream.pipeline.rows import contract_schema
+from xidstream.pipeline.schema.rows import contract_schema
+from xidstream.pipeline.sinks import delta
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 from xidstream.pipeline.snapshot.generation import Generation
-from xidstream.pipeline.spark import delta
 from xidstream.pipeline.spark.parquet_frames import is_read_as_named
 from xidstream.pipeline.spark.snapshot_batch import SnapshotBatch
 from xidstream.pipeline.spark.spark_schemas import quoted, spark_schema

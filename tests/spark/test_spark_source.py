@@ -24,11 +24,12 @@ from deltalake import DeltaTable
 from tests.spark.change_log_maker import DATE, INT8, TEXT, LogMaker, keyed
 from tests.spark.support import INT4, NUMERIC, numeric
 from xidstream import ChangeLog
+from xidstream.pipeline.changelog import log_ranges
+from xidstream.pipeline.delta import locations
 from xidstream.pipeline.pg import Lsn
-from xidstream.pipeline.relations import Column, RelationVersion, ReplicaIdentity
-from xidstream.pipeline.rows import INSERT, UPDATE_POSTIMAGE
-from xidstream.pipeline.spark import delta, naming
-from xidstream.pipeline.state import log_ranges
+from xidstream.pipeline.schema import Column, RelationVersion, ReplicaIdentity
+from xidstream.pipeline.schema.rows import INSERT, UPDATE_POSTIMAGE
+from xidstream.pipeline.sinks import delta
 
 pytest.importorskip("pyspark.sql.datasource", reason="Spark 3.5 has no Python data sources")
 
@@ -301,7 +302,7 @@ def test_changes_that_were_deleted_are_an_error_and_never_passed_over(
     read = stream(spark, log, table="public.orders", since=lsns[3])
     run_to_end(read, tmp_path / "checkpoint", count)
     log.insert(ORDERS, {"id": 1000, "note": "gone"})
-    DeltaTable(str(log.path / naming.encode_table("public", "orders"))).delete(f"_commit_lsn <= {log.lsn}")
+    DeltaTable(str(log.path / locations.encode_table("public", "orders"))).delete(f"_commit_lsn <= {log.lsn}")
     log.insert(ORDERS, {"id": 1001, "note": "there"})
     lacks = r"table public\.orders lacks the rows of the commit at 0/"
     with pytest.raises(Exception, match=lacks):
@@ -310,7 +311,7 @@ def test_changes_that_were_deleted_are_an_error_and_never_passed_over(
         source(spark, log, since=lsns[3]).collect()
     allowed = source(spark, log, since=lsns[3], failOnDataLoss="false")
     assert rows(allowed) == rows(ChangeLog(str(log.path)).changes(spark, "public.orders", since=lsns[3]))
-    DeltaTable(str(log.path / naming.TRANSACTIONS)).delete(f"commit_lsn <= {lsns[5]}")
+    DeltaTable(str(log.path / locations.TRANSACTIONS)).delete(f"commit_lsn <= {lsns[5]}")
     with pytest.raises(Exception, match=r"the change log begins at 0/"):
         source(spark, log, since=lsns[3]).collect()
 
@@ -380,7 +381,7 @@ def test_a_schema_of_ones_own_names_the_columns_that_are_read(log: LogMaker, spa
 def test_large_files_are_read_in_slices_and_each_row_once(
     log: LogMaker, spark: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from xidstream.pipeline.state.spark_source import BatchReader, SourceOptions
+    from xidstream.pipeline.changelog.spark_source import BatchReader, SourceOptions
 
     filled(log, ORDERS)
     expected = ChangeLog(str(log.path)).changes(spark, "public.orders")

@@ -13,8 +13,10 @@ from xidstream.actors.driver import stored_frames, users_session
 from xidstream.actors.driver.stored_frames import FEW_BYTES, StoredFrames
 from xidstream.actors.driver.users_session import try_executors
 from xidstream.pipeline.errors import PreconditionMissing
-from xidstream.pipeline.segments import Layout, SegmentReader, Storage
 from xidstream.pipeline.spark.frames import SinkBatch, simple_types, spark_schema
+from xidstream.pipeline.storage.keys import Layout
+from xidstream.pipeline.storage.segment_file import SegmentReader
+from xidstream.pipeline.storage.storage import Storage
 
 pytestmark = pytest.mark.spark
 

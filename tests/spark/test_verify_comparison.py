@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from xidstream.pipeline.state.shape import ColumnShape, TableShape
+from xidstream.pipeline.changelog.shape import ColumnShape, TableShape
 from xidstream.pipeline.verify.comparison import Compared, compare
 from xidstream.pipeline.verify.result import Kind
 

@@ -36,7 +36,7 @@ def main() -> int:
     print(f"seed {arguments.seed}, PostgreSQL {arguments.version}", flush=True)
     from xidstream.actors.driver.session import start_spark, stop_spark
     from xidstream.actors.runtime.ray_cluster import connect_ray
-    from xidstream.pipeline.config import Config
+    from xidstream.pipeline.settings.config import Config
 
     connect_ray()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))

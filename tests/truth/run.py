@@ -13,8 +13,8 @@ import psycopg
 from tests.truth.source import Source
 from tests.truth.watching import Verdict, Watcher
 from xidstream import ChangeLog, ChangeStream
-from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import XidstreamError
+from xidstream.pipeline.settings.config import Config
 
 _START_S = 120.0
 _END_S = 45.0

@@ -17,9 +17,9 @@ from deltalake import DeltaTable
 
 from tests.truth.source import Rows, Source, Truth, row_of
 from xidstream import ChangeLog, Mirror
+from xidstream.pipeline.changelog.manifest import newest, read_lines
 from xidstream.pipeline.errors import PreconditionMissing, Unsupported, UsageError
 from xidstream.pipeline.pg import Lsn
-from xidstream.pipeline.state.manifest import newest, read_lines
 
 
 @dataclass

@@ -13,7 +13,7 @@ from tests.settings_table import PAGE, page_with_table
 from xidstream.actors.driver.session import BASE_CONF
 from xidstream.actors.runtime.ray_cluster import LOCAL_OBJECT_STORE_BYTES
 from xidstream.actors.supervision.cpu_plan import FULL_SHARES, MASTER_CPUS, plan
-from xidstream.pipeline.config import Config
+from xidstream.pipeline.settings.config import Config
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -12,10 +12,10 @@ import pyarrow as pa
 import pytest
 
 from tests.fold import Row, bounds_of, folded
+from xidstream.pipeline.changelog.generations import generation_at, generations_of
+from xidstream.pipeline.delta.snapshot_log import SNAPSHOTS_SCHEMA
 from xidstream.pipeline.errors import PreconditionMissing
 from xidstream.pipeline.pg import Lsn, Xid
-from xidstream.pipeline.spark.snapshot_log import SNAPSHOTS_SCHEMA
-from xidstream.pipeline.state.generations import generation_at, generations_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "snapshots.md"
 TABLE = "public.orders"

@@ -10,8 +10,8 @@ import traceback
 import pytest
 
 from xidstream.pipeline import errors
-from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import POLICY, ConfigError, SlotInUse, XidstreamError
+from xidstream.pipeline.settings.config import Config
 
 needs_notes = pytest.mark.skipif(sys.version_info < (3, 11), reason="exceptions have no notes there")
 

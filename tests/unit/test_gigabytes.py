@@ -19,21 +19,23 @@ from deltalake import DeltaTable
 from tests.differential.local_stages import InProcess, LocalBuffers, batches_of
 from tests.unit.decode.builder import U, update
 from tests.wire import Wire
+from xidstream.pipeline.delta.batch_parts import tables_of
+from xidstream.pipeline.delta.columns import Conform
+from xidstream.pipeline.delta.locations import Location
+from xidstream.pipeline.delta.parquet_files import WriteTarget
 from xidstream.pipeline.exchange import Batch, MemoryMessages, Sealed, SlotIdentity, SpilledMessages, Tenure
 from xidstream.pipeline.pg import Lsn
-from xidstream.pipeline.rows import MESSAGES_SCHEMA
-from xidstream.pipeline.segments import Layout, SegmentReader, Storage
-from xidstream.pipeline.spark.batch_parts import tables_of
-from xidstream.pipeline.spark.delta import DeltaSink
+from xidstream.pipeline.schema.rows import MESSAGES_SCHEMA
+from xidstream.pipeline.sinks.delta import DeltaSink
 from xidstream.pipeline.spark.executor_tasks import SegmentRows, WriteSegments
 from xidstream.pipeline.spark.frames import SinkBatch, union_layout
-from xidstream.pipeline.spark.naming import Location
-from xidstream.pipeline.spark.parquet_files import WriteTarget
-from xidstream.pipeline.spark.placement import Conform
-from xidstream.pipeline.stages.buffer_calls import BufferSettings
-from xidstream.pipeline.stages.cut_routing import CutRouting, TicketedCut
+from xidstream.pipeline.storage.keys import Layout
+from xidstream.pipeline.storage.segment_file import SegmentReader
+from xidstream.pipeline.storage.storage import Storage
 from xidstream.pipeline.stream import StreamCutter
 from xidstream.pipeline.stream.backlog import Backlog
+from xidstream.pipeline.stream.cut_routing import CutRouting, TicketedCut
+from xidstream.pipeline.transactions.buffer_calls import BufferSettings
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.unit.segments.conftest import files_below
-from xidstream.pipeline.config import Config
+from tests.unit.storage.conftest import files_below
+from xidstream.pipeline.delta.locations import Location, decode_table, encode_table
 from xidstream.pipeline.errors import ConfigError, StorageFault, UsageError
-from xidstream.pipeline.segments import Storage
-from xidstream.pipeline.spark.naming import Location, decode_table, encode_table
-from xidstream.pipeline.spark.sink import make_root, sink_type
+from xidstream.pipeline.settings.config import Config
+from xidstream.pipeline.sinks.sink import make_root, sink_type
+from xidstream.pipeline.storage.storage import Storage
 
 KEY = "1/s/progress.json"
 CONTROL = ("a\0b", "a\nb", "a\rb", "\x1b[31m", "a%00b", "a%0Ab", "caf\udce9", "%ff")

@@ -86,11 +86,11 @@ def test_executors_find_the_package_from_a_working_directory_with_a_folder_of_it
 
 def test_neither_reader_nor_sequencer_nor_a_buffer_that_is_ready_has_pandas(tmp_path: Path) -> None:
     program = (
-        "import sys, xidstream.actors.slot_reader, xidstream.actors.commit_sequencer\n"
+        "import sys, xidstream.actors.reader.slot_reader, xidstream.actors.commit_sequencer\n"
         "from xidstream.actors.xid_buffer import XidBuffer\n"
         "from xidstream.pipeline import decode\n"
-        "from xidstream.pipeline.segments import Layout\n"
-        "from xidstream.pipeline.stages.transaction_buffer import BufferSettings\n"
+        "from xidstream.pipeline.storage.keys import Layout\n"
+        "from xidstream.pipeline.transactions.transaction_buffer import BufferSettings\n"
         "XidBuffer(BufferSettings(sys.argv[1], Layout(1, 's', 'e'), 1 << 20))\n"
         "decode.warm_up()\n"
         "print('pandas' in sys.modules)"

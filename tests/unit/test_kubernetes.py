@@ -18,7 +18,7 @@ from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscali
 
 from xidstream.actors.cli.main import cli
 from xidstream.actors.cli.options import build_config
-from xidstream.pipeline.config import Config
+from xidstream.pipeline.settings.config import Config
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -11,8 +11,8 @@ import pytest
 from tests.memory_parts import part_rows
 from xidstream.pipeline import packs
 from xidstream.pipeline.packs import FEW_TABLES, PACK_BYTES, SMALL_BYTES, Packs, UnitParts
-from xidstream.pipeline.relations import Column, RelationVersion, ReplicaIdentity
-from xidstream.pipeline.rows import contract_schema
+from xidstream.pipeline.schema import Column, RelationVersion, ReplicaIdentity
+from xidstream.pipeline.schema.rows import contract_schema
 
 
 class Store(dict[int, pa.Table]):

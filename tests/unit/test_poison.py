@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from tests.unit.decode.builder import begin, block, commit, insert, logical, relation, truncate, update
-from xidstream.pipeline.buffer import OpenTransaction
 from xidstream.pipeline.decode import decode_plain_block, decode_transaction_block
 from xidstream.pipeline.errors import ColumnNameClash, PoisonedChange
 from xidstream.pipeline.exchange import TransactionEnd
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.poison import Poison, first_poison, kept_notes
+from xidstream.pipeline.transactions.transaction import OpenTransaction
 
 BAD = b"caf\xe9"
 NOTE = relation(("note", "text"))

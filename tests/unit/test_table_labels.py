@@ -6,9 +6,9 @@ from itertools import product
 
 import pytest
 
-from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import ConfigError
 from xidstream.pipeline.pg_rules import labelled_table, renamed_columns, table_label
+from xidstream.pipeline.settings.config import Config
 
 PARTS = ("a", "b", "A b", "a.b", ".", ".....", '"', '"a"', '"a".b', 'a"', '""', "new\nline", "a.")
 

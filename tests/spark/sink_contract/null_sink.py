@@ -18,27 +18,27 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from xidstream.pipeline.delta.attempt_files import remove
+from xidstream.pipeline.delta.batch_parts import TableName, TableParts
+from xidstream.pipeline.delta.columns import Conform, place
+from xidstream.pipeline.delta.locations import Location
+from xidstream.pipeline.delta.parquet_files import WrittenFile
+from xidstream.pipeline.delta.snapshot_tables import GenerationLine, Proven, SnapshotTarget
 from xidstream.pipeline.errors import StorageFault, Superseded, UsageError
 from xidstream.pipeline.exchange import SlotIdentity, Tenure
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.findings import Finding
 from xidstream.pipeline.pg import Lsn
-from xidstream.pipeline.relations import RelationVersion
-from xidstream.pipeline.rows import contract_schema
-from xidstream.pipeline.sink_kinds import SinkKind, Snapshots
+from xidstream.pipeline.schema import RelationVersion
+from xidstream.pipeline.schema.rows import contract_schema
+from xidstream.pipeline.settings.sink_kinds import SinkKind, Snapshots
+from xidstream.pipeline.sinks.sink import Sink, SinkType
+from xidstream.pipeline.sinks.sink_findings import SinkCheck
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 from xidstream.pipeline.snapshot.ddl import Witnessed
 from xidstream.pipeline.snapshot.generation import Generation, GenerationState
-from xidstream.pipeline.spark.attempt_files import remove
-from xidstream.pipeline.spark.batch_parts import TableName, TableParts
 from xidstream.pipeline.spark.frames import SinkBatch
-from xidstream.pipeline.spark.naming import Location
-from xidstream.pipeline.spark.parquet_files import WrittenFile
-from xidstream.pipeline.spark.placement import Conform, place
-from xidstream.pipeline.spark.sink import Sink, SinkType
-from xidstream.pipeline.spark.sink_findings import SinkCheck
 from xidstream.pipeline.spark.snapshot_batch import SnapshotBatch
-from xidstream.pipeline.spark.snapshot_tables import GenerationLine, Proven, SnapshotTarget
 
 NULL: Final = SinkKind(
     "null",

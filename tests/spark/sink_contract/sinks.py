@@ -14,15 +14,15 @@ from deltalake import DeltaTable
 from tests.spark.sink_contract.null_sink import NullSink, newest
 from tests.spark.support import IDENTITY
 from xidstream.pipeline import faultpoints
+from xidstream.pipeline.delta.batch_parts import TableName
+from xidstream.pipeline.delta.locations import encode_table
 from xidstream.pipeline.exchange import Tenure
 from xidstream.pipeline.faultpoints import FaultPlan
 from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.sinks.delta import DeltaSink
+from xidstream.pipeline.sinks.foreach import ForeachSink
+from xidstream.pipeline.sinks.sink import Sink
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
-from xidstream.pipeline.spark.batch_parts import TableName
-from xidstream.pipeline.spark.delta import DeltaSink
-from xidstream.pipeline.spark.foreach import ForeachSink
-from xidstream.pipeline.spark.naming import encode_table
-from xidstream.pipeline.spark.sink import Sink
 
 Row = tuple[int, int, str, Any, Any]
 """Commit LSN, ``_seq``, change type, ``id``, ``name``."""

@@ -16,23 +16,23 @@ import pytest
 from tests.spark.sink_contract.null_sink import NULL
 from tests.spark.sink_contract.sinks import SINKS, Row, Tried
 from tests.spark.support import IDENTITY, INT8, TEXT, Transaction, expected_rows, relation
-from xidstream.pipeline import sink_kinds
-from xidstream.pipeline.config import Config
+from xidstream.pipeline.delta.parquet_files import ParquetFiles, WrittenFile
+from xidstream.pipeline.delta.snapshot_tables import SnapshotTables
 from xidstream.pipeline.errors import ConfigError, Superseded, XidstreamError
 from xidstream.pipeline.pg import Lsn
-from xidstream.pipeline.relations import RelationVersion
-from xidstream.pipeline.rows import contract_schema
-from xidstream.pipeline.sink_kinds import Snapshots
-from xidstream.pipeline.slot_list import configs_of
+from xidstream.pipeline.schema import RelationVersion
+from xidstream.pipeline.schema.rows import contract_schema
+from xidstream.pipeline.settings import sink_kinds
+from xidstream.pipeline.settings.config import Config
+from xidstream.pipeline.settings.sink_kinds import Snapshots
+from xidstream.pipeline.settings.slot_list import configs_of
+from xidstream.pipeline.sinks import delta, stateless
+from xidstream.pipeline.sinks.sink import check_sink_spec, make_sink, sink_type
+from xidstream.pipeline.sinks.sink_findings import check_of_spec
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 from xidstream.pipeline.snapshot.decision import takes_snapshots
 from xidstream.pipeline.snapshot.generation import Generation, GenerationState
-from xidstream.pipeline.spark import delta, stateless
-from xidstream.pipeline.spark.parquet_files import ParquetFiles, WrittenFile
-from xidstream.pipeline.spark.sink import check_sink_spec, make_sink, sink_type
-from xidstream.pipeline.spark.sink_findings import check_of_spec
 from xidstream.pipeline.spark.snapshot_batch import SnapshotBatch
-from xidstream.pipeline.spark.snapshot_tables import SnapshotTables
 
 pytestmark = pytest.mark.spark
 

@@ -25,7 +25,7 @@ from xidstream.pipeline.account import Account, RestartPart
 from xidstream.pipeline.account.metric_table import METRICS, Kind
 from xidstream.pipeline.account.metric_values import PAUSES
 from xidstream.pipeline.account.metrics import Counts, samples
-from xidstream.pipeline.config import Config
+from xidstream.pipeline.settings.config import Config
 
 BASE_UNITS = {"bytes", "seconds", "bytes per second", "Unix time", ""}
 NO_BASE_UNIT = re.compile(r"_(ms|millis|kb|mb|mib|kib|minutes|hours|percent)(_|$)")

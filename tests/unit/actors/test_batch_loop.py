@@ -12,8 +12,10 @@ from xidstream.actors.driver.batch_loop import BatchLoop, LoopProgress
 from xidstream.pipeline.errors import Superseded
 from xidstream.pipeline.exchange import Tenure
 from xidstream.pipeline.pg import Lsn
-from xidstream.pipeline.segments import Layout, Storage, claim_slot, read_progress, take_over_progress
-from xidstream.pipeline.spark.foreach import ForeachSink
+from xidstream.pipeline.sinks.foreach import ForeachSink
+from xidstream.pipeline.storage.keys import Layout
+from xidstream.pipeline.storage.progress import claim_slot, read_progress, take_over_progress
+from xidstream.pipeline.storage.storage import Storage
 
 
 def test_a_loop_that_was_taken_over_from_gives_no_further_batch_to_the_function(tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ import numpy as np
 
 from xidstream.actors.reader.buffer_pool import _Open
 from xidstream.pipeline.pg import Lsn, Xid
-from xidstream.pipeline.relations import RelationVersion, ReplicaIdentity
-from xidstream.pipeline.stages.buffer_calls import Held
+from xidstream.pipeline.schema import RelationVersion, ReplicaIdentity
 from xidstream.pipeline.stream import Block, TransactionBlock, UsedRelations
+from xidstream.pipeline.transactions.buffer_calls import Held
 
 
 def test_of_the_relations_of_an_open_transaction_the_names_are_kept_and_no_version() -> None:

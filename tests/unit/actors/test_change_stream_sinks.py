@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from xidstream.actors.change_stream import ChangeStream
+from xidstream.actors.api.change_stream import ChangeStream
 
 SETTINGS = {"dsn": "host=h", "slot": "s", "publication": "p", "storage": "/tmp/segments"}
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from xidstream.actors.supervision.cpu_plan import FULL_SHARES, LEAST, MASTER_CPUS, Plan, plan
-from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import PreconditionMissing
+from xidstream.pipeline.settings.config import Config
 
 MASTER = "spark.ray.raydp_spark_master.actor.resource.CPU"
 EXECUTOR = "spark.ray.raydp_spark_executor.actor.resource.cpu"

@@ -12,12 +12,12 @@ from rich.console import Console
 
 from xidstream.actors.cli.display import Display, Pace, picture, summary
 from xidstream.actors.driver.batch_loop import LoopProgress
-from xidstream.actors.slot_reader import ReaderStats
+from xidstream.actors.reader.slot_reader import ReaderStats
 from xidstream.actors.supervision.run_status import Status
 from xidstream.pipeline.account.snapshots import SnapshotProgress, TableProgress
+from xidstream.pipeline.commits.sequencer_stats import JournalStats, SequencerStats
 from xidstream.pipeline.exchange import Opened, PrepareCover, SlotIdentity
 from xidstream.pipeline.pg import Lsn, Xid
-from xidstream.pipeline.stages.sequencer_stats import JournalStats, SequencerStats
 
 OPENED = Opened(
     identity=SlotIdentity(1, "shop", "s"),

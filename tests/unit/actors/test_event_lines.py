@@ -19,9 +19,9 @@ from xidstream.actors.cli.run import _Run
 from xidstream.actors.driver.batch_loop import LoopProgress
 from xidstream.actors.runtime.signals import StopRequest
 from xidstream.actors.supervision.run_status import Status
-from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import EnvironmentFault
 from xidstream.pipeline.events import Event, JsonLines
+from xidstream.pipeline.settings.config import Config
 
 READING = Status("epoch-1", OPENED, READER, SEQUENCER, LoopProgress())
 STARTING = Status("", None, None, None, LoopProgress(), waiting_for=("the slot reader",))

@@ -11,7 +11,7 @@ import pytest
 
 from xidstream.actors.cli.main import cli, main
 from xidstream.actors.cli.options import SECTIONS
-from xidstream.pipeline.config import Config
+from xidstream.pipeline.settings.config import Config
 
 SETTINGS = {f.name for f in dataclasses.fields(Config)} - {"spark_conf"}
 

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.segments.journals import Made, made_journal
+from tests.unit.storage.journals import Made, made_journal
 from xidstream.actors.cli.main import main
-from xidstream.pipeline.relations import Column, RelationVersion, ReplicaIdentity
-from xidstream.pipeline.segments import Layout, Storage
+from xidstream.pipeline.schema import Column, RelationVersion, ReplicaIdentity
+from xidstream.pipeline.storage.keys import Layout
+from xidstream.pipeline.storage.storage import Storage
 
 COLUMNS = (Column("id", 23, -1, True), Column("ordinal", 25, -1, False), Column("Größe", 1700, -1, False))
 RELATION = RelationVersion(16_400, "public", "orders", ReplicaIdentity.DEFAULT, COLUMNS)

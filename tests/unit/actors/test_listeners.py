@@ -12,8 +12,8 @@ import pytest
 from pyspark.sql.streaming import StreamingQueryListener
 
 from xidstream import ChangeStream
-from xidstream.actors.supervision import listeners
-from xidstream.actors.supervision.listeners import Listeners
+from xidstream.actors.api import listeners
+from xidstream.actors.api.listeners import Listeners
 from xidstream.pipeline.account.model import BatchPart
 from xidstream.pipeline.account.query import QueryName
 from xidstream.pipeline.errors import SlotLost, UsageError

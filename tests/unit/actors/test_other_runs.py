@@ -14,9 +14,9 @@ import pytest
 from xidstream.actors.cli.main import main
 from xidstream.actors.preflight import findings_of, require
 from xidstream.actors.supervision.other_runs import StartingRun, reading_here
-from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import SlotInUse, XidstreamError
 from xidstream.pipeline.findings import Finding
+from xidstream.pipeline.settings.config import Config
 
 _OTHER = """
 import dataclasses, sys
@@ -24,7 +24,7 @@ from xidstream.actors.runtime.run_socket import RunSocket
 from xidstream.actors.supervision import other_runs
 from xidstream.pipeline.account import Account
 from xidstream.pipeline.account.codec import to_json
-from xidstream.pipeline.config import Config
+from xidstream.pipeline.settings.config import Config
 import datetime
 slot, storage, system_identifier, state = sys.argv[1:]
 config = Config(slot=slot, publication=("p",), storage=storage)
@@ -125,7 +125,7 @@ def test_of_two_that_start_at_once_the_one_that_began_first_goes_on(config: Conf
         mine.close()
     later = f"""
 from xidstream.actors.supervision.other_runs import reading_here
-from xidstream.pipeline.config import Config
+from xidstream.pipeline.settings.config import Config
 print(reading_here(Config(slot={config.slot!r}, publication=("p",), storage={config.storage!r})).statement)
 """
     with_mine = StartingRun([config], has_sink=True)

@@ -12,8 +12,8 @@ from xidstream.actors.supervision.placement import (
     RoomWatch,
     fits,
 )
-from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import EnvironmentFault, PreconditionMissing
+from xidstream.pipeline.settings.config import Config
 
 READER, BUFFERS = Demand("slot reader", 0.1), Demand("xid buffer", 0.1, 2)
 NONE_FREE = FreeCpus((0.0,), 2.0)

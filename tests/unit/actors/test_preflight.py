@@ -10,10 +10,9 @@ from collections.abc import Callable
 import pytest
 
 import xidstream.actors.preflight
-import xidstream.pipeline.stages.preflight
+import xidstream.pipeline.preflight.checks
 from xidstream.actors.cli.main import main
 from xidstream.actors.preflight import findings_of, port_findings, require, require_ports
-from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import (
     ConnectionLost,
     ExitStatus,
@@ -24,7 +23,8 @@ from xidstream.pipeline.errors import (
     XidstreamError,
 )
 from xidstream.pipeline.findings import Finding, Findings, Status
-from xidstream.pipeline.slot.admin import SlotState
+from xidstream.pipeline.postgres.admin import SlotState
+from xidstream.pipeline.settings.config import Config
 
 CONFIG = Config(slot="s", publication=("p",))
 OK = Finding.ok("slot", "slot s is there")
@@ -115,7 +115,7 @@ def test_what_a_person_must_set_up_ends_with_status_3(script: Script, finding: F
 
 
 def test_the_storages_credentials_are_not_in_its_finding(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = xidstream.pipeline.stages.preflight
+    module = xidstream.pipeline.preflight.checks
     monkeypatch.setattr(module, "server_findings", lambda *a, **k: [LOST, NOT_REACHED])
     monkeypatch.setattr(module.Storage, "probe", lambda *a: None)
     monkeypatch.setattr(module.Storage, "free_bytes", None)
@@ -126,7 +126,7 @@ def test_the_storages_credentials_are_not_in_its_finding(monkeypatch: pytest.Mon
 
 
 def test_what_could_not_be_checked_is_listed_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = xidstream.pipeline.stages.preflight
+    module = xidstream.pipeline.preflight.checks
     monkeypatch.setattr(module, "server_findings", lambda *a, **k: [NOT_REACHED])
     unknown = {f.check: f for f in findings_of(CONFIG) if f.status is Status.NOT_CHECKED}
     assert unknown.keys() == {"storage", "record", "sink", "cluster"}

@@ -13,8 +13,8 @@ from xidstream.actors.supervision import run_accounts
 from xidstream.actors.supervision.run_accounts import Parts, RunAccounts
 from xidstream.actors.supervision.run_watch import RunWatch, told
 from xidstream.pipeline.account import Account, SlotPart
-from xidstream.pipeline.config import Config
 from xidstream.pipeline.events import Event
+from xidstream.pipeline.settings.config import Config
 
 STALLED = dataclasses.replace(WELL, stalls=FULL.stalls)
 

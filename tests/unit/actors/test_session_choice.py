@@ -10,8 +10,8 @@ from xidstream.actors.driver import session
 from xidstream.actors.driver.local_session import heap_of
 from xidstream.actors.driver.session import settled
 from xidstream.actors.driver.session_kind import has_ray_executors, reads_ray_objects
-from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import ConfigError
+from xidstream.pipeline.settings.config import Config
 
 
 @pytest.mark.parametrize(

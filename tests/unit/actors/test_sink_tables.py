@@ -10,10 +10,10 @@ import pytest
 from ray import cloudpickle
 
 from tests.spark.support import IDENTITY
-from tests.unit.spark.test_parked_tables import sink_of
-from tests.unit.spark.test_snapshot_log import GENERATION, RELATION, written
+from tests.unit.delta.test_snapshot_log import GENERATION, RELATION, written
+from tests.unit.sinks.test_parked_tables import sink_of
 from xidstream.actors.driver.batch_loop import BatchLoop, LoopProgress
-from xidstream.actors.snapshot.sink_tables import SinkTables
+from xidstream.actors.snapshots.sink_tables import SinkTables
 from xidstream.pipeline.errors import ComponentLost
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.snapshot.generation import GenerationState

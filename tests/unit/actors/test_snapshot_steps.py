@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.unit.actors.test_snapshot_taking import Told
-from tests.unit.stages.test_snapshot_book import BOUNDS, INITIAL, LAYOUT, source_of, wanted
-from xidstream.actors.snapshot.steps import SnapshotSteps, Taken
-from xidstream.pipeline.config import Config
+from tests.unit.actors.test_snapshot_coordinator import Told
+from tests.unit.initial_copy.test_snapshot_book import BOUNDS, INITIAL, LAYOUT, source_of, wanted
+from xidstream.actors.snapshots.steps import SnapshotSteps, Taken
 from xidstream.pipeline.errors import (
     ColumnNameClash,
     LoginRefused,
@@ -21,13 +20,14 @@ from xidstream.pipeline.errors import (
     TableUnreadable,
     XidstreamError,
 )
-from xidstream.pipeline.segments import Storage
-from xidstream.pipeline.segments.snapshot_record import read_taken, read_wishes, request
-from xidstream.pipeline.slot.table_holder import Held as SlotHeld
-from xidstream.pipeline.snapshot.course import Commit, Failed, Held, Hold, Release
+from xidstream.pipeline.initial_copy.copy_schedule import Commit, Failed, Held, Hold, Release
+from xidstream.pipeline.initial_copy.snapshot_book import SnapshotBook
+from xidstream.pipeline.postgres.table_holder import Held as SlotHeld
+from xidstream.pipeline.settings.config import Config
 from xidstream.pipeline.snapshot.decision import Decision
 from xidstream.pipeline.snapshot.tables import PublishedSource
-from xidstream.pipeline.stages.snapshot_book import SnapshotBook
+from xidstream.pipeline.storage.snapshot_record import read_taken, read_wishes, request
+from xidstream.pipeline.storage.storage import Storage
 
 
 def outcome(

@@ -15,7 +15,7 @@ from xidstream.actors.cli.status import Asking
 from xidstream.actors.runtime.run_socket import RunSocket
 from xidstream.pipeline.account import Account
 from xidstream.pipeline.account.codec import to_json
-from xidstream.pipeline.config import Config
+from xidstream.pipeline.settings.config import Config
 
 
 @pytest.fixture

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from tests.unit.account.accounts import FULL, OPEN, WELL
-from xidstream.actors.supervision.page import StatusPage
+from xidstream.actors.status.page import StatusPage
 from xidstream.pipeline.account import Account
 from xidstream.pipeline.account.codec import of_json
-from xidstream.pipeline.addresses import host_and_port
 from xidstream.pipeline.errors import ConfigError, PreconditionMissing
+from xidstream.pipeline.settings.addresses import host_and_port
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 FOLDER = Path(__file__).parents[3] / "actors" / "supervision" / "page"

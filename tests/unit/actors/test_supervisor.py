@@ -10,7 +10,6 @@ import pytest
 
 import xidstream.actors.supervision.retries
 from xidstream.actors.supervision.supervisor import Supervisor
-from xidstream.pipeline.config import Config
 from xidstream.pipeline.errors import (
     ComponentLost,
     ConnectionLost,
@@ -23,6 +22,7 @@ from xidstream.pipeline.errors import (
 )
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
 from xidstream.pipeline.restarts import GIVE_UP_AFTER_S, Restarts
+from xidstream.pipeline.settings.config import Config
 
 Epoch = Callable[["Scripted"], None]
 

@@ -1,4 +1,4 @@
-"""Blocks for the decoder's tests, written with struct, independently of ``pipeline.protocol``."""
+"""Blocks for the decoder's tests, written with struct, independently of ``pipeline.pgoutput``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from xidstream.pipeline.relations import Column, RelationVersion, ReplicaIdentity
+from xidstream.pipeline.schema import Column, RelationVersion, ReplicaIdentity
 
 OIDS = {
     "bool": 16, "bytea": 17, '"char"': 18, "name": 19, "int8": 20, "int2": 21, "int4": 23, "text": 25,

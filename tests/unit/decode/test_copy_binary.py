@@ -23,7 +23,7 @@ from xidstream.pipeline.errors import (
     ProtocolViolation,
     XidstreamError,
 )
-from xidstream.pipeline.relations import RelationVersion
+from xidstream.pipeline.schema import RelationVersion
 
 THREE = relation(("a", "text"), ("b", "text"), ("c", "text"))
 EVERY = relation(*((f"c{i}", name, numeric_modifier(20, 3)) for i, name in enumerate(OIDS)))

@@ -19,12 +19,12 @@ from tests.unit.decode.builder import (
     truncate,
     update,
 )
-from xidstream.pipeline import rows
 from xidstream.pipeline.decode import DecodedPlainBlock, decode_plain_block
 from xidstream.pipeline.decode.table_decoder import DecodedTable
 from xidstream.pipeline.errors import IllegalTransition, MalformedMessage, PoisonedChange, ProtocolViolation
 from xidstream.pipeline.pg import POSTGRES_EPOCH_UNIX_US, Lsn, Xid
 from xidstream.pipeline.poison import NOBODY
+from xidstream.pipeline.schema import rows
 
 A = relation(("id", "int4"), relid=5, name="a", keys=["id"])
 B = relation(("id", "int4"), relid=3, name="b")

@@ -23,10 +23,9 @@ from tests.unit.decode.builder import (
     tuple_data,
     update,
 )
-from xidstream.pipeline import rows
 from xidstream.pipeline.decode import DecodedBlock, decode_transaction_block, warm_up
 from xidstream.pipeline.errors import IllegalTransition, Unsupported
-from xidstream.pipeline.relations import RelationVersion
+from xidstream.pipeline.schema import RelationVersion, rows
 
 KEYED = relation(("id", "int4"), ("doc", "text"), ("note", "text"), keys=["id"])
 

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
+from xidstream.pipeline.changelog.manifest import ManifestLine, ManifestWriter, current, read_lines
+from xidstream.pipeline.delta.locations import Location
 from xidstream.pipeline.mirror.base_table import BaseTable, MirrorMarks, NewFile, about_base
 from xidstream.pipeline.mirror.key_ranges import RangedKey
-from xidstream.pipeline.spark.naming import Location
-from xidstream.pipeline.state.manifest import ManifestLine, ManifestWriter, current, read_lines
 
 SLOT = "7/shop/orders"
 TABLE = "public.a"

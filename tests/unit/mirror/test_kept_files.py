@@ -13,8 +13,8 @@ import pytest
 from deltalake import DeltaTable
 from deltalake.transaction import AddAction, RemoveAction
 
+from xidstream.pipeline.delta.locations import Location
 from xidstream.pipeline.mirror.kept_files import commit_path, files_of_versions
-from xidstream.pipeline.spark.naming import Location
 
 SCHEMA = pa.schema([("id", pa.int64())])
 N_VERSIONS = 40

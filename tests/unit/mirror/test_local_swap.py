@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
+from xidstream.pipeline.delta.locations import Location
 from xidstream.pipeline.errors import ComponentLost
 from xidstream.pipeline.mirror import local_swap, pieces
 from xidstream.pipeline.mirror.key_ranges import RangedKey
@@ -19,7 +20,6 @@ from xidstream.pipeline.mirror.local_swap import LocalSwap, fits
 from xidstream.pipeline.mirror.net_rows import NetRows
 from xidstream.pipeline.mirror.pieces import read_pieces, repeating_texts, with_dictionaries
 from xidstream.pipeline.mirror.plan import BaseFile, Group, KeyRange
-from xidstream.pipeline.spark.naming import Location
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string()), ("f", pa.float64())])
 KEY = RangedKey.of(["id"], {"id": pa.int64()})

@@ -12,23 +12,23 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import types as t
 
+from xidstream.pipeline.changelog.generations import TableGeneration
+from xidstream.pipeline.changelog.log_table import LogTable
+from xidstream.pipeline.changelog.shape import ColumnShape, TableShape
+from xidstream.pipeline.changelog.table_at import TableAt
+from xidstream.pipeline.delta import parquet_files
+from xidstream.pipeline.delta.columns import DeltaColumn
+from xidstream.pipeline.delta.delta_table import DeltaTableWriter
+from xidstream.pipeline.delta.locations import Location
+from xidstream.pipeline.delta.parquet_files import ParquetFiles
 from xidstream.pipeline.mirror import local_swap
 from xidstream.pipeline.mirror.key_ranges import RangedKey
 from xidstream.pipeline.mirror.net_rows import NetRows
 from xidstream.pipeline.mirror.plan import BaseFile, KeyRange, in_key_order, plan_swap, removed
 from xidstream.pipeline.mirror.tail_rows import net_of
 from xidstream.pipeline.pg import Lsn
-from xidstream.pipeline.rows import CONTRACT_FIELDS
+from xidstream.pipeline.schema.rows import CONTRACT_FIELDS
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
-from xidstream.pipeline.spark import parquet_files
-from xidstream.pipeline.spark.delta_table import DeltaTableWriter
-from xidstream.pipeline.spark.naming import Location
-from xidstream.pipeline.spark.parquet_files import ParquetFiles
-from xidstream.pipeline.spark.placement import Target
-from xidstream.pipeline.state.generations import TableGeneration
-from xidstream.pipeline.state.log_table import LogTable
-from xidstream.pipeline.state.shape import ColumnShape, TableShape
-from xidstream.pipeline.state.table_at import TableAt
 
 FIELDS = [pa.field("n", pa.int64()), pa.field("v", pa.string())]
 SCHEMA = pa.schema([*FIELDS, *CONTRACT_FIELDS])
@@ -52,7 +52,7 @@ def change(lsn: int, seq: int, n: int | None, v: str | None = None, **more: Any)
 def log_of(folder: Path, *files: list[dict[str, Any]], held: dict[str, ColumnShape] = HELD) -> TableAt:
     """A table of the log with these files, whose snapshot is valid from 100."""
     location = Location.parse(str(folder))
-    columns = [Target(field.name, field.type, field.name) for field in SCHEMA]
+    columns = [DeltaColumn(field.name, field.type, field.name) for field in SCHEMA]
     writer = DeltaTableWriter.open_or_create(location, "t", columns)
     for number, rows in enumerate(files, 1):
         parquet = ParquetFiles(location, f"data-{number}", SCHEMA, "_commit_lsn")

@@ -16,13 +16,13 @@ import pytest
 from deltalake import DeltaTable
 
 from tests.unit.mirror.bases import SLOT, TABLE, PlainMirror, files_below, lost_files, table_of
+from xidstream.pipeline.changelog.manifest import MANIFEST, ManifestWriter, current, read_lines
+from xidstream.pipeline.delta.delta_table import DeltaTableWriter, SnapshotOutdated
+from xidstream.pipeline.delta.locations import Location
 from xidstream.pipeline.errors import ComponentLost, StorageFault, Superseded
 from xidstream.pipeline.mirror import vacuum as vacuums
 from xidstream.pipeline.mirror.base_table import BaseTable, MirrorMarks
 from xidstream.pipeline.mirror.vacuum import Vacuumed, vacuum
-from xidstream.pipeline.spark.delta_table import DeltaTableWriter, SnapshotOutdated
-from xidstream.pipeline.spark.naming import Location
-from xidstream.pipeline.state.manifest import MANIFEST, ManifestWriter, current, read_lines
 
 HOUR = datetime.timedelta(hours=1)
 DAY = 24 * HOUR

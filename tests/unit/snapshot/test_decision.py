@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from xidstream.pipeline.config import SnapshotMode
 from xidstream.pipeline.errors import ExitStatus, Unsupported
-from xidstream.pipeline.sink_kinds import CONSOLE, kind_of
+from xidstream.pipeline.settings.config import SnapshotMode
+from xidstream.pipeline.settings.sink_kinds import CONSOLE, kind_of
 from xidstream.pipeline.snapshot.decision import Decision, takes_snapshots
 
 

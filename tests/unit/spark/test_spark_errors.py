@@ -5,7 +5,7 @@ from __future__ import annotations
 from py4j.protocol import Py4JError, Py4JNetworkError
 
 from xidstream.pipeline.errors import ComponentLost, SinkFailed
-from xidstream.pipeline.spark.spark_errors import fault_of
+from xidstream.pipeline.spark_errors import fault_of
 
 
 def test_a_call_that_the_living_jvm_could_not_read_is_not_a_lost_session() -> None:

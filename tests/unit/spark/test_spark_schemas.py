@@ -7,7 +7,7 @@ import pytest
 from pyspark.sql import types as t
 
 from xidstream.pipeline.errors import UsageError
-from xidstream.pipeline.rows import CONTRACT_FIELDS, MESSAGES_SCHEMA, TRANSACTIONS_SCHEMA
+from xidstream.pipeline.schema.rows import CONTRACT_FIELDS, MESSAGES_SCHEMA, TRANSACTIONS_SCHEMA
 from xidstream.pipeline.spark.spark_schemas import arrow_type, spark_schema
 
 _PLAIN = [

@@ -11,8 +11,8 @@ from tests.pgoutput.messages import Truncate
 from tests.wire import T0_US, Wire
 from xidstream.pipeline.errors import IllegalTransition, MalformedMessage, PoisonedChange
 from xidstream.pipeline.pg import Lsn, Xid
-from xidstream.pipeline.protocol.message_buffer import Outcome
-from xidstream.pipeline.protocol.messages import (
+from xidstream.pipeline.pgoutput.message_buffer import Outcome
+from xidstream.pipeline.pgoutput.messages import (
     Begin,
     Relation,
     RelationColumn,

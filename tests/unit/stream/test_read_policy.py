@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from xidstream.pipeline.config import MIB, Config
 from xidstream.pipeline.errors import ConnectionLost
 from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.settings.config import MIB, Config
 from xidstream.pipeline.stream.linger import FLOOD_BYTES, FLOOD_LINGERS
 from xidstream.pipeline.stream.read_policy import (
     FLOWING_LOOK_INTERVAL_S,

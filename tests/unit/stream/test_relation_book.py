@@ -10,8 +10,8 @@ import pytest
 
 from tests.pgoutput import writer
 from xidstream.pipeline.pg import Xid
-from xidstream.pipeline.protocol.messages import Relation, RelationColumn, Type
-from xidstream.pipeline.relations import RelationVersion
+from xidstream.pipeline.pgoutput.messages import Relation, RelationColumn, Type
+from xidstream.pipeline.schema import RelationVersion
 from xidstream.pipeline.stream.relation_book import RelationBook
 
 A, B = Xid(700), Xid(701)

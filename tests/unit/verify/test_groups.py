@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from xidstream.pipeline.relations import RelationVersion, ReplicaIdentity
+from xidstream.pipeline.schema import RelationVersion, ReplicaIdentity
 from xidstream.pipeline.snapshot.tables import Leaf, PublishedSource
 from xidstream.pipeline.verify.verifying import _groups
 

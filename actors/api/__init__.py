@@ -1,0 +1,1 @@
+"""The Python interface: what a PySpark script starts, asks and stops."""

@@ -1,0 +1,142 @@
+"""The Spark driver actor: the Spark session, in a process that can be replaced.
+
+A JVM that died cannot be started again in the same process. So the command line keeps its session in an actor: a new
+actor takes the place of a lost one, and the run goes on.
+
+Several slots of one run share the actor and its session, each with a batch loop of its own on a thread of its own;
+``actors.supervision.shared_session`` says who starts and ends it. Their Spark jobs are told apart by job groups.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from py4j.protocol import Py4JError
+
+from xidstream.actors.driver.batch_loop import BatchLoop, LoopProgress, sink_part
+from xidstream.actors.driver.printed_lines import PrintedLines
+from xidstream.actors.driver.session_kind import n_executors
+from xidstream.actors.driver.spark_master import SparkMaster
+from xidstream.actors.driver.trouble import session_trouble, trouble_of
+from xidstream.actors.mirror import MirrorLoop, start_beside
+from xidstream.actors.runtime.process_facts import this_process
+from xidstream.pipeline.account import BatchHistory
+from xidstream.pipeline.account.model import SinkReport
+from xidstream.pipeline.delta.snapshot_tables import SnapshotTables
+from xidstream.pipeline.errors import ComponentLost
+from xidstream.pipeline.exchange import SlotIdentity
+from xidstream.pipeline.settings.config import Config
+from xidstream.pipeline.settings.file_modes import choose_for_process
+from xidstream.pipeline.sinks.sink import make_sink
+from xidstream.pipeline.spark_errors import fault_of
+
+_T = TypeVar("_T")
+
+
+class SparkDriver:
+    """The actor, of one slot or several. ``run`` blocks one thread for each; the others answer."""
+
+    def __init__(self, configs: Mapping[str, Config]) -> None:
+        choose_for_process(next(iter(configs.values())).storage_mode)
+        self._configs = configs
+        self._loops: dict[str, BatchLoop] = {}
+        self._names: dict[str, str] = {}
+        self._mirrors: dict[str, MirrorLoop] = {}
+        self._lines = PrintedLines()
+
+    def start(self) -> None:
+        from xidstream.actors.driver.session import start_spark
+
+        slot, config = next(iter(self._configs.items()))
+        name = f"xidstream-{slot}"
+        self._spark = start_spark(config, name)
+        self._master = SparkMaster(name)
+        # For good: it is the process's, and several loops may end and begin at any time.
+        sys.stdout = self._lines
+
+    def run(self, slot: str, name: str, sequencer: Any, identity: SlotIdentity) -> None:
+        """``name`` is the loop's alone, and that of its Spark jobs' group.
+
+        Raises what the loop raises, and ComponentLost where the JVM is gone."""
+        try:
+            self._run(slot, name, sequencer, identity)
+        except (Py4JError, OSError) as error:
+            # Of what stands around the sink, which names its own: a JVM may die at any call.
+            raise fault_of(error, "delivering batches") from error
+
+    def _run(self, slot: str, name: str, sequencer: Any, identity: SlotIdentity) -> None:
+        config = self._configs[slot]
+        self._spark.sparkContext.setJobGroup(name, f"slot {slot}")
+        loop = BatchLoop(
+            self._spark,
+            make_sink(config.sink, identity),
+            sequencer,
+            config.storage,
+            identity,
+            self.progress(slot),
+            self._loops[slot].history if slot in self._loops else None,
+        )
+        # In this order: what ends the loop before must never find this one under the old name.
+        self._names[slot] = name
+        self._loops[slot] = loop
+        if config.mirror_every and slot not in self._mirrors:
+            # Once, for all epochs: nothing of it belongs to one.
+            self._mirrors[slot] = start_beside(config, self._spark, print)
+        loop.run()
+
+    def end(self, slot: str, name: str) -> None:
+        """End this loop and no later one: a call may be slow, and the next epoch's loop be there already."""
+        if self._names.get(slot) == name and slot in self._loops:
+            self._loops[slot].stop()
+            with contextlib.suppress(Py4JError, OSError):  # a lost JVM, and its jobs with it
+                self._spark.sparkContext.cancelJobGroup(name)
+
+    def is_alive(self) -> bool:
+        """Raises what Py4J raises when the JVM is gone."""
+        return not self._master.is_lost() and not self._spark.sparkContext._jsc.sc().isStopped()
+
+    def trouble(self, slot: str) -> str | None:
+        """Why the session runs no more job, or the batch in hand will never end, where that is known."""
+        return session_trouble(self._spark) or trouble_of(self._master, self._loops.get(slot))
+
+    def progress(self, slot: str) -> LoopProgress:
+        return self._loops[slot].progress if slot in self._loops else LoopProgress()
+
+    def account(self, slot: str) -> SinkReport:
+        """For the run's account. It asks the JVM, so it may take as long as the JVM does."""
+        loop = self._loops.get(slot)
+        part = (
+            sink_part(LoopProgress(), BatchHistory()) if loop is None else loop.sink_part(self._n_executors())
+        )
+        return SinkReport(part, this_process("Spark driver"))
+
+    def _n_executors(self) -> int | None:
+        try:
+            return n_executors(self._spark)
+        except (Py4JError, OSError):
+            return None  # a lost JVM: ``trouble`` says so
+
+    def on_snapshots(self, slot: str, call: Callable[[SnapshotTables], _T], after_end: bool) -> _T:
+        """``call`` gets the ``SnapshotTables`` of the slot's sink."""
+        if slot not in self._loops:
+            raise ComponentLost("there is no batch loop that has the sink")
+        return self._loops[slot].on_snapshots(call, after_end=after_end)
+
+    def take_output(self) -> list[str]:
+        """Of all slots."""
+        return self._lines.take()
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def close(self) -> None:
+        for mirror in self._mirrors.values():
+            with contextlib.suppress(Py4JError, OSError):  # a lost JVM
+                mirror.stop()
+        from xidstream.actors.driver.session import stop_spark
+
+        stop_spark()

@@ -1,0 +1,50 @@
+"""The snapshot reader actor: reads one range of a table after another into Parquet files
+(``initial_copy.range_reading``).
+
+All ranges are read on one thread of its own. Ray gives an actor's calls to its threads in turn, and memory allocators
+keep what is freed for the thread that freed it. So each of Ray's two threads would take the memory of a range anew.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+from xidstream.actors.runtime.allocator import keep_freed_memory
+from xidstream.actors.runtime.no_pandas import skip_pandas_import
+from xidstream.actors.runtime.secrets import take_up
+from xidstream.pipeline import decode
+from xidstream.pipeline.delta.parquet_files import WrittenFile
+from xidstream.pipeline.delta.snapshot_tables import SnapshotTarget
+from xidstream.pipeline.initial_copy.range_reading import RangeReader, RangeTarget
+from xidstream.pipeline.postgres.login import login_of
+from xidstream.pipeline.settings.config import Config
+from xidstream.pipeline.settings.file_modes import choose_for_process
+from xidstream.pipeline.snapshot.bounds import SnapshotBounds
+from xidstream.pipeline.snapshot.tables import RangeTask
+
+
+class SnapshotReader:
+    """One range at a time. ``cancel`` comes meanwhile."""
+
+    def __init__(self, config: Config, secrets_path: str | None) -> None:
+        keep_freed_memory()
+        skip_pandas_import()
+        choose_for_process(config.storage_mode)
+        decode.warm_up()
+        self._reader = RangeReader(login_of(take_up(config, secrets_path)))
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="xidstream-range")
+
+    def read(
+        self, task: RangeTask, bounds: SnapshotBounds, target: SnapshotTarget, bytes_per_s: int
+    ) -> tuple[tuple[WrittenFile, ...], int]:
+        """The files, and how many rows are in them. ``bytes_per_s``: of COPY's rows at most; 0 for no limit."""
+        place = RangeTarget(target.table, target.directory)
+        reading = self._thread.submit(
+            self._reader.read, task, bounds, place, target.conform, bytes_per_s=bytes_per_s
+        )
+        files = reading.result()
+        return tuple(files), sum(file.n_rows for file in files)
+
+    def cancel(self, snapshot_name: str) -> None:
+        """Stop reading for a snapshot that was given up."""
+        self._reader.cancel(snapshot_name)

@@ -1,0 +1,272 @@
+"""Executes a course's actions, each on a thread: hold a table, read a range, commit a table, let go of it.
+
+Each action ends as one event of the course. An error that a person must see ends the run (``fail``). A table that the
+role may not read does not, where a stream goes on beside the snapshots: it is told, and tried again now and then. With
+``on_poison = park``, one of the table's own rows or columns does not: its snapshot is cancelled until somebody asks for
+it. After any other error the range is read again, if its reader was lost, or else the table is taken anew. A commit
+alone is repeated here, until the sink answers: the rows are on disk, and the driver may be starting again. What an
+attempt that failed has written is removed.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from xidstream.actors.runtime.ray_cluster import own_cpus
+from xidstream.actors.snapshots.actors import SnapshotActors
+from xidstream.pipeline.delta.snapshot_tables import SnapshotTables, SnapshotTarget
+from xidstream.pipeline.errors import Action as Policy
+from xidstream.pipeline.errors import (
+    ColumnNameClash,
+    ComponentLost,
+    ConnectionLost,
+    PoisonedChange,
+    SnapshotInterrupted,
+    StorageFault,
+    TableUnreadable,
+    XidstreamError,
+)
+from xidstream.pipeline.events import of_error
+from xidstream.pipeline.initial_copy.copy_schedule import (
+    Action,
+    Commit,
+    Committed,
+    Event,
+    Failed,
+    Held,
+    Hold,
+    RangeRead,
+    Read,
+    ReaderLost,
+    Release,
+)
+from xidstream.pipeline.initial_copy.readers import most_readers, readers_here
+from xidstream.pipeline.initial_copy.snapshot_book import SnapshotBook
+from xidstream.pipeline.settings.config import Config, SnapshotMode
+from xidstream.pipeline.settings.sink_kinds import Snapshots
+from xidstream.pipeline.snapshot.generation import Generation
+from xidstream.pipeline.snapshot.tables import PublishedSource, plan_ranges
+
+log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+_LOST_WITH_ITS_RANGE = (ComponentLost, ConnectionLost, StorageFault)
+"""Of a read: the range is read again. A snapshot that is gone shows as SnapshotLost when it is imported."""
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A table is committed. ``n_bytes``: of the server's files."""
+
+    event: Committed
+    generation: Generation
+    n_rows: int
+    n_bytes: int
+
+
+class SnapshotSteps:
+    """``last_number`` tells the last generation of a table, by name. ``end_former`` ends the one that stands, where it
+    does not with the table as it is under its lock. ``report`` gets what came of each action, and ``fail`` an error
+    that ends the run. All four on any thread."""
+
+    def __init__(
+        self,
+        config: Config,
+        book: SnapshotBook,
+        tables: SnapshotTables,
+        last_number: Callable[[str], int],
+        end_former: Callable[[PublishedSource], None],
+        report: Callable[[Event | Taken], None],
+        fail: Callable[[BaseException], None],
+    ) -> None:
+        self._book = book
+        self._tables = tables
+        self._last_number = last_number
+        self._end_former = end_former
+        self._report = report
+        self._fail = fail
+        self._most_readers = config.snapshot_connections
+        self._parks = config.on_poison == "park"
+        self._is_awaited = (
+            config.snapshot == SnapshotMode.ONLY.value
+            or config.available_now
+            or config.sink_kind.snapshots is not Snapshots.BESIDE
+        )
+        self._actors = SnapshotActors(config)
+        self._n_readers = 1
+        self._targets: dict[int, SnapshotTarget] = {}
+        self._late: dict[int, SnapshotTarget] = {}
+        """By relid: of an attempt that failed. A reader may have written a last file behind its end."""
+        self._stop = threading.Event()
+        threads = 2 * most_readers(config.snapshot_connections) + 2
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="xidstream-snapshot")
+
+    def start_readers(self, sources: Iterable[PublishedSource]) -> int:
+        """As many as server and machine have room for. Returns how many. ``sources``: what is to be read first."""
+        n_ranges = sum(len(plan_ranges(source.leaves, by_range=True)) for source in sources)
+        n_most = readers_here(self._most_readers, own_cpus())
+        self._n_readers = self._actors.start_readers(n_most, n_ranges)
+        return self._n_readers
+
+    def end_actors(self) -> None:
+        """Nothing is in hand: give their connections and processes back. The next action starts others."""
+        self._actors.close()
+        self._targets.clear()
+        self._late.clear()
+
+    def close(self) -> None:
+        """End everything, whatever it does."""
+        self._stop.set()
+        self._actors.close()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def waiting_for(self) -> list[str]:
+        """In words: for whom tables wait."""
+        return self._actors.waiting_for()
+
+    def missing_readers(self) -> str | None:
+        """In words: the readers that Ray has no CPUs for."""
+        return self._actors.missing_readers()
+
+    def submit(self, action: Action) -> None:
+        if isinstance(action, Hold):
+            self._pool.submit(self._watched, self._hold, action, action.source.relation.relid)
+        elif isinstance(action, Read):
+            self._pool.submit(self._watched, self._read, action, action.task.source.relation.relid)
+        elif isinstance(action, Commit):
+            self._pool.submit(self._watched, self._commit, action, action.source.relation.relid)
+        else:
+            # At once: nobody reads for a later snapshot of this table yet.
+            self._actors.cancel_reads(action.relid)
+            self._pool.submit(self._release, action)
+
+    def _watched(self, act: Callable[[Any], None], action: Any, relid: int) -> None:
+        try:
+            act(action)
+        except XidstreamError as error:
+            if self._stop.is_set():
+                return
+            is_clash = isinstance(error, ColumnNameClash)
+            if (self._parks and isinstance(error, PoisonedChange)) or (is_clash and self._is_awaited):
+                self._give_up(error, action)
+                return
+            # Whoever waits for the snapshots alone would wait for ever.
+            goes_on = is_clash or (isinstance(error, TableUnreadable) and not self._is_awaited)
+            if error.policy.action_of(logged_in=True) is Policy.STOP and not goes_on:
+                self._fail(_with_way_out(error, action))
+                return
+            log.warning(of_error("snapshot_failed", f"snapshots: {error.message}", error))
+            if isinstance(action, Read) and isinstance(error, _LOST_WITH_ITS_RANGE):
+                self._stop.wait(_FIRST_PAUSE_S)
+                self._report(ReaderLost(relid, action.attempt, action.task.range.number))
+            else:
+                self._report(Failed(relid, action.attempt))
+        except BaseException as error:  # noqa: BLE001 - the supervisor raises it
+            if not self._stop.is_set():
+                self._fail(error)
+
+    def _give_up(self, error: XidstreamError, action: Hold | Read | Commit) -> None:
+        """Go on without this snapshot."""
+        source = _source_of(action)
+        self._until_done(lambda: self._book.cancel(source))
+        text = (
+            f"snapshots: {error.message}: table {source.name} is left without a snapshot until "
+            f"`xidstream snapshot request --table {source.name}`"
+        )
+        log.warning(of_error("snapshot_failed", text, error))
+        self._report(Failed(source.relation.relid, action.attempt))
+
+    def _hold(self, action: Hold) -> None:
+        relation = action.source.relation
+        if relation.clash is not None:
+            raise ColumnNameClash(f"the snapshot of table {relation.name}: {relation.clash}")
+        late = self._late.pop(relation.relid, None)
+        if late is not None:
+            self._discard(late)
+        held = self._actors.hold("hold", action.source, action.wait_for_writers)
+        if not action.wait_for_writers and self._book.may_lack(held.bounds):
+            held = self._actors.hold("hold", action.source, True)
+        self._targets[action.attempt] = self._tables.target(held.source.relation, held.bounds.place)
+        ranges = plan_ranges(held.source.leaves, by_range=held.by_range, n_readers=self._n_readers)
+        relid = held.source.relation.relid
+        self._report(Held(relid, action.attempt, held.source, held.snapshot_name, held.bounds, ranges))
+
+    def _read(self, action: Read) -> None:
+        files, n_rows = self._actors.read(action.task, action.bounds, self._targets[action.attempt])
+        relid = action.task.source.relation.relid
+        self._report(RangeRead(relid, action.attempt, action.task.range.number, files, n_rows))
+
+    def _commit(self, action: Commit) -> None:
+        relid = action.source.relation.relid
+        # Once: a table that was not held to the end is taken anew. From then on nobody needs its lock.
+        self._actors.hold("confirm", relid, action.bounds.valid_from)
+        self._release(Release(relid))
+        self._until_done(lambda: self._end_former(action.source))
+        last_number = self._last_number(action.source.name)
+        generation = self._until_done(lambda: self._book.begin(action.source, action.bounds, last_number))
+        if generation is None:
+            raise SnapshotInterrupted(f"table {action.source.name} was altered while its rows were written")
+        try:
+            while not self._until_done(lambda: self._tables.commit(generation, action.files)):
+                # A function has the table's rows only when its turn has come.
+                if self._stop.wait(_FIRST_PAUSE_S):
+                    raise ComponentLost("the run ends")
+        except SnapshotInterrupted:
+            self._until_done(lambda: self._book.give_up(generation))
+            raise
+        self._until_done(lambda: self._book.finish(generation))
+        event = Committed(relid, action.attempt)
+        self._report(Taken(event, generation, action.n_rows, action.source.n_bytes))
+
+    def _until_done(self, act: Callable[[], _T]) -> _T:
+        """Repeat ``act`` until it succeeds. Raises what a person must see, SnapshotInterrupted, and ComponentLost when
+        the run ends."""
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            try:
+                return act()
+            except SnapshotInterrupted:
+                raise
+            except XidstreamError as error:
+                if error.policy.action_of(logged_in=True) is Policy.STOP:
+                    raise
+                log.warning(of_error("snapshot_retried", f"snapshots: {error.message}; trying again", error))
+                if self._stop.wait(pause_s):
+                    raise ComponentLost("the run ends") from error
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def _release(self, action: Release) -> None:
+        try:
+            self._actors.release(action.relid)
+        except XidstreamError:
+            pass  # it was lost, and its lock with it
+        target = None if action.discarded is None else self._targets.pop(action.discarded, None)
+        if target is not None:
+            self._discard(target)
+            self._late[action.relid] = target
+
+    def _discard(self, target: SnapshotTarget) -> None:
+        """Remove what a failed attempt has written, as far as the sink can be reached: else a vacuum does."""
+        try:
+            self._tables.discard(target)
+        except XidstreamError as error:
+            log.debug("what a snapshot wrote that failed is left to a vacuum: %s", error.message)
+
+
+def _with_way_out(error: XidstreamError, action: Hold | Read | Commit) -> XidstreamError:
+    """One table that cannot be read must not keep the others from their stream."""
+    source = _source_of(action)
+    remedy = (
+        f"{error.remedy}; or go on without this snapshot: `xidstream snapshot cancel --table {source.name}`"
+    )
+    return type(error)(error.message, remedy=remedy)
+
+
+def _source_of(action: Hold | Read | Commit) -> PublishedSource:
+    return action.task.source if isinstance(action, Read) else action.source

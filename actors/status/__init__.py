@@ -1,0 +1,1 @@
+"""What a run offers over HTTP: its status page, and its metrics."""

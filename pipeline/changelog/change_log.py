@@ -1,0 +1,414 @@
+"""The change log of a Delta root as a user reads it: its tables as they are, as they were, and what changed between.
+
+One LSN bounds all tables. It comes from ``_transactions``, which the sink commits last: what has a commit LSN up to its
+greatest one is whole in every table. So it is read first, and the tables after it. They may be ahead of it, and what is
+ahead is left out.
+
+A second LSN bounds states, though not changes: up to there it is proven that a table's snapshot and the stream together
+are the table (``pipeline.snapshot.proven``). It follows the first one by a second or two, and is told beside it.
+
+Users import ``ChangeLog`` from ``xidstream``. What stands where: ``generations`` (which snapshot counts), ``shapes``
+(which columns), ``table_at`` (base and tail), ``fold``.
+
+Only plans are made here, but for small jobs: the fold's look at a tail, and the search in ``_transactions``.
+"""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from xidstream.pipeline.changelog.generations import TableGeneration, generation_at, generations_of
+from xidstream.pipeline.changelog.log_table import LogTable, reading
+from xidstream.pipeline.changelog.manifest import Base, base_at
+from xidstream.pipeline.changelog.net import log_rows, net_rows
+from xidstream.pipeline.changelog.shapes import shape_at
+from xidstream.pipeline.changelog.slots import (
+    application_ids,
+    chosen_slot,
+    table_directories,
+    table_of,
+)
+from xidstream.pipeline.changelog.table_at import TableAt
+from xidstream.pipeline.delta import locations
+from xidstream.pipeline.delta.locations import Location
+from xidstream.pipeline.delta.snapshot_log import SNAPSHOTS_SCHEMA
+from xidstream.pipeline.delta.table_metadata import SOURCE
+from xidstream.pipeline.errors import PreconditionMissing, Unsupported, UsageError
+from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.pg_rules import labelled_table, table_label
+from xidstream.pipeline.settings.credentials import redacted
+from xidstream.pipeline.spark.spark_schemas import quoted
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from xidstream.pipeline.delta.batch_parts import TableName
+
+
+class ChangeLog:
+    """The tables that a Delta sink writes below ``uri``: what they hold at any commit, and what changed.
+
+    ``slot``: whose log is read, where several slots write below one root. ``storage_options`` are deltalake's. Nothing
+    is written, and a run may go on meanwhile.
+    """
+
+    def __init__(
+        self, uri: str, slot: str | None = None, storage_options: Mapping[str, str] | None = None
+    ) -> None:
+        self._root = Location.parse(uri, dict(storage_options) if storage_options else None)
+        transactions = self._open(locations.TRANSACTIONS)
+        with reading(f"the log of {locations.TRANSACTIONS}"):
+            self._slots = application_ids(transactions.location)
+        self._slot = chosen_slot(self._slots, slot)
+
+    def __repr__(self) -> str:
+        return f"ChangeLog({redacted(self._root.uri)}, slot {self._slot!r})"
+
+    @property
+    def last_commit_lsn(self) -> Lsn:
+        """The LSN of the newest complete commit. Every table has all rows up to it. It is read anew each time."""
+        return self._bounds()[0]
+
+    @property
+    def proven_lsn(self) -> Lsn:
+        """The LSN up to which states are proven: no DDL up to it has changed a table behind the stream's back, unless
+        its snapshot has ended. 0/0 where no run has looked yet. It is read anew each time."""
+        return self._bounds()[1]
+
+    @property
+    def readable_lsn(self) -> Lsn:
+        """The greatest LSN at which the tables' states can be read now: ``as_of`` without an argument reads there."""
+        return min(self._bounds())
+
+    def wait(self, lsn: Lsn | int | str | None = None, timeout_s: float = 60.0) -> Lsn:
+        """Return when states at ``lsn`` can be read, as far as that takes time alone: when a run has delivered and
+        proven everything up to it. ``lsn``: None is the newest complete commit of now. Returns it. Raises
+        PreconditionMissing after ``timeout_s``."""
+        if lsn is None:
+            lsn = self.last_commit_lsn
+        wanted = Lsn.parse(lsn) if isinstance(lsn, str) else Lsn(lsn)
+        deadline_s = time.monotonic() + timeout_s
+        # A proof goes no further than the log is whole.
+        while (found := self._bounds())[1] < wanted:
+            if time.monotonic() > deadline_s:
+                raise PreconditionMissing(
+                    f"the change log was not readable at {wanted} after {timeout_s:.0f} s: it is complete up to "
+                    f"{found[0]}, and proven up to {found[1]}",
+                    remedy="see whether a run of the slot is going on, and what it waits for: `xidstream status`",
+                )
+            time.sleep(_WAIT_S)
+        return wanted
+
+    def tables(self) -> list[str]:
+        """The tables that the log has rows of, as ``schema.table``, sorted."""
+        return sorted(table_label(*name) for name in self.table_names())
+
+    def transactions(self, spark: SparkSession) -> DataFrame:
+        """One row for each complete transaction.
+
+        Its columns: xid, commit_lsn, end_lsn, commit_timestamp, gid, origin, streamed, rows, tables.
+        """
+        self._refuse_several_slots("transactions")
+        table = self._open(locations.TRANSACTIONS)
+        return table.rows(spark, table.files(column="commit_lsn"))
+
+    def as_of(
+        self,
+        spark: SparkSession,
+        *,
+        lsn: Lsn | int | str | None = None,
+        timestamp: datetime.datetime | str | None = None,
+        xid: int | None = None,
+    ) -> LogState:
+        """All tables at one moment: at the newest commit that can be read (``readable_lsn``), or at the one that is
+        named.
+
+        ``lsn``: a commit LSN, or any position before the newest one, as ``Lsn``, number or text. ``timestamp``: what
+        had committed before the first commit with a later timestamp; a datetime with a time zone, or its ISO text.
+        ``xid``: right behind this transaction. Raises UsageError where nothing such is in the log.
+        """
+        if sum(each is not None for each in (lsn, timestamp, xid)) > 1:
+            raise UsageError("as_of takes one of lsn, timestamp and xid")
+        last, proven = self._bounds()
+        at = min(last, proven)
+        if lsn is not None:
+            at = self._bounded(lsn, max(last, proven))
+        elif timestamp is not None:
+            at = self._before(spark, timestamp, last)
+        elif xid is not None:
+            at = self._commit_of(spark, xid, last)
+        return LogState(self, spark, _proven(at, proven))
+
+    def changes(
+        self,
+        spark: SparkSession,
+        table: str | TableName,
+        *,
+        since: Lsn | int | str | None = None,
+        until: Lsn | int | str | None = None,
+        net: bool = False,
+    ) -> DataFrame:
+        """The changes of a table behind ``since`` and up to ``until``, in the source's columns and the contract's.
+
+        ``since`` is exclusive, and None is the beginning; ``until`` is inclusive, and None is the newest complete
+        commit, or with ``net`` the newest that can be read as a state. Keep the one for the next call's other.
+
+        With ``net`` there is one row for each key that is not as it was: ``_change_type`` is ``insert``, ``update`` or
+        ``delete``, and the values are the last ones; a deleted row has its key alone. Unchanged values are filled in
+        from the state at ``since``. Where that is not known, ``_unchanged`` names what is missing.
+        """
+        last, proven = self._bounds()
+        newest = min(last, proven) if net else last
+        upto = newest if until is None else self._bounded(until, max(last, proven))
+        if net:
+            _proven(upto, proven)
+        behind = Lsn(0) if since is None else self._bounded(since, max(last, proven))
+        if not net:
+            return log_rows(spark, *self._layout_at(table, upto), behind, upto)
+        at = self.table_at(table, upto)
+        if at.shape.key is None:
+            raise UsageError(f"table {at.shape.table} has no key: its rows have no net changes")
+        known = behind >= at.generation.bounds.valid_from
+        before = replace(self.table_at(table, behind), shape=at.shape).state(spark) if known else None
+        return net_rows(spark, at, behind, before)
+
+    # -- for this package and the mirror -----------------------------------------------------------------
+
+    def table_names(self) -> list[TableName]:
+        """The tables that the log has rows of, sorted."""
+        with reading(redacted(self._root.uri)):
+            directories = table_directories(self._root)
+
+        def source(directory: str) -> str | None:
+            return self._open(directory).properties.get(SOURCE)
+
+        found = [table_of(each, partial(source, each)) for each in directories]
+        return sorted(name for name in found if name is not None)
+
+    @property
+    def root(self) -> Location:
+        """Where the log is."""
+        return self._root
+
+    @property
+    def application_id(self) -> str:
+        """The slot's: system identifier/database/slot."""
+        return self._slot
+
+    def generations(self) -> dict[str, list[TableGeneration]]:
+        """By table, in the order of their snapshots. Read anew each time."""
+        from deltalake.exceptions import TableNotFoundError
+
+        try:
+            with reading(f"Delta table {locations.SNAPSHOTS}"):
+                table = LogTable(self._root.child(locations.SNAPSHOTS))
+                # A table of an earlier xidstream lacks some, until a run has it.
+                names = [name for name in SNAPSHOTS_SCHEMA.names if name in table.schema.names]
+                return generations_of(table.read(names).to_pylist())
+        except TableNotFoundError:
+            return {}
+
+    def table_at(
+        self, table: str | TableName, lsn: Lsn, generations: Mapping[str, list[TableGeneration]] | None = None
+    ) -> TableAt:
+        """What stands for one table at ``lsn``, which is at most what ``readable_lsn`` was before ``generations`` were
+        read. Raises UsageError for an unknown table, PreconditionMissing where its state there is not known."""
+        name, log_table = self._log_table(table)
+        known = self.generations() if generations is None else generations
+        generation = generation_at(name, known.get(name, []), lsn)
+        columns, properties = log_table.columns, log_table.properties
+        bounds = generation.bounds
+        shape = shape_at(name, columns, properties, generation.key, int(lsn), self._slot, bounds)
+        place = int(bounds.place)
+
+        def find_base() -> Base | None:
+            return base_at(self._root, self._slot, name, generation.number, int(lsn), place)
+
+        return TableAt(log_table, generation, shape, lsn, find_base)
+
+    def log_table(self, table: str | TableName) -> tuple[str, LogTable]:
+        """``schema.table`` and its Delta table, as it is now. Raises UsageError for an unknown table, Unsupported for
+        one that is not this slot's alone."""
+        return self._log_table(table)
+
+    # -- inside ------------------------------------------------------------------------------------------
+
+    def _bounds(self) -> tuple[Lsn, Lsn]:
+        """The newest complete commit, and what is proven: of one moment."""
+        table = self._open(locations.TRANSACTIONS)
+        last, proven = table.watermark(self._slot), table.watermark(locations.proven_id(self._slot))
+        return Lsn(last or 0), Lsn(proven or 0)
+
+    def _layout_at(self, table: str | TableName, lsn: Lsn) -> tuple[LogTable, Any]:
+        name, log_table = self._log_table(table)
+        shape = shape_at(name, log_table.columns, log_table.properties, None, int(lsn), self._slot)
+        return log_table, shape
+
+    def _log_table(self, table: str | TableName) -> tuple[str, LogTable]:
+        from deltalake.exceptions import TableNotFoundError
+
+        parts = labelled_table(table) if isinstance(table, str) else table
+        if parts is None:
+            raise UsageError(
+                f"{table!r} is no table's name", remedy='give "schema.table", or a pair (schema, table)'
+            )
+        name = table_label(*parts)
+        try:
+            with reading(f"Delta table {name}"):
+                found = LogTable(self._root.child(locations.encode_table(*parts)))
+        except TableNotFoundError:
+            raise UsageError(
+                f"the change log has no table {name}",
+                remedy="ChangeLog.tables() lists them; a name with a dot in it stands in double quotes",
+            ) from None
+        source = found.properties.get(SOURCE, name)
+        if source not in (name, ".".join(parts)):  # the second one is of earlier versions
+            raise Unsupported(
+                f"the Delta table in the folder of {name} is one of {source}: somebody has copied or moved it",
+                remedy="move it away from the root of the sink",
+            )
+        others = [slot for slot in self._slots if slot != self._slot and found.watermark(slot) is not None]
+        if others:
+            raise Unsupported(
+                f"the Delta table of {name} has rows of more than one slot: {', '.join([self._slot, *others])}",
+                remedy="give each slot a root of its own",
+            )
+        return name, found
+
+    def _open(self, directory: str) -> LogTable:
+        from deltalake.exceptions import TableNotFoundError
+
+        try:
+            with reading(f"Delta table {directory}"):
+                return LogTable(self._root.child(directory))
+        except TableNotFoundError:
+            raise UsageError(
+                f"there is no change log at {redacted(self._root.uri)}: it has no Delta table {directory}",
+                remedy="give the URI behind `delta:` in the option --sink of `xidstream run`",
+            ) from None
+
+    def _refuse_several_slots(self, what: str) -> None:
+        if len(self._slots) > 1:
+            raise Unsupported(
+                f"{locations.TRANSACTIONS} below {redacted(self._root.uri)} has those of several slots, and does not tell "
+                f"them apart, so it has no {what} of one",
+                remedy="ask by LSN, and give each slot a root of its own",
+            )
+
+    def _bounded(self, lsn: Lsn | int | str, last: Lsn) -> Lsn:
+        found = Lsn.parse(lsn) if isinstance(lsn, str) else Lsn(lsn)
+        if found > last:
+            raise UsageError(
+                f"{found} lies beyond {last}, the newest complete commit of the change log",
+                remedy="ask for an LSN up to ChangeLog.last_commit_lsn",
+            )
+        return found
+
+    def _before(self, spark: SparkSession, timestamp: datetime.datetime | str, last: Lsn) -> Lsn:
+        from pyspark.sql import functions as f
+
+        moment = _moment(timestamp) if isinstance(timestamp, str) else timestamp
+        if moment.tzinfo is None:
+            raise UsageError("a timestamp needs a time zone", remedy="such as 2026-05-04T12:00:00+00:00")
+        micros = (moment - datetime.datetime.fromtimestamp(0, datetime.timezone.utc)) // datetime.timedelta(
+            microseconds=1
+        )
+        later = f.unix_micros("commit_timestamp") > micros
+        rows = self.transactions(spark).filter(f.col("commit_lsn") <= int(last))
+        found = rows.agg(f.min(f.when(later, f.col("commit_lsn")))).first()
+        if found is None or found[0] is None:
+            return last
+        # Between two commits the state is that of the former one.
+        return Lsn(found[0] - 1)
+
+    def _commit_of(self, spark: SparkSession, xid: int, last: Lsn) -> Lsn:
+        from pyspark.sql import functions as f
+
+        rows = self.transactions(spark).filter(
+            (f.col("xid") == int(xid)) & (f.col("commit_lsn") <= int(last))
+        )
+        lsns = sorted(row[0] for row in rows.select("commit_lsn").limit(10).collect())
+        if not lsns:
+            raise UsageError(
+                f"the change log has no transaction {xid}",
+                remedy="give the xid of a committed top-level transaction with rows in a published table",
+            )
+        if len(lsns) > 1:
+            raise UsageError(
+                f"transaction id {xid} was used more than once: commits at {', '.join(str(Lsn(n)) for n in lsns)}",
+                remedy="ask by LSN",
+            )
+        return Lsn(lsns[0])
+
+
+_WAIT_S: Final = 0.1
+
+
+def _proven(lsn: Lsn, proven_lsn: Lsn) -> Lsn:
+    if lsn > proven_lsn:
+        raise PreconditionMissing(
+            f"states at {lsn} are not known yet: a run of the slot has looked for what the stream does not say (DDL) "
+            f"up to {proven_lsn} only",
+            remedy="wait for it (ChangeLog.wait), or ask for an LSN up to ChangeLog.proven_lsn; a run looks once a "
+            "second while something commits, so one must be going on",
+        )
+    return lsn
+
+
+def _moment(text: str) -> datetime.datetime:
+    try:
+        return datetime.datetime.fromisoformat(text)
+    except ValueError:
+        raise UsageError(
+            f"not an ISO timestamp: {text!r}", remedy="such as 2026-05-04T12:00:00+00:00"
+        ) from None
+
+
+class LogState:
+    """All tables of a ``ChangeLog`` at one LSN: ``state["public.orders"]`` is a DataFrame.
+
+    It stays at that LSN, whatever is committed afterwards.
+    """
+
+    def __init__(self, log: ChangeLog, spark: SparkSession, lsn: Lsn) -> None:
+        self._log = log
+        self._spark = spark
+        self._lsn = lsn
+        self._generations = log.generations()
+
+    def __repr__(self) -> str:
+        return f"LogState({self._log!r} at {self._lsn})"
+
+    @property
+    def lsn(self) -> Lsn:
+        """The transactions with a commit LSN up to this one are in the tables, and no others."""
+        return self._lsn
+
+    def tables(self) -> list[str]:
+        """The tables whose state is known at this LSN, as ``schema.table``, sorted."""
+        found = []
+        for name, generations in self._generations.items():
+            try:
+                generation_at(name, generations, self._lsn)
+            except PreconditionMissing:
+                continue
+            found.append(name)
+        return sorted(found)
+
+    def __getitem__(self, table: str | TableName) -> DataFrame:
+        """The rows of ``schema.table`` (or a pair), in the source's columns and types; lazy, but for a small job.
+
+        A value that the column's type cannot hold (an infinite timestamp) is null: ``with_text`` has its text. Raises
+        PreconditionMissing where the table's state at this LSN is not known, and says why.
+        """
+        frame = self.with_text(table)
+        return frame.select(*[quoted(name) for name in frame.columns[:-1]])
+
+    def with_text(self, table: str | TableName) -> DataFrame:
+        """The same with a column ``_text`` behind: column → PostgreSQL's text, of values that the type cannot hold."""
+        return self._log.table_at(table, self._lsn, self._generations).state(self._spark)

@@ -1,0 +1,293 @@
+"""The changes of a table between two commits, in Arrow: which files have them, and their rows in the source's terms.
+
+What ``ChangeLog.changes`` gives as a DataFrame, for readers without a Spark session: ``spark_source`` plans with this
+in one process, and reads in many.
+
+A query has its columns for good, and a table's layouts follow each other in the log. ``QueryTable`` takes the newest
+layout that has the query's columns: these and no others, unless the query never had a whole layout. Rows from before
+are read in it, as ``ChangeLog.changes`` does. What the next layout brings is not read: ``last_lsn`` is the last LSN
+before it.
+
+Deleted rows must not be passed over in silence. ``_transactions`` names the tables of each commit. So a commit that
+names the table, and lies in no file of it, is missing (``missing_commit``).
+
+A column's older values may be of another type. Where Arrow's cast is not known to be Spark's, the read is refused: the
+same change never shows two values.
+
+Called by ``spark_source``. deltalake and pyarrow; of pyspark the types alone, and no JVM.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pt
+
+from xidstream.pipeline.changelog.change_log import ChangeLog
+from xidstream.pipeline.changelog.log_table import MAX_LSN, LogFile, LogTable, reading
+from xidstream.pipeline.changelog.shapes import layout_lsns, shape_at
+from xidstream.pipeline.delta import locations
+from xidstream.pipeline.delta.locations import Location
+from xidstream.pipeline.errors import Unsupported, UsageError
+from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.schema.rows import CONTRACT_FIELDS, SNAPSHOT
+from xidstream.pipeline.spark.spark_schemas import arrow_type, spark_schema
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+    from xidstream.pipeline.changelog.shape import TableShape
+    from xidstream.pipeline.delta.batch_parts import TableName
+
+RANGE_BYTES: Final = 16 << 20
+"""Of files in one range: some 600,000 rows of ten columns, a second of a core. A larger file is read in several."""
+_OPEN_BYTES: Final = 1 << 20
+"""What opening a file counts as: small files share a range."""
+_BATCH_ROWS: Final = 64 << 10
+_CONTRACT: Final = frozenset(field.name for field in CONTRACT_FIELDS)
+
+
+class ReadColumn(NamedTuple):
+    """``held_in``: the Delta columns that may have its values, newest first."""
+
+    name: str
+    type: pa.DataType
+    held_in: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class FileRange:
+    """The changes behind ``since`` up to ``until`` in files of one table, and of one file's row groups every
+    ``n_slices``-th, from ``slice`` on. ``paths`` are below ``uri``. It pickles, and holds no credentials."""
+
+    table: str
+    uri: str
+    paths: tuple[str, ...]
+    columns: tuple[ReadColumn, ...]
+    since: int
+    until: int
+    slice: int = 0
+    n_slices: int = 1
+
+    def batches(self, storage_options: dict[str, str] | None) -> Iterator[pa.RecordBatch]:
+        """The rows, in ``columns``. Raises Unsupported for values that only Spark can cast, StorageFault."""
+        import pyarrow.parquet as pq
+
+        location = Location(self.uri, storage_options)
+        for path in self.paths:
+            with reading(f"a file of Delta table {self.table}"), _opened(location, path) as file:
+                parquet = pq.ParquetFile(file)
+                groups = range(self.slice, parquet.num_row_groups, self.n_slices)
+                wanted = ["_commit_lsn", "_change_type", *(n for c in self.columns for n in c.held_in)]
+                for rows in parquet.iter_batches(
+                    _BATCH_ROWS, list(groups), columns=list(dict.fromkeys(wanted))
+                ):
+                    yield from self._of_range(rows)
+
+    def _of_range(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        lsn, kind = rows["_commit_lsn"], rows["_change_type"]
+        inside = pc.and_(pc.greater(lsn, self.since), pc.less_equal(lsn, self.until))
+        rows = rows.filter(pc.and_(inside, pc.not_equal(kind, SNAPSHOT)))
+        if rows.num_rows:
+            arrays = [_values(rows, column, self.table) for column in self.columns]
+            yield pa.RecordBatch.from_arrays(arrays, [column.name for column in self.columns])
+
+
+class QueryTable:
+    """One table at one moment, as a query reads it. ``wanted``: the query's columns, or None for all of the layout at
+    ``lsn``, with the contract's behind them.
+
+    Raises UsageError where no layout of the table has the columns, and what ``ChangeLog`` raises.
+    """
+
+    def __init__(self, log: ChangeLog, table: str | TableName, lsn: Lsn, wanted: StructType | None = None):
+        self.name, self._table = log.log_table(table)
+        self._lsns = layout_lsns(self._table.properties, log.application_id)
+        self._slot = log.application_id
+        self.last_lsn = MAX_LSN
+        if wanted is None:
+            self.columns = self._all_columns(self._shape(lsn))
+        else:
+            self.columns = self._fitting(wanted)
+
+    @property
+    def own_columns(self) -> tuple[ReadColumn, ...]:
+        """Without the contract's."""
+        return tuple(column for column in self.columns if column.name not in _CONTRACT)
+
+    @property
+    def schema(self) -> StructType:
+        """Spark's, of ``columns``."""
+        return spark_schema(pa.schema([pa.field(c.name, c.type) for c in self.columns]))
+
+    def files(self, since: int, until: int) -> list[LogFile]:
+        """Those that may have changes behind ``since`` up to ``until``, the oldest first."""
+        found = self._table.files(since + 1, until)
+        return sorted(found, key=lambda file: (file.min_lsn, file.max_lsn, file.path))
+
+    def ranges(self, files: Sequence[LogFile], since: int, until: int) -> list[FileRange]:
+        """``files`` in ranges of about ``RANGE_BYTES``."""
+        location = self._table.location
+
+        def made(paths: Sequence[str], number: int = 0, of: int = 1) -> FileRange:
+            return FileRange(self.name, location.uri, tuple(paths), self.columns, since, until, number, of)
+
+        found: list[FileRange] = []
+        paths: list[str] = []
+        n_bytes = 0
+        for file in files:
+            if file.n_bytes > RANGE_BYTES:
+                n_slices = -(-file.n_bytes // RANGE_BYTES)
+                found += [made([file.path], i, n_slices) for i in range(n_slices)]
+                continue
+            cost = max(file.n_bytes, _OPEN_BYTES)
+            if paths and n_bytes + cost > RANGE_BYTES:
+                found.append(made(paths))
+                paths, n_bytes = [], 0
+            paths.append(file.path)
+            n_bytes += cost
+        return [*found, made(paths)] if paths else found
+
+    def _shape(self, lsn: int) -> TableShape:
+        return shape_at(self.name, self._table.columns, self._table.properties, None, lsn, self._slot)
+
+    def _all_columns(self, shape: TableShape) -> tuple[ReadColumn, ...]:
+        own = [ReadColumn(n, arrow_type(c.type), c.held_in) for n, c in shape.columns.items()]
+        contract = spark_schema(pa.schema(CONTRACT_FIELDS)).fields
+        return (*own, *(ReadColumn(f.name, arrow_type(f.dataType), (f.name,)) for f in contract))
+
+    def _fitting(self, wanted: StructType) -> tuple[ReadColumn, ...]:
+        asked = [(field.name, arrow_type(field.dataType)) for field in wanted.fields]
+        layouts = [self._all_columns(self._shape(lsn)) for lsn in self._lsns or [MAX_LSN]]
+        # Who reads a whole layout is told of the next one. Who chose columns is told when one of them is not there.
+        whole = [layout for layout in layouts if [(c.name, c.type) for c in layout] == asked]
+        for i, layout in reversed(list(enumerate(layouts))):
+            known = {column.name: column for column in layout}
+            if layout in whole or (not whole and all(n in known and known[n].type == t for n, t in asked)):
+                if i + 1 < len(self._lsns):
+                    self.last_lsn = self._lsns[i + 1] - 1
+                return tuple(known[name] for name, _ in asked)
+        raise UsageError(
+            f"table {self.name} has had no layout with the columns of this query: {wanted.simpleString()}",
+            remedy="make the DataFrame anew; a schema of your own names columns of the table, in its types",
+        )
+
+
+class Commits:
+    """What ``_transactions`` says of the commits behind ``since`` up to ``until``: ``lsns``, in order, and ``oldest``,
+    the first LSN of all that there is; None where there is none."""
+
+    def __init__(self, log: ChangeLog, since: int, until: int) -> None:
+        with reading(f"Delta table {locations.TRANSACTIONS}"):
+            table = LogTable(log.root.child(locations.TRANSACTIONS))
+            filters: list[list[tuple[str, str, Any]]] = [
+                [("commit_lsn", ">", since), ("commit_lsn", "<=", until)]
+            ]
+            rows = table.read(["commit_lsn", "tables"], filters).sort_by("commit_lsn")
+            files = table.files(column="commit_lsn")
+        self.lsns: list[int] = rows["commit_lsn"].to_pylist()
+        self._tables: list[list[str]] = rows["tables"].to_pylist()
+        self.oldest = min((file.min_lsn for file in files), default=None)
+
+    def of(self, table: str) -> list[int]:
+        """The commits with rows of a table."""
+        return [lsn for lsn, tables in zip(self.lsns, self._tables, strict=True) if table in (tables or ())]
+
+
+def missing_commit(lsns: Sequence[int], files: Sequence[LogFile]) -> int | None:
+    """The first of the commits ``lsns``, which have rows of a table, that lies in none of its ``files``."""
+    spans = sorted((file.min_lsn, file.max_lsn) for file in files)
+    reach = begun = 0
+    for lsn in lsns:
+        while begun < len(spans) and spans[begun][0] <= lsn:
+            reach = max(reach, spans[begun][1])
+            begun += 1
+        if reach < lsn:
+            return lsn
+    return None
+
+
+def admitted(
+    newest: int,
+    commits: Sequence[int],
+    files: Sequence[LogFile],
+    max_transactions: int | None,
+    max_bytes: int | None,
+) -> int:
+    """The LSN up to which the next batch reads. ``commits`` are those behind its beginning up to ``newest``, in order,
+    and ``files`` those with their rows, the oldest first.
+
+    At least one transaction is admitted, and the first file as a whole: to cut it would be to read it twice.
+    """
+    end = newest
+    if max_transactions is not None and len(commits) > max_transactions:
+        end = commits[max_transactions - 1]
+    n_bytes = 0
+    for i, file in enumerate(files):
+        n_bytes += file.n_bytes
+        if max_bytes is not None and i and n_bytes > max_bytes:
+            n_before = bisect_left(commits, file.min_lsn)
+            return min(end, commits[max(n_before - 1, 0)]) if commits else end
+    return end
+
+
+def _opened(location: Location, path: str) -> Any:
+    if location.is_local:
+        return pa.OSFile(f"{location.uri}/{path}")
+    from deltalake.fs import DeltaStorageHandler
+
+    return DeltaStorageHandler(location.uri, location.storage_options).open_input_file(path)
+
+
+def _values(rows: pa.RecordBatch, column: ReadColumn, table: str) -> pa.Array:
+    there = [i for name in column.held_in if (i := rows.schema.get_field_index(name)) >= 0]
+    held = [_cast(rows.column(i), column, table) for i in there]
+    if not held:
+        return pa.nulls(rows.num_rows, column.type)
+    return held[0] if len(held) == 1 else pc.coalesce(*held)
+
+
+def _cast(values: pa.Array, column: ReadColumn, table: str) -> pa.Array:
+    if values.null_count == len(values):
+        return pa.nulls(len(values), column.type)
+    try:
+        found = _as_type(values, column.type)
+    except pa.ArrowInvalid:
+        found = None
+    if found is None:
+        raise Unsupported(
+            f"column {column.name} of table {table} has older values of type {values.type}, which are no {column.type} "
+            "without a cast of Spark's",
+            remedy="read these commits with ChangeLog.changes, or begin behind them with the option since",
+        )
+    return found
+
+
+def _as_type(values: pa.Array, wanted: pa.DataType) -> pa.Array | None:
+    """As ``shape.as_type`` has them in Spark; None where Arrow's cast may differ. Raises ArrowInvalid for a value that
+    ``wanted`` does not hold."""
+    if values.type == wanted:
+        return values
+    if pt.is_decimal(values.type) and wanted == pa.string():
+        # PostgreSQL writes all digits, and Arrow an exponent.
+        return pa.array([None if v is None else format(v, "f") for v in values.to_pylist()], wanted)
+    return values.cast(wanted) if _casts_alike(values.type, wanted) else None
+
+
+def _casts_alike(held: pa.DataType, wanted: pa.DataType) -> bool:
+    if held == wanted:
+        return True
+    if pt.is_list(held) and pt.is_list(wanted):
+        return _casts_alike(held.value_type, wanted.value_type)
+    if wanted == pa.string():
+        return bool(pt.is_integer(held) or pt.is_boolean(held) or pt.is_date(held))
+    return _is_number(held) and _is_number(wanted)
+
+
+def _is_number(type_: pa.DataType) -> bool:
+    return bool(pt.is_integer(type_) or pt.is_floating(type_) or pt.is_decimal(type_))

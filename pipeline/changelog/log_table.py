@@ -1,0 +1,148 @@
+"""One table of the change log as Spark reads it: the files of one version of it, and what it says of itself.
+
+The Delta log has the least and the greatest commit LSN of each file, so files without a wanted row are not named to
+Spark at all. A file may lack a column that was added later, so the schema is always given, never found.
+
+Files in a folder are read by Spark's own Parquet reader, those in an object store by pyarrow (``parquet_frames``).
+Dates are proleptic Gregorian in all
+files, also in those that `optimize` wrote anew without Spark's mark.
+
+Called by ``change_log`` and ``table_at``, which reads base tables with it as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from xidstream.pipeline.delta.columns import DeltaColumn
+from xidstream.pipeline.delta.locations import Location
+from xidstream.pipeline.delta.plain_files import check_plain_files
+from xidstream.pipeline.errors import StorageFault
+from xidstream.pipeline.spark.parquet_frames import parquet_frame
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+    from pyspark.sql import DataFrame, SparkSession
+
+_OPTIONS: Final = {
+    "ignoreCorruptFiles": "false",
+    "ignoreMissingFiles": "false",
+    "mergeSchema": "false",
+    "datetimeRebaseMode": "CORRECTED",
+    "int96RebaseMode": "CORRECTED",
+    # A path is a path, whatever characters it has, and its folders are no partitions.
+    "__globPaths__": "false",
+    "recursiveFileLookup": "true",
+}
+SOURCE_KEY: Final = "xidstream.column"
+MAX_LSN: Final = (1 << 63) - 1
+"""As far as Delta's numbers go."""
+
+
+@dataclass(frozen=True)
+class LogFile:
+    """``path``: below the table's directory. The LSNs are those of its rows, or the widest where they are not known.
+    ``n_rows``: 0 where it is not known."""
+
+    path: str
+    n_bytes: int
+    min_lsn: int
+    max_lsn: int
+    n_rows: int = 0
+
+
+@contextmanager
+def reading(what: str) -> Iterator[None]:
+    """Turn what the storage or Delta says into StorageFault, which names ``what``."""
+    from deltalake.exceptions import DeltaError, TableNotFoundError
+
+    try:
+        yield
+    except TableNotFoundError:
+        raise
+    except (OSError, DeltaError, pa.ArrowException) as error:
+        reason = getattr(error, "strerror", None) or type(error).__name__
+        raise StorageFault(f"{what} cannot be read: {reason}") from error
+
+
+class LogTable:
+    """One version of a Delta table: ``version``, or the newest. Raises ``TableNotFoundError`` where there is none."""
+
+    def __init__(self, location: Location, version: int | None = None) -> None:
+        from deltalake import DeltaTable
+
+        self.location = location
+        self._table: DeltaTable = DeltaTable(
+            location.uri, version=version, storage_options=location.storage_options
+        )
+        schema = self._table.schema()
+        self.schema = pa.schema(schema.to_arrow())
+        self.columns = tuple(
+            DeltaColumn(
+                field.name, self.schema.field(i).type, str(field.metadata.get(SOURCE_KEY, field.name))
+            )
+            for i, field in enumerate(schema.fields)
+        )
+        self.properties: dict[str, str] = dict(self._table.metadata().configuration)
+
+    def watermark(self, application_id: str) -> int | None:
+        """The version last committed under ``application_id``: for a slot's own, a commit LSN."""
+        return self._table.transaction_version(application_id)
+
+    def files(self, first: int = 0, last: int = MAX_LSN, column: str = "_commit_lsn") -> list[LogFile]:
+        """Those that may have rows with commit LSNs from ``first`` to ``last``, both included; without limits all.
+
+        Raises Unsupported where another tool has deleted rows or renamed columns without writing the files anew.
+        """
+        check_plain_files(self._table, self.location.uri.rpartition("/")[2])
+        actions = pa.table(self._table.get_add_actions(flatten=True))
+        n = actions.num_rows
+
+        def values(name: str, missing: int) -> list[int]:
+            found = actions[name].to_pylist() if name in actions.column_names else [None] * n
+            return [missing if value is None else int(value) for value in found]
+
+        files = zip(
+            actions["path"].to_pylist(),
+            values("size_bytes", 0),
+            values(f"min.{column}", 0),
+            values(f"max.{column}", MAX_LSN),
+            values("num_records", 0),
+            strict=True,
+        )
+        return [
+            file
+            for file in (LogFile(*each) for each in files)
+            if file.min_lsn <= last and file.max_lsn >= first
+        ]
+
+    def rows(self, spark: SparkSession, files: Sequence[LogFile]) -> DataFrame:
+        """The rows of ``files``, in the Delta table's columns."""
+        return rows_of_files(spark, self.location, [file.path for file in files], self.schema)
+
+    def count(self, lsn: int) -> int:
+        """How many rows have this commit LSN. Reads that column, of the files that may have it."""
+        import pyarrow.dataset as ds
+
+        with reading(f"Delta table {self.location.uri.rpartition('/')[2]}"):
+            dataset = self._table.to_pyarrow_dataset()
+            return int(dataset.count_rows(filter=ds.field("_commit_lsn") == lsn))
+
+    def read(self, names: Sequence[str], filters: list[list[tuple[str, str, Any]]] | None = None) -> pa.Table:
+        """All rows, or those that one of ``filters`` lets through, whose conditions are all met: for the small tables
+        of the log itself."""
+        return self._table.to_pyarrow_table(columns=list(names), filters=filters)
+
+
+def rows_of_files(
+    spark: SparkSession, location: Location, paths: Sequence[str], schema: pa.Schema
+) -> DataFrame:
+    """The rows of Parquet files below ``location``, in ``schema``; null in a column that a file has not."""
+    if location.is_local:
+        return parquet_frame(spark, [f"{location.uri}/{path}" for path in paths], schema, _OPTIONS)
+    return parquet_frame(spark, paths, schema, _OPTIONS, location)

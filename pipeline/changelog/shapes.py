@@ -1,0 +1,100 @@
+"""The shape of a table at an LSN, from what its Delta table says of itself.
+
+The property ``xidstream.versions`` has each layout of the source with the commit LSN from which its rows are in the
+log, and which Delta column takes which of its columns. The shape at an LSN is the last layout at or below it. (Rows of
+the snapshot are placed before it: the snapshot's layout is one of them.)
+
+Layouts that came between the place of the snapshot that stands and its ``valid_from`` do not count. The table was
+locked then, so none of them is newer than the snapshot's. But a transaction that had begun before a change of the
+publication (another column list, ``publish_generated_columns``) may commit there, and its rows have the columns of
+before.
+
+The key is the generation's, for as long as it stands.
+
+Called by ``table_at``, ``change_log`` and ``log_ranges``. No Spark job.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import pyarrow as pa
+
+from xidstream.pipeline.changelog.shape import ColumnShape, TableShape
+from xidstream.pipeline.delta.columns import DeltaColumn, shows
+from xidstream.pipeline.errors import StorageFault
+from xidstream.pipeline.schema.rows import CONTRACT_FIELDS
+from xidstream.pipeline.snapshot.bounds import SnapshotBounds
+from xidstream.pipeline.spark.spark_schemas import spark_schema
+
+VERSIONS: Final = "xidstream.versions"
+_CONTRACT: Final = frozenset(field.name for field in CONTRACT_FIELDS)
+
+
+def shape_at(
+    table: str,
+    columns: Sequence[DeltaColumn],
+    properties: Mapping[str, str],
+    key: tuple[str, ...] | None,
+    lsn: int,
+    slot: str,
+    bounds: SnapshotBounds | None = None,
+) -> TableShape:
+    """``columns``, ``properties``: of the Delta table. ``slot``: application id of the one whose layouts count.
+    ``bounds``: of the snapshot that stands at ``lsn``, if one is wanted.
+
+    Raises StorageFault where the properties are not what the sink writes, or name no such column.
+    """
+    own = [column for column in columns if column.name not in _CONTRACT]
+    try:
+        chosen = _from_versions(own, json.loads(properties[VERSIONS]), lsn, slot, bounds)
+    except (ValueError, TypeError, LookupError, AttributeError):
+        raise StorageFault(
+            f"the properties of the Delta table of {table} do not say which columns it has",
+            remedy=f"put {VERSIONS} back as it was",
+        ) from None
+    missing = [name for name in key or () if name not in chosen]
+    if missing:
+        raise StorageFault(f"the Delta table of {table} has no column for its key {', '.join(missing)}")
+    types = spark_schema(pa.schema([held[0].field for held in chosen.values()]))
+    shapes = {
+        name: ColumnShape(field.dataType, tuple(column.name for column in held))
+        for (name, held), field in zip(chosen.items(), types.fields, strict=True)
+    }
+    return TableShape(table, shapes, key)
+
+
+def layout_lsns(properties: Mapping[str, str], slot: str) -> list[int]:
+    """From which commit LSNs on a table of ``slot`` has had another layout, in order; none where it does not say."""
+    try:
+        versions = json.loads(properties.get(VERSIONS, "[]"))
+        return sorted({int(v["since"]) for v in versions if v.get("slot", slot) == slot})
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return []  # ``shape_at`` says what is wrong
+
+
+def _from_versions(
+    columns: Sequence[DeltaColumn],
+    versions: Sequence[dict[str, Any]],
+    lsn: int,
+    slot: str,
+    bounds: SnapshotBounds | None,
+) -> dict[str, list[DeltaColumn]]:
+    ours = [version for version in versions if version["slot"] == slot]
+    by_name = {column.name: column for column in columns}
+    if bounds is not None:
+        ours = [v for v in ours if not bounds.place < v["since"] <= bounds.valid_from] or ours
+    upto = [version for version in ours if version["since"] <= lsn] or ours[:1]
+    found = {}
+    for name, taken in upto[-1]["columns"].items():
+        earlier = [v["columns"][name]["column"] for v in reversed(upto[:-1]) if name in v["columns"]]
+        names = dict.fromkeys([taken["column"], *earlier])
+        newest = by_name[taken["column"]]
+        found[name] = [newest, *_castable([by_name[each] for each in names if each != newest.name], newest)]
+    return found
+
+
+def _castable(columns: Sequence[DeltaColumn], newest: DeltaColumn) -> list[DeltaColumn]:
+    return [column for column in columns if shows(newest.type, column.type)]

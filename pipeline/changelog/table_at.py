@@ -1,0 +1,132 @@
+"""One table at one LSN: its base, the log behind it, and its shape. What the fold and the mirror are given.
+
+The base is the newest base table at or below the LSN (``manifest``), else the snapshot's rows. Behind a base table are
+the changes with a greater commit LSN than its own. Behind the snapshot are all changes that it does not contain,
+wherever they stand in the log (``contained``), but for the part up to which it is known to contain all.
+
+The rows of a snapshot are counted, by what the Delta log says of its files. If another tool took some of them away, an
+error says so: without them the table would look like one that has few rows, or none.
+
+A session's snapshot may lack transactions whose commit LSN lies below it. ``left_out`` are the commit LSNs of those,
+where the table is wanted as that session sees it (``pipeline.verify``).
+
+Called by ``change_log``, and by the mirror. Frames are lazy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from xidstream.pipeline.changelog.fold import base_alone, fold
+from xidstream.pipeline.changelog.generations import TableGeneration
+from xidstream.pipeline.changelog.log_table import LogFile, LogTable
+from xidstream.pipeline.changelog.manifest import Base
+from xidstream.pipeline.changelog.shape import TableShape, shaped
+from xidstream.pipeline.errors import PreconditionMissing
+from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.schema.rows import SNAPSHOT
+from xidstream.pipeline.spark.snapshot_visibility import without_contained
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+def _no_base() -> None:
+    return None
+
+
+@dataclass(frozen=True)
+class LogRows:
+    """Rows in the contract's columns and the shape's. ``n_bytes`` and ``n_rows``: of the files they are read from."""
+
+    frame: DataFrame
+    n_bytes: int
+    n_rows: int
+
+
+@dataclass(frozen=True)
+class TableAt:
+    """``generation`` stands at ``lsn``. ``find_base``: the newest base table of it at or below that LSN, if any."""
+
+    log_table: LogTable
+    generation: TableGeneration
+    shape: TableShape
+    lsn: Lsn
+    find_base: Callable[[], Base | None] = _no_base
+    left_out: tuple[Lsn, ...] = ()
+
+    def snapshot(self, spark: SparkSession) -> LogRows:
+        """The generation's rows."""
+        from pyspark.sql import functions as f
+
+        place = int(self.generation.bounds.place)
+        files = self.log_table.files(place, place)
+        self._check_whole(files)
+        rows = self.log_table.rows(spark, files)
+        rows = rows.filter((f.col("_commit_lsn") == place) & (f.col("_change_type") == SNAPSHOT))
+        return self._log_rows(rows, files)
+
+    def _check_whole(self, files: Sequence[LogFile]) -> None:
+        """Raises PreconditionMissing where the files have not the snapshot's rows."""
+        bounds, n_rows = self.generation.bounds, self.generation.n_rows
+        if n_rows is None:
+            return
+        place = int(bounds.place)
+        if all(file.min_lsn == file.max_lsn == place and file.n_rows for file in files):
+            there = sum(file.n_rows for file in files)
+        else:  # another tool compacted the table
+            there = self.log_table.count(place)
+        if there != n_rows:
+            table = self.generation.table
+            raise PreconditionMissing(
+                f"table {table} cannot be told: its snapshot of {bounds.valid_from} had {n_rows} rows, and its Delta "
+                f"table has {there} of them: another tool has changed it",
+                remedy="restore the Delta table to the version before, or have the table read anew: `xidstream "
+                f"snapshot request --table {table}`",
+            )
+
+    def tail_files(self, since: int) -> list[LogFile]:
+        """Those that may have changes behind ``since``, up to the LSN."""
+        files = self.log_table.files(since + 1, self.lsn)
+        # No commit has the place of a snapshot, so that file has its rows alone.
+        place = int(self.generation.bounds.place)
+        return [file for file in files if not file.min_lsn == file.max_lsn == place]
+
+    def tail(self, spark: SparkSession, since: int = 0) -> LogRows | None:
+        """The changes behind ``since``, up to the LSN, that the snapshot does not contain; None where no file has any.
+
+        ``since``: 0 for all of them, or the LSN of a base of this generation.
+        """
+        from pyspark.sql import functions as f
+
+        since = max(since, int(self.generation.bounds.contained_upto))
+        files = self.tail_files(since)
+        if not files:
+            return None
+        lsn = f.col("_commit_lsn")
+        rows = self.log_table.rows(spark, files)
+        rows = rows.filter((lsn > since) & (lsn <= int(self.lsn)) & (f.col("_change_type") != SNAPSHOT))
+        if since < self.generation.bounds.valid_from:
+            rows = without_contained(rows, self.generation.bounds)
+        if self.left_out:
+            rows = rows.filter(~lsn.isin([int(each) for each in self.left_out]))
+        return self._log_rows(rows, files)
+
+    def _log_rows(self, rows: DataFrame, files: Sequence[LogFile]) -> LogRows:
+        n_bytes, n_rows = sum(file.n_bytes for file in files), sum(file.n_rows for file in files)
+        return LogRows(shaped(rows, self.shape), n_bytes, n_rows)
+
+    def state(self, spark: SparkSession) -> DataFrame:
+        """The table's rows: the source's columns, ``_text``."""
+        found = self.find_base()
+        if found is None:
+            base, since = self.snapshot(spark).frame, 0
+        else:
+            table = LogTable(found.location, found.version)
+            base, since = table.rows(spark, table.files()), found.lsn
+        tail = self.tail(spark, since)
+        if tail is not None:
+            return fold(base, tail.frame, self.shape)
+        return base_alone(base, self.shape)

@@ -1,0 +1,433 @@
+"""What the commit sequencer does: it waits for buffers, releases in commit order, confirms behind the sink.
+
+An asyncio shell around ``pipeline.commits``. It takes the reader's entries in the order of their tickets. What an
+entry waits for (an awaitable of what its buffer returns) is awaited beside it, so buffers may finish in any order.
+``next_batch`` is the driver's pull and thereby the backpressure. ``actors.commit_sequencer`` makes a Ray actor of it;
+tests run it on an event loop of their own.
+
+All state is the event loop's. Threads call ``SlotStorage`` alone: it is given what it needs and returns what it found.
+
+Confirming has one path (``confirming``): what sink and journal hold is recorded, and only then told. The first error of
+any part is kept and raised to everyone who asks: a run never continues beside a lost part. A transaction that cannot be
+delivered is no lost part: its error is raised when its turn comes, with all before it delivered and confirmed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Final
+
+from xidstream.pipeline.account.model import SequencerReport
+from xidstream.pipeline.commits.confirming import Confirming, TellReader
+from xidstream.pipeline.commits.delivered import Delivered
+from xidstream.pipeline.commits.joined_units import Joining
+from xidstream.pipeline.commits.journaling import Fetch, Journaling, Put, order_of, policy_of
+from xidstream.pipeline.commits.order import CommitOrder
+from xidstream.pipeline.commits.prepared import FinishedPrepares, PreparedBook
+from xidstream.pipeline.commits.sequencer_stats import SequencerStats, sequencer_report, stats_of
+from xidstream.pipeline.commits.slot_storage import SlotStorage
+from xidstream.pipeline.commits.threads import MakeThreads, own_threads
+from xidstream.pipeline.commits.watched_tasks import WatchedTasks
+from xidstream.pipeline.errors import SlotLost, Superseded, XidstreamError
+from xidstream.pipeline.exchange import Batch, Opened, PreparedTransaction, Sealed, Tenure, TransactionEnd
+from xidstream.pipeline.faultpoints import reach
+from xidstream.pipeline.parked import LeftOutTransaction
+from xidstream.pipeline.pg import INVALID_LSN, Lsn, Xid
+from xidstream.pipeline.poison import NOBODY
+from xidstream.pipeline.postgres.beginning import SinkHolds
+from xidstream.pipeline.preflight.slot_beginning import check_sink_of_run
+from xidstream.pipeline.settings.config import Config
+from xidstream.pipeline.stream import (
+    Committed,
+    CommittedPrepared,
+    PlainBlock,
+    Position,
+    Prepared,
+    RolledBackPrepared,
+    Unsendable,
+)
+from xidstream.pipeline.stream.cut_routing import TicketedCut
+from xidstream.pipeline.transactions.sealed import left_out, nothing, undeliverable
+
+_VERIFYING_THREADS: Final = 2
+"""One reads a large prepared transaction, and a small one need not wait for it."""
+
+
+class CommitSequence:
+    """``translate`` gives the error to raise in place of what awaiting a buffer's result raised; ``fetch`` and ``put``
+    are for rows in memory, on their way to the journal and back."""
+
+    def __init__(
+        self,
+        config: Config,
+        epoch: str,
+        translate: Callable[[BaseException], BaseException],
+        fetch: Fetch,
+        put: Put,
+        threads: MakeThreads = own_threads,
+    ) -> None:
+        self._threads = threads
+        self._fetch = fetch
+        self._put = put
+        self._config = config
+        self._epoch = epoch
+        self._order = CommitOrder(batch_rows=config.batch_rows, batch_bytes=config.batch_bytes)
+        self._tasks = WatchedTasks(translate)
+        self._changed = self._tasks.changed
+        self._target: Lsn | None = None
+        self._stopping = False
+        self._early: dict[int, TicketedCut] = {}
+        self._prepared = PreparedBook()
+        self._watermark = INVALID_LSN
+        self._given_up = NOBODY
+        self._parks = config.on_poison == "park"
+        self._left_out: list[tuple[Xid, Lsn]] = []
+        self._leaving_out: dict[int, list[LeftOutTransaction]] = {}
+        self._finished = FinishedPrepares()
+        self._is_open = False
+        self._is_sink_known = False
+        self._loop = 0
+        self._figures = Delivered()
+        # All rows of a prepared transaction are read. Asyncio's threads would all do that, and all else would wait.
+        self._verifying = threads(_VERIFYING_THREADS, "verify")
+
+    # -- set-up ----------------------------------------------------------------------------------------
+
+    async def open(
+        self, tell_reader: TellReader, opened: Opened, target_lsn: Lsn | None, has_sink: bool = True
+    ) -> None:
+        """Take over the storage of this slot, which the reader holds by now.
+
+        Without a sink everything goes to the journal, and ``target_lsn`` is reached when it is confirmed. Raises
+        SlotLost where the slot was confirmed past what this pipeline ever recorded, or the server is older than what
+        it delivered before.
+        """
+        self._target = target_lsn
+        self._takes_snapshots = opened.snapshots.takes_snapshots
+        self._storage = SlotStorage(self._config.storage, opened, self._epoch)
+        taken_over = await asyncio.to_thread(self._storage.take_over, resumes=has_sink)
+        self._is_first = taken_over.is_first
+        self._prepared = taken_over.prepared
+        self._has_sink = has_sink
+        self._order = order_of(self._config, taken_over, has_sink=has_sink)
+        policy = policy_of(self._config, has_sink=has_sink)
+        self._journaling = Journaling(
+            self._order, self._storage, policy, self._fetch, self._put, self._changed, self._threads
+        )
+        self._given_up = opened.given_up
+        # A commit that begins exactly at the confirmed position is not behind it.
+        self._watermark = taken_over.confirmed_lsn.before
+        self._confirming = Confirming(
+            self._order,
+            self._storage,
+            self._journaling,
+            self._finished,
+            tell_reader,
+            self._changed,
+            self._threads,
+        )
+        self._confirming.awaited_lsn = target_lsn
+        self._is_open = True
+        if self._stopping:
+            self._end_parts()
+        self._journaling.begin(self._tasks.spawn)
+        Joining(self._order, self._fetch, self._put, self._changed).begin(self._tasks.spawn)
+        self._confirming.begin(self._tasks.spawn)
+
+    async def sink_opened(self, watermark: Lsn, last_owner: int) -> Tenure:
+        """What the sink already holds, and from whom; transactions up to it may be repeated by the server.
+
+        It is called once by each batch loop: what an earlier one took and did not report is released again, and
+        nothing more that it asks for is done. Returns as whom the sink is to be claimed. Raises Superseded, and
+        SlotLost where the sink knows an earlier run that the storage does not, or has less than one had.
+        """
+        await asyncio.to_thread(self._check_sink, SinkHolds(last_owner, watermark))
+        self._watermark = max(self._watermark, watermark)
+        self._loop = loop = self._loop + 1
+        self._order.put_back()
+        self._order.parking.sink_opened(watermark)
+        self._order.journal.sink_opened(watermark)
+        self._leaving_out.clear()
+        self._journaling.release()
+        self._is_sink_known = True
+        parked = self._order.parking.parked_up_to(watermark)
+        await self._tasks.notify()
+        return replace(await asyncio.to_thread(self._storage.tenure, last_owner), loop=loop, parked=parked)
+
+    def _check_sink(self, sink: SinkHolds) -> None:
+        if not self._config.sink_kind.is_log:
+            return
+        # The sink's owner is this epoch itself from its second loop on.
+        is_first = self._is_first and not self._loop
+        check_sink_of_run(self._config, self._storage.layout, sink, is_first=is_first)
+        self._storage.held_lsn = max(self._storage.held_lsn, sink.commit_lsn)
+
+    async def takes_snapshots(self) -> bool:
+        """Whether the slot's tables are read as they were before it."""
+        return self._takes_snapshots
+
+    # -- from the reader -------------------------------------------------------------------------------
+
+    async def submit(self, entries: list[TicketedCut]) -> int:
+        """Take entries at their tickets' turn: calls to an asyncio actor may overtake each other. Returns what all that
+        waits for the sink takes in memory, in bytes."""
+        self._early.update((entry.ticket, entry) for entry in entries)
+        try:
+            while (entry := self._early.pop(self._order.next_ticket, None)) is not None:
+                self._take(entry)
+        except XidstreamError as error:
+            await self._tasks.fail(error)
+            raise
+        await self._tasks.notify()
+        return self._order.waiting_bytes
+
+    def _take(self, entry: TicketedCut) -> None:
+        cut, ticket = entry.cut, entry.ticket
+        if isinstance(cut, PlainBlock):
+            self._order.add_unit(
+                ticket, cut.first_commit_lsn, cut.last_commit_lsn, cut.end_lsn, cut.n_transactions
+            )
+            self._tasks.spawn(self._fill_from(ticket, entry.result))
+        elif isinstance(cut, Committed):
+            self._add_transaction(ticket, cut.end)
+            if entry.result is not None:
+                self._tasks.spawn(self._fill_from(ticket, entry.result))
+            else:
+                self._fill(ticket, nothing(cut.end))
+        elif isinstance(cut, Prepared):
+            self._order.add_hold(ticket, cut.end_lsn, xid=cut.xid)
+            self._tasks.spawn(self._prepare_from(ticket, entry.result))
+        elif isinstance(cut, CommittedPrepared):
+            self._add_transaction(ticket, cut.end, "COMMIT PREPARED")
+            self._tasks.spawn(self._fill_prepared(ticket, cut.end))
+        elif isinstance(cut, RolledBackPrepared):
+            self._order.add_hold(ticket, cut.end_lsn, message="ROLLBACK PREPARED", xid=cut.xid)
+            self._tasks.spawn(self._roll_back_prepared(ticket, cut))
+        elif isinstance(cut, Unsendable):
+            self._take_unsendable(ticket, cut)
+        else:
+            assert isinstance(cut, Position), cut
+            self._order.add_position(ticket, cut.wal_end)
+
+    def _take_unsendable(self, ticket: int, cut: Unsendable) -> None:
+        if not cut.lsn or (cut.xid, cut.lsn) not in self._given_up:
+            self._order.add_unit(ticket, INVALID_LSN, INVALID_LSN, INVALID_LSN, 0)
+            self._fill(ticket, undeliverable(cut.error))
+            return
+        # The server decodes what commits at the confirmed position or behind it: this leaves out just the one.
+        end = TransactionEnd(cut.xid, cut.lsn, Lsn(cut.lsn + 1), 0)
+        self._add_transaction(ticket, end)
+        self._fill(ticket, left_out(end))
+
+    def _add_transaction(self, ticket: int, end: TransactionEnd, message: str = "COMMIT") -> None:
+        self._order.add_unit(
+            ticket, end.commit_lsn, end.commit_lsn, end.end_lsn, 1, message=message, xid=end.xid
+        )
+
+    # -- from buffers ----------------------------------------------------------------------------------
+
+    async def _fill_from(self, ticket: int, ref: Any) -> None:
+        self._fill(ticket, await ref)
+
+    async def _prepare_from(self, ticket: int, ref: Any) -> None:
+        record: PreparedTransaction = await ref
+        replaced = self._prepared.add(record)
+        if replaced is not None:
+            await asyncio.to_thread(self._storage.replace, replaced, record)
+        self._order.resolve(ticket)
+
+    async def _fill_prepared(self, ticket: int, end: TransactionEnd) -> None:
+        await self._prepares_before(ticket)
+        is_given_up = (end.xid, end.commit_lsn) in self._given_up
+        if not self._prepared.is_whole(end.xid):
+            # The sink may hold it already.
+            await self._sink_known()
+        try:
+            prepared = self._prepared.commit(end, self._watermark, is_given_up=is_given_up)
+        except SlotLost as error:
+            self._fill(ticket, undeliverable(error))
+            return
+        if is_given_up:
+            content = left_out(end, None if prepared is None else prepared.relids())
+        elif prepared is None:
+            content = nothing(end)
+        elif prepared.poison is not None and not (self._parks or prepared.poison.parks_always):
+            content = undeliverable(prepared.poison.of(end.xid, end.commit_lsn))
+        else:
+            content = await asyncio.get_running_loop().run_in_executor(
+                self._verifying, self._storage.content_of, prepared, end
+            )
+            if content.undeliverable is not None and end.commit_lsn <= self._watermark:
+                content = nothing(end)  # it is damaged, but the sink holds it
+        if prepared is not None:
+            self._finished.add(ticket, prepared)
+        self._fill(ticket, content)
+
+    async def _roll_back_prepared(self, ticket: int, cut: RolledBackPrepared) -> None:
+        await self._prepares_before(ticket)
+        prepared = self._prepared.roll_back(cut.xid, cut.gid)
+        if prepared is not None:
+            self._finished.add(ticket, prepared)
+        self._order.resolve(ticket)
+
+    async def _prepares_before(self, ticket: int) -> None:
+        """A K or r may arrive while the record of its P is still being written."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: not self._order.holds_before(ticket))
+
+    async def _sink_known(self) -> None:
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._is_sink_known or not self._has_sink)
+
+    def _fill(self, ticket: int, content: Sealed) -> None:
+        self._order.fill(ticket, content, time.monotonic())
+        if keys := self._order.take_dropped_keys():
+            self._tasks.spawn(asyncio.to_thread(self._storage.delete, self._finished.without_kept(keys)))
+
+    # -- to and from the driver ------------------------------------------------------------------------
+
+    async def next_batch(self, wait_s: float, loop: int) -> Batch | None:
+        """The next batch; None when ``wait_s`` passed without one, or nothing more is to come (``finished``).
+
+        ``loop``: the tenure's. A call of a driver that died may arrive late, or still wait here: it is Superseded."""
+        deadline = time.monotonic() + wait_s
+        async with self._changed:
+            while True:
+                self._tasks.raise_failure()
+                self._check_loop(loop)
+                if self.is_finished():
+                    return None
+                reach("releasing")
+                may_release = self._confirming.is_parking_recorded and not self._stopping
+                batch = self._order.next_batch() if may_release else None
+                if batch is not None:
+                    reach("released")
+                    if met := [each for unit in batch.units for each in unit.left_out]:
+                        self._leaving_out[batch.number] = met
+                    return batch
+                self._raise_undeliverable()
+                left_s = deadline - time.monotonic()
+                if left_s <= 0:
+                    return None
+                try:
+                    await asyncio.wait_for(self._changed.wait(), left_s)
+                except asyncio.TimeoutError:
+                    return None
+
+    async def failed(self) -> None:
+        """Waits for the first error of any part, and raises it."""
+        await self._tasks.failed()
+
+    async def finished(self) -> bool:
+        """Raises what ended a part, and why nothing more can be delivered."""
+        self._tasks.raise_failure()
+        if not self.is_finished():
+            self._raise_undeliverable()
+        return self.is_finished()
+
+    def is_finished(self) -> bool:
+        if not self._is_open:
+            return False
+        confirming = self._confirming
+        reached_lsn = confirming.delivered_lsn if self._has_sink else confirming.confirmed_lsn
+        if self._target is not None and reached_lsn >= self._target:
+            return confirming.is_tidy
+        return self._stopping and self._journaling.is_idle and confirming.is_all_told and confirming.is_tidy
+
+    async def batch_done(self, number: int, loop: int) -> None:
+        """The sink holds the batch: its segments go, unless the journal names them; its position may be confirmed.
+
+        Raises Superseded where a later loop has the sink: it gets the batch's transactions as well."""
+        self._tasks.raise_failure()
+        self._check_loop(loop)
+        if met := self._leaving_out.get(number):
+            # Before anything behind them can be confirmed.
+            await asyncio.to_thread(self._storage.note_left_out, met)
+            self._check_loop(loop)
+            self._left_out += [(each.xid, each.commit_lsn) for each in self._leaving_out.pop(number)]
+        contents = self._order.batch_done(number)
+        self._confirming.press()
+        # At this moment: a file that leaves the journal is removed behind a record without it, and with what it names.
+        keys = [key for content in contents for key in content.stored_keys()]
+        in_use = self._journaling.in_use(keys)
+        unused = [key for key in self._finished.without_kept(keys) if key not in in_use]
+        reach("batch_accepted")
+        self._figures.add_batch(contents)
+        if self._config.sink_kind.is_log:
+            self._storage.held_lsn = max(self._storage.held_lsn, self._figures.last_commit_lsn)
+        await self._tasks.notify()
+        await asyncio.to_thread(self._storage.delete, unused)
+
+    async def aim(self, target: Lsn) -> None:
+        """Be finished when everything up to ``target`` is confirmed."""
+        self._target = target
+        if self._is_open:
+            self._confirming.awaited_lsn = target
+        await self._tasks.notify()
+
+    async def stop(self) -> None:
+        """No further batch is given out; what is ready goes to the journal."""
+        self._stopping = True
+        if self._is_open:
+            self._end_parts()
+        await self._tasks.notify()
+
+    async def withhold_journal(self) -> None:
+        """The sink could not read stored rows: nothing more is journaled, so the server keeps what they came from."""
+        self._journaling.withhold()
+        await self._tasks.notify()
+
+    async def stats(self) -> SequencerStats | None:
+        """None before ``open`` is done: there is no position yet, and perhaps no slot."""
+        if not self._is_open:
+            return None
+        return stats_of(
+            self._figures,
+            self._order,
+            self._confirming,
+            n_prepared=len(self._prepared),
+            left_out=self._left_out,
+            is_full=self._journaling.is_full,
+        )
+
+    async def account(self) -> SequencerReport | None:
+        """For the run's account; None before ``open`` is done."""
+        stats = await self.stats()
+        if stats is None:
+            return None
+        return sequencer_report(
+            stats,
+            self._order,
+            self._prepared,
+            self._confirming.recording_s,
+            journal_failing_s=self._journaling.failing_s,
+            journal_error=self._journaling.error,
+        )
+
+    # -- inside ----------------------------------------------------------------------------------------
+
+    def _end_parts(self) -> None:
+        self._journaling.end()
+        self._confirming.end()
+
+    def _raise_undeliverable(self) -> None:
+        """When all before it is confirmed, the reader has heard of it, and nothing more can be released."""
+        if self._has_sink and not self._is_sink_known and self._order.journal.awaits_sink:
+            return
+        error = self._order.undeliverable if self._has_sink else self._order.unwritable
+        confirming = self._confirming
+        # Behind a damaged file the journal may grow on.
+        is_recorded = bool(self._order.journal) and confirming.delivered_lsn >= self._order.delivered_lsn
+        if error is not None and ((self._has_sink and is_recorded) or confirming.is_all_told):
+            raise error
+
+    def _check_loop(self, loop: int) -> None:
+        if loop != self._loop:
+            raise Superseded(
+                f"batch loop {loop} of epoch {self._epoch} was given up, and loop {self._loop} has the sink: what the "
+                "earlier one asks for is not done",
+                remedy="nothing is to be done: the later loop gets these transactions",
+            )

@@ -1,0 +1,181 @@
+"""Records what is safe, then tells the reader: in this order, always.
+
+What sink and journal hold without a gap is recorded in the storage, with the names of the journal's files, and only
+then given to the reader, who tells the server. What that record does not need any more is removed after it: finished
+prepared transactions at once, and files of the journal that were delivered when there is time (``removing``), because
+nobody is to wait for that. The tables that are parked are in the same record, with the counts that belong to its
+position.
+
+What the sink or the journal has moved is recorded at once. A position that moves alone waits for a moment
+(``RecordPace``), unless the end of the run waits for it.
+
+Each record is of one moment of the order. While it is written, the order moves on, and the next record has all of that.
+Records have a thread of their own (``threads``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple
+
+from xidstream.pipeline.commits.journaling import Journaling
+from xidstream.pipeline.commits.order import CommitOrder
+from xidstream.pipeline.commits.prepared import FinishedPrepares
+from xidstream.pipeline.commits.record_pace import RecordPace
+from xidstream.pipeline.commits.removing import Removing
+from xidstream.pipeline.commits.slot_storage import SlotStorage
+from xidstream.pipeline.commits.threads import MakeThreads, own_threads
+from xidstream.pipeline.faultpoints import reach
+from xidstream.pipeline.pg import Lsn
+
+TellReader = Callable[[Lsn, int, int], Awaitable[None]]
+"""Tells the reader the position that may be confirmed, the ticket up to which nothing waits in memory for the sink, and
+the one up to which no buffer's memory is needed."""
+
+
+class _Told(NamedTuple):
+    confirmed_lsn: Lsn
+    done_ticket: int
+    free_ticket: int
+    journal_version: int
+    parking_version: int
+
+
+class Confirming:
+    """``confirmed_lsn`` and ``delivered_lsn`` are what is recorded, and the reader has heard of. ``changed`` is the
+    sequencer's condition."""
+
+    def __init__(
+        self,
+        order: CommitOrder,
+        storage: SlotStorage,
+        journaling: Journaling,
+        finished: FinishedPrepares,
+        tell_reader: TellReader,
+        changed: asyncio.Condition,
+        threads: MakeThreads = own_threads,
+    ) -> None:
+        self._order = order
+        self._storage = storage
+        self._journaling = journaling
+        self._finished = finished
+        self._tell_reader = tell_reader
+        self._changed = changed
+        self._removing = Removing(storage, changed)
+        self._recorder = threads(1, "record")
+        self._pace = RecordPace()
+        self._is_pressing = self._is_ending = False
+        self._recording_since_s: float | None = None
+        self._told = self._to_tell()
+        self.confirmed_lsn = order.confirmed_lsn
+        self.delivered_lsn = order.delivered_lsn
+        self.awaited_lsn: Lsn | None = None
+        """The run ends when this is reached: then nothing waits."""
+
+    def begin(self, spawn: Callable[[Awaitable[None]], None]) -> None:
+        spawn(self.confirm_forever())
+        spawn(self._removing.remove_forever())
+
+    def press(self) -> None:
+        """The sink has done something: it is recorded at once."""
+        self._is_pressing = True
+
+    def end(self) -> None:
+        """The run stops: nothing waits any more."""
+        self._is_ending = True
+
+    @property
+    def is_tidy(self) -> bool:
+        """Whether all is removed that is not needed."""
+        return self._removing.is_idle
+
+    @property
+    def recording_s(self) -> float | None:
+        """For how long the storage has not taken a position; None if it has."""
+        since_s = self._recording_since_s
+        return None if since_s is None else time.monotonic() - since_s
+
+    @property
+    def is_parking_recorded(self) -> bool:
+        """Whether what was parked is durable, so that what comes behind it may be released."""
+        return self._told.parking_version == self._order.parking.version
+
+    @property
+    def is_all_told(self) -> bool:
+        return self._told == self._to_tell()
+
+    async def confirm_forever(self) -> None:
+        while True:
+            await self._until_due()
+            self._is_pressing = False
+            told, delivered_lsn = self._to_tell(), self._order.delivered_lsn
+            if told.confirmed_lsn > self.confirmed_lsn or told[3:] != self._told[3:]:
+                await self._record(told, delivered_lsn)
+            # Awaited, so that whoever sees the run finished knows that the reader has the last position.
+            reach("confirming")
+            await self._tell_reader(told.confirmed_lsn, told.done_ticket, told.free_ticket)
+            reach("confirmed")
+            self.confirmed_lsn, self.delivered_lsn, self._told = told.confirmed_lsn, delivered_lsn, told
+            async with self._changed:
+                self._changed.notify_all()
+
+    async def _until_due(self) -> None:
+        async with self._changed:
+            while (due_in_s := self._due_in_s()) != 0:
+                try:
+                    await asyncio.wait_for(self._changed.wait(), due_in_s)
+                except asyncio.TimeoutError:
+                    pass  # it is due now
+
+    def _due_in_s(self) -> float | None:
+        """None as long as there is nothing to tell."""
+        told = self._to_tell()
+        if told == self._told:
+            return None
+        is_moved = self._is_pressing or told[3:] != self._told[3:]
+        is_alone = not (is_moved or self._is_ending or self._is_reaching_target(told))
+        return self._pace.due_in_s(time.monotonic(), is_position_alone=is_alone)
+
+    def _is_reaching_target(self, told: _Told) -> bool:
+        if self.awaited_lsn is None:
+            return False
+        steps = (
+            (self.confirmed_lsn, told.confirmed_lsn),
+            (self.delivered_lsn, self._order.delivered_lsn),
+        )
+        return any(before < self.awaited_lsn <= now for before, now in steps)
+
+    async def _record(self, told: _Told, delivered_lsn: Lsn) -> None:
+        reach("recording")
+        due = self._finished.due(told.done_ticket)
+        in_use = self._journaling.in_use(key for each in due.values() for key in each.stored_keys())
+        spans, removed = self._order.journal.spans, self._order.journal.take_removed()
+        parked = self._order.parking.tables
+        self._recording_since_s = time.monotonic()
+        await asyncio.get_running_loop().run_in_executor(
+            self._recorder,
+            self._storage.record,
+            told.confirmed_lsn,
+            list(due.values()),
+            delivered_lsn,
+            spans,
+            in_use,
+            parked,
+        )
+        self._recording_since_s = None
+        self._pace.recorded(time.monotonic())
+        self._finished.forget(due)
+        self._removing.add(removed)
+        reach("recorded")
+
+    def _to_tell(self) -> _Told:
+        order = self._order
+        return _Told(
+            order.confirmed_lsn,
+            order.done_ticket,
+            order.free_ticket,
+            order.journal.version,
+            order.parking.version,
+        )

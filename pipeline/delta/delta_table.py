@@ -1,0 +1,435 @@
+"""One Delta table under one writer: its watermarks, its columns, its commits, all on one snapshot.
+
+Delta's own *application transactions* say what a table holds: a commit carries (application id, version), and
+here the version is a commit LSN. ``DeltaTableWriter`` keeps a handle on one version of the table: the
+watermark that decides which rows are written is read from the same snapshot that the commit is checked
+against, so a writer that commits under the same application id in between makes the commit fail
+(``SnapshotOutdated``), and no interleaving of two runs, or of a run and its own ghost, writes a row twice. Who of
+the two goes on, from a new snapshot, is the sink's to say.
+
+deltalake checks that no other commit touched the application id since the snapshot; it accepts a version
+lower than the last from a fresh handle. That a version never falls is therefore checked here. It also commits again
+by itself where the answer to a commit was lost, and then meets its own: that, too, is an outdated snapshot, and the
+next one shows that nothing is left to write.
+
+A commit to a local table, with all that it needs, is on disk when the call that made it returns, and one that a
+dead process made is when the table is opened: its watermark says that rows may be confirmed.
+
+deltalake looks for expired files of the log after every commit, and lists the whole log for it. The log keeps 30 days,
+so each commit would take longer than the one before. Here one commit in ``CHECKPOINT_EVERY`` looks for them, as Spark
+does with its checkpoints.
+
+A commit that leaves many small files is followed by one that replaces them by one file (``small_files``). Files are
+only removed from the very version that the snapshot shows: deltalake does not see that somebody else has replaced them,
+because ``optimize`` says that it changes no data, and the rows would be there twice. For the same reason our own
+removals say that data changes. An ``optimize`` that began before them is refused then; it would bring their rows back.
+The replacing file says that no data changes, so a follower that passes over removals reads none of its rows again.
+
+After any failure the handle is of no further use: the caller drops the writer and opens a new one, which
+reads from the log what did happen (a commit whose answer was lost is found there).
+
+Runs on the driver; deltalake only, no Spark. Safe from any thread, but one at a time.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from types import MappingProxyType
+from typing import Final
+
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, Field, PostCommitHookProperties
+from deltalake import Schema as DeltaSchema
+from deltalake import Transaction as AppTransaction
+from deltalake.exceptions import CommitFailedError, TableNotFoundError
+from deltalake.transaction import AddAction, RemoveAction
+
+from xidstream.pipeline import events
+from xidstream.pipeline.delta.columns import DeltaColumn
+from xidstream.pipeline.delta.locations import Location
+from xidstream.pipeline.delta.parquet_files import WrittenFile
+from xidstream.pipeline.delta.plain_files import check_plain_files, has_plain_files
+from xidstream.pipeline.delta.relation_history import VERSIONS, VersionSince, recorded_with
+from xidstream.pipeline.delta.small_files import many_small, merge
+from xidstream.pipeline.delta.table_metadata import COMMENT, NOTHING_KNOWN, TableMetadata
+from xidstream.pipeline.errors import SinkFailed, UsageError, XidstreamError
+
+SOURCE_KEY: Final = "xidstream.column"
+"""Metadata of a Delta column whose name is not its source's: the source column's name."""
+MAX_VERSION: Final = (1 << 63) - 1
+NOTHING: Final = 0
+"""The watermark of a table that holds nothing: no commit has LSN 0."""
+
+CHECKPOINT_EVERY: Final = 100
+"""So many commits lie between two checkpoints of the log, unless the table has ``delta.checkpointInterval``."""
+MERGED: Final = "xidstream.merged"
+"""In the ``commitInfo`` of a commit that replaces small files, and does nothing else."""
+_UNMERGED: Final = ("delta.appendOnly", "delta.enableChangeDataFeed")
+_LOGGER: Final = logging.getLogger(__name__)
+_KEEP_EXPIRED_LOGS: Final = PostCommitHookProperties(cleanup_expired_logs=False)
+
+
+class SnapshotOutdated(Exception):
+    """The table is not what the snapshot shows any more: write it again, from a new one."""
+
+
+class DeltaTableWriter:
+    """``label`` names the table in errors."""
+
+    def __init__(self, table: DeltaTable, location: Location, label: str) -> None:
+        self._table = table
+        self.location = location
+        self._described: TableMetadata | None = None
+        self._watermarks: dict[tuple[int, str], int] = {}
+        self._merges_from = 0
+        """The version: after a failure a while goes by before the next try."""
+        self.label = label
+        if table.metadata().partition_columns:
+            raise SinkFailed(
+                f"Delta table {label} is partitioned: this sink writes unpartitioned tables only",
+                remedy="give the sink a root of its own",
+            )
+        self._read_columns()
+        self._durable_version = self._make_earlier_durable()
+        self._cleaned_version = self.version
+
+    @classmethod
+    def open(cls, location: Location, label: str) -> DeltaTableWriter | None:
+        """The table as it is now, or None where there is none."""
+        try:
+            table = DeltaTable(location.uri, storage_options=location.storage_options)
+        except TableNotFoundError:
+            return None
+        return cls(table, location, label)
+
+    @classmethod
+    def open_or_create(
+        cls,
+        location: Location,
+        label: str,
+        columns: Sequence[DeltaColumn],
+        about: TableMetadata = NOTHING_KNOWN,
+        brought: Sequence[VersionSince] = (),
+    ) -> DeltaTableWriter:
+        """The table, made with ``columns`` where there is none; safe against a crash and against a race."""
+        found = cls.open(location, label)
+        if found is not None:
+            return found
+        schema = DeltaSchema([_delta_field(column, about.comments.get(column.name)) for column in columns])
+        properties = {**about.properties, **_versions({}, brought, label)}
+        try:
+            DeltaTable.create(
+                location.uri,
+                schema=schema,
+                mode="ignore",
+                description=about.description or None,
+                configuration=properties,
+                raise_if_key_not_exists=False,
+                storage_options=location.storage_options,
+            )
+        except CommitFailedError:
+            pass  # Another process made it first: what it made is what counts.
+        found = cls.open(location, label)
+        if found is None:
+            raise SinkFailed(f"Delta table {label} was created but is not there")
+        location.sync_parents()
+        return found
+
+    def _read_columns(self) -> None:
+        schema = self._table.schema()
+        arrow = pa.schema(schema.to_arrow())
+        self.columns: tuple[DeltaColumn, ...] = tuple(
+            DeltaColumn(field.name, arrow.field(i).type, str(field.metadata.get(SOURCE_KEY, field.name)))
+            for i, field in enumerate(schema.fields)
+        )
+
+    @property
+    def version(self) -> int:
+        """Delta's version of the snapshot."""
+        return int(self._table.version())
+
+    def watermark(self, application_id: str) -> int:
+        """The version last committed under ``application_id`` in this snapshot, or ``NOTHING``."""
+        asked = (self.version, application_id)
+        if asked not in self._watermarks:
+            version = self._table.transaction_version(application_id)  # deltalake looks for it each time
+            self._watermarks[asked] = NOTHING if version is None else int(version)
+        return self._watermarks[asked]
+
+    def add_columns(self, columns: Sequence[DeltaColumn]) -> None:
+        """Widen the table, in a commit of its own, before any file with the new columns is committed.
+
+        Idempotent. An append with a schema wider than the table's would succeed and lose the column. Raises as
+        ``_alter``.
+        """
+        if not columns:
+            return
+        self._alter(lambda table: table.alter.add_columns([_delta_field(column) for column in columns]))
+        self._read_columns()
+        missing = {c.name for c in columns} - {c.name for c in self.columns}
+        if missing:
+            raise SinkFailed(f"Delta table {self.label} did not take the columns {sorted(missing)}")
+
+    def property_of(self, name: str) -> str | None:
+        """A property that the table has; None where it has none of this name, or an empty one."""
+        return self._table.metadata().configuration.get(name) or None
+
+    def describe(self, about: TableMetadata, brought: Sequence[VersionSince] = ()) -> None:
+        """Set the properties that the table lacks, or has otherwise, and record the versions that are brought, in a
+        commit of its own.
+
+        That is after an ALTER, and for a table that an earlier version of this sink made. ``about`` is the newest of
+        several versions'. Raises as ``_alter``, and SinkFailed where the recorded versions are not readable.
+        """
+        if about is self._described and len(brought) <= 1:
+            return
+        found = self._table.metadata().configuration
+        missing = {**about.missing(found), **_versions(found, brought, self.label)}
+        if missing:
+            self._alter(lambda table: table.alter.set_table_properties(missing, raise_if_not_exists=False))
+        self._described = about
+
+    def _alter(self, change: Callable[[DeltaTable], None]) -> None:
+        """Commit a change of the metadata, and go on from the snapshot with it.
+
+        Raises SnapshotOutdated if somebody else committed in between, even rows alone, which deltalake lets pass. The
+        caller has read the watermark that chooses its rows, and the one of the new snapshot may be another.
+        """
+        before = self.version
+        try:
+            change(self._table)
+        except CommitFailedError as error:
+            raise SnapshotOutdated(self.label) from error
+        self._refresh()
+        if self.version > before + 1:
+            raise SnapshotOutdated(self.label)
+
+    def commit(
+        self,
+        files: Sequence[WrittenFile],
+        versions: Mapping[str, int],
+        lsn_column: str = "_commit_lsn",
+        *,
+        marks: Mapping[str, int] = MappingProxyType({}),
+        removed: Sequence[str] = (),
+        merges: bool = True,
+    ) -> None:
+        """Append ``files`` and move the watermarks ``versions`` (application id -> commit LSN), atomically.
+
+        Small files may be replaced by one with the same rows, in a commit behind this one, if the caller ``merges``:
+        then commits of others that began before are refused.
+
+        ``marks`` are versions that may also stay as they are. ``removed`` are paths of files whose rows are in
+        ``files``, or are to go. Raises SnapshotOutdated where somebody moved one of the versions since the snapshot,
+        removed one of these files, or changed something else about the table; UsageError where a version would not
+        rise; SinkFailed where two of ``files`` are the same file, so that the rows of one are gone.
+        """
+        if len({file.path for file in files}) < len(files):
+            raise SinkFailed(
+                f"Delta table {self.label}: two writers gave their files one name",
+                remedy="start again, and report this as a defect of xidstream: no row of the table was committed",
+            )
+        for application_id, version in versions.items():
+            before = self.watermark(application_id)
+            if not before < version <= MAX_VERSION:
+                raise UsageError(f"Delta table {self.label}: version {version} after {before}")
+        for application_id, version in marks.items():
+            if version < self.watermark(application_id):
+                raise UsageError(f"Delta table {self.label}: {application_id} would fall to {version}")
+        now_ms = int(time.time() * 1000)
+        actions: list[AddAction | RemoveAction] = [_add_action(file, lsn_column, now_ms) for file in files]
+        actions += [RemoveAction(path, True, now_ms) for path in removed]
+        moved = {**marks, **versions}
+        self._write_log(actions, moved)
+        self._settle(moved)
+        merging = self._merge(lsn_column, now_ms) if merges and files and not removed else []
+        if merging:
+            # In a commit of its own: a follower that passes over it misses no new row.
+            with suppress(SnapshotOutdated):
+                self._write_log(merging, moved, told={MERGED: "true"})
+            self._settle(moved)
+
+    def _merge(self, lsn_column: str, now_ms: int) -> list[AddAction | RemoveAction]:
+        """What replaces small files by one, if there are many. None is merged where they cannot be read: what is wrong
+        with files of before is no reason to keep new rows waiting. Nor where the table says that its rows are never
+        removed, or that every change of its rows is told."""
+        replaced = many_small(self.files()) if self.version >= self._merges_from else None
+        if not replaced or not has_plain_files(self._table.protocol()) or any(map(self._is_set, _UNMERGED)):
+            return []
+        try:
+            merged = merge(self.location, replaced, self.columns, lsn_column)
+        except (OSError, pa.ArrowException, XidstreamError) as error:
+            self._merges_from = self.version + CHECKPOINT_EVERY
+            text = f"Delta table {self.label}: small files could not be merged ({type(error).__name__})"
+            _LOGGER.warning(events.Event("small_files_not_merged", text, table=self.label))
+            return []
+        return [
+            *(_add_action(file, lsn_column, now_ms, is_change=False) for file in merged),
+            *(RemoveAction(path, True, now_ms) for path in replaced["path"].to_pylist()),
+        ]
+
+    def _is_set(self, name: str) -> bool:
+        return str(self._table.metadata().configuration.get(name)).lower() == "true"
+
+    def swap(
+        self,
+        added: Sequence[AddAction],
+        removed: Sequence[str] | None,
+        marks: Mapping[str, int],
+        columns: Sequence[DeltaColumn] | None = None,
+    ) -> None:
+        """Replace the files ``removed`` (None: all of them) by ``added``, and set the versions ``marks``, atomically.
+
+        ``columns``, which go with None alone, are the table's from here on. Raises as ``commit``.
+        """
+        for application_id, version in marks.items():
+            if not self.watermark(application_id) <= version <= MAX_VERSION:
+                raise UsageError(f"Delta table {self.label}: {application_id} would fall to {version}")
+        now_ms = int(time.time() * 1000)
+        actions: list[AddAction | RemoveAction] = [*added]
+        actions += [RemoveAction(path, True, now_ms) for path in removed or ()]
+        schema = None if columns is None else DeltaSchema([_delta_field(column) for column in columns])
+        self._write_log(actions, marks, mode="append" if removed is not None else "overwrite", schema=schema)
+        self._settle(marks)
+        if schema is not None:
+            self._read_columns()
+
+    def _write_log(
+        self,
+        actions: list[AddAction | RemoveAction],
+        moved: Mapping[str, int],
+        *,
+        mode: str = "append",
+        schema: DeltaSchema | None = None,
+        told: dict[str, str] | None = None,
+    ) -> None:
+        """Commit. ``told`` goes into its ``commitInfo``.
+
+        Raises SnapshotOutdated where nothing was committed, or where the answer is lost.
+        """
+        transactions = [AppTransaction(app, version) for app, version in moved.items()]
+        removes = mode != "append" or any(isinstance(action, RemoveAction) for action in actions)
+        version = self.version + 1
+        is_cleaning = version // CHECKPOINT_EVERY > self._cleaned_version // CHECKPOINT_EVERY
+        try:
+            self._table.create_write_transaction(
+                actions,
+                mode=mode,
+                schema=schema or self._table.schema(),
+                partition_by=[],
+                commit_properties=CommitProperties(
+                    custom_metadata=told,
+                    app_transactions=transactions,
+                    max_commit_retries=0 if removes else None,
+                ),
+                # None leaves it to the table's property ``delta.enableExpiredLogCleanup``.
+                post_commithook_properties=None if is_cleaning else _KEEP_EXPIRED_LOGS,
+            )
+        except CommitFailedError as error:
+            raise SnapshotOutdated(self.label) from error
+        if is_cleaning:
+            self._cleaned_version = version
+
+    def _settle(self, moved: Mapping[str, int]) -> None:
+        """Go on from the snapshot with what was just committed."""
+        self._refresh()
+        # A commit between ours and this refresh is seen here, or by the next commit.
+        for application_id, version in moved.items():
+            if self.watermark(application_id) != version:
+                raise SnapshotOutdated(self.label)
+
+    def files(self) -> pa.Table:
+        """The files of the snapshot, as deltalake lists them: ``path``, ``size_bytes``, ``num_records``, ``min.…``."""
+        return pa.table(self._table.get_add_actions(flatten=True))
+
+    def check_plain(self) -> None:
+        """Raise Unsupported where the rows of the snapshot's files are not the table's."""
+        check_plain_files(self._table, self.label)
+
+    def read(self, columns: Sequence[str], lsn_column: str, first: int, last: int) -> pa.Table:
+        """The rows of the snapshot whose ``lsn_column`` is from ``first`` to ``last``."""
+        return self._table.to_pyarrow_table(
+            columns=list(columns), filters=[(lsn_column, ">=", first), (lsn_column, "<=", last)]
+        )
+
+    def rows_of(self, paths: Collection[str]) -> pa.Table:
+        """The rows of these files of the snapshot, all columns. The paths are as in ``files``."""
+        dataset = self._table.to_pyarrow_dataset()
+        parts = [f for f in dataset.get_fragments() if f.path in paths]
+        return pa.concat_tables([part.to_table(schema=dataset.schema) for part in parts] or [dataset.head(0)])
+
+    def refresh(self) -> None:
+        """Go on from the table as it is now."""
+        self._refresh()
+
+    # -- on disk ---------------------------------------------------------------------------------------
+
+    def _refresh(self) -> None:
+        """The snapshot of what is there now, and that on disk."""
+        before = self.version
+        self._watermarks.clear()
+        self._table.update_incremental()
+        if self.version > before + 1:
+            # What others committed may be other properties.
+            self._described = None
+        if self.location.is_local:
+            made = range(self._durable_version + 1, self.version + 1)
+            self.location.sync(name for version in made for name in self._log_files(version))
+            self._durable_version = self.version
+
+    def _make_earlier_durable(self) -> int:
+        """Each run waits for a commit of its own before the next one, so that at most the last one of a run that
+        died is in a cache alone, with what others committed behind it."""
+        if self.location.is_local:
+            for version in range(self.version, -1, -1):
+                names = self._log_files(version)
+                self.location.sync(names)
+                if not names or _moves_a_watermark(os.path.join(self.location.uri, names[0])):
+                    break
+        return self.version
+
+    def _log_files(self, version: int) -> list[str]:
+        """The commit and, where it has one, its checkpoint; none where a checkpoint has replaced the commit."""
+        name = f"_delta_log/{version:020d}"
+        checkpoint = f"{name}.checkpoint.parquet"
+        names = [f"{name}.json"]
+        if self._has(checkpoint):
+            names += [checkpoint, "_delta_log/_last_checkpoint"]
+        return [n for n in names if self._has(n)]
+
+    def _has(self, name: str) -> bool:
+        return os.path.exists(os.path.join(self.location.uri, name))
+
+
+def _versions(found: Mapping[str, str | None], brought: Sequence[VersionSince], label: str) -> dict[str, str]:
+    """The property that records ``brought``, where ``found`` does not."""
+    recorded = found.get(VERSIONS)
+    value = recorded_with(recorded, brought, label)
+    return {} if value is None or value is recorded else {VERSIONS: value}
+
+
+def _moves_a_watermark(commit: str) -> bool:
+    with open(commit, "rb") as file:
+        return any(line.startswith(b'{"txn"') for line in file)
+
+
+def _delta_field(column: DeltaColumn, comment: str | None = None) -> Field:
+    field = DeltaSchema.from_arrow(pa.schema([column.field])).fields[0]
+    metadata = {} if column.source == column.name else {SOURCE_KEY: column.source}
+    if comment is not None:
+        metadata[COMMENT] = comment
+    return Field(field.name, field.type, nullable=True, metadata=metadata) if metadata else field
+
+
+def _add_action(file: WrittenFile, lsn_column: str, now_ms: int, *, is_change: bool = True) -> AddAction:
+    stats: dict[str, object] = {"numRecords": file.n_rows}
+    if file.max_commit_lsn:
+        # Lets a reader that is bounded by an LSN skip files.
+        stats["minValues"] = {lsn_column: file.min_commit_lsn}
+        stats["maxValues"] = {lsn_column: file.max_commit_lsn}
+    return AddAction(file.path, file.size, {}, now_ms, is_change, json.dumps(stats))

@@ -1,0 +1,106 @@
+"""Which relation version a row of a Delta table was written under: the table's property ``xidstream.versions``.
+
+A row says what happened, and not what names it: the key, the replica identity and PostgreSQL's types are its relation
+version's. So the table records each version whose rows it has, oldest first, as a JSON array of objects:
+
+- ``slot``: the application id of the slot that brought it, because two slots may write below one root, and what one of
+  them has seen says nothing of the other's place in the order;
+- ``since``: the commit LSN of the first transaction with rows of it, or the place of the snapshot that has it;
+- ``relid``; ``key``: the columns that name a row of the stream, null where only the whole row does, or nothing;
+- ``replica_identity``; ``columns``: source column → its PostgreSQL ``type``, and the Delta ``column`` that takes it.
+
+A row of a slot is in the layout of the last of the slot's versions whose ``since`` is not above its ``_commit_lsn``.
+The one exception is a transaction that altered the table midway. Its rows are of the versions with its LSN as
+``since``, and of the one before them.
+
+Invariants:
+
+- ``since`` is a fact of the stream, and not of how batches are cut: a replay finds what the first pass recorded.
+- A version is recorded before, or with, its first row.
+- Equal neighbours of a slot are one version. So the array grows with the ALTERs of the table, and with nothing else.
+
+A snapshot stands at the end of the WAL while the stream may be far behind it. So a version may come to stand before one
+that is recorded already. If the two are equal, the later one goes.
+
+Rejected: the least commit LSN of the batch. A batch may hold rows from before and after an ALTER, and is cut otherwise
+by each replay. Also rejected: a number of the version in each row, which the late-bound segments have no place for.
+
+Plain values. ``delta`` and ``snapshot_log`` say what they bring, ``delta_table`` records it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from xidstream.pipeline.errors import SinkFailed
+from xidstream.pipeline.schema import RelationVersion
+from xidstream.pipeline.schema.type_names import type_name
+
+VERSIONS: Final = "xidstream.versions"
+
+
+@dataclass(frozen=True)
+class VersionSince:
+    """A relation version that has rows from ``since`` on. ``columns``: the Delta columns of its columns, in order;
+    what comes behind them (the contract's) does not matter."""
+
+    slot: str
+    since: int
+    relation: RelationVersion
+    columns: Sequence[str]
+
+    def to_json(self) -> dict[str, Any]:
+        relation = self.relation
+        return {
+            "slot": self.slot,
+            "since": self.since,
+            "relid": relation.relid,
+            "key": None if relation.key is None else list(relation.key),
+            "replica_identity": relation.replica_identity.name.lower(),
+            "columns": {
+                column.name: {"type": type_name(column), "column": target}
+                for column, target in zip(relation.columns, self.columns, strict=False)
+            },
+        }
+
+
+def recorded_with(recorded: str | None, brought: Sequence[VersionSince], label: str) -> str | None:
+    """The property's value with the versions that are brought. The same string where it says all of that already.
+
+    ``recorded``: the value that the table ``label`` has, None for none. Raises SinkFailed where it is not readable.
+    """
+    if not brought:
+        return recorded
+    try:
+        entries: list[dict[str, Any]] = [] if recorded is None else list(json.loads(recorded))
+        is_new = False
+        for version in brought:
+            is_new |= _add(entries, version.to_json())
+    except (ValueError, TypeError, KeyError):
+        raise SinkFailed(
+            f"Delta table {label}: the property {VERSIONS} is not as this sink writes it",
+            remedy=f"put the property back as it was, or remove it: {VERSIONS} then begins again with the next row",
+        ) from None
+    return json.dumps(entries, ensure_ascii=False) if is_new else recorded
+
+
+def _add(entries: list[dict[str, Any]], new: dict[str, Any]) -> bool:
+    """Whether it was not there. ``entries`` are ordered by ``since``."""
+    since = new["since"]
+    ours = [entry for entry in entries if entry["slot"] == new["slot"]]
+    earlier = [entry for entry in ours if entry["since"] < since]
+    at_once = [entry for entry in ours if entry["since"] == since]
+    if any(_without_since(entry) == _without_since(new) for entry in (*earlier[-1:], *at_once)):
+        return False
+    later = ours[len(earlier) + len(at_once) :]
+    if later and _without_since(later[0]) == _without_since(new):
+        entries[:] = [entry for entry in entries if entry is not later[0]]
+    entries.insert(sum(entry["since"] <= since for entry in entries), new)
+    return True
+
+
+def _without_since(entry: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in entry.items() if name != "since"}

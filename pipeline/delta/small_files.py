@@ -1,0 +1,82 @@
+"""A table's small files, and the rows of some of them in one new file.
+
+Each batch adds at least one file to each of its tables, and readers open every one. Where a commit leaves many small
+files, the next one replaces them by one (``delta_table``).
+
+``SIZE_CLASSES`` keep the work small. Only files of one class go together, so a row is rewritten some times at most, and
+a commit rewrites 4 MiB of Parquet at most. Larger files stay as they are.
+
+Only files that the sink has written are taken (``OWN``), and only where each of their rows counts (``plain_files``).
+
+Rejected: a merge in the commit of new rows, which a follower of the table cannot pass over, and in a thread of its own,
+which may conflict with the next batch. deltalake's ``optimize``, which rewrites the newest file each time until it has
+256 MB.
+
+Called by ``delta_table``, in the thread that commits. deltalake and pyarrow only, no Spark.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from xidstream.pipeline.delta.columns import Conform, DeltaColumn
+from xidstream.pipeline.delta.locations import Location
+from xidstream.pipeline.delta.parquet_files import ParquetFiles, WrittenFile
+from xidstream.pipeline.errors import SinkFailed
+
+OWN: Final = "data-"
+"""How the paths of the files begin that the sink writes of batches."""
+_READS: Final = 8
+"""Files that are read at a time: an object store lets each of them wait."""
+
+
+class SizeClass(NamedTuple):
+    """Files from ``least_bytes`` to below ``below_bytes``. ``many`` of them become one."""
+
+    least_bytes: int
+    below_bytes: int
+    many: int
+
+
+SIZE_CLASSES: Final = (SizeClass(0, 16 << 10, 32), SizeClass(16 << 10, 512 << 10, 8))
+
+
+def many_small(files: pa.Table) -> pa.Table:
+    """Those to replace, the oldest first, or none. ``files`` is as deltalake lists them: ``path``, ``size_bytes``,
+    ``num_records`` and ``modification_time``."""
+    own = files.filter(pc.starts_with(files["path"], OWN)) if files.num_rows else files
+    for least_bytes, below_bytes, many in SIZE_CLASSES:
+        sizes = own["size_bytes"]
+        fitting = own.filter(pc.and_(pc.greater_equal(sizes, least_bytes), pc.less(sizes, below_bytes)))
+        if fitting.num_rows >= many:
+            by_age = [("modification_time", "ascending"), ("path", "ascending")]
+            return fitting.sort_by(by_age).slice(0, many)
+    return own.slice(0, 0)
+
+
+def merge(
+    table: Location, replaced: pa.Table, columns: Sequence[DeltaColumn], lsn_column: str
+) -> list[WrittenFile]:
+    """Write the rows of these files (as ``many_small`` gives them), in the table's ``columns``, to a new file.
+
+    Raises OSError, pa.ArrowException, StorageFault, and SinkFailed where they are not what the table says.
+    """
+    schema = pa.schema([column.field for column in columns])
+    files = ParquetFiles(table, f"{OWN}{uuid.uuid4().hex}-merged", schema, lsn_column)
+    with ThreadPoolExecutor(_READS) as threads:
+        for content in threads.map(table.read, replaced["path"].to_pylist()):
+            rows = pq.read_table(pa.BufferReader(content), partitioning=None)
+            conform = Conform.of(columns, rows.schema.names)
+            for batch in rows.to_batches():
+                files.write(conform(batch))
+    written = files.close()
+    if sum(file.n_rows for file in written) != pc.sum(replaced["num_records"]).as_py():
+        raise SinkFailed("small files do not have the rows that the table's log says")
+    return written

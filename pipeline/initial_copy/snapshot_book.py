@@ -1,0 +1,236 @@
+"""Which tables need a snapshot now, and what the storage is told about each: the decisions beside ``CopySchedule``.
+
+Three things say what there is: the server's catalog (a survey), the sink's ``_snapshots``, and the storage's record. A
+table needs a snapshot if one is wanted of every published table and its name has no generation that stands, or if a
+person asked for one. A generation stands as long as the catalog's definition of the table is one under which the stream
+continues it (``pipeline.snapshot.invalidation``), and no row of the table is left out (``pipeline.parked``). No
+snapshot is taken of a table as long as it is parked.
+
+What a survey proves (``pipeline.snapshot.proven``) it proves of the generations that it was compared with. So one that
+is being committed is compared as well, before its line is in the sink (``needs``); and one that begins after the
+comparison is compared with the survey that was taken behind its lock (``begin``).
+
+The storage is written before the sink, and read when a run begins. A generation that the storage knows, and of which
+the sink has no line, may have its rows in the table or not: the sink finds out (``SnapshotLog.commit`` without files).
+
+One instance for a run. Several threads use it, each for tables of its own.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from xidstream.pipeline.delta.snapshot_tables import GenerationLine
+from xidstream.pipeline.initial_copy.copy_schedule import Wanted
+from xidstream.pipeline.pg import INVALID_LSN, Lsn
+from xidstream.pipeline.snapshot.bounds import SnapshotBounds
+from xidstream.pipeline.snapshot.decision import Decision
+from xidstream.pipeline.snapshot.generation import Generation, GenerationState
+from xidstream.pipeline.snapshot.invalidation import reason_it_ended, renewed, signature_of
+from xidstream.pipeline.snapshot.tables import PublishedSource
+from xidstream.pipeline.storage.keys import Layout
+from xidstream.pipeline.storage.progress import read_progress
+from xidstream.pipeline.storage.skips import rows_left_out
+from xidstream.pipeline.storage.snapshot_record import (
+    Taken,
+    cancel,
+    forget_request,
+    forget_taken,
+    read_taken,
+    read_wishes,
+    write_taken,
+)
+from xidstream.pipeline.storage.storage import Storage
+
+
+@dataclass(frozen=True)
+class Needs:
+    """``wanted``: tables to take. ``ended``: generations to end, with their reasons. ``unwanted``: relids of tables
+    that nobody wants any more, should they be in hand. ``is_proof``: whether every other generation, those that are
+    being committed included, is what the survey found."""
+
+    wanted: tuple[Wanted, ...]
+    ended: tuple[tuple[GenerationLine, str], ...]
+    unwanted: tuple[int, ...]
+    is_proof: bool
+
+
+class SnapshotBook:
+    """Raises StorageFault and SegmentCorrupt from its methods."""
+
+    def __init__(self, storage: Storage, layout: Layout, decision: Decision) -> None:
+        self._storage = storage
+        self._layout = layout
+        self._decision = decision
+        self._taken = {_name(taken.generation): taken for taken in read_taken(storage, layout)}
+        # What a survey is compared with, and what a generation that begins is: one of the two sees the other.
+        self._comparing = threading.Lock()
+        self._surveyed: tuple[Lsn, dict[int, PublishedSource]] = (INVALID_LSN, {})
+
+    def is_wanting(self) -> bool:
+        """Whether snapshots are wanted of all tables, or of one that a person asked for."""
+        return self._decision.takes_snapshots or bool(read_wishes(self._storage, self._layout).requests)
+
+    @staticmethod
+    def is_one_standing(lines: Iterable[GenerationLine]) -> bool:
+        """Whether there is a generation that may end. Else nobody need be asked what is published."""
+        return any(line.is_ours and line.state is GenerationState.FINISHED for line in lines)
+
+    def leaves_messages(self, line: GenerationLine) -> bool:
+        """Whether nothing ends the generation that has no place in the stream: no row of its own, and no DDL that an
+        event trigger fires for. TRUNCATE of a partition, and one that is not published, has none."""
+        taken = self._taken.get((line.relid, line.number))
+        return (
+            taken is not None
+            and [relid for relid, _ in taken.signature["leaves"]] == [line.relid]
+            and "truncate" not in taken.signature["left_out"]
+        )
+
+    def unfinished(self, lines: Iterable[GenerationLine]) -> list[Generation]:
+        """What an earlier run has begun to commit, and perhaps did not end."""
+        told = {(line.relid, line.number) for line in lines if line.is_ours}
+        return [taken.generation for name, taken in self._taken.items() if name not in told]
+
+    def give_up(self, generation: Generation) -> None:
+        """The sink does not have the rows of this generation."""
+        del self._taken[_name(generation)]
+        forget_taken(self._storage, self._layout, [generation])
+
+    def needs(
+        self, sources: Sequence[PublishedSource], lines: Iterable[GenerationLine], surveyed_lsn: Lsn
+    ) -> Needs:
+        """Of the tables that are published now, as a survey found them for which the WAL ended at ``surveyed_lsn``."""
+        with self._comparing:
+            return self._needs(sources, list(lines), surveyed_lsn)
+
+    def _needs(
+        self, sources: Sequence[PublishedSource], lines: Sequence[GenerationLine], surveyed_lsn: Lsn
+    ) -> Needs:
+        wishes = read_wishes(self._storage, self._layout)
+        record = read_progress(self._storage, self._layout)
+        given_up = rows_left_out(self._storage, self._layout)
+        parked = (*(() if record is None else record.parked), *given_up)
+        published = {source.relation.relid: source for source in sources}
+        by_name = {source.name: source for source in sources}
+        self._surveyed = (surveyed_lsn, published)
+        standing = {
+            line.relid: line for line in lines if line.is_ours and line.state is GenerationState.FINISHED
+        }
+        ended = []
+        for relid, line in list(standing.items()):
+            taken = self._taken.get((relid, line.number))
+            spoiling = (each for each in parked if each.concerns(relid) and each.spoils(line.place))
+            if (spoiled_by := next(spoiling, None)) is not None:
+                reason: str | None = spoiled_by.why_no_snapshot_stands
+            else:
+                source = published.get(relid) or by_name.get(line.table)
+                reason = _reason(taken, source)
+                if reason is None and taken is not None and source is not None:
+                    self._renew(taken, source)
+            if reason is not None:
+                del standing[relid]
+                ended.append((line, reason))
+        set_aside = {each.relid for each in parked if each.is_parked}
+        known = {line.relid for line in lines}
+        wanted, unwanted = [], sorted((wishes.cancelled.keys() - wishes.requests.keys()) | set_aside)
+        for relid, source in published.items():
+            if relid in set_aside:
+                continue
+            asked = relid in wishes.requests
+            missing = self._decision.takes_snapshots and relid not in standing
+            if asked or (missing and relid not in wishes.cancelled):
+                was_published = self._decision.published.get(relid) == source.published_as
+                # A commit that waits for a synchronous standby is in the WAL, and no snapshot sees it yet. As a rule
+                # the log has it. One from within a park it has not, and the snapshot would lack it for ever. Its
+                # backend holds ROW EXCLUSIVE until others see the commit, so it is found among the writers. (One from
+                # before the slot: ``may_lack``.)
+                # And where the table had a snapshot before: the publication may have been changed since, and who wrote
+                # before that, and commits behind the new snapshot, did so under the former columns and operations.
+                is_lacking = any(each.concerns(relid) for each in parked)
+                waits = not was_published or is_lacking or relid in known
+                wanted.append(Wanted(source, wait_for_writers=waits))
+        told = {(line.relid, line.number) for line in lines}
+        committing = (taken for name, taken in self._taken.items() if name not in told)
+        is_proof = all(_reason(each, published.get(each.generation.relid)) is None for each in committing)
+        return Needs(tuple(wanted), tuple(ended), tuple(unwanted), is_proof)
+
+    def may_lack(self, bounds: SnapshotBounds) -> bool:
+        """Whether a snapshot that waited for no writers has to be taken again, with waiting: ``Decision.may_lack``."""
+        return self._decision.may_lack(bounds)
+
+    def _renew(self, taken: Taken, source: PublishedSource) -> None:
+        """Of a generation that stands: the next survey is compared with this one."""
+        signature = renewed(taken.signature, source)
+        if signature is not None:
+            self._taken[_name(taken.generation)] = Taken(taken.generation, signature)
+            write_taken(self._storage, self._layout, self._taken[_name(taken.generation)])
+
+    def ended(
+        self, source: PublishedSource, lines: Iterable[GenerationLine]
+    ) -> tuple[GenerationLine, str] | None:
+        """The table's generation that stands by ``lines``, if it does not with the table as ``source`` has it, and why.
+
+        Of a table that is held for a new snapshot. What happened to it between the survey and its lock is compared with
+        the former snapshot here, or never.
+        """
+        for line in lines:
+            if line.is_ours and line.state is GenerationState.FINISHED and line.table == source.name:
+                reason = _reason(self._taken.get((line.relid, line.number)), source)
+                return None if reason is None else (line, reason)
+        return None
+
+    def begin(self, source: PublishedSource, bounds: SnapshotBounds, last_number: int) -> Generation | None:
+        """Record what is about to be committed. Returns the table's new generation; None where the last survey, taken
+        behind the snapshot's lock, found the table otherwise: take it anew.
+
+        ``last_number``: of the last one of the table's name that the sink knows (``SnapshotTarget``).
+        """
+        with self._comparing:
+            surveyed_lsn, published = self._surveyed
+            now = published.get(source.relation.relid)
+            if surveyed_lsn > bounds.place and reason_it_ended(signature_of(source), now) is not None:
+                return None
+            return self._begin(source, bounds, last_number)
+
+    def _begin(self, source: PublishedSource, bounds: SnapshotBounds, last_number: int) -> Generation:
+        relation = source.relation
+        known = [taken.generation for taken in list(self._taken.values())]
+        numbers = [each.number for each in known if each.name == relation.name]
+        key = source.primary_key
+        number = max([last_number, *numbers]) + 1
+        # What an earlier snapshot saw, of whichever table, this one sees.
+        upto = max((each.bounds.contained_upto for each in known), default=INVALID_LSN)
+        bounds = bounds.knowing(None, upto) if upto <= bounds.valid_from else bounds
+        generation = Generation(relation, number, bounds, None if key is None else key.columns)
+        taken = Taken(generation, signature_of(source))
+        write_taken(self._storage, self._layout, taken)
+        self._taken[_name(generation)] = taken
+        return generation
+
+    def cancel(self, source: PublishedSource) -> None:
+        """No snapshot of the table is wanted, until somebody asks for one."""
+        cancel(self._storage, self._layout, source.relation.relid, source.name)
+
+    def finish(self, generation: Generation) -> None:
+        """The sink has it. Whoever asked for it has it, and the table's earlier ones are of no use."""
+        forget_request(self._storage, self._layout, generation.relid)
+        earlier = [
+            taken.generation
+            for (relid, number), taken in list(self._taken.items())
+            if relid == generation.relid and number < generation.number
+        ]
+        for each in earlier:
+            del self._taken[_name(each)]
+        forget_taken(self._storage, self._layout, earlier)
+
+
+def _name(generation: Generation) -> tuple[int, int]:
+    return generation.relid, generation.number
+
+
+def _reason(taken: Taken | None, source: PublishedSource | None) -> str | None:
+    if taken is None:
+        return "the storage has no record of it: the slot was made again"
+    return reason_it_ended(taken.signature, source)

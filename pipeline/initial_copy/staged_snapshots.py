@@ -1,0 +1,188 @@
+"""Snapshots for a user's function: tables' rows wait in the storage, and go to the function before the stream goes on.
+
+It is the ``SnapshotTables`` of a sink that keeps nothing itself.
+A function has no fold: it gets each table's rows first, as one batch, and then the changes behind them. So nothing is
+released to it before all tables are taken (``complete``), and of the changes it gets none that a snapshot contains
+(``contained``). The slot keeps the stream meanwhile, and the reader holds what fits into its memory.
+
+Readers write the rows as Parquet files below ``snapshots/rows`` of the storage. That must be a folder, because Spark's
+wheels have no connector for object stores. The files are deleted when the function has had them. That it has, is
+recorded behind its return: after a crash in between it gets the table again, as it gets batches again.
+
+The methods of the log are called by the threads of ``actors.snapshots``, ``deliver`` and ``contained`` by the batch
+loop.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from xidstream.pipeline.delta.attempt_files import remove
+from xidstream.pipeline.delta.columns import Conform, place
+from xidstream.pipeline.delta.locations import Location
+from xidstream.pipeline.delta.parquet_files import WrittenFile
+from xidstream.pipeline.delta.snapshot_tables import GenerationLine, Proven, SnapshotTarget
+from xidstream.pipeline.errors import StorageFault, Unsupported
+from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.schema import RelationVersion
+from xidstream.pipeline.schema.rows import contract_schema
+from xidstream.pipeline.snapshot.bounds import SnapshotBounds
+from xidstream.pipeline.snapshot.ddl import Witnessed
+from xidstream.pipeline.snapshot.generation import Generation, GenerationState
+from xidstream.pipeline.spark.snapshot_batch import SnapshotBatch
+from xidstream.pipeline.storage.keys import Layout
+from xidstream.pipeline.storage.snapshot_record import forget_told, read_told, write_told
+from xidstream.pipeline.storage.storage import Storage
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_POLL_S: Final = 0.5
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    """A table whose rows wait for the function."""
+
+    generation: Generation
+    paths: list[str]
+
+
+class StagedSnapshots:
+    """Of one epoch. ``check_owner`` raises Superseded where another run has the slot by now. Raises StorageFault and
+    SegmentCorrupt from every method."""
+
+    def __init__(self, storage: Storage, layout: Layout, check_owner: Callable[[], None]) -> None:
+        self._storage = storage
+        self._layout = layout
+        self._check_owner = check_owner
+        self._told = {(each.relid, each.number): each for each in read_told(storage, layout)}
+        self._waiting: queue.SimpleQueue[_Waiting] = queue.SimpleQueue()
+        self._queued: set[tuple[int, int]] = set()
+        self._lock = threading.Lock()
+        self._complete = threading.Event()
+
+    # -- the log -----------------------------------------------------------------------------------------
+
+    def lines(self, makes: bool) -> list[GenerationLine]:
+        """There is nothing to make: what the function was given is recorded in the storage."""
+        return [
+            GenerationLine(
+                each.name,
+                each.relid,
+                each.number,
+                int(each.bounds.place),
+                int(each.bounds.valid_from),
+                GenerationState.FINISHED,
+                is_ours=True,
+            )
+            for each in list(self._told.values())
+        ]
+
+    def clean(self) -> None:
+        """Delete what an earlier run had read and not delivered: its snapshots are gone.
+
+        Raises Superseded, with nothing deleted: what is there may be what the rightful run reads."""
+        rows = self._storage.list_keys(self._layout.snapshot_rows_prefix)
+        self._check_owner()
+        self._storage.delete(rows)
+        self._storage.delete_empty_folder(self._layout.snapshot_rows_prefix)
+
+    def target(self, relation: RelationVersion, place_lsn: Lsn) -> SnapshotTarget:
+        """A function's tables record no place. Raises Unsupported where the storage is no folder."""
+        path = self._storage.local_path(self._layout.snapshot_rows_prefix)
+        if path is None:
+            raise Unsupported(
+                "snapshots for a function wait in the storage, which must be a folder for that",
+                remedy="give --storage a path that all nodes reach, or --sink delta:URI, or --snapshot never",
+            )
+        placement = place((), contract_schema(relation))
+        return SnapshotTarget(
+            Location.parse(path),
+            f"{relation.relid}-{uuid.uuid4().hex}",
+            Conform.of(placement.columns, placement.names),
+        )
+
+    def commit(self, generation: Generation, files: Sequence[WrittenFile] | None) -> bool:
+        """Whether the function has the rows. If not, they are put in its way, unless ``files`` is None.
+
+        It does not wait: the driver's process has a few threads for all its callers. Ask again.
+        """
+        name = generation.relid, generation.number
+        if name in self._told or files is None:
+            return name in self._told
+        with self._lock:
+            if name not in self._queued:
+                self._queued.add(name)
+                paths = [f"{self._layout.snapshot_rows_prefix}/{file.path}" for file in files]
+                self._waiting.put(_Waiting(generation, paths))
+        return False
+
+    def discard(self, target: SnapshotTarget) -> None:
+        """Remove what an attempt wrote that has failed."""
+        self._check_owner()
+        try:
+            remove(target.table, target.directory)
+        except OSError as error:
+            raise StorageFault(
+                f"rows of a snapshot that failed cannot be removed: {error.strerror}"
+            ) from error
+
+    def end(self, line: GenerationLine, reason: str, witnessed: Witnessed | None = None) -> None:
+        """Forget that the function had it. ``reason`` is told by the caller."""
+        ended = self._told.pop((line.relid, line.number), None)
+        if ended is not None:
+            forget_told(self._storage, self._layout, [ended])
+
+    def reach(self, lsn: Lsn) -> None:
+        """A function has no log."""
+
+    def extend(self, line: GenerationLine, witnessed: Witnessed) -> None:
+        """Nobody reads states of it."""
+
+    def prove(self, lsn: Lsn, snapshot: str | None = None) -> Proven:
+        """Nobody reads states of it."""
+        return Proven(lsn)
+
+    def complete(self) -> None:
+        """Every table that is wanted is taken: let the stream go on."""
+        self._complete.set()
+
+    # -- the batch loop ----------------------------------------------------------------------------------
+
+    def deliver(
+        self, spark: SparkSession, give: Callable[[SnapshotBatch], None], stopped: Callable[[], bool]
+    ) -> None:
+        """Give each table to the function as it is taken, until all are, or ``stopped`` says so. Raises what ``give``
+        raises."""
+        number = 0
+        while not (self._complete.is_set() or stopped()):
+            try:
+                waiting = self._waiting.get(timeout=_POLL_S)
+            except queue.Empty:
+                continue
+            generation = waiting.generation
+            paths = [f"file://{self._storage.local_path(path)}" for path in waiting.paths]
+            give(SnapshotBatch(spark, generation, paths, number))
+            number += 1
+            if stopped():
+                return
+            # The function may have taken long, and the rightful run may have a generation of this number by now.
+            self._check_owner()
+            write_told(self._storage, self._layout, generation)
+            self._told[generation.relid, generation.number] = generation
+            self._storage.delete(waiting.paths)
+
+    def contained(self) -> Mapping[tuple[str, str], SnapshotBounds]:
+        """By table: what the function has of it already."""
+        newest: dict[tuple[str, str], Generation] = {}
+        for each in self._told.values():
+            name = each.relation.schema, each.relation.table
+            if name not in newest or newest[name].number < each.number:
+                newest[name] = each
+        return {name: each.bounds for name, each in newest.items()}

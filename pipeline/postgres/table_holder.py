@@ -1,0 +1,417 @@
+"""Takes the snapshot of a table, and holds it for the readers: steps 1 to 4 of a snapshot, in this order.
+
+1. *Lock* the table and its leaves IN ACCESS SHARE MODE. From here on nobody rewrites, truncates or drops them. Then ask
+   the catalog again: the table must still be what was surveyed.
+2. *B*: where the WAL ends now. The snapshot's rows get a place before it.
+3. *Wait* for the transactions that have written to the table and are still open, prepared ones included, where they may
+   have begun to write before the table was published. The stream has their later changes and not those, and a snapshot
+   that they are not in would miss those rows for ever. The same holds for what was left out while a table was parked,
+   and for a commit from before the slot's first position that still waits for its synchronous standby.
+   Only holders of a lock of the table are waited for.
+4. *The snapshot*: which transactions it sees, its name for the readers, and *E*, where the WAL ends behind it, all in
+   one statement. It is the first of its transaction that needs a snapshot: LOCK and SET need none. That statement also
+   compares the files that its snapshot knows (``pg_class.relfilenode``) with those that are there
+   (``pg_relation_filenode``). They differ if a rewrite came between snapshot and lock: an older snapshot would read no
+   rows there, without an error. The lock alone keeps that from happening; this is its proof.
+
+Each table has a session of its own, in an open transaction, until ``release``. The server ends the snapshot with the
+session, and readers that have imported it go on alone. While a table is held, an ALTER TABLE waits, and all that comes
+behind that ALTER TABLE waits with it. (``lock_timeout`` in the session of the ALTER TABLE is the remedy.) The other way
+round, a table that somebody has locked is asked for again and again, a while each time.
+
+``hold`` may be called by several threads, for different tables. All waiting ends when ``close`` is called.
+
+On a standby a snapshot's ids tell nothing (``pg_current_snapshot`` shows no running transaction there), and B and E are
+how far it has replayed. A run's snapshots need the ids, so they are refused there. A verification does without them
+(``pipeline.verify.moment``), and asks for a holder ``of_standby``.
+
+Rejected: one session for all tables, because a snapshot lives as long as its transaction, and cleaning up of all tables
+would wait for the last; and waiting for all open transactions, as PostgreSQL's slots do, because some never end.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final
+
+import psycopg
+
+from xidstream.pipeline.errors import (
+    ConnectionLost,
+    PreconditionMissing,
+    SnapshotInterrupted,
+    SnapshotLost,
+    TableUnreadable,
+    Unsupported,
+)
+from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.pg_rules import ColumnNames, table_label
+from xidstream.pipeline.postgres.admin import Blocker, sql_connection
+from xidstream.pipeline.postgres.failures import from_error
+from xidstream.pipeline.postgres.login import Dsn
+from xidstream.pipeline.postgres.sessions import open_session
+from xidstream.pipeline.postgres.snapshot_findings import room_for
+from xidstream.pipeline.postgres.snapshot_sources import measured, survey
+from xidstream.pipeline.postgres.stream_options import PG13, PG14, quote_identifier
+from xidstream.pipeline.postgres.table_access import (
+    REMEDY_LOCKS,
+    REMEDY_ROW_SECURITY,
+    REMEDY_SELECT,
+    REMEDY_STANDBY,
+    Access,
+    access_to,
+    is_standby,
+)
+from xidstream.pipeline.postgres.writers import Writer, lock_holders, writers_of
+from xidstream.pipeline.snapshot.bounds import Checkpoint, SnapshotBounds
+from xidstream.pipeline.snapshot.invalidation import reason_it_ended, signature_of
+from xidstream.pipeline.snapshot.tables import Leaf, PublishedSource
+
+_LOCK_TIMEOUT_MS: Final = 2_000
+_POLL_S: Final = 0.2
+_NOTICE_S: Final = 2.0
+_KEEPALIVES: Final = {
+    "tcp_keepalives_idle": "30",
+    "tcp_keepalives_interval": "10",
+    "tcp_keepalives_count": "3",
+}
+"""Of the server: else it would keep the lock of a machine that is gone for two hours."""
+
+_TAKE: Final = """
+    SELECT {snapshot}()::text, pg_export_snapshot(), {wal_end}()::text,
+           (extract(epoch FROM clock_timestamp()) * 1000000)::bigint,
+           (SELECT array_agg(c.oid::bigint) FROM pg_class AS c
+            WHERE c.oid = ANY(%s::oid[]) AND c.relfilenode = pg_relation_filenode(c.oid))
+"""
+
+_INSERTED: Final = "pg_current_wal_insert_lsn"
+_REPLAYED: Final = "pg_last_wal_replay_lsn"
+"""Where the WAL ends, of a primary and of a standby."""
+
+OnWait = Callable[[tuple[Blocker, ...]], None]
+
+
+@dataclass(frozen=True)
+class Held:
+    """``snapshot_name``: for SET TRANSACTION SNAPSHOT. ``source``: as it is under the lock, with the sizes of now.
+    ``by_range``: whether the server scans ranges of ctid (14+)."""
+
+    snapshot_name: str
+    bounds: SnapshotBounds
+    source: PublishedSource
+    by_range: bool
+
+
+class TableHolder:
+    """``dsn`` leads to one server: the slot's. ``publications``: the slot's. ``of_standby``: the server is a standby,
+    and the caller needs no transaction ids."""
+
+    def __init__(
+        self,
+        dsn: Dsn,
+        publications: Sequence[str],
+        *,
+        of_standby: bool = False,
+        column_names: ColumnNames = MappingProxyType({}),
+    ) -> None:
+        self._dsn = dsn
+        self._column_names = column_names
+        self._wal_end = _REPLAYED if of_standby else _INSERTED
+        self._publications = tuple(publications)
+        self._sessions: dict[int, psycopg.Connection[Any]] = {}
+        self._waiting: dict[int, tuple[Blocker, ...]] = {}
+        self._wanted: dict[int, object] = {}
+        """By relid: the call of ``hold`` that counts. A release, or a later call, takes its place."""
+        self._guard = threading.Lock()
+        self._closed = threading.Event()
+
+    def hold(
+        self,
+        source: PublishedSource,
+        *,
+        wait_for_writers: bool,
+        lock_timeout_ms: int = _LOCK_TIMEOUT_MS,
+        on_wait: OnWait | None = None,
+    ) -> Held:
+        """Take the table's snapshot, and keep it until ``release``.
+
+        ``on_wait`` is told every two seconds for whom it waits; an exception from it ends the waiting. Raises
+        SnapshotInterrupted where the table is not what ``source`` says (any more), TableUnreadable where the role
+        may not read it, Unsupported on a standby, ConnectionLost.
+        """
+        relid, doing = source.relation.relid, f"the snapshot of table {source.name}"
+        waiting = _Waiting(self, relid, on_wait)
+        with self._guard:
+            self._wanted[relid] = waiting
+        try:
+            with sql_connection(self._dsn, doing, _KEEPALIVES) as observer:
+                _check_access(observer, source, self._wal_end is _REPLAYED)
+                session = self._session(doing)
+                try:
+                    with _reported(doing):
+                        _lock(session, observer, source, lock_timeout_ms, waiting)
+                        now = self._again(observer, source)
+                        checkpoint = None if self._wal_end is _REPLAYED else _checkpoint(observer)
+                        before = _wal_end(observer, self._wal_end)
+                        if wait_for_writers:
+                            _await_writers(observer, now, waiting)
+                        name, bounds = take(session, now, before, self._wal_end)
+                        # A partition may be attached under our lock, and brings its rows.
+                        self._again(observer, now)
+                    bounds = bounds.knowing(checkpoint)
+                    held = Held(name, bounds, measured(observer, now), observer.info.server_version >= PG14)
+                    with self._guard:
+                        self._check_wanted(relid, waiting)
+                        previous, self._sessions[relid] = self._sessions.get(relid), session
+                    if previous is not None:
+                        previous.close()
+                    return held
+                except BaseException:
+                    session.close()
+                    raise
+        finally:
+            with self._guard:
+                self._waiting.pop(relid, None)
+
+    def release(self, relid: int) -> None:
+        """Let go of a table's lock and snapshot, and give up to take them. Nothing happens if it is not held."""
+        with self._guard:
+            self._wanted.pop(relid, None)
+            session = self._sessions.pop(relid, None)
+        if session is not None:
+            session.close()
+
+    def close(self) -> None:
+        """Release all, and end all waiting."""
+        self._closed.set()
+        with self._guard:
+            sessions = list(self._sessions.values())
+            self._sessions.clear()
+        for session in sessions:
+            session.close()
+
+    def waiting_for(self) -> dict[int, tuple[Blocker, ...]]:
+        """For whom each table waits now, by relid. Tables that wait for nobody are not there."""
+        with self._guard:
+            return dict(self._waiting)
+
+    def flushed_past(self, valid_from: Lsn) -> bool:
+        """Whether all that a snapshot which is valid from there saw is flushed, and so survives a crash of the server.
+
+        Where it is not, a commit of nothing is made. The server flushes asynchronous commits within a second, but the
+        WAL behind them, which only ``valid_from`` knows of, perhaps not before the next checkpoint.
+        """
+        with sql_connection(self._dsn, "the flushed WAL") as connection:
+            row = connection.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone()
+            assert row is not None
+            if Lsn.parse(row[0]) >= valid_from.next_record.record_end:
+                return True
+            connection.execute("SELECT txid_current()")
+            return False
+
+    def confirm(self, relid: int, valid_from: Lsn) -> None:
+        """Return when all that the snapshot saw is flushed, with the table still held: what was read is the table.
+
+        To be called when the last row is read. The question goes through the table's own session. If that ended before,
+        its lock may have been gone while rows were still read, and the server may have lost commits that the snapshot
+        saw. Raises SnapshotLost then.
+        """
+        doing = "the end of a table's snapshot"
+        while True:
+            with self._guard:
+                session = self._sessions.get(relid)
+            if session is None:
+                raise SnapshotLost("the session that held a table's snapshot has ended")
+            with _reported(doing):
+                if self._wal_end is _REPLAYED:  # what is replayed was flushed before
+                    session.execute("SELECT")
+                    return
+                row = session.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone()
+            assert row is not None
+            if Lsn.parse(row[0]) >= valid_from.next_record.record_end or self.flushed_past(valid_from):
+                return
+            if self._closed.wait(_POLL_S):
+                raise SnapshotLost("the holder of snapshots was closed")
+
+    def room_for(self, wanted: int) -> int:
+        """How many of ``wanted`` further connections the server has room for; at least one."""
+        with sql_connection(self._dsn, "the server's connections") as connection:
+            return room_for(connection, wanted)
+
+    def _session(self, doing: str) -> psycopg.Connection[Any]:
+        """A session whose transaction has begun, and has no snapshot yet."""
+        session = open_session(self._dsn, doing, _KEEPALIVES)
+        try:
+            with _reported(doing):
+                session.execute("BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        except BaseException:
+            session.close()
+            raise
+        return session
+
+    def _again(self, observer: psycopg.Connection[Any], source: PublishedSource) -> PublishedSource:
+        """The table under the lock. Raises SnapshotInterrupted where it is another one."""
+        relid = source.relation.relid
+        found = survey(observer, self._publications, within=[relid], column_names=self._column_names)
+        now = next((each for each in found if each.relation.relid == relid), None)
+        if now is None:
+            raise SnapshotInterrupted(f"table {source.name} was dropped, or is not published any more")
+        if _definition(now) != _definition(source):
+            reason = reason_it_ended(signature_of(source), now) or "its definition is another one"
+            raise SnapshotInterrupted(f"table {source.name} changed before its snapshot: {reason}")
+        return now
+
+    def _check_wanted(self, relid: int, call: object) -> None:
+        """Raises SnapshotLost where the holder was closed, or the table released since ``call`` began."""
+        if self._closed.is_set() or self._wanted.get(relid) is not call:
+            raise SnapshotLost("the snapshot of a table was given up")
+
+    def _note_waiting(self, relid: int, blockers: tuple[Blocker, ...]) -> None:
+        with self._guard:
+            self._waiting[relid] = blockers
+
+
+class _Waiting:
+    """One call's waiting: pauses that ``close`` ends, and the notices of it."""
+
+    def __init__(self, holder: TableHolder, relid: int, on_wait: OnWait | None) -> None:
+        self._holder = holder
+        self._relid = relid
+        self._on_wait = on_wait
+        self._due = time.monotonic() + _NOTICE_S
+
+    def pause(self, blockers: tuple[Blocker, ...]) -> None:
+        """Some time later. Raises SnapshotLost if the holder is closed, and what ``on_wait`` raises."""
+        self._holder._note_waiting(self._relid, blockers)
+        if time.monotonic() >= self._due:
+            self._due = time.monotonic() + _NOTICE_S
+            if self._on_wait is not None:
+                self._on_wait(blockers)
+        self._holder._closed.wait(_POLL_S)
+        self._holder._check_wanted(self._relid, self)
+
+
+@contextmanager
+def _reported(doing: str) -> Iterator[None]:
+    """Errors of the server as ours. An object that is gone, or a session that ended, interrupts the snapshot."""
+    try:
+        yield
+    except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn, psycopg.errors.InvalidSchemaName):
+        raise SnapshotInterrupted(f"{doing}: the table was dropped or renamed") from None
+    except psycopg.errors.OutOfMemory:
+        raise PreconditionMissing(
+            f"{doing}: the server has no room for so many locks", remedy=REMEDY_LOCKS
+        ) from None
+    except psycopg.Error as error:
+        ours = from_error(error, doing)
+        if isinstance(ours, ConnectionLost):
+            raise SnapshotLost(ours.message) from None
+        raise ours from None
+
+
+def _check_access(observer: psycopg.Connection[Any], source: PublishedSource, of_standby: bool) -> None:
+    """Before the lock, whose own error does not say what is missing."""
+    if is_standby(observer) and not of_standby:
+        raise Unsupported("a snapshot cannot be taken on a standby", remedy=REMEDY_STANDBY)
+    for access in access_to(observer, source.locked):
+        if access.lacks is not None:
+            raise TableUnreadable(
+                f"the snapshot of table {access.name}: the role lacks {access.lacks.value}",
+                remedy=REMEDY_ROW_SECURITY if access.lacks is Access.ALL_ROWS else REMEDY_SELECT,
+            )
+
+
+def _lock(
+    session: psycopg.Connection[Any],
+    observer: psycopg.Connection[Any],
+    source: PublishedSource,
+    lock_timeout_ms: int,
+    waiting: _Waiting,
+) -> None:
+    relation = source.relation
+    names = dict.fromkeys(
+        [(relation.schema, relation.table), *((leaf.schema, leaf.table) for leaf in source.leaves)]
+    )
+    # With ONLY, because a partition that was attached since would be locked without a check of what it is.
+    tables = ", ".join(f"ONLY {quote_identifier(s)}.{quote_identifier(t)}" for s, t in names)
+    while True:
+        session.execute(f"SET LOCAL lock_timeout = {lock_timeout_ms}".encode())
+        try:
+            session.execute(f"LOCK TABLE {tables} IN ACCESS SHARE MODE".encode())
+            break
+        except psycopg.errors.LockNotAvailable:
+            session.execute("ROLLBACK")
+            session.execute("BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+            waiting.pause(
+                tuple(w.blocker for w in lock_holders(observer, source.locked, "AccessExclusiveLock"))
+            )
+    session.execute("SET LOCAL lock_timeout = 0")
+
+
+def _await_writers(observer: psycopg.Connection[Any], source: PublishedSource, waiting: _Waiting) -> None:
+    older: tuple[Writer, ...] = writers_of(observer, source.locked)
+    while older:
+        waiting.pause(tuple(writer.blocker for writer in older))
+        # Only those that were there at the start: who writes from now on, writes to a published table.
+        current = writers_of(observer, source.locked)
+        older = tuple(writer for writer in current if any(writer.is_same(other) for other in older))
+
+
+def _wal_end(observer: psycopg.Connection[Any], function: str) -> Lsn:
+    row = observer.execute(f"SELECT {function}()::text".encode()).fetchone()
+    assert row is not None
+    return Lsn.parse(row[0])
+
+
+def _checkpoint(observer: psycopg.Connection[Any]) -> Checkpoint | None:
+    """The last one; None where the server tells nobody of it."""
+    try:
+        row = observer.execute("SELECT redo_lsn::text, next_xid FROM pg_control_checkpoint()").fetchone()
+    except (psycopg.errors.InsufficientPrivilege, psycopg.errors.FeatureNotSupported):
+        return None
+    assert row is not None
+    epoch, xid = row[1].split(":")
+    return Checkpoint(Lsn.parse(row[0]), (int(epoch) << 32) + int(xid))
+
+
+def take(
+    session: psycopg.Connection[Any], source: PublishedSource, before: Lsn, wal_end: str = _INSERTED
+) -> tuple[str, SnapshotBounds]:
+    """The snapshot of ``session``'s transaction, which has the table locked: its name, and what it contains. ``before``
+    is B. Raises SnapshotInterrupted if the snapshot is older than a file of the table."""
+    is_new = session.info.server_version >= PG13
+    snapshot = "pg_current_snapshot" if is_new else "txid_current_snapshot"
+    query = _TAKE.format(snapshot=snapshot, wal_end=wal_end)
+    row = session.execute(query.encode(), ([leaf.relid for leaf in source.leaves],)).fetchone()
+    assert row is not None
+    snapshot, name, after, taken_at_us, in_place = row
+    rewritten = [leaf for leaf in source.leaves if leaf.relid not in (in_place or ())]
+    if rewritten:
+        raise SnapshotInterrupted(
+            f"table {_told(rewritten[0])} was rewritten or dropped as its snapshot was taken"
+        )
+    xmin, xmax, xip = snapshot.split(":")
+    return name, SnapshotBounds(
+        # Both positions are where a commit may begin (``pipeline.snapshot.bounds``).
+        place=before.before.before,
+        valid_from=Lsn.parse(after).before,
+        xmin=int(xmin),
+        xmax=int(xmax),
+        xip=tuple(sorted(int(xid) for xid in xip.split(",") if xid)),
+        taken_at_us=taken_at_us,
+    )
+
+
+def _definition(source: PublishedSource) -> tuple[object, ...]:
+    """All but sizes and files, which may change before the lock."""
+    leaves = tuple((leaf.relid, leaf.schema, leaf.table) for leaf in source.leaves)
+    return source.relation, source.attnums, source.published_as, source.row_filter, source.left_out, leaves
+
+
+def _told(leaf: Leaf) -> str:
+    return table_label(leaf.schema, leaf.table)

@@ -1,0 +1,53 @@
+"""What a verification asks of the server, beside the snapshots of its tables: whose server it is, and a commit.
+
+*Which server.* A change log belongs to one database of one system identifier. Rows of another one would differ, and
+tell nothing.
+
+*A commit.* A change log says that it has everything up to a commit. On a server where nothing is committed none would
+ever stand behind a snapshot. So one is made: a transaction with nothing but a logical message, which needs no right and
+no table, and comes through the slot. It is the only thing that a verification writes to the source. It has a prefix of
+its own, because heartbeats never reach the sink (``postgres.heartbeat``). A standby cannot write one, and before
+PostgreSQL 14 pgoutput sends none.
+
+Called by ``pipeline.verify``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from xidstream.pipeline.postgres.admin import sql_connection
+from xidstream.pipeline.postgres.login import Dsn
+from xidstream.pipeline.postgres.stream_options import PG14
+
+VERIFY_PREFIX: Final = "xidstream.verify"
+"""Of the message, in ``_messages``."""
+_ASKED: Final = (
+    "SELECT system_identifier::text, current_database(), pg_is_in_recovery() FROM pg_control_system()"
+)
+
+
+@dataclass(frozen=True)
+class VerifiedServer:
+    """``database``: of the session. ``can_mark``: whether ``mark`` has an effect that the log shows."""
+
+    system_identifier: str
+    database: str
+    is_standby: bool
+    can_mark: bool
+
+
+def verified_server(dsn: Dsn) -> VerifiedServer:
+    """Raises what connecting raises."""
+    with sql_connection(dsn, "the server's identity") as connection:
+        row = connection.execute(_ASKED).fetchone()
+        assert row is not None
+        can_mark = connection.info.server_version >= PG14 and not row[2]
+        return VerifiedServer(row[0], row[1], row[2], can_mark)
+
+
+def mark(dsn: Dsn) -> None:
+    """Commit a message. Raises what connecting raises."""
+    with sql_connection(dsn, "a commit behind the snapshot") as connection:
+        connection.execute("SELECT pg_logical_emit_message(true, %s, '')", (VERIFY_PREFIX,))

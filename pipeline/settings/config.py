@@ -1,0 +1,506 @@
+"""The settings of a run: one frozen dataclass, validated at construction, filled from TOML and options.
+
+Each field has its unit in its name. Its metadata has the sentence that ``--help`` and docs/settings.md show. A wrong
+value raises ConfigError with the setting's name and the values that are allowed.
+
+No setting is a secret by itself, but ``dsn``, ``storage``, ``sink`` and ``spark_conf`` may hold one. ``repr`` leaves
+them out or redacts them, and code that shows a URI to people shows ``redacted(uri)``. No secret travels in an actor's
+argument: ``refuse_credentials`` checks ``storage``, ``sink`` and ``spark_conf``, and ``actors.runtime.secrets`` takes
+care of the DSN's password. libpq resolves passfiles, service files and ``PG*`` variables itself, on the reader's node.
+
+Nested sections were considered and rejected: every option of the command line is a key of the file, and people should
+not have to learn two spellings. The only list is ``[[slots]]``, for several slots in one run. Each entry may have any
+of the same keys except those of the whole run (``pipeline.settings.slot_list``). A key outside the list is the default
+of every slot.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import os
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from xidstream.pipeline.errors import ConfigError, UsageError
+from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.pg_rules import (
+    Streaming,
+    check_slot_name,
+    check_stream_options,
+    duration_s,
+    renamed_columns,
+    work_mem,
+)
+from xidstream.pipeline.settings.addresses import host_and_port
+from xidstream.pipeline.settings.credentials import redacted, refuse_in_spark_conf, refuse_in_uris
+from xidstream.pipeline.settings.file_modes import DEFAULT, check_mode
+from xidstream.pipeline.settings.local_paths import absolute, is_path
+from xidstream.pipeline.settings.settings_file import load_toml, unknown_setting
+from xidstream.pipeline.settings.sink_kinds import SinkKind, kind_named, kind_of
+from xidstream.pipeline.settings.sizes import check_executor_memory, parse_size
+
+MIB = 1 << 20
+GIB = 1 << 30
+_LIBPQ = frozenset({"PGSERVICE", "PGHOST", "PGHOSTADDR", "PGPORT", "PGDATABASE", "PGUSER"})
+"""Variables that say where the server is."""
+
+
+def _setting(
+    default: Any, text: str, *, size: bool = False, within: tuple[float, float] | None = None
+) -> Any:
+    """``size``: bytes, which people write as ``parse_size`` reads them. ``within``: the least and the most."""
+    return field(default=default, metadata={"help": text, "size": size, "within": within})
+
+
+class SparkMode(enum.Enum):
+    """The setting ``spark``. ``AUTO`` is LOCAL on a Ray that the run itself starts, and RAYDP on any other."""
+
+    AUTO = "auto"
+    LOCAL = "local"
+    RAYDP = "raydp"
+
+
+class SnapshotMode(enum.Enum):
+    """The setting ``snapshot``. ``ONLY`` is INITIAL in a run that ends when all tables are taken."""
+
+    INITIAL = "initial"
+    NEVER = "never"
+    ONLY = "only"
+
+
+@dataclass(frozen=True)
+class Config:
+    """All settings of ``run`` and ``ChangeStream``."""
+
+    # -- what to read, where to put it
+    dsn: str = field(
+        default="",
+        repr=False,
+        metadata={
+            "help": "libpq connection string or URI; parts it leaves out come from PG* variables, service and passfile"
+        },
+    )
+    password_command: tuple[str, ...] = field(
+        default=(),
+        repr=False,
+        metadata={
+            "help": "program whose standard output is the password, called anew for each connection, for tokens that "
+            "expire (docs/security.md): a list of strings, or one string that is split as a shell would, without a "
+            "shell"
+        },
+    )
+    slot: str = _setting("", "replication slot (a-z, 0-9, _)")
+    publication: tuple[str, ...] = _setting((), "publications, comma-separated")
+    storage: str = _setting("", "URI for spilled segments and progress (file:, s3:, gs:, abfs:, or a path)")
+    sink: str = _setting("", "delta:URI, console, or foreach:module:function")
+    storage_mode: str = _setting(
+        DEFAULT,
+        "mode of the folders that a run makes on a local disk, files the same without x: storage and Delta tables are "
+        "the user's alone, as they hold rows; 0750 lets the group read (docs/security.md)",
+    )
+
+    # -- how to read
+    streaming: str = _setting("on", "stream transactions in progress: off, on or parallel")
+    proto_version: int | None = _setting(
+        None, "pgoutput protocol 1 to 4; default: the highest that both sides have"
+    )
+    logical_decoding_work_mem: str = _setting(
+        "4MB",
+        "memory that the walsender fills before it streams, so at most this much is left to send after COMMIT; "
+        "'server' keeps the server's setting. 4MB was measured to drain as fast as 64MB",
+    )
+    create_slot: bool = _setting(False, "create the slot if it is missing")
+    begin_anew: str = _setting(
+        "",
+        "the LSN that the error names where a storage or a sink is empty or older, and should not be: go on from "
+        "there, without what lies before (docs/recovery.md). It fits that one position, so it decides nothing another "
+        "time; default: never",
+    )
+    two_phase: bool = _setting(False, "decode two-phase commit (sets the slot's flag for good)")
+    failover: bool = _setting(
+        False,
+        "have standbys synchronise the slot (sets the slot's flag for good; PostgreSQL 17, docs/failover.md)",
+    )
+    snapshot: str = _setting(
+        "",
+        "read the rows that published tables have before the stream: initial (and go on), only (and end), or never; "
+        "default: initial if the run creates the slot and the sink is Delta, else never. What was decided for a slot "
+        "is kept until this is given again",
+    )
+    snapshot_connections: int | None = _setting(
+        None,
+        "how many connections read snapshots at a time, beside as many that hold them, where the server has room; "
+        "each reader is a process; default: 4, but on one machine no more than it has CPUs, and at least 2",
+        within=(1, 64),
+    )
+    snapshot_bytes_per_s: int = _setting(
+        0,
+        "the most bytes per second that all readers of snapshots together take from the server; 0: no limit",
+        size=True,
+        within=(0, 1 << 40),
+    )
+    on_poison: str = _setting(
+        "stop",
+        "what a change that cannot be delivered does (docs/parked.md): stop ends the run behind all before it; park "
+        "leaves its table out from there on, recorded and counted, and goes on with the others",
+    )
+    column_names: tuple[str, ...] = _setting(
+        (),
+        "schema.table.column=name, comma-separated: columns that are delivered under another name, for those whose own "
+        "name equals another's but for its case, or one of the contract's (docs/parked.md)",
+    )
+    available_now: bool = _setting(False, "handle all transactions committed before the start, then end")
+
+    # -- memory and batching
+    block_bytes: int = _setting(
+        4 * MIB,
+        "raw bytes sent to a buffer at once; below 1MB sending blocks is slower than the walsender",
+        size=True,
+        within=(1 << 10, 1 << 30),
+    )
+    linger_ms: int = _setting(
+        10,
+        "how long a small transaction may wait for others to share its block; up to ten times that in a flood, or "
+        "while earlier blocks wait to be sent",
+        within=(0, 60_000),
+    )
+    stream_linger_ms: int = _setting(
+        2000,
+        "how long rows of an open transaction may wait in the reader; shorter makes smaller blocks, which cost more",
+        within=(0, 600_000),
+    )
+    reader_memory_bytes: int = _setting(
+        64 * MIB,
+        "raw bytes the reader may hold: gathered, or sent to buffers and not decoded yet",
+        size=True,
+        within=(MIB, 1 << 40),
+    )
+    buffer_memory_bytes: int = _setting(
+        64 * MIB,
+        "decoded bytes one buffer may hold before it spills the largest part to storage",
+        size=True,
+        within=(MIB, 1 << 40),
+    )
+    backlog_bytes: int = _setting(
+        128 * MIB,
+        "bytes of memory that committed small transactions may take while they wait for the sink, before reading "
+        "stops: their rows, and what each takes beside them (docs/sizing.md)",
+        size=True,
+        within=(MIB, 1 << 40),
+    )
+    journal_after_bytes: int = _setting(
+        64 * MIB,
+        "decoded bytes of committed small transactions that may wait for the sink before they are written to the "
+        "journal in the storage, and confirmed (docs/journal.md); half of backlog_bytes, so that reading does not "
+        "stop. 0: all that is committed is written, also while the sink keeps up",
+        size=True,
+        within=(0, 1 << 40),
+    )
+    journal_after_s: float = _setting(
+        5.0,
+        "how long a committed transaction may wait for the sink before it is written to the journal: longer than a "
+        "batch takes while the sink keeps up",
+        within=(0, 86_400),
+    )
+    journal_max_bytes: int = _setting(
+        64 * GIB,
+        "the most bytes in the storage that the journal may hold; from then on transactions wait in the slot, and "
+        "reading stops at backlog_bytes. 0: no journal, so that the slot is confirmed only behind the sink",
+        size=True,
+        within=(0, 1 << 50),
+    )
+    buffers_min: int = _setting(1, "how many buffer actors are kept ready", within=(1, 10_000))
+    buffers_max: int = _setting(
+        4, "the most buffer actors; more open transactions than that share them", within=(1, 10_000)
+    )
+    buffer_cpus: float = _setting(0.1, "CPUs that one buffer actor asks Ray for", within=(0, 1_000))
+    buffer_resource: str = _setting(
+        "",
+        "custom Ray resource; each buffer beyond buffers_min asks for one, so that nodes with it are added",
+    )
+    buffers_idle_s: float = _setting(
+        30.0,
+        "how long a buffer beyond buffers_min may have nothing to do before it is given back",
+        within=(0, 86_400),
+    )
+    batch_rows: int = _setting(
+        1_000_000,
+        "rows after which a batch is full; one transaction with more is a batch of its own",
+        within=(1, 1 << 40),
+    )
+    batch_bytes: int = _setting(
+        64 * MIB,
+        "bytes of rows after which a batch is full: Arrow in memory, Parquet in storage",
+        size=True,
+        within=(1, 1 << 40),
+    )
+    status_interval_ms: int = _setting(
+        10_000,
+        "how often the reader reports to the server when nothing happens; a sixth of wal_sender_timeout's default",
+        within=(100, 600_000),
+    )
+    receive_timeout_ms: int = _setting(
+        60_000,
+        "how long the server may stay silent, although asked each status_interval_ms, before the connection counts as "
+        "lost; not less than two of these intervals, and 0: for ever. It is like PostgreSQL's wal_receiver_timeout: "
+        "nothing else notices a link that only one side has lost",
+        within=(0, 86_400_000),
+    )
+    heartbeat_interval_s: float = _setting(
+        0.0,
+        "how often the reader writes a heartbeat into the server's WAL; 0: never (docs/failover.md says why)",
+        within=(0, 86_400),
+    )
+    status_address: str = _setting(
+        "",
+        "HOST:PORT of the run's status page (docs/status.md), or off; default: a free port of 127.0.0.1 if Ray is the "
+        "run's own, off on a cluster. Whoever can reach it may read it: names of tables and texts of errors are in it",
+    )
+    log_format: str = _setting(
+        "text",
+        "what `xidstream run` writes to stderr: text for people, or json, an event a line (docs/status.md)",
+    )
+    metrics_address: str = _setting(
+        "",
+        "HOST:PORT where the run's metrics are for Prometheus (docs/metrics.md), if Ray is the run's own; default: a "
+        "free port of 127.0.0.1, which `xidstream status` shows. Whoever can reach it may read them",
+    )
+
+    # -- base tables
+    mirror_every: str = _setting(
+        "",
+        "how often the run brings the base tables below the sink's current/ up to the log, in its Spark session, e.g. "
+        "60s; empty: never. Each refresh writes whole files, so a short interval writes more",
+    )
+    mirror_file_bytes: int = _setting(
+        32 * MIB,
+        "size of a base table's files, of which none has much more than a million rows: a refresh writes each file "
+        "anew that holds a changed key, so smaller ones cost less to refresh, and larger ones less to list and open",
+        size=True,
+        within=(MIB, 1 << 32),
+    )
+    mirror_vacuum: bool = _setting(
+        False, "after a refresh, remove the files of base tables that no reader needs within mirror_retention"
+    )
+    mirror_retention: str = _setting(
+        "24h", "how long a reader may take for one moment of the base tables: a day covers the longest query"
+    )
+
+    # -- Spark
+    spark: str = _setting(
+        "auto",
+        "where Spark's tasks run: local, in the driver's own JVM, which has the task slots and the heap of all "
+        "spark_executors, and 512m more; raydp, in executors that Ray places on its nodes; auto: local on a Ray that "
+        "the run itself starts, where executors would only cost three more JVMs, and raydp on any other",
+    )
+    spark_executors: int = _setting(
+        1, "executors; the least, if spark_executors_max is more", within=(1, 10_000)
+    )
+    spark_executors_max: int = _setting(
+        0,
+        "the most executors that Spark's dynamic allocation may ask Ray for while tasks wait; 0: only spark_executors. "
+        "It has no effect with spark = local",
+        within=(0, 10_000),
+    )
+    spark_executors_idle_s: float = _setting(
+        60.0,
+        "how long an executor beyond spark_executors may have no task before it is given back",
+        within=(1, 86_400),
+    )
+    spark_executor_cores: int = _setting(2, "task slots of an executor", within=(1, 1_000))
+    spark_executor_memory: str = _setting(
+        "512m",
+        "JVM heap of an executor, with its unit, and at least 450m; rows live outside it",
+    )
+    spark_executor_cpus: float = _setting(
+        0.5, "CPUs that one executor asks Ray for, with spark = raydp", within=(0, 1_000)
+    )
+    spark_conf: Mapping[str, str] = field(
+        default_factory=dict, metadata={"help": "further Spark settings ([spark_conf] in the file)"}
+    )
+
+    def __repr__(self) -> str:
+        """What differs from the defaults, without secrets: no DSN, no credentials in URIs, no values of Spark's."""
+        shown = [f for f in dataclasses.fields(self) if f.repr]
+        values = {f.name: getattr(self, f.name) for f in shown if getattr(self, f.name) != _default_of(f)}
+        for name in ("storage", "sink"):
+            if name in values:
+                values[name] = redacted(values[name])
+        if "spark_conf" in values:
+            values["spark_conf"] = dict.fromkeys(self.spark_conf, "***")
+        return f"Config({', '.join(f'{name}={value!r}' for name, value in values.items())})"
+
+    def __post_init__(self) -> None:
+        for f in dataclasses.fields(self):
+            value = getattr(self, f.name)
+            if f.metadata.get("size"):
+                object.__setattr__(self, f.name, parse_size(value, f.name))
+        given: Any = self.publication
+        names = [p.strip() for p in given.split(",") if p.strip()] if isinstance(given, str) else given
+        object.__setattr__(self, "publication", tuple(names))
+        given = self.column_names
+        entries = (
+            [entry.strip() for entry in given.split(",") if entry.strip()]
+            if isinstance(given, str)
+            else given
+        )
+        if not isinstance(entries, (list, tuple)) or not all(isinstance(entry, str) for entry in entries):
+            raise ConfigError("column_names must be a string or a list of strings")
+        object.__setattr__(self, "column_names", tuple(entries))
+        renamed_columns(entries)
+        object.__setattr__(self, "password_command", _words(self.password_command))
+        if self.storage and is_path(self.storage):
+            object.__setattr__(self, "storage", absolute(self.storage))
+        kind, root = kind_named(self.sink), self.sink.partition(":")[2]
+        if kind is not None and kind.has_root and root and is_path(root):
+            object.__setattr__(self, "sink", kind.spec(absolute(root)))
+        self._check_ranges()
+
+    def _check_ranges(self) -> None:
+        if self.slot:
+            check_slot_name(self.slot)
+        if self.streaming not in [each.value for each in Streaming]:
+            raise ConfigError(f"streaming must be off, on or parallel, got {self.streaming!r}")
+        if self.snapshot and self.snapshot not in [each.value for each in SnapshotMode]:
+            raise ConfigError(f"snapshot must be initial, only or never, got {self.snapshot!r}")
+        if self.spark not in [each.value for each in SparkMode]:
+            raise ConfigError(f"spark must be auto, local or raydp, got {self.spark!r}")
+        if self.on_poison not in ("stop", "park"):
+            raise ConfigError(f"on_poison must be stop or park, got {self.on_poison!r}")
+        if self.log_format not in ("text", "json"):
+            raise ConfigError(f"log_format must be text or json, got {self.log_format!r}")
+        check_mode(self.storage_mode)
+        if self.status_address not in ("", "off"):
+            host_and_port(self.status_address, "status_address")
+        if self.metrics_address:
+            host_and_port(self.metrics_address, "metrics_address")
+        check_stream_options(Streaming(self.streaming), self.proto_version, two_phase=self.two_phase)
+        work_mem(self.logical_decoding_work_mem)
+        if self.begin_anew:
+            try:
+                Lsn.parse(self.begin_anew)
+            except UsageError as error:
+                raise ConfigError(
+                    f"begin_anew: {error.message}", remedy="give the LSN that the error names"
+                ) from None
+        if self.mirror_every and not 1 <= duration_s(self.mirror_every, "mirror_every") <= 86_400:
+            raise ConfigError(f"mirror_every must be from 1s to 1d, got {self.mirror_every!r}")
+        if not 60 <= duration_s(self.mirror_retention, "mirror_retention") <= 86_400 * 366:
+            raise ConfigError(f"mirror_retention must be from 1min to 366d, got {self.mirror_retention!r}")
+        for f in dataclasses.fields(self):
+            value = getattr(self, f.name)
+            if f.metadata.get("within") and not (value is None and f.default is None):
+                _check_within(f.name, value, *f.metadata["within"])
+        if self.buffer_resource in ("CPU", "GPU", "memory", "object_store_memory"):
+            raise ConfigError(
+                f"buffer_resource must be a custom resource, not Ray's own {self.buffer_resource}"
+            )
+        if self.buffers_max < self.buffers_min:
+            raise ConfigError(f"buffers_max ({self.buffers_max}) is below buffers_min ({self.buffers_min})")
+        if 0 < self.heartbeat_interval_s < 0.1:
+            raise ConfigError(
+                f"heartbeat_interval_s must be 0 or at least 0.1, got {self.heartbeat_interval_s}"
+            )
+        if self.reader_memory_bytes < 2 * self.block_bytes:
+            raise ConfigError("reader_memory_bytes must hold at least two blocks (block_bytes)")
+        if 0 < self.receive_timeout_ms < 2 * self.status_interval_ms:
+            # The server is asked once in an interval: two of them are the least that tells a slow one from a lost one.
+            raise ConfigError(
+                f"receive_timeout_ms ({self.receive_timeout_ms}) is below two intervals of status_interval_ms "
+                f"({self.status_interval_ms})",
+                remedy=f"raise it to {2 * self.status_interval_ms} or more, or lower status_interval_ms; with 0 the "
+                "server may stay silent for ever",
+            )
+        check_executor_memory(str(self.spark_executor_memory), "spark_executor_memory")
+
+    @property
+    def sink_kind(self) -> SinkKind:
+        """What the sink can do. A function that a script holds has no setting ``sink``."""
+        return kind_of(self.sink)
+
+    @property
+    def sink_root(self) -> str | None:
+        """The folder or URI of the sink; None where it has none."""
+        return self.sink.partition(":")[2] if self.sink_kind.has_root else None
+
+    def refuse_credentials(self) -> None:
+        """Raise ConfigError for a secret in a setting that travels to Ray's actors and Spark's executors.
+
+        The DSN is not checked here, because the supervisor takes its secret out.
+        """
+        refuse_in_uris({name: getattr(self, name) for name in ("storage", "sink")})
+        refuse_in_spark_conf(self.spark_conf)
+
+    def require(self, *names: str) -> None:
+        """Raise ConfigError naming the first of ``names`` that has no value.
+
+        A ``dsn`` may also come from libpq's variables, a service file among them.
+        """
+        for name in names:
+            if getattr(self, name) or (name == "dsn" and _LIBPQ.intersection(os.environ)):
+                continue
+            variables = ", or libpq's variables (PGHOST, PGSERVICE, …)" if name == "dsn" else ""
+            raise ConfigError(
+                f"{name} is missing",
+                remedy=f"give {name} in the settings of ChangeStream or in the TOML file, or "
+                f"--{name.replace('_', '-')} on the command line{variables}",
+            )
+
+    @classmethod
+    def load(cls, source: Config | Mapping[str, Any] | str | Path) -> Config:
+        """A Config as it is, a mapping as ``of`` takes it, or the path of a TOML file with one slot's settings."""
+        if isinstance(source, (str, Path)):
+            source = load_toml(Path(source))
+        return source if isinstance(source, Config) else cls.of(source)
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Config:
+        """A Config from the keys of a TOML file or the command line; ``-`` and ``_`` are the same.
+
+        Raises ConfigError for a key that is not a setting, and names the nearest one.
+        """
+        known = {f.name: f for f in dataclasses.fields(cls)}
+        arguments: dict[str, Any] = {}
+        for key, value in values.items():
+            name = key.replace("-", "_")
+            if name == "slots":
+                raise ConfigError(
+                    "only `xidstream run` takes a list of slots",
+                    remedy="give the settings of one slot (in Python one ChangeStream each)",
+                )
+            if name not in known:
+                raise unknown_setting(key, name, known)
+            expected = known[name]
+            if isinstance(expected.default, bool) and not isinstance(value, bool):
+                raise ConfigError(f"{name} must be true or false, got {value!r}")
+            if isinstance(expected.default, str) and not isinstance(value, str):
+                raise ConfigError(f"{name} must be a string, got {type(value).__name__}")
+            arguments[name] = value
+        return cls(**arguments)
+
+
+def _words(command: Any) -> tuple[str, ...]:
+    """Program and arguments. No error quotes them."""
+    if isinstance(command, str):
+        try:
+            command = shlex.split(command)
+        except ValueError:
+            raise ConfigError("password_command has a quote without its end") from None
+    if not isinstance(command, (list, tuple)) or not all(isinstance(word, str) for word in command):
+        raise ConfigError("password_command must be a string or a list of strings")
+    if command and not command[0]:
+        raise ConfigError("password_command names no program")
+    return tuple(command)
+
+
+def _check_within(name: str, value: Any, least: float, most: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
+        raise ConfigError(f"{name} must be from {least} to {most}, got {value!r}")
+
+
+def _default_of(f: dataclasses.Field[Any]) -> Any:
+    return f.default if f.default_factory is dataclasses.MISSING else f.default_factory()

@@ -1,0 +1,79 @@
+"""The kinds of sink, and what each can do: the one list of them.
+
+The setting ``sink`` is a kind's name, and behind a colon what it writes to. Whoever has to know what a sink can do asks
+its kind, in any process and before there is a sink: the reader, the preflight, the command line. How a sink is made
+says ``implementation`` (``pipeline.sinks.sink.SinkType``), which is imported where it is needed and no earlier.
+
+A new sink is a folder of its own and one entry of ``KINDS``. ``tests/spark/sink_contract`` has such a one.
+
+Rejected: a list beside the implementations. ``config`` is below them, and needs to know which sinks are folders.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Final
+
+
+class Snapshots(enum.Enum):
+    """How a sink gets the rows that tables had before their stream."""
+
+    NONE = enum.auto()
+    """Not at all."""
+    FIRST = enum.auto()
+    """As batches ahead of all others. The changes that they contain are left out behind them."""
+    BESIDE = enum.auto()
+    """Beside the batches: readers write files, and the sink commits them."""
+
+
+@dataclass(frozen=True)
+class SinkKind:
+    """``argument``: what comes behind the colon, as help shows it; empty where nothing does. ``names``: what that is,
+    in a word. ``has_root``: it is a folder or a URI. ``is_log``: the sink keeps what it was given, and knows up to
+    which commit and by whom. States, base tables and ``verify`` are read from a log. ``implementation``:
+    ``module:class``."""
+
+    name: str
+    implementation: str
+    argument: str = ""
+    names: str = ""
+    has_root: bool = False
+    is_log: bool = False
+    snapshots: Snapshots = Snapshots.NONE
+
+    @property
+    def form(self) -> str:
+        return self.spec(self.argument)
+
+    def spec(self, argument: str) -> str:
+        """The setting ``sink`` that names this kind with its argument."""
+        return f"{self.name}:{argument}" if argument else self.name
+
+
+_TYPES: Final = "xidstream.pipeline.sinks.sink_types"
+DELTA: Final = SinkKind(
+    "delta",
+    f"{_TYPES}:DeltaType",
+    "URI",
+    "folder",
+    has_root=True,
+    is_log=True,
+    snapshots=Snapshots.BESIDE,
+)
+CONSOLE: Final = SinkKind("console", f"{_TYPES}:ConsoleType")
+FOREACH: Final = SinkKind(
+    "foreach", f"{_TYPES}:ForeachType", "module:function", "function", snapshots=Snapshots.FIRST
+)
+
+KINDS: Final = {kind.name: kind for kind in (DELTA, CONSOLE, FOREACH)}
+
+
+def kind_named(spec: str) -> SinkKind | None:
+    """Of the setting ``sink``. None where it names none, and may be wrong (``parse_sink_spec``)."""
+    return KINDS.get(spec.partition(":")[0])
+
+
+def kind_of(spec: str) -> SinkKind:
+    """The same for a setting that was looked at. A function that a script holds is no setting, and is ``FOREACH``."""
+    return kind_named(spec) or FOREACH

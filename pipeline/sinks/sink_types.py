@@ -1,0 +1,85 @@
+"""What each kind of sink does with the setting behind its colon. ``pipeline.settings.sink_kinds`` names the classes.
+
+Nothing heavy is imported before a method needs it: the command line and the reader ask these, too.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from xidstream.pipeline.delta.locations import Location
+from xidstream.pipeline.exchange import SlotIdentity
+from xidstream.pipeline.findings import Finding
+from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.sinks.sink import Sink, SinkType, ToldGenerations
+
+if TYPE_CHECKING:
+    from xidstream.pipeline.sinks.sink_findings import SinkCheck
+
+
+class DeltaType(SinkType):
+    """``argument`` is the URI of the tables' root."""
+
+    def make(self, identity: SlotIdentity) -> Sink:
+        from xidstream.pipeline.sinks.delta import DeltaSink
+
+        return DeltaSink(self.argument, identity)
+
+    def checked(self) -> str:
+        return Location.parse(self.argument).uri
+
+    def may_take_segments(self, storage_uri: str) -> bool:
+        from xidstream.pipeline.delta.segment_links import may_reach
+
+        return may_reach(Location.parse(self.argument), storage_uri)
+
+    def local_root(self) -> str | None:
+        root = Location.parse(self.argument)
+        return root.uri if root.is_local else None
+
+    def check(self, storage_uri: str) -> SinkCheck:
+        from xidstream.pipeline.sinks.sink_findings import check_of_delta
+
+        return check_of_delta(self.argument, storage_uri)
+
+    def holds(self, application_id: str) -> tuple[int, Lsn]:
+        from xidstream.pipeline.sinks.sink_findings import held_by_delta
+
+        return held_by_delta(self.argument, application_id)
+
+    def told(self) -> ToldGenerations:
+        from xidstream.pipeline.delta.snapshot_log import told_by
+
+        return told_by(self.argument)
+
+
+class ConsoleType(SinkType):
+    """It has no argument."""
+
+    def make(self, identity: SlotIdentity) -> Sink:
+        from xidstream.pipeline.sinks.console import ConsoleSink
+
+        return ConsoleSink()
+
+    def check(self, storage_uri: str) -> SinkCheck:
+        return lambda server: [Finding.ok("sink", "sink console prints the rows")]
+
+
+class ForeachType(SinkType):
+    """``argument`` is ``module:function``."""
+
+    def make(self, identity: SlotIdentity) -> Sink:
+        from xidstream.pipeline.sinks.foreach import ForeachSink
+
+        return ForeachSink.of(self.argument)
+
+    def checked(self) -> str:
+        from xidstream.pipeline.sinks.foreach import resolve
+
+        resolve(self.argument)
+        return self.argument
+
+    def check(self, storage_uri: str) -> SinkCheck:
+        from xidstream.pipeline.sinks.sink_findings import check_of_named_function
+
+        return check_of_named_function(self.argument)

@@ -1,0 +1,50 @@
+"""What sinks that keep nothing themselves have in common: the console's, and a user's function."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from xidstream.pipeline.errors import Unsupported
+from xidstream.pipeline.exchange import Tenure
+from xidstream.pipeline.pg import INVALID_LSN, Lsn
+from xidstream.pipeline.spark.session import warm_up
+from xidstream.pipeline.spark_errors import fault_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from xidstream.pipeline.delta.batch_parts import TableName
+    from xidstream.pipeline.delta.snapshot_tables import SnapshotTables
+    from xidstream.pipeline.snapshot.bounds import SnapshotBounds
+    from xidstream.pipeline.spark.snapshot_batch import SnapshotBatch
+
+
+class StatelessSink:
+    def open(self, spark: SparkSession) -> None:
+        try:
+            warm_up(spark)
+        except Exception as error:
+            raise fault_of(error, "starting the sink") from error
+
+    def watermark(self) -> Lsn:
+        """It keeps nothing, and so cannot tell."""
+        return INVALID_LSN
+
+    def last_owner(self) -> int:
+        return 0
+
+    def claim(self, tenure: Tenure) -> None:
+        """Nothing is held that could be anybody's."""
+
+    def snapshot_log(self) -> SnapshotTables:
+        raise Unsupported("this sink takes no snapshots of tables")
+
+    def leave_out(self, contained: Mapping[TableName, SnapshotBounds]) -> None:
+        """Nobody had a snapshot."""
+
+    def write_snapshot(self, batch: SnapshotBatch) -> None:
+        raise Unsupported("this sink takes no snapshots of tables")
+
+    def close(self) -> None:
+        """Nothing is held."""

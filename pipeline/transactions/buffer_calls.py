@@ -1,0 +1,72 @@
+"""What a buffer is told, and what it tells of a block: the values in the calls of ``transactions.transaction_buffer``.
+
+They are made in one process and read in another (``transactions.parcels``, ``actors.reader``, ``actors.xid_buffer``).
+Nobody changes one after it was made.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from xidstream.pipeline.exchange import TransactionEnd
+from xidstream.pipeline.pg import Lsn, Xid
+from xidstream.pipeline.poison import NOBODY, GivenUp
+from xidstream.pipeline.settings.file_modes import DEFAULT
+from xidstream.pipeline.storage.keys import Layout
+
+
+@dataclass(frozen=True)
+class BufferSettings:
+    storage_uri: str = field(repr=False)
+    layout: Layout
+    memory_bytes: int
+    given_up: GivenUp = NOBODY
+    """Transactions of which nothing is released."""
+    bind_late: bool = False
+    """Whether the sink takes segments as its own files."""
+    parks: bool = False
+    """Whether a table that cannot be delivered is left out, and the rest goes on."""
+    storage_mode: str = DEFAULT
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a transaction amounts to after a block: for progress, and for tests of the memory bound."""
+
+    xid: Xid
+    n_rows: int
+    n_bytes_in_memory: int
+    n_segments: int
+    n_bytes_spilled: int = 0
+
+
+@dataclass(frozen=True)
+class BlockHead:
+    """Whose rows a block holds, beside its bytes. ``step``: how many blocks its transaction had before; ``relations``:
+    the numbers of the versions that its rows are of, which this call or an earlier one brought; ``aborted``: as in
+    ``TransactionBlock``."""
+
+    xid: Xid
+    step: int
+    first_lsn: Lsn
+    streamed: bool
+    relations: tuple[int, ...]
+    aborted: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class End:
+    """A commit among blocks: behind the first ``n_blocks`` of its call. ``step`` as in ``BlockHead``, ``aborted`` as in
+    ``Committed``."""
+
+    end: TransactionEnd
+    step: int
+    n_blocks: int
+    aborted: tuple[int, ...] = ()
+
+
+RawBlock = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]
+"""``payload: uint8[n_bytes]``, the raw messages one behind the other; ``lengths: int32[n_messages]``."""

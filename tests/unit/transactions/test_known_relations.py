@@ -1,0 +1,59 @@
+"""The pool's account of what a buffer remembers, beside the buffer's own."""
+
+from __future__ import annotations
+
+import pickle
+import random
+
+import pytest
+
+from xidstream.pipeline.errors import ComponentLost
+from xidstream.pipeline.schema import Column, RelationVersion, ReplicaIdentity
+from xidstream.pipeline.transactions.known_relations import KnownRelations
+
+
+def version(number: int) -> RelationVersion:
+    columns = tuple(Column(f"c{i}", 23, -1, i == 0) for i in range(1 + number % 7))
+    return RelationVersion(1000 + number, "public", f"t{number}", ReplicaIdentity.DEFAULT, columns)
+
+
+@pytest.mark.parametrize("limit", [0, 50, 200, 1 << 20])
+def test_a_buffer_has_each_version_that_a_call_needs_whatever_was_forgotten(limit: int) -> None:
+    seed = random.randrange(1 << 32)
+    chosen = random.Random(seed)
+    pool, buffer = KnownRelations(limit), KnownRelations(limit)
+    n_told = n_used = 0
+    for _ in range(2_000):
+        blocks = [chosen.sample(range(40), chosen.randrange(4)) for _ in range(chosen.randrange(1, 4))]
+        numbers = [number for block in blocks for number in block]
+        untold = pool.call(numbers, {number: version(number) for number in numbers})
+        n_told, n_used = n_told + len(untold), n_used + len(set(numbers))
+        assert buffer.call(numbers, pickle.loads(pickle.dumps(untold))).keys() == untold.keys(), seed
+        for block in blocks:
+            assert buffer.relations(block) == {1000 + n: version(n) for n in block}, f"seed {seed}"
+    if limit == 1 << 20:
+        assert n_told == 40, "each once"
+    else:
+        assert 40 < n_told < n_used or limit == 0
+
+
+def test_ten_thousand_tables_in_one_call_are_all_there_for_it_and_not_kept_beyond_the_limit() -> None:
+    pool, buffer = KnownRelations(), KnownRelations()
+    versions = {n: version(n) for n in range(10_000)}
+    untold = pool.call(versions, versions)
+    buffer.call(versions, untold)
+    assert len(untold) == len(buffer.relations(versions)) == 10_000
+    for known in (pool, buffer):
+        known.call([10_000], {10_000: version(10_000)})
+        assert known._versions.weight <= (16 << 10) + version(10_000).weight
+    assert pool.call([0, 9_999], versions).keys() == {0}, (
+        "the one used longest ago is told again, the last one not"
+    )
+
+
+def test_a_call_that_was_lost_is_noticed_by_the_first_that_builds_on_it() -> None:
+    pool, buffer = KnownRelations(), KnownRelations()
+    pool.call([1], {1: version(1)})  # lost on its way
+    untold = pool.call([1, 2], {1: version(1), 2: version(2)})
+    with pytest.raises(ComponentLost, match="relation version 1"):
+        buffer.call([1, 2], untold)
