@@ -295,8 +295,8 @@ class ChangeLog:
     def _refuse_several_slots(self, what: str) -> None:
         if len(self._slots) > 1:
             raise Unsupported(
-                f"{locations.TRANSACTIONS} below {redacted(self._root.uri)} has those of several slots, and does not tell "
-                f"them apart, so it has no {what} of one",
+                f"{locations.TRANSACTIONS} below {redacted(self._root.uri)} has those of several slots, and does not "
+                f"tell them apart, so it has no {what} of one",
                 remedy="ask by LSN, and give each slot a root of its own",
             )
 

@@ -1,1 +1,1 @@
-"""Strict commit order: what may be released, what may be written to the journal, and what may be confirmed."""
+"""The commit sequencer: strict commit order, the journal, and what may be recorded and confirmed."""

@@ -1,1 +1,1 @@
-"""Open transactions in memory: what a buffer holds, what it spills, what it hands over at the end."""
+"""The xid buffer: open transactions in memory, what a rollback takes, what spills, what is handed over at the end."""
