@@ -130,7 +130,7 @@ class MirrorLoop:
             self._stop.wait(max(0.0, self._every_s - (time.monotonic() - began_s)))
 
     def run_quietly(self) -> None:
-        """The same on a thread of its own: the error is kept and told."""
+        """Run on a thread of its own: the error is kept and told."""
         try:
             self.run()
         except BaseException as error:  # noqa: BLE001 - for whoever asks for it

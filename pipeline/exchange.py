@@ -187,11 +187,11 @@ class Sealed:
     messages: tuple[MessagePart, ...]
     n_rows: int
     n_bytes: int
-    """Of rows and messages: as Arrow in memory, and as files in storage, where rows are compressed."""
+    """The bytes of rows and messages: as Arrow in memory, and as files in storage, where rows are compressed."""
     undeliverable: Undeliverable | None = None
     """Set where the content ends before the unit does."""
     left_out: tuple[LeftOutTransaction, ...] = ()
-    """Those of the unit's transactions that were given up (``pipeline.poison``): nothing of them is here."""
+    """The unit's transactions that were given up (``pipeline.poison``): nothing of them is here."""
     bad_tables: tuple[BadTable, ...] = ()
     """Tables of which rows were left out, for the sequencer to park. ``transactions`` tell of these rows, too."""
 
@@ -289,10 +289,10 @@ class JournalFile:
     n_transactions: int
     n_rows: int
     n_bytes: int
-    """Of the file, and of the objects that it names."""
+    """The bytes of the file, and of the objects that it names."""
     stored_keys: tuple[str, ...]
     file_bytes: int = 0
-    """Of the file alone."""
+    """The bytes of the file alone."""
     memory_bytes: int = 0
     """What its rows take when they are loaded, and messages that are many; 0 if it does not say."""
 
@@ -427,9 +427,10 @@ class PreparedTransaction:
     poison: Poison | None = None
     """Why COMMIT PREPARED cannot release it. It does not matter to a ROLLBACK PREPARED."""
     bad_tables: tuple[BadTable, ...] = ()
-    """The same by table. ``segments`` have rows of these tables, too."""
+    """The tables with a change that cannot be delivered. ``segments`` have rows of these tables, too."""
     damage: str | None = None
-    """The same of a record that was damaged in the storage. Only xid and ``prepare_end_lsn`` are known of it then."""
+    """What is wrong with a record that was damaged in the storage. Only xid and ``prepare_end_lsn`` are known of it
+    then."""
 
     def stored_keys(self) -> list[str]:
         """The keys of all that it keeps in storage, except its record."""

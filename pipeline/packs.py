@@ -29,7 +29,7 @@ FEW_TABLES: Final = 16
 """Tables of a unit that makes no packs: a unit of small transactions mostly has one to three."""
 
 SMALL_BYTES: Final = 64 << 10
-"""Of a part's rows; what is larger is an object of its own, also among many."""
+"""The most bytes of a part's rows in a pack; what is larger is an object of its own, also among many."""
 
 PACK_BYTES: Final = 4 << 20
 """About the size of a pack: a buffer holds one that is not full, and the driver fetches whole ones."""
@@ -92,7 +92,7 @@ class Packs:
         self._lock = threading.Lock()
 
     def rows(self, parts: Iterable[MemoryPart]) -> Iterator[pa.RecordBatch]:
-        """Of each part, which is in a pack, its rows in contract layout. Raises what ``read`` raises."""
+        """The rows of each part, which is in a pack, in contract layout. Raises what ``read`` raises."""
         for part in parts:
             message = self._pack(part.ref)[part.place]
             yield pa.ipc.read_record_batch(message.as_buffer(), contract_schema(part.relation))

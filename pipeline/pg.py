@@ -20,7 +20,8 @@ _WAL_PAGE_BYTES: Final = 8 << 10
 _WAL_SEGMENT_BYTES: Final = 16 << 20
 _SHORT_HEADER_BYTES: Final = 24
 _LONG_HEADER_BYTES: Final = 40
-"""Of a segment's first page. On another page a record that began on the page before may end there."""
+"""The header's bytes on a segment's first page. On another page a record that began on the page before may end
+there."""
 
 POSTGRES_EPOCH_UNIX_US: Final = 946_684_800_000_000
 """Microseconds from the Unix epoch to PostgreSQL's, 2000-01-01 00:00:00 UTC: the zero of each time on the wire."""
@@ -60,7 +61,7 @@ class Lsn(int):
 
     @property
     def record_end(self) -> Lsn:
-        """Of an insert position: where the last record before it ends. A flush or a confirmation comes that far.
+        """The end of the last record before an insert position. A flush or a confirmation comes that far.
 
         They differ at the start of a page, where the insert position lies behind the page's header already
         (``XLogBytePosToRecPtr`` in ``src/backend/access/transam/xlog.c``). The header is known by the sizes that

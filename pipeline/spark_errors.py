@@ -21,7 +21,7 @@ _LOST_SIGNS: Final = (
     "UnreconstructableException",
     "ReferenceCountingAssertion",
 )
-"""Of a stopped session, and of Ray's object store when the process that owned the rows has ended."""
+"""The words of a stopped session, and of Ray's object store when the process that owned the rows has ended."""
 
 _RAISED: Final = re.compile(rf"^{re.escape(errors.__name__)}\.(\w+): (.*)$", re.MULTILINE)
 

@@ -54,8 +54,8 @@ def check_listener(listener: Any) -> None:
 
 
 class Listeners:
-    """Those of one query. ``first`` are there from the start, and hear that the query has started. ``batches`` gives
-    the last batches, and ``is_idle`` whether the query waits for data; both are called on the thread."""
+    """The listeners of one query. ``first`` are there from the start, and hear that the query has started. ``batches``
+    gives the last batches, and ``is_idle`` whether the query waits for data; both are called on the thread."""
 
     def __init__(
         self,

@@ -67,7 +67,7 @@ class StreamingQuery:
 
     @property
     def id(self) -> str:
-        """The same for all queries on one slot with one storage, as Spark's is for one checkpoint."""
+        """An id that all queries share on one slot with one storage, as Spark's is for one checkpoint."""
         return self._name.id
 
     @property
@@ -170,7 +170,8 @@ class StreamingQuery:
         self._thread.join()
 
     def addListener(self, listener: Any) -> None:  # noqa: N802
-        """As ``ChangeStream.addListener``, but it hears only what comes from now on, and no ``onQueryStarted``."""
+        """Add a listener to this query, as ``ChangeStream.addListener`` does. It hears only what comes from now on, and
+        no ``onQueryStarted``."""
         self._listeners.add(listener)
 
     def removeListener(self, listener: Any) -> None:  # noqa: N802

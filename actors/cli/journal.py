@@ -156,7 +156,7 @@ def _table(files: tuple[NamedFile, ...]) -> Table:
 
 
 def _facts(file: JournalFile) -> list[str]:
-    """Of messages outside of transactions alone there are no commits."""
+    """A journal that holds only non-transactional messages has no commit to show."""
     commits = [str(file.first_commit_lsn), str(file.last_commit_lsn)] if file.n_transactions else ["", ""]
     numbers = [f"{n:,}" for n in (file.n_transactions, file.n_rows, len(file.stored_keys))]
     return [*commits, *numbers, human_bytes(file.n_bytes)]

@@ -93,7 +93,7 @@ CAPTURE_SETTINGS: Final = tuple(
     for name in usual + expert
     if name not in ("sink", "batch_rows", "batch_bytes", "snapshot_connections", "snapshot_bytes_per_s")
 )
-"""Those of a run without a sink."""
+"""The settings of a run without a sink."""
 
 
 class RunCommand(click.Command):
@@ -210,7 +210,7 @@ def build_configs(config_file: Path | None, options: dict[str, Any]) -> tuple[Co
 
 
 def build_config(config_file: Path | None, options: dict[str, Any]) -> Config:
-    """The same for a command that is about one slot. Raises ConfigError if the file has several."""
+    """The configuration for a command that is about one slot. Raises ConfigError if the file has several."""
     config, *others = build_configs(config_file, options)
     if others:
         names = ", ".join(c.slot for c in (config, *others))

@@ -58,7 +58,7 @@ def run_pipeline(configs: Sequence[Config], stop: StopRequest, began_s: float | 
 
 
 def capture_slots(configs: Sequence[Config], stop: StopRequest, began_s: float | None = None) -> None:
-    """As ``run_pipeline``, into the journals of the slots. A sink that the settings name is not used."""
+    """Run the pipeline into the journals of the slots. A sink that the settings name is not used."""
     for config in configs:
         refuse_travelling(config)
         _check_capture(config)

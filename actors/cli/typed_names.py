@@ -15,7 +15,7 @@ from xidstream.pipeline.errors import UsageError
 @click.command("version", hidden=True)
 @click.pass_context
 def version(context: click.Context) -> None:
-    """As ``--version``."""
+    """Show the version, as ``--version`` does."""
     from importlib.metadata import version as installed
 
     click.echo(f"xidstream, version {installed('xidstream')}")
@@ -25,7 +25,7 @@ def version(context: click.Context) -> None:
 @click.argument("names", nargs=-1)
 @click.pass_context
 def help_(context: click.Context, names: tuple[str, ...]) -> None:
-    """As ``COMMAND --help``."""
+    """Show the help of a command, as ``COMMAND --help`` does."""
     assert context.parent is not None
     context = context.parent
     for name in names:

@@ -99,13 +99,13 @@ def local_conf(config: Config) -> dict[str, str]:
 
 
 def heap_of(config: Config) -> str:
-    """Of the one JVM, as Java takes it."""
+    """The heap of the one JVM, as Java takes it."""
     executors_bytes = config.spark_executors * (parse_heap(config.spark_executor_memory) or 0)
     return f"{(executors_bytes + _DRIVERS_HEAP_BYTES) // MIB}m"
 
 
 def _join_ray(spark: SparkSession) -> None:
-    """As RayDP's executors have, and as its driver does where it puts objects."""
+    """Join the JVM to Ray, as RayDP's executors are, and its driver where it puts objects."""
     from raydp.spark.ray_cluster_master import RayDPSparkMaster
 
     jvm: Any = spark._jvm
@@ -117,7 +117,8 @@ def _join_ray(spark: SparkSession) -> None:
 
 
 def _load_library(jvm: Any) -> None:
-    """Of Ray's Java, from a private folder. Ray loads it once, so it does not look for it in its own place.
+    """Load the library of Ray's Java from a private folder. Ray loads it once, so it does not look for it in its own
+    place.
 
     That is /tmp/ray/MILLISECONDS, where another login may have put a library before: Ray loads what it finds there.
     """

@@ -28,6 +28,6 @@ def has_ray_executors(spark: SparkSession) -> bool:
 
 
 def n_executors(spark: SparkSession) -> int:
-    """Those that have registered; in a local session, which has none, its one JVM counts."""
+    """The number of registered executors. A local session has none: its one JVM counts."""
     n = int(spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size())
     return n if str(spark.sparkContext.master).startswith("local") else n - 1

@@ -127,7 +127,7 @@ class SparkDriver:
         return self._loops[slot].on_snapshots(call, after_end=after_end)
 
     def take_output(self) -> list[str]:
-        """Of all slots."""
+        """Take what was printed, of all slots."""
         return self._lines.take()
 
     def pid(self) -> int:

@@ -70,12 +70,12 @@ class BufferFleet:
 
     @property
     def n_buffers(self) -> int:
-        """Those that work."""
+        """The number of buffers that work."""
         return self._policy.n_placed
 
     @property
     def n_asked(self) -> int:
-        """Those that Ray has no process for yet."""
+        """The number of buffers that Ray has no process for yet."""
         return len(self._starting())
 
     # -- for the sending thread ------------------------------------------------------------------------

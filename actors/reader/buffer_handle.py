@@ -85,7 +85,7 @@ class BufferHandle:
             self.ping = self.actor.pid.remote()
 
     def read_answer(self) -> None:
-        """Of a ping that was answered."""
+        """Read the answer to a ping."""
         ping, self.ping = self.ping, None
         try:
             ray.get(ping)

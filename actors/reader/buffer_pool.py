@@ -92,7 +92,7 @@ class BufferPool:
         return [each.held for each in list(self._open.values())]
 
     def open_parts(self) -> list[OpenPart]:
-        """Of each open transaction, for the run's account. Any thread may ask."""
+        """One part for each open transaction, for the run's account. Any thread may ask."""
         return [self._part(each) for each in list(self._open.values())]
 
     def _part(self, each: _Open) -> OpenPart:

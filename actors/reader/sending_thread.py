@@ -91,7 +91,7 @@ class SendingThread:
 
     @property
     def end_lsn(self) -> Lsn:
-        """Of the last commit that was sent."""
+        """The end LSN of the last commit that was sent."""
         return self._sender.end_lsn
 
     def check(self) -> None:

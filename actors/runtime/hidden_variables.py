@@ -14,7 +14,7 @@ from xidstream.pipeline.postgres.conninfo import secret_variables
 
 
 def hidden_variables() -> dict[str, str]:
-    """Those that are set here."""
+    """The names of the variables that are set here."""
     return {name: os.environ[name] for name in sorted(secret_variables()) if name in os.environ}
 
 

@@ -228,7 +228,7 @@ def make_library_folder() -> None:
 
 
 def remove_loaded_libraries(*jvms: int) -> None:
-    """Of a run's own Ray, when its JVMs have joined it: remove what they, and ``jvms``, have unpacked and loaded."""
+    """Remove what a run's JVMs, and ``jvms``, have unpacked and loaded, when they have joined the run's own Ray."""
     folder = run_folder()
     if folder:
         java_library.remove_loaded([*jvms, *started_in(folder)])

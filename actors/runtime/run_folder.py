@@ -50,7 +50,7 @@ ROTATED_BYTES: Final = 8 << 20
 KEPT_LOGS_BYTES: Final = 16 << 20
 KEPT_FILE_BYTES: Final = 1 << 20
 KEPT_RUNS: Final = 3
-"""Of a run that failed: what is kept of all its logs, of one file (its end), and of how many runs."""
+"""What is kept of a failed run: of all its logs, of one file (its end), and of how many runs."""
 
 _NAME: Final = re.compile(r"xids-[0-9a-f]{6}")
 _SOCKET_BYTES: Final = 107

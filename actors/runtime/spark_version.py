@@ -18,7 +18,7 @@ from xidstream.pipeline.errors import PreconditionMissing
 
 @lru_cache(maxsize=1)
 def spark_version() -> Version:
-    """Of the PySpark that this process imports."""
+    """The version of the PySpark that this process imports."""
     try:
         return Version(metadata.version("pyspark"))
     except metadata.PackageNotFoundError:  # of a Spark that was unpacked by hand

@@ -100,8 +100,8 @@ class SnapshotCoordinator:
         """Whether the sink was told that lines may be added."""
         self._sources: tuple[PublishedSource, ...] = ()
         self._fingerprint: str | None = None
-        """Of the catalog when ``_sources`` were read and every generation was compared with them; None if one has begun
-        or something has failed since."""
+        """The catalog's fingerprint when ``_sources`` were read and every generation was compared with them; None if
+        one has begun or something has failed since."""
         self._looking = threading.Lock()
         self._is_changed = False
         """Whether a look for a proof found something to do."""
@@ -119,7 +119,7 @@ class SnapshotCoordinator:
         self._stop = threading.Event()
         self._last_text = ""
         self._finished = self._told = Sums()
-        """Of all tables that were taken, and of those that people were told of."""
+        """The sums of all tables that were taken, and of those that people were told of."""
         self._held_wal_bytes: int | None = None
         """By the slot, as of the last look."""
         self._rate = ReadingRate()
@@ -161,7 +161,7 @@ class SnapshotCoordinator:
         return progress_of(tables, self._finished, self._held_wal_bytes, self._rate.bytes_per_s)
 
     def _last_number(self, table: str) -> int:
-        """Of the table's generations that the sink told of; 0 for none. On any thread."""
+        """The last number among the table's generations that the sink told of; 0 for none. On any thread."""
         return 0 if self._lines is None else self._lines.last_number(table)
 
     def _end_former(self, source: PublishedSource) -> None:

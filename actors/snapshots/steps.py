@@ -56,7 +56,8 @@ log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 _LOST_WITH_ITS_RANGE = (ComponentLost, ConnectionLost, StorageFault)
-"""Of a read: the range is read again. A snapshot that is gone shows as SnapshotLost when it is imported."""
+"""After these errors of a read the range is read again. A snapshot that is gone shows as SnapshotLost when it is
+imported."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 
 
@@ -108,7 +109,8 @@ class SnapshotSteps:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="xidstream-snapshot")
 
     def start_readers(self, sources: Iterable[PublishedSource]) -> int:
-        """As many as server and machine have room for. Returns how many. ``sources``: what is to be read first."""
+        """Start as many readers as server and machine have room for. Returns how many. ``sources``: what is to be read
+        first."""
         n_ranges = sum(len(plan_ranges(source.leaves, by_range=True)) for source in sources)
         n_most = readers_here(self._most_readers, own_cpus())
         self._n_readers = self._actors.start_readers(n_most, n_ranges)

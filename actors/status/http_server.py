@@ -110,6 +110,6 @@ def _is_loopback(host: str) -> bool:
 
 
 def _names_loopback(host: str) -> bool:
-    """Of a Host header."""
+    """Whether a Host header names loopback."""
     name = host if host.endswith("]") else host.rpartition(":")[0] or host
     return name.lower() in _LOCAL_NAMES or (name.count(".") == 3 and _is_loopback(name))

@@ -39,7 +39,7 @@ _SETTINGS: Final = {
     "xid buffer": ("buffer_cpus", "buffers_min"),
     "executor": ("spark_executor_cpus", "spark_executors"),
 }
-"""Of a part: the settings that say how many CPUs it asks for, and how many there are."""
+"""The settings of each part: how many CPUs it asks for, and how many of it there are."""
 _STEPS: Final = 10_000
 """Ray counts CPUs in steps of 1/10,000."""
 

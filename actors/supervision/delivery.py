@@ -63,7 +63,7 @@ class LoopFailed(Exception):
 
 
 class Delivery:
-    """Of one epoch that reads. ``target``: where a run with ``available_now`` ends at the earliest."""
+    """The delivery of one epoch that reads. ``target``: where a run with ``available_now`` ends at the earliest."""
 
     def __init__(
         self,

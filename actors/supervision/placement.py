@@ -47,7 +47,7 @@ _REMEDY = (
 
 @dataclass(frozen=True)
 class FreeCpus:
-    """Of each node that lives: the CPUs that nobody has, and all of them."""
+    """The CPUs of each node that lives: those that nobody has, and all of them."""
 
     free: tuple[float, ...]
     total: float
@@ -107,14 +107,14 @@ def told(needed: Collection[Demand], cpus: FreeCpus) -> str:
 
 
 def free_cpus() -> FreeCpus:
-    """As far as Ray knows; it hears of each node a few times a second."""
+    """The free CPUs, as far as Ray knows. It hears of each node a few times a second."""
     state: Any = ray._private.state
     free = tuple(float(node.get("CPU", 0)) for node in state.available_resources_per_node().values())
     return FreeCpus(free, float(ray.cluster_resources().get("CPU", 0)))
 
 
 def unplaced(config: Config, shares: Shares, reader: Any, sequencer: Any) -> list[Demand]:
-    """Of ``demands``, and of the Spark driver's actor where there is one, what has no process yet.
+    """What has no process yet: of ``demands``, and of the Spark driver's actor where there is one.
 
     Ray is asked, and not the actors themselves.
     """

@@ -23,7 +23,7 @@ from xidstream.pipeline.account.model import Account
 
 
 class RayMetrics:
-    """Of one slot's run. ``set`` is for one thread."""
+    """The metrics of one slot's run. ``set`` is for one thread."""
 
     def __init__(self) -> None:
         self._counts = Counts()

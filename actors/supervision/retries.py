@@ -15,7 +15,7 @@ from xidstream.pipeline.restarts import GIVE_UP_AFTER_S, Restarts
 
 
 class Retries:
-    """Of one run. The supervisor's thread uses it."""
+    """The retries of one run. The supervisor's thread uses it."""
 
     def __init__(self, accounts: RunAccounts, notify: Callable[[str], None]) -> None:
         self._accounts = accounts

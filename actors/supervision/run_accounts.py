@@ -211,7 +211,7 @@ class RunAccounts:
         return dataclasses.replace(account, reader=reader, sink=sink)
 
     def slot(self) -> tuple[SlotPart | None, str | None]:
-        """As the server has it, or why the server did not tell."""
+        """The slot as the server has it, or why the server did not tell."""
         epoch = self._parts().epoch
         opened = None if epoch is None else epoch.opened
         login = login_of(self._config).to(**({} if opened is None else opened.server))

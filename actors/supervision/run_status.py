@@ -25,7 +25,7 @@ class Status:
     waiting_for: tuple[str, ...] = ()
     """What an epoch that starts waits for, in words; one that reads may wait for the Spark session."""
     state: str = "starting"
-    """As in an account: starting, reading, restarting or ended."""
+    """The state as an account has it: starting, reading, restarting or ended."""
     last_error: str | None = None
     """What ended the last epoch, or batch loop, that failed."""
     has_sink: bool = True
@@ -33,7 +33,7 @@ class Status:
 
     @property
     def is_caught_up(self) -> bool:
-        """As ``pipeline.account.model.is_caught_up`` says."""
+        """Whether the run is caught up, as ``pipeline.account.model.is_caught_up`` defines it."""
         opened, reader, sequencer = self.opened, self.reader, self.sequencer
         if opened is None or reader is None or sequencer is None:
             return False

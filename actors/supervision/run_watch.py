@@ -95,7 +95,7 @@ class RunWatch:
             self._slot, self._answered_s = answer, time.monotonic()
 
     def _tell(self, account: Account) -> None:
-        """Of stalls that begin or end."""
+        """Tell people of stalls that begin or end."""
         now = {(stall.part, stall.waits_for): stall for stall in account.stalls}
         for part, waits_for in self._told - now.keys():
             text = f"no longer stalled: the {part} had waited for the {waits_for}"

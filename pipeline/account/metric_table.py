@@ -68,7 +68,7 @@ class Metric:
 
     @property
     def unit(self) -> str:
-        """As the name has it; empty for a number of things."""
+        """The unit, as the name has it; empty for a number of things."""
         bare = self.name.removesuffix("_total")
         return next((unit for ending, unit in _UNITS.items() if bare.endswith(ending)), "")
 
@@ -367,5 +367,5 @@ SECTIONS: Final = {
     "The sink": _OF_SINK,
     "Snapshots": _OF_SNAPSHOTS,
 }
-"""Of docs/metrics.md."""
+"""The sections of docs/metrics.md."""
 METRICS: Final[tuple[Metric, ...]] = tuple(metric for section in SECTIONS.values() for metric in section)

@@ -28,7 +28,7 @@ WAL_STATUSES: Final = ("reserved", "extended", "unreserved", "lost")
 PAUSES: Final = ("reader_memory_bytes", "backlog_bytes")
 
 Values = Iterable[tuple[tuple[str, ...], float | None]]
-"""Of a metric's own labels, each with its value."""
+"""The values of a metric: its own labels, each set with its value."""
 Of = Callable[[Account], Values]
 
 

@@ -24,7 +24,7 @@ class Sample:
 
 
 def samples(account: Account) -> Iterator[Sample]:
-    """Of a run. What is not known has none."""
+    """The samples of a run. What is not known has none."""
     if account.run is None:
         return
     for metric in METRICS:

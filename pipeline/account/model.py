@@ -21,7 +21,7 @@ from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.quantities import counted
 
 VERSION: Final = 1
-"""Of the JSON. It changes when a key loses or changes its meaning."""
+"""The version of the JSON. It changes when a key loses or changes its meaning."""
 MOST_OPEN: Final = 100
 MOST_PREPARED: Final = 100
 MOST_TABLES: Final = 20
@@ -354,12 +354,12 @@ class SinkReport:
 
 
 def largest(transactions: list[OpenPart]) -> tuple[OpenPart, ...]:
-    """Those that an account names."""
+    """The transactions that an account names, the largest first."""
     return tuple(sorted(transactions, key=lambda each: (-each.n_rows, each.xid))[:MOST_OPEN])
 
 
 def named(tables: set[str]) -> tuple[str, ...]:
-    """Those of a transaction's tables that an account names."""
+    """The tables of a transaction that an account names."""
     return tuple(sorted(tables)[:MOST_TABLES])
 
 

@@ -92,7 +92,7 @@ def progress_of(query: QueryName, batch: BatchPart, before: BatchPart | None) ->
 
 
 def recent_progress(query: QueryName, batches: Sequence[BatchPart], most: int) -> list[dict[str, Any]]:
-    """Of the last ``most`` of ``batches``, oldest first."""
+    """The progress of the last ``most`` of ``batches``, oldest first."""
     first = max(0, len(batches) - most)
     return [progress_of(query, batches[i], batches[i - 1] if i else None) for i in range(first, len(batches))]
 
@@ -187,5 +187,5 @@ def _begun_at(batch: BatchPart) -> datetime.datetime:
 
 
 def _text(at: datetime.datetime) -> str:
-    """As Spark writes a time: ISO 8601, UTC, with milliseconds."""
+    """A time as Spark writes it: ISO 8601, UTC, with milliseconds."""
     return at.astimezone(datetime.timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")

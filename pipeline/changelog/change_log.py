@@ -410,5 +410,6 @@ class LogState:
         return frame.select(*[quoted(name) for name in frame.columns[:-1]])
 
     def with_text(self, table: str | TableName) -> DataFrame:
-        """The same with a column ``_text`` behind: column → PostgreSQL's text, of values that the type cannot hold."""
+        """The frame with a column ``_text`` at its end: column → PostgreSQL's text, of values that the type cannot
+        hold."""
         return self._log.table_at(table, self._lsn, self._generations).state(self._spark)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def fold_keyless(
     base: DataFrame, tail: DataFrame, shape: TableShape, facts: TailFacts | None = None
 ) -> DataFrame:
-    """As ``fold``."""
+    """Fold a table without a key. The arguments are those of ``fold``."""
     from pyspark.sql import Window
     from pyspark.sql import functions as f
 
@@ -55,7 +55,7 @@ def fold_keyless(
 
 
 def _net(rows: DataFrame, shape: TableShape) -> DataFrame:
-    """Of each row of the tail how many more there are behind it (``n``), with its values and ``g*``."""
+    """Each row of the tail with its values and ``g*``, and how many more of it there are after the tail (``n``)."""
     from pyspark.sql import functions as f
 
     sign = f.when(f.col("kind").isin("insert", "update_postimage"), 1).otherwise(-1).cast("long")

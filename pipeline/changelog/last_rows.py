@@ -113,7 +113,7 @@ class LastRows:
         return bool(self._toasted)
 
     def lacks_a_value(self) -> Column:
-        """Of ``last``: whether the row is there, and only the base knows all of it.
+        """Whether a row of ``last`` is there, and only the base knows all of it.
 
         A row that an insert began without a value was in no state before (a row filter let it in): nobody knows that
         value, and it is null.
@@ -123,7 +123,7 @@ class LastRows:
         return ~f.col("gone") & f.col("from_base") & any_of([f.col(f"n{i}").isNull() for i in self._toasted])
 
     def own_columns(self) -> list[str]:
-        """Of ``last``: what ``filled_from`` takes beside the base's columns."""
+        """The columns of ``last`` that ``filled_from`` takes beside the base's columns."""
         return [*value_columns(self._shape), "text", *[f"n{i}" for i in self._toasted]]
 
     def filled_from(self, prefix: str) -> dict[str, Column]:

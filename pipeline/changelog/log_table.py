@@ -41,7 +41,7 @@ _OPTIONS: Final = {
 }
 SOURCE_KEY: Final = "xidstream.column"
 MAX_LSN: Final = (1 << 63) - 1
-"""As far as Delta's numbers go."""
+"""The greatest LSN that Delta's numbers can hold."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class LogTable:
         return self._table.transaction_version(application_id)
 
     def files(self, first: int = 0, last: int = MAX_LSN, column: str = "_commit_lsn") -> list[LogFile]:
-        """Those that may have rows with commit LSNs from ``first`` to ``last``, both included; without limits all.
+        """The files that may have rows with commit LSNs from ``first`` to ``last``, both included; without limits all.
 
         Raises Unsupported where another tool has deleted rows or renamed columns without writing the files anew.
         """

@@ -167,7 +167,7 @@ def read_lines(root: Location, application_id: str | None = None) -> list[Manife
 
 
 def newest(lines: Iterable[ManifestLine]) -> list[ManifestLine]:
-    """Those of the greatest LSN, which belong together. ``lines`` are of one slot."""
+    """The lines of the greatest LSN, which belong together. ``lines`` are of one slot."""
     lines = list(lines)
     last = max((line.lsn for line in lines), default=NOTHING)
     return [line for line in lines if line.lsn == last]
@@ -248,7 +248,7 @@ class ManifestWriter:
         return _lines_of(self._open(), self._slot)
 
     def newest(self) -> list[ManifestLine]:
-        """Those of the last refresh; none where there was none."""
+        """The lines of the last refresh; none where there was none."""
         writer = self._open()
         lsn = writer.watermark(self._lsn_id)
         return _lines_of(writer, self._slot, lsn, lsn) if lsn else []

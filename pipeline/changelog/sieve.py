@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 LEAST_ROWS: Final = 10_000
-"""Of a tail. A hash table of fewer keys is quick as it is, and a sieve takes a job."""
+"""The least rows of a tail for which a sieve is made. A hash table of fewer keys is quick as it is, and a sieve takes a
+job."""
 _BITS_A_ROW: Final = 16
 _WORD_BITS: Final = 64
 

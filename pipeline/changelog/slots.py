@@ -34,7 +34,7 @@ _COMMIT: Final = re.compile(r"(\d{20})\.json")
 
 
 def application_ids(transactions: Location) -> list[str]:
-    """Of the slots that have written to the Delta table ``_transactions`` there."""
+    """The application ids of the slots that have written to the Delta table ``_transactions`` there."""
     store = _store(transactions)
     names = _listing(store, "_delta_log")
     checkpoints: dict[int, list[str]] = {}

@@ -88,7 +88,7 @@ class TableAt:
             )
 
     def tail_files(self, since: int) -> list[LogFile]:
-        """Those that may have changes behind ``since``, up to the LSN."""
+        """The files that may have changes after ``since``, up to the LSN."""
         files = self.log_table.files(since + 1, self.lsn)
         # No commit has the place of a snapshot, so that file has its rows alone.
         place = int(self.generation.bounds.place)

@@ -73,7 +73,7 @@ def prepared_tail(tail: DataFrame, shape: TableShape) -> DataFrame:
 
 
 def tail_facts(tail: DataFrame, shape: TableShape) -> TailFacts:
-    """Of the log's rows as the folds take them, for whoever decides by them before a fold. Runs a small job."""
+    """Facts about the log's rows as the folds take them, to decide by before a fold. Runs a small job."""
     return facts_of(prepared_tail(tail, shape), shape)
 
 

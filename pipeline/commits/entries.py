@@ -43,7 +43,7 @@ _LEGAL: Final[dict[tuple[Kind, EntryState], frozenset[EntryState]]] = {
 }
 
 NO_TICKET: Final = -1
-"""Of an entry that was read from the journal: the reader gave its ticket in an earlier epoch, or it was settled."""
+"""The ticket of an entry that was loaded from the journal. Its own ticket belonged to an earlier epoch."""
 
 
 @dataclass(eq=False)
@@ -86,7 +86,7 @@ class Entry:
 
     @property
     def memory_bytes(self) -> int:
-        """Of its content that is not in the storage."""
+        """The bytes of its content that is not in the storage."""
         return 0 if self.content is None else self.content.memory_bytes
 
     def move(self, state: EntryState) -> None:

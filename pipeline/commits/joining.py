@@ -39,13 +39,13 @@ class JoinRule:
     single_entries: int = SINGLE_UNITS - 128
     """So many entries may wait before any are joined: at 100 units a second, a sink that takes 5 s for a batch."""
     looked_at: int = 4096
-    """Of the entries, the newest: those before them were looked at when they were the newest."""
+    """How many of the newest entries are looked at. Those before them were looked at when they were the newest."""
     least_units: int = 32
-    """Of a run: joining costs two calls to the object store beside one for each unit."""
+    """The least units of a run: joining costs two calls to the object store beside one for each unit."""
     most_units: int = 512
     small_bytes: int = 32 << 10
     joined_bytes: int = 1 << 20
-    """Of a run: beside such a unit what each costs is nothing, and the copy takes milliseconds."""
+    """The most bytes of a run: beside such a unit what each costs is nothing, and the copy takes milliseconds."""
 
     def is_due(self, n_entries: int, n_filled: int) -> bool:
         return n_entries >= self.single_entries and n_filled >= self.step
@@ -96,7 +96,7 @@ def joined_entry(run: list[Entry], content: Sealed) -> Entry:
 
 
 def _small_content(entry: Entry, small_bytes: int) -> Sealed | None:
-    """Of a unit that may be joined. Messages in the object store are their buffer's, and are not small."""
+    """The content of a unit that may be joined. Messages in the object store are their buffer's, and are not small."""
     content = entry.content if entry.state is EntryState.READY else None
     if content is None or content.undeliverable is not None or content.bad_tables:
         return None

@@ -142,7 +142,7 @@ class Journal:
 
     @property
     def files(self) -> list[JournalFile]:
-        """Those that tell what they have, in order."""
+        """The files that tell what they have, in order."""
         return [held.file for held in self._held if held.file is not None]
 
     @property
@@ -158,7 +158,7 @@ class Journal:
 
     @property
     def n_units(self) -> int:
-        """Those that the sink does not hold."""
+        """The number of units that the sink does not hold."""
         return sum(_n_undelivered(held) for held in self._held)
 
     @property

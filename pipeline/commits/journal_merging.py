@@ -26,7 +26,7 @@ FREE_FILES: Final = 32
 """A take-over asks a store for so many at once. A sink that is a little behind takes these before they are absorbed."""
 WHOLE_BYTES: Final = 8 << 20
 WHOLE_MEMORY_BYTES: Final = 16 << 20
-"""As much as a file has that is written at once: one is in memory as a whole when it is loaded."""
+"""The size of a file that is written at once: one is in memory as a whole when it is loaded."""
 WHOLE_UNITS: Final = 4096
 """Units with segments are not joined: a file of so many names as many large transactions."""
 _MOST_BYTES: Final = 16 << 20

@@ -32,7 +32,7 @@ class JournalPolicy:
     max_bytes: int
     has_sink: bool = True
     most_rows: int = 1000
-    """Of a unit that is joined of small ones where a file takes in others."""
+    """The most rows of a unit that is joined of small ones where a file takes in others."""
 
     def is_full(self, journal_bytes: int) -> bool:
         return journal_bytes >= self.max_bytes

@@ -40,7 +40,8 @@ FILE_UNITS: Final = 4096
 """Large transactions have nothing in memory; their names are kept for each unit."""
 
 _JOINED_ROWS: Final = 1000
-"""Of units that are joined: a batch is cut between units, and a function with small batches is to get small ones."""
+"""The most rows of a joined unit: a batch is cut between units, and a function with small batches is to get small
+ones."""
 
 Fetch = Callable[[ArrowRef], pa.Table]
 """Gets what a buffer has put."""
@@ -133,7 +134,7 @@ class Journaling:
         self._is_released = True
 
     def in_use(self, keys: Iterable[str]) -> set[str]:
-        """Those of the keys that the journal names in the storage, or will when the file in hand is written."""
+        """The keys among ``keys`` that the journal names in the storage, or will when the file in hand is written."""
         writing = {key for content in self._writing for key in content.stored_keys()}
         return {key for key in keys if key in writing or self._order.journal.names(key)}
 

@@ -147,7 +147,7 @@ class CommitOrder:
             self._advance()
 
     def take_dropped_keys(self) -> list[str]:
-        """Of segments of parked tables, which nobody is going to read."""
+        """The keys of segments of parked tables, which nobody is going to read. They are given once."""
         dropped, self._dropped_keys = self._dropped_keys, []
         return dropped
 
@@ -261,7 +261,7 @@ class CommitOrder:
 
     @property
     def unconfirmed_wal_bytes(self) -> int:
-        """Of WAL, from what is confirmed to the last unit that was filled."""
+        """The bytes of WAL from what is confirmed to the last unit that was filled."""
         return max(0, self._filled_lsn - self._confirmed_lsn)
 
     def to_write(self, file_bytes: int, file_units: int) -> list[Entry]:
@@ -335,7 +335,7 @@ class CommitOrder:
 
     @property
     def unwritable(self) -> XidstreamError | None:
-        """The same where there is no sink: why nothing more can be written to the journal."""
+        """Why nothing more can be written to the journal, in a run that has no sink."""
         head = self._entries[0] if self._entries else None
         if head is None or not head.is_stuck_behind:
             return None

@@ -64,7 +64,7 @@ class Parking:
         return tuple(self._tables)
 
     def parked_up_to(self, commit_lsn: Lsn) -> tuple[ParkedTable, ...]:
-        """Those whose rows are missing in a sink that has everything up to here."""
+        """The tables whose rows are missing in a sink that has everything up to here."""
         return tuple(each for each in self._tables if each.since_lsn <= commit_lsn) if self._tables else ()
 
     def settle(self, content: Sealed, end: UnitEnd) -> Settled:

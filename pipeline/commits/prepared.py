@@ -106,7 +106,7 @@ class FinishedPrepares:
         self._by_ticket[ticket] = prepared
 
     def without_kept(self, keys: Iterable[str]) -> list[str]:
-        """Those of the keys that nothing here keeps; the sink holds all of these segments by now."""
+        """The keys among ``keys`` that no prepared transaction needs any more. The sink holds all of these segments."""
         kept = {key for prepared in self._by_ticket.values() for key in prepared.stored_keys()}
         return [key for key in keys if key not in kept]
 

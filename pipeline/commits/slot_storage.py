@@ -103,7 +103,7 @@ class SlotStorage:
 
     @property
     def layout(self) -> Layout:
-        """Of this epoch."""
+        """The keys of this epoch."""
         return self._layout
 
     def take_over(self, *, resumes: bool = True) -> TakenOver:

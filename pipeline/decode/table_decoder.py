@@ -212,7 +212,7 @@ def _note(
     story: BlockStory,
     bad: npt.NDArray[np.int64],
 ) -> BadRows:
-    """Of the rows at ``bad`` (ascending) the first of each owner."""
+    """Note the first row of each owner among the rows at ``bad`` (ascending)."""
     owners, first, n_rows = np.unique(rows.owner[bad], return_index=True, return_counts=True)
     lsns = story.lsns(rows.message[bad[first]])
     is_table = error is ColumnNameClash

@@ -61,7 +61,7 @@ class TableParts:
 
     @property
     def schemas(self) -> list[pa.Schema]:
-        """Of each layout."""
+        """The schema of each layout."""
         return [version.schema for version in self.versions]
 
     @property
@@ -76,7 +76,7 @@ class TableParts:
         return sum(part.n_bytes for version in self.versions for part in version.memory)
 
     def first_commit_lsns(self) -> set[int]:
-        """Of each part: transactions that surely have rows of the table."""
+        """The first commit LSN of each part: of transactions that surely have rows of the table."""
         segments = {part.commit.commit_lsn for version in self.versions for part in version.segments}
         return segments | {part.first_commit_lsn for version in self.versions for part in version.memory}
 

@@ -148,7 +148,7 @@ class Location:
         self.sync_folders(paths)
 
     def sync_folders(self, paths: Iterable[str]) -> None:
-        """The same for the directory entries alone, of files whose content is on disk already."""
+        """Sync the directory entries alone, of files whose content is on disk already."""
         if not self.is_local:
             return
         folders = {self.uri}
@@ -159,7 +159,7 @@ class Location:
             _fsync(folder)
 
     def sync_parents(self) -> None:
-        """The same for the entries of all directories that lead to a local ``uri``, which has just been created."""
+        """Sync the entries of all directories that lead to a local ``uri``, which has just been created."""
         folder = self.uri
         while self.is_local and (parent := os.path.dirname(folder)) != folder:
             try:

@@ -57,7 +57,7 @@ class Ownership:
 
     @property
     def number(self) -> int:
-        """Of the run's hold on the slot."""
+        """The number of the run's hold on the slot."""
         return self._tenure.number
 
     @property
@@ -143,8 +143,8 @@ class Ownership:
 
 
 def read_up_to(lsn: int) -> Lsn:
-    """Of a snapshot's place or ``valid_from``, which lie at an insert position or a few bytes before it: where the last
-    record that it may have ends. 0 of 0."""
+    """The end of the last WAL record that a snapshot can contain. ``lsn`` is its place or its ``valid_from``, which lie
+    at an insert position or a few bytes before it. 0 for 0."""
     return Lsn(lsn).next_record.record_end
 
 

@@ -86,7 +86,7 @@ class SegmentStorage(Protocol):
     def uri(self) -> str: ...
 
     def local_path(self, key: str) -> str | None:
-        """Of an object on a file system; None in an object store."""
+        """The path of an object on a file system; None in an object store."""
         ...
 
     def read_buffer(self, key: str, start: int = 0) -> pa.Buffer | None:

@@ -49,7 +49,7 @@ SIZE_CLASSES: Final = (SizeClass(0, 16 << 10, 32), SizeClass(16 << 10, 512 << 10
 
 
 def many_small(files: pa.Table) -> pa.Table:
-    """Those to replace, the oldest first, or none. ``files`` is as deltalake lists them: ``path``, ``size_bytes``,
+    """The files to replace, the oldest first, or none. ``files`` is as deltalake lists them: ``path``, ``size_bytes``,
     ``num_records`` and ``modification_time``."""
     own = files.filter(pc.starts_with(files["path"], OWN)) if files.num_rows else files
     for least_bytes, below_bytes, many in SIZE_CLASSES:

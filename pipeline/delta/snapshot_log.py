@@ -65,7 +65,7 @@ from xidstream.pipeline.snapshot.generation import Generation, GenerationState
 from xidstream.pipeline.spark_errors import fault_of
 
 ATTEMPTS: Final = 8
-"""Of one commit beside the sink's own: each failure means that the sink's got through."""
+"""How often one commit is tried. Each failure means that the sink committed first."""
 
 SNAPSHOTS_SCHEMA: Final = pa.schema(
     [

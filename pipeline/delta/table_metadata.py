@@ -70,8 +70,8 @@ class TableMetadata:
 
 @lru_cache(maxsize=512)
 def metadata_of_source(relation: RelationVersion) -> TableMetadata:
-    """Of the table with the changes of this relation. The same object for equal relations, as long as it is remembered;
-    with another one the properties are compared, and no more.
+    """The metadata of the table with the changes of this relation. It is the same object for equal relations, as long
+    as it is remembered; with another one the properties are compared, and no more.
     """
     key = [column.name for column in relation.columns if column.is_key]
     types = {column.name: type_name(column) for column in relation.columns}

@@ -15,7 +15,7 @@ from xidstream.pipeline.initial_copy.copy_schedule import TableCopy
 
 @dataclass(frozen=True)
 class Sums:
-    """Of tables that were taken. ``n_bytes``: of the server's files."""
+    """Sums over tables that were taken. ``n_bytes`` counts the server's files."""
 
     n_tables: int = 0
     n_rows: int = 0
@@ -29,7 +29,7 @@ class Sums:
 
 
 class ReadingRate:
-    """Of the last minute, from what one thread notes. ``bytes_per_s`` may be read by others."""
+    """The rate of the last minute, from what one thread notes. ``bytes_per_s`` may be read by others."""
 
     _WINDOW_S = 60.0
 

@@ -89,9 +89,9 @@ class RangeReader:
         self._cancelled = threading.Event()
         self._connection: RangeCopy | None = None
         self._snapshot_name: str | None = None
-        """Of the range in hand."""
+        """The name of the snapshot of the range in hand."""
         self._as_text: dict[RelationVersion, frozenset[int]] = {}
-        """Of tables with values that a native type cannot hold: the columns that are read as text."""
+        """The columns that are read as text, in tables with values that a native type cannot hold."""
 
     def __repr__(self) -> str:
         return f"RangeReader({self._snapshot_name or 'idle'})"

@@ -101,7 +101,8 @@ class SnapshotBook:
     def needs(
         self, sources: Sequence[PublishedSource], lines: Iterable[GenerationLine], surveyed_lsn: Lsn
     ) -> Needs:
-        """Of the tables that are published now, as a survey found them for which the WAL ended at ``surveyed_lsn``."""
+        """The needs of the tables that are published now, as a survey found them for which the WAL ended at
+        ``surveyed_lsn``."""
         with self._comparing:
             return self._needs(sources, list(lines), surveyed_lsn)
 
@@ -161,7 +162,7 @@ class SnapshotBook:
         return self._decision.may_lack(bounds)
 
     def _renew(self, taken: Taken, source: PublishedSource) -> None:
-        """Of a generation that stands: the next survey is compared with this one."""
+        """Renew what is recorded of a generation that stands: the next survey is compared with this one."""
         signature = renewed(taken.signature, source)
         if signature is not None:
             self._taken[_name(taken.generation)] = Taken(taken.generation, signature)

@@ -25,7 +25,7 @@ class SnapshotLines:
         return iter(self._lines)
 
     def last_number(self, table: str) -> int:
-        """Of the table's generations; 0 for none."""
+        """The last number of the table's generations; 0 for none."""
         return max((line.number for line in self._lines if line.table == table), default=0)
 
     def end(self, line: GenerationLine) -> None:

@@ -54,8 +54,8 @@ class _Waiting:
 
 
 class StagedSnapshots:
-    """Of one epoch. ``check_owner`` raises Superseded where another run has the slot by now. Raises StorageFault and
-    SegmentCorrupt from every method."""
+    """The staged snapshots of one epoch. ``check_owner`` raises Superseded where another run has the slot by now.
+    Raises StorageFault and SegmentCorrupt from every method."""
 
     def __init__(self, storage: Storage, layout: Layout, check_owner: Callable[[], None]) -> None:
         self._storage = storage

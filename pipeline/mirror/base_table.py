@@ -115,7 +115,7 @@ class BaseTable:
 
     @property
     def place(self) -> int:
-        """Of the snapshot that it comes from."""
+        """The place of the snapshot that it comes from."""
         return self._writer.watermark(self._marks.place_id)
 
     @property

@@ -52,8 +52,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ATTEMPTS: Final = 4
-"""Of a refresh or a vacuum, in the face of others' commits. Each failure means that another mirror got through, which
-ends soon."""
+"""How often a refresh or a vacuum is tried, in the face of others' commits. Each failure means that another mirror got
+through, which ends soon."""
 _POLL_S: Final = 0.2
 """How often whoever waits for the other one looks whether it is given up."""
 
@@ -73,7 +73,8 @@ class Refreshed:
 
 
 class BaseTables:
-    """Of the log below ``uri``. ``slot`` must be given where there are several. Raises XidstreamErrors alone."""
+    """The base tables of the log below ``uri``. ``slot`` must be given where there are several. Raises XidstreamErrors
+    alone."""
 
     def __init__(self, uri: str, slot: str | None, file_bytes: int) -> None:
         root = Location.parse(uri)
@@ -180,7 +181,7 @@ class BaseTables:
         return Refreshed(lsn, tuple(each for _, each in done), left_out, time.monotonic() - began_s)
 
     def _mark(self, left_out: Mapping[str, str], marks: MirrorMarks) -> None:
-        """Of a table that is left out, its base says so itself. It keeps its last rows, and a reader of one table looks
+        """Mark the base of a table that is left out. It keeps its last rows, and a reader of one table looks
         at no manifest."""
         for label, reason in left_out.items():
             name = labelled_table(label)

@@ -81,7 +81,8 @@ class RangedKey:
         return {STATISTICS: ",".join(self.columns)}
 
     def facts_of(self, path: str) -> FileFacts:
-        """Of a Parquet file on this machine. Raises OSError and what pyarrow raises for a file that is none."""
+        """The facts of a Parquet file on this machine. Raises OSError and what pyarrow raises for a file that is
+        none."""
         footer = pq.read_metadata(path)
         lows, highs = [], []
         for name in self.columns:

@@ -47,11 +47,11 @@ from xidstream.pipeline.parquet import SPARK_METADATA, halved, statistics_leaves
 
 NET_ROWS: Final = 2_000_000
 NET_BYTES: Final = 256 << 20
-"""Of net rows, uncompressed: what is held in memory."""
+"""The bytes of net rows, uncompressed, that are held in memory."""
 REPLACED_BYTES: Final = 2 << 30
-"""Of files that are replaced: more is for all executors of a cluster."""
+"""The bytes of files that are replaced: more is for all executors of a cluster."""
 CUT_BYTES: Final = 128 << 20
-"""Of all groups that are sorted, in Parquet: several threads may have one each."""
+"""The bytes of all groups that are sorted, in Parquet: several threads may have one each."""
 _ROW_GROUP_BYTES: Final = 32 << 20
 _ROW_GROUP_ROWS: Final = 256 << 10
 _PAGE_BYTES: Final = 1 << 30
@@ -245,7 +245,7 @@ def _rows_between_looks(rows: pa.Table) -> int:
 
 
 class _Dictionaries:
-    """Those of the pieces of one row group, by column."""
+    """The dictionaries of the pieces of one row group, by column."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._last: dict[str, pa.Array | None] = dict.fromkeys(names)

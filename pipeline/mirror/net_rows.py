@@ -31,7 +31,7 @@ from xidstream.pipeline.mirror.plan import BaseFile, NetCounts
 from xidstream.pipeline.schema.rows import CHANGE_TYPES, DELETE, UPDATE_PREIMAGE
 
 CHANGE: Final = "_change_type"
-"""Of a net row: what the last word on its key is."""
+"""The column of a net row that says what the last word on its key is."""
 TAKE_AWAY: Final = (CHANGE_TYPES[DELETE], CHANGE_TYPES[UPDATE_PREIMAGE])
 """With one of these as the last word on it, a key has no row."""
 TEXT: Final = "_text"
@@ -133,7 +133,7 @@ class NetRows:
         return behind - first if is_within is None else int(pc.sum(is_within).as_py() or 0)
 
     def _is_within(self, file: BaseFile, first: int, behind: int) -> pa.Array | None:
-        """Of the places near the file, whether their keys lie within the ranges of its other columns. None: all do."""
+        """Whether the keys of the places near the file lie within the ranges of its other columns. None: all do."""
         assert file.range is not None
         if first == behind or len(self._bounds) == 1:
             return None

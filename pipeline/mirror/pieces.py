@@ -21,11 +21,11 @@ import pyarrow.parquet as pq
 import pyarrow.types as pt
 
 THREADS: Final = max(1, min(4, os.cpu_count() or 1))
-"""Of this process that read or write at a time: no more than there are processors, and 4 at most."""
+"""The threads of this process that read or write at a time: no more than there are processors, and 4 at most."""
 DICTIONARY_BYTES: Final = 1 << 20
-"""Of a column's values in one row group: Parquet's writers give a dictionary up where it grows beyond."""
+"""The bytes of a column's values in one row group: Parquet's writers give a dictionary up where it grows beyond."""
 _INDEX_BYTES: Final = 3
-"""Of a place in such a dictionary, in Parquet, at most."""
+"""The bytes of a place in such a dictionary, in Parquet, at most."""
 _PROBE_ROWS: Final = 64
 _PIECE_BYTES: Final = 32 << 20
 _PIECE_ROWS: Final = 32 << 10

@@ -30,15 +30,15 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 SMALL: Final = 0.5
-"""Of the target: a file below it is joined with its neighbour when one of the two is written anyway."""
+"""The part of the target below which a file is joined with its neighbour when one of the two is written anyway."""
 LARGE: Final = 1.5
-"""Of the target: a file above it is cut when it is written anyway."""
+"""The multiple of the target above which a file is cut when it is written anyway."""
 MOST_GROUPS: Final = 64
 """In one Spark job: each is a branch of its plan, and a plan's making takes longer with each branch."""
 FILE_ROWS: Final = 1_000_000
-"""Of a file, whatever its bytes: a touched file costs its rows, and narrow rows take few bytes."""
+"""The most rows of a file, whatever its bytes: a touched file costs its rows, and narrow rows take few bytes."""
 _ROW_BYTES: Final = 100
-"""Of a row in Parquet, for a table of which nothing is known."""
+"""The bytes of a row in Parquet, for a table of which nothing is known."""
 
 
 @dataclass(frozen=True)
@@ -77,9 +77,9 @@ class Group:
 
 @dataclass(frozen=True)
 class NetCounts:
-    """Of net rows: how many keys lie within each touched file's ranges; how many new rows each slot gets; how many net
-    rows there are; how many of their keys have a null (no range tells where those are, and no join finds them), and how
-    many rows have a text."""
+    """Counts of net rows: how many keys lie within each touched file's ranges; how many new rows each slot gets; how
+    many net rows there are; how many of their keys have a null (no range tells where those are, and no join finds
+    them), and how many rows have a text."""
 
     touched: dict[int, int]
     arriving: dict[int, int]
@@ -97,7 +97,7 @@ def in_key_order(files: Iterable[BaseFile]) -> list[BaseFile] | None:
 
 
 def row_bytes(files: Iterable[BaseFile]) -> float:
-    """Of a row of the table, in its files."""
+    """The bytes of a row of the table, in its files."""
     files = list(files)
     n_rows = sum(file.n_rows for file in files)
     return sum(file.size_bytes for file in files) / n_rows if n_rows else _ROW_BYTES

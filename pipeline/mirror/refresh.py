@@ -282,7 +282,7 @@ class TableRefresher:
 
 
 def directory_of(log: TableAt) -> str:
-    """Of the base table, below ``current``: as that of the log's table, below the root."""
+    """The directory of the base table below ``current``. It is named as that of the log's table below the root."""
     return os.path.basename(log.log_table.location.uri)
 
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 SLOT: Final = "_seq"
-"""Of a net row, beside the source's columns: a name of the contract, so none of theirs."""
+"""The column of a net row's slot: a name of the contract, so none of the source's."""
 POOL: Final = "xidstream-mirror"
 BROADCAST_KEYS: Final = 4_000_000
 """Net keys up to here are broadcast, some 100 MB of integers. More are joined by a shuffle, which costs no memory."""

@@ -57,7 +57,7 @@ class _Net:
 
 @dataclass(frozen=True)
 class Swap:
-    """Of one table. ``check`` raises where the refresh is to be given up."""
+    """The swap of one table. ``check`` raises where the refresh is to be given up."""
 
     session: SparkSession
     base: BaseTable

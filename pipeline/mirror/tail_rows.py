@@ -92,7 +92,8 @@ def _is_plain(shape: TableShape, fields: Sequence[pa.Field]) -> bool:
 
 @dataclass
 class _Reading:
-    """Of the log's files: row groups side by side, each on a thread. ``n_rows`` and ``n_bytes``: read so far."""
+    """A reading of the log's files: row groups side by side, each on a thread. ``n_rows`` and ``n_bytes``: read so
+    far."""
 
     shape: TableShape
     since: int

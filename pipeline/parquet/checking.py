@@ -21,8 +21,8 @@ def verify(data: pa.Buffer, file: RowFile, *, name: str) -> None:
 
 
 def verify_tail(tail: pa.Buffer | bytes, file: RowFile, *, name: str) -> None:
-    """The same of the file from ``file.head_bytes`` on, as if the head were right: a few kilobytes, with all that tells
-    where the rest stands. For whoever has the pages of the head verified by their own sums."""
+    """Verify the file from ``file.head_bytes`` on, as if the head were right: a few kilobytes, with all that tells
+    where the rest stands. It is for callers that have the pages of the head verified by their own sums."""
     _verify(tail, file, file.head_bytes, file.head_crc, name)
 
 

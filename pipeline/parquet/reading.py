@@ -29,7 +29,7 @@ from xidstream.pipeline.schema import RelationVersion, rows
 BATCH_ROWS: Final = 64 << 10
 _BATCH_BYTES: Final = 32 << 20
 _REWRITTEN_GROUP_BYTES: Final = 96 << 20
-"""Of Arrow memory, which is all that rewriting holds. A segment of the default ``buffer_memory_bytes`` is one row group
+"""The bytes of Arrow memory that rewriting holds. A segment of the default ``buffer_memory_bytes`` is one row group
 again: with more of them a copy inside an object store needs all behind the first, and not a few kilobytes."""
 
 
@@ -104,8 +104,8 @@ def _batch_rows(group: pq.RowGroupMetaData) -> int:
 
 
 def _typed(columns: list[pa.Array], fields: Iterable[pa.Field]) -> list[pa.Array]:
-    """As many columns as there are fields, in their types. Parquet knows other names than Arrow for what is inside of
-    lists and maps."""
+    """The columns in the types of the fields, as many as there are fields. Parquet knows other names than Arrow for
+    what is inside of lists and maps."""
     return [
         column.cast(field.type) if pa.types.is_nested(field.type) else column
         for column, field in zip(columns, fields, strict=False)

@@ -23,13 +23,13 @@ DICTIONARY_COLUMNS: Final = ("_change_type", "_xid", *LATE_COLUMNS)
 """A dictionary pays for what repeats by its nature, and costs much for what does not."""
 
 PLACEHOLDERS: Final = (b"unbound\x80", b"no time\x80")
-"""Of LSN and timestamp, as the file's bytes. Both are far below zero, and their checksums take ``CRC_BYTES`` as
-variable-length integers, which is the most that any takes."""
+"""The placeholders of LSN and timestamp, as the file's bytes. Both are far below zero, and their checksums take
+``CRC_BYTES`` as variable-length integers, which is the most that any takes."""
 CRC_BYTES: Final = 5
 VALUE_BYTES: Final = 8
 
 CHANGE_TYPE: Final = pa.dictionary(pa.int8(), pa.string())
-"""As written, so that no row needs a string of its own. It is read as string."""
+"""The type of ``_change_type`` as it is written: no row needs a string of its own. It is read as string."""
 _EARLY: Final = [
     f.with_type(CHANGE_TYPE) if f.name == "_change_type" else f
     for f in rows.CONTRACT_FIELDS

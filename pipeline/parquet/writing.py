@@ -34,7 +34,7 @@ from xidstream.pipeline.parquet.row_file import (
 from xidstream.pipeline.schema import RelationVersion
 
 ROW_GROUP_BYTES: Final = 512 << 20
-"""Of Arrow memory. Below Parquet's 2 GiB even if one column holds nearly all of it."""
+"""The Arrow memory of a row group. It is below Parquet's 2 GiB even if one column holds nearly all of it."""
 
 _PAGE_BYTES: Final = 1 << 20
 _MOST_ROWS_BETWEEN_LOOKS: Final = 1024
@@ -185,7 +185,7 @@ class _Sink:
         self.n_bytes = 0
         self.crc = 0
         self.head_crc: int | None = None
-        """Of all before the first placeholder's checksum."""
+        """The checksum of all before the first placeholder's checksum."""
         self.places: dict[int, Place] = {}
         """By the offset behind the placeholder."""
         self.failure: Exception | None = None

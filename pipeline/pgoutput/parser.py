@@ -257,7 +257,7 @@ _STREAMABLE_PARSERS: Final[dict[int, Callable[..., Message]]] = {
     MessageType.TYPE: parse_type,
     MessageType.MESSAGE: parse_logical_message,
 }
-"""Those that carry an xid inside a stream block. O never does."""
+"""The parsers of messages that carry an xid inside a stream block. O never does."""
 
 
 def parse_message(

@@ -75,7 +75,7 @@ class SlotState:
 
 @dataclass(frozen=True)
 class StreamStats:
-    """Of one row of pg_stat_replication_slots (14+): what the server has decoded since its statistics were reset."""
+    """One row of pg_stat_replication_slots (14+): what the server has decoded since its statistics were reset."""
 
     stream_txns: int
     stream_count: int

@@ -22,7 +22,8 @@ SELECT CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_repl
 
 
 def gone_tables(dsn: Dsn, relids: Collection[int]) -> tuple[frozenset[int], Lsn]:
-    """Those that were dropped, and an LSN behind the commits that dropped them. Raises as ``sql_connection``."""
+    """The oids of the tables that were dropped, and an LSN after the commits that dropped them. Raises as
+    ``sql_connection``."""
     if not relids:
         return frozenset(), INVALID_LSN
     with sql_connection(dsn, "the tables that are parked") as connection:

@@ -35,7 +35,7 @@ class Login:
         return dsn if isinstance(dsn, Login) else cls(dsn)
 
     def to(self, **options: str) -> Login:
-        """The same with these options of libpq: another host, another time limit."""
+        """This login with other options of libpq: another host, another time limit."""
         return replace(self, dsn=complete(self.dsn, **options))
 
 

@@ -61,7 +61,7 @@ class OpenSlot:
     no_prepare_sent: bool
     """Whether the slot has never sent a PREPARE to anybody: it is new, or had no two-phase until now."""
     pid: int
-    """Of the connection's process on the server. A pooler may have told libpq another one."""
+    """The pid of the connection's process on the server. A pooler may have told libpq another one."""
 
     def start(self, start_lsn: Lsn = INVALID_LSN) -> None:
         """START_REPLICATION from the confirmed position, or from ``start_lsn`` if that is further. Raises SlotInUse,

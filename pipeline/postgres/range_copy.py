@@ -58,7 +58,7 @@ from xidstream.pipeline.postgres.stream_options import quote_identifier, quote_l
 from xidstream.pipeline.snapshot.tables import RangeTask
 
 BLOCK_BYTES: Final = 4 << 20
-"""Of COPY's rows."""
+"""The bytes of COPY's rows in a block."""
 BLOCK_ROWS: Final = 64 << 10
 _SLACK_BYTES: Final = 256 << 10
 """Behind ``BLOCK_BYTES``, so that an ordinary last row has room."""
@@ -67,7 +67,7 @@ _NO_ROWS: Final = np.empty(0, np.uint8)
 _HEADER: Final = np.frombuffer(b"PGCOPY\n\xff\r\n\0" + bytes(8), np.uint8)
 """The signature, no flags, and no extension of the header. The first row stands behind it in its message."""
 _TRAILER: Final = np.frombuffer(b"\xff\xff", np.uint8)
-"""As a message of its own."""
+"""COPY's trailer, when it is a message of its own."""
 _TICK_S: Final = 0.1
 _NAP_S: Final = 0.0005
 """The server sends 8 KiB at a time, and would wake a reader that waits at the socket for each of them. With the nap two

@@ -93,7 +93,7 @@ def unread_findings(
     is_first: bool,
     may_ask: bool = True,
 ) -> list[Finding]:
-    """Of a run without snapshots but of the tables ``taken`` (relids): the rows that it does not read. ``is_first``:
+    """Findings about the rows that a run does not read. It takes no snapshots but of ``taken`` (relids). ``is_first``:
     the stream has delivered nothing yet; later nobody can tell rows from before from those that it brought.
     ``may_ask``: whether the sink takes snapshots. ``connection`` is as for ``survey``."""
     if is_standby(connection):

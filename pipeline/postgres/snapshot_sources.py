@@ -160,7 +160,8 @@ def survey_unless_locked(
     publications: Sequence[str],
     column_names: ColumnNames = MappingProxyType({}),
 ) -> tuple[PublishedSource, ...]:
-    """The same. Raises SnapshotInterrupted, which names the lock, if a table with a row filter stays locked."""
+    """``survey``, but it raises SnapshotInterrupted, which names the lock, if a table with a row filter stays
+    locked."""
     try:
         return survey(connection, publications, lock_timeout_ms=_LOCK_TIMEOUT_MS, column_names=column_names)
     except psycopg.errors.LockNotAvailable:

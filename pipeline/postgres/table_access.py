@@ -47,7 +47,7 @@ class TableAccess:
 
 
 def access_to(connection: psycopg.Connection[Any], relids: Sequence[int]) -> tuple[TableAccess, ...]:
-    """Of the session's role. Row security of a partitioned table does not count: its partitions are read."""
+    """The access of the session's role. Row security of a partitioned table does not count: its partitions are read."""
     return tuple(
         TableAccess(
             table_label(schema, table),

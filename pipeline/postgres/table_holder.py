@@ -80,7 +80,7 @@ _KEEPALIVES: Final = {
     "tcp_keepalives_interval": "10",
     "tcp_keepalives_count": "3",
 }
-"""Of the server: else it would keep the lock of a machine that is gone for two hours."""
+"""The server's keepalives: else it would keep the lock of a machine that is gone for two hours."""
 
 _TAKE: Final = """
     SELECT {snapshot}()::text, pg_export_snapshot(), {wal_end}()::text,

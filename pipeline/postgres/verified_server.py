@@ -22,7 +22,7 @@ from xidstream.pipeline.postgres.login import Dsn
 from xidstream.pipeline.postgres.stream_options import PG14
 
 VERIFY_PREFIX: Final = "xidstream.verify"
-"""Of the message, in ``_messages``."""
+"""The prefix of the message, in ``_messages``."""
 _ASKED: Final = (
     "SELECT system_identifier::text, current_database(), pg_is_in_recovery() FROM pg_control_system()"
 )

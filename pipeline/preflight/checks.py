@@ -216,7 +216,7 @@ def _compare(config: Config, layout: Layout, login: Login, sink: SinkHolds) -> l
 
 
 def _parked_tables(config: Config, connection: ReplicationConnection) -> list[Finding]:
-    """Those of which the run delivers nothing."""
+    """The tables of which the run delivers nothing."""
     system = connection.identify_system()
     layout = Layout(int(system.system_identifier), config.slot, "check")
     try:

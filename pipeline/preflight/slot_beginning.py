@@ -36,7 +36,7 @@ from xidstream.pipeline.storage.storage import Storage
 def witnesses_of(
     storage: Storage, layout: Layout, login: Login, slot: SlotState, sink: SinkHolds | None = None
 ) -> Witnesses:
-    """Of a slot without a record. Raises StorageFault, SegmentCorrupt, and what connecting raises."""
+    """The witnesses of a slot without a record. Raises StorageFault, SegmentCorrupt, and what connecting raises."""
     stats = stream_stats(login, slot.name) if slot.exists else None
     return Witnesses(
         slot.confirmed_flush,

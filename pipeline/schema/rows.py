@@ -115,12 +115,12 @@ class Stamp:
 
 
 def first_seq(batch: pa.RecordBatch) -> int:
-    """Of an internal batch with rows."""
+    """The first ``_seq`` of an internal batch with rows."""
     return int(batch.column(2)[0].as_py())
 
 
 def last_seq(batch: pa.RecordBatch) -> int:
-    """Of an internal batch with rows."""
+    """The last ``_seq`` of an internal batch with rows."""
     return int(batch.column(2)[-1].as_py())
 
 

@@ -76,7 +76,7 @@ def refuse_in_uris(uris: Mapping[str, str]) -> None:
 
 
 def refuse_in_spark_conf(spark_conf: Mapping[str, str]) -> None:
-    """The same of Spark's settings."""
+    """Refuse secrets among Spark's settings."""
     for key in spark_conf:
         if is_secret_name(key):
             raise ConfigError(

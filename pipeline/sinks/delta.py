@@ -325,8 +325,8 @@ class DeltaSink:
         self._ownership.check_repeated(writer, batch.transaction_rows)
 
     def _check_repeated_rows(self, writer: DeltaTableWriter, parts: TableParts, batch: SinkBatch) -> None:
-        """Of a table that a crash left ahead of ``_transactions``. These name it also where its rows were left out.
-        That may be so behind every park, because a parked table may have another name by then."""
+        """Check the repeated rows of a table that a crash left ahead of ``_transactions``. These name it also where its
+        rows were left out. That may be so after every park, because a parked table may have another name by then."""
         assert self._ownership is not None
         rows = batch.transaction_rows
         begun = parts.first_commit_lsns()

@@ -64,7 +64,8 @@ class Sink(Protocol):
         """The rows that one table had before; it may come again after a crash. Raises as ``write``."""
 
     def leave_out(self, contained: Mapping[TableName, SnapshotBounds]) -> None:
-        """Of the batches to come, what these snapshots contain: by table, what ``write_snapshot`` had of it."""
+        """Leave out of the batches to come what these snapshots contain: by table, what ``write_snapshot`` had of
+        it."""
 
     def close(self) -> None:
         """Once, after the last batch or a failure. Never raises for a session that is gone."""
@@ -128,7 +129,7 @@ def make_sink(spec: str, identity: SlotIdentity) -> Sink:
 
 
 def check_sink_spec(spec: str) -> str:
-    """The same checks without a sink, for the process that is given the setting. Raises as ``make_sink``.
+    """Check the setting without making a sink, for the process that is given it. Raises as ``make_sink``.
 
     Returns the setting as any other process understands it: a relative path of Delta tables made absolute.
     """

@@ -246,7 +246,7 @@ def _told(writers: Sequence[Any], application_id: str) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    """Of a foreign error: what is surely no secret and no row."""
+    """The part of a foreign error that is surely no secret and no row."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror} ({error.filename})" if error.filename else error.strerror
     text = _ESCAPES.sub("", str(error))

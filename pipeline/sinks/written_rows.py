@@ -22,7 +22,7 @@ from xidstream.pipeline.spark.executor_tasks import WriteRows, WriteSegments
 from xidstream.pipeline.spark.frames import SinkBatch
 
 DRIVER_BYTES: Final = 64 << 20
-"""Of Arrow memory, of one table: a batch's own size, and a row group's."""
+"""The Arrow memory of one table that the driver writes: a batch's own size, and a row group's."""
 
 
 def write_rows(

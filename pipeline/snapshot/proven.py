@@ -56,7 +56,7 @@ class Proving:
 
     def __init__(self) -> None:
         self._looks: deque[Look] = deque(maxlen=_KEPT)
-        """Those with holders that nothing later has proven yet, oldest first."""
+        """The looks with holders that nothing later has proven yet, oldest first."""
         self.proven_lsn: Lsn = INVALID_LSN
 
     def note(self, look: Look) -> Lsn:

@@ -19,7 +19,7 @@ from xidstream.pipeline.snapshot.proven import Look
 
 RANGE_BYTES: Final = 64 << 20
 MOST_RANGES: Final = 1 << 20
-"""Of one table. Larger ones get larger ranges: a plan is a message to a reader for each of them."""
+"""The most ranges of one table. Larger ones get larger ranges: a plan is a message to a reader for each of them."""
 
 
 @dataclass(frozen=True)

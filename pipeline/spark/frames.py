@@ -213,7 +213,7 @@ class SinkBatch:
         return frame.coalesce(len(groups)) if len(groups) < len(parts) else frame
 
     def memory_batches(self, version: VersionParts) -> Iterator[pa.RecordBatch]:
-        """The same rows in this process, without Spark, part by part."""
+        """The rows in this process, without Spark, part by part."""
         for part in version.memory:
             if part.place is None:
                 yield from self._read_memory(part.ref)

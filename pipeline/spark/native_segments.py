@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 MOST_FRAMES: Final = 16
-"""Of one table: one for each transaction and layout. More are rather many small ones, and pyarrow reads them in fewer
-tasks than a union of so many would take to plan."""
+"""The most frames of one table: one for each transaction and layout. More are rather many small ones, and pyarrow reads
+them in fewer tasks than a union of so many would take to plan."""
 
 _OPTIONS: Final = {
     "parquet.page.verify-checksum.enabled": "true",
@@ -52,14 +52,14 @@ _DAMAGE: Final = (
     "ParquetDecodingException",
     "ParquetRuntimeException",
 )
-"""Of Parquet's reader and of Spark's, beside the name of the file."""
+"""The words of Parquet's reader and of Spark's for damage, beside the name of the file."""
 
 
 class LocalFiles(Protocol):
     """What is asked of the storage."""
 
     def local_path(self, key: str) -> str | None:
-        """Of an object on a file system; None in an object store."""
+        """The path of an object on a file system; None in an object store."""
         ...
 
     def read_buffer(self, key: str, start: int = 0) -> pa.Buffer | None:

@@ -80,8 +80,8 @@ class SparkBatch:
 
     @property
     def snapshot(self) -> TableSnapshot | None:
-        """Of the batch with the rows that a table had before its stream: ``table``, ``generation``, ``valid_from``,
-        ``key``.
+        """The snapshot that the batch holds: ``table``, ``generation``, ``valid_from``, ``key``. The batch then has the
+        rows that the table had before its stream.
 
         None in every other batch. See docs/snapshots.md.
         """
@@ -105,12 +105,13 @@ class SparkBatch:
 
     @property
     def first_commit_lsn(self) -> Lsn:
-        """Of the first transaction."""
+        """The commit LSN of the batch's first transaction."""
         return self._batch.first_commit_lsn
 
     @property
     def last_commit_lsn(self) -> Lsn:
-        """Of the last one. Keep it with your result: rows at or below it that come again are repeated."""
+        """The commit LSN of the batch's last transaction. Store it with your result; skip rows at or below it when they
+        come again."""
         return self._batch.last_commit_lsn
 
     @property

@@ -379,7 +379,7 @@ class _Opened:
 
     @property
     def object_numbers(self) -> list[int]:
-        """Of those that parts refer to."""
+        """The numbers of the objects that parts refer to."""
         return list(self._parts)
 
     def table(self, number: int) -> pa.Table:

@@ -33,7 +33,7 @@ from xidstream.pipeline.pg import INVALID_LSN
 from xidstream.pipeline.schema import RelationVersion
 
 JOINED_BYTES: Final = 256 << 10
-"""Of rows and messages of a joined unit: what is beside them is little then, and small batches stay small."""
+"""The bytes of rows and messages of a joined unit: what is beside them is little then, and small batches stay small."""
 _MOST_MESSAGES: Final = 64
 
 Unit = tuple[UnitEnd, Sealed]
@@ -50,7 +50,7 @@ class JoinedRows:
 
 
 def joined(units: Sequence[Unit], most_rows: int) -> list[Unit]:
-    """The same content in fewer units, of ``most_rows`` each where they were no larger before. A reference may be a
+    """The content in fewer units, of ``most_rows`` each where they were no larger before. A reference may be a
     ``JoinedRows`` then."""
     made: list[Unit] = []
     group = _Group(most_rows)

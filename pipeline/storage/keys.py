@@ -147,7 +147,7 @@ class Layout:
 
     @property
     def snapshot_rows_prefix(self) -> str:
-        """Of rows that wait for a user's function."""
+        """The prefix of rows that wait for a user's function."""
         return f"{self.snapshots_prefix}/rows"
 
     @property
@@ -155,7 +155,8 @@ class Layout:
         return f"{self.snapshots_prefix}/decision.json"
 
     def snapshot_key(self, relid: int, kind: str) -> str:
-        """Of one table: ``taken-`` or ``told-`` and the generation's number, ``request`` or ``cancelled``."""
+        """The key of one table's record: ``taken-`` or ``told-`` and the generation's number, ``request`` or
+        ``cancelled``."""
         return f"{self.snapshots_prefix}/{relid}.{kind}.json"
 
     def segment_key(self, xid: Xid, first_lsn: Lsn, number: int) -> str:
@@ -163,7 +164,7 @@ class Layout:
         return f"{self._numbered(xid, first_lsn, number)}.parquet"
 
     def messages_key(self, xid: Xid, first_lsn: Lsn, number: int) -> str:
-        """The same for a file of logical messages."""
+        """The key of a file of logical messages."""
         return f"{self._numbered(xid, first_lsn, number)}.arrow"
 
     def _numbered(self, xid: Xid, first_lsn: Lsn, number: int) -> str:
@@ -201,7 +202,7 @@ class Layout:
         return None if match is None else (int(match["relid"]), match["kind"])
 
     def parse_segment_key(self, key: str) -> SegmentName:
-        """Of rows or of messages, of any epoch of this slot. Raises UsageError on every other key."""
+        """Parse the key of rows or of messages, of any epoch of this slot. Raises UsageError on every other key."""
         match = _SEGMENT.fullmatch(_below(key, self.epochs_prefix))
         if match is None:
             raise UsageError(f"not a segment of slot {self.slot!r}: {key!r}")
@@ -209,7 +210,7 @@ class Layout:
         return SegmentName(match["epoch"], xid, first_lsn, int(match["number"]))
 
     def parse_prepared_key(self, key: str) -> PreparedName:
-        """Of a manifest of any epoch. Raises UsageError on every other key."""
+        """Parse the key of a manifest of any epoch. Raises UsageError on every other key."""
         match = _PREPARED.fullmatch(_below(key, self.prepared_prefix))
         if match is None:
             raise UsageError(f"not a prepared transaction of slot {self.slot!r}: {key!r}")
@@ -217,7 +218,7 @@ class Layout:
         return PreparedName(xid, lsn, match["epoch"])
 
     def parse_record_key(self, key: str) -> RecordName:
-        """Of a record or a claim, of any epoch. Raises UsageError on every other key."""
+        """Parse the key of a record or a claim, of any epoch. Raises UsageError on every other key."""
         match = _RECORD.fullmatch(_below(key, self.progress_prefix))
         if match is None:
             raise UsageError(f"not a record of slot {self.slot!r}: {key!r}")

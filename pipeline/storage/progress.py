@@ -152,12 +152,12 @@ def has_record(storage: Storage, layout: Layout) -> bool:
 
 
 def _newest(storage: Storage, layout: Layout) -> RecordName | None:
-    """Of the record with the greatest number."""
+    """The name of the record with the greatest number."""
     return max((name for name in _names(storage, layout).values() if not name.is_claim), default=None)
 
 
 def _names(storage: Storage, layout: Layout) -> dict[str, RecordName]:
-    """Of all records and claims, by their keys."""
+    """The names of all records and claims, by their keys."""
     names = {}
     for key in storage.list_keys(layout.progress_prefix):
         try:

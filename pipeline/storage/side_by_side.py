@@ -1,4 +1,4 @@
-"""The same question to a storage for many objects, several at a time.
+"""Ask a storage one question about many objects, several at a time.
 
 An object store answers in some 10 ms, however little is asked. So what concerns thousands of objects takes minutes one
 after the other, and seconds side by side. The number of threads is bounded, whatever the number of objects, and they

@@ -91,7 +91,8 @@ def read_skips(storage: Storage, layout: Layout) -> tuple[Skip, ...]:
 
 
 def given_up(storage: Storage, layout: Layout, confirmed_lsn: Lsn) -> GivenUp:
-    """Those that the server may still send, with all before ``confirmed_lsn`` confirmed, or that the journal has."""
+    """The skipped transactions that the server may still send, with all before ``confirmed_lsn`` confirmed, or that the
+    journal has."""
     record = read_progress(storage, layout)
     if record is not None and record.journal:
         confirmed_lsn = min(confirmed_lsn, record.delivered_lsn)

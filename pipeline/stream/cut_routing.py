@@ -78,7 +78,7 @@ class CutRouting:
         self.n_bytes = 0
         """Raw bytes sent since the start of the epoch."""
         self.end_lsn = INVALID_LSN
-        """Of the last commit that was sent."""
+        """The end LSN of the last commit that was sent."""
 
     @property
     def backlog_bytes(self) -> int:

@@ -26,7 +26,7 @@ class UsedRelations:
 
     @property
     def relations(self) -> RelationMap:
-        """The same by relid, as the decoder wants them."""
+        """The relation versions by relid, as the decoder wants them."""
         return {version.relid: version for version in self.versions.values()}
 
 

@@ -35,7 +35,7 @@ class OpenStreams:
         self._streams: dict[Xid, PendingMessages] = {}
         self._current: PendingMessages | None = None
         self.n_waiting_bytes = 0
-        """Of all but the current stream, whose bytes change without being counted."""
+        """The waiting bytes of all streams but the current one, whose bytes change without being counted."""
 
     def __len__(self) -> int:
         return len(self._streams)

@@ -38,7 +38,7 @@ so files of thousands of tables would take seconds."""
 PIECE_BYTES: Final = 16 << 20
 """In memory, for another file at the commit: 4 MB of Parquet. Smaller ones would cost readers more than this saves."""
 MOST_PIECES: Final = 4
-"""Of one relation version, and that are written at a time."""
+"""The most pieces of one relation version that are written at a time."""
 
 
 @dataclass(frozen=True)

@@ -40,5 +40,5 @@ class Parcel:
         self.ends.append(End(end, step, len(self.heads), tuple(map(int, aborted))))
 
     def relation_numbers(self) -> Iterator[int]:
-        """Of each block, in order."""
+        """The relation numbers of each block, in order."""
         return (number for head in self.heads for number in head.relations)

@@ -35,7 +35,7 @@ _OBJECT_BYTES: Final = 400
 
 @dataclass(frozen=True)
 class _Runs:
-    """Of one block. ``subxid: uint32[k]``, ``first: int64[k]`` (numbers of rows); k is not 0."""
+    """The runs of subxids in one block. ``subxid: uint32[k]``, ``first: int64[k]`` (numbers of rows); k is not 0."""
 
     subxid: Subxids
     first: npt.NDArray[np.int64]

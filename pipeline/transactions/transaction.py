@@ -95,7 +95,7 @@ class OpenTransaction:
         self.n_segments = 0
         """How many segments were written so far."""
         self.n_bytes_spilled = 0
-        """Of the files that its segments and messages are in now."""
+        """The bytes of the files that its segments and messages are in now."""
         self.n_steps = 0
         """How many blocks it has taken."""
         self.state = State.OPEN
@@ -124,7 +124,7 @@ class OpenTransaction:
 
     @property
     def n_row_bytes(self) -> int:
-        """Of that, what can be spilled: decoded rows and messages, with what Arrow needs beside them."""
+        """The part of its memory that can be spilled: decoded rows and messages, with what Arrow needs beside them."""
         return self._groups.n_bytes
 
     def add(
@@ -157,8 +157,8 @@ class OpenTransaction:
         return first_poison(note for note in self._notes if not note.is_table)
 
     def bad_tables(self) -> tuple[BadTable, ...]:
-        """The same by table. Of a table that has one bad row all rows count, because they are left out together. No cut
-        may be open."""
+        """The tables with a row that cannot be delivered. One such row disqualifies all rows of its table in this
+        transaction, so ``n_changes`` counts them all. No cut may be open."""
         found = []
         for relid, notes in notes_by_table(self._notes).items():
             first = first_poison(notes)

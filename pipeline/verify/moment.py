@@ -29,7 +29,7 @@ def answered_up_to(log: ChangeLog) -> Lsn:
 
 
 def replayed_upto(bounds: SnapshotBounds) -> Lsn:
-    """Of a standby's snapshot: a commit behind this position was not replayed when it was taken."""
+    """The replay position of a standby's snapshot: a commit after it was not replayed when the snapshot was taken."""
     return Lsn(bounds.valid_from.next_record + _PAGE_HEADER_BYTES)
 
 
@@ -43,7 +43,7 @@ class Moment:
 
 
 def moment_of(log: ChangeLog, table: str, bounds: SnapshotBounds) -> Moment:
-    """Of a table's snapshot, whose ``valid_from`` the log has reached.
+    """The moment of a table's snapshot, whose ``valid_from`` the log has reached.
 
     Only two kinds of transactions can have committed up to there and be unseen: those of ``xip``, and those that began
     behind the snapshot, and so committed behind ``place``. An xid of 32 bits comes again; of ``xip`` the newest one is
@@ -61,7 +61,8 @@ def moment_of(log: ChangeLog, table: str, bounds: SnapshotBounds) -> Moment:
 
 
 def standby_moment(log: ChangeLog, table: str, bounds: SnapshotBounds) -> Moment | None:
-    """Of a table's snapshot on a standby, where the log has reached ``replayed_upto``. None if it cannot be told.
+    """The moment of a table's snapshot on a standby, where the log has reached ``replayed_upto``. None if it cannot be
+    told.
 
     A standby shows commits in the order of the WAL, so its snapshot always is a state of the log: that of some LSN
     between B, how far it had replayed before the snapshot, and E, how far behind it. The record at E may be half

@@ -169,7 +169,7 @@ class Verification:
         return bool(self.of(Verdict.DIFFERS))
 
     def to_json(self) -> dict[str, Any]:
-        """As docs/verify.md lists it."""
+        """The result as JSON: docs/verify.md lists its keys."""
         return {
             "equal": len(self.of(Verdict.EQUAL)),
             "differs": len(self.of(Verdict.DIFFERS)),
