@@ -75,22 +75,39 @@ class CommitSequence:
         self._config = config
         self._epoch = epoch
         self._order = CommitOrder(batch_rows=config.batch_rows, batch_bytes=config.batch_bytes)
+        """The order of commits. ``open`` makes the one that begins with what the storage has."""
         self._tasks = WatchedTasks(translate)
+        """What is awaited from buffers. The first error of any of them ends the epoch."""
         self._changed = self._tasks.changed
+        """The condition that every wait here uses: it is notified of each change of the order."""
         self._target: Lsn | None = None
+        """The LSN at which the run is finished; None for a run without an end."""
         self._stopping = False
+        """Whether no further batch is given out."""
         self._early: dict[int, TicketedCut] = {}
+        """Entries that arrived before an earlier ticket: calls to an asyncio actor may overtake each other."""
         self._prepared = PreparedBook()
+        """The transactions between PREPARE and COMMIT or ROLLBACK PREPARED."""
         self._watermark = INVALID_LSN
+        """Commits up to here are in the sink already; the server may send them again."""
         self._given_up = NOBODY
+        """The transactions that a person skipped."""
         self._parks = config.on_poison == "park"
+        """Whether a table that cannot be delivered is set aside."""
         self._left_out: list[tuple[Xid, Lsn]] = []
+        """The skipped transactions that this epoch met and that are noted in the storage."""
         self._leaving_out: dict[int, list[LeftOutTransaction]] = {}
+        """The skipped transactions in each batch that the sink has in its hands, by the batch's number."""
         self._finished = FinishedPrepares()
+        """Prepared transactions that have ended, until nothing needs their records any more."""
         self._is_open = False
+        """Whether ``open`` is done: before it there is no position."""
         self._is_sink_known = False
+        """Whether a batch loop has said what the sink holds."""
         self._loop = 0
+        """The number of the batch loop that has the sink. Calls of earlier ones are refused."""
         self._figures = Delivered()
+        """What the sink has taken in this epoch, for people."""
         # All rows of a prepared transaction are read. Asyncio's threads would all do that, and all else would wait.
         self._verifying = threads(_VERIFYING_THREADS, "verify")
 

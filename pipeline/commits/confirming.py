@@ -44,8 +44,7 @@ class _Told(NamedTuple):
 
 
 class Confirming:
-    """``confirmed_lsn`` and ``delivered_lsn`` are what is recorded, and the reader has heard of. ``changed`` is the
-    sequencer's condition."""
+    """``changed`` is the sequencer's condition."""
 
     def __init__(
         self,
@@ -64,13 +63,21 @@ class Confirming:
         self._tell_reader = tell_reader
         self._changed = changed
         self._removing = Removing(storage, changed)
+        """Removes files of the journal that no record names any more."""
         self._recorder = threads(1, "record")
+        """The thread that writes records."""
         self._pace = RecordPace()
+        """How long a position that moves alone waits."""
         self._is_pressing = self._is_ending = False
+        """Whether the sink has just done something; whether the run stops."""
         self._recording_since_s: float | None = None
+        """When the record in hand was begun, on the monotonic clock; None while none is written."""
         self._told = self._to_tell()
+        """What the reader was given last, and the versions of journal and parking that were recorded with it."""
         self.confirmed_lsn = order.confirmed_lsn
+        """The confirmed position that is recorded and that the reader has heard of."""
         self.delivered_lsn = order.delivered_lsn
+        """The delivered position that is in the same record."""
         self.awaited_lsn: Lsn | None = None
         """The run ends when this is reached: then nothing waits."""
 

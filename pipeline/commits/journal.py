@@ -118,6 +118,7 @@ class Journal:
         horizon_bytes: int = 64 << 20,
     ) -> None:
         self._held: deque[_Held] = deque()
+        """The files, in commit order."""
         for file in files:
             if isinstance(file, DamagedFile):
                 held = _Held(file.epoch, file.number, None, error=file.error, up_to_lsn=file.up_to_lsn)
@@ -125,13 +126,18 @@ class Journal:
                 held = _Held(file.epoch, file.number, file, up_to_lsn=file.end_lsn)
             self._held.append(held)
         self._watermark = INVALID_LSN
+        """The sink holds all commits up to here."""
         self._horizon_bytes = horizon_bytes
         self._removed: list[JournalFile] = []
+        """Files that have left, and that a record without them may still name."""
         self._keys = {key for file in self.files for key in file.stored_keys}
+        """The keys of the segments that the files name."""
         self.delivered_lsn = delivered_lsn
         """The greatest end of what the sink holds, in the files that were and are here."""
         self.next_number = max((held.number for held in self._held), default=-1) + 1
+        """The number of the next file."""
         self.n_bytes = sum(file.n_bytes for file in self.files)
+        """The bytes in the storage: of the files, and of the segments that they name."""
         self.version = 0
         """Changes whenever ``spans`` or ``delivered_lsn`` do."""
 

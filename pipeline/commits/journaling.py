@@ -89,12 +89,19 @@ class Journaling:
         self._put = put
         self._changed = changed
         self._writing: list[Sealed] = []
+        """The contents that the file in hand takes."""
         self._is_ending = self._is_withheld = False
+        """Whether the run stops, so that all that is ready is written; whether nothing more may be written."""
         self._is_released = False
+        """Whether a sink has come: before it nothing is loaded."""
         self._next_number = order.journal.next_number
+        """The number of the next file."""
         self._last_file_s: float | None = None
+        """When the last file was written, on the monotonic clock; None before the first."""
         self._retries = JournalRetries()
+        """When a file that could not be written is tried again."""
         self._writer = threads(1, "journal")
+        """The thread that writes files."""
 
     def begin(self, spawn: Callable[[Awaitable[None]], None]) -> None:
         spawn(self._load_forever())

@@ -22,6 +22,24 @@ If a unit has a transaction that cannot be delivered, it becomes STUCK instead o
 before that one are done. Nothing behind it is ever released, and neither it nor what is behind it is written to the
 journal. When it is the head of all, everything that committed before it is done, and ``undeliverable`` is its error.
 
+An example. Three transactions of 1,000 rows commit at 0/100, 0/200 and 0/300, and a keepalive says that the WAL ends
+at 0/380; ``batch_rows`` is 1,500::
+
+    ticket  entry              what happens                                     confirmed_lsn
+    0       unit, ends 0/108   its buffer is slow: WAITING                      0/0
+    1       unit, ends 0/208   filled: READY, but ticket 0 is in front of it    0/0
+    2       unit, ends 0/308   filled: READY                                    0/0
+    3       position 0/380     DONE by itself, but behind three units           0/0
+            ticket 0 is filled; next_batch() is batch 0 with ticket 0 alone,
+            because two units are more than 1,500 rows                          0/0
+            next_batch() is batch 1 with ticket 1                               0/0
+            batch_done(1): ticket 1 is DONE, and ticket 0 is not                0/0
+            batch_done(0): the prefix up to ticket 1 is done                    0/208
+            batch 2 with ticket 2 is done: the position follows at once         0/380
+
+If ticket 1 had a row that cannot be decoded, it would become STUCK: ticket 0 is delivered, 0/108 is confirmed, and the
+run ends with the error of ticket 1. Ticket 2 is never released.
+
 ``commits.commit_sequence`` calls this from one thread. The reader numbers the entries with *tickets*, from 0, in the
 order of the stream. A gap in them is a lost message, and raises an error. Rejected: a heap ordered by commit LSN,
 because it would hide a lost or repeated entry.
@@ -61,25 +79,39 @@ class CommitOrder:
         self._batch_rows = batch_rows
         self._batch_bytes = batch_bytes
         self.join_rule = JoinRule()
+        """Which neighbouring units become one."""
         self._n_filled = 0
         """Units that became ready since there was nothing to join."""
         self.journal = Journal() if journal is None else journal
+        """What is committed, written to the storage, and not delivered: it stands in front of the queue."""
         self.parking = Parking() if parking is None else parking
+        """The parked tables, and what is left out of each unit because of them."""
         self._unsettled: deque[Entry] = deque()
+        """The units whose turn to be settled has not come, in order. All are in ``_entries`` as well."""
         self._dropped_keys: list[str] = []
+        """Segments of parked tables that were taken out of settled units. ``take_dropped_keys`` empties it."""
         self._entries: deque[Entry] = deque()
+        """The queue: every entry that is neither done as part of the prefix nor in the journal, in order."""
         self._by_ticket: dict[int, Entry] = {}
+        """The entries of the queue by ticket. A joined unit has the last of its tickets."""
         self.next_ticket = 0
+        """The ticket that the next entry must have."""
         self._last_commit_lsn = self.journal.last_commit_lsn
+        """The commit LSN of the last transaction that has a place. The next one must be greater."""
         self._next_batch = 0
+        """The number of the next batch."""
         self._taken: dict[int, list[Entry]] = {}
+        """The entries of each batch that was given out and is not reported done, by its number."""
         self._confirmed_lsn = confirmed_lsn
+        """The end of the done prefix of the queue. What the journal holds may lie beyond it (``confirmed_lsn``)."""
         self.done_ticket = -1
         """Every entry up to this one is done, or in the journal."""
         self._writing: list[Entry] = []
+        """The entries that are being written to a journal file. They stay in the queue until ``written``."""
         self.waiting_bytes = 0
-        """In memory, of the units in the queue that are ready or taken."""
+        """The memory of the units in the queue that are ready or taken."""
         self._filled_lsn = confirmed_lsn
+        """The greatest end LSN of a unit that was filled."""
 
     # -- from the reader -------------------------------------------------------------------------------
 

@@ -15,6 +15,13 @@ agree:
 target is cut, by ranges, into files of about the target. Small neighbours are joined. New rows between files, or behind
 the last one, become a file of their own, unless the file in front of them is small.
 
+An example. A base table has three files with keys 1 to 1,000, 1,001 to 2,000 and 2,001 to 3,000, and a target of 1,000
+rows a file. Net rows: 5 is updated, 1,500 is deleted, 2,500 to 2,509 are updated, and 3,001 to 4,200 are new. All three
+files are touched. Slots: 5 goes to the first file, 2,500 to 2,509 to the third, and so do the 1,200 new rows, because
+the third file is the last that begins below them. The first file is written again with 1,000 rows, the second with 999.
+The third would have 2,200, more than 1.5 times the target: it is cut into three. If only 5 had changed, the other two
+files would stay as they are.
+
 Rejected: a hash of the key in place of ranges. It scatters neighbours over all files, so every refresh touches all.
 Also rejected: to write only new files with the changed rows and leave the old ones, since Delta's deletion vectors,
 which would mark the old rows, can be read but not written by deltalake.

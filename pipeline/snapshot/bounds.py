@@ -32,6 +32,17 @@ nothing. Then the LSN of an earlier snapshot of the slot holds as well, because 
 wire's ids are enough, if no more than 2**31 have passed since. (Rejected: the WAL's end, read before the snapshot:
 commits that wait for a standby lie below it. The slot's ``restart_lsn``: it moves past such commits.)
 
+An example. A table is locked when the WAL ends at 0/5008 (``place`` is 0/5006). The snapshot is taken with xmin 740,
+xmax 760 and xip 740 and 752, and then the WAL ends at 0/5200 (``valid_from`` is 0/51FF)::
+
+    xid  commit_lsn  contained?
+    735  0/4F00      yes: below xmin, it had ended
+    745  0/5100      yes: below xmax and not in xip, it ended before the snapshot was taken
+    752  0/51A0      no: it was open for the snapshot, though its COMMIT is in the WAL before 0/5200
+    740  0/6000      no: it was open
+    765  0/5180      no: not below xmax, it began after the snapshot
+    745  0/7000      no: behind valid_from this is another transaction, of another epoch of xids
+
 Subtransactions need no rule of their own: the stream names a transaction by its top-level xid, and ``xip`` lists
 top-level xids alone (``pg_current_snapshot`` in ``src/backend/utils/adt/xid8funcs.c``). A prepared transaction is open
 until COMMIT PREPARED, so it is in ``xip`` like any other.

@@ -35,13 +35,19 @@ class Backlog:
         self._unit_bytes = unit_bytes
         self._joined_bytes = joined_bytes
         self._open: dict[Xid, int] = {}
+        """The raw bytes that were sent of each open transaction."""
         self._owed = array("q")
-        """By ticket, from ``_base`` on; -1 where nothing is owed."""
+        """The bytes of each unit by ticket, from ``_base`` on; -1 where nothing is owed."""
         self._base = 0
+        """The ticket of the first element of ``_owed``."""
         self._n_done = 0
+        """How many elements at the head of ``_owed`` are done and not trimmed yet."""
         self._raw_bytes = 0
+        """The sum of what is owed."""
         self._n_units = 0
+        """How many units are owed."""
         self._factor = 1.0
+        """How many times more than counted the sequencer has measured; 1 at least."""
 
     @property
     def n_bytes(self) -> int:

@@ -14,6 +14,20 @@ messages of a transaction go:
 - a plain transaction that outgrows a block is *promoted*: it goes on by itself, in blocks of its own like a streamed
   one, and so does every two-phase one from its BEGIN PREPARE on.
 
+An example. Two transactions are streamed, 740 with a savepoint (subxid 741) and 750, and a small one, 760, is not
+(the columns are what stands in the stream, and what comes out)::
+
+    S 740, 3 rows, E                                    gathered in 740's own buffer
+    S 750, 2 rows, E                                    gathered in 750's
+    B, 1 row, C   (760 commits)                         gathered in the plain block
+    S 740, 2 rows of 741, E                             gathered behind 740's 3 rows
+    A 740/741     (ROLLBACK TO SAVEPOINT)               noted: it is told with the next block of 740, or with its end
+    c 740         (740 commits)                         PlainBlock(760), TransactionBlock(740: 5 rows),
+                                                        Committed(740, aborted subxids: 741)
+    A 750/750     (750 is rolled back as a whole)       nothing: none of its rows were cut, so nobody has them
+
+The plain block comes first, because 760 committed before 740. Its buffer drops the 2 rows of 741 (``Survivors``).
+
 What may come where is the grammar's: its table tells ``feed``, as it tells the compiled loop, which messages need no
 look, and it is asked about all others.
 
@@ -104,17 +118,23 @@ class StreamCutter:
         column_names: ColumnNames = MappingProxyType({}),
     ) -> None:
         self._spares = spares or Spares(0)
+        """Arrays that messages were gathered in, to be used again."""
         self._block_bytes = block_bytes
         self._parallel = parallel
         self._grammar = Grammar()
+        """Where the stream stands, and which messages may come."""
         self._book = RelationBook(column_names=column_names)
+        """Which relation version holds for which row."""
         self._maker = BlockMaker(self._book)
+        """Makes blocks, each with the relations that its rows need."""
         self._plain = PlainTransactions(self._spares, self._maker)
+        """The small plain transactions that are gathered."""
         self._streams = OpenStreams(self._spares, self._maker, self._book, pending_limit_bytes)
+        """The streamed transactions that are open, but for ``_current``."""
         self._mode = OUTSIDE
-        self._current: PendingMessages | None = (
-            None  # what rows are appended to, exactly where mode is IN_ROWS
-        )
+        """Which messages the compiled loop takes without a look."""
+        self._current: PendingMessages | None = None
+        """The transaction that rows are appended to; not None exactly where the mode is IN_ROWS."""
 
     # -- what the shell asks ---------------------------------------------------------------------------
 

@@ -125,18 +125,27 @@ class ReadPolicy:
         self._backlog_limit_bytes = config.backlog_bytes
         self._linger_s = config.linger_ms / 1000
         self._linger = Linger(linger_s=self._linger_s, stream_linger_s=config.stream_linger_ms / 1000)
+        """When what was gathered is cut."""
         self._pace = StatusPace(status_interval_s, now_s)
+        """When the server is told the position."""
         self._ask_interval_s = POSITION_INTERVAL_S if config.available_now else status_interval_s
+        """How long a silent server is left alone before it is asked where it is."""
         self._silence_limit_s: float | None = None
+        """How long a server that was asked may be silent; None: for ever."""
         if config.receive_timeout_ms:
             self._silence_limit_s = config.receive_timeout_ms / 1000
         self._naps_s = SOCKET_NAPS_S if is_local else NAPS_S
+        """The shortest and the longest nap."""
         self._nap_s = self._naps_s[0]
+        """The next nap, if rows flow."""
         self._is_quiet = False
+        """Whether nothing has come since the last look."""
         self._next_look_s = self._next_ask_s = self._next_position_s = now_s
+        """When the next look, the next question, and the next position are due."""
         self._server_lsn = self._asked_at_lsn = INVALID_LSN
+        """Where the server has said that it is; where it was when it was asked last."""
         self._asked_s: float | None = None
-        """When the server was asked, of what it has not answered yet."""
+        """When the server was asked what it has not answered yet; None where nothing is open."""
 
     # -- credit ----------------------------------------------------------------------------------------
 

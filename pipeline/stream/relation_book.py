@@ -68,14 +68,21 @@ class RelationBook:
     ) -> None:
         self._column_names = column_names
         self._plain = _Scope()
+        """What holds for plain transactions."""
         self._streams: dict[Xid, _Scope] = {}
+        """What holds in each open stream, by its top-level xid."""
         self._arrivals = 0
+        """How many R messages have come: the number of the last one."""
         self._n_versions = 0
+        """How many version numbers were given."""
         self._versions: WeightedLru[tuple[bytes, bytes], tuple[int, RelationVersion]] = WeightedLru(
             remembered_columns
         )
+        """The versions that blocks used last, with their numbers, by head and tail."""
         self._shared_tails: dict[bytes, bytes] = {}
+        """One copy of each tail, however many relations have it."""
         self._shared_tail_bytes = 0
+        """The bytes of the shared tails."""
 
     def add_type(self, scope: Xid | None, message: Type) -> None:
         name = message.name if message.schema == "pg_catalog" else f"{message.schema}.{message.name}"

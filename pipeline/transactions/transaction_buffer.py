@@ -91,17 +91,25 @@ Put = Callable[[pa.Table | pa.RecordBatch], ArrowRef]
 
 
 class TransactionBuffer:
+    """``put`` stores what leaves the buffer in memory."""
+
     def __init__(self, settings: BufferSettings, put: Put) -> None:
         self._put = put
         self._storage = Storage(settings.storage_uri)
+        """Where segments go."""
         self._layout = settings.layout
+        """The keys of this epoch."""
         self._given_up = settings.given_up
         self._bind_late = settings.bind_late
         self._parks = settings.parks
         self._memory = BufferMemory(settings.memory_bytes)
+        """What has to be spilled, and when."""
         self._open: dict[Xid, OpenTransaction] = {}
+        """The open transactions, by their top-level xid."""
         self._known = KnownRelations()
+        """The relation versions that calls name by number."""
         self._failure: BaseException | None = None
+        """The first error: every later call fails with it."""
         # Not at the top: the reader imports this class, too, and must not wait for numba at each recovery.
         from xidstream.pipeline import decode
 
