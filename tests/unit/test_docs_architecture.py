@@ -46,3 +46,28 @@ def test_each_package_is_on_the_page() -> None:
 def test_the_page_places_names_at_all() -> None:
     assert len(PATHS) > 30
     assert len(PLACED) > 10
+
+
+def product_files_with(word: str) -> set[str]:
+    return {
+        str(path.relative_to(ROOT))
+        for floor in ("actors", "pipeline")
+        for path in (ROOT / floor).glob("**/*.py")
+        if re.search(rf"\b{word}\b", path.read_text(encoding="utf-8"))
+    }
+
+
+def answer(what: str) -> str:
+    """The page's answer to where one would add it."""
+    (found,) = re.findall(rf"^- \*\*{what}:\*\*(.*?)(?=^- \*\*|^## )", PAGE, re.M | re.S)
+    return found
+
+
+def test_a_setting_is_in_no_file_but_those_that_the_page_names_and_the_one_that_uses_it() -> None:
+    named = set(re.findall(r"`((?:actors|pipeline)/[\w/]+\.py)`", answer("a setting")))
+    assert product_files_with("linger_ms") - named == {"pipeline/stream/read_policy.py"}
+
+
+def test_an_actor_is_known_in_no_file_but_those_that_the_page_names() -> None:
+    named = set(re.findall(r"`((?:actors|pipeline)/[\w/]+\.py)`", answer("an actor")))
+    assert product_files_with("(?:SnapshotHolder|snapshot holder)") <= named
