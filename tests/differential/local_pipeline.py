@@ -1,7 +1,7 @@
 """The pipeline in one process: the code of production over a real replication connection, without Ray and Spark.
 
-``open_slot`` → ``StreamCutter`` → ``LocalStages``, which runs ``pipeline.stages``: the routing of cuts, a
-``TransactionBuffer`` and a ``CommitSequence`` → a ``Sink``. Only the loop that reads and the sink are the tests'.
+``open_slot`` → ``StreamCutter`` → ``LocalStages``, which has the routing of cuts, a ``TransactionBuffer`` and a
+``CommitSequence`` → a ``Sink``. Only the loop that reads and the sink are the tests'.
 A new ``LocalPipeline`` over the same storage and sink is a restart.
 
 ``order`` makes buffers finish in a random order, as actors do; without it they finish at once.

@@ -1,6 +1,6 @@
 """The stages of production in one process: routing, two buffers and the sequencer, without Ray and without a thread.
 
-``pipeline.stages`` decides everything. What is added here is what Ray adds in production: it carries calls to the
+The code of ``pipeline`` decides everything. What is added here is what Ray adds in production: it carries calls to the
 buffer and results to the sequencer. The sequencer's event loop stands still until a test lets it run, and what the
 sequencer would do in a thread is done at once. So a seed decides the whole order of events.
 

@@ -148,7 +148,7 @@ def test_creation_given_up_while_waiting_leaves_no_slot(database: Database) -> N
 
 def test_creation_by_a_process_that_is_killed_while_waiting_leaves_no_slot(database: Database) -> None:
     name = f"s_{database.name}"
-    program = f"from pipeline.slot.admin import create_slot; create_slot({database.dsn()!r}, {name!r})"
+    program = f"from xidstream.pipeline.postgres.admin import create_slot; create_slot({database.dsn()!r}, {name!r})"
     slots = "SELECT count(*) FROM pg_replication_slots"
     waiting = "SELECT count(*) FROM pg_locks WHERE locktype = 'transactionid' AND NOT granted"
     with psycopg.connect(database.dsn()) as other:
