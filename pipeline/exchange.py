@@ -437,7 +437,7 @@ class PreparedTransaction:
         return [s.key for s in self.segments] + [m.key for m in self.messages]
 
     def relids(self) -> set[int] | None:
-        """Of the tables of its rows; None where they are not known."""
+        """The tables of its rows; None where they are not known."""
         if self.damage is not None or (self.poison is not None and not self.bad_tables):
             return None
         return {s.relation.relid for s in self.segments} | {each.relid for each in self.bad_tables}

@@ -168,7 +168,7 @@ class RowsGivenUp(ParkedTable):
 
 
 def rows_given_up(transactions: Iterable[LeftOutTransaction]) -> tuple[RowsGivenUp, ...]:
-    """Of every table where it is not known of which."""
+    """The rows that the transactions had: of every table where it is not known of which."""
     return tuple(
         RowsGivenUp(relid, "", each.commit_lsn, each.xid, "given up", until_lsn=Lsn(each.commit_lsn + 1))
         for each in transactions

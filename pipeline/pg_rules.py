@@ -103,7 +103,7 @@ ColumnNames = Mapping[tuple[str, str], Mapping[str, str]]
 
 
 def renamed_columns(entries: Iterable[str]) -> ColumnNames:
-    """Of ``schema.table.column=name``; schema and table are quoted as in a label, column and name are not. Raises
+    """Read ``schema.table.column=name``; schema and table are quoted as in a label, column and name are not. Raises
     ConfigError."""
     found: dict[tuple[str, str], dict[str, str]] = {}
     for entry in entries:

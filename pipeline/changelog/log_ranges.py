@@ -45,7 +45,8 @@ if TYPE_CHECKING:
     from xidstream.pipeline.delta.batch_parts import TableName
 
 RANGE_BYTES: Final = 16 << 20
-"""Of files in one range: some 600,000 rows of ten columns, a second of a core. A larger file is read in several."""
+"""The bytes of files in one range: some 600,000 rows of ten columns, a second of a core. A larger file is read in
+several."""
 _OPEN_BYTES: Final = 1 << 20
 """What opening a file counts as: small files share a range."""
 _BATCH_ROWS: Final = 64 << 10
@@ -126,7 +127,7 @@ class QueryTable:
         return spark_schema(pa.schema([pa.field(c.name, c.type) for c in self.columns]))
 
     def files(self, since: int, until: int) -> list[LogFile]:
-        """Those that may have changes behind ``since`` up to ``until``, the oldest first."""
+        """The files that may have changes after ``since`` up to ``until``, the oldest first."""
         found = self._table.files(since + 1, until)
         return sorted(found, key=lambda file: (file.min_lsn, file.max_lsn, file.path))
 
@@ -269,8 +270,8 @@ def _cast(values: pa.Array, column: ReadColumn, table: str) -> pa.Array:
 
 
 def _as_type(values: pa.Array, wanted: pa.DataType) -> pa.Array | None:
-    """As ``shape.as_type`` has them in Spark; None where Arrow's cast may differ. Raises ArrowInvalid for a value that
-    ``wanted`` does not hold."""
+    """The values as ``shape.as_type`` has them in Spark; None where Arrow's cast may differ. Raises ArrowInvalid for a
+    value that ``wanted`` does not hold."""
     if values.type == wanted:
         return values
     if pt.is_decimal(values.type) and wanted == pa.string():

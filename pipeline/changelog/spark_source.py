@@ -318,7 +318,7 @@ class BatchReader(_Reader, DataSourceReader):
 
 
 class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """The same as a stream, in batches of whole transactions."""
+    """The source as a stream, in batches of whole transactions."""
 
     _target: int | None = None
     _told: int | None = None

@@ -26,7 +26,7 @@ _THREADS: Final = 16
 
 
 def missing(table: Location, paths: Sequence[str]) -> list[str]:
-    """Those of the files that are not there. The paths are relative to ``table``. Raises OSError."""
+    """The files among ``files`` that are not there. The paths are relative to ``table``. Raises OSError."""
     if table.is_local:
         return [path for path in paths if not os.path.isfile(os.path.join(table.uri, path))]
     store = _store(table)

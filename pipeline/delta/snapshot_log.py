@@ -319,7 +319,7 @@ class SnapshotLog:
         self._add_line(line.table, 2 * line.number + 1, ended)
 
     def extend(self, line: GenerationLine, witnessed: Witnessed) -> None:
-        """Of a generation that DDL ended up to what was proven by then: have it stand up to the DDL itself, where
+        """Extend a generation that DDL ended, up to what was proven by then: have it stand up to the DDL itself, where
         nothing has happened in between that left no message."""
 
         def extended() -> None:
@@ -438,14 +438,14 @@ class SnapshotLog:
 
 
 def _n_rows(files: Sequence[WrittenFile] | None, writer: DeltaTableWriter, place: int) -> int:
-    """Of the snapshot with that place, whose files are in the table."""
+    """The rows of the snapshot with that place, whose files are in the table."""
     if files is not None:
         return sum(file.n_rows for file in files)
     return int(writer.read(["_commit_lsn"], "_commit_lsn", place, place).num_rows)
 
 
 def _line_of(row: Mapping[str, Any], reason: str) -> tuple[GenerationLine, str]:
-    """As it was before it ended."""
+    """The line as it was before it ended."""
     place, valid_from, state = row["place"], row["valid_from"], GenerationState.FINISHED
     return GenerationLine(
         row["table"], row["relid"], row["generation"], place, valid_from, state, is_ours=True

@@ -54,8 +54,8 @@ class Proven:
 
 
 class SnapshotTables(Protocol):
-    """Of one claim of the sink. Its methods are called on several threads, each for tables of its own. They raise
-    Superseded, StorageFault and what the sink raises, and then may be called again."""
+    """The tables of one claim of the sink. The methods are called on several threads, each for tables of its own. They
+    raise Superseded, StorageFault and what the sink raises, and then may be called again."""
 
     def clean(self) -> None:
         """When a run begins: remove what an earlier one had read, if nothing can come of it any more."""

@@ -48,7 +48,7 @@ from xidstream.pipeline.postgres.admin import translated
 from xidstream.pipeline.postgres.stream_options import PG14, version_text
 
 VERSION: Final = 1
-"""Of the function and its messages. A change of either takes the next one."""
+"""The version of the function and its messages. A change of either takes the next one."""
 _DOING: Final = "the event triggers"
 _EVENTS: Final = {
     "xidstream_ddl": "ddl_command_end",
@@ -250,7 +250,7 @@ def script(statements: tuple[str, ...]) -> str:
 
 
 def trigger_finding(connection: psycopg.Connection[Any]) -> list[Finding]:
-    """Of the preflight: that it is there, or what is missing without. Errors are psycopg's."""
+    """A finding of the preflight: that it is there, or what is missing without. Errors are psycopg's."""
     if connection.info.server_version < PG14:
         return []
     found = installed(connection)

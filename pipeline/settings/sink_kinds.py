@@ -22,7 +22,7 @@ class Snapshots(enum.Enum):
     NONE = enum.auto()
     """Not at all."""
     FIRST = enum.auto()
-    """As batches ahead of all others. The changes that they contain are left out behind them."""
+    """Snapshots are batches ahead of all others. The changes that they contain are left out behind them."""
     BESIDE = enum.auto()
     """Beside the batches: readers write files, and the sink commits them."""
 
@@ -70,10 +70,10 @@ KINDS: Final = {kind.name: kind for kind in (DELTA, CONSOLE, FOREACH)}
 
 
 def kind_named(spec: str) -> SinkKind | None:
-    """Of the setting ``sink``. None where it names none, and may be wrong (``parse_sink_spec``)."""
+    """The kind of the setting ``sink``. None where it names none, and may be wrong (``parse_sink_spec``)."""
     return KINDS.get(spec.partition(":")[0])
 
 
 def kind_of(spec: str) -> SinkKind:
-    """The same for a setting that was looked at. A function that a script holds is no setting, and is ``FOREACH``."""
+    """The kind of a setting that was checked. A function that a script holds is no setting, and is ``FOREACH``."""
     return kind_named(spec) or FOREACH

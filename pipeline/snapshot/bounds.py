@@ -97,7 +97,7 @@ class SnapshotBounds:
             )
 
     def knowing(self, checkpoint: Checkpoint | None, earlier: Lsn = INVALID_LSN) -> SnapshotBounds:
-        """The same with what the server's last checkpoint tells, and ``earlier``, an older snapshot's
+        """These bounds with what the server's last checkpoint tells, and ``earlier``, an older snapshot's
         ``contained_upto``."""
         known = [self.contained_upto, earlier]
         if checkpoint is not None and checkpoint.next_xid <= self.xmin:

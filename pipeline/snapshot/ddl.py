@@ -111,7 +111,7 @@ class Marks:
         self._since: Lsn | None = None
 
     def note(self, mark: int | None, lsn: Lsn) -> Witnessed | None:
-        """Of a look for which the WAL ended at ``lsn``, and which then found ``mark``. It proves something if an
+        """Note a look for which the WAL ended at ``lsn``, and which then found ``mark``. It proves something if an
         earlier look found the same one: what a look finds was there since after its own position."""
         if mark != self._mark:
             self._mark, self._since = mark, None
@@ -192,6 +192,6 @@ def _table(value: dict[str, Any]) -> AlteredTable:
 
 
 def _name(value: dict[str, Any]) -> str:
-    """As a generation's line has it."""
+    """The name as a generation's line has it."""
     schema, table = str(value["schema"]), str(value["table"])
     return RelationVersion(int(value["relid"]), schema, table, ReplicaIdentity.DEFAULT, ()).name

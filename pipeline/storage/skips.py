@@ -110,7 +110,7 @@ def note_left_out(storage: Storage, layout: Layout, met: Iterable[LeftOutTransac
 
 
 def rows_left_out(storage: Storage, layout: Layout) -> tuple[RowsGivenUp, ...]:
-    """Of which tables a run has left rows out because of these. Raises SegmentCorrupt, StorageFault."""
+    """The tables of which a run has left rows out because of these. Raises SegmentCorrupt, StorageFault."""
     return tuple(
         rows
         for skip in read_skips(storage, layout)

@@ -323,7 +323,7 @@ class OpenTransaction:
         )
 
     def _relids(self) -> set[int]:
-        """Of all tables that it has rows of, those that cannot be delivered included."""
+        """The relids of all tables that it has rows of, those that cannot be delivered included."""
         kept = {key.relid for key in self._groups if key is not None}
         return kept | {s.segment.relation.relid for s in self._spilled} | {note.relid for note in self._notes}
 
