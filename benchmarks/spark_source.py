@@ -14,6 +14,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -73,6 +74,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     asked = parser.parse_args()
     ensure_java()
+    # Spark looks for pyspark_xidstream in folders alone, and an editable install is none.
+    os.environ["PYTHONPATH"] = str(Path(__file__).parents[1])
     from pyspark.sql import SparkSession
 
     with tempfile.TemporaryDirectory() as root:
