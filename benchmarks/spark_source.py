@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -74,7 +75,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     asked = parser.parse_args()
     ensure_java()
-    # Spark looks for pyspark_xidstream in folders alone, and an editable install is none.
+    # Spark looks for pyspark_xidstream with this Python, and in folders alone: an editable install is none.
+    os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["PYTHONPATH"] = str(Path(__file__).parents[1])
     from pyspark.sql import SparkSession
 
