@@ -11,9 +11,11 @@ import argparse
 import json
 import os
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -73,6 +75,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     asked = parser.parse_args()
     ensure_java()
+    # Spark looks for pyspark_xidstream with this Python, and in folders alone: an editable install is none.
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["PYTHONPATH"] = str(Path(__file__).parents[1])
     from pyspark.sql import SparkSession
 
     with tempfile.TemporaryDirectory() as root:

@@ -259,8 +259,11 @@ def test_a_stream_whose_process_is_killed_delivers_each_change_once(
         str(tmp_path / "checkpoint"),
     ]
 
+    # As in the tests' own session: for so little the second compiler tier only costs time.
+    short = "--conf spark.ui.enabled=false --driver-java-options -XX:TieredStopAtLevel=1 pyspark-shell"
+
     def start() -> subprocess.Popen[str]:
-        environ = {**os.environ, "XIDSTREAM_TEST": "1"}
+        environ = {**os.environ, "PYSPARK_SUBMIT_ARGS": short}
         return subprocess.Popen(
             command,
             env=environ,
@@ -319,9 +322,9 @@ def test_changes_that_were_deleted_are_an_error_and_never_passed_over(
 def test_what_is_asked_wrongly_is_told(log: LogMaker, spark: Any, tmp_path: Path) -> None:
     filled(log, ORDERS, commits=2)
 
-    def refused(message: str, *, path: str = str(log.path), reader: Any = spark.read, **options: Any) -> None:
+    def refused(message: str, *, path: str = str(log.path), **options: Any) -> None:
         with pytest.raises(Exception, match=message):
-            reader.format("xidstream").options(**options).load(path).collect()
+            spark.read.format("xidstream").options(**options).load(path).collect()
 
     refused(r"the change log has no table public\.nope", table="public.nope")
     refused(r"'orders' is no table's name", table="orders")
