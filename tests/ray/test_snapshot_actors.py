@@ -79,7 +79,7 @@ def test_a_reader_reads_all_ranges_on_one_thread_and_so_takes_their_memory_once(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(snapshot_reader, "keep_freed_memory", lambda: None)  # this process is the tests'
-    monkeypatch.setattr(snapshot_reader, "leave_out_pandas", lambda: None)
+    monkeypatch.setattr(snapshot_reader, "skip_pandas_import", lambda: None)
     database.execute("CREATE TABLE t (id int)")
     reader = snapshot_reader.SnapshotReader(
         Config(dsn=database.dsn(), slot="s", publication=("p",)), secrets_path=None

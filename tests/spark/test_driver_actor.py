@@ -64,7 +64,7 @@ import sys
 from pyspark.sql import SparkSession
 
 from tests.spark.support import IDENTITY
-from xidstream.actors import spark_driver
+from xidstream.actors.driver import spark_driver
 from xidstream.actors.driver.session_kind import reads_ray_objects
 from xidstream.pipeline.settings.config import Config
 from xidstream.pipeline.errors import ComponentLost

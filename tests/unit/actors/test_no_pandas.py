@@ -11,9 +11,9 @@ import sys
 import numpy as np
 import pyarrow as pa
 
-from xidstream.actors.runtime.no_pandas import leave_out_pandas
+from xidstream.actors.runtime.no_pandas import skip_pandas_import
 
-leave_out_pandas()
+skip_pandas_import()
 found = list(sys.meta_path)
 table = pa.table({"a": [1, None], "b": np.zeros(2), "c": pa.array(["x", "y"]), "d": [pa.scalar(1)] * 2})
 print("pandas" in sys.modules, table.to_pandas().shape, "pandas" in sys.modules, found == sys.meta_path)
