@@ -49,7 +49,7 @@ class Log:
         self._append(table, rows, lsn)
 
     def _append(self, table: str, rows: pa.Table, lsn: int) -> None:
-        of_slot = CommitProperties(app_transactions=[Transaction(SLOT, lsn)])
+        of_slot = CommitProperties(app_transactions=[Transaction(SLOT, lsn), Transaction(f"{SLOT}/owner", 1)])
         more = {"commit_properties": of_slot, "storage_options": self.options}
         write_deltalake(table, rows, mode="append", schema_mode="merge", **more)
 
