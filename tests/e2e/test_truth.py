@@ -18,7 +18,7 @@ pytestmark = pytest.mark.e2e
 
 @pytest.mark.parametrize(
     ("postgres_server", "seed", "n_steps"),
-    [(18, 1, 12), *(pytest.param(v, s, 150, marks=pytest.mark.slow) for v, s in ((16, 2), (18, 3)))],
+    [(18, 1, 12), *(pytest.param(v, s, 60, marks=pytest.mark.slow) for v, s in ((16, 2), (18, 3)))],
     indirect=["postgres_server"],
 )
 def test_random_ddl_and_dml_is_read_at_once_as_the_source_held_it_or_refused(
