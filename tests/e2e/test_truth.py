@@ -1,4 +1,7 @@
-"""Random DDL and DML beside a run: what is read at once is what the source held, or is refused (tests/truth)."""
+"""Random DDL and DML beside a run: what is read at once is what the source held, or is refused.
+
+Longer runs, and whether every table is readable again in the end, are for ``python -m tests.truth``.
+"""
 
 from __future__ import annotations
 
@@ -16,19 +19,15 @@ from xidstream.pipeline.pg import Lsn
 pytestmark = pytest.mark.e2e
 
 
-@pytest.mark.parametrize(
-    ("postgres_server", "seed", "n_steps"),
-    [(18, 1, 12), *(pytest.param(v, s, 60, marks=pytest.mark.slow) for v, s in ((16, 2), (18, 3)))],
-    indirect=["postgres_server"],
-)
+@pytest.mark.parametrize("postgres_server", [18], indirect=True)
 def test_random_ddl_and_dml_is_read_at_once_as_the_source_held_it_or_refused(
-    pipeline: Pipeline, tmp_path: Path, seed: int, n_steps: int
+    pipeline: Pipeline, tmp_path: Path
 ) -> None:
-    settings = Settings(n_steps, seed, refresh_every=max(n_steps // 5, 6))
+    settings = Settings(12, seed=1, refresh_every=6)
     database = pipeline.database
     result = run_steps(database.connect, database.dsn(), pipeline.spark, tmp_path, settings)
     print(result)
-    assert result.is_right, str(result)
+    assert not result.verdict.differences, str(result)
     assert result.verdict.n_equal["default"] and result.verdict.n_equal["base"]
 
 
