@@ -350,7 +350,9 @@ class SnapshotCoordinator:
             self._rate = ReadingRate()
             self._steps.end_actors()
             self._tell_complete()
-        self.is_reached = self.is_complete and self._reaches(lines, surveyed.delivered_lsn)
+        # Also while others are wanted: one that cannot be taken must not keep the taken ones from their readers.
+        reaches = self._reaches(lines, surveyed.delivered_lsn)
+        self.is_reached = self.is_complete and reaches
 
     def _look_at_stream(self) -> None:
         """Is the log whole by now?"""

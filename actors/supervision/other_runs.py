@@ -15,6 +15,7 @@ import os
 import socket
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 from xidstream.actors.runtime.run_search import local_answers
@@ -40,7 +41,7 @@ class StartingRun:
         for config in configs:
             answer = to_json(Account(datetime.datetime.now(datetime.timezone.utc), _part(config, has_sink)))
             with suppress(OSError):  # a run is not kept from working where nobody can be answered
-                self._sockets.append(RunSocket(config.slot, lambda answer=answer: answer))  # type: ignore[misc]
+                self._sockets.append(RunSocket(config.slot, partial(str, answer)))
 
     def close(self) -> None:
         while self._sockets:

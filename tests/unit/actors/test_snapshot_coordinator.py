@@ -15,7 +15,7 @@ from xidstream.pipeline.delta.snapshot_tables import GenerationLine, Proven
 from xidstream.pipeline.errors import ComponentLost, SnapshotInterrupted
 from xidstream.pipeline.initial_copy.copy_schedule import CopySchedule, Failed, Hold, Wanted
 from xidstream.pipeline.initial_copy.retry_backoff import RetryBackoff
-from xidstream.pipeline.initial_copy.snapshot_book import SnapshotBook
+from xidstream.pipeline.initial_copy.snapshot_book import Needs, SnapshotBook
 from xidstream.pipeline.initial_copy.snapshot_lines import SnapshotLines
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.schema import Column, RelationVersion, ReplicaIdentity
@@ -95,6 +95,24 @@ def test_the_log_says_that_it_is_whole_when_the_sink_has_all_up_to_the_snapshots
     for _ in range(2):
         assert taking._reaches(lines, Lsn(0x5000))
     assert told == [("reach", valid_from)]
+
+
+def test_a_table_that_cannot_be_taken_keeps_no_taken_one_from_its_readers_where_nothing_commits(
+    taking: SnapshotCoordinator,
+) -> None:
+    """The log said that it is whole up to a snapshot only when all that were wanted were taken. In an idle database the
+    others could not be read until then, however long it took."""
+    taking._tables = tables = Told()
+    line = GenerationLine("public.t", 1, 1, 0x4FFE, 0x4FFF, GenerationState.FINISHED, is_ours=True)
+    taking._lines = lines = SnapshotLines([line])
+    taking._course = course = CopySchedule(4)
+    other = dataclasses.replace(SOURCE, relation=dataclasses.replace(RELATION, relid=2, table="u"))
+    course.handle(Wanted(other, wait_for_writers=False))
+    look = Look(Lsn(0x5000), frozenset(), waits_for_standby=False, at_s=0.0)
+    surveyed = Surveyed((other,), None, look, "as it is", delivered_lsn=Lsn(0x5000))
+    taking._take(Needs((), (), (), is_proof=True), surveyed, lines)
+    assert tables.calls == [("reach", Lsn(0x4FFF))]
+    assert not taking.is_complete and not taking.is_reached
 
 
 def test_a_lock_that_nothing_can_be_planned_beside_is_told_once(taking: SnapshotCoordinator) -> None:
