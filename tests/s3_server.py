@@ -111,3 +111,16 @@ class LosesAnswers(S3Server):
         list(super()._answer(environ, lambda *_, **__: None))
         start_response("500 Internal Server Error", [("Content-Type", "application/xml")])
         return [b"<?xml version='1.0'?><Error><Code>InternalError</Code></Error>"]
+
+
+class ReplacesBehindLook(S3Server):
+    """Runs ``then`` once, behind the answer to the next HEAD: an object of that size is another one when it is read."""
+
+    then: Callable[[], object] | None = None
+
+    def _answer(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        answer = super()._answer(environ, start_response)
+        if environ["REQUEST_METHOD"] == "HEAD" and self.then is not None:
+            then, self.then = self.then, None
+            then()
+        return answer

@@ -4,6 +4,11 @@
 tool can read a document, and it can still be verified. A damaged document raises SegmentCorrupt with its key. Another
 version raises Unsupported, because nobody must guess.
 
+A document may be replaced while somebody else reads it (``status`` beside a run). Arrow asks an object store for an
+object's size first, and then for that many bytes: of a longer one that came in between it gets the beginning. The
+checksum finds that, so a reader tries again until it gets the same bytes twice. A second look at the size of every
+object was rejected: it is one more request for each segment, and segments are never replaced.
+
 ``Document`` is one kind of them: the only way that they are written and read. A kind is made where its value's class
 is, and says how the value becomes ``content`` and the reverse.
 """
@@ -40,8 +45,18 @@ class Document(Generic[_T]):
 
     def read(self, storage: Storage, key: str) -> _T | None:
         """None where there is no such object. Raises SegmentCorrupt, Unsupported, StorageFault."""
-        data = storage.read_buffer(key)
-        return None if data is None else self.unseal(bytes(data), key)
+        damaged: bytes | None = None
+        while True:
+            buffer = storage.read_buffer(key)
+            if buffer is None:
+                return None
+            data = bytes(buffer)
+            try:
+                return self.unseal(data, key)
+            except SegmentCorrupt:
+                if data == damaged:
+                    raise
+                damaged = data
 
     def seal(self, value: _T) -> bytes:
         return seal(self.format, self.version, self.to_json(value))
