@@ -16,7 +16,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from xidstream.pipeline.errors import Action, Superseded, UsageError, XidstreamError
 from xidstream.pipeline.mirror.base_tables import BaseTables, Refreshed
@@ -61,9 +61,13 @@ class Mirror:
         """
         return self._tables.vacuum(duration_s(retention, "retention"))
 
-    def start(self, spark: SparkSession, every: str) -> None:
-        """Refresh now and ``every`` so often (``60s``), on a thread, until ``stop``."""
-        self._loop = MirrorLoop(self._tables, spark, every_s=duration_s(every, "every"))
+    def start(
+        self, spark: SparkSession, every: str, retention: str | None = _DEFAULTS.mirror_retention
+    ) -> None:
+        """Refresh now and ``every`` so often (``60s``), on a thread, until ``stop``. In between remove what ``vacuum``
+        does, unless ``retention`` is None."""
+        vacuum_s = None if retention is None else duration_s(retention, "retention")
+        self._loop = MirrorLoop(self._tables, spark, every_s=duration_s(every, "every"), vacuum_s=vacuum_s)
         self._thread = threading.Thread(target=self._loop.run_quietly, name="xidstream-mirror", daemon=True)
         self._thread.start()
 
@@ -78,8 +82,12 @@ class Mirror:
             self._thread.join()
 
 
+VACUUM_EVERY_S: Final = 600.0
+
+
 class MirrorLoop:
-    """``every_s`` None: once. ``vacuum_s``: the retention of a vacuum after each refresh; None: no vacuum.
+    """``every_s`` None: once. ``vacuum_s``: the retention of a vacuum after a refresh; None: no vacuum. It lists every
+    base table, so it comes with the first refresh, and then ``VACUUM_EVERY_S`` apart; for a short retention more often.
 
     ``waits_for_log``: a log that is not there yet is no error, because the sink beside has only begun.
     """
@@ -101,6 +109,7 @@ class MirrorLoop:
         self._spark = spark
         self._every_s = every_s
         self._vacuum_s = vacuum_s
+        self._vacuumed_s = float("-inf")
         self._tell = tell
         self._group = group
         self._stop = threading.Event()
@@ -146,7 +155,11 @@ class MirrorLoop:
         if refreshed is not None or not self._has_told:
             self._has_told = True
             self._tell(describe(refreshed))
-        if self._vacuum_s is not None:
+        now_s = time.monotonic()
+        if self._vacuum_s is not None and now_s - self._vacuumed_s >= min(
+            VACUUM_EVERY_S, self._vacuum_s / 12
+        ):
+            self._vacuumed_s = now_s
             vacuumed = self._tables.vacuum(self._vacuum_s, self._stop.is_set)
             if vacuumed.n_files:
                 self._tell(f"base tables: {counted(vacuumed.n_files, 'old file')} removed")

@@ -92,7 +92,7 @@ class ChangeStream:
         spec = DELTA.spec(redacted(uri))
         return self._with(
             spec,
-            lambda identity: DeltaSink(uri, identity, storage_options=options),
+            lambda identity: DeltaSink(uri, identity, options, self._config.delta_retention),
             check_of_delta(uri, self._config.storage, options),
             spec,
         )
@@ -165,7 +165,7 @@ class ChangeStream:
         return StreamingQuery(supervisor, name, driver.history, n_recent, page, self._listeners)
 
     def _sink_of_config(self, identity: SlotIdentity) -> Sink:
-        return make_sink(self._config.sink, identity)
+        return make_sink(self._config.sink, identity, self._config.delta_retention)
 
     def _with(
         self, sink: str, make: Callable[[SlotIdentity], Sink], check: SinkCheck, spec: str = ""

@@ -215,8 +215,12 @@ def status(config_file: Path | None, watch: bool, as_json: bool, **options: Any)
     *(f.name for f in dataclasses.fields(Config) if f.name == "spark" or f.name.startswith("spark_")),
 )
 @click.option("--every", metavar="TIME", help="Go on, and refresh so often (60s), until interrupted.")
-@click.option("--vacuum", is_flag=True, help="Then remove what no reader needs within --mirror-retention.")
-def mirror(config_file: Path | None, every: str | None, vacuum: bool, **options: Any) -> None:
+@click.option(
+    "--vacuum/--no-vacuum",
+    default=None,
+    help="Then remove what no reader needs within --mirror-retention, or remove nothing.  [default: vacuum]",
+)
+def mirror(config_file: Path | None, every: str | None, vacuum: bool | None, **options: Any) -> None:
     """Bring the base tables of a Delta sink up to its change log: plain Delta tables that any engine reads.
 
     They are below URI/current, one for each table that has a snapshot, with its own columns alone. All are at one
@@ -225,7 +229,7 @@ def mirror(config_file: Path | None, every: str | None, vacuum: bool, **options:
 
     A slot's base tables have one mirror at a time: the one that began last. `run --mirror-every` is one, too.
     """
-    config = build_config(config_file, {**options, "mirror_every": every, "mirror_vacuum": vacuum or None})
+    config = build_config(config_file, {**options, "mirror_every": every, "mirror_vacuum": vacuum})
     config.require("sink")
     stop = StopRequest()
     stop.listen()

@@ -43,6 +43,8 @@ _METAVARS: Final = {
     "spark_executor_memory": "SIZE",
     "mirror_every": "TIME",
     "mirror_retention": "TIME",
+    "delta_log_retention": "TIME",
+    "delta_file_retention": "TIME",
 }
 
 SECTIONS: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
@@ -69,7 +71,7 @@ SECTIONS: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
             "heartbeat_interval_s",
         ),
     ),
-    "Sink": (("sink", "storage"), ("storage_mode",)),
+    "Sink": (("sink", "storage"), ("storage_mode", "delta_log_retention", "delta_file_retention")),
     "Journal": (("journal_max_bytes",), ("journal_after_bytes", "journal_after_s")),
     "Snapshots": (("snapshot", "snapshot_connections"), ("snapshot_bytes_per_s",)),
     "Mirror": (("mirror_every", "mirror_vacuum"), ("mirror_retention", "mirror_file_bytes")),
@@ -91,7 +93,16 @@ CAPTURE_SETTINGS: Final = tuple(
     for title, (usual, expert) in SECTIONS.items()
     if title not in ("Mirror", "Spark")
     for name in usual + expert
-    if name not in ("sink", "batch_rows", "batch_bytes", "snapshot_connections", "snapshot_bytes_per_s")
+    if name
+    not in (
+        "sink",
+        "delta_log_retention",
+        "delta_file_retention",
+        "batch_rows",
+        "batch_bytes",
+        "snapshot_connections",
+        "snapshot_bytes_per_s",
+    )
 )
 """The settings of a run without a sink."""
 
@@ -164,6 +175,8 @@ def setting_options(*names: str) -> Callable[[Any], Any]:
             default = "" if f.default in ("", (), None, False) else f"  [default: {_shown(f)}]"
             text = f.metadata["help"] + default
             if isinstance(f.default, bool):
+                if f.default:
+                    flag += f"/--no-{f.name.replace('_', '-')}"
                 command = click.option(flag, f.name, is_flag=True, default=None, help=text)(command)
             else:
                 command = click.option(

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from xidstream.pipeline.delta.columns import DeltaColumn
 from xidstream.pipeline.delta.locations import Location
 from xidstream.pipeline.delta.plain_files import check_plain_files
+from xidstream.pipeline.delta.stored_columns import columns_of
 from xidstream.pipeline.errors import StorageFault
 from xidstream.pipeline.spark.parquet_frames import parquet_frame
 
@@ -39,7 +39,6 @@ _OPTIONS: Final = {
     "__globPaths__": "false",
     "recursiveFileLookup": "true",
 }
-SOURCE_KEY: Final = "xidstream.column"
 MAX_LSN: Final = (1 << 63) - 1
 """The greatest LSN that Delta's numbers can hold."""
 
@@ -80,14 +79,8 @@ class LogTable:
         self._table: DeltaTable = DeltaTable(
             location.uri, version=version, storage_options=location.storage_options
         )
-        schema = self._table.schema()
-        self.schema = pa.schema(schema.to_arrow())
-        self.columns = tuple(
-            DeltaColumn(
-                field.name, self.schema.field(i).type, str(field.metadata.get(SOURCE_KEY, field.name))
-            )
-            for i, field in enumerate(schema.fields)
-        )
+        self.schema = pa.schema(self._table.schema().to_arrow())
+        self.columns = columns_of(self._table)
         self.properties: dict[str, str] = dict(self._table.metadata().configuration)
 
     def watermark(self, application_id: str) -> int | None:

@@ -7,8 +7,8 @@ late each time would fill the disk.
 Readers that were cancelled may still finish a file behind the removal. It is removed with the next attempt's failure,
 or by a vacuum.
 
-Called by the sinks' snapshot logs (``snapshot_log``, ``pipeline.initial_copy.staged_snapshots``). Plain files, or
-deltalake's file system.
+Called by the sinks' snapshot logs (``snapshot_log``, ``pipeline.initial_copy.staged_snapshots``), and by ``upkeep``.
+Plain files, or deltalake's file system.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def missing(table: Location, paths: Sequence[str]) -> list[str]:
     """The files among ``files`` that are not there. The paths are relative to ``table``. Raises OSError."""
     if table.is_local:
         return [path for path in paths if not os.path.isfile(os.path.join(table.uri, path))]
-    store = _store(table)
+    store = store_of(table)
     with ThreadPoolExecutor(_THREADS) as threads:
         found = threads.map(lambda path: store.get_file_info([path])[0], paths)
         return [path for path, info in zip(paths, found, strict=True) if not info.is_file]
@@ -46,7 +46,7 @@ def remove(table: Location, directory: str) -> int:
                 n_files += sum(len(files) for _, _, files in os.walk(path))
                 shutil.rmtree(path, ignore_errors=True)
         return n_files
-    store = _store(table)
+    store = store_of(table)
     for folder in store.get_file_info_selector(_Below("", recursive=False)):
         if folder.base_name.startswith(directory):
             for info in store.get_file_info_selector(_Below(folder.path, recursive=True)):
@@ -64,7 +64,8 @@ class _Below(NamedTuple):
     allow_not_found: bool = True
 
 
-def _store(table: Location) -> Any:
+def store_of(table: Location) -> Any:
+    """deltalake's file system of a table in an object store. Paths are relative to the table."""
     from deltalake.fs import DeltaStorageHandler
 
     return DeltaStorageHandler(table.uri, table.storage_options)

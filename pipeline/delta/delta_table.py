@@ -15,15 +15,15 @@ next one shows that nothing is left to write.
 A commit to a local table, with all that it needs, is on disk when the call that made it returns, and one that a
 dead process made is when the table is opened: its watermark says that rows may be confirmed.
 
-deltalake looks for expired files of the log after every commit, and lists the whole log for it. The log keeps 30 days,
-so each commit would take longer than the one before. Here one commit in ``CHECKPOINT_EVERY`` looks for them, as Spark
-does with its checkpoints.
+deltalake looks for expired files of the log after every commit, and lists the whole log for it. Here one commit in
+``CHECKPOINT_EVERY`` looks for them, as Spark does with its checkpoints, or ``upkeep`` does it beside the commits.
 
-A commit that leaves many small files is followed by one that replaces them by one file (``small_files``). Files are
-only removed from the very version that the snapshot shows: deltalake does not see that somebody else has replaced them,
-because ``optimize`` says that it changes no data, and the rows would be there twice. For the same reason our own
-removals say that data changes. An ``optimize`` that began before them is refused then; it would bring their rows back.
-The replacing file says that no data changes, so a follower that passes over removals reads none of its rows again.
+A commit that leaves many small files is followed by one that replaces them by one file (``small_files``), or that takes
+in what ``upkeep`` has merged. Files are only removed from the very version that the snapshot shows: deltalake does not
+see that somebody else has replaced them, because ``optimize`` says that it changes no data, and the rows would be there
+twice. For the same reason our own removals say that data changes. An ``optimize`` that began before them is refused
+then; it would bring their rows back. The replacing file says that no data changes, so a follower that passes over
+removals reads none of its rows again.
 
 After any failure the handle is of no further use: the caller drops the writer and opens a new one, which
 reads from the log what did happen (a commit whose answer was lost is found there).
@@ -37,13 +37,14 @@ import json
 import logging
 import os
 import time
+import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from types import MappingProxyType
 from typing import Final
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, Field, PostCommitHookProperties
+from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties
 from deltalake import Schema as DeltaSchema
 from deltalake import Transaction as AppTransaction
 from deltalake.exceptions import CommitFailedError, TableNotFoundError
@@ -53,14 +54,15 @@ from xidstream.pipeline import events
 from xidstream.pipeline.delta.columns import DeltaColumn
 from xidstream.pipeline.delta.locations import Location
 from xidstream.pipeline.delta.parquet_files import WrittenFile
-from xidstream.pipeline.delta.plain_files import check_plain_files, has_plain_files
+from xidstream.pipeline.delta.plain_files import check_plain_files
 from xidstream.pipeline.delta.relation_history import VERSIONS, VersionSince, recorded_with
-from xidstream.pipeline.delta.small_files import many_small, merge
-from xidstream.pipeline.delta.table_metadata import COMMENT, NOTHING_KNOWN, TableMetadata
+from xidstream.pipeline.delta.small_files import OWN, is_mergeable, many_small, merge
+from xidstream.pipeline.delta.stored_columns import columns_of, delta_field
+from xidstream.pipeline.delta.table_metadata import NOTHING_KNOWN, TableMetadata
+from xidstream.pipeline.delta.upkeep import Upkeep
 from xidstream.pipeline.errors import SinkFailed, UsageError, XidstreamError
+from xidstream.pipeline.settings.delta_retention import PROPERTIES as RETENTION
 
-SOURCE_KEY: Final = "xidstream.column"
-"""Metadata of a Delta column whose name is not its source's: the source column's name."""
 MAX_VERSION: Final = (1 << 63) - 1
 NOTHING: Final = 0
 """The watermark of a table that holds nothing: no commit has LSN 0."""
@@ -69,7 +71,6 @@ CHECKPOINT_EVERY: Final = 100
 """So many commits lie between two checkpoints of the log, unless the table has ``delta.checkpointInterval``."""
 MERGED: Final = "xidstream.merged"
 """In the ``commitInfo`` of a commit that replaces small files, and does nothing else."""
-_UNMERGED: Final = ("delta.appendOnly", "delta.enableChangeDataFeed")
 _LOGGER: Final = logging.getLogger(__name__)
 _KEEP_EXPIRED_LOGS: Final = PostCommitHookProperties(cleanup_expired_logs=False)
 
@@ -80,6 +81,9 @@ class SnapshotOutdated(Exception):
 
 class DeltaTableWriter:
     """``label`` names the table in errors."""
+
+    upkeep: Upkeep | None = None
+    """Is told of commits, for a table of the sink."""
 
     def __init__(self, table: DeltaTable, location: Location, label: str) -> None:
         self._table = table
@@ -120,8 +124,8 @@ class DeltaTableWriter:
         found = cls.open(location, label)
         if found is not None:
             return found
-        schema = DeltaSchema([_delta_field(column, about.comments.get(column.name)) for column in columns])
-        properties = {**about.properties, **_versions({}, brought, label)}
+        schema = DeltaSchema([delta_field(column, about.comments.get(column.name)) for column in columns])
+        properties = {**about.missing({}), **_versions({}, brought, label)}
         try:
             DeltaTable.create(
                 location.uri,
@@ -141,12 +145,7 @@ class DeltaTableWriter:
         return found
 
     def _read_columns(self) -> None:
-        schema = self._table.schema()
-        arrow = pa.schema(schema.to_arrow())
-        self.columns: tuple[DeltaColumn, ...] = tuple(
-            DeltaColumn(field.name, arrow.field(i).type, str(field.metadata.get(SOURCE_KEY, field.name)))
-            for i, field in enumerate(schema.fields)
-        )
+        self.columns = columns_of(self._table)
 
     @property
     def version(self) -> int:
@@ -169,7 +168,7 @@ class DeltaTableWriter:
         """
         if not columns:
             return
-        self._alter(lambda table: table.alter.add_columns([_delta_field(column) for column in columns]))
+        self._alter(lambda table: table.alter.add_columns([delta_field(column) for column in columns]))
         self._read_columns()
         missing = {c.name for c in columns} - {c.name for c in self.columns}
         if missing:
@@ -190,7 +189,10 @@ class DeltaTableWriter:
             return
         found = self._table.metadata().configuration
         missing = {**about.missing(found), **_versions(found, brought, self.label)}
-        if missing:
+        # deltalake then lists more features of a table that lists some, which older readers refuse (docs/limits.md).
+        # The retention alone is not worth that.
+        lists_features = self._table.protocol().min_reader_version >= 3
+        if missing and not (lists_features and missing.keys() <= RETENTION):
             self._alter(lambda table: table.alter.set_table_properties(missing, raise_if_not_exists=False))
         self._described = about
 
@@ -253,28 +255,31 @@ class DeltaTableWriter:
             with suppress(SnapshotOutdated):
                 self._write_log(merging, moved, told={MERGED: "true"})
             self._settle(moved)
+        if self.upkeep is not None:
+            self.upkeep.note(self.location, self.label, lsn_column, self.version)
 
     def _merge(self, lsn_column: str, now_ms: int) -> list[AddAction | RemoveAction]:
         """What replaces small files by one, if there are many. None is merged where they cannot be read: what is wrong
-        with files of before is no reason to keep new rows waiting. Nor where the table says that its rows are never
-        removed, or that every change of its rows is told."""
-        replaced = many_small(self.files()) if self.version >= self._merges_from else None
-        if not replaced or not has_plain_files(self._table.protocol()) or any(map(self._is_set, _UNMERGED)):
+        with files of before is no reason to keep new rows waiting."""
+        files = self.files()
+        prepared = self.upkeep.take_merge(self.location) if self.upkeep is not None else None
+        if self.upkeep is not None and prepared is not None:
+            if is_mergeable(self._table) and set(prepared.removed) <= set(files["path"].to_pylist()):
+                return _replacing(prepared.files, prepared.removed, lsn_column, now_ms)
+            self.upkeep.discard(self.location, prepared)  # others have changed these files since
+        replaced = many_small(files) if self.version >= self._merges_from else None
+        if not replaced or not is_mergeable(self._table):
             return []
+        directory = f"{OWN}{uuid.uuid4().hex}-merged"
         try:
-            merged = merge(self.location, replaced, self.columns, lsn_column)
+            # The columns of this snapshot: another writer may have widened the table since it was opened.
+            merged = merge(self.location, replaced, columns_of(self._table), lsn_column, directory)
         except (OSError, pa.ArrowException, XidstreamError) as error:
             self._merges_from = self.version + CHECKPOINT_EVERY
             text = f"Delta table {self.label}: small files could not be merged ({type(error).__name__})"
             _LOGGER.warning(events.Event("small_files_not_merged", text, table=self.label))
             return []
-        return [
-            *(_add_action(file, lsn_column, now_ms, is_change=False) for file in merged),
-            *(RemoveAction(path, True, now_ms) for path in replaced["path"].to_pylist()),
-        ]
-
-    def _is_set(self, name: str) -> bool:
-        return str(self._table.metadata().configuration.get(name)).lower() == "true"
+        return _replacing(merged, replaced["path"].to_pylist(), lsn_column, now_ms)
 
     def swap(
         self,
@@ -293,7 +298,7 @@ class DeltaTableWriter:
         now_ms = int(time.time() * 1000)
         actions: list[AddAction | RemoveAction] = [*added]
         actions += [RemoveAction(path, True, now_ms) for path in removed or ()]
-        schema = None if columns is None else DeltaSchema([_delta_field(column) for column in columns])
+        schema = None if columns is None else DeltaSchema([delta_field(column) for column in columns])
         self._write_log(actions, marks, mode="append" if removed is not None else "overwrite", schema=schema)
         self._settle(marks)
         if schema is not None:
@@ -315,7 +320,8 @@ class DeltaTableWriter:
         transactions = [AppTransaction(app, version) for app, version in moved.items()]
         removes = mode != "append" or any(isinstance(action, RemoveAction) for action in actions)
         version = self.version + 1
-        is_cleaning = version // CHECKPOINT_EVERY > self._cleaned_version // CHECKPOINT_EVERY
+        is_due = version // CHECKPOINT_EVERY > self._cleaned_version // CHECKPOINT_EVERY
+        is_cleaning = is_due and self.upkeep is None
         try:
             self._table.create_write_transaction(
                 actions,
@@ -418,12 +424,13 @@ def _moves_a_watermark(commit: str) -> bool:
         return any(line.startswith(b'{"txn"') for line in file)
 
 
-def _delta_field(column: DeltaColumn, comment: str | None = None) -> Field:
-    field = DeltaSchema.from_arrow(pa.schema([column.field])).fields[0]
-    metadata = {} if column.source == column.name else {SOURCE_KEY: column.source}
-    if comment is not None:
-        metadata[COMMENT] = comment
-    return Field(field.name, field.type, nullable=True, metadata=metadata) if metadata else field
+def _replacing(
+    added: Sequence[WrittenFile], removed: Sequence[str], lsn_column: str, now_ms: int
+) -> list[AddAction | RemoveAction]:
+    return [
+        *(_add_action(file, lsn_column, now_ms, is_change=False) for file in added),
+        *(RemoveAction(path, True, now_ms) for path in removed),
+    ]
 
 
 def _add_action(file: WrittenFile, lsn_column: str, now_ms: int, *, is_change: bool = True) -> AddAction:

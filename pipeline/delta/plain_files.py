@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
     from deltalake.table import ProtocolVersions
 
-_PLAIN_FEATURES: Final = {"timestampNtz"}
+_PLAIN_FEATURES: Final = {"timestampNtz", "variantType"}
+"""deltalake 1.6.6 lists ``variantType`` with any change of a property of a table that has a timestamp without a time
+zone. No column is one for that."""
 _VECTORS: Final = "deletionVectors"
 _MAPPING_MODE: Final = "delta.columnMapping.mode"
 

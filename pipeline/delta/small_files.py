@@ -4,7 +4,8 @@ Each batch adds at least one file to each of its tables, and readers open every 
 files, the next one replaces them by one (``delta_table``).
 
 ``SIZE_CLASSES`` keep the work small. Only files of one class go together, so a row is rewritten some times at most, and
-a commit rewrites 4 MiB of Parquet at most. Larger files stay as they are.
+a commit rewrites 4 MiB of Parquet at most. ``MIDDLING`` files are merged beside the commits (``upkeep``), in the same
+way. What has 4 MiB stays as it is: a year of small commits is some hundred files.
 
 Only files that the sink has written are taken (``OWN``), and only where each of their rows counts (``plain_files``).
 
@@ -12,15 +13,14 @@ Rejected: a merge in the commit of new rows, which a follower of the table canno
 which may conflict with the next batch. deltalake's ``optimize``, which rewrites the newest file each time until it has
 256 MB.
 
-Called by ``delta_table``, in the thread that commits. deltalake and pyarrow only, no Spark.
+Called by ``delta_table``, in the thread that commits, and by ``upkeep``. deltalake and pyarrow only, no Spark.
 """
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -29,10 +29,15 @@ import pyarrow.parquet as pq
 from xidstream.pipeline.delta.columns import Conform, DeltaColumn
 from xidstream.pipeline.delta.locations import Location
 from xidstream.pipeline.delta.parquet_files import ParquetFiles, WrittenFile
+from xidstream.pipeline.delta.plain_files import has_plain_files
 from xidstream.pipeline.errors import SinkFailed
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
 
 OWN: Final = "data-"
 """How the paths of the files begin that the sink writes of batches."""
+_UNMERGED: Final = ("delta.appendOnly", "delta.enableChangeDataFeed")
 _READS: Final = 8
 """Files that are read at a time: an object store lets each of them wait."""
 
@@ -46,13 +51,22 @@ class SizeClass(NamedTuple):
 
 
 SIZE_CLASSES: Final = (SizeClass(0, 16 << 10, 32), SizeClass(16 << 10, 512 << 10, 8))
+MIDDLING: Final = (SizeClass(512 << 10, 4 << 20, 8),)
 
 
-def many_small(files: pa.Table) -> pa.Table:
-    """The files to replace, the oldest first, or none. ``files`` is as deltalake lists them: ``path``, ``size_bytes``,
-    ``num_records`` and ``modification_time``."""
+def is_mergeable(table: DeltaTable) -> bool:
+    """Not where a file's rows are not the table's, nor where the table says that its rows are never removed, or that
+    every change of its rows is told."""
+    properties = table.metadata().configuration
+    says_no = any(str(properties.get(name)).lower() == "true" for name in _UNMERGED)
+    return has_plain_files(table.protocol()) and not says_no
+
+
+def many_small(files: pa.Table, classes: Sequence[SizeClass] = SIZE_CLASSES) -> pa.Table:
+    """The files of one of the ``classes`` to replace, the oldest first, or none. ``files`` is as deltalake lists them:
+    ``path``, ``size_bytes``, ``num_records`` and ``modification_time``."""
     own = files.filter(pc.starts_with(files["path"], OWN)) if files.num_rows else files
-    for least_bytes, below_bytes, many in SIZE_CLASSES:
+    for least_bytes, below_bytes, many in classes:
         sizes = own["size_bytes"]
         fitting = own.filter(pc.and_(pc.greater_equal(sizes, least_bytes), pc.less(sizes, below_bytes)))
         if fitting.num_rows >= many:
@@ -62,14 +76,15 @@ def many_small(files: pa.Table) -> pa.Table:
 
 
 def merge(
-    table: Location, replaced: pa.Table, columns: Sequence[DeltaColumn], lsn_column: str
+    table: Location, replaced: pa.Table, columns: Sequence[DeltaColumn], lsn_column: str, directory: str
 ) -> list[WrittenFile]:
-    """Write the rows of these files (as ``many_small`` gives them), in the table's ``columns``, to a new file.
+    """Write the rows of these files (as ``many_small`` gives them), in the table's ``columns``, to a new file in the
+    new ``directory``.
 
     Raises OSError, pa.ArrowException, StorageFault, and SinkFailed where they are not what the table says.
     """
     schema = pa.schema([column.field for column in columns])
-    files = ParquetFiles(table, f"{OWN}{uuid.uuid4().hex}-merged", schema, lsn_column)
+    files = ParquetFiles(table, directory, schema, lsn_column)
     with ThreadPoolExecutor(_READS) as threads:
         for content in threads.map(table.read, replaced["path"].to_pylist()):
             rows = pq.read_table(pa.BufferReader(content), partitioning=None)

@@ -8,9 +8,11 @@
 | ``xidstream.types`` | JSON: column → PostgreSQL's type, in the table's order |
 | ``xidstream.versions`` | JSON: every layout whose rows the table has (``relation_history``) |
 | ``delta.dataSkippingStatsColumns`` | the one column whose minimum and maximum stand in the log |
+| ``delta.logRetentionDuration`` and others | for how long the table keeps what it does not need (``DeltaRetention``) |
 
-All but the versions are those of the newest layout whose rows the table has. A table is made with them in one commit.
-After an ALTER they change before the first batch that has the new layout: in one commit, however many columns changed.
+All but the versions and the retention are those of the newest layout whose rows the table has. A table is made with
+them in one commit. After an ALTER they change before the first batch that has the new layout: in one commit, however
+many columns changed.
 A batch under the same layout costs one comparison of objects. The types are a property, and not metadata of each
 column, because deltalake needs a commit for each column's metadata. Comments stand on the contract's columns alone,
 which never change. They are made with the table, as is the description, so that what a user changes there stays.
@@ -35,12 +37,11 @@ from typing import Final
 from xidstream.pipeline.delta import locations
 from xidstream.pipeline.schema import RelationVersion
 from xidstream.pipeline.schema.type_names import type_name
+from xidstream.pipeline.settings.delta_retention import DeltaRetention
 
 PREFIX: Final = "xidstream."
 SOURCE: Final = f"{PREFIX}source"
 STATISTICS: Final = "delta.dataSkippingStatsColumns"
-COMMENT: Final = "comment"
-"""The key of a column's metadata that Spark shows in DESCRIBE TABLE."""
 
 CONTRACT_COMMENTS: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -57,19 +58,22 @@ CONTRACT_COMMENTS: Final[Mapping[str, str]] = MappingProxyType(
 
 @dataclass(frozen=True, eq=False)
 class TableMetadata:
-    """``comments`` are by the name of the Delta column. It equals only itself."""
+    """``comments`` are by the name of the Delta column. ``retention`` is None for a table that keeps what Delta keeps.
+    It equals only itself."""
 
     description: str
     properties: Mapping[str, str]
     comments: Mapping[str, str]
+    retention: DeltaRetention | None = None
 
     def missing(self, found: Mapping[str, str | None]) -> dict[str, str]:
-        """The properties that a table has not, or has with another value."""
-        return {key: value for key, value in self.properties.items() if found.get(key) != value}
+        """The properties that a table has not, or has with another value. A retention that a person has set stays."""
+        missing = {key: value for key, value in self.properties.items() if found.get(key) != value}
+        return {**missing, **self.retention.missing(found)} if self.retention is not None else missing
 
 
 @lru_cache(maxsize=512)
-def metadata_of_source(relation: RelationVersion) -> TableMetadata:
+def metadata_of_source(relation: RelationVersion, retention: DeltaRetention | None = None) -> TableMetadata:
     """The metadata of the table with the changes of this relation. It is the same object for equal relations, as long
     as it is remembered; with another one the properties are compared, and no more.
     """
@@ -85,6 +89,7 @@ def metadata_of_source(relation: RelationVersion) -> TableMetadata:
             STATISTICS: "_commit_lsn",
         },
         CONTRACT_COMMENTS,
+        retention,
     )
 
 

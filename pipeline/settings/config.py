@@ -37,6 +37,7 @@ from xidstream.pipeline.pg_rules import (
 )
 from xidstream.pipeline.settings.addresses import host_and_port
 from xidstream.pipeline.settings.credentials import redacted, refuse_in_spark_conf, refuse_in_uris
+from xidstream.pipeline.settings.delta_retention import DeltaRetention
 from xidstream.pipeline.settings.file_modes import DEFAULT, check_mode
 from xidstream.pipeline.settings.local_paths import absolute, is_path
 from xidstream.pipeline.settings.settings_file import load_toml, unknown_setting
@@ -284,10 +285,23 @@ class Config:
         within=(MIB, 1 << 32),
     )
     mirror_vacuum: bool = _setting(
-        False, "after a refresh, remove the files of base tables that no reader needs within mirror_retention"
+        True,
+        "after a refresh, every ten minutes at most, remove the files of base tables that no reader needs within "
+        "mirror_retention: else each refresh leaves what it has replaced for ever",
     )
     mirror_retention: str = _setting(
         "24h", "how long a reader may take for one moment of the base tables: a day covers the longest query"
+    )
+
+    delta_log_retention: str = _setting(
+        "1h",
+        "for how long a Delta table of the sink can be opened at a version by its number, or be followed from it: a "
+        "commit lists all of the log, and an hour of it costs few milliseconds (docs/delta.md)",
+    )
+    delta_file_retention: str = _setting(
+        "12h",
+        "for how long files stay in a Delta table of the sink that others have replaced: half a day covers the longest "
+        "query that has opened the table before",
     )
 
     # -- Spark
@@ -391,6 +405,7 @@ class Config:
             raise ConfigError(f"mirror_every must be from 1s to 1d, got {self.mirror_every!r}")
         if not 60 <= duration_s(self.mirror_retention, "mirror_retention") <= 86_400 * 366:
             raise ConfigError(f"mirror_retention must be from 1min to 366d, got {self.mirror_retention!r}")
+        self.delta_retention  # noqa: B018 - raises for what is no time
         for f in dataclasses.fields(self):
             value = getattr(self, f.name)
             if f.metadata.get("within") and not (value is None and f.default is None):
@@ -421,6 +436,10 @@ class Config:
     def sink_kind(self) -> SinkKind:
         """What the sink can do. A function that a script holds has no setting ``sink``."""
         return kind_of(self.sink)
+
+    @property
+    def delta_retention(self) -> DeltaRetention:
+        return DeltaRetention.of_settings(self.delta_log_retention, self.delta_file_retention)
 
     @property
     def sink_root(self) -> str | None:

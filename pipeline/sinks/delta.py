@@ -30,6 +30,7 @@ The driver's process only; ``write`` from one thread at a time, tables are writt
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import uuid
 from collections.abc import Callable, Mapping
@@ -55,6 +56,7 @@ from xidstream.pipeline.delta.relation_history import VersionSince
 from xidstream.pipeline.delta.segment_links import SegmentLinks
 from xidstream.pipeline.delta.snapshot_log import SnapshotLog
 from xidstream.pipeline.delta.table_metadata import OF_OWN_TABLES, metadata_of_source
+from xidstream.pipeline.delta.upkeep import Upkeep
 from xidstream.pipeline.delta.writer_cache import WriterCache
 from xidstream.pipeline.errors import (
     Action,
@@ -71,6 +73,7 @@ from xidstream.pipeline.parked import rows_given_up
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.schema.rows import MESSAGES_SCHEMA, TRANSACTIONS_SCHEMA
 from xidstream.pipeline.settings.credentials import redacted
+from xidstream.pipeline.settings.delta_retention import DEFAULT_RETENTION, DeltaRetention
 from xidstream.pipeline.settings.sink_kinds import DELTA
 from xidstream.pipeline.sinks.message_pieces import message_pieces, new_messages
 from xidstream.pipeline.sinks.written_rows import write_rows
@@ -94,6 +97,7 @@ ATTEMPTS: Final = 3
 
 class DeltaSink:
     """``root_uri``: a path, ``file:``, ``s3:``, ``gs:`` or ``abfs:``; ``storage_options`` are deltalake's.
+    ``retention`` is told to the tables, and what is older goes beside the writes (``delta.upkeep``).
 
     Raises from ``write``: Superseded (a later run of this slot commits here), SinkDiverged (the sink is ahead of the
     server), StorageFault, SegmentCorrupt, SinkFailed. After any of them nothing of the batch may be confirmed, and
@@ -103,7 +107,11 @@ class DeltaSink:
     kind = DELTA
 
     def __init__(
-        self, root_uri: str, identity: SlotIdentity, storage_options: dict[str, str] | None = None
+        self,
+        root_uri: str,
+        identity: SlotIdentity,
+        storage_options: dict[str, str] | None = None,
+        retention: DeltaRetention = DEFAULT_RETENTION,
     ) -> None:
         self._root = Location.parse(root_uri, storage_options)
         self._application_id = identity.application_id
@@ -113,6 +121,11 @@ class DeltaSink:
         self._threads: ThreadPoolExecutor | None = None
         self._links = SegmentLinks(self._root)
         self._snapshot_log: SnapshotLog | None = None
+        self._retention = retention
+        self._upkeep = Upkeep(retention)
+        self._own = {
+            name: dataclasses.replace(about, retention=retention) for name, about in OF_OWN_TABLES.items()
+        }
 
     def __repr__(self) -> str:
         return f"DeltaSink({redacted(self._root.uri)})"
@@ -143,6 +156,7 @@ class DeltaSink:
             self._threads = None
         self._links.close()
         self._writers.clear()
+        self._upkeep.close()
 
     def last_owner(self) -> int:
         """The number of the last run that wrote here, as of the opening; 0 for none."""
@@ -261,7 +275,7 @@ class DeltaSink:
                 self._writers[directory] = writer
             return
         columns, placements = place_all(() if writer is None else writer.columns, parts.schemas)
-        about = metadata_of_source(parts.appearances[-1].relation)
+        about = metadata_of_source(parts.appearances[-1].relation, self._retention)
         brought = [
             VersionSince(self._application_id, each.commit_lsn, each.relation, placements[each.layout].names)
             for each in parts.appearances
@@ -272,6 +286,7 @@ class DeltaSink:
                 raise SnapshotOutdated(parts.label)
             self._check(writer)
         self._writers[directory] = writer
+        writer.upkeep = self._upkeep
         writer.describe(about, brought)
         known = {column.name for column in writer.columns}
         writer.add_columns([column for column in columns if column.name not in known])
@@ -344,7 +359,7 @@ class DeltaSink:
         writer = self._writers.get(directory)
         if writer is None:
             columns = [DeltaColumn(f.name, f.type, f.name) for f in schema]
-            about = OF_OWN_TABLES[directory]
+            about = self._own[directory]
             writer = DeltaTableWriter.open_or_create(self._root.child(directory), directory, columns, about)
             self._check(writer)
             if writer.columns != tuple(columns):
@@ -352,6 +367,7 @@ class DeltaSink:
                     f"Delta table {directory} has other columns: it was not written by this sink",
                     remedy="give the sink a root of its own",
                 )
+            writer.upkeep = self._upkeep
             writer.describe(about)
             self._writers[directory] = writer
         return writer

@@ -17,6 +17,7 @@ from xidstream.pipeline.errors import ConfigError, StorageFault
 from xidstream.pipeline.exchange import SlotIdentity, Tenure
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
 from xidstream.pipeline.settings.credentials import redacted
+from xidstream.pipeline.settings.delta_retention import DEFAULT_RETENTION, DeltaRetention
 from xidstream.pipeline.settings.file_modes import make_folders
 from xidstream.pipeline.settings.sink_kinds import DELTA, KINDS, SinkKind
 
@@ -83,8 +84,9 @@ class SinkType(ABC):
         self.argument = argument
 
     @abstractmethod
-    def make(self, identity: SlotIdentity) -> Sink:
-        """Raises ConfigError, UsageError for an argument that no sink can be made of. Nothing outside is touched."""
+    def make(self, identity: SlotIdentity, retention: DeltaRetention) -> Sink:
+        """``retention`` is for a sink with Delta tables. Raises ConfigError, UsageError for an argument that no sink
+        can be made of. Nothing outside is touched."""
 
     def checked(self) -> str:
         """The argument as any other process understands it. Raises as ``make``."""
@@ -123,9 +125,9 @@ def sink_type(spec: str) -> SinkType:
     return made
 
 
-def make_sink(spec: str, identity: SlotIdentity) -> Sink:
+def make_sink(spec: str, identity: SlotIdentity, retention: DeltaRetention = DEFAULT_RETENTION) -> Sink:
     """Raises ConfigError for what names no sink, UsageError where the function cannot be found."""
-    return sink_type(spec).make(identity)
+    return sink_type(spec).make(identity, retention)
 
 
 def check_sink_spec(spec: str) -> str:

@@ -11,6 +11,7 @@ from xidstream.pipeline.delta.locations import Location
 from xidstream.pipeline.exchange import SlotIdentity
 from xidstream.pipeline.findings import Finding
 from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.settings.delta_retention import DeltaRetention
 from xidstream.pipeline.sinks.sink import Sink, SinkType, ToldGenerations
 
 if TYPE_CHECKING:
@@ -20,10 +21,10 @@ if TYPE_CHECKING:
 class DeltaType(SinkType):
     """``argument`` is the URI of the tables' root."""
 
-    def make(self, identity: SlotIdentity) -> Sink:
+    def make(self, identity: SlotIdentity, retention: DeltaRetention) -> Sink:
         from xidstream.pipeline.sinks.delta import DeltaSink
 
-        return DeltaSink(self.argument, identity)
+        return DeltaSink(self.argument, identity, retention=retention)
 
     def checked(self) -> str:
         return Location.parse(self.argument).uri
@@ -56,7 +57,7 @@ class DeltaType(SinkType):
 class ConsoleType(SinkType):
     """It has no argument."""
 
-    def make(self, identity: SlotIdentity) -> Sink:
+    def make(self, identity: SlotIdentity, retention: DeltaRetention) -> Sink:
         from xidstream.pipeline.sinks.console import ConsoleSink
 
         return ConsoleSink()
@@ -68,7 +69,7 @@ class ConsoleType(SinkType):
 class ForeachType(SinkType):
     """``argument`` is ``module:function``."""
 
-    def make(self, identity: SlotIdentity) -> Sink:
+    def make(self, identity: SlotIdentity, retention: DeltaRetention) -> Sink:
         from xidstream.pipeline.sinks.foreach import ForeachSink
 
         return ForeachSink.of(self.argument)

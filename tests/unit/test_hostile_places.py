@@ -7,7 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from tests.unit.storage.conftest import files_below
@@ -41,6 +41,7 @@ def test_control_characters_in_a_place_are_refused_in_one_line_that_does_not_rep
 @example("a" * 255)
 @example("a" * 256)
 def test_a_path_is_the_folder_that_the_operating_system_means_by_it_or_an_error(name: str) -> None:
+    assume("%aa" not in name)  # no UTF-8 where it is decoded: refused, as in CONTROL
     with TemporaryDirectory(prefix="xs-") as top:
         below = os.path.join(top, "1", "2", "3", "4", "5")  # more than the pieces can climb
         os.makedirs(below)

@@ -264,7 +264,7 @@ def test_a_file_without_the_rows_that_the_log_says_is_not_merged(location: Locat
     table = DeltaTable(location.uri)
     table.create_write_transaction([lie], "append", table.schema())
     with pytest.raises(SinkFailed):
-        delta_table.merge(location, many_small(opened(location).files()), COLUMNS, "_commit_lsn")
+        delta_table.merge(location, many_small(opened(location).files()), COLUMNS, "_commit_lsn", "data-m")
     commit(opened(location), location, MANY + 1)
     assert len(paths(location)) == MANY + 1
 

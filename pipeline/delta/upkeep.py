@@ -1,0 +1,293 @@
+"""Keeps the sink's Delta tables as light after a year as after an hour, beside the commits.
+
+A table gets a file in its log with each commit, and a commit lists them all. It gets a data file, too, and those that a
+merge replaced stay. So from time to time, for each table that is written:
+
+- the *log* is shortened: commits older than the table's ``delta.logRetentionDuration`` go, as far as a checkpoint has
+  what they said (deltalake);
+- *files* go that a commit removed longer ago than ``DeltaRetention.files_h``, with the folders that are empty then;
+- *leftovers* go: files of the sink that no commit names, of writers that failed or were killed. They must be older than
+  a batch, or a snapshot, can take to be committed;
+- *middling files* are merged to large ones. They take too long to write within a commit. So the new file is written
+  here, and the table's next commit is followed by the one that takes it in (``take_merge``). Until then it has no name.
+
+Nobody loses a file by that. What a commit removed was removed for everybody who opens the table, and who opened it
+before has had ``files_h``. A leftover has no name, and none is given to a file so old. So whoever has the slot, and
+several slots at once, may do this. No commit waits for it.
+
+*When* is counted in commits, for a run may end after minutes and another begin; and in seconds, because a table that
+catches up makes a hundred commits a second. ``Schedule`` decides it. An example, at one commit a second: at version 100
+the log is shortened, and again at 200, 100 s later. At version 1,000 files go, and at 2,000 nothing, because that is 17
+minutes later; 3,000, 4,000 and 5,000 are due when an hour is over, once.
+
+Rejected: deltalake's own way, a look for old commits behind every hundredth one: 20,000 that had come together held up
+one commit for 6.4 s. Its ``vacuum`` removes files in a store, and makes two commits of its own for that. In a folder it
+is only asked what it would remove: it leaves empty folders, and cannot be stopped halfway.
+
+A thread of the driver's process, started by the first table that is due. deltalake and pyarrow only.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import os
+import threading
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+import pyarrow as pa
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError, TableNotFoundError
+
+from xidstream.pipeline import events
+from xidstream.pipeline.delta import attempt_files
+from xidstream.pipeline.delta.locations import Location
+from xidstream.pipeline.delta.parquet_files import WrittenFile
+from xidstream.pipeline.delta.small_files import MIDDLING, OWN, is_mergeable, many_small, merge
+from xidstream.pipeline.delta.stored_columns import columns_of
+from xidstream.pipeline.errors import XidstreamError
+from xidstream.pipeline.settings.delta_retention import DeltaRetention
+
+SNAPSHOT: Final = "snapshot-"
+"""How the paths of the files begin that readers write of a table's snapshot."""
+LEFTOVER_H: Final = {OWN: 7 * 24, SNAPSHOT: 30 * 24}
+"""Hours: by then a file of this kind has its commit, or never gets one."""
+PORTION: Final = 64
+"""So many files are removed before the next look whether to stop."""
+_END_S: Final = 5.0
+_LOGGER: Final = logging.getLogger(__name__)
+_FAILURES: Final = (OSError, DeltaError, pa.ArrowException, XidstreamError)
+
+
+class Step(enum.Enum):
+    """What is due together."""
+
+    LOG = enum.auto()
+    """Shorten the log, merge middling files."""
+    FILES = enum.auto()
+    """Remove files. It lists the whole table."""
+
+
+class Pace(NamedTuple):
+    """A step is due when the version passes a multiple of ``commits``, but not twice within ``seconds``."""
+
+    commits: int
+    seconds: float
+
+
+PACES: Final = {Step.LOG: Pace(100, 60.0), Step.FILES: Pace(1_000, 3_600.0)}
+
+
+class Schedule:
+    """When which step of one table is due. It has no clock."""
+
+    def __init__(self, version: int) -> None:
+        """``version``: the table's before the first commit that is told."""
+        self._version = version
+        self._asked: set[Step] = set()
+        self._done_s: dict[Step, float] = {}
+
+    def note(self, version: int) -> bool:
+        """The table has this version. Whether a step is asked for, now or before."""
+        for step, pace in PACES.items():
+            if version // pace.commits > self._version // pace.commits:
+                self._asked.add(step)
+        self._version = max(version, self._version)
+        return bool(self._asked)
+
+    def wait_s(self, now_s: float) -> float | None:
+        """Seconds until a step is due; None where none is asked for."""
+        waits = [self._free_at_s(step) - now_s for step in self._asked]
+        return max(0.0, min(waits)) if waits else None
+
+    def take(self, now_s: float) -> set[Step]:
+        """The steps that are due. They count as done."""
+        due = {step for step in self._asked if self._free_at_s(step) <= now_s}
+        self._asked -= due
+        self._done_s |= dict.fromkeys(due, now_s)
+        return due
+
+    def _free_at_s(self, step: Step) -> float:
+        done_s = self._done_s.get(step)
+        return float("-inf") if done_s is None else done_s + PACES[step].seconds
+
+
+@dataclass(frozen=True)
+class Merge:
+    """``files`` have the rows of those at ``removed``, and no commit names them yet."""
+
+    directory: str
+    files: Sequence[WrittenFile]
+    removed: Sequence[str]
+
+
+@dataclass
+class _Table:
+    location: Location
+    label: str
+    lsn_column: str
+    schedule: Schedule
+    merge: Merge | None = None
+    """What was prepared, until it is taken."""
+    failed: set[str] = field(default_factory=set)
+    """The classes of errors that were told."""
+
+
+class Upkeep:
+    """The upkeep of one sink's tables. ``note`` and ``take_merge`` are for the threads that commit."""
+
+    def __init__(self, retention: DeltaRetention, clock: Callable[[], float] = time.monotonic) -> None:
+        self._retention = retention
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._tables: dict[str, _Table] = {}
+        self._thread: threading.Thread | None = None
+        self._ends = False
+
+    def note(self, location: Location, label: str, lsn_column: str, version: int) -> None:
+        """A commit has made this version. ``lsn_column``: the one with statistics."""
+        with self._changed:
+            if self._ends:
+                return
+            table = self._tables.get(location.uri)
+            if table is None:
+                table = _Table(location, label, lsn_column, Schedule(version - 1))
+                self._tables[location.uri] = table
+            if not table.schedule.note(version):
+                return
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="delta-upkeep", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def take_merge(self, location: Location) -> Merge | None:
+        """What was prepared of this table, once. The caller commits it, if all that it removes is still there."""
+        with self._changed:
+            table = self._tables.get(location.uri)
+            if table is None:
+                return None
+            merge, table.merge = table.merge, None
+            return merge
+
+    def discard(self, location: Location, merge: Merge) -> None:
+        """It was taken, and is not wanted."""
+        with suppress(*_FAILURES):
+            attempt_files.remove(location, merge.directory)
+
+    def close(self) -> None:
+        """End soon: a step in hand goes on for some seconds at most, or with the process."""
+        with self._changed:
+            self._ends = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join(_END_S)
+
+    # -- the thread ------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while (due := self._next()) is not None:
+            table, steps = due
+            try:
+                self._do(table, steps)
+            except TableNotFoundError:
+                continue  # somebody removed it
+            except _FAILURES as error:
+                self._tell(table, error)
+        for table in self._tables.values():
+            if table.merge is not None:
+                self.discard(table.location, table.merge)
+
+    def _next(self) -> tuple[_Table, set[Step]] | None:
+        with self._changed:
+            while not self._ends:
+                now_s = self._clock()
+                waits = []
+                for table in self._tables.values():
+                    wait_s = table.schedule.wait_s(now_s)
+                    if wait_s is not None and wait_s <= 0:
+                        return table, table.schedule.take(now_s)
+                    if wait_s is not None:
+                        waits.append(wait_s)
+                self._changed.wait(min(waits, default=None))
+            return None
+
+    def _do(self, table: _Table, steps: set[Step]) -> None:
+        found = DeltaTable(table.location.uri, storage_options=table.location.storage_options)
+        if Step.LOG in steps:
+            if str(found.metadata().configuration.get("delta.enableExpiredLogCleanup")).lower() != "false":
+                found.cleanup_metadata()
+            self._prepare_merge(table, found)
+        if Step.FILES in steps:
+            self._remove(table, found)
+
+    def _remove(self, table: _Table, found: DeltaTable) -> None:
+        files_h = self._retention.files_h_of(found.metadata().configuration)
+        removed = set(_vacuumed(found, 0))
+        if table.location.is_local:
+            remove_files(table.location, _vacuumed(found, files_h), lambda: self._ends)
+        else:
+            # deltalake's file system holds Python's lock for as long as a store takes to delete; its vacuum does not.
+            _vacuumed(found, files_h, dry_run=False)
+        for kind, age_h in LEFTOVER_H.items():
+            old = _vacuumed(found, age_h, full=True)
+            leftovers = [path for path in old if path.startswith(kind) and path not in removed]
+            remove_files(table.location, leftovers, lambda: self._ends)
+
+    def _prepare_merge(self, table: _Table, found: DeltaTable) -> None:
+        if table.merge is not None or not is_mergeable(found):
+            return
+        replaced = many_small(pa.table(found.get_add_actions(flatten=True)), MIDDLING)
+        if not replaced.num_rows or self._ends:
+            return
+        directory = f"{OWN}{uuid.uuid4().hex}-merged"
+        try:
+            files = merge(table.location, replaced, columns_of(found), table.lsn_column, directory)
+        except BaseException:
+            with suppress(*_FAILURES):
+                attempt_files.remove(table.location, directory)
+            raise
+        with self._changed:
+            table.merge = Merge(directory, files, replaced["path"].to_pylist())
+
+    def _tell(self, table: _Table, error: BaseException) -> None:
+        """Once for each kind of failure: it is tried again, and the table grows meanwhile."""
+        kind = type(error).__name__
+        if kind in table.failed:
+            return
+        table.failed.add(kind)
+        text = (
+            f"Delta table {table.label}: what it does not need any more could not be removed ({kind}); this is tried "
+            "again"
+        )
+        _LOGGER.warning(events.Event("upkeep_failed", text, table=table.label))
+
+
+def remove_files(table: Location, paths: Sequence[str], ends: Callable[[], bool]) -> None:
+    """Remove files, and in a local table the folders that are empty then, until ``ends`` says so. The paths are
+    relative to the table. A file that is gone is no error. Raises OSError."""
+    for start in range(0, len(paths), PORTION):
+        if ends():
+            return
+        portion = paths[start : start + PORTION]
+        if not table.is_local:
+            store = attempt_files.store_of(table)
+            for path in portion:
+                store.delete_file(path)
+            continue
+        for path in portion:
+            with suppress(FileNotFoundError):
+                os.unlink(os.path.join(table.uri, path))
+        for folder in {os.path.dirname(path) for path in portion} - {""}:
+            with suppress(OSError):  # it has other files
+                os.rmdir(os.path.join(table.uri, folder))
+
+
+def _vacuumed(table: DeltaTable, hours: int | None, *, full: bool = False, dry_run: bool = True) -> list[str]:
+    """What deltalake's vacuum removes, or would remove. ``hours``: None is the table's own time. ``full``: also what no
+    commit names."""
+    return table.vacuum(hours, dry_run=dry_run, enforce_retention_duration=False, full=full)

@@ -1,0 +1,72 @@
+"""For how long a Delta table keeps what its present version does not need: its log, and files that a commit removed.
+
+A reader that has opened a version needs its files for as long as it reads, and nothing of the log. Who asks for a
+version by its number, or follows the table commit by commit (Spark's ``readStream.format("delta")``), needs the log.
+So the two have a time each.
+
+The times are properties of the table, where deltalake and Spark look for them, too. ``RECORDED`` has what was written
+here, so a value that a person has set is told from ours, and stays.
+
+``config`` makes it from two settings. The Delta sink gives it to its tables (``delta.table_metadata``), and removes by
+it (``delta.upkeep``).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from xidstream.pipeline.errors import ConfigError
+from xidstream.pipeline.pg_rules import duration_s
+
+LOG: Final = "delta.logRetentionDuration"
+REMOVED_FILES: Final = "delta.deletedFileRetentionDuration"
+RECORDED: Final = "xidstream.retention"
+PROPERTIES: Final = frozenset({LOG, REMOVED_FILES, RECORDED})
+_LONGEST_H: Final = 366 * 24
+
+
+@dataclass(frozen=True)
+class DeltaRetention:
+    """``log_h``: hours for which a commit's own file stays. ``files_h``: hours for which a file stays that a commit
+    removed; 0, which no setting gives, is none."""
+
+    log_h: int = 1
+    files_h: int = 12
+
+    @classmethod
+    def of_settings(cls, log: str, files: str) -> DeltaRetention:
+        """Raises ConfigError for what is no whole number of hours from ``1h`` to ``366d``."""
+        return cls(_hours(log, "delta_log_retention"), _hours(files, "delta_file_retention"))
+
+    @property
+    def properties(self) -> Mapping[str, str]:
+        """A table remembers for twice as long which files were removed. What is not remembered is never found again,
+        and the run may be down when the time comes."""
+        return {LOG: f"interval {self.log_h} hours", REMOVED_FILES: f"interval {2 * self.files_h} hours"}
+
+    def missing(self, found: Mapping[str, str | None]) -> dict[str, str]:
+        """The properties to set where the table has ``found``: none that a person has set."""
+        recorded = json.loads(found.get(RECORDED) or "{}")
+        ours = dict(self.properties)
+        if recorded == ours:
+            return {}
+        set_here = {key: value for key, value in ours.items() if found.get(key) in (None, recorded.get(key))}
+        return {**set_here, RECORDED: json.dumps(ours)}
+
+    def files_h_of(self, found: Mapping[str, str | None]) -> int | None:
+        """``files_h``, or None where a person has set the table's own time, which counts then."""
+        recorded = json.loads(found.get(RECORDED) or "{}")
+        return self.files_h if found.get(REMOVED_FILES) in (None, recorded.get(REMOVED_FILES)) else None
+
+
+DEFAULT_RETENTION: Final = DeltaRetention()
+
+
+def _hours(text: str, name: str) -> int:
+    hours = duration_s(text, name) / 3600
+    if hours != int(hours) or not 1 <= hours <= _LONGEST_H:
+        raise ConfigError(f"{name} must be whole hours from 1h to 366d, got {text!r}")
+    return int(hours)

@@ -1,0 +1,374 @@
+"""What a Delta table does not need any more goes beside the commits: deltalake on a folder and on S3, no Spark."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import random
+import time
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+from pyarrow import fs
+
+from tests.unit.delta.test_small_files import APP, COLUMNS, LSN, commit, paths, row, rows_of, written
+from tests.unit.delta.test_small_files import s3 as s3
+from tests.waiting import wait_until
+from xidstream.pipeline.delta import attempt_files, small_files, upkeep
+from xidstream.pipeline.delta.columns import DeltaColumn
+from xidstream.pipeline.delta.delta_table import DeltaTableWriter
+from xidstream.pipeline.delta.locations import Location
+from xidstream.pipeline.delta.small_files import SIZE_CLASSES, SizeClass
+from xidstream.pipeline.delta.table_metadata import TableMetadata
+from xidstream.pipeline.delta.upkeep import Pace, Schedule, Step, Upkeep
+from xidstream.pipeline.settings.delta_retention import LOG, RECORDED, REMOVED_FILES, DeltaRetention
+
+NO_TIME = DeltaRetention(log_h=0, files_h=0)
+HOUR_S = 3600
+MANY = SIZE_CLASSES[0].many
+NOTE = DeltaColumn("note", pa.string(), "note")
+WIDE = [LSN, NOTE]
+
+
+@pytest.fixture
+def location(tmp_path: Path) -> Location:
+    return Location.parse(str(tmp_path / "public.t"))
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each commit makes both steps due."""
+    monkeypatch.setattr(upkeep, "PACES", {step: Pace(1, 0) for step in Step})
+
+
+class Kept:
+    """A writer of a table with this retention, and its upkeep."""
+
+    def __init__(
+        self, location: Location, retention: DeltaRetention, columns: list[DeltaColumn] = COLUMNS
+    ) -> None:
+        self.location = location
+        self.upkeep = Upkeep(retention)
+        about = TableMetadata("", {}, {}, retention)
+        self.writer = DeltaTableWriter.open_or_create(location, "public.t", columns, about)
+        self.writer.describe(about)
+        self.writer.upkeep = self.upkeep
+
+    def commit(self, first: int, last: int) -> None:
+        for lsn in range(first, last + 1):
+            commit(self.writer, self.location, lsn)
+
+
+@pytest.fixture
+def keeping(request: pytest.FixtureRequest) -> Iterator[list[Upkeep]]:
+    kept: list[Upkeep] = []
+    yield kept
+    for each in kept:
+        each.close()
+
+
+def kept(
+    keeping: list[Upkeep], location: Location, retention: DeltaRetention, columns: list[DeltaColumn] = COLUMNS
+) -> Kept:
+    made = Kept(location, retention, columns)
+    keeping.append(made.upkeep)
+    return made
+
+
+def data_files(location: Location) -> set[str]:
+    root = Path(location.uri)
+    return {str(path.relative_to(root)) for path in root.rglob("*.parquet") if "_delta_log" not in path.parts}
+
+
+def log_versions(location: Location) -> list[int]:
+    return sorted(int(path.stem) for path in (Path(location.uri) / "_delta_log").glob("*.json"))
+
+
+def test_schedule_of_a_table_with_one_commit_a_second() -> None:
+    """The worked example of the module's header."""
+    schedule, took = Schedule(0), {}
+    for second in range(1, 5_001):
+        schedule.note(second)
+        if steps := schedule.take(float(second)):
+            took[second] = steps
+    assert [second for second, steps in took.items() if Step.LOG in steps] == list(range(100, 5_001, 100))
+    assert [second for second, steps in took.items() if Step.FILES in steps] == [1_000, 4_600]
+
+
+def test_schedule_of_a_table_that_catches_up_asks_once_a_minute() -> None:
+    schedule, took_s = Schedule(7), []
+    for commits in range(1, 20_001):
+        now_s = commits / 100
+        schedule.note(7 + commits)
+        if Step.LOG in schedule.take(now_s):
+            took_s.append(now_s)
+    assert len(took_s) == 4
+    assert min(b - a for a, b in itertools.pairwise(took_s)) >= 60
+    assert schedule.wait_s(200.0) is not None, "the last hundred is asked for, and waits"
+
+
+def test_log_is_shortened_beside_the_commits_and_the_table_is_what_it_was(
+    keeping: list[Upkeep], location: Location, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upkeep, "PACES", {Step.LOG: Pace(100, 0)})
+    table = kept(keeping, location, NO_TIME)
+    table.commit(1, 90)
+    assert log_versions(location)[0] == 0
+    table.commit(91, 215)
+    wait_until(lambda: log_versions(location)[0] >= 199)
+    assert rows_of(location) == [row(lsn) for lsn in range(1, 216)]
+    assert DeltaTable(location.uri, version=200).version() == 200
+    with pytest.raises(Exception, match=r"(?i)version|log"):
+        DeltaTable(location.uri, version=150)
+    # A writer that begins anew reads the watermark from what is left.
+    again = DeltaTableWriter.open(location, "public.t")
+    assert again is not None and again.watermark(APP) == 215
+    commit(again, location, 216)
+
+
+def test_log_stays_where_its_table_says_so(
+    keeping: list[Upkeep], location: Location, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upkeep, "PACES", {step: Pace(100, 0) for step in Step})
+    table = kept(keeping, location, NO_TIME)
+    DeltaTable(location.uri).alter.set_table_properties(
+        {"delta.enableExpiredLogCleanup": "false", REMOVED_FILES: "interval 1 days"}
+    )
+    table.writer.refresh()
+    table.commit(1, 150)
+    (location_of_replaced,) = {path for path in data_files(location) if path.startswith("data-00001")}
+    table.upkeep.close()
+    assert log_versions(location)[0] == 0
+    assert location_of_replaced not in paths(location), "a merge has replaced it"
+
+
+@pytest.mark.usefixtures("at_once")
+def test_files_that_merges_replaced_go_with_their_folders_and_the_newest_stay(
+    keeping: list[Upkeep], location: Location
+) -> None:
+    table = kept(keeping, location, NO_TIME)
+    table.commit(1, MANY + 3)
+    wait_until(lambda: data_files(location) == set(paths(location)))
+    assert len(paths(location)) == 4
+    folders = {path.name for path in Path(location.uri).iterdir() if path.is_dir()}
+    assert folders == {"_delta_log", *(path.partition("/")[0] for path in paths(location))}
+    assert rows_of(location) == [row(lsn) for lsn in range(1, MANY + 4)]
+
+
+@pytest.mark.usefixtures("at_once")
+def test_reader_that_opened_the_table_before_the_merge_reads_on(
+    keeping: list[Upkeep], location: Location
+) -> None:
+    table = kept(keeping, location, DeltaRetention())
+    table.commit(1, MANY - 1)
+    before = DeltaTable(location.uri)
+    table.commit(MANY, 3 * MANY)
+    table.upkeep.close()
+    assert before.to_pyarrow_table().num_rows == MANY - 1
+    assert len(data_files(location)) > 3 * MANY
+
+
+@pytest.mark.usefixtures("at_once")
+def test_leftovers_of_writers_that_died_go_when_no_commit_can_name_them_any_more(
+    keeping: list[Upkeep], location: Location
+) -> None:
+    table = kept(keeping, location, DeltaRetention())
+    table.commit(1, 2)
+    ages_h = {
+        "data-dead/part-0.parquet": 8 * 24,
+        "data-slow/part-0.parquet": 6 * 24,
+        "snapshot-slow/part-0.parquet": 29 * 24,
+        "snapshot-dead/part-0.parquet": 31 * 24,
+        "mine.parquet": 400 * 24,
+    }
+    for path, age_h in {**ages_h, **dict.fromkeys(paths(location), 400 * 24)}.items():
+        file = Path(location.uri, path)
+        file.parent.mkdir(exist_ok=True)
+        file.touch()
+        os.utime(file, (time.time() - age_h * HOUR_S,) * 2)
+    table.commit(3, 3)
+    wait_until(lambda: "data-dead/part-0.parquet" not in data_files(location))
+    wait_until(lambda: "snapshot-dead/part-0.parquet" not in data_files(location))
+    table.upkeep.close()
+    assert data_files(location) == {
+        "data-slow/part-0.parquet",
+        "snapshot-slow/part-0.parquet",
+        "mine.parquet",
+        *paths(location),
+    }
+    assert rows_of(location) == [row(lsn) for lsn in range(1, 4)]
+
+
+def test_retention_is_told_to_the_table_and_what_a_person_set_stays(location: Location) -> None:
+    def properties() -> dict[str, str]:
+        return dict(DeltaTable(location.uri).metadata().configuration)
+
+    Kept(location, DeltaRetention(1, 12), WIDE)
+    assert (properties()[LOG], properties()[REMOVED_FILES]) == ("interval 1 hours", "interval 24 hours")
+    Kept(location, DeltaRetention(3, 12), WIDE)
+    assert (properties()[LOG], properties()[REMOVED_FILES]) == ("interval 3 hours", "interval 24 hours")
+    DeltaTable(location.uri).alter.set_table_properties({LOG: "interval 30 days"})
+    version = DeltaTable(location.uri).version()
+    Kept(location, DeltaRetention(3, 12), WIDE)
+    assert DeltaTable(location.uri).version() == version
+    Kept(location, DeltaRetention(2, 6), WIDE)
+    assert (properties()[LOG], properties()[REMOVED_FILES]) == ("interval 30 days", "interval 12 hours")
+    assert DeltaRetention(2, 6).files_h_of(properties()) == 6
+    assert DeltaRetention(2, 6).files_h_of({**properties(), REMOVED_FILES: "interval 1 weeks"}) is None
+
+
+def test_table_of_before_gets_the_retention_with_its_next_batch(location: Location) -> None:
+    DeltaTableWriter.open_or_create(location, "public.t", WIDE)
+    assert RECORDED not in DeltaTable(location.uri).metadata().configuration
+    Kept(location, DeltaRetention(), WIDE)
+    assert DeltaTable(location.uri).metadata().configuration[LOG] == "interval 1 hours"
+
+
+def test_table_that_lists_features_gets_no_more_of_them_for_the_retention_alone(location: Location) -> None:
+    """deltalake 1.6.6 adds ``variantType`` with any change of a property, and older readers refuse the table then."""
+    DeltaTableWriter.open_or_create(location, "public.t", COLUMNS)
+    before = DeltaTable(location.uri).protocol()
+    assert before.reader_features == ["timestampNtz"]
+    Kept(location, DeltaRetention())
+    assert DeltaTable(location.uri).protocol() == before
+
+
+# -- middling files --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def middling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of some kilobytes are middling, and four of them become one."""
+    monkeypatch.setattr(small_files, "MIDDLING", (SizeClass(2_000, 1 << 20, 4),))
+    monkeypatch.setattr(upkeep, "MIDDLING", (SizeClass(2_000, 1 << 20, 4),))
+    monkeypatch.setattr(small_files.many_small, "__defaults__", ((SizeClass(0, 1_000, 1_000),),))
+    monkeypatch.setattr(upkeep, "PACES", {Step.LOG: Pace(1, 0)})
+
+
+def large_row(lsn: int) -> dict[str, object]:
+    return {"_commit_lsn": lsn, "note": random.Random(lsn).randbytes(2_000).hex()}
+
+
+def commit_large(table: Kept, lsn: int) -> None:
+    table.writer.commit(written(table.location, [large_row(lsn)], WIDE), {APP: lsn})
+
+
+def merged(location: Location) -> set[str]:
+    return {path for path in data_files(location) if "-merged" in path}
+
+
+@pytest.mark.usefixtures("middling")
+def test_middling_files_are_merged_beside_the_commits_and_taken_in_behind_one(
+    keeping: list[Upkeep], location: Location
+) -> None:
+    table = kept(keeping, location, DeltaRetention(), WIDE)
+    for lsn in range(1, 5):
+        commit_large(table, lsn)
+    wait_until(lambda: bool(merged(location)))
+    time.sleep(0.2)  # it is written, and told a moment later
+    assert len(paths(location)) == 4, "nobody names it yet"
+    commit_large(table, 5)
+    assert set(paths(location)) == merged(location) | {
+        p for p in paths(location) if p.startswith("data-00005")
+    }
+    assert rows_of(location) == [large_row(lsn) for lsn in range(1, 6)]
+
+
+@pytest.mark.usefixtures("middling")
+def test_merge_of_middling_files_is_dropped_where_others_have_removed_one(
+    keeping: list[Upkeep], location: Location
+) -> None:
+    table = kept(keeping, location, DeltaRetention(), WIDE)
+    for lsn in range(1, 5):
+        commit_large(table, lsn)
+    wait_until(lambda: bool(merged(location)))
+    time.sleep(0.2)
+    DeltaTable(location.uri).delete("_commit_lsn = 2")
+    table.writer.refresh()
+    commit_large(table, 5)
+    assert [each["_commit_lsn"] for each in rows_of(location)] == [1, 3, 4, 5]
+
+
+@pytest.mark.usefixtures("middling")
+def test_merge_that_nobody_took_goes_with_its_run(keeping: list[Upkeep], location: Location) -> None:
+    table = kept(keeping, location, DeltaRetention(), WIDE)
+    for lsn in range(1, 5):
+        commit_large(table, lsn)
+    wait_until(lambda: bool(merged(location)))
+    table.upkeep.close()
+    assert not merged(location)
+    assert rows_of(location) == [large_row(lsn) for lsn in range(1, 5)]
+
+
+@pytest.mark.usefixtures("middling")
+def test_merge_has_the_columns_that_the_table_got_meanwhile(
+    keeping: list[Upkeep], location: Location
+) -> None:
+    table = kept(keeping, location, DeltaRetention(), WIDE)
+    commit_large(table, 1)
+    later = DeltaColumn("later", pa.int64(), "later")
+    table.writer.add_columns([later])
+    for lsn in range(2, 6):
+        rows = [{**large_row(lsn), "later": lsn}]
+        table.writer.commit(written(location, rows, [*WIDE, later]), {APP: lsn})
+    wait_until(lambda: bool(merged(location)))
+    time.sleep(0.2)
+    table.writer.commit(written(location, [{**large_row(6), "later": 6}], [*WIDE, later]), {APP: 6})
+    assert len(paths(location)) < 6
+    expected = [{**large_row(lsn), "later": lsn if lsn > 1 else None} for lsn in range(1, 7)]
+    assert rows_of(location) == expected
+
+
+# -- failures, and a store -------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("at_once")
+def test_failure_is_told_once_and_tried_again(
+    keeping: list[Upkeep],
+    location: Location,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    tried = []
+
+    def fails(*_: object) -> int:
+        tried.append(1)
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(upkeep, "remove_files", fails)
+    table = kept(keeping, location, NO_TIME)
+    with caplog.at_level(logging.WARNING):
+        for lsn in range(1, 4):
+            n_tried = len(tried)
+            table.commit(lsn, lsn)
+            wait_until(lambda n_tried=n_tried: len(tried) > n_tried)  # type: ignore[misc]
+        table.upkeep.close()
+    told = [record for record in caplog.records if "public.t" in record.getMessage()]
+    assert len(told) == 1 and "tried again" in told[0].getMessage()
+
+
+@pytest.mark.usefixtures("at_once")
+def test_files_that_merges_replaced_go_from_a_store(
+    keeping: list[Upkeep], s3: tuple[Location, Connection]
+) -> None:
+    location, _ = s3
+    table = kept(keeping, location, NO_TIME)
+    table.commit(1, MANY + 2)
+    store = attempt_files.store_of(location)
+
+    def stored() -> set[str]:
+        infos = store.get_file_info_selector(fs.FileSelector("", recursive=True))
+        return {i.path for i in infos if i.path.startswith("data-") and i.path.endswith(".parquet")}
+
+    def named() -> set[str]:
+        opened = DeltaTable(location.uri, storage_options=location.storage_options)
+        return set(pa.table(opened.get_add_actions())["path"].to_pylist())
+
+    wait_until(lambda: stored() == named())
+    assert len(named()) == 3
+    assert rows_of(location) == [row(lsn) for lsn in range(1, MANY + 3)]
