@@ -145,6 +145,11 @@ class ChangeStream:
                 "mirror_every is a setting of `xidstream run`",
                 remedy="leave it out, and refresh base tables with xidstream.Mirror(uri).start(spark, every=…)",
             )
+        if self._config.on_slot_lost != "stop":
+            raise ConfigError(
+                "on_slot_lost is a setting of `xidstream run`",
+                remedy="leave it out, and put a lost slot right with `xidstream resync`",
+            )
         adopt_spark(spark)
         refuse_travelling(self._config)
         choose(self._config.storage_mode)

@@ -6,7 +6,7 @@ import datetime
 import getpass
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import click
 from rich.console import Console
@@ -113,7 +113,7 @@ def stored_slot(config: Config) -> tuple[Storage, Layout]:
     return Storage(config.storage), Layout(int(system.system_identifier), config.slot, "command")
 
 
-def create_slot_command(config: Config) -> None:
+def create_slot_command(config: Config, *, tell: Callable[[str], None] = click.echo) -> None:
     """Where a storage is given the slot is recorded in it: so a run knows it for a beginning, also where another
     server's slot of the same name is recorded there, or the sink has an earlier slot's transactions. Where a Delta sink
     is given, too, it says what will be missing between these and the slot.
@@ -141,9 +141,9 @@ def create_slot_command(config: Config) -> None:
     if stored is not None:
         write_beginning(*stored, beginning)
         take_over_progress(*stored, None, lsn, owner=claim_slot(*stored), cover=PrepareCover())
-    click.echo(f"slot {config.slot} is there: what commits after {lsn} will be delivered")
+    tell(f"slot {config.slot} is there: what commits after {lsn} will be delivered")
     if sink is not None and (lsns := gap(beginning, sink)) is not None:
-        click.echo(f"{gap_text(config.slot, lsns)}\n  remedy: {SNAPSHOTS}")
+        tell(f"{gap_text(config.slot, lsns)}\n  remedy: {SNAPSHOTS}")
 
 
 def _held_by_sink(config: Config) -> SinkHolds | None:
@@ -155,7 +155,9 @@ def _held_by_sink(config: Config) -> SinkHolds | None:
     return SinkHolds(*sink_type(config.sink).holds(identity.application_id))
 
 
-def drop_slot_command(config: Config, *, discard_journal: bool) -> None:
+def drop_slot_command(
+    config: Config, *, discard_journal: bool, tell: Callable[[str], None] = click.echo
+) -> None:
     """The slot, and then, if a storage is given, its record; also of a slot that was dropped without it.
 
     Raises SlotInUse, with nothing removed; PreconditionMissing where there is neither slot nor record, and where the
@@ -167,18 +169,18 @@ def drop_slot_command(config: Config, *, discard_journal: bool) -> None:
     if stored is not None and not discard_journal:
         check_nothing_lost(config, *stored)
     if is_recorded and not describe_slot(login_of(config), config.slot).exists:
-        click.echo(f"there is no slot {config.slot}; what the storage holds of it is removed")
+        tell(f"there is no slot {config.slot}; what the storage holds of it is removed")
     else:
         drop_slot(login_of(config), config.slot)
-        click.echo(f"slot {config.slot} is dropped")
+        tell(f"slot {config.slot} is dropped")
     if stored is None:
         return
     removed = remove_slot(*stored)
     where = redacted(config.storage)
     for what, n_objects in removed.items():
-        click.echo(f"removed {what} from {where} ({counted(n_objects, 'object')})")
+        tell(f"removed {what} from {where} ({counted(n_objects, 'object')})")
     if not removed:
-        click.echo(f"{where} held nothing of it")
+        tell(f"{where} held nothing of it")
 
 
 def check_nothing_lost(config: Config, storage: Storage, layout: Layout) -> None:

@@ -38,6 +38,7 @@ _METAVARS: Final = {
     "status_address": "HOST:PORT|off",
     "log_format": "text|json",
     "on_poison": "stop|park",
+    "on_slot_lost": "stop|resync",
     "logical_decoding_work_mem": "SIZE",
     "spark": "auto|local|raydp",
     "spark_executor_memory": "SIZE",
@@ -61,6 +62,7 @@ SECTIONS: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
             "streaming",
             "logical_decoding_work_mem",
             "on_poison",
+            "on_slot_lost",
         ),
         (
             "column_names",
@@ -98,6 +100,7 @@ CAPTURE_SETTINGS: Final = tuple(
         "sink",
         "delta_log_retention",
         "delta_file_retention",
+        "on_slot_lost",
         "batch_rows",
         "batch_bytes",
         "snapshot_connections",

@@ -12,12 +12,14 @@ with by the same command: a slot that is not there is as lost as an invalidated 
 A slot that the server still has is not dropped where the storage has no record of it: then the storage may be the wrong
 one, and the slot is what is left. The run's own error says so.
 
-A slot that is well is refused: a table that is to be read again is `snapshot request`'s.
+A run does the same at its start, where it is told to (``on_slot_lost``). A slot that is well is refused: a table that
+is to be read again is `snapshot request`'s.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +44,9 @@ def resync(config_file: Path | None, discard_journal: bool, **options: Any) -> N
     resync_command(config, discard_journal=discard_journal)
 
 
-def resync_command(config: Config, *, discard_journal: bool) -> None:
+def resync_command(
+    config: Config, *, discard_journal: bool, tell: Callable[[str], None] = click.echo
+) -> None:
     """Raises UsageError for a slot that is well, PreconditionMissing for a journal with undelivered transactions, and
     what the preflight finds, all with nothing changed."""
     from xidstream.actors.cli.checks import (
@@ -80,11 +84,11 @@ def resync_command(config: Config, *, discard_journal: bool) -> None:
     if not discard_journal:
         check_nothing_lost(config, *stored)
     for finding in failed:
-        click.echo(f"lost: {finding.statement}")
+        tell(f"lost: {finding.statement}")
     if exists or holds_slot(*stored):
-        drop_slot_command(config, discard_journal=True)
+        drop_slot_command(config, discard_journal=True, tell=tell)
     with sql_connection(login_of(config), "the published tables") as sql:
         published = {s.relation.relid: s.published_as for s in survey(sql, config.publication)}
     write_decision(*stored, Decision(takes_snapshots=True, published=published))
-    create_slot_command(config)
-    click.echo("the next run takes new snapshots of all published tables; what is in the sink stays")
+    create_slot_command(config, tell=tell)
+    tell("the next run takes new snapshots of all published tables; what is in the sink stays")

@@ -17,6 +17,7 @@ from functools import partial
 from xidstream.actors.cli.display import Display, summary
 from xidstream.actors.cli.event_lines import EventLines
 from xidstream.actors.cli.json_log import log_as_json
+from xidstream.actors.cli.resync import resync_command
 from xidstream.actors.driver.session import settled
 from xidstream.actors.preflight import cpus_of_run, require, require_ports
 from xidstream.actors.reader.buffer_quota import start_quota
@@ -30,7 +31,7 @@ from xidstream.actors.supervision.cpu_plan import Plan
 from xidstream.actors.supervision.other_runs import StartingRun
 from xidstream.actors.supervision.shared_session import SharedSession
 from xidstream.actors.supervision.supervisor import Supervisor
-from xidstream.pipeline.errors import ConfigError, ExitStatus, XidstreamError
+from xidstream.pipeline.errors import ConfigError, ExitStatus, SlotLost, XidstreamError
 from xidstream.pipeline.events import Event, of_error
 from xidstream.pipeline.faultpoints import VARIABLE, armed
 from xidstream.pipeline.settings.config import Config, SnapshotMode, SparkMode
@@ -73,6 +74,8 @@ def _check_capture(config: Config) -> None:
         )
     if config.snapshot == SnapshotMode.ONLY.value:
         raise ConfigError("snapshot = only is for a run: a capture takes no snapshots")
+    if config.on_slot_lost != "stop":
+        raise ConfigError("on_slot_lost = resync is for a run: a capture takes no snapshots")
     if config.create_slot and not (config.snapshot or config.sink):
         raise ConfigError(
             "a capture that may create the slot must know whether the rows from before it are wanted",
@@ -164,12 +167,24 @@ class _Run:
                     return
 
     def _check_one(self, config: Config) -> None:
-        require(
+        check = partial(
+            require,
             config,
             tell=partial(self._tell, config.slot),
             stopped=lambda: self._stop.asked,
             has_sink=self._has_sink,
         )
+        try:
+            check()
+        except SlotLost as error:
+            if config.on_slot_lost != "resync":
+                raise
+            self._tell(config.slot, of_error("slot_lost", f"{error.message}; it is put right", error))
+            resync_command(config, discard_journal=False, tell=partial(self._tell_resync, config.slot))
+            check()
+
+    def _tell_resync(self, slot: str, text: str) -> None:
+        self._tell(slot, Event("resync", text, logging.WARNING))
 
     def _supervise(self, plan: Plan) -> None:
         configs = plan.configs

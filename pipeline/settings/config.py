@@ -154,6 +154,11 @@ class Config:
         "schema.table.column=name, comma-separated: columns that are delivered under another name, for those whose own "
         "name equals another's but for its case, or one of the contract's (docs/parked.md)",
     )
+    on_slot_lost: str = _setting(
+        "stop",
+        "what a start does where the slot was invalidated, dropped, or read by somebody else: stop ends with status 4; "
+        "resync does what `xidstream resync` does, and goes on: what committed between is missing in the history",
+    )
     available_now: bool = _setting(False, "handle all transactions committed before the start, then end")
 
     # -- memory and batching
@@ -383,6 +388,16 @@ class Config:
             raise ConfigError(f"snapshot must be initial, only or never, got {self.snapshot!r}")
         if self.spark not in [each.value for each in SparkMode]:
             raise ConfigError(f"spark must be auto, local or raydp, got {self.spark!r}")
+        if self.on_slot_lost not in ("stop", "resync"):
+            raise ConfigError(f"on_slot_lost must be stop or resync, got {self.on_slot_lost!r}")
+        if self.on_slot_lost == "resync" and self.snapshot in (
+            SnapshotMode.NEVER.value,
+            SnapshotMode.ONLY.value,
+        ):
+            raise ConfigError(
+                f"on_slot_lost = resync takes new snapshots of all tables, and snapshot is {self.snapshot}",
+                remedy="leave snapshot out, or give initial",
+            )
         if self.on_poison not in ("stop", "park"):
             raise ConfigError(f"on_poison must be stop or park, got {self.on_poison!r}")
         if self.log_format not in ("text", "json"):

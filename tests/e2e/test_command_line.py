@@ -414,6 +414,29 @@ def test_a_run_of_several_slots_does_what_can_be_done_and_ends_with_the_worst_st
     assert shown.returncode == 0 and names[1] in shown.stdout
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("postgres_server", [18], indirect=True)
+def test_a_run_puts_a_slot_that_was_dropped_right_where_it_is_told_to_and_refuses_it_else(
+    database: Database, tmp_path: Path
+) -> None:
+    set_up(database)
+    arguments = options(
+        database, tmp_path, "--create-slot", "--available-now", sink=f"delta:{tmp_path / 'delta'}"
+    )
+    first = run(*arguments)
+    assert first.returncode == 0, first.stderr
+    slot = arguments[arguments.index("--slot") + 1]
+    database.execute("select pg_drop_replication_slot(%s)", slot)
+    database.execute("insert into t (id, note) values (1000, 'nobody can read this from the slot')")
+    refused = run(*arguments)
+    assert refused.returncode == 4, (refused.stdout, refused.stderr)
+    healed = run(*arguments, "--on-slot-lost", "resync")
+    assert healed.returncode == 0, (healed.stdout, healed.stderr)
+    assert "it is put right" in healed.stderr and "takes new snapshots" in healed.stderr
+    last = [row for row in delta(tmp_path, "public.t") if row["id"] == 1000]
+    assert [row["_change_type"] for row in last] == ["snapshot"]
+
+
 def is_read(database: Database) -> bool:
     asked = "select active from pg_replication_slots where slot_name = %s"
     return database.execute(asked, f"s_{database.name}"[:63]) == [(True,)]

@@ -227,3 +227,19 @@ def test_a_file_that_cannot_be_read_and_one_that_is_no_toml_have_remedies_of_the
 def test_heartbeats_that_would_flood_the_source_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"heartbeat_interval_s must be 0 or at least 0\.1"):
         Config(heartbeat_interval_s=1e-6)
+
+
+def test_a_lost_slot_is_put_right_only_with_new_snapshots() -> None:
+    assert Config(on_slot_lost="resync").on_slot_lost == "resync"
+    with pytest.raises(ConfigError, match="on_slot_lost must be stop or resync"):
+        Config(on_slot_lost="heal")
+    for snapshot in ("never", "only"):
+        with pytest.raises(ConfigError, match="takes new snapshots of all tables"):
+            Config(on_slot_lost="resync", snapshot=snapshot)
+
+
+@pytest.mark.parametrize("text", ["30min", "90min", "367d", "0h", "x"])
+def test_what_delta_tables_keep_is_a_number_of_hours(text: str) -> None:
+    assert Config(delta_file_retention="7d").delta_retention.files_h == 168
+    with pytest.raises(ConfigError, match="delta_log_retention must be"):
+        Config(delta_log_retention=text)
