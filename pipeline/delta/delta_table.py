@@ -16,7 +16,8 @@ A commit to a local table, with all that it needs, is on disk when the call that
 dead process made is when the table is opened: its watermark says that rows may be confirmed.
 
 deltalake looks for expired files of the log after every commit, and lists the whole log for it. Here one commit in
-``CHECKPOINT_EVERY`` looks for them, as Spark does with its checkpoints, or ``upkeep`` does it beside the commits.
+``CHECKPOINT_EVERY`` looks for them, as Spark does with its checkpoints. For a table of the sink ``upkeep`` does it
+beside the commits.
 
 A commit that leaves many small files is followed by one that replaces them by one file (``small_files``), or that takes
 in what ``upkeep`` has merged. Files are only removed from the very version that the snapshot shows: deltalake does not
@@ -62,6 +63,7 @@ from xidstream.pipeline.delta.table_metadata import NOTHING_KNOWN, TableMetadata
 from xidstream.pipeline.delta.upkeep import Upkeep
 from xidstream.pipeline.errors import SinkFailed, UsageError, XidstreamError
 from xidstream.pipeline.settings.delta_retention import PROPERTIES as RETENTION
+from xidstream.pipeline.settings.delta_retention import RECORDED
 
 MAX_VERSION: Final = (1 << 63) - 1
 NOTHING: Final = 0
@@ -321,7 +323,7 @@ class DeltaTableWriter:
         removes = mode != "append" or any(isinstance(action, RemoveAction) for action in actions)
         version = self.version + 1
         is_due = version // CHECKPOINT_EVERY > self._cleaned_version // CHECKPOINT_EVERY
-        is_cleaning = is_due and self.upkeep is None
+        is_cleaning = is_due and self.upkeep is None and not self.property_of(RECORDED)
         try:
             self._table.create_write_transaction(
                 actions,

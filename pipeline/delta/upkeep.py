@@ -16,9 +16,10 @@ before has had ``files_h``. A leftover has no name, and none is given to a file 
 several slots at once, may do this. No commit waits for it.
 
 *When* is counted in commits, for a run may end after minutes and another begin; and in seconds, because a table that
-catches up makes a hundred commits a second. ``Schedule`` decides it. An example, at one commit a second: at version 100
-the log is shortened, and again at 200, 100 s later. At version 1,000 files go, and at 2,000 nothing, because that is 17
-minutes later; 3,000, 4,000 and 5,000 are due when an hour is over, once.
+catches up makes a hundred commits a second. ``Schedule`` decides it. An example, at one commit a second: at version 150
+the log is shortened, and again at 250, 100 s later. At version 1,000 files go, and at 2,000 nothing, because that is 17
+minutes later; 3,000, 4,000 and 5,000 are due when an hour is over, once. The log has its turn halfway between two
+checkpoints: a reader that listed it before the checkpoint of version 199 still reads the commits that this replaces.
 
 Rejected: deltalake's own way, a look for old commits behind every hundredth one: 20,000 that had come together held up
 one commit for 6.4 s. Its ``vacuum`` removes files in a store, and makes two commits of its own for that. In a folder it
@@ -74,13 +75,15 @@ class Step(enum.Enum):
 
 
 class Pace(NamedTuple):
-    """A step is due when the version passes a multiple of ``commits``, but not twice within ``seconds``."""
+    """A step is due when the version passes a multiple of ``commits``, and ``offset`` more, but not twice within
+    ``seconds``."""
 
     commits: int
     seconds: float
+    offset: int = 0
 
 
-PACES: Final = {Step.LOG: Pace(100, 60.0), Step.FILES: Pace(1_000, 3_600.0)}
+PACES: Final = {Step.LOG: Pace(100, 60.0, offset=50), Step.FILES: Pace(1_000, 3_600.0)}
 
 
 class Schedule:
@@ -95,7 +98,7 @@ class Schedule:
     def note(self, version: int) -> bool:
         """The table has this version. Whether a step is asked for, now or before."""
         for step, pace in PACES.items():
-            if version // pace.commits > self._version // pace.commits:
+            if (version - pace.offset) // pace.commits > (self._version - pace.offset) // pace.commits:
                 self._asked.add(step)
         self._version = max(version, self._version)
         return bool(self._asked)

@@ -96,7 +96,7 @@ def test_schedule_of_a_table_with_one_commit_a_second() -> None:
         schedule.note(second)
         if steps := schedule.take(float(second)):
             took[second] = steps
-    assert [second for second, steps in took.items() if Step.LOG in steps] == list(range(100, 5_001, 100))
+    assert [second for second, steps in took.items() if Step.LOG in steps] == list(range(50, 5_001, 100))
     assert [second for second, steps in took.items() if Step.FILES in steps] == [1_000, 4_600]
 
 
@@ -115,20 +115,30 @@ def test_schedule_of_a_table_that_catches_up_asks_once_a_minute() -> None:
 def test_log_is_shortened_beside_the_commits_and_the_table_is_what_it_was(
     keeping: list[Upkeep], location: Location, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(upkeep, "PACES", {Step.LOG: Pace(100, 0)})
+    monkeypatch.setattr(upkeep, "PACES", {Step.LOG: Pace(100, 0, offset=50)})
     table = kept(keeping, location, NO_TIME)
-    table.commit(1, 90)
-    assert log_versions(location)[0] == 0
-    table.commit(91, 215)
-    wait_until(lambda: log_versions(location)[0] >= 199)
-    assert rows_of(location) == [row(lsn) for lsn in range(1, 216)]
-    assert DeltaTable(location.uri, version=200).version() == 200
+    table.commit(1, 120)
+    assert log_versions(location)[0] == 0, "a reader may be at what the checkpoint of version 99 replaced"
+    table.commit(121, 150)
+    wait_until(lambda: log_versions(location)[0] == 99)
+    assert rows_of(location) == [row(lsn) for lsn in range(1, 151)]
+    assert DeltaTable(location.uri, version=100).version() == 100
     with pytest.raises(Exception, match=r"(?i)version|log"):
-        DeltaTable(location.uri, version=150)
+        DeltaTable(location.uri, version=98)
     # A writer that begins anew reads the watermark from what is left.
     again = DeltaTableWriter.open(location, "public.t")
-    assert again is not None and again.watermark(APP) == 215
-    commit(again, location, 216)
+    assert again is not None and again.watermark(APP) == 150
+    commit(again, location, 151)
+
+
+def test_commits_of_others_below_the_root_leave_the_log_to_the_upkeep(location: Location) -> None:
+    """A proof a second, or a snapshot's line, would remove commits that a reader has just listed."""
+    Kept(location, NO_TIME)
+    writer = DeltaTableWriter.open(location, "public.t")
+    assert writer is not None
+    for lsn in range(1, 131):
+        commit(writer, location, lsn)
+    assert log_versions(location)[0] == 0
 
 
 def test_log_stays_where_its_table_says_so(
