@@ -27,11 +27,16 @@ SHOWN: Final = {
     "A service of systemd": ["deploy/systemd/*"],
     "The image": ["deploy/Dockerfile"],
     "Kubernetes": ["deploy/kubernetes/*.yaml"],
-    "Helm chart": ["deploy/chart/Chart.yaml", "deploy/chart/*values.yaml", "deploy/chart/ci/*.yaml", "deploy/chart/templates/*"],
+    "Helm chart": ["deploy/chart/*.yaml", "deploy/chart/*/*-values.yaml", "deploy/chart/templates/*"],
     "Prometheus": ["observability/alerts.yml"],
 }
 """Chapters of files.md, and the files in them."""
-_FOLDERS: Final = {"examples": "examples", "deploy/kubernetes": "kubernetes", "deploy/chart": "helm-chart", "deploy/systemd": "a-service-of-systemd"}
+_FOLDERS: Final = {
+    "examples": "examples",
+    "deploy/chart": "helm-chart",
+    "deploy/kubernetes": "kubernetes",
+    "deploy/systemd": "a-service-of-systemd",
+}
 _LANGUAGES: Final = {".py": "python", ".yaml": "yaml", ".yml": "yaml"}
 _FENCED: Final = re.compile(r"^(```.*?^```)", re.S | re.M)
 _LINK: Final = re.compile(r"\[([^\]]*)\]\(([^)\s]+)\)")
