@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from xidstream.actors.cli.main import cli
-from xidstream.actors.runtime.run_folder import _fits
+from xidstream.actors.runtime.run_folder import parent_folder
 from xidstream.pipeline.errors import ExitStatus
 
 FOLDER = Path(__file__).parents[3] / "deploy" / "systemd"
@@ -29,6 +29,11 @@ def settings(text: str = SERVICE) -> dict[str, list[str]]:
     for name, value in re.findall(r"^(\w+)=(.*)$", text, re.MULTILINE):
         found.setdefault(name, []).append(value)
     return found
+
+
+def verify(unit: Path) -> list[str]:
+    """What systemd finds wrong with it. Other units that it loads are the machine's."""
+    return [line for line in analyze("verify", "--man=no", str(unit)).splitlines() if "xidstream" in line]
 
 
 def analyze(*arguments: str) -> str:
@@ -50,14 +55,14 @@ def units(tmp_path: Path) -> Path:
 @needs_systemd
 @pytest.mark.parametrize("unit", ["xidstream@.service", "xidstream@.timer"])
 def test_systemd_finds_nothing_wrong_with_a_unit(units: Path, unit: str) -> None:
-    assert analyze("verify", "--man=no", str(units / unit)).strip() == ""
+    assert verify(units / unit) == []
 
 
 @needs_systemd
 def test_a_unit_with_a_word_that_systemd_does_not_know_is_found(units: Path) -> None:
-    (units / "xidstream@.service").write_text(SERVICE.replace("KillMode=", "KilMode="), encoding="utf-8")
-    with pytest.raises(AssertionError, match="KilMode"):
-        assert analyze("verify", "--man=no", str(units / "xidstream@.service")).strip() == ""
+    unit = units / "xidstream@.service"
+    unit.write_text(unit.read_text(encoding="utf-8").replace("KillMode=", "KilMode="), encoding="utf-8")
+    assert [line for line in verify(unit) if "KilMode" in line]
 
 
 @needs_systemd
@@ -87,13 +92,14 @@ def test_a_run_has_time_to_end_and_alone_gets_the_signal() -> None:
     assert "KillSignal" not in found, "SIGTERM, the default, is the one that a run handles"
 
 
-def test_all_that_the_run_writes_may_be_written_to() -> None:
+def test_all_that_the_run_writes_may_be_written_to(monkeypatch: pytest.MonkeyPatch) -> None:
     found = settings()
     (state,) = found["StateDirectory"]
     environment = dict(each.split("=", 1) for each in found["Environment"])
     for path in (environment["HOME"], environment["RAY_TMPDIR"], found["WorkingDirectory"][0]):
         assert path.startswith(f"%S/{state}")
-    assert _fits(environment["RAY_TMPDIR"].replace("%S", "/var/lib")), "Ray's sockets are below it"
+    monkeypatch.setenv("RAY_TMPDIR", environment["RAY_TMPDIR"].replace("%S", "/var/lib"))
+    assert parent_folder() == f"/var/lib/{state}/tmp", "not too long a path for Ray's sockets"
 
 
 def test_what_java_numba_and_ray_need_is_not_taken_away() -> None:
