@@ -57,7 +57,7 @@ endef
 
 $(STAMP): pyproject.toml constraints.txt
 	$(make-venv)
-	$(call install,.[pinned$(comma)test$(comma)dev$(comma)docs])
+	$(call install,.[pinned$(comma)test$(comma)dev$(comma)deploy$(comma)docs])
 	@touch $(DEMO_STAMP) $(STAMP)
 
 # What a user installs, and neither test nor lint tools.

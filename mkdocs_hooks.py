@@ -24,11 +24,19 @@ PAGES: Final = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "
 SHOWN: Final = {
     "Examples": ["examples/*.py"],
     "Ray's cluster launcher": ["cluster.yaml", "cluster.local.yaml"],
-    "Kubernetes": ["kubernetes/*.yaml", "kubernetes/Dockerfile"],
+    "A service of systemd": ["deploy/systemd/*"],
+    "The image": ["deploy/Dockerfile"],
+    "Kubernetes": ["deploy/kubernetes/*.yaml"],
+    "Helm chart": ["deploy/chart/*.yaml", "deploy/chart/*/*-values.yaml", "deploy/chart/templates/*"],
     "Prometheus": ["observability/alerts.yml"],
 }
 """Chapters of files.md, and the files in them."""
-_FOLDERS: Final = {"examples": "examples", "kubernetes": "kubernetes"}
+_FOLDERS: Final = {
+    "examples": "examples",
+    "deploy/chart": "helm-chart",
+    "deploy/kubernetes": "kubernetes",
+    "deploy/systemd": "a-service-of-systemd",
+}
 _LANGUAGES: Final = {".py": "python", ".yaml": "yaml", ".yml": "yaml"}
 _FENCED: Final = re.compile(r"^(```.*?^```)", re.S | re.M)
 _LINK: Final = re.compile(r"\[([^\]]*)\]\(([^)\s]+)\)")
