@@ -233,5 +233,5 @@ def _name(generation: Generation) -> tuple[int, int]:
 
 def _reason(taken: Taken | None, source: PublishedSource | None) -> str | None:
     if taken is None:
-        return "the storage has no record of it: the slot was made again"
+        return "this storage has no record of it: the slot was made again, or its run began anew in another storage"
     return reason_it_ended(taken.signature, source)

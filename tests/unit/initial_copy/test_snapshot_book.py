@@ -240,7 +240,7 @@ def test_a_generation_without_its_record_is_of_an_earlier_slot(storage: Storage)
     line = GenerationLine("public.t1", 1, 3, 99, 100, GenerationState.FINISHED, is_ours=True)
     needs = book_of(storage).needs([source_of(1)], [line], LSN)
     assert [reason for _, reason in needs.ended] == [
-        "the storage has no record of it: the slot was made again"
+        "this storage has no record of it: the slot was made again, or its run began anew in another storage"
     ]
     assert len(needs.wanted) == 1
     theirs = dataclasses.replace(line, is_ours=False)
