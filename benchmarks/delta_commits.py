@@ -1,15 +1,20 @@
 """``python -m benchmarks.delta_commits``: what a commit of ten rows to a Delta table takes, as the table's log grows.
 
-Two tables in turn, a thousand commits each: one that the sink's writer writes, and one that it writes without what it
-does for this, looking for expired files of the log after every commit and merging no small files. A row is a mark,
-and has the median of the thousand commits before it, in milliseconds, with the write of the Parquet file; the longest
-one in a hundred; the files of the table; and how long deltalake takes to open the table and read it.
+Two tables in turn, a thousand commits each. *Kept* is written as the sink does it, with its upkeep beside: the log has
+an hour, and commits merge small files. *Plain* is written without what the sink does for this: it looks for expired
+files of the log after every commit and merges nothing. A commit counts for a second: commits more than an hour of them
+old get a time that is two hours ago, so that the upkeep finds them expired. Removed files keep their real time.
+
+A row is a mark. It has the median of the thousand commits before it, in milliseconds, with the write of the Parquet
+file; the longest one in a hundred; the files of the table and of its log; and how long deltalake takes to open the
+table and read it.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import tempfile
 import time
@@ -22,11 +27,14 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from benchmarks.results import percentile
-from xidstream.pipeline.delta import delta_table, small_files
+from xidstream.pipeline.delta import delta_table, small_files, upkeep
 from xidstream.pipeline.delta.columns import DeltaColumn
 from xidstream.pipeline.delta.delta_table import DeltaTableWriter
 from xidstream.pipeline.delta.locations import Location
 from xidstream.pipeline.delta.parquet_files import ParquetFiles
+from xidstream.pipeline.delta.table_metadata import TableMetadata
+from xidstream.pipeline.delta.upkeep import Upkeep
+from xidstream.pipeline.settings.delta_retention import DEFAULT_RETENTION
 
 _COLUMNS = [
     DeltaColumn("id", pa.int64(), "id"),
@@ -35,6 +43,8 @@ _COLUMNS = [
 ]
 _SCHEMA = pa.schema([column.field for column in _COLUMNS])
 _ROWS = 10
+_HOUR = 3_600
+_AGED_EVERY = 100
 
 
 def _commit(writer: DeltaTableWriter, location: Location, lsn: int) -> float:
@@ -47,6 +57,14 @@ def _commit(writer: DeltaTableWriter, location: Location, lsn: int) -> float:
     return time.monotonic() - started_s
 
 
+def _age(location: Location, version: int) -> None:
+    """Make the commits that are more than ``_HOUR`` older than ``version`` two hours old."""
+    old_s = time.time() - 2 * _HOUR
+    for commit in (Path(location.uri) / "_delta_log").iterdir():
+        if commit.name[:20].isdigit() and int(commit.name[:20]) < version - _HOUR:
+            os.utime(commit, (old_s, old_s))
+
+
 def _mark(location: Location, seconds: list[float]) -> dict[str, Any]:
     started_s = time.monotonic()
     table = DeltaTable(location.uri)
@@ -55,6 +73,7 @@ def _mark(location: Location, seconds: list[float]) -> dict[str, Any]:
         "median_ms": round(statistics.median(seconds) * 1000, 1),
         "p99_ms": round(percentile(seconds, 99) * 1000, 1),
         "files": len(table.file_uris()),
+        "log": sum(1 for _ in (Path(location.uri) / "_delta_log").iterdir()),
         "rows": n_rows,
         "read_s": round(time.monotonic() - started_s, 3),
     }
@@ -62,23 +81,33 @@ def _mark(location: Location, seconds: list[float]) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.delta_commits", description=__doc__)
-    parser.add_argument("--marks", type=int, default=6, help="thousands of commits to each table")
+    parser.add_argument("--marks", type=int, default=6, help="thousands of commits to the kept table")
+    parser.add_argument("--plain-marks", type=int, default=6, help="and to the plain one, at most")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="xs-bench-") as folder:
-        locations = {name: Location.parse(str(Path(folder) / name)) for name in ("ours", "plain")}
+        locations = {name: Location.parse(str(Path(folder) / name)) for name in ("kept", "plain")}
+        about = TableMetadata("", {}, {}, DEFAULT_RETENTION)
         writers = {
-            name: DeltaTableWriter.open_or_create(location, name, _COLUMNS)
-            for name, location in locations.items()
+            "kept": DeltaTableWriter.open_or_create(locations["kept"], "kept", _COLUMNS, about),
+            "plain": DeltaTableWriter.open_or_create(locations["plain"], "plain", _COLUMNS),
         }
+        keeping = writers["kept"].upkeep = Upkeep(DEFAULT_RETENTION)
+        upkeep.PACES[upkeep.Step.LOG] = upkeep.PACES[upkeep.Step.LOG]._replace(seconds=0)
         for thousand in range(arguments.marks):
             for name, writer in writers.items():
+                if name == "plain" and thousand >= arguments.plain_marks:
+                    continue
                 with ExitStack() as stack:
                     if name == "plain":
                         stack.enter_context(patch.object(small_files, "SIZE_CLASSES", ()))
                         stack.enter_context(patch.object(delta_table, "_KEEP_EXPIRED_LOGS", None))
-                    lsns = range(thousand * 1000 + 1, thousand * 1000 + 1001)
-                    seconds = [_commit(writer, locations[name], lsn) for lsn in lsns]
+                    seconds = []
+                    for lsn in range(thousand * 1000 + 1, thousand * 1000 + 1001):
+                        seconds.append(_commit(writer, locations[name], lsn))
+                        if name == "kept" and lsn % _AGED_EVERY == 0:
+                            _age(locations[name], writer.version)
                 print(name, (thousand + 1) * 1000, json.dumps(_mark(locations[name], seconds)), flush=True)
+        keeping.close()
 
 
 if __name__ == "__main__":

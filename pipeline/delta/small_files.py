@@ -62,11 +62,11 @@ def is_mergeable(table: DeltaTable) -> bool:
     return has_plain_files(table.protocol()) and not says_no
 
 
-def many_small(files: pa.Table, classes: Sequence[SizeClass] = SIZE_CLASSES) -> pa.Table:
-    """The files of one of the ``classes`` to replace, the oldest first, or none. ``files`` is as deltalake lists them:
-    ``path``, ``size_bytes``, ``num_records`` and ``modification_time``."""
+def many_small(files: pa.Table, classes: Sequence[SizeClass] | None = None) -> pa.Table:
+    """The files of one of the ``classes`` (``SIZE_CLASSES``) to replace, the oldest first, or none. ``files`` is as
+    deltalake lists them: ``path``, ``size_bytes``, ``num_records`` and ``modification_time``."""
     own = files.filter(pc.starts_with(files["path"], OWN)) if files.num_rows else files
-    for least_bytes, below_bytes, many in classes:
+    for least_bytes, below_bytes, many in SIZE_CLASSES if classes is None else classes:
         sizes = own["size_bytes"]
         fitting = own.filter(pc.and_(pc.greater_equal(sizes, least_bytes), pc.less(sizes, below_bytes)))
         if fitting.num_rows >= many:

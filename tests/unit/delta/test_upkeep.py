@@ -256,7 +256,7 @@ def middling(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files of some kilobytes are middling, and four of them become one."""
     monkeypatch.setattr(small_files, "MIDDLING", (SizeClass(2_000, 1 << 20, 4),))
     monkeypatch.setattr(upkeep, "MIDDLING", (SizeClass(2_000, 1 << 20, 4),))
-    monkeypatch.setattr(small_files.many_small, "__defaults__", ((SizeClass(0, 1_000, 1_000),),))
+    monkeypatch.setattr(small_files, "SIZE_CLASSES", (SizeClass(0, 1_000, 1_000),))
     monkeypatch.setattr(upkeep, "PACES", {Step.LOG: Pace(1, 0)})
 
 
