@@ -32,6 +32,7 @@ from xidstream.pipeline.exchange import Tenure
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.schema import Column, RelationVersion, ReplicaIdentity
 from xidstream.pipeline.schema.rows import MESSAGES_SCHEMA, TRANSACTIONS_SCHEMA, contract_schema
+from xidstream.pipeline.settings.delta_retention import DEFAULT_RETENTION
 from xidstream.pipeline.sinks import delta, message_pieces, written_rows
 from xidstream.pipeline.sinks.delta import DeltaSink
 
@@ -708,6 +709,7 @@ def test_a_table_tells_its_source_and_follows_an_alter_that_leaves_its_columns(
         "key": '["id", "name"]',
         "replica_identity": "full",
         "types": '{"id": "bigint", "name": "character varying(20)"}',
+        "retention": json.dumps(dict(DEFAULT_RETENTION.properties)),
     }
     assert [r["id"] for r in sorted(root.read("public.a"), key=lambda r: r["id"])] == [100, 110, 120, 130]
 

@@ -31,6 +31,7 @@ from xidstream.pipeline.findings import Finding
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.schema import RelationVersion
 from xidstream.pipeline.schema.rows import contract_schema
+from xidstream.pipeline.settings.delta_retention import DeltaRetention
 from xidstream.pipeline.settings.sink_kinds import SinkKind, Snapshots
 from xidstream.pipeline.sinks.sink import Sink, SinkType
 from xidstream.pipeline.sinks.sink_findings import SinkCheck
@@ -52,7 +53,7 @@ NULL: Final = SinkKind(
 
 
 class NullType(SinkType):
-    def make(self, identity: SlotIdentity) -> Sink:
+    def make(self, identity: SlotIdentity, retention: DeltaRetention) -> Sink:
         return NullSink(Path(self.argument))
 
     def check(self, storage_uri: str) -> SinkCheck:
