@@ -1,0 +1,54 @@
+"""The recipe of docs/spark-source.md that reads a table's changes with Ray Data, as it stands there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from xidstream.pipeline.delta import locations
+from xidstream.pipeline.delta.columns import DeltaColumn
+from xidstream.pipeline.delta.delta_table import DeltaTableWriter
+from xidstream.pipeline.delta.locations import Location
+from xidstream.pipeline.delta.parquet_files import ParquetFiles
+from xidstream.pipeline.schema.rows import TRANSACTIONS_SCHEMA
+
+PAGE = Path(__file__).parents[2] / "docs" / "spark-source.md"
+SLOT = "1/shop/orders"
+ID = DeltaColumn("id", pa.int64(), "id")
+NOTE = DeltaColumn("note", pa.string(), "note")
+LSN = DeltaColumn("_commit_lsn", pa.int64(), "_commit_lsn")
+
+
+def append(root: Location, directory: str, lsn_column: str, rows: list[dict[str, Any]], columns: Any) -> None:
+    """One commit with these rows, and the columns as the table's."""
+    location = root.child(directory)
+    writer = DeltaTableWriter.open_or_create(location, directory, columns)
+    known = {column.name for column in writer.columns}
+    writer.add_columns([column for column in columns if column.name not in known])
+    lsn = max(row[lsn_column] for row in rows)
+    schema = pa.schema([column.field for column in columns])
+    files = ParquetFiles(location, f"data-{lsn}", schema, lsn_column)
+    files.write(pa.RecordBatch.from_pylist(rows, schema=schema))
+    writer.commit(files.close(), {SLOT: lsn}, lsn_column, marks={f"{SLOT}/owner": 1})
+
+
+def test_the_recipe_reads_whole_commits_also_of_a_table_that_got_a_column(tmp_path: Path) -> None:
+    root = Location.parse(str(tmp_path))
+    append(root, "public.orders", "_commit_lsn", [{"id": 1, "_commit_lsn": 100}], [ID, LSN])
+    wide = [ID, LSN, NOTE]
+    append(root, "public.orders", "_commit_lsn", [{"id": 2, "_commit_lsn": 200, "note": "new"}], wide)
+    columns = [DeltaColumn(field.name, field.type, field.name) for field in TRANSACTIONS_SCHEMA]
+    append(root, locations.TRANSACTIONS, "commit_lsn", [{"commit_lsn": 200}], columns)
+    # The table is ahead for a moment.
+    append(root, "public.orders", "_commit_lsn", [{"id": 3, "_commit_lsn": 300, "note": "not yet"}], wide)
+    (code,) = re.findall(r"<!-- example: ray -->\n```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    names: dict[str, Any] = {"root": str(tmp_path)}
+    exec(compile(code, PAGE.name, "exec"), names)
+    found = sorted(names["changes"].take_all(), key=lambda row: int(row["id"]))
+    assert [(row["id"], row["note"], row["_commit_lsn"]) for row in found] == [
+        (1, None, 100),
+        (2, "new", 200),
+    ]
