@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from urllib.parse import unquote
 
 import pytest
 from hypothesis import example, given, settings
@@ -40,12 +41,17 @@ def test_control_characters_in_a_place_are_refused_in_one_line_that_does_not_rep
 @example("-rf")
 @example("a" * 255)
 @example("a" * 256)
+@example("%aa")
 def test_a_path_is_the_folder_that_the_operating_system_means_by_it_or_an_error(name: str) -> None:
     with TemporaryDirectory(prefix="xs-") as top:
         below = os.path.join(top, "1", "2", "3", "4", "5")  # more than the pieces can climb
         os.makedirs(below)
         path = f"{below}/{name}"
         meant = os.path.abspath(path)
+        if not unquote(name, errors="surrogateescape").isprintable():  # %aa is no UTF-8
+            with pytest.raises(ConfigError, match="control characters"):
+                Storage(path)
+            return
         if max(len(part.encode()) for part in meant.split("/")) > 255:
             with pytest.raises(StorageFault, match="File name too long"):
                 Storage(path).write_bytes(KEY, b"x")
