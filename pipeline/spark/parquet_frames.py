@@ -9,11 +9,14 @@ cannot write such a table either.
 
 With pyarrow the rows pass through the executors batch by batch, and all columns of the files are read.
 
+And Spark takes each path for a pattern: ``{a,b}`` and ``[a]`` in a folder's name are quoted for it.
+
 Called by whatever reads Parquet: segments, snapshots for functions, the change log and base tables.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _REPLACED: Final = "${"
+_PATTERN: Final = re.compile(r"[{}\[\]*?\\]")
 _BATCH_ROWS: Final = 16 << 10
 
 
@@ -49,10 +53,15 @@ def parquet_frame(
     if not paths:
         return spark.createDataFrame([], types)
     if location is None and is_read_as_named(schema.names):
-        uris = [f"file://{path}" if path.startswith("/") else path for path in paths]
+        uris = [_literal(f"file://{path}" if path.startswith("/") else path) for path in paths]
         return spark.read.schema(types).options(**options).parquet(*uris)
     read = StoredFiles(tuple(paths), schema, location)
     return spark.range(0, len(paths), 1, len(paths)).mapInArrow(read, types)
+
+
+def _literal(uri: str) -> str:
+    """For Spark, which takes a path for a pattern, as a shell does, and would read other folders' files."""
+    return _PATTERN.sub(r"\\\g<0>", uri)
 
 
 @dataclass(frozen=True)

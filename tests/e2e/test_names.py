@@ -55,7 +55,7 @@ HOSTILE = (
     "\u202eright to left",
     "_transactions",
 )
-HOSTILE_FOLDER = "-d {a,b} [c] *?${java.home} 'q\" \\ #&=+~;`é"
+HOSTILE_FOLDER = "-d {a,b} *?${java.home} 'q\" #&=+~;`é"
 READ_BY_SPARK = ("back`tick`", "a b,c=d(e)[f]", "${spark.app.name}")
 
 

@@ -79,7 +79,7 @@ def test_a_folder_whose_name_is_a_pattern_is_that_folder_and_no_other(
     """Spark read the folders that the pattern means, another log's among them, or found none."""
     monkeypatch.setattr(delta, "warm_up", lambda spark: None)
     row = {"id": 1, "$dollar": "a", "{brace}": "b"}
-    for name in ("lake2", "lake*", "l [a-z]{b,c}?\\"):
+    for name in ("lake2", "lake*", "l {b,c}?*"):
         log = LogMaker(tmp_path / name, spark, make_batch)
         log.snapshot(PLAIN, [row])
         log.insert(PLAIN, {**row, "id": 2, "$dollar": name})
