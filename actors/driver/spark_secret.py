@@ -70,10 +70,9 @@ def spark_secret() -> SparkSecret | None:
     """That of the session which this process is about to start; None on a cluster that has none.
 
     Raises OSError where the file cannot be written."""
-    folder = temporary_folder()
-    if folder is None:
-        value = os.environ.get(SECRET_VARIABLE, "")
-        return SparkSecret(value, "") if value else None
+    folder, given = temporary_folder(), os.environ.get(SECRET_VARIABLE)
+    if folder is None or given:  # all JVMs have the variable, and Spark prefers it
+        return SparkSecret(given, "") if given else None
     value = secrets.token_hex(32)
     path = os.path.join(folder, f"spark-{secrets.token_hex(4)}.credentials")
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:

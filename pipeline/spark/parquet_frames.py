@@ -9,14 +9,13 @@ cannot write such a table either.
 
 With pyarrow the rows pass through the executors batch by batch, and all columns of the files are read.
 
-And Spark takes each path for a pattern: ``{a,b}`` and ``[a]`` in a folder's name are quoted for it.
+And Spark takes a path for a pattern, unless it is told not to: ``{a,b}`` may be in a folder's name.
 
 Called by whatever reads Parquet: segments, snapshots for functions, the change log and base tables.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -31,7 +30,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _REPLACED: Final = "${"
-_PATTERN: Final = re.compile(r"[{}\[\]*?\\]")
+_AS_THEY_ARE: Final = {"__globPaths__": "false", "recursiveFileLookup": "true"}
+"""A path is a path, whatever characters it has, and its folders are no partitions."""
 _BATCH_ROWS: Final = 16 << 10
 
 
@@ -53,15 +53,10 @@ def parquet_frame(
     if not paths:
         return spark.createDataFrame([], types)
     if location is None and is_read_as_named(schema.names):
-        uris = [_literal(f"file://{path}" if path.startswith("/") else path) for path in paths]
-        return spark.read.schema(types).options(**options).parquet(*uris)
+        uris = [f"file://{path}" if path.startswith("/") else path for path in paths]
+        return spark.read.schema(types).options(**_AS_THEY_ARE, **options).parquet(*uris)
     read = StoredFiles(tuple(paths), schema, location)
     return spark.range(0, len(paths), 1, len(paths)).mapInArrow(read, types)
-
-
-def _literal(uri: str) -> str:
-    """For Spark, which takes a path for a pattern, as a shell does, and would read other folders' files."""
-    return _PATTERN.sub(r"\\\g<0>", uri)
 
 
 @dataclass(frozen=True)

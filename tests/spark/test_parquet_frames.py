@@ -76,7 +76,7 @@ def test_a_column_whose_name_hadoop_would_replace_has_its_values_wherever_it_is_
 def test_a_folder_whose_name_is_a_pattern_is_that_folder_and_no_other(
     tmp_path: Path, spark: Any, make_batch: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Spark read the folders that the pattern means, another log's among them, or found none."""
+    """Of a snapshot for a function Spark read what the pattern means, or found nothing."""
     monkeypatch.setattr(delta, "warm_up", lambda spark: None)
     row = {"id": 1, "$dollar": "a", "{brace}": "b"}
     for name in ("lake2", "lake*", "l {b,c}?*"):
@@ -95,3 +95,7 @@ def test_a_folder_whose_name_is_a_pattern_is_that_folder_and_no_other(
         part = SegmentPart(segments.write("100/0.parquet", PLAIN, batches(PLAIN, 5)), COMMIT)
         frame = batch_with(spark, segments, part).dataframe("public.plain")
         assert is_native(frame) and frame.count() == 5
+        (file,) = (log.path / "public.plain").glob("snapshot-*/*.parquet")
+        bounds = SnapshotBounds(Lsn(99), Lsn(120), 700, 710, (), 0)
+        given = SnapshotBatch(spark, Generation(PLAIN, 1, bounds), [f"file://{file}"], 0)
+        assert [row["id"] for row in given.dataframe("public.plain").collect()] == [1]
