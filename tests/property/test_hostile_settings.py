@@ -17,11 +17,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import click
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from xidstream.actors.cli.main import main
+from xidstream.actors.cli.main import cli, main
 from xidstream.pipeline.delta.locations import Location
 from xidstream.pipeline.errors import ConfigError, ExitStatus, UsageError
 from xidstream.pipeline.pg_rules import labelled_table, renamed_columns, table_label
@@ -307,3 +308,40 @@ def test_a_real_command_line_takes_bytes_that_are_no_text_and_a_hostile_file(tmp
         assert ended.returncode == 2, said
         assert said.startswith("xidstream: ") and said.count("\n") == 2 and "Traceback" not in said
     assert [path.name for path in tmp_path.iterdir()] == [file.name]
+
+
+def commands_of(group: click.Group, *path: str) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from commands_of(command, *path, name)
+        else:
+            yield (*path, name), command
+
+
+ASKING = [
+    each for each in commands_of(cli) if each[0][0] in ("journal", "slot", "snapshot", "table", "source")
+]
+USUAL = {"slot": "s", "storage": "./st", "publication": "p", "sink": "delta:d", "tables": "public.t"}
+NOBODY_LISTENS = "--dsn=host=127.0.0.1 port=1"
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_no_command_is_surprised_by_what_is_typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], data: st.DataObject
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path, command = data.draw(st.sampled_from(ASKING))
+    arguments = [*path, NOBODY_LISTENS] if any(p.name == "dsn" for p in command.params) else [*path]
+    for parameter in command.params:
+        if parameter.name in ("dsn", "config_file", "password_command") or data.draw(st.integers(0, 4)) == 0:
+            continue
+        if isinstance(parameter, click.Argument) or not getattr(parameter, "is_flag", False):
+            usual = USUAL.get(str(parameter.name))
+            typed = usual if usual and data.draw(st.booleans()) else data.draw(TEXT).replace("\0", "")
+            arguments.append(f"{parameter.opts[0]}={typed}" if parameter.opts[0][0] == "-" else str(typed))
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    said = capsys.readouterr()
+    assert ended.value.code in (0, 1, 2, 3), said.err
+    assert "unexpected" not in said.err and "\x1b[31m" not in said.err + said.out
