@@ -137,11 +137,9 @@ format: setup ## Format the code as lint asks
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 
-# It asks PyPI's database of advisories for each pin, so it needs the network; no test depends on it. docs/security.md
-audit: setup ## Hold the pinned packages against known advisories, with pip-audit
-	@test -x $(VENV)-audit/bin/pip-audit || { $(PYTHON) -m venv $(VENV)-audit && $(VENV)-audit/bin/pip install --quiet pip-audit; }
-	$(PY) -m pip freeze --exclude-editable > $(VENV)-audit/pins.txt
-	$(VENV)-audit/bin/pip-audit --disable-pip --no-deps --requirement $(VENV)-audit/pins.txt
+# It needs the network, and says so where there is none; no test depends on it. docs/security.md
+audit: setup ## Hold the pinned packages, and the jars in them, against known advisories
+	@$(PY) -m tests.audit
 
 clean: ## Remove caches and the files that runs left behind
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist demo-out benchmarks/out
@@ -149,4 +147,4 @@ clean: ## Remove caches and the files that runs left behind
 	find actors pipeline tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 distclean: clean ## The same, and the virtual environment
-	rm -rf .venv .venv-spark4 .venv-audit .ci/.venv .ci/.venv-spark4
+	rm -rf .venv .venv-spark4 .ci/.venv .ci/.venv-spark4

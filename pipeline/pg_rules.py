@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from xidstream.pipeline.errors import ConfigError
@@ -19,6 +19,8 @@ _LABEL: Final = re.compile(r'("(?:[^"]|"")+"|[^.]+)\.(.+)', re.DOTALL)
 _LABELLED_COLUMN: Final = re.compile(r'((?:"(?:[^"]|"")+"|[^.]+)\.(?:"(?:[^"]|"")+"|[^.]+))\.(.+)', re.DOTALL)
 _SLOT_NAME: Final = re.compile(r"[a-z0-9_]{1,63}")
 """ReplicationSlotValidateName in slot.c."""
+_NAME_BYTES: Final = 63
+"""NAMEDATALEN - 1."""
 _MEMORY: Final = re.compile(r"([0-9]{1,10}) ?(kB|MB|GB)")
 _UNITS_KB: Final = {"kB": 1, "MB": 1024, "GB": 1024 * 1024}
 _DURATION: Final = re.compile(r"\s*([0-9]{1,9}(?:\.[0-9]{1,3})?)\s*(ms|s|min|h|d)\s*")
@@ -46,6 +48,15 @@ def check_slot_name(name: str) -> None:
     """Raise ConfigError unless PostgreSQL allows the name of a slot."""
     if _SLOT_NAME.fullmatch(name) is None:
         raise ConfigError(f"not a slot's name: {name!r}", remedy="use 1 to 63 of a-z, 0-9 and _")
+
+
+def check_publication_names(names: Sequence[str]) -> None:
+    """Raise ConfigError unless each can be a publication's, and none comes twice. PostgreSQL cuts a longer one off."""
+    for name in names:
+        if not name or "\0" in name or len(name.encode(errors="surrogatepass")) > _NAME_BYTES:
+            raise ConfigError(f"not a publication's name (1 to {_NAME_BYTES} bytes): {name!r}")
+    if len(set(names)) != len(names):
+        raise ConfigError(f"a publication is named twice: {', '.join(names)}")
 
 
 def check_stream_options(streaming: Streaming, proto_version: int | None, *, two_phase: bool) -> None:

@@ -19,10 +19,10 @@ from xidstream.actors.cli.event_lines import EventLines
 from xidstream.actors.cli.json_log import log_as_json
 from xidstream.actors.cli.resync import resync_command
 from xidstream.actors.driver.session import settled
+from xidstream.actors.driver.spark_secret import SECRET_VARIABLE
 from xidstream.actors.preflight import cpus_of_run, require, require_ports
 from xidstream.actors.reader.buffer_quota import start_quota
-from xidstream.actors.runtime.other_logins import other_logins
-from xidstream.actors.runtime.ray_cluster import connect_ray, keep_logs
+from xidstream.actors.runtime.ray_cluster import connect_ray, is_ours, keep_logs
 from xidstream.actors.runtime.secrets import refuse_travelling, without_secrets
 from xidstream.actors.runtime.signals import STOPPING, StopRequest
 from xidstream.actors.status.metrics_server import offer_metrics
@@ -148,10 +148,10 @@ class _Run:
         finally:
             if json_logs:
                 log_as_json()
-        if self._has_sink and settled(config).spark == SparkMode.RAYDP.value and (logins := other_logins()):
+        if self._has_sink and settled(config).spark == SparkMode.RAYDP.value and not is_ours():
             self._display.line(
-                f"this machine has other logins ({len(logins)}), and with spark = raydp each of them can run code as "
-                "this user: docs/security.md",
+                f"Spark on this cluster asks for a secret only if each node has one in {SECRET_VARIABLE}: else whoever "
+                "reaches its ports may run code as Ray's user (docs/security.md)",
                 "yellow",
             )
 

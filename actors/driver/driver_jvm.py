@@ -21,23 +21,35 @@ from collections.abc import Mapping
 from typing import Any
 
 
-def start_driver_jvm(configs: Mapping[str, str], n_executors: int, cores: int, memory: str) -> None:
-    """Start the JVM on a thread, and return at once. ``raydp.init_spark`` must follow with the same arguments."""
+def start_driver_jvm(
+    configs: Mapping[str, str],
+    n_executors: int,
+    cores: int,
+    memory: str,
+    properties: Mapping[str, str] | None = None,
+) -> None:
+    """Start the JVM on a thread, and return at once. ``raydp.init_spark`` must follow with the same arguments.
+
+    ``properties``: of the JVM, before anybody makes a session in it. They are not among its arguments."""
     from pyspark import SparkConf
 
     # Any error may be ignored: RayDP starts the same JVM itself, and reports what is wrong.
     with contextlib.suppress(Exception):
         settings = raydp_settings(configs, n_executors, cores, memory)
         conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
-        threading.Thread(target=_start, args=(conf,), name="driver JVM", daemon=True).start()
+        threading.Thread(target=_start, args=(conf, properties or {}), name="driver JVM", daemon=True).start()
 
 
-def _start(conf: Any) -> None:
+def _start(conf: Any, properties: Mapping[str, str]) -> None:
     from pyspark import SparkContext
+    from pyspark.java_gateway import launch_gateway
 
-    # This takes PySpark's own lock, and does nothing if there is a JVM already. A later caller waits and finds it.
-    with contextlib.suppress(Exception):
-        SparkContext._ensure_initialized(conf=conf)
+    # PySpark's own lock: a later caller waits, and finds the JVM with all its properties.
+    with contextlib.suppress(Exception), SparkContext._lock:
+        gateway = SparkContext._gateway or launch_gateway(conf)
+        for key, value in properties.items():
+            gateway.jvm.java.lang.System.setProperty(key, value)
+        SparkContext._ensure_initialized(gateway=gateway, conf=conf)
 
 
 def raydp_settings(configs: Mapping[str, str], n_executors: int, cores: int, memory: str) -> dict[str, str]:

@@ -21,8 +21,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
-import tempfile
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -30,8 +28,8 @@ from py4j.protocol import Py4JError
 
 from xidstream.actors.driver.driver_jvm import raydp_settings
 from xidstream.actors.driver.jvm_stderr import start_jvm
+from xidstream.actors.driver.private_library import load_library
 from xidstream.actors.driver.session_kind import JOINED_RAY
-from xidstream.actors.runtime.ray_cluster import temporary_folder
 from xidstream.pipeline.settings.config import MIB, Config
 from xidstream.pipeline.settings.sizes import parse_heap
 
@@ -109,24 +107,11 @@ def _join_ray(spark: SparkSession) -> None:
     from raydp.spark.ray_cluster_master import RayDPSparkMaster
 
     jvm: Any = spark._jvm
-    _load_library(jvm)
+    load_library(jvm)
     # It needs no master, only a process that has Ray.
     properties: Any = RayDPSparkMaster.__ray_metadata__.modified_class._generate_ray_configs(None)
     _ray_master(spark).setProperties(properties)
     jvm.org.apache.spark.sql.raydp.ObjectStoreWriter.connectToRay()
-
-
-def _load_library(jvm: Any) -> None:
-    """Load the library of Ray's Java from a private folder. Ray loads it once, so it does not look for it in its own
-    place.
-
-    That is /tmp/ray/MILLISECONDS, where another login may have put a library before: Ray loads what it finds there.
-    """
-    folder = tempfile.mkdtemp(prefix="ray-java-", dir=temporary_folder())
-    try:
-        jvm.io.ray.runtime.util.JniUtils.loadLibrary(folder, "core_worker_library_java", True)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)  # a loaded library needs no file
 
 
 def _ray_master(spark: SparkSession) -> Any:

@@ -24,13 +24,12 @@ import ray
 from xidstream.actors.driver.driver_jvm import start_driver_jvm
 from xidstream.actors.driver.local_session import local_conf, start_local, stop_local
 from xidstream.actors.driver.session_kind import n_executors
+from xidstream.actors.driver.spark_secret import AUTHENTICATE, name_application, spark_secret
 from xidstream.actors.runtime.java import ensure_java
 from xidstream.actors.runtime.nodes import require_usable_nodes
 from xidstream.actors.runtime.ray_cluster import (
     connect_ray,
     is_ours,
-    make_library_folder,
-    remove_loaded_libraries,
     run_folder,
 )
 from xidstream.actors.runtime.spark_version import require_raydp_for_spark
@@ -142,8 +141,6 @@ def start_spark(config: Config, app_name: str) -> SparkSession:
         warm_up(spark)
     except Exception as error:
         raise fault_of(error, "starting the Spark session") from error
-    jvm = getattr(spark.sparkContext._gateway, "proc", None)
-    remove_loaded_libraries(*([] if jvm is None else [jvm.pid]))
     return spark
 
 
@@ -175,10 +172,19 @@ def _raydp_conf(config: Config) -> dict[str, str]:
 def _start_raydp(config: Config, app_name: str, conf: dict[str, str]) -> SparkSession:
     import raydp
 
-    make_library_folder()
+    # It imports RayDP, which a local session needs for less.
+    from xidstream.actors.driver.locked_master import lock_master
+
+    lock_master()
     executors = (config.spark_executors, config.spark_executor_cores, config.spark_executor_memory)
-    start_driver_jvm(conf, *executors)
-    return raydp.init_spark(app_name, *executors, fault_tolerant_mode=False, configs=conf)
+    secret = None if conf.get(AUTHENTICATE) == "false" else spark_secret()
+    if secret is not None:
+        conf = secret.added_to(conf)
+    start_driver_jvm(conf, *executors, properties=None if secret is None else secret.of_driver)
+    spark = raydp.init_spark(app_name, *executors, fault_tolerant_mode=False, configs=conf)
+    if secret is not None:
+        name_application(spark)
+    return spark
 
 
 def _dynamic_allocation(config: Config) -> dict[str, str]:

@@ -27,7 +27,6 @@ from typing import Any
 import ray
 from ray._private import ray_constants
 
-from xidstream.actors.runtime import java_library
 from xidstream.actors.runtime.hidden_variables import hidden_from_children
 from xidstream.actors.runtime.java import ensure_java
 from xidstream.actors.runtime.nodes import require_own_host_name, require_usable_nodes
@@ -36,7 +35,6 @@ from xidstream.actors.runtime.run_folder import (
     RUN_FOLDER,
     RunFolder,
     make_run_folder,
-    started_in,
 )
 from xidstream.actors.runtime.watchdog import Watchdog
 from xidstream.pipeline.errors import EnvironmentFault
@@ -127,7 +125,6 @@ def _start_own(options: dict[str, Any]) -> None:
     global _own
     _end_own()  # of a script that has ended its first one
     _keep_token_private()
-    java_library.remove_old()
     folder = make_run_folder()
     own = _own = _OwnRay(folder, Watchdog(folder), os.getpid())
     try:
@@ -219,19 +216,6 @@ def temporary_folder() -> str | None:
     """Where such a process puts temporary files."""
     folder = run_folder()
     return os.path.join(folder, "t") if folder else None
-
-
-def make_library_folder() -> None:
-    """Before RayDP's JVMs start: where they unpack Ray's library, if the run has a Ray of its own."""
-    if run_folder():
-        java_library.make_shared_folder()
-
-
-def remove_loaded_libraries(*jvms: int) -> None:
-    """Remove what a run's JVMs, and ``jvms``, have unpacked and loaded, when they have joined the run's own Ray."""
-    folder = run_folder()
-    if folder:
-        java_library.remove_loaded([*jvms, *started_in(folder)])
 
 
 def _keep_token_private() -> None:

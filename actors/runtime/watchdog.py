@@ -34,7 +34,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from xidstream.actors.runtime import java_library
 from xidstream.actors.runtime.run_folder import (
     RunFolder,
     bound_logs,
@@ -147,7 +146,6 @@ def _descriptor(pid: int) -> int | None:
 
 def _kill_all(path: str, servers: dict[int, int | None]) -> None:
     """Also those that a server starts meanwhile, so it is done until nobody is left."""
-    java_library.remove_loaded(started_in(path))
     for descriptor in servers.values():
         if descriptor is not None:
             with suppress(OSError):

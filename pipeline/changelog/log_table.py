@@ -35,9 +35,6 @@ _OPTIONS: Final = {
     "mergeSchema": "false",
     "datetimeRebaseMode": "CORRECTED",
     "int96RebaseMode": "CORRECTED",
-    # A path is a path, whatever characters it has, and its folders are no partitions.
-    "__globPaths__": "false",
-    "recursiveFileLookup": "true",
 }
 MAX_LSN: Final = (1 << 63) - 1
 """The greatest LSN that Delta's numbers can hold."""

@@ -40,6 +40,9 @@ _UNSAFE: Final = re.compile(rb"[^A-Za-z0-9_-]")
 _ESCAPE: Final = re.compile(rb"~([0-9A-F]{2})")
 _TORN: Final = re.compile(r"~[0-9A-F]?\Z")
 _CUT: Final = "~~"
+_MISREAD: Final = re.compile(r"[%\\\[\]^|]")
+"""By deltalake: it decodes %, takes a backslash for a slash, and panics at the others, which is no Exception of
+Python's."""
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(.*)", re.DOTALL)
 REMOTE_SCHEMES: Final = ("s3", "s3a", "gs", "abfs", "abfss")
 
@@ -118,15 +121,25 @@ class Location:
         elif match[1].lower() in REMOTE_SCHEMES:
             if not match[2].startswith("//") or not match[2].strip("/"):
                 raise ConfigError(f"a {match[1]}: URI needs a bucket or container: {match[1]}://NAME/PATH")
+            if "?" in match[2]:
+                # deltalake leaves out what follows, the names of all tables among it.
+                raise ConfigError(
+                    "the root of Delta tables is a URI with a query", remedy="leave out ? and the rest"
+                )
             return cls(f"{match[1].lower()}:{match[2].rstrip('/')}", storage_options)
         else:
             known = ", ".join(f"{s}:" for s in ("file", *REMOTE_SCHEMES))
             raise ConfigError(f"unknown scheme {match[1]!r} of a Delta root: give a path or one of {known}")
         if not path:
             raise ConfigError("the root of the Delta tables is empty")
-        if "%" in path:
-            raise ConfigError("a local root of Delta tables cannot hold a percent sign: deltalake decodes it")
-        return cls(absolute(path), storage_options)
+        path = absolute(path)
+        if misread := _MISREAD.search(path):
+            raise ConfigError(
+                f"a local root of Delta tables cannot hold {misread[0]}: deltalake takes it for another folder, or "
+                "cannot read it",
+                remedy="choose another name for the folder",
+            )
+        return cls(path, storage_options)
 
     @property
     def is_local(self) -> bool:

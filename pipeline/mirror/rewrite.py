@@ -62,8 +62,6 @@ _CONF: Final = {
 _READ: Final = {
     "ignoreCorruptFiles": "false",
     "ignoreMissingFiles": "false",
-    "__globPaths__": "false",
-    "recursiveFileLookup": "true",
 }
 
 

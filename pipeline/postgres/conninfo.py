@@ -39,6 +39,8 @@ _UNKNOWN_OPTION: Final = re.compile(r"invalid (?:connection option|URI query par
 
 def parse(dsn: str) -> dict[str, str]:
     """The options that the DSN itself gives. Raises ConfigError without libpq's text, because that quotes the DSN."""
+    if "\0" in dsn or not _is_utf8(dsn):  # libpq would read up to the NUL
+        raise ConfigError("the dsn must be text in UTF-8, without NUL")
     try:
         return {key: str(value) for key, value in conninfo_to_dict(dsn).items() if value is not None}
     except psycopg.Error as error:
@@ -50,6 +52,14 @@ def parse(dsn: str) -> dict[str, str]:
             remedy="write it as 'host=… port=… dbname=… user=…' or as postgresql://user@host:port/dbname, "
             "and percent-encode special characters of a URI",
         ) from None
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _unknown_option(name: str) -> ConfigError:

@@ -10,7 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from xidstream.pipeline.errors import ConfigError
-from xidstream.pipeline.pg_rules import Streaming, check_slot_name, check_stream_options, work_mem
+from xidstream.pipeline.pg_rules import (
+    Streaming,
+    check_publication_names,
+    check_slot_name,
+    check_stream_options,
+    work_mem,
+)
 from xidstream.pipeline.postgres.conninfo import parse
 from xidstream.pipeline.postgres.login import Login
 
@@ -58,11 +64,7 @@ class SlotSettings:
                 "no publication is given",
                 remedy="name at least one: publication, or --publication on the command line",
             )
-        for name in self.publications:
-            if not name or "\0" in name or len(name.encode()) > 63:
-                raise ConfigError(f"not a publication's name (1 to 63 bytes): {name!r}")
-        if len(set(self.publications)) != len(self.publications):
-            raise ConfigError(f"a publication is named twice: {', '.join(self.publications)}")
+        check_publication_names(self.publications)
         check_stream_options(self.streaming, self.proto_version, two_phase=self.two_phase)
         if self.query_timeout_s <= 0:
             raise ConfigError(f"query_timeout_s must be more than 0, not {self.query_timeout_s}")

@@ -48,7 +48,7 @@ from xidstream.pipeline.preflight.snapshot_decision import would_take_snapshots
 from xidstream.pipeline.quantities import human_bytes
 from xidstream.pipeline.settings.config import Config
 from xidstream.pipeline.settings.credentials import redacted
-from xidstream.pipeline.settings.file_modes import is_anybodys, who_else
+from xidstream.pipeline.settings.file_modes import is_anybodys, planted_link, who_else, who_may_move
 from xidstream.pipeline.settings.sink_kinds import Snapshots
 from xidstream.pipeline.sinks.sink import sink_type
 from xidstream.pipeline.sinks.sink_findings import ServerSide, SinkCheck, check_of_spec
@@ -60,6 +60,8 @@ from xidstream.pipeline.storage.storage import Storage
 
 _LITTLE_BYTES = 1 << 30
 """Free on the storage's disk: a bulk load of a few million rows takes so much before its COMMIT."""
+_STORAGE_LEVELS = 3
+"""System identifier, slot, and the folders of a slot. Below are those that a run makes with names of its own."""
 _USABLE = (Status.OK, Status.WARNING)
 _UNRANKED = 2**62
 """A number of a tenure that no run has reached: who wrote to the sink last does not matter here."""
@@ -142,18 +144,26 @@ def _check_storage(config: Config) -> Finding:
 
 def _open_to_others(config: Config, *, has_sink: bool) -> list[Finding]:
     """Local folders with rows that others may read: they were there before the run, and keep their modes."""
-    roots: dict[str, str | None] = {}
+    roots: dict[str, tuple[str | None, int]] = {}
     with suppress(XidstreamError):  # the checks of storage and sink have told it
-        roots["storage"] = Storage(config.storage).local_root if config.storage else None
-        roots["Delta root"] = sink_type(config.sink).local_root() if has_sink and config.sink else None
+        if config.storage:
+            roots["storage"] = Storage(config.storage).local_root, _STORAGE_LEVELS
+        if has_sink and config.sink:
+            roots["Delta root"] = sink_type(config.sink).local_root(), 1
     found = []
-    for name, root in roots.items():
+    for name, (root, n_levels) in roots.items():
         if root is None or not os.path.isdir(root):
             continue
         try:
             who, is_open = who_else(root, config.storage_mode), is_anybodys(root)
+            link, mover = planted_link(root, n_levels), who_may_move(root)
         except OSError:
             continue  # a folder above it that is ours neither: then it is not ours to judge
+        if link is not None:
+            what = f"{link} is a link that another login has made, and a run would write {name} through it"
+            remedy = f"look who made it, and then remove it: rm {shlex.quote(link)}"
+            found.append(Finding.of_error("storage_mode", PreconditionMissing(what, remedy=remedy)))
+            continue
         if is_open:
             what = f"every login of this machine may change {name} {root}, and could have a run write through a link"
             remedy = f"chmod -R o-w {shlex.quote(root)}, or choose another folder"
@@ -165,6 +175,14 @@ def _open_to_others(config: Config, *, has_sink: bool) -> list[Finding]:
                     "storage_mode",
                     f"{name} {root} holds rows of the tables, and {who}",
                     f"chmod -R go= {shlex.quote(root)}, or set storage_mode to what you want, such as 0750",
+                )
+            )
+        elif mover is not None:
+            found.append(
+                Finding.warning(
+                    "storage_mode",
+                    f"{mover}, and so {name} {root} may be replaced by another folder",
+                    "use a folder that belongs to this user, below folders of this user or root",
                 )
             )
     return found

@@ -20,7 +20,7 @@ import dataclasses
 import enum
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,17 +29,19 @@ from xidstream.pipeline.errors import ConfigError, UsageError
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.pg_rules import (
     Streaming,
+    check_publication_names,
     check_slot_name,
     check_stream_options,
     duration_s,
     renamed_columns,
     work_mem,
 )
-from xidstream.pipeline.settings.addresses import host_and_port
+from xidstream.pipeline.settings.addresses import check_place, host_and_port
 from xidstream.pipeline.settings.credentials import redacted, refuse_in_spark_conf, refuse_in_uris
 from xidstream.pipeline.settings.delta_retention import DeltaRetention
 from xidstream.pipeline.settings.file_modes import DEFAULT, check_mode
 from xidstream.pipeline.settings.local_paths import absolute, is_path
+from xidstream.pipeline.settings.setting_types import check_type, spark_settings
 from xidstream.pipeline.settings.settings_file import load_toml, unknown_setting
 from xidstream.pipeline.settings.sink_kinds import SinkKind, kind_named, kind_of
 from xidstream.pipeline.settings.sizes import check_executor_memory, parse_size
@@ -355,26 +357,21 @@ class Config:
 
     def __post_init__(self) -> None:
         for f in dataclasses.fields(self):
-            value = getattr(self, f.name)
-            if f.metadata.get("size"):
+            value, is_size = getattr(self, f.name), bool(f.metadata.get("size"))
+            check_type(f.name, str(f.type), value, is_size=is_size)
+            if is_size:
                 object.__setattr__(self, f.name, parse_size(value, f.name))
-        given: Any = self.publication
-        names = [p.strip() for p in given.split(",") if p.strip()] if isinstance(given, str) else given
-        object.__setattr__(self, "publication", tuple(names))
-        given = self.column_names
-        entries = (
-            [entry.strip() for entry in given.split(",") if entry.strip()]
-            if isinstance(given, str)
-            else given
-        )
-        if not isinstance(entries, (list, tuple)) or not all(isinstance(entry, str) for entry in entries):
-            raise ConfigError("column_names must be a string or a list of strings")
-        object.__setattr__(self, "column_names", tuple(entries))
-        renamed_columns(entries)
+        object.__setattr__(self, "publication", _entries(self.publication))
+        check_publication_names(self.publication)
+        object.__setattr__(self, "column_names", _entries(self.column_names))
+        renamed_columns(self.column_names)
         object.__setattr__(self, "password_command", _words(self.password_command))
+        object.__setattr__(self, "spark_conf", spark_settings(self.spark_conf))
+        check_place(self.storage, "storage")
         if self.storage and is_path(self.storage):
             object.__setattr__(self, "storage", absolute(self.storage))
         kind, root = kind_named(self.sink), self.sink.partition(":")[2]
+        check_place(root if kind is not None and kind.has_root else self.sink, "sink")
         if kind is not None and kind.has_root and root and is_path(root):
             object.__setattr__(self, "sink", kind.spec(absolute(root)))
         self._check_ranges()
@@ -445,7 +442,7 @@ class Config:
                 remedy=f"raise it to {2 * self.status_interval_ms} or more, or lower status_interval_ms; with 0 the "
                 "server may stay silent for ever",
             )
-        check_executor_memory(str(self.spark_executor_memory), "spark_executor_memory")
+        check_executor_memory(self.spark_executor_memory, "spark_executor_memory")
 
     @property
     def sink_kind(self) -> SinkKind:
@@ -508,31 +505,31 @@ class Config:
                 )
             if name not in known:
                 raise unknown_setting(key, name, known)
-            expected = known[name]
-            if isinstance(expected.default, bool) and not isinstance(value, bool):
-                raise ConfigError(f"{name} must be true or false, got {value!r}")
-            if isinstance(expected.default, str) and not isinstance(value, str):
-                raise ConfigError(f"{name} must be a string, got {type(value).__name__}")
             arguments[name] = value
         return cls(**arguments)
 
 
-def _words(command: Any) -> tuple[str, ...]:
+def _entries(given: str | Sequence[str]) -> tuple[str, ...]:
+    """A list as it is, or the entries of a string, between commas."""
+    if isinstance(given, str):
+        return tuple(entry.strip() for entry in given.split(",") if entry.strip())
+    return tuple(given)
+
+
+def _words(command: str | Sequence[str]) -> tuple[str, ...]:
     """Program and arguments. No error quotes them."""
     if isinstance(command, str):
         try:
             command = shlex.split(command)
         except ValueError:
             raise ConfigError("password_command has a quote without its end") from None
-    if not isinstance(command, (list, tuple)) or not all(isinstance(word, str) for word in command):
-        raise ConfigError("password_command must be a string or a list of strings")
     if command and not command[0]:
         raise ConfigError("password_command names no program")
     return tuple(command)
 
 
 def _check_within(name: str, value: Any, least: float, most: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
+    if not least <= value <= most:
         raise ConfigError(f"{name} must be from {least} to {most}, got {value!r}")
 
 

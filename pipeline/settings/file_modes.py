@@ -20,8 +20,10 @@ for the user's script, whose other files are none of our business.
 from __future__ import annotations
 
 import os
+import pwd
 import re
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -98,6 +100,51 @@ def who_else(path: str, mode: str) -> str | None:
 def is_anybodys(path: str) -> bool:
     """Whether every login of this machine may make files and links in a folder."""
     return bool(os.stat(path).st_mode & 0o002) and _is_reached(path, 0o001)
+
+
+def planted_link(path: str, n_levels: int) -> str | None:
+    """A link of another login's: among the folders that lead to ``path``, or at most so many levels below it.
+
+    A run would write through it. root's links are trusted, as are one's own."""
+    above = [path, *map(str, Path(path).parents)]
+    return next((each for each in [*above, *_below(path, n_levels)] if _is_others_link(each)), None)
+
+
+def who_may_move(path: str) -> str | None:
+    """Who else may put another folder in the place of this one or of one above it: in words; None for nobody."""
+    for folder in [path, *map(str, Path(path).resolve().parents)]:
+        if not os.path.isdir(folder):
+            continue
+        facts = os.stat(folder)
+        may_change = facts.st_mode & 0o002 and not facts.st_mode & stat.S_ISVTX and folder != path
+        is_others = facts.st_uid not in (0, os.geteuid())
+        if (is_others or may_change) and _is_reached(folder, 0o001):
+            return (
+                f"{folder} belongs to {_login(facts.st_uid)}"
+                if is_others
+                else f"every login of this machine may change {folder}"
+            )
+    return None
+
+
+def _below(path: str, n_levels: int) -> Iterator[str]:
+    with os.scandir(path) as entries:
+        for entry in entries:
+            yield entry.path
+            if n_levels > 1 and entry.is_dir(follow_symlinks=False):
+                yield from _below(entry.path, n_levels - 1)
+
+
+def _is_others_link(path: str) -> bool:
+    facts = os.lstat(path)
+    return stat.S_ISLNK(facts.st_mode) and facts.st_uid not in (0, os.geteuid())
+
+
+def _login(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"the user {uid}"
 
 
 def _is_reached(path: str, bits: int) -> bool:

@@ -19,12 +19,13 @@ else:
 def load_toml(path: Path) -> dict[str, Any]:
     """The keys of a settings file. Raises ConfigError when it cannot be read or parsed."""
     try:
-        return tomllib.loads(Path(absolute(str(path))).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(
-            f"cannot read {path}: {error.strerror}", remedy="give the path of a TOML file"
-        ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        content = Path(absolute(str(path))).read_bytes()
+    except (OSError, ValueError) as error:  # a ValueError for a path that can be none
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise ConfigError(f"cannot read {path}: {reason}", remedy="give the path of a TOML file") from None
+    try:
+        return tomllib.loads(content.decode())
+    except (ValueError, RecursionError) as error:  # also what is TOML, and more than Python's parser takes
         text = f"{path} is not valid TOML: {error}"
         raise ConfigError(text, remedy="correct the file; docs/settings.md has examples") from None
 

@@ -7,8 +7,8 @@ from typing import Final
 
 from xidstream.pipeline.errors import ConfigError
 
-_SIZE: Final = re.compile(r"\s*(\d+)\s*([kKMGT]?i?B?)\s*")
-_JVM_SIZE: Final = re.compile(r"(\d+)([kmgt])b?", re.IGNORECASE)
+_SIZE: Final = re.compile(r"\s*([0-9]{1,18})\s*([kKMGT]?i?B?)\s*")
+_JVM_SIZE: Final = re.compile(r"([0-9]{1,9})([kmgt])b?", re.IGNORECASE)
 _UNITS: Final = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 _LEAST_EXECUTOR_BYTES: Final = 450 << 20

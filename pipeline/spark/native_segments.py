@@ -40,9 +40,6 @@ _OPTIONS: Final = {
     # A session may say otherwise for files of its own; here it would hide what is missing.
     "ignoreCorruptFiles": "false",
     "ignoreMissingFiles": "false",
-    # A path is a path, whatever characters it has, and its folders are no partitions.
-    "__globPaths__": "false",
-    "recursiveFileLookup": "true",
 }
 
 _DAMAGE: Final = (

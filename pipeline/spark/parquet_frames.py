@@ -9,6 +9,8 @@ cannot write such a table either.
 
 With pyarrow the rows pass through the executors batch by batch, and all columns of the files are read.
 
+And Spark takes a path for a pattern, unless it is told not to: ``{a,b}`` may be in a folder's name.
+
 Called by whatever reads Parquet: segments, snapshots for functions, the change log and base tables.
 """
 
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _REPLACED: Final = "${"
+_AS_THEY_ARE: Final = {"__globPaths__": "false", "recursiveFileLookup": "true"}
+"""A path is a path, whatever characters it has, and its folders are no partitions."""
 _BATCH_ROWS: Final = 16 << 10
 
 
@@ -50,7 +54,7 @@ def parquet_frame(
         return spark.createDataFrame([], types)
     if location is None and is_read_as_named(schema.names):
         uris = [f"file://{path}" if path.startswith("/") else path for path in paths]
-        return spark.read.schema(types).options(**options).parquet(*uris)
+        return spark.read.schema(types).options(**_AS_THEY_ARE, **options).parquet(*uris)
     read = StoredFiles(tuple(paths), schema, location)
     return spark.range(0, len(paths), 1, len(paths)).mapInArrow(read, types)
 

@@ -161,7 +161,7 @@ def let_go_on(stopped: list[psutil.Process]) -> None:
 _JVMS = {
     "spark_executor": ("io.ray.runtime.runner.worker.DefaultWorker", "-Dspark.driver.port="),
     "spark_app_master": ("io.ray.runtime.runner.worker.DefaultWorker", "-Dspark.executor.instances="),
-    "spark_master_gateway": ("org.apache.spark.deploy.raydp.AppMasterEntryPoint",),
+    "spark_master_gateway": ("org.apache.spark.api.python.PythonGatewayServer",),
     "spark_driver_jvm": ("org.apache.spark.deploy.SparkSubmit",),
 }
 """Kind of JVM → what is in its command line, and in no other kind's."""

@@ -24,6 +24,7 @@ from types import TracebackType
 
 import psutil
 
+from xidstream.actors.driver.spark_secret import SECRET_VARIABLE
 from xidstream.actors.runtime.java import ensure_java
 
 BIN = Path(sys.executable).parent
@@ -48,6 +49,7 @@ class LocalRay:
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(token),
             "RAY_USAGE_STATS_ENABLED": "0",
+            SECRET_VARIABLE: secrets.token_hex(32),
         }
         gcs, dashboard = free_ports(2)
         self.gcs = f"{ip}:{gcs}"

@@ -263,7 +263,7 @@ def test_a_run_stopped_while_ray_starts_ends_it_whole_with_status_0(
     [
         pytest.param("local", "SparkSubmit", "-m xidstream.pipeline.spark.daemon", id="local"),
         # An executor comes after the master and the session, and nobody needs it any more.
-        pytest.param("raydp", "AppMasterEntryPoint", "-Dspark.driver.port=", id="raydp"),
+        pytest.param("raydp", "PythonGatewayServer", "-Dspark.driver.port=", id="raydp"),
     ],
 )
 def test_a_run_stopped_while_spark_starts_and_the_slot_is_waited_for_waits_for_neither(

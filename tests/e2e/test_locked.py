@@ -28,6 +28,7 @@ pytestmark = [pytest.mark.e2e]
 
 REPOSITORY = Path(__file__).parents[2]
 PAGE = (REPOSITORY / "docs" / "security.md").read_text(encoding="utf-8")
+PASSWORD = "hunter2-of-the-environment"
 LOOPBACK = ("127.0.0.1", "::1", "::ffff:127.0.0.1")
 
 
@@ -107,7 +108,12 @@ def test_a_run_on_one_machine_listens_and_writes_as_the_page_says_and_lets_no_ot
         stdin=subprocess.DEVNULL,
         text=True,
         env=environment(
-            {"XIDSTREAM_TEST_MARK": str(tmp_path), "RAY_TMPDIR": str(short_folder), "HOME": str(home)}
+            {
+                "XIDSTREAM_TEST_MARK": str(tmp_path),
+                "RAY_TMPDIR": str(short_folder),
+                "HOME": str(home),
+                "PGPASSWORD": PASSWORD,
+            }
         ),
     )
     try:
@@ -132,6 +138,7 @@ def test_a_run_on_one_machine_listens_and_writes_as_the_page_says_and_lets_no_ot
         answers, rights = asked(list(ports), closed)
         found_modes = list(modes_below(roots))
         unexpected = written_elsewhere(processes, short_folder)
+        telling = [process_of(each, process.pid) for each in processes if tells(each, PASSWORD)]
         (jvm,) = [each for each in processes if each.name == "java"]
         mapped = [each.path for each in jvm.process.memory_maps()]
         samples = metrics_at(ports, answers)
@@ -143,6 +150,8 @@ def test_a_run_on_one_machine_listens_and_writes_as_the_page_says_and_lets_no_ot
     assert [row["id"] for row in delta(short_folder, "public.t")] == list(range(1, 1001))
     assert not marked(str(tmp_path))
 
+    # The reader has it, too, and was not started with it.
+    assert len(processes) > 10 and telling == ["xidstream"]
     outside = {port: found for port, found in ports.items() if found[1] not in LOOPBACK}
     assert outside == {}
     listed = {(row[0], row[2], row[3]): row[1] for row in table("process")}
@@ -167,6 +176,12 @@ def test_a_run_on_one_machine_listens_and_writes_as_the_page_says_and_lets_no_ot
     if os.geteuid() != 0:
         pytest.skip("only root may become another user: what the files' modes mean was not tried")
     assert {path: may for path, may in rights.items() if may} == {}
+
+
+def tells(found: Living, secret: str) -> bool:
+    """Whether a process was started with it, as an argument or in its environment."""
+    texts = [Path(f"/proc/{found.process.pid}/{name}") for name in ("cmdline", "environ")]
+    return any(path.exists() and secret.encode() in path.read_bytes() for path in texts)
 
 
 def written_elsewhere(processes: list[Living], folder: Path) -> list[str]:

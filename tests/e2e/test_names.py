@@ -6,6 +6,7 @@ at once, a prefix of a message and a prepared transaction's gid, on the real ser
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from psycopg import sql
 from tests.e2e.conftest import Pipeline
 from tests.e2e.test_command_line import NEWEST
 from tests.e2e.test_delta_round_trip import to_delta
-from xidstream import ChangeLog, ChangeStream
+from xidstream import ChangeLog, ChangeStream, Mirror
 from xidstream.actors.cli.main import main
 from xidstream.pipeline.delta.locations import encode_table
 from xidstream.pipeline.pg_rules import table_label
@@ -54,12 +55,15 @@ HOSTILE = (
     "\u202eright to left",
     "_transactions",
 )
+HOSTILE_FOLDER = "-d {a,b} *?${java.home} 'q\" #&=+~;`é"
 READ_BY_SPARK = ("back`tick`", "a b,c=d(e)[f]", "${spark.app.name}")
 
 
 @NEWEST
 def test_a_hostile_name_of_anything_is_a_name_and_nothing_else(pipeline: Pipeline, tmp_path: Path) -> None:
     database, name_of = pipeline.database, sql.Identifier
+    pipeline.delta = tmp_path / HOSTILE_FOLDER
+    pipeline.storage = tmp_path / f"segments of {HOSTILE_FOLDER}"
     with database.connect() as session:
         for name in HOSTILE:
             session.execute(sql.SQL("create schema {}").format(name_of(name)))
@@ -109,6 +113,10 @@ def test_a_hostile_name_of_anything_is_a_name_and_nothing_else(pipeline: Pipelin
     for name in READ_BY_SPARK:
         rows = {row["id"]: row for row in state[(name, name)].collect()}
         assert len(rows) == 300 and rows[1][name] == "after" and rows[2]["b"] == name
+    assert Mirror(str(pipeline.delta)).refresh(pipeline.spark) is not None
+    (base,) = (pipeline.delta / "current").glob(f"{encode_table('*', '*')}")
+    assert DeltaTable(str(base)).to_pyarrow_table().num_rows == 300
+    shutil.rmtree(pipeline.delta / "current")
     folders = {path.name for path in pipeline.delta.iterdir()}
     assert folders == {encode_table(name, name) for name in HOSTILE} | {
         "_messages",
@@ -118,7 +126,7 @@ def test_a_hostile_name_of_anything_is_a_name_and_nothing_else(pipeline: Pipelin
     messages = DeltaTable(str(pipeline.delta / "_messages")).to_pyarrow_table().to_pylist()
     assert sorted(m["prefix"] for m in messages) == sorted(HOSTILE)
     # Nothing was written anywhere else.
-    assert {path.name for path in tmp_path.iterdir()} == {"delta", "segments"}
+    assert {path.name for path in tmp_path.iterdir()} == {pipeline.delta.name, pipeline.storage.name}
 
 
 @NEWEST

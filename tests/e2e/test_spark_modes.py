@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,13 +13,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
-from tests.e2e.test_command_line import ROWS, commands, delta, environment, options, run, set_up
+from tests.e2e.stranger import asked
+from tests.e2e.test_command_line import ROWS, delta, environment, options, run, set_up
+from tests.e2e.test_locked import LOOPBACK, listening, table, tells
 from tests.postgres_fixtures import Database
-from tests.processes import Living
+from tests.processes import Living, living_below
 from tests.waiting import wait_until
-from xidstream.actors.runtime.other_logins import other_logins
 
 pytestmark = [pytest.mark.e2e, pytest.mark.parametrize("postgres_server", [18], indirect=True)]
 REPOSITORY = Path(__file__).parents[2]
@@ -101,31 +104,50 @@ def make_slot(database: Database, name: str | None = None) -> None:
     database.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", slot)
 
 
-def test_raydps_executors_on_one_machine_read_rows_from_rays_object_store(
-    database: Database, tmp_path: Path
+def test_raydps_executors_on_one_machine_read_rows_from_rays_object_store_and_answer_nobody_else(
+    database: Database, tmp_path: Path, short_folder: Path
 ) -> None:
+    """Every login could run code through the gateway of RayDP's master."""
     set_up(database)
     make_slot(database)
     database.execute(ROWS.format(1, 1000))
     (tmp_path / "handler.py").write_text(HANDLER)
     (tmp_path / "settings.toml").write_text('spark = "raydp"\n')
-    found: set[str] = set()
-    arguments = options(database, tmp_path, "--available-now", sink="foreach:handler:handle")
-    with running(tmp_path, *arguments, "--config", str(tmp_path / "settings.toml")) as process:
-
-        def has_ended() -> bool:
-            found.update(commands(str(tmp_path)))
-            return process.poll() is not None
-
-        wait_until(has_ended, 240)
+    arguments = options(database, tmp_path, sink="foreach:handler:handle")
+    libraries = set(Path("/tmp/ray").glob("[0-9]*"))
+    environment = {"RAY_TMPDIR": str(short_folder)}
+    with running(
+        tmp_path, *arguments, "--config", str(tmp_path / "settings.toml"), env=environment
+    ) as process:
+        wait_until(lambda: bool(seen(tmp_path)) or process.poll() is not None, 240)
+        assert process.poll() is None
+        run = psutil.Process(process.pid)
+        processes = [Living(run, run.name(), tuple(run.cmdline())), *living_below(process.pid)]
+        ports = listening(processes, process.pid)
+        (file,) = short_folder.glob("xids-*/t/spark-*.credentials")
+        answers, rights = asked(list(ports), [file])
+        secret = file.read_bytes()[-64:].decode()
+        logs = [path for path in short_folder.glob("xids-*/r/session_2*/logs/**/*") if path.is_file()]
+        telling = [each.name for each in processes if tells(each, secret)]
+        telling += [str(path) for path in logs if secret.encode() in path.read_bytes()]
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
     output = (tmp_path / "output").read_text()
     assert process.returncode == 0, output
-    assert ("with spark = raydp each of them can run code" in output) == bool(other_logins())
     (session,) = seen(tmp_path)
     assert session["ids"] == list(range(1, 1001)) and session["master"].startswith("ray")
+    assert session["authenticate"] == "true"
+    found = [" ".join(each.command) for each in processes]
     # The application master's gateway, and an executor.
-    assert any("AppMasterEntryPoint" in command for command in found)
+    assert any("PythonGatewayServer" in command for command in found)
     assert any("-Dspark.driver.port=" in command for command in found)
+    assert {address for _, address in ports.values()} <= set(LOOPBACK)
+    on_page = {(row[0], row[2], row[3]) for name in ("process", "RayDP's process") for row in table(name)}
+    assert {(name, *answers[port]) for port, (name, _) in ports.items()} <= on_page
+    assert telling == [] and logs
+    # Another login could have put a library there, and could foretell where.
+    assert set(Path("/tmp/ray").glob("[0-9]*")) <= libraries
+    if os.geteuid() == 0:
+        assert rights == {str(file): []}
     assert not list((tmp_path / "segments").rglob("*.arrow")), "rows went through the object store"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 import shutil
 import subprocess
@@ -374,3 +375,11 @@ def test_a_storage_or_tables_where_another_login_could_plant_a_link_are_refused(
     assert "may change Delta root" in refused[1].statement and "chmod" in (refused[1].remedy or "")
     short_folder.chmod(0o700)
     assert [f for f in findings_of(config) if f.check == "storage_mode"] == [], "nobody gets there"
+    if os.geteuid() == 0:  # else no link can be another login's
+        planted = short_folder / "storage" / "1"
+        planted.symlink_to("/etc")
+        os.chown(planted, 65534, 65534, follow_symlinks=False)
+        (refused,) = [f for f in findings_of(config) if f.check == "storage_mode"]
+        assert (
+            refused.raises is PreconditionMissing and f"{planted} is a link that another" in refused.statement
+        )

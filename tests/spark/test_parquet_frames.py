@@ -1,4 +1,4 @@
-"""Columns that Spark's own Parquet reader reads as null, because Hadoop replaces ``${…}`` in their names."""
+"""What Spark's Parquet reader takes for something else: ``${…}`` in columns' names, and patterns in folders'."""
 
 from __future__ import annotations
 
@@ -71,3 +71,31 @@ def test_a_column_whose_name_hadoop_would_replace_has_its_values_wherever_it_is_
     read = spark.read.schema(types).parquet(f"file://{file}").select(quoted(NAMES[0]))
     assert {row[0] for row in read.collect()} == {None}
     assert not is_read_as_named(NAMES) and is_read_as_named(["$dollar", "{brace}", "a"])
+
+
+def test_a_folder_whose_name_is_a_pattern_is_that_folder_and_no_other(
+    tmp_path: Path, spark: Any, make_batch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a snapshot for a function Spark read what the pattern means, or found nothing."""
+    monkeypatch.setattr(delta, "warm_up", lambda spark: None)
+    row = {"id": 1, "$dollar": "a", "{brace}": "b"}
+    for name in ("lake2", "lake*", "l {b,c}?*"):
+        log = LogMaker(tmp_path / name, spark, make_batch)
+        log.snapshot(PLAIN, [row])
+        log.insert(PLAIN, {**row, "id": 2, "$dollar": name})
+        changes = ChangeLog(str(log.path))
+        assert len(changes.as_of(spark)["public.plain"].collect()) == 2
+        (change,) = changes.changes(spark, "public.plain", since=log.lsn - 1).collect()
+        assert change["$dollar"] == name
+        assert Mirror(str(log.path)).refresh(spark) is not None
+        log.insert(PLAIN, {**row, "id": 3, "$dollar": name})
+        assert Mirror(str(log.path)).refresh(spark) is not None
+        log.sink.close()
+        segments = LocalSegments(str(tmp_path / f"segments of {name}"))
+        part = SegmentPart(segments.write("100/0.parquet", PLAIN, batches(PLAIN, 5)), COMMIT)
+        frame = batch_with(spark, segments, part).dataframe("public.plain")
+        assert is_native(frame) and frame.count() == 5
+        (file,) = (log.path / "public.plain").glob("snapshot-*/*.parquet")
+        bounds = SnapshotBounds(Lsn(99), Lsn(120), 700, 710, (), 0)
+        given = SnapshotBatch(spark, Generation(PLAIN, 1, bounds), [f"file://{file}"], 0)
+        assert [row["id"] for row in given.dataframe("public.plain").collect()] == [1]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -100,3 +103,42 @@ def test_so_they_do_for_the_files_of_a_base_table(spark: Any) -> None:
     users = spark.newSession()
     users.conf.unset(session.UNION_PARTITIONING)
     assert n_partitions_of_a_union(mirror_session(users)) == 2
+
+
+# In a process of its own: PySpark has one JVM for each.
+STARTS_JVM = """
+import json, sys
+from pyspark import SparkContext
+from xidstream.actors.driver.jvm_stderr import start_jvm
+from xidstream.actors.runtime.java import ensure_java
+from xidstream.pipeline.settings.config import Config
+
+ensure_java()
+conf = json.load(sys.stdin)
+start_jvm(Config(spark_conf=conf).spark_conf)
+system = SparkContext._jvm.java.lang.System
+print(json.dumps({name: system.getProperty(name) for name in conf}))
+"""
+
+
+def test_settings_of_spark_come_to_the_jvm_as_they_are_whatever_is_in_them() -> None:
+    """They pass its command line, two shell scripts and a launcher."""
+    values = (
+        "",
+        " a  b ",
+        "two\nlines\tand a tab",
+        "-Dx=y --conf spark.master=local[9]",
+        "--class Evil",
+        "$(touch /tmp/x) `id` ${HOME} $HOME",
+        "'single' \"double\" \\ \\n",
+        "; rm -rf . && || | > <",
+        "%s %20 *.py ~ !! #",
+        "é\U0001f600",
+        "x" * 5000,
+    )
+    conf = {f"spark.xidstream.test.n{number}": value for number, value in enumerate(values)}
+    conf["spark.xidstream.--class;$(id)'\"\\*"] = "a key"
+    ended = subprocess.run(
+        [sys.executable, "-c", STARTS_JVM], input=json.dumps(conf), capture_output=True, text=True, check=True
+    )
+    assert json.loads(ended.stdout.splitlines()[-1]) == conf

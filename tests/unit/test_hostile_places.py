@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from urllib.parse import unquote
 
+import pyarrow as pa
 import pytest
-from hypothesis import assume, example, given, settings
+from deltalake import write_deltalake
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.unit.storage.conftest import files_below
@@ -20,7 +23,32 @@ from xidstream.pipeline.storage.storage import Storage
 KEY = "1/s/progress.json"
 CONTROL = ("a\0b", "a\nb", "a\rb", "\x1b[31m", "a%00b", "a%0Ab", "caf\udce9", "%ff")
 PIECES = st.sampled_from(
-    ["..", ".", "/", "%2e", "%", "~", "'", '"', "`", "\\", "$", "{}", "*", "a", "é" * 128, "x" * 255, " "]
+    [
+        "..",
+        ".",
+        "/",
+        "%2e",
+        "%",
+        "[",
+        "]",
+        "^",
+        "|",
+        "#",
+        "?",
+        "&",
+        "~",
+        "'",
+        '"',
+        "`",
+        "\\",
+        "$",
+        "{}",
+        "*",
+        "a",
+        "é" * 128,
+        "x" * 255,
+        " ",
+    ]
 )
 
 
@@ -40,13 +68,20 @@ def test_control_characters_in_a_place_are_refused_in_one_line_that_does_not_rep
 @example("-rf")
 @example("a" * 255)
 @example("a" * 256)
+@example("%aa")
+@example("a\\b")
+@example("a[b]^|")
+@example("a b #?&'\"`{}*$~é")
 def test_a_path_is_the_folder_that_the_operating_system_means_by_it_or_an_error(name: str) -> None:
-    assume("%aa" not in name)  # no UTF-8 where it is decoded: refused, as in CONTROL
     with TemporaryDirectory(prefix="xs-") as top:
         below = os.path.join(top, "1", "2", "3", "4", "5")  # more than the pieces can climb
         os.makedirs(below)
         path = f"{below}/{name}"
         meant = os.path.abspath(path)
+        if not unquote(name, errors="surrogateescape").isprintable():  # %aa is no UTF-8
+            with pytest.raises(ConfigError, match="control characters"):
+                Storage(path)
+            return
         if max(len(part.encode()) for part in meant.split("/")) > 255:
             with pytest.raises(StorageFault, match="File name too long"):
                 Storage(path).write_bytes(KEY, b"x")
@@ -55,11 +90,14 @@ def test_a_path_is_the_folder_that_the_operating_system_means_by_it_or_an_error(
             storage.write_bytes(KEY, b"x")
             assert storage.read_bytes(KEY) == b"x" and storage.list_keys("1") == [KEY]
             assert Path(meant, KEY).read_bytes() == b"x"
-        if "%" in meant:
-            with pytest.raises(ConfigError, match="percent"):
+        if set(meant) & set("%\\[]^|"):
+            with pytest.raises(ConfigError, match="cannot hold"):
                 sink_type(f"delta:{path}").local_root()
         else:
             assert sink_type(f"delta:{path}").local_root() == meant
+            if os.path.isdir(meant):
+                write_deltalake(Location.parse(path).child("t").uri, pa.table({"a": [1]}))
+                assert Path(meant, "t", "_delta_log", f"{0:020d}.json").exists()
 
 
 @settings(max_examples=60)
@@ -91,6 +129,31 @@ def test_a_slots_name_is_what_postgresql_allows_or_refused(name: str) -> None:
     with pytest.raises(ConfigError) as caught:
         Config(slot=name)
     assert caught.value.message.isprintable()
+
+
+@pytest.mark.parametrize(
+    ("uri", "of_storage"),
+    [
+        ("s3://bucket/a#b", True),  # each of these was a folder above, or one that several tables shared
+        ("s3://bucket/a/../b", True),
+        ("s3://bucket/%2e%2e/b", True),
+        ("gs://bucket/./b", True),
+        ("file:///a#b", True),
+        ("file:///a?b", True),
+        ("s3://bucket/a?region=us-east-1", False),  # the storage's own form
+        ("gs://[", True),
+    ],
+)
+def test_a_uri_that_leads_to_another_place_than_it_seems_to_is_refused(uri: str, of_storage: bool) -> None:
+    for make in (Location.parse, lambda text: Config(sink=f"delta:{text}") and Location.parse(text)):
+        with pytest.raises(ConfigError):
+            make(uri)
+    if of_storage:
+        for refused in (lambda: Storage(uri), lambda: Config(storage=uri)):
+            with pytest.raises(ConfigError):
+                refused()
+    else:
+        assert Storage(uri).uri.startswith(uri)
 
 
 @pytest.mark.parametrize("key", ["", "..", "a/../b", "/a", "a//b", "a/", "./a"])

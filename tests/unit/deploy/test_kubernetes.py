@@ -22,6 +22,7 @@ from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscali
 
 from xidstream.actors.cli.main import cli
 from xidstream.actors.cli.options import build_config
+from xidstream.actors.driver.spark_secret import SECRET_VARIABLE
 from xidstream.pipeline.settings.config import Config
 
 if sys.version_info >= (3, 11):
@@ -158,7 +159,8 @@ def test_every_pod_has_the_image_the_settings_and_the_password_by_reference(name
         assert re.fullmatch(r"REGISTRY/xidstream:\d+\.\d+\.\d+", container["image"])
         environment = {e["name"]: e for e in container["env"]}
         assert set(environment["PGPASSWORD"]) == {"name", "valueFrom"}
-        assert "secretKeyRef" in environment["PGPASSWORD"]["valueFrom"]
+        for name in ("PGPASSWORD", SECRET_VARIABLE):
+            assert "secretKeyRef" in environment[name]["valueFrom"]
         (volume,) = pod["volumes"]
         (mount,) = container["volumeMounts"]
         assert volume["configMap"]["name"] == config_map["metadata"]["name"]

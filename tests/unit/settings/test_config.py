@@ -177,8 +177,8 @@ def test_what_no_server_takes_is_refused_when_the_settings_are_read(settings: di
         Config.of(settings)
 
 
-@pytest.mark.parametrize("memory", ["10", "512", "512mb ", "0.5g", "1 g", "10m", "449m", "lots", "", 10])
-def test_an_executors_memory_without_a_unit_or_too_small_for_spark_is_refused(memory: Any) -> None:
+@pytest.mark.parametrize("memory", ["10", "512", "512mb ", "0.5g", "1 g", "10m", "449m", "lots", "", "٥00m"])
+def test_an_executors_memory_without_a_unit_or_too_small_for_spark_is_refused(memory: str) -> None:
     with pytest.raises(ConfigError, match="spark_executor_memory must be a size of 450m or more") as caught:
         Config(spark_executor_memory=memory)
     assert "512m" in caught.value.remedy

@@ -13,7 +13,7 @@ import pytest
 from xidstream.pipeline.errors import ConfigError
 from xidstream.pipeline.settings import file_modes
 from xidstream.pipeline.settings.config import Config
-from xidstream.pipeline.settings.file_modes import who_else
+from xidstream.pipeline.settings.file_modes import planted_link, who_else, who_may_move
 from xidstream.pipeline.sinks.sink import make_root
 from xidstream.pipeline.storage.storage import Storage
 
@@ -97,6 +97,40 @@ def test_a_folder_is_told_of_that_others_may_read(short_folder: Path, mode: int,
     assert who_else(str(folder), "0700") == "its group may read it"
     short_folder.chmod(0o700)
     assert who_else(str(folder), "0700") is None, "nobody gets there"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
+def test_a_link_that_another_login_has_planted_is_found_and_ones_own_is_not(short_folder: Path) -> None:
+    short_folder.chmod(0o755)
+    storage, victim = short_folder / "storage", short_folder / "victim"
+    (storage / "1" / "slot").mkdir(parents=True)
+    victim.mkdir()
+    (storage / "own").symlink_to(victim)
+    assert planted_link(str(storage), 3) is None
+    for planted in (storage / "2", storage / "1" / "slot" / "epochs", short_folder / "elsewhere"):
+        planted.symlink_to(victim)
+        os.chown(planted, OTHER_LOGIN, OTHER_LOGIN, follow_symlinks=False)
+        root = planted if planted.parent == short_folder else storage
+        assert planted_link(str(root), 3) == str(planted)
+        planted.unlink()
+    assert planted_link(str(storage), 3) is None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
+def test_whoever_could_replace_the_folder_is_told_of(short_folder: Path) -> None:
+    short_folder.chmod(0o755)
+    above, storage = short_folder / "above", short_folder / "above" / "storage"
+    storage.mkdir(parents=True)
+    assert who_may_move(str(storage)) is None
+    above.chmod(0o777)
+    assert who_may_move(str(storage)) == f"every login of this machine may change {above}"
+    above.chmod(0o1777)
+    assert who_may_move(str(storage)) is None, "as in /tmp"
+    for folder in (above, storage):
+        os.chown(folder, OTHER_LOGIN, OTHER_LOGIN)
+        assert who_may_move(str(storage)) == f"{folder} belongs to nobody"
+    short_folder.chmod(0o700)
+    assert who_may_move(str(storage)) is None, "nobody gets there"
 
 
 @pytest.mark.parametrize("text", ["", "700", "0750", "755", "0o700", "600", "0777", "07000", "rwx"])
