@@ -234,7 +234,7 @@ def test_status_shows_each_slot_of_a_file_and_one_that_is_missing_hides_no_other
     assert xidstream("status", "--config", str(file)) == 3
     said = capsys.readouterr()
     assert f"slot {slot(database)}" in said.out and "read by         nobody" in said.out
-    assert 'slot "nope" does not exist' in said.err and slot(database) in said.err
+    assert "slot nope does not exist" in said.err and slot(database) in said.err
     assert xidstream("status", "--config", str(file), "--slot", slot(database)) == 0
 
 
