@@ -186,5 +186,5 @@ def decode_copied(
 
 _REMEDY_CLASH = "rename the column, or leave it out of the publication with a column list"
 _REMEDY_VALUE = (
-    "mend the row, or leave the column out of the publication, and take the table's snapshot again"
+    "correct the row, or leave the column out of the publication, and take the table's snapshot again"
 )

@@ -88,7 +88,7 @@ REMEDY_SELECT: Final = (
     "where it has row security, ALTER ROLE … BYPASSRLS"
 )
 REMEDY_ROW: Final = (
-    "mend the row, or leave its column out of the publication, and take the table's snapshot again"
+    "correct the row, or leave its column out of the publication, and take the table's snapshot again"
 )
 
 
