@@ -257,7 +257,7 @@ POLICY: Final[dict[type[XidstreamError], Policy]] = {
         "run goes on after it",
     ),
     EnvironmentFault: Policy(
-        Action.RESTART, ExitStatus.FAILED, "remove the cause, and start again; nothing is lost"
+        Action.RESTART, ExitStatus.FAILED, "correct the cause, and start again; nothing is lost"
     ),
     PreconditionMissing: Policy(
         Action.STOP, ExitStatus.PRECONDITION, "see `xidstream check`, or ChangeStream(…).check() in Python"

@@ -10,7 +10,6 @@ import pytest
 from tests.messages import PAGE, messages, page_with_lists
 from xidstream.actors.cli.main import cli
 
-
 COMMAND = re.compile(
     r"`(?:xidstream )?((?:run|slot|snapshot|table|source|journal|status|resync|check|verify|--debug)\b[^`]*)`"
 )

@@ -307,7 +307,7 @@ def test_whatever_a_values_bytes_are_its_column_is_valid_or_an_error_of_ours(
 def test_a_value_that_cannot_be_decoded_names_table_and_column_and_not_itself() -> None:
     table = relation(("id", "int4"), ("doc", "text"))
     for row in ([b"\0\0\0\1", b"secret\xff"], [b"secret", b"x"]):
-        with pytest.raises(PoisonedChange, match=r"table t: public\.t column '(id|doc)'") as caught:
+        with pytest.raises(PoisonedChange, match=r"table t: public\.t column (id|doc) ") as caught:
             decode([copied([b"\0\0\0\1", b"x"]), copied(row)], table)
         assert "secret" not in f"{caught.value.message} {caught.value.remedy}"
         assert "slot skip" not in caught.value.remedy
