@@ -145,7 +145,7 @@ def test_a_slot_that_is_well_is_refused_and_nothing_is_changed(
 ) -> None:
     before = describe_slot(config.dsn, config.slot)
     assert resync(config) == 2
-    assert "is well" in capsys.readouterr().err
+    assert "is not lost" in capsys.readouterr().err
     assert describe_slot(config.dsn, config.slot) == before and read_progress(*stored(config)) is not None
 
 

@@ -109,7 +109,7 @@ def test_creating_beside_an_earlier_record_is_refused_and_its_remedy_works(
     assert "slot drop --storage" in capsys.readouterr().err
     assert not describe_slot(database.dsn(), slot(database)).exists
     assert command(database, "drop", "--storage", storage.uri) == 0
-    assert "there is no slot" in capsys.readouterr().out
+    assert "does not exist; its objects" in capsys.readouterr().out
     assert command(database, "create", "--storage", storage.uri) == 0
 
 

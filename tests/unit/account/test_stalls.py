@@ -38,7 +38,7 @@ STALLED = {
     ),
     "reading is paused because the buffers do not keep up": (
         reader(in_flight_bytes=64 << 20, paused_by="reader_memory_bytes"),
-        ("slot reader", "xid buffers", "none decoded"),
+        ("slot reader", "xid buffers", "decoded none"),
     ),
     "reading is paused because of what waits for the sink": (
         reader(backlog_bytes=128 << 20, paused_by="backlog_bytes"),
@@ -133,7 +133,7 @@ STALLED = {
         (
             "commit sequencer",
             "sink",
-            "for 16 s; the journal is full (64.0 GiB), and what commits now waits in the slot (look at",
+            "for 16 s; the journal is full (64.0 GiB), and what commits now waits in the slot (see what",
         ),
     ),
     "reading is paused behind a full journal": (
