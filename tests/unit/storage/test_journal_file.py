@@ -431,7 +431,7 @@ def test_units_without_their_ends_are_refused(local, layout) -> None:
             {"relation": RelationVersion(1, "public", "other", ReplicaIdentity.FULL, ())},
             "columns of public.other",
         ),
-        ({"place": 0}, "no place 0"),
+        ({"place": 0}, "no element 0"),
     ],
 )
 def test_an_object_that_is_not_what_its_part_says_is_not_confirmed(
