@@ -113,9 +113,10 @@ bench: setup ## Measure everything, about 35 minutes on a quiet machine, and ren
 bench-quick: setup ## The same at a small scale, without Debezium; writes only benchmarks/out
 	$(PY) -m benchmarks --quick --no-debezium drain lag latency growth tables profile startup
 
-docs: setup ## Write what is made of the code into docs/ (settings, metrics, Python reference, figures), and make the site
+docs: setup ## Write what is made of the code into docs/ (settings, metrics, messages, Python reference, figures), and make the site
 	$(PY) -m tests.settings_table
 	$(PY) -m tests.metrics_page
+	$(PY) -m tests.messages
 	$(PY) -m tests.python_reference
 	$(PY) -m tests.sizing_table
 	@$(MAKE) --no-print-directory site

@@ -47,9 +47,7 @@ def findings_of(
         findings.append(run)
     if not has_sink:
         unknown = "free memory, and whether each node reaches the server and the storage"
-        findings.append(
-            Finding.not_checked("cluster", f"what only Ray can tell, once it has started: {unknown}")
-        )
+        findings.append(Finding.not_checked("cluster", f"{unknown}: known once Ray has started"))
         return findings
     try:
         findings.append(Finding.ok("java", f"Java: {ensure_java()}"))
@@ -58,8 +56,8 @@ def findings_of(
     findings.append(
         Finding.not_checked(
             "cluster",
-            "what only Ray and Spark can tell, once they have started: free memory, the Java of other nodes, "
-            "and whether each node reaches the server, the storage and the sink",
+            "free memory, the Java of other nodes, and whether each node reaches the server, the storage and the sink: "
+            "known once Ray and Spark have started",
         )
     )
     return findings
@@ -79,7 +77,10 @@ def room_finding(configs: Sequence[Config], *, has_sink: bool = True) -> Finding
     """Whether this machine has the CPUs for a run of all these slots."""
     try:
         if not is_ours():
-            return Finding.not_checked("cpus", "whether the Ray cluster has CPUs for the run, or adds them")
+            return Finding.not_checked(
+                "cpus",
+                "whether the Ray cluster has CPUs for the run, or adds nodes: known once the run asks for them",
+            )
         planned = cpus_of_run(configs, has_sink=has_sink)
     except XidstreamError as error:
         return Finding.of_error("cpus", error)

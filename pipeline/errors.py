@@ -212,17 +212,21 @@ class Policy:
 
 
 ANOTHER_STORAGE: Final = (
-    "give another, empty --storage, whose run says how to begin anew there, and take new snapshots of the tables "
-    "(`--snapshot initial`): nothing of this storage is deleted"
+    "give another, empty --storage (the first run there says how to begin anew) and take new snapshots of the tables "
+    "(`--snapshot initial`); nothing in this storage is deleted"
 )
 """How to go on where the storage cannot, and the slot can. No remedy may have anybody delete what may be the only copy
 of something: the slot's WAL, a journal, prepared transactions."""
 ANOTHER_SLOT: Final = (
-    "make the slot anew, with another storage (`xidstream slot drop` without a storage, then `xidstream slot create "
-    "--storage NEW`), so that nothing of this storage is deleted, and take new snapshots of the tables "
-    "(`--snapshot initial`)"
+    "make the slot anew with another storage (`xidstream slot drop` without a storage, then `xidstream slot create "
+    "--storage NEW`) and take new snapshots of the tables (`--snapshot initial`); nothing in this storage is deleted"
 )
-"""How to go on where the slot cannot."""
+"""How to go on where the slot cannot, though the server still has it and takes it for well."""
+RESYNC: Final = (
+    "`xidstream resync` makes the slot anew, and the next run takes new snapshots of all tables; what committed "
+    "meanwhile stays missing in the history (docs/faults.md)"
+)
+"""How to go on where the slot is lost: invalidated, dropped, or read by somebody else."""
 
 POLICY: Final[dict[type[XidstreamError], Policy]] = {
     XidstreamError: Policy(Action.STOP, ExitStatus.FAILED, "this is a defect of xidstream: please report it"),
@@ -242,18 +246,18 @@ POLICY: Final[dict[type[XidstreamError], Policy]] = {
     ColumnNameClash: Policy(
         Action.STOP,
         ExitStatus.PRECONDITION,
-        "have the column under another name with the setting column_names, or leave it out of the publication with a "
+        "give the column another name with the setting column_names, or leave it out of the publication with a "
         "column list, and take the table up again with `xidstream table resume` (docs/parked.md)",
     ),
     PoisonedChange: Policy(
         Action.STOP,
         ExitStatus.TERMINAL,
-        "all before it is delivered and confirmed, and nothing after it; to mend the row now does not change what the "
-        "slot holds: the next run goes on behind this transaction when it is given up, as a whole, with "
-        "`xidstream slot skip --xid XID --commit-lsn LSN`",
+        "everything before this transaction is delivered. Changing the row now does not help: the slot keeps the old "
+        "change. Give the whole transaction up with `xidstream slot skip --xid XID --commit-lsn LSN`, and the next "
+        "run goes on after it",
     ),
     EnvironmentFault: Policy(
-        Action.RESTART, ExitStatus.FAILED, "start again when the cause is mended; nothing is lost"
+        Action.RESTART, ExitStatus.FAILED, "correct the cause, and start again; nothing is lost"
     ),
     PreconditionMissing: Policy(
         Action.STOP, ExitStatus.PRECONDITION, "see `xidstream check`, or ChangeStream(…).check() in Python"
@@ -288,8 +292,7 @@ POLICY: Final[dict[type[XidstreamError], Policy]] = {
     SlotLost: Policy(
         Action.STOP,
         ExitStatus.TERMINAL,
-        f"changes are missing: {ANOTHER_SLOT}; give a Delta sink another root where the server was restored or failed "
-        "over to an older state",
+        RESYNC,
     ),
     SnapshotInterrupted: Policy(Action.RETRY, ExitStatus.FAILED, "the table's snapshot is taken again"),
     SnapshotLost: Policy(
@@ -302,7 +305,7 @@ POLICY: Final[dict[type[XidstreamError], Policy]] = {
     ),
     SegmentCorrupt: Policy(Action.RESTART, ExitStatus.FAILED, "the transaction is read again from the slot"),
     SinkFailed: Policy(
-        Action.STOP, ExitStatus.FAILED, "mend the sink and start again; the batch was not confirmed"
+        Action.STOP, ExitStatus.FAILED, "repair the sink, and start again; the batch was not confirmed"
     ),
     SinkDiverged: Policy(
         Action.STOP,

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from xidstream.pipeline.pg import INVALID_LSN, Lsn, Xid
-from xidstream.pipeline.quantities import visible
+from xidstream.pipeline.quantities import counted, visible
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,9 @@ class ParkedTable:
 
     def __str__(self) -> str:
         table = visible(self.table)
-        changes = f"{self.n_changes} changes in {self.n_transactions} transactions left out"
+        changes = (
+            f"{counted(self.n_changes, 'change')} in {counted(self.n_transactions, 'transaction')} left out"
+        )
         if self.until_lsn is not None:
             return f"{table}, from commit LSN {self.since_lsn} to {self.until_lsn}, {changes}: {self.reason}"
         return f"{table}, since commit LSN {self.since_lsn} (xid {int(self.xid)}), {changes}: {self.reason}"

@@ -68,7 +68,7 @@ def _print_findings(findings: Sequence[Finding]) -> bool:
             _print_beside(console, Text("    "), Text(finding.remedy, style="dim"))
     n = Counter(finding.status for finding in findings)
     console.print(
-        f"\n{n[Status.OK]} ok, {n[Status.WARNING]} to mind, {n[Status.FAILED]} missing, "
+        f"\n{n[Status.OK]} ok, {counted(n[Status.WARNING], 'warning')}, {n[Status.FAILED]} failed, "
         f"{n[Status.NOT_CHECKED]} not checked"
     )
     return not n[Status.FAILED]
@@ -169,7 +169,7 @@ def drop_slot_command(
     if stored is not None and not discard_journal:
         check_nothing_lost(config, *stored)
     if is_recorded and not describe_slot(login_of(config), config.slot).exists:
-        tell(f"there is no slot {config.slot}; what the storage holds of it is removed")
+        tell(f"slot {config.slot} does not exist; its objects in the storage are removed")
     else:
         drop_slot(login_of(config), config.slot)
         tell(f"slot {config.slot} is dropped")
@@ -180,7 +180,7 @@ def drop_slot_command(
     for what, n_objects in removed.items():
         tell(f"removed {what} from {where} ({counted(n_objects, 'object')})")
     if not removed:
-        tell(f"{where} held nothing of it")
+        tell(f"{where} held nothing of slot {config.slot}")
 
 
 def check_nothing_lost(config: Config, storage: Storage, layout: Layout) -> None:
@@ -190,10 +190,10 @@ def check_nothing_lost(config: Config, storage: Storage, layout: Layout) -> None
         if n_objects := count_left_behind(storage, layout):
             raise PreconditionMissing(
                 f"storage {redacted(config.storage)} has {NO_RECORD} {config.slot}, but "
-                f"{counted(n_objects, 'object')} of its journal and of prepared transactions, which the server does "
-                "not have any more",
+                f"{counted(n_objects, 'object')} of its journal and of prepared transactions, which the server cannot "
+                "send again",
                 remedy="restore the record (`progress/` in the slot's folder) and have them delivered; a new slot does "
-                "not need this folder removed: give it another --storage. With --discard-journal they are gone",
+                "not need this folder removed: give it another --storage. --discard-journal deletes them",
             )
         return
     if not record.journal:
@@ -201,10 +201,10 @@ def check_nothing_lost(config: Config, storage: Storage, layout: Layout) -> None
     n_files = sum(span.last - span.first + 1 for span in record.journal)
     raise PreconditionMissing(
         f"the journal of slot {config.slot} has {counted(n_files, 'file')} of transactions up to "
-        f"{record.confirmed_lsn} that no sink holds (it has everything up to {record.delivered_lsn}), and the server "
-        "does not have them any more",
+        f"{record.confirmed_lsn} that the sink does not have (it has everything up to {record.delivered_lsn}), and the "
+        "server cannot send them again",
         remedy="deliver them first: `xidstream run --available-now`; where that is refused, leave this storage as it "
-        "is, and give a new slot another --storage. With --discard-journal they are gone",
+        "is, and give a new slot another --storage. --discard-journal deletes them",
     )
 
 

@@ -388,7 +388,8 @@ def main(arguments: list[str] | None = None) -> None:
     except Exception as error:  # noqa: BLE001 - the last border: a person gets one line
         code = int(ExitStatus.FAILED)
         _tell(
-            f"unexpected {type(error).__name__}", "run with --debug for the traceback, and please report it"
+            f"the command ended with an unexpected {type(error).__name__}",
+            "`xidstream --debug COMMAND …` shows the traceback: please report it",
         )
         if debug:
             traceback.print_exc()

@@ -74,7 +74,7 @@ def resync_command(
     exists = slot.exists
     if exists and not failed:
         raise UsageError(
-            f"slot {config.slot} is well: a run goes on from where it is",
+            f"slot {config.slot} is not lost: a run continues from its position",
             remedy="for a table that is to be read again: `xidstream snapshot request --table SCHEMA.TABLE`",
         )
     stored = stored_slot(config)

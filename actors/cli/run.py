@@ -78,7 +78,7 @@ def _check_capture(config: Config) -> None:
         raise ConfigError("on_slot_lost = resync is for a run: a capture takes no snapshots")
     if config.create_slot and not (config.snapshot or config.sink):
         raise ConfigError(
-            "a capture that may create the slot must know whether the rows from before it are wanted",
+            "a capture that creates the slot needs the setting snapshot: are the rows from before the slot wanted?",
             remedy="give --snapshot initial (the next run takes the tables' snapshots) or --snapshot never, or make "
             "the slot with `xidstream slot create`",
         )
@@ -179,7 +179,12 @@ class _Run:
         except SlotLost as error:
             if config.on_slot_lost != "resync":
                 raise
-            self._tell(config.slot, of_error("slot_lost", f"{error.message}; it is put right", error))
+            self._tell(
+                config.slot,
+                of_error(
+                    "slot_lost", f"{error.message}; the slot is made anew (on_slot_lost = resync)", error
+                ),
+            )
             resync_command(config, discard_journal=False, tell=partial(self._tell_resync, config.slot))
             check()
 

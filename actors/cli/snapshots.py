@@ -50,7 +50,7 @@ def request_command(config: Config, tables: Sequence[str]) -> None:
     for source in _named(surveyed.sources, tables):
         request(*stored, source.relation.relid, source.name)
         click.echo(
-            f"table {source.name} ({human_bytes(source.n_bytes)}): a snapshot is asked for; the run of slot "
+            f"table {source.name} ({human_bytes(source.n_bytes)}): snapshot requested; the run of slot "
             f"{config.slot} takes it, now or when it starts"
         )
 
@@ -61,7 +61,7 @@ def cancel_command(config: Config, tables: Sequence[str]) -> None:
     for source in _named(surveyed.sources, tables):
         cancel(*stored, source.relation.relid, source.name)
         click.echo(
-            f"table {source.name}: no snapshot is taken until one is asked for; a finished one stays as it is"
+            f"table {source.name}: no snapshot is taken until one is requested; a finished one stays as it is"
         )
 
 
@@ -71,9 +71,13 @@ def status_command(config: Config) -> None:
     taken = {each.generation.relid: each.generation for each in read_taken(*stored)}
     state_of = _states(config, {(each.name, each.number) for each in read_told(*stored)})
     if decision is None:
-        click.echo("nothing is decided yet: the first run decides (setting snapshot)")
+        click.echo("no snapshots yet: the first run decides by the setting snapshot which tables get one")
     else:
-        what = "all published tables" if decision.takes_snapshots else "those that were asked for"
+        what = (
+            "all published tables"
+            if decision.takes_snapshots
+            else "the tables that `xidstream snapshot request` named"
+        )
         click.echo(f"snapshots are taken of {what}")
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in ("table", "size", "generation", "valid from", "state"):
@@ -124,7 +128,7 @@ def _states(config: Config, told: Collection[tuple[str, int]]) -> Callable[[str,
         said = in_sink.get((table, generation.number, generation.bounds.place))
         if said is None:
             return "begun, and not in the sink"
-        return "finished" if said[0] is GenerationState.FINISHED else f"does not stand any more: {said[1]}"
+        return "finished" if said[0] is GenerationState.FINISHED else f"no longer valid: {said[1]}"
 
     return state
 

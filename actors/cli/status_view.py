@@ -134,7 +134,7 @@ def _slot(slot: SlotPart) -> list[str]:
     if without is not None and without > slot.wal_held_bytes:
         phrases.append(f"without the journal it would hold {human_bytes(without)}")
     if slot.active_pid is None:
-        phrases.append("nobody reads it")
+        phrases.append("no reader is connected")
     return phrases
 
 

@@ -33,7 +33,7 @@ def parked_command(config: Config, *, as_json: bool) -> None:
             state = "parked, and resumed at the next start" if each.relid in asked else "parked"
         click.echo(f"{state}: {each}")
     if not parked:
-        click.echo("no table is parked, and none was")
+        click.echo("no table is or was parked")
 
 
 def resume_command(config: Config, name: str) -> None:

@@ -45,7 +45,8 @@ def verify_command(
     kind, uri = parse_sink_spec(config.sink)
     if not kind.is_log:
         raise ConfigError(
-            "what is verified is the change log of a Delta sink", remedy="give its root as --sink delta:URI"
+            "verify reads the change log of a Delta sink, and no other sink has one",
+            remedy="give its root as --sink delta:URI",
         )
     check_sink_spec(config.sink)
     choose_for_process(config.storage_mode)

@@ -80,7 +80,7 @@ class LiveStream:
         while not condition():
             self._raise_failure()
             if time.monotonic() > deadline_s:
-                raise XidstreamError("the demo made no progress: see --debug")
+                raise XidstreamError("the demo made no progress: `xidstream --debug demo` shows more")
             time.sleep(0.02)
 
     def wait_until_steady(self, show: Callable[[int], None]) -> None:

@@ -170,11 +170,11 @@ class BatchLoop:
         after the loop's end, unless ``after_end``: the sink itself refuses what a run tells that was taken over."""
         has_sink = self._is_claimed and not self._stop.is_set()
         if not (has_sink or (self._has_claimed and after_end)):
-            raise ComponentLost("there is no batch loop that has the sink")
+            raise ComponentLost("the Spark driver writes to no sink at the moment")
         if self._sink.kind.snapshots is not Snapshots.FIRST:
             return call(self._sink.snapshot_log())
         if self._staged is None:
-            raise ComponentLost("the batch loop has only begun")
+            raise ComponentLost("the Spark driver has not opened the sink yet")
         return call(self._staged)
 
     def sink_part(self, n_executors: int | None) -> SinkPart:

@@ -13,6 +13,7 @@ import atexit
 import dataclasses
 import os
 import shlex
+import socket
 import sys
 import time
 from collections.abc import Mapping
@@ -133,7 +134,7 @@ def start_spark(config: Config, app_name: str) -> SparkSession:
     try:
         spark = (start_local if is_local else _start_raydp)(config, app_name, conf)
     except Exception as error:
-        raise EnvironmentFault(f"the Spark session did not start: {type(error).__name__}") from error
+        raise not_started(error) from error
     try:
         spark.sparkContext.setLogLevel("ERROR")
         plan_first_job(spark)
@@ -142,6 +143,18 @@ def start_spark(config: Config, app_name: str) -> SparkSession:
     except Exception as error:
         raise fault_of(error, "starting the Spark session") from error
     return spark
+
+
+def not_started(error: Exception) -> EnvironmentFault:
+    """The fault of a session that did not start on this machine. Python and Spark look up ``localhost`` and the
+    machine's own name."""
+    if isinstance(error, socket.gaierror):
+        host = socket.gethostname()
+        return EnvironmentFault(
+            f"the Spark session did not start: localhost, or this machine's host name ({host}), cannot be resolved",
+            remedy=f"look at /etc/hosts of this machine: it needs a line for localhost, and one for {host}",
+        )
+    return EnvironmentFault(f"the Spark session did not start: {type(error).__name__}")
 
 
 def _temporary_files() -> dict[str, str]:

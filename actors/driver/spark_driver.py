@@ -123,7 +123,7 @@ class SparkDriver:
     def on_snapshots(self, slot: str, call: Callable[[SnapshotTables], _T], after_end: bool) -> _T:
         """``call`` gets the ``SnapshotTables`` of the slot's sink."""
         if slot not in self._loops:
-            raise ComponentLost("there is no batch loop that has the sink")
+            raise ComponentLost("the Spark driver writes to no sink at the moment")
         return self._loops[slot].on_snapshots(call, after_end=after_end)
 
     def take_output(self) -> list[str]:

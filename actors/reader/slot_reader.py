@@ -195,7 +195,8 @@ class SlotReader:
         advance_slot(self._slot.connection.same_server, self._config.slot, self._reading.flushed_lsn)
         if not self._stop.is_set():
             raise ConnectionLost(
-                f"the server cannot send transaction {int(unsendable.xid)}, which was given up: reading on behind it"
+                f"the server cannot send transaction {int(unsendable.xid)}, which was given up: "
+                "reading continues after it"
             )
 
     def feedback(self, confirmed_lsn: Lsn, done_ticket: int, free_ticket: int) -> None:

@@ -110,17 +110,18 @@ def ask(name: str) -> str | None:
             return None
         except OSError:
             raise EnvironmentFault(
-                f"a run of slot {slot_of(name)} is there, and does not answer within {_ANSWER_S:.0f} s",
+                f"a run of slot {slot_of(name)} is on this machine, and has not answered within {_ANSWER_S:.0f} s",
                 remedy="look at its log and its processes",
             ) from None
     if not chunks and os.geteuid() not in (0, uid):
         raise EnvironmentFault(
-            f"a run of slot {slot_of(name)} is there, and it answers its own user alone (user id {uid})",
+            f"a run of slot {slot_of(name)} is on this machine, and answers only its own user (user id {uid})",
             remedy="ask as that user, or as root",
         )
     if not chunks:
         raise EnvironmentFault(
-            f"a run of slot {slot_of(name)} is there, and gives no account", remedy="look at its log"
+            f"a run of slot {slot_of(name)} is on this machine, and has not told its state",
+            remedy="look at its log",
         )
     return b"".join(chunks).decode()
 

@@ -139,9 +139,10 @@ class SnapshotActors:
         if not n_late:
             return None
         others = "the others read" if n_late < self._n_readers else "no table is read"
+        has = "has" if n_late == 1 else "have"
         return (
-            f"{n_late} of {self._n_readers} snapshot readers have no process yet, and {others} meanwhile: each needs "
-            f"{self._config.buffer_cpus:g} CPUs that are free in Ray"
+            f"{n_late} of {self._n_readers} snapshot readers {has} no process yet, and {others} meanwhile: Ray needs "
+            f"{self._config.buffer_cpus:g} free CPUs for each"
         )
 
     def cancel_reads(self, relid: int) -> None:

@@ -172,7 +172,7 @@ class SnapshotCoordinator:
             self._tell_ended(*ended)
 
     def _tell_ended(self, line: GenerationLine, reason: str) -> None:
-        text = f"the snapshot of table {line.table} does not stand any more: {reason}"
+        text = f"the snapshot of table {line.table} is no longer valid: {reason}"
         self._notify(events.Event("snapshot_ended", text, table=line.table))
 
     def _fail(self, error: BaseException) -> None:

@@ -182,7 +182,7 @@ def _too_small(configs: Sequence[Config], needed: Sequence[Demand], cpus: float)
         told = f"; {largest.n * largest.cpus:.4g} are for {largest} ({number} = {largest.n}, {each} = {largest.cpus:g})"
         remedy = f"lower {each if largest.cpus > 1 else number}; or {remedy}"
     return PreconditionMissing(
-        f"this machine is too small for the run: {counted(len(configs), 'slot')} would ask Ray for {full:.4g} CPUs, "
-        f"and for {shrunk:.4g} where each part takes the least that it works with; there are {cpus:g}{told}",
+        f"this machine is too small for the run: {counted(len(configs), 'slot')} would ask Ray for {full:.4g} CPUs, or "
+        f"for {shrunk:.4g} at the least, and it has {cpus:g}{told}",
         remedy=remedy,
     )

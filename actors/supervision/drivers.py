@@ -151,7 +151,7 @@ class InProcessDriver:
 
     def on_snapshots(self, call: Callable[[SnapshotTables], _T], *, after_end: bool = False) -> _T:
         if self._loop is None:
-            raise ComponentLost("there is no batch loop that has the sink")
+            raise ComponentLost("the Spark driver writes to no sink at the moment")
         return self._loop.on_snapshots(call, after_end=after_end)
 
     def progress(self) -> LoopProgress:

@@ -95,7 +95,7 @@ def _finding(run: RunPart) -> Finding:
     page = f" (status page {run.page})" if run.page else ""
     return Finding.failed(
         "slot",
-        f'slot "{run.slot}" is read by the run with process {run.pid} on this machine, which began at '
+        f"slot {run.slot} is read by the run with process {run.pid} on this machine, which began at "
         f"{run.started_at:%Y-%m-%d %H:%M:%S} UTC{page}",
         f"look at it with `xidstream status --slot {run.slot}`; to end it: Ctrl-C where it was started, or "
         f"`kill {run.pid}`",

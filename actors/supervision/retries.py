@@ -48,8 +48,7 @@ class Retries:
             if refused == error.message:
                 return
             text = (
-                f"{error.message}; this login has worked before, so it is tried again for up to "
-                f"{GIVE_UP_AFTER_S:.0f} s: whoever changes a password, a certificate or pg_hba.conf does it at one "
-                "end first"
+                f"{error.message}; this login has worked before, so the run tries it again for up to "
+                f"{GIVE_UP_AFTER_S:.0f} s: somebody may be changing a password, a certificate or pg_hba.conf"
             )
         self._notify(of_error("restarting", text, error, pause_s=round(pause_s, 3)))

@@ -86,7 +86,10 @@ class RunWatch:
         return self._slot
 
     def _ask_for_slot(self) -> None:
-        answer: tuple[SlotPart | None, str | None] = None, "the question failed"
+        answer: tuple[SlotPart | None, str | None] = (
+            None,
+            "the server could not be asked for the slot: the run's log has the error",
+        )
         try:
             answer = self._accounts.slot()
         except Exception:

@@ -125,7 +125,8 @@ class StallWatch:
             SEQUENCER,
             SINK,
             hand.for_s,
-            f"the sink has had {what} in hand for {hand.for_s:.0f} s{meanwhile} (look at what your sink waits for)",
+            f"the sink has had {what} in hand for {hand.for_s:.0f} s{meanwhile} (see what the "
+            "sink waits for: its storage, or your function)",
         )
 
     def _sequencer(self, account: Account, now_s: float, *, sink_is_told: bool) -> Iterator[Stall]:
@@ -191,8 +192,8 @@ class StallWatch:
                 READER,
                 SINK,
                 for_s,
-                f"reading is paused for {for_s:.0f} s: {human_bytes(reader.backlog_bytes)} wait for the sink{full}, "
-                "and no batch has ended",
+                f"reading has been paused for {for_s:.0f} s: {human_bytes(reader.backlog_bytes)} wait for the sink"
+                f"{full}, and no batch has ended",
             )
 
     def _journal(self, journal: JournalPart | None, now_s: float, *, sink_is_told: bool) -> Iterator[Stall]:
@@ -255,14 +256,14 @@ def _head(sequencer: SequencerPart) -> tuple[str, str, str]:
     xid, lsn, n = sequencer.head_xid, sequencer.head_commit_lsn, sequencer.head_n_transactions
     message = sequencer.head_message
     if message == _JOURNALED:
-        return f"what the journal has behind {sequencer.delivered_lsn}", "has", "its"
+        return f"the journal's first transaction after {sequencer.delivered_lsn}", "has", "its"
     if message != "COMMIT":
         return f"{message} of transaction {xid}, which ends at {sequencer.head_end_lsn},", "has", "its"
     if lsn is None:
-        return f"logical messages outside of transactions, behind {sequencer.delivered_lsn},", "have", "their"
+        return f"logical messages outside of transactions, after {sequencer.delivered_lsn},", "have", "their"
     if n is not None and n > 1:
         first = sequencer.head_first_commit_lsn
-        return f"{counted(n, 'transaction')} with their commits from {first} to {lsn}", "have", "their"
+        return f"{counted(n, 'transaction')} with commits from {first} to {lsn}", "have", "their"
     whose = "" if xid is None else f" of transaction {xid}"
     return f"the commit{whose} at {lsn}", "has", "its"
 
@@ -274,17 +275,15 @@ def _lsn(text: str | None) -> int:
 def _unpulled(account: Account, sequencer: SequencerPart, for_s: float) -> Stall:
     if account.snapshots is not None and account.snapshots.tables:
         meanwhile = _meanwhile(account.journal)
-        text = (
-            f"commits have waited for {for_s:.0f} s: a function gets the tables' snapshots first{meanwhile}"
-        )
+        text = f"commits have waited for {for_s:.0f} s: a function sink gets the tables' snapshots first{meanwhile}"
         return Stall(SEQUENCER, SNAPSHOTS, for_s, text)
     what, has, _ = _head(sequencer)
     return Stall(
         SEQUENCER,
         DRIVER,
         for_s,
-        f"{what} {has} been ready for {for_s:.0f} s, and the Spark driver has not asked for it"
-        f"{_meanwhile(account.journal)}",
+        f"{what} {has} been ready for {for_s:.0f} s, and the Spark driver has not taken "
+        f"{'it' if has == 'has' else 'them'}{_meanwhile(account.journal)}",
     )
 
 
@@ -293,6 +292,6 @@ def _undecoded(reader: ReaderPart, for_s: float) -> Stall:
         READER,
         BUFFERS,
         for_s,
-        f"{human_bytes(reader.in_flight_bytes)} were sent to the xid buffers, and none decoded for {for_s:.0f} s "
+        f"the xid buffers have {human_bytes(reader.in_flight_bytes)} to decode, and decoded none for {for_s:.0f} s "
         "(look at the buffers' CPU, and at the storage they write to)",
     )

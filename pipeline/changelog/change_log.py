@@ -264,7 +264,7 @@ class ChangeLog:
         except TableNotFoundError:
             raise UsageError(
                 f"the change log has no table {name}",
-                remedy="ChangeLog.tables() lists them; a name with a dot in it stands in double quotes",
+                remedy="ChangeLog.tables() lists them; put a name that contains a dot in double quotes",
             ) from None
         source = found.properties.get(SOURCE, name)
         if source not in (name, ".".join(parts)):  # the second one is of earlier versions
@@ -295,8 +295,8 @@ class ChangeLog:
     def _refuse_several_slots(self, what: str) -> None:
         if len(self._slots) > 1:
             raise Unsupported(
-                f"{locations.TRANSACTIONS} below {redacted(self._root.uri)} has those of several slots, and does not "
-                f"tell them apart, so it has no {what} of one",
+                f"several slots write to {locations.TRANSACTIONS} below {redacted(self._root.uri)}, which does not "
+                f"record whose a transaction is: it cannot give the {what} of one slot",
                 remedy="ask by LSN, and give each slot a root of its own",
             )
 
@@ -352,10 +352,9 @@ _WAIT_S: Final = 0.1
 def _proven(lsn: Lsn, proven_lsn: Lsn) -> Lsn:
     if lsn > proven_lsn:
         raise PreconditionMissing(
-            f"states at {lsn} are not known yet: a run of the slot has looked for what the stream does not say (DDL) "
-            f"up to {proven_lsn} only",
-            remedy="wait for it (ChangeLog.wait), or ask for an LSN up to ChangeLog.proven_lsn; a run looks once a "
-            "second while something commits, so one must be going on",
+            f"states at {lsn} are not known yet: a run of the slot has looked for DDL up to {proven_lsn} only",
+            remedy="wait for it (ChangeLog.wait), or ask for an LSN up to ChangeLog.proven_lsn; only a run of the slot "
+            "moves that on, once a second while something commits",
         )
     return lsn
 

@@ -101,7 +101,7 @@ def generation_at(table: str, generations: Sequence[TableGeneration], lsn: Lsn) 
         later = next((g for g in generations[len(begun) :] if g.stands_somewhere), None)
         known = f"; it is known again from {later.bounds.valid_from}" if later else ""
         raise PreconditionMissing(
-            f"table {table} is not known at {lsn}: the snapshot of {begun[-1].bounds.valid_from} stands up to "
+            f"table {table} is not known at {lsn}: the snapshot of {begun[-1].bounds.valid_from} is valid up to "
             f"{begun[-1].until} ({begun[-1].ended}){known}",
             remedy="ask for a later LSN" if later else _ASK.format(table=table),
         )

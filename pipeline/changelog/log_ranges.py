@@ -262,9 +262,9 @@ def _cast(values: pa.Array, column: ReadColumn, table: str) -> pa.Array:
         found = None
     if found is None:
         raise Unsupported(
-            f"column {column.name} of table {table} has older values of type {values.type}, which are no {column.type} "
-            "without a cast of Spark's",
-            remedy="read these commits with ChangeLog.changes, or begin behind them with the option since",
+            f"column {column.name} of table {table} has older values of type {values.type}, which only Spark can cast "
+            f"to {column.type}",
+            remedy="read these commits with ChangeLog.changes, or begin after them with the option since",
         )
     return found
 

@@ -67,7 +67,7 @@ def chosen_slot(found: list[str], slot: str | None) -> str:
         return matching[0]
     what = "no slot" if not matching else "more than one slot"
     raise UsageError(
-        f"{what} {slot!r} has written to this change log",
+        f"{what} {slot} has written to this change log",
         remedy=f"give one of: {', '.join(found)}",
     )
 

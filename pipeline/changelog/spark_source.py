@@ -86,8 +86,8 @@ class SourceOptions:
         storage = {n[len(_STORAGE) :].upper(): v for n, v in given.items() if n.startswith(_STORAGE)}
         if "asof" in given:
             raise Unsupported(
-                "format('xidstream') reads changes; a state is folded by Spark, which a source cannot ask to",
-                remedy="ChangeLog(path).as_of(spark, …)[table] is the state as a DataFrame, in a Connect session, too",
+                "format('xidstream') reads changes, and not the state of a table",
+                remedy="ChangeLog(path).as_of(spark, …)[table] is the state as a DataFrame, also with Spark Connect",
             )
         known = {name.lower(): name for name in (*_OPTIONS, *_OF_BATCH, *_OF_STREAM)}
         for name in sorted(given):
@@ -114,7 +114,9 @@ class SourceOptions:
         is_many = "tables" in given
         tables = _several(given["tables"]) if is_many else (_one(given["table"]),)
         if len({_joined(name) for name in tables}) < max(len(tables), 1):
-            raise ConfigError("the option tables names none, or two whose names look alike")
+            raise ConfigError(
+                "the option tables must name at least one table, and no two that are written alike"
+            )
         return cls(
             given["path"],
             tables,
@@ -148,7 +150,7 @@ def _several(text: str) -> tuple[str | TableName, ...]:
         isinstance(part, str) for each in found for part in ((each,), each)[type(each) is tuple]
     ):
         raise ConfigError(
-            "table or tables is no JSON of names",
+            "the option table or tables is not a table's name",
             remedy='give schema.table, or a pair as ["schema", "table"]; tables takes a list of these',
         )
     return tuple(dict.fromkeys(found))
@@ -236,7 +238,7 @@ class LogSource:
         if self.options.fail_on_data_loss and since > 0:
             commits = Commits(self.log, since, until)
             if commits.oldest is not None and commits.oldest > since + 1 and until > since:
-                raise _lost(f"the change log begins at {Lsn(commits.oldest)}, behind {Lsn(since)}", since)
+                raise _lost(f"the change log begins at {Lsn(commits.oldest)}", since)
             for table, files in found:
                 missing = missing_commit(commits.of(table.name), files)
                 if missing is not None:
@@ -246,9 +248,9 @@ class LogSource:
 
 def _lost(what: str, since: int) -> PreconditionMissing:
     return PreconditionMissing(
-        f"changes behind {Lsn(since)} are missing: {what}",
+        f"changes after {Lsn(since)} are missing: {what}",
         remedy="they were deleted from the Delta tables, or left out while the table was parked. Read the table's "
-        "state with ChangeLog.as_of and begin behind its LSN (option since, a new checkpoint), or take what there is "
+        "state with ChangeLog.as_of and begin after its LSN (option since, a new checkpoint), or take what there is "
         "with failOnDataLoss=false",
     )
 
@@ -350,7 +352,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
                 raise Unsupported(
                     f"table {ending.name} has other columns from the commit at {Lsn(newest + 1)} on, and this query "
                     f"has those before: it has read all changes up to {Lsn(begun)}",
-                    remedy="start the query anew with the same checkpoint: it goes on behind that LSN, with the "
+                    remedy="start the query anew with the same checkpoint: it goes on after that LSN, with the "
                     "table's new columns. Its sink must take them",
                     facts={"lsn": str(Lsn(newest + 1))},
                 )

@@ -81,9 +81,9 @@ class TableAt:
         if there != n_rows:
             table = self.generation.table
             raise PreconditionMissing(
-                f"table {table} cannot be told: its snapshot of {bounds.valid_from} had {n_rows} rows, and its Delta "
+                f"table {table} cannot be read: its snapshot of {bounds.valid_from} had {n_rows} rows, and its Delta "
                 f"table has {there} of them: another tool has changed it",
-                remedy="restore the Delta table to the version before, or have the table read anew: `xidstream "
+                remedy="restore the Delta table to the version before, or take a new snapshot of the table: `xidstream "
                 f"snapshot request --table {table}`",
             )
 

@@ -398,8 +398,7 @@ def lost_journal(number: int, first_lsn: Lsn, last_lsn: Lsn, error: XidstreamErr
     """The error for a file that is damaged or missing, or names what is: its commits are from ``first_lsn`` to
     ``last_lsn``."""
     return SlotLost(
-        f"the journal's file {number} cannot be read ({error.message}): transactions between {first_lsn} and "
-        f"{last_lsn} are confirmed, and only the journal had them",
-        remedy="all before them is delivered, and the server does not send them again: restore the object in the "
-        f"storage, and start again; or, where it is lost for good, {ANOTHER_STORAGE}",
+        f"journal file {number} cannot be read ({error.message}): it alone had the transactions from {first_lsn} to "
+        f"{last_lsn}, which the server does not send again",
+        remedy=f"restore the object in the storage, and start again; where it is lost for good, {ANOTHER_STORAGE}",
     )

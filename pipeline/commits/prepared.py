@@ -68,8 +68,8 @@ class PreparedBook:
             if self._cover is not None and self._cover.covers(end.xid, end.commit_lsn):
                 return None
             raise SlotLost(
-                f"COMMIT PREPARED of transaction {int(end.xid)} at {end.commit_lsn}: the content that its PREPARE "
-                "brought is not in storage, and the sink does not hold it",
+                f"COMMIT PREPARED of transaction {int(end.xid)} at {end.commit_lsn}: the rows that came with "
+                "its PREPARE are neither in the storage nor in the sink",
                 remedy="give the same storage (--storage) as the run that received the PREPARE; or take a new snapshot "
                 "of its tables (one that only locked rows has changed none) and give it up: `xidstream slot skip "
                 f"--xid {int(end.xid)} --commit-lsn {end.commit_lsn}`",
@@ -122,10 +122,10 @@ class FinishedPrepares:
 def lost(end: TransactionEnd, damage: str) -> SlotLost:
     """The error at the COMMIT PREPARED of a transaction whose stored content is damaged, and is not sent again."""
     return SlotLost(
-        f"COMMIT PREPARED of transaction {int(end.xid)} at {end.commit_lsn}: the content that its PREPARE brought is "
+        f"COMMIT PREPARED of transaction {int(end.xid)} at {end.commit_lsn}: the rows that came with its PREPARE are "
         f"damaged in the storage: {damage}",
-        remedy="all before it is delivered and confirmed; the server does not send it again: restore the object, and "
-        "start again; or take a new snapshot of its tables and give it up, as a whole: `xidstream slot skip "
+        remedy="the server does not send it again: restore the object, and start again; or take a new snapshot of its "
+        "tables and give the whole transaction up: `xidstream slot skip "
         f"--xid {int(end.xid)} --commit-lsn {end.commit_lsn}`",
     )
 

@@ -82,7 +82,7 @@ def scan_fault(
     if code == codes.BINARY:
         relation = relations[about]
         return Unsupported(
-            f"{where}: {relation.name} column {relation.columns[detail].name!r} came in binary",
+            f"{where}: {relation.name} column {relation.columns[detail].name} came in binary",
             remedy="start replication without the `binary` option",
         )
     if code == codes.UNFINISHED:

@@ -176,7 +176,7 @@ def decode_copied(
                 if values.n_missing != n_missing:
                     not_held.add(i)
         except BadValue as bad:
-            what = f"{where}: {relation.name} column {column.name!r} has a value that is {bad.reason}"
+            what = f"{where}: {relation.name} column {column.name} has a value that is {bad.reason}"
             raise PoisonedChange(what, remedy=_REMEDY_VALUE) from None
         columns.append(array)
     if not_held:
@@ -186,5 +186,5 @@ def decode_copied(
 
 _REMEDY_CLASH = "rename the column, or leave it out of the publication with a column list"
 _REMEDY_VALUE = (
-    "mend the row, or leave the column out of the publication, and take the table's snapshot again"
+    "correct the row, or leave the column out of the publication, and take the table's snapshot again"
 )

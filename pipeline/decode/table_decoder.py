@@ -158,7 +158,7 @@ def _decode_columns(
                 decoded = decode_column(column.type, values)
             except BadValue as bad:
                 bad_rows = _all_bad_rows(column.type, values, bad)
-                refuse(f"{relation.name} column {column.name!r} has a value that is {bad.reason}", bad_rows)
+                refuse(f"{relation.name} column {column.name} has a value that is {bad.reason}", bad_rows)
                 values = values.without(bad_rows)
         array, as_text, texts = decoded
         columns.append(array)

@@ -134,7 +134,7 @@ def translated(doing: str) -> Iterator[None]:
 
 
 def describe_slot(dsn: Dsn, slot: str) -> SlotState:
-    with sql_connection(dsn, f'slot "{slot}"') as connection:
+    with sql_connection(dsn, f"slot {slot}") as connection:
         return read_slot(connection, slot)
 
 
@@ -158,7 +158,7 @@ def prepare_cover(dsn: Dsn) -> PrepareCover:
 
 def existing_slot(dsn: Dsn, slot: str) -> SlotState:
     """``describe_slot`` where the slot must be there. Raises PreconditionMissing if it is not."""
-    with sql_connection(dsn, f'slot "{slot}"') as connection:
+    with sql_connection(dsn, f"slot {slot}") as connection:
         return require_slot(connection, slot)
 
 
@@ -199,7 +199,7 @@ def require_slot(connection: psycopg.Connection[Any], slot: str) -> SlotState:
     rows = connection.execute("SELECT slot_name::text FROM pg_replication_slots ORDER BY 1").fetchall()
     named = ", ".join(name for (name,) in rows)
     raise PreconditionMissing(
-        f'slot "{slot}" does not exist',
+        f"slot {slot} does not exist",
         remedy=f"check its name and the server: {f'the slots there are {named}' if named else 'there are no slots'}",
     )
 
@@ -221,7 +221,7 @@ def create_slot(
     17, PreconditionMissing for a name that is taken, a missing privilege, wal_level or free slot.
     """
     check_slot_name(slot)
-    with sql_connection(dsn, f'creating slot "{slot}"') as connection:
+    with sql_connection(dsn, f"creating slot {slot}") as connection:
         version = connection.info.server_version
         arguments = [quote_literal(slot), quote_literal(PLUGIN)]
         arguments += _creation_flags(version, two_phase=two_phase, failover=failover)
@@ -238,7 +238,7 @@ def create_slot(
             connection.cancel_safe(timeout=10)
             raise
         if result.status != pq.ExecStatus.TUPLES_OK:
-            raise from_result(result, f'creating slot "{slot}"')
+            raise from_result(result, f"creating slot {slot}")
         return Lsn.parse((result.get_value(0, 0) or b"").decode())
 
 
@@ -266,7 +266,7 @@ def slot_creation_blockers(dsn: Dsn, pid: int) -> tuple[Blocker, ...]:
 def drop_slot(dsn: Dsn, slot: str) -> None:
     """Raises SlotInUse while somebody reads it, PreconditionMissing when there is none."""
     check_slot_name(slot)
-    with sql_connection(dsn, f'dropping slot "{slot}"') as connection:
+    with sql_connection(dsn, f"dropping slot {slot}") as connection:
         require_slot(connection, slot)
         connection.execute("SELECT pg_drop_replication_slot(%s)", (slot,))
 
@@ -278,7 +278,7 @@ def advance_slot(dsn: Dsn, slot: str, lsn: Lsn, timeout_s: float = 10.0) -> None
     has just gone is waited for. Raises SlotInUse, and what connecting raises.
     """
     deadline = time.monotonic() + timeout_s
-    with sql_connection(dsn, f'confirming on slot "{slot}"') as connection:
+    with sql_connection(dsn, f"confirming on slot {slot}") as connection:
         while True:
             try:
                 connection.execute(
@@ -337,7 +337,7 @@ def settled_flush_lsn(dsn: Dsn, timeout_s: float = 2.0) -> Lsn:
 
 def stream_stats(dsn: Dsn, slot: str) -> StreamStats | None:
     """None where the server has no such statistics (before 14), or none of this slot."""
-    with sql_connection(dsn, f'statistics of slot "{slot}"') as connection:
+    with sql_connection(dsn, f"statistics of slot {slot}") as connection:
         if connection.info.server_version < PG14:
             return None
         row = connection.execute(

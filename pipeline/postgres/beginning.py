@@ -134,15 +134,15 @@ def contradictions(witnesses: Witnesses) -> list[str]:
         found.append(f"the sink was written by run {sink.owner} of the slot (its transactions: {held})")
     for identifier in witnesses.other_servers[:1]:
         found.append(
-            f"the storage records a slot of this name of another server (system identifier {identifier}), whose place "
-            "this one may have taken"
+            f"the storage records a slot of this name on another server (system identifier {identifier}), which this "
+            "server may have replaced"
         )
     return found
 
 
 def no_first_run(slot: str, storage: str, against: Sequence[str], anew_lsn: Lsn) -> SlotLost:
     return SlotLost(
-        f"storage {storage} has {NO_RECORD} {slot!r}, but this is no first run: {'; '.join(against)}",
+        f"storage {storage} has {NO_RECORD} {slot}, but this is no first run: {'; '.join(against)}",
         remedy="give the storage (--storage) of the last run, or mount or restore it: what is confirmed and not in the "
         "sink is in its journal alone. Nothing was made or deleted here. Only where it is gone for good, or the slot "
         f"had another consumer: `--begin-anew {anew_lsn}` begins in this storage, without what lies before; then "
@@ -152,7 +152,7 @@ def no_first_run(slot: str, storage: str, against: Sequence[str], anew_lsn: Lsn)
 
 def left_behind(slot: str, storage: str, n_objects: int) -> SlotLost:
     return SlotLost(
-        f"storage {storage} has {NO_RECORD} {slot!r}, but {counted(n_objects, 'object')} of its journal and of "
+        f"storage {storage} has {NO_RECORD} {slot}, but {counted(n_objects, 'object')} of its journal and of "
         "prepared transactions: only the record says which of them count, and the server does not send them again",
         remedy="restore the slot's folder `progress/` in the storage, from a backup or an older "
         "version of the bucket. Nothing was deleted, and nothing need be: where the record is gone for good, give "
@@ -174,7 +174,7 @@ def gap(begun: Beginning | None, sink: SinkHolds) -> tuple[Lsn, Lsn] | None:
 def gap_text(slot: str, lsns: tuple[Lsn, Lsn]) -> str:
     after_lsn, begins_lsn = lsns
     return (
-        f"the sink's tables end at {after_lsn}, and slot {slot!r} begins at {begins_lsn}: what committed between is in "
+        f"the sink's tables end at {after_lsn}, and slot {slot} begins at {begins_lsn}: what committed between is in "
         "no table"
     )
 
@@ -190,7 +190,7 @@ def unseen(begun: Beginning | None, sink: SinkHolds, delivered_lsn: Lsn) -> tupl
 def unseen_text(slot: str, lsns: tuple[Lsn, Lsn]) -> str:
     after_lsn, delivered_lsn = lsns
     return (
-        f"the sink is new to slot {slot!r}, which was read before, from {after_lsn} up to {delivered_lsn}: what "
+        f"the sink is new to slot {slot}, which was read before, from {after_lsn} up to {delivered_lsn}: what "
         "committed between went to another sink, and is in no table of this one"
     )
 
@@ -209,7 +209,7 @@ def check_sink(
         return Verdict.ANEW
     what = f"ends at {sink.commit_lsn}" if sink.commit_lsn else "holds nothing of it"
     raise SlotLost(
-        f"this pipeline has delivered slot {slot!r} up to the commit at {held_lsn} to its Delta tables, but the "
+        f"this pipeline has delivered slot {slot} up to the commit at {held_lsn} to its Delta tables, but the "
         f"sink {what}: it is empty, another one, or was restored to an older state",
         remedy="give the sink of the last run, or mount or restore it: the server does not send again what was "
         f"delivered. Nothing was written. Only where it is gone for good, or meant: `--begin-anew {held_lsn}` "

@@ -93,7 +93,7 @@ class ReplicationConnection:
 
     def __init__(self, settings: SlotSettings) -> None:
         self._settings = settings
-        self._doing = f'slot "{settings.slot}"'
+        self._doing = f"slot {settings.slot}"
         self._notices: deque[ServerReport] = deque(maxlen=_MAX_NOTICES)
         self._streaming = False
         self._tls_rest = False

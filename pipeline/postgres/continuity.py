@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from xidstream.pipeline.errors import ANOTHER_STORAGE, ConnectionLost, SlotLost
+from xidstream.pipeline.errors import RESYNC, ConnectionLost, SlotLost
 from xidstream.pipeline.pg import Lsn
 
 if TYPE_CHECKING:
@@ -63,14 +63,14 @@ def check_continuity(
         return
     if not slot_exists and is_standby:
         raise ConnectionLost(
-            f"this server is a standby without slot {slot!r}, of which {recorded.confirmed_lsn} is recorded as "
+            f"this server is a standby without slot {slot}, of which {recorded.confirmed_lsn} is recorded as "
             "confirmed: the primary may have it",
             remedy="have the dsn lead to the primary (target_session_attrs=read-write); where the slot was this "
             "standby's own it is gone, and what committed after that position is lost",
         )
     if not slot_exists:
         raise SlotLost(
-            f"slot {slot!r} does not exist any more, though {recorded.confirmed_lsn} of it is recorded as confirmed: "
+            f"slot {slot} does not exist any more, though {recorded.confirmed_lsn} of it is recorded as confirmed: "
             "what committed after that is lost"
         )
     before = recorded.timeline
@@ -86,14 +86,14 @@ def check_continuity(
         raise SlotLost(
             f"the server's timeline {system.timeline} left timeline {before} at {switch_points[before]}, but "
             f"{recorded.confirmed_lsn} was confirmed of that: it was restored, or failed over, to an older state",
-            remedy=f"what sink and journal have may not exist there: {_NEW_SNAPSHOT}",
+            remedy=f"sink and journal may hold what this server does not have: {_NEW_SNAPSHOT}",
         )
 
 
 def standbys_copy(slot: str) -> ConnectionLost:
     """Whatever the copy is like: the standby may drop it and make it again, and the primary's slot is another one."""
     return ConnectionLost(
-        f"slot \"{slot}\" is a standby's copy of the primary's: it can be read after the promotion",
+        f"slot {slot} is a standby's copy of the primary's: it can be read after the promotion",
         remedy="name all hosts in the dsn, with target_session_attrs=read-write: then a standby is passed over",
     )
 
@@ -104,12 +104,12 @@ def check_positions(slot: str, recorded_lsn: Lsn, confirmed_lsn: Lsn, wal_end_ls
         raise SlotLost(
             f"the server's WAL ends at {wal_end_lsn}, but {recorded_lsn} was confirmed before: "
             "it was restored, or failed over, to an older state",
-            remedy=f"what sink and journal have may not exist there: {_NEW_SNAPSHOT}",
+            remedy=f"sink and journal may hold what this server does not have: {_NEW_SNAPSHOT}",
         )
     if confirmed_lsn > recorded_lsn:
         raise SlotLost(
-            f"slot {slot!r} is confirmed up to {confirmed_lsn}, but this pipeline had confirmed only "
+            f"slot {slot} is confirmed up to {confirmed_lsn}, but this pipeline had confirmed only "
             f"{recorded_lsn}: what lies between went elsewhere, or was skipped",
             remedy="if this storage is an older copy, or not the last run's, give the last run's; else, or if the slot "
-            f"had another reader: {ANOTHER_STORAGE}",
+            f"had another reader: {RESYNC}",
         )

@@ -60,7 +60,7 @@ def failover_findings(
         findings.append(
             Finding.warning(
                 _CHECK,
-                f'slot "{slot.name}" is no failover slot: it is lost when a standby ({enumerate_names(standbys)}) '
+                f"slot {slot.name} is no failover slot: it is lost when a standby ({enumerate_names(standbys)}) "
                 "takes the primary's place",
                 f"run with failover = true (--failover), which sets it for good; {_SEE}",
             )
@@ -98,7 +98,7 @@ def _check_failover_slot(
         findings.append(
             Finding.warning(
                 _CHECK,
-                f'slot "{slot.name}" was made without failover; the run will turn it on for good',
+                f"slot {slot.name} was made without failover; the run will turn it on for good",
                 "leave failover (--failover) out if that is not meant",
             )
         )
@@ -125,7 +125,7 @@ def _check_failover_slot(
         )
     findings += _check_standbys(settings)
     waits = f"waits for {enumerate_names(waited_for)}"
-    return findings or [Finding.ok(_CHECK, f'slot "{slot.name}" is a failover slot, and {waits}')]
+    return findings or [Finding.ok(_CHECK, f"slot {slot.name} is a failover slot, and {waits}")]
 
 
 def _check_standbys(settings: SlotSettings) -> list[Finding]:
@@ -168,7 +168,7 @@ def _check_standby(connection: psycopg.Connection[Any], slot: str, where: str) -
         return [
             Finding.warning(
                 _CHECK,
-                f'{where} has no copy of slot "{slot}" yet: promoted now, it would not have the slot',
+                f"{where} has no copy of slot {slot} yet: promoted now, it would not have the slot",
                 f"the standby's log says what it waits for; {_SEE}",
             )
         ]

@@ -83,7 +83,7 @@ class OpenSlot:
         is_nobodys = state.active_pid is None and last_owner is not None and last_owner == owner_before
         if state.active_pid != self.pid and not is_nobodys:
             raise ConnectionLost(
-                f'the server has ended the connection that read slot "{self.identity.slot}", before anything was read'
+                f"the server has ended the connection that read slot {self.identity.slot}, before anything was read"
             )
         confirmed_flush_lsn = state.confirmed_flush or self.confirmed_flush_lsn
         never_sent = self.no_prepare_sent and confirmed_flush_lsn == self.confirmed_flush_lsn
@@ -154,7 +154,7 @@ def _connected(
     if not state.exists:
         if not create:
             raise PreconditionMissing(
-                f'slot "{settings.slot}" does not exist',
+                f"slot {settings.slot} does not exist",
                 remedy=REMEDY_CREATE_SLOT,
             )
         create_slot(
@@ -163,25 +163,25 @@ def _connected(
         state = describe_slot(dsn, settings.slot)
     if state.plugin != PLUGIN:
         raise PreconditionMissing(
-            f'slot "{settings.slot}" uses the plugin {state.plugin}, not {PLUGIN}',
+            f"slot {settings.slot} uses the plugin {state.plugin}, not {PLUGIN}",
             remedy="give another slot: this one belongs to another consumer, which needs what it holds",
         )
     if state.awaits_promotion:
         raise standbys_copy(settings.slot)
     if state.is_lost:
         raise SlotLost(
-            f'slot "{settings.slot}" was invalidated by the server ({state.invalidation_reason or state.wal_status})'
+            f"slot {settings.slot} was invalidated by the server ({state.invalidation_reason or state.wal_status})"
         )
     if settings.failover and not state.failover:
         connection.execute(
             failover_command(settings.slot, connection.server_version),
-            f'making slot "{settings.slot}" a failover slot',
+            f"making slot {settings.slot} a failover slot",
         )
     flush_lsn = settled_flush_lsn(dsn)
     system = connection.identify_system()
     if state.database != system.dbname:
         raise PreconditionMissing(
-            f'slot "{settings.slot}" belongs to database {state.database}, the DSN leads to {system.dbname}',
+            f"slot {settings.slot} belongs to database {state.database}, the DSN leads to {system.dbname}",
             remedy="connect to the slot's database",
         )
     options = stream_options(settings, connection.server_version)

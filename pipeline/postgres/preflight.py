@@ -15,7 +15,7 @@ from typing import Any, Final
 import psycopg
 
 from xidstream.pipeline.errors import (
-    ANOTHER_SLOT,
+    RESYNC,
     PreconditionMissing,
     SlotInUse,
     SlotLost,
@@ -127,7 +127,9 @@ def _check_server(connection: psycopg.Connection[Any], version: int, *, parks_ta
         if version < PG16:
             findings.append(
                 Finding.failed(
-                    "primary", "this is a standby: it decodes since PostgreSQL 16", "use the primary"
+                    "primary",
+                    "this is a standby, and a standby decodes from PostgreSQL 16 on",
+                    "use the primary",
                 )
             )
         else:
@@ -191,7 +193,7 @@ def _check_slot(
 ) -> list[Finding]:
     if not slot.exists:
         return _check_new_slot(connection, settings, will_create_slot=will_create_slot)
-    name = f'slot "{slot.name}"'
+    name = f"slot {slot.name}"
     if slot.plugin != PLUGIN:
         what = "is physical" if slot.plugin is None else f"has the plugin {slot.plugin}"
         return [Finding.failed("slot", f"{name} {what}, not {PLUGIN}", "use another name")]
@@ -213,7 +215,7 @@ def _check_slot(
             Finding.failed(
                 "slot",
                 f"{name} is lost{reason}: the server removed WAL that it needs",
-                f"raise max_slot_wal_keep_size; {ANOTHER_SLOT}",
+                f"raise max_slot_wal_keep_size; {RESYNC}",
                 SlotLost,
             )
         ]
@@ -243,12 +245,12 @@ def _check_new_slot(
 ) -> list[Finding]:
     findings = []
     if will_create_slot:
-        findings.append(Finding.ok("slot", f'slot "{settings.slot}" will be created'))
+        findings.append(Finding.ok("slot", f"slot {settings.slot} will be created"))
     else:
         findings.append(
             Finding.failed(
                 "slot",
-                f'there is no slot "{settings.slot}"',
+                f"there is no slot {settings.slot}",
                 REMEDY_CREATE_SLOT,
             )
         )
@@ -316,7 +318,7 @@ def _check_two_phase(
         findings.append(
             Finding.warning(
                 "two_phase",
-                f'slot "{slot.name}" was made without two_phase; the run will turn it on for good',
+                f"slot {slot.name} was made without two_phase; the run will turn it on for good",
                 "leave two_phase (--two-phase) out if that is not meant",
             )
         )

@@ -289,8 +289,8 @@ def _check_generated(
 def _clash(table: PublishedTable, clashes: Sequence[str]) -> Finding:
     return Finding.warning(
         "column_names",
-        f"table {table.name}: column {', '.join(map(repr, clashes))} has the name, ignoring case, of another column or "
+        f"table {table.name}: column {', '.join(clashes)} has the name, ignoring case, of another column or "
         "of one of the contract's columns: its next change parks the table, and it has no snapshot",
-        "have it under another name with the setting column_names, or leave it out of the publication with a column "
+        "give the column another name with the setting column_names, or leave it out of the publication with a column "
         "list",
     )

@@ -88,7 +88,7 @@ REMEDY_SELECT: Final = (
     "where it has row security, ALTER ROLE … BYPASSRLS"
 )
 REMEDY_ROW: Final = (
-    "mend the row, or leave its column out of the publication, and take the table's snapshot again"
+    "correct the row, or leave its column out of the publication, and take the table's snapshot again"
 )
 
 
@@ -172,7 +172,7 @@ class Frame:
             if not lengths[0]:
                 lengths = lengths[1:]
         if len(lengths) and self._is_ended:
-            raise ProtocolViolation(f"{self._doing}: there is something behind COPY's trailer")
+            raise ProtocolViolation(f"{self._doing}: there is something after COPY's trailer")
         n = len(_TRAILER)
         if len(lengths) and lengths[-1] == n and np.array_equal(payload[-n:], _TRAILER):
             self._is_ended = True

@@ -39,7 +39,7 @@ def slot_part(
     no such slot, and what connecting raises."""
     timed = Login.of(dsn).to(connect_timeout=str(_CONNECT_TIMEOUT_S))
     limit = {"statement_timeout": f"{_STATEMENT_TIMEOUT_MS}ms"}
-    with sql_connection(timed, f'slot "{slot}"', limit) as connection:
+    with sql_connection(timed, f"slot {slot}", limit) as connection:
         state = require_slot(connection, slot)
         server_lsn = _position(connection)
         positions.note(clock(), server_lsn)

@@ -110,10 +110,8 @@ def unread_findings(
     lacking = [each.name for each in access if each.lacks is not None]
     may = f"may not read {enumerate_names(lacking)} whole" if lacking else "may read them"
     if not is_first:
-        statement = (
-            f"{counted(len(unread), 'table')} without a snapshot (snapshot = never): what they held before"
-        )
-        return [Finding.ok("snapshot_none", f"{statement} the stream is not read; the role {may}")]
+        statement = f"{counted(len(unread), 'table')} without a snapshot (snapshot = never): rows from before"
+        return [Finding.ok("snapshot_none", f"{statement} the stream are not read; the role {may}")]
     relids = [leaf.relid for source in unread for leaf in source.leaves]
     n_rows = [max(n, 0) for _, n in connection.execute(_ROWS.encode(), (relids,))]
     about = (

@@ -262,7 +262,7 @@ class TableHolder:
         if now is None:
             raise SnapshotInterrupted(f"table {source.name} was dropped, or is not published any more")
         if _definition(now) != _definition(source):
-            reason = reason_it_ended(signature_of(source), now) or "its definition is another one"
+            reason = reason_it_ended(signature_of(source), now) or "its definition changed"
             raise SnapshotInterrupted(f"table {source.name} changed before its snapshot: {reason}")
         return now
 

@@ -49,5 +49,5 @@ def verified_server(dsn: Dsn) -> VerifiedServer:
 
 def mark(dsn: Dsn) -> None:
     """Commit a message. Raises what connecting raises."""
-    with sql_connection(dsn, "a commit behind the snapshot") as connection:
+    with sql_connection(dsn, "a commit after the snapshot") as connection:
         connection.execute("SELECT pg_logical_emit_message(true, %s, '')", (VERIFY_PREFIX,))

@@ -119,7 +119,7 @@ class RelationVersion:
         for column in self.columns:
             other = seen.get(column.name.lower())
             if other is not None:
-                return f"column {column.name!r} clashes with {other!r}, ignoring case"
+                return f"column {column.name} clashes with {other}, ignoring case"
             seen[column.name.lower()] = column.name
         return None
 

@@ -30,7 +30,7 @@ from xidstream.pipeline.spark.spark_batch import SparkBatch
 from xidstream.pipeline.spark_errors import fault_of, raised_in_executor
 
 _REMEDY: Final = (
-    "mend the function and start again: the batch was not confirmed. What the exception says is withheld here, because "
+    "correct the function, and start again: the batch was not confirmed. What the exception says is withheld, because "
     "it may quote a row; `xidstream --debug run` shows it, and in Python it is the __cause__"
 )
 

@@ -177,7 +177,7 @@ def _check_delta(
 def _overlapping(root: str, storage: str) -> ConfigError:
     return ConfigError(
         f"storage {storage} and Delta root {root} are one folder, or one is in the other",
-        remedy="give each a folder of its own, beside the other. Of a slot that was read so, end its run and move the "
+        remedy="give each a folder of its own, beside the other. If a run has used them so, end it, and move the "
         "storage's folder SYSTEM_IDENTIFIER/ into the new storage: it is the only record of what was delivered",
     )
 

@@ -71,7 +71,7 @@ def _reading(file: Segment | MessageFile) -> Iterator[None]:
             f"segment {file.key} cannot be read: {error.strerror or type(error).__name__}"
         ) from error
     except pa.ArrowInvalid as error:
-        raise SegmentCorrupt(f"segment {file.key} is not a file of ours") from error
+        raise SegmentCorrupt(f"segment {file.key} is not a file that xidstream wrote") from error
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,8 @@ from xidstream.pipeline.storage.envelope import Document, a_count, a_number
 from xidstream.pipeline.storage.keys import Layout
 
 REMEDY: Final = (
-    "the server does not send what is in the journal again: restore the object, or take its tables anew"
+    "the server does not send what is in the journal again: restore the object, or take new snapshots of "
+    "its tables"
 )
 
 

@@ -41,7 +41,7 @@ class KnownRelations:
                 version = brought.get(number)
                 if version is None:
                     raise ComponentLost(
-                        f"the call that told a buffer of relation version {number} did not come"
+                        f"a buffer has not got version {number} of a relation, which its rows refer to"
                     )
                 self._versions.add(number, version, version.weight)
                 new[number] = version

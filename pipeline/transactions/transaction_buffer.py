@@ -345,7 +345,9 @@ class TransactionBuffer:
         transaction = self._open.get(xid)
         n_steps = 0 if transaction is None else transaction.n_steps
         if n_steps != step:
-            raise ComponentLost(f"of {step} blocks of transaction {int(xid)} its buffer has seen {n_steps}")
+            raise ComponentLost(
+                f"the buffer of transaction {int(xid)} has got {n_steps} of its first {step} blocks"
+            )
         return transaction
 
     def _started(self, xid: Xid, step: int) -> OpenTransaction:

@@ -432,7 +432,7 @@ def test_a_run_puts_a_slot_that_was_dropped_right_where_it_is_told_to_and_refuse
     assert refused.returncode == 4, (refused.stdout, refused.stderr)
     healed = run(*arguments, "--on-slot-lost", "resync")
     assert healed.returncode == 0, (healed.stdout, healed.stderr)
-    assert "it is put right" in healed.stderr and "takes new snapshots" in healed.stderr
+    assert "the slot is made anew" in healed.stderr and "takes new snapshots" in healed.stderr
     last = [row for row in delta(tmp_path, "public.t") if row["id"] == 1000]
     assert [row["_change_type"] for row in last] == ["snapshot"]
 

@@ -102,7 +102,7 @@ def test_a_promotion_under_load_loses_nothing_repeats_nothing_and_needs_no_perso
         config = Config.of({**vars(config), "dsn": primary.conninfo(host=hosts), "failover": True})
         assert [a.split(":")[0] for a in advice(config)] == [
             "the dsn names several hosts, and the first that answers is taken, a standby as well",
-            'slot "s" was made without failover; the run will turn it on for good',
+            "slot s was made without failover; the run will turn it on for good",
             "synchronized_standby_slots is empty",
             f"standby {standby.socket_dir}",
         ]

@@ -153,7 +153,7 @@ def test_a_hardened_run_tells_no_secret_anywhere_and_ends_with_status_4_on_poiso
 
     assert process.returncode == 4, output
     said = next(line for line in output.splitlines() if line.startswith("xidstream: "))
-    assert xid is not None and f"xid {xid[0]}, LSN " in said and "public.t column 'note'" in said, said
+    assert xid is not None and f"xid {xid[0]}, LSN " in said and "public.t column note" in said, said
     assert [r["id"] for r in delta_rows(s3, "public.t", s3_settings)] == list(range(1, 40_002))
 
     stored = s3.contents()

@@ -70,7 +70,7 @@ def test_a_run_outlives_a_password_that_is_changed_at_the_server_first(
         new = secrets.token_hex(16)
         database.execute(f"ALTER ROLE {name} PASSWORD '{new}'")
         database.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_replication")
-        wait_until(lambda: "tried again for up to 300 s" in log.read_text() or process.poll() is not None)
+        wait_until(lambda: "tries it again for up to 300 s" in log.read_text() or process.poll() is not None)
         assert not is_read(database)
         file.write_text(f"{new}\n")
         wait_for_reader(database)

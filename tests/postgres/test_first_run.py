@@ -201,7 +201,7 @@ def test_a_delta_root_that_knows_the_slot_is_no_first_runs(config: Config, commi
     anew = dataclasses.replace(config, begin_anew=str(position(config)))
     told: list[str] = []
     require(anew, tell=told.append, wait_s=0)
-    gap = f"the sink's tables end at 0/100, and slot '{config.slot}' begins at {position(config)}"
+    gap = f"the sink's tables end at 0/100, and slot {config.slot} begins at {position(config)}"
     assert any(gap in line for line in told) is bool(commit_lsn)
 
 
@@ -230,7 +230,7 @@ def test_a_slot_that_was_dropped_and_made_again_behind_the_tables_end_leaves_a_g
     database.execute("INSERT INTO t VALUES (2)")
     capsys.readouterr()
     create_slot_command(config)
-    gap = f"the sink's tables end at 0/100, and slot '{config.slot}' begins at {position(config)}"
+    gap = f"the sink's tables end at 0/100, and slot {config.slot} begins at {position(config)}"
     said = capsys.readouterr().out
     assert gap in said and "`--snapshot initial`" in said
     found = finding(config, "gap")

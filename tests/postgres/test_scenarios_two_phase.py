@@ -166,7 +166,7 @@ def test_a_prepare_that_another_consumer_was_given_is_a_terminal_error_at_its_co
     assert [t.gid for t in read(tmp_path / "new", "1").transactions] == ["ours"]
     database.execute("COMMIT PREPARED 'theirs'")
     for epoch in ("2", "3"):  # it is not forgotten
-        with pytest.raises(SlotLost, match="the content that its PREPARE brought is not in storage"):
+        with pytest.raises(SlotLost, match="the rows that came with its PREPARE are neither in the storage"):
             read(tmp_path / "new", epoch)
 
 

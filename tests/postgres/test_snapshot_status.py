@@ -83,7 +83,7 @@ def test_each_table_is_finished_read_in_part_begun_or_without_a_snapshot(
     shown = states(*sink)
     assert shown["public.a"].endswith("finished")
     assert shown["public.b"].endswith("begun, and not in the sink")
-    assert shown["public.c"].endswith("does not stand any more: the type of column id changed")
+    assert shown["public.c"].endswith("no longer valid: the type of column id changed")
     assert shown["public.d"].endswith("none")
     assert states()["public.a"].endswith("begun or finished"), "without the sink nobody can tell"
 

@@ -535,7 +535,7 @@ def test_a_snapshot_that_is_older_than_a_rewrite_reads_no_rows_and_is_refused(ta
     ("statement", "reason"),
     [
         ("ALTER TABLE t ALTER id TYPE bigint", "the type of column id changed"),
-        ("ALTER TABLE t ADD c int", "its definition is another one"),
+        ("ALTER TABLE t ADD c int", "its definition changed"),
         ("ALTER TABLE t RENAME TO u", "was dropped or renamed"),
         ("DROP TABLE t", "was dropped or renamed"),
         ("ALTER PUBLICATION p DROP TABLE t", "is not published any more"),

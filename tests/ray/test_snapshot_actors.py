@@ -138,7 +138,7 @@ def test_a_reader_that_ray_has_no_cpus_for_is_told_of_and_the_one_that_runs_read
         assert missing is not None and missing.startswith("3 of 4 snapshot readers have no process yet"), (
             missing
         )
-        assert "each needs 0.1 CPUs" in missing
+        assert "Ray needs 0.1 free CPUs for each" in missing
     finally:
         actors.close()
     assert actors.missing_readers() is None

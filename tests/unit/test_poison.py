@@ -66,7 +66,7 @@ def test_the_first_bad_row_that_is_kept_is_named() -> None:
     error = sealed.undeliverable.error
     assert isinstance(error, PoisonedChange)
     assert error.message.startswith(
-        "xid 700, LSN 1/AB1: public.t column 'note' has a value that is not valid UTF-8"
+        "xid 700, LSN 1/AB1: public.t column note has a value that is not valid UTF-8"
     )
     assert "--xid 700 --commit-lsn 0/64" in error.remedy
     assert pickle.loads(pickle.dumps(error)).remedy == error.remedy

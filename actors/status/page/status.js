@@ -236,7 +236,7 @@ async function ask() {
     document.title = `${stalled ? "stalled · " : ""}${accounts.map((account) => account.run.slot).join(", ")} · xidstream`;
   } catch (error) {
     console.error(error);
-    when.textContent = "the run does not answer: it has ended, or restarts (`xidstream status` says which)";
+    when.textContent = "the run does not answer: it has ended or is restarting (`xidstream status` says which)";
     when.className = "bad";
   }
   setTimeout(ask, EVERY_MS);

@@ -34,11 +34,11 @@ STALLED = {
     ),
     "what was sent to a buffer is not decoded": (
         reader(in_flight_bytes=8 << 20),
-        ("slot reader", "xid buffers", "8.0 MiB were sent to the xid buffers"),
+        ("slot reader", "xid buffers", "the xid buffers have 8.0 MiB to decode"),
     ),
     "reading is paused because the buffers do not keep up": (
         reader(in_flight_bytes=64 << 20, paused_by="reader_memory_bytes"),
-        ("slot reader", "xid buffers", "none decoded"),
+        ("slot reader", "xid buffers", "decoded none"),
     ),
     "reading is paused because of what waits for the sink": (
         reader(backlog_bytes=128 << 20, paused_by="backlog_bytes"),
@@ -57,7 +57,7 @@ STALLED = {
         (
             "commit sequencer",
             "xid buffers",
-            "12 transactions with their commits from 0/10FF000 to 0/1100000 have waited for their xid buffer",
+            "12 transactions with commits from 0/10FF000 to 0/1100000 have waited for their xid buffer",
         ),
     ),
     "the head of the order has messages outside of transactions alone": (
@@ -65,7 +65,7 @@ STALLED = {
         (
             "commit sequencer",
             "xid buffers",
-            "logical messages outside of transactions, behind 0/1000000, have waited",
+            "logical messages outside of transactions, after 0/1000000, have waited",
         ),
     ),
     "a COMMIT PREPARED waits for what its PREPARE has stored": (
@@ -78,11 +78,19 @@ STALLED = {
     ),
     "the head of the order is read from the journal": (
         sequencer(head_state="waiting", **{**WAITING, **JOURNALED}),
-        ("commit sequencer", "storage", "what the journal has behind 0/1000000 has waited for the storage"),
+        (
+            "commit sequencer",
+            "storage",
+            "the journal's first transaction after 0/1000000 has waited for the storage",
+        ),
     ),
     "the driver does not ask for what is in the journal": (
         sequencer(head_state="journaled", **{**WAITING, **JOURNALED}),
-        ("commit sequencer", "Spark driver", "what the journal has behind 0/1000000 has been ready"),
+        (
+            "commit sequencer",
+            "Spark driver",
+            "the journal's first transaction after 0/1000000 has been ready",
+        ),
     ),
     "a PREPARE waits for the storage": (
         sequencer(**{**WAITING, "head_kind": "hold", "head_message": "PREPARE", "head_state": "waiting"}),
@@ -110,7 +118,7 @@ STALLED = {
     ),
     "the driver does not pull": (
         sequencer(head_state="ready", **WAITING),
-        ("commit sequencer", "Spark driver", "has not asked for it"),
+        ("commit sequencer", "Spark driver", "has not taken it"),
     ),
     "a batch is in the sink's hands, and the journal takes what commits": (
         journal(sink(in_hand=HAND)),
@@ -125,7 +133,7 @@ STALLED = {
         (
             "commit sequencer",
             "sink",
-            "for 16 s; the journal is full (64.0 GiB), and what commits now waits in the slot (look at",
+            "for 16 s; the journal is full (64.0 GiB), and what commits now waits in the slot (see what",
         ),
     ),
     "reading is paused behind a full journal": (

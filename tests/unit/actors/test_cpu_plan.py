@@ -112,7 +112,7 @@ def test_a_run_that_fits_in_no_way_is_refused_with_the_numbers(
     with pytest.raises(PreconditionMissing) as caught:
         plan(slots(n, spark=spark, buffers_max=n), 2.0)
     assert f"{n} slots would ask Ray for {full} CPUs" in caught.value.message
-    assert f"for {least} where" in caught.value.message and "there are 2" in caught.value.message
+    assert f"or for {least} at the least, and it has 2" in caught.value.message
     assert "fewer slots" in caught.value.remedy
 
 

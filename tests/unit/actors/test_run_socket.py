@@ -64,7 +64,7 @@ def test_another_user_is_refused_and_told_whom_to_ask(slot: str) -> None:
     )
     served.close()
     assert (
-        "answers its own user alone (user id 0)" in asked.stderr
+        "answers only its own user (user id 0)" in asked.stderr
         and "secret" not in asked.stdout + asked.stderr
     )
 
@@ -75,6 +75,8 @@ def test_a_run_whose_answer_fails_is_told_as_one_that_gives_no_account(slot: str
 
     served = RunSocket(slot, fail)
     for _ in range(2):
-        with pytest.raises(EnvironmentFault, match=f"a run of slot {slot} is there, and gives no account"):
+        with pytest.raises(
+            EnvironmentFault, match=f"a run of slot {slot} is on this machine, and has not told its state"
+        ):
             ask(served.name)
     served.close()

@@ -93,7 +93,11 @@ def test_a_question_that_fails_is_logged_and_asked_again_later(caplog: pytest.Lo
 
     watch = RunWatch(Failing(WELL), lambda text: None)
     watch._look()
-    wait_until(lambda: watch._slot == (None, "the question failed"))
+    wait_until(
+        lambda: (
+            watch._slot == (None, "the server could not be asked for the slot: the run's log has the error")
+        )
+    )
     assert "the server cannot be asked for the slot" in caplog.text
 
 

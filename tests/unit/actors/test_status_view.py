@@ -93,7 +93,7 @@ def test_where_nothing_runs_the_slot_and_the_storage_say_what_they_know() -> Non
         stored=StoredPart("0/10", "e1", ("xid 7: left out",)),
     )
     text = shown(stopped)
-    assert "no run was found" in text and "nobody reads it" in text
+    assert "no run was found" in text and "no reader is connected" in text
     assert "confirmed 0/10, by epoch e1" in text and "given up: xid 7: left out" in text
     assert "journal" not in text
     journaled = StoredPart("0/10", "e1", (), "0/8", 3)

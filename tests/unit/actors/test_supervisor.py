@@ -218,7 +218,9 @@ def test_a_login_that_is_refused_while_a_password_is_changed_is_tried_again_and_
     assert supervisor.n_epochs == 12
     assert max(clock.pauses) == 4
     away, told = supervisor.notices
-    assert "went away" in away and told.startswith(REFUSED.message) and "tried again for up to 300 s" in told
+    assert (
+        "went away" in away and told.startswith(REFUSED.message) and "tries it again for up to 300 s" in told
+    )
 
 
 @pytest.mark.parametrize("error", [REFUSED, NO_PASSWORD], ids=["refused", "no-password"])

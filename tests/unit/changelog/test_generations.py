@@ -56,7 +56,7 @@ def test_an_ended_generation_stands_up_to_what_was_proven_by_then_and_no_further
     lines = [line(1, 99, 120, "the table was rewritten", until=140), line(1, 99, 120)]
     assert [at(lsn, *lines) for lsn in (120, 140)] == [1, 1]
     message, remedy = refusal(141, *lines)
-    assert "the snapshot of 0/78 stands up to 0/8C (the table was rewritten)" in message
+    assert "the snapshot of 0/78 is valid up to 0/8C (the table was rewritten)" in message
     assert "xidstream snapshot request --table public.t" in remedy
     lines.append(line(2, 199, 220))
     assert [at(lsn, *lines) for lsn in (140, 220)] == [1, 2], "an ALTER does not take history away"
@@ -66,7 +66,7 @@ def test_an_ended_generation_stands_up_to_what_was_proven_by_then_and_no_further
 
 def test_a_generation_of_which_nothing_was_proven_stands_at_no_lsn() -> None:
     assert (
-        "stands up to 0/0"
+        "is valid up to 0/0"
         in refusal(120, line(1, 99, 120, "the table was rewritten", until=0), line(1, 99, 120))[0]
     )
 

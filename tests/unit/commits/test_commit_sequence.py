@@ -210,7 +210,7 @@ def test_a_missing_file_of_the_journal_is_told_when_the_sink_has_said_whether_it
         assert not await sequencer.finished()
         loop = (await sequencer.sink_opened(Lsn(watermark), 0)).loop
         if watermark < 0x2000:
-            with pytest.raises(SlotLost, match="only the journal had them"):
+            with pytest.raises(SlotLost, match="it alone had the transactions"):
                 await sequencer.next_batch(60, loop)
             return
         batch = await sequencer.next_batch(60, loop)

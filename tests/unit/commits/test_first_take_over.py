@@ -61,7 +61,7 @@ def test_whoever_follows_the_remedy_of_a_damaged_record_or_removes_it_all_the_sa
     assert "remove nothing" in refused.value.remedy
     (tmp_path / refused.value.message.split("'")[1]).unlink()
     kept = storage.list_keys(layout("a").root)
-    with pytest.raises(SlotLost, match="has no record of slot 's', but 1 object of its journal") as lost:
+    with pytest.raises(SlotLost, match="has no record of slot s, but 1 object of its journal") as lost:
         run(tmp_path, "b", int(file.end_lsn))
     assert lost.value.policy.exit_status is ExitStatus.TERMINAL
     assert storage.list_keys(layout("a").root) == kept

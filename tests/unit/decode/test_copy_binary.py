@@ -138,7 +138,7 @@ def test_what_send_functions_give(type_name: str, data: bytes, expected: object)
 )
 def test_what_no_send_function_gives_is_refused(type_name: str, data: bytes) -> None:
     for modifier in (-1, numeric_modifier(20, 3)):
-        with pytest.raises(PoisonedChange, match="column 'v' has a value that is malformed"):
+        with pytest.raises(PoisonedChange, match="column v has a value that is malformed"):
             decode([copied([data])], relation(("v", type_name, modifier)))
 
 
@@ -307,7 +307,7 @@ def test_whatever_a_values_bytes_are_its_column_is_valid_or_an_error_of_ours(
 def test_a_value_that_cannot_be_decoded_names_table_and_column_and_not_itself() -> None:
     table = relation(("id", "int4"), ("doc", "text"))
     for row in ([b"\0\0\0\1", b"secret\xff"], [b"secret", b"x"]):
-        with pytest.raises(PoisonedChange, match=r"table t: public\.t column '(id|doc)'") as caught:
+        with pytest.raises(PoisonedChange, match=r"table t: public\.t column (id|doc) ") as caught:
             decode([copied([b"\0\0\0\1", b"x"]), copied(row)], table)
         assert "secret" not in f"{caught.value.message} {caught.value.remedy}"
         assert "slot skip" not in caught.value.remedy

@@ -75,7 +75,7 @@ def test_one_witness_of_an_earlier_run_is_enough_and_only_the_lsn_that_is_named_
 ) -> None:
     witnesses = dataclasses.replace(NOBODY, **knows)
     for other in (None, anew_lsn - 1, anew_lsn + 1):
-        with pytest.raises(SlotLost, match=f"/mnt/xs has no record of slot 's', but .*{says}") as refused:
+        with pytest.raises(SlotLost, match=f"/mnt/xs has no record of slot s, but .*{says}") as refused:
             judged(witnesses, other)
         assert refused.value.policy.exit_status is ExitStatus.TERMINAL
         assert f"`--begin-anew {Lsn(anew_lsn)}`" in refused.value.remedy
@@ -115,7 +115,7 @@ def test_what_lies_between_the_tables_end_and_the_slots_beginning_is_a_gap(
     lsns = gap(None if begun is None else Beginning(Lsn(begun)), SinkHolds(2, Lsn(holds)))
     assert lsns == expected
     if lsns is not None:
-        assert gap_text("s", lsns).startswith("the sink's tables end at 0/400, and slot 's' begins at 0/500")
+        assert gap_text("s", lsns).startswith("the sink's tables end at 0/400, and slot s begins at 0/500")
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ def test_a_copy_without_rows_has_header_and_trailer_in_one_message() -> None:
         ([[HEADER + b"row 1"]], "no trailer"),
         ([[]], "no trailer"),
         ([[HEADER + b"row 1", TRAILER, b"row 2"]], "no trailer"),
-        ([[HEADER + b"row 1", TRAILER], [b"row 2"]], "something behind COPY's trailer"),
+        ([[HEADER + b"row 1", TRAILER], [b"row 2"]], "something after COPY's trailer"),
     ],
 )
 def test_a_frame_that_no_server_sends_is_a_violation(blocks: list[list[bytes]], what: str) -> None:

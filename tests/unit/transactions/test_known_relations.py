@@ -55,5 +55,5 @@ def test_a_call_that_was_lost_is_noticed_by_the_first_that_builds_on_it() -> Non
     pool, buffer = KnownRelations(), KnownRelations()
     pool.call([1], {1: version(1)})  # lost on its way
     untold = pool.call([1, 2], {1: version(1), 2: version(2)})
-    with pytest.raises(ComponentLost, match="relation version 1"):
+    with pytest.raises(ComponentLost, match="version 1 of a relation"):
         buffer.call([1, 2], untold)

@@ -153,7 +153,7 @@ def test_a_transaction_of_which_a_block_did_not_come_is_neither_committed_nor_pr
     calls = Calls(storage)
     calls.add(GOOD)
     calls.n_steps += 1
-    with pytest.raises(ComponentLost, match="of 2 blocks of transaction 700 its buffer has seen 1"):
+    with pytest.raises(ComponentLost, match="the buffer of transaction 700 has got 1 of its first 2 blocks"):
         calls.end(end)
 
 
@@ -172,7 +172,7 @@ def test_a_transaction_that_moved_has_the_rows_of_both_buffers_in_order(
     assert sealed.n_rows == 2 and len(sealed.segments) == (2 if memory_bytes == 1 else 0)
     if not sealed.segments:
         assert notes_of(sealed) == ["first", "second"]
-    with pytest.raises(ComponentLost, match="of 1 blocks of transaction 700 its buffer has seen 0"):
+    with pytest.raises(ComponentLost, match="the buffer of transaction 700 has got 0 of its first 1 blocks"):
         before.buffer.abort(XID, 1)
 
 
