@@ -220,7 +220,7 @@ def test_more_slots_than_a_machine_has_cpus_for_are_refused_by_check_and_by_run_
     assert refused.returncode == 3, refused.stderr
     for said in (checked.stdout, refused.stderr):
         assert "this machine is too small for the run: 3 slots would ask Ray for 0.85 CPUs" in said, said
-        assert "there are 0.1" in said and "fewer slots" in said
+        assert "it has 0.1" in said and "fewer slots" in said
     assert "waiting for Ray" not in refused.stderr
     enough = run("check", "--config", path, env={"RAY_OVERRIDE_RESOURCES": '{"CPU": 2}'})
     assert enough.returncode == 0, enough.stdout + enough.stderr

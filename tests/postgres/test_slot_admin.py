@@ -75,7 +75,7 @@ def test_dropping_what_is_not_there_or_in_use(database: Database) -> None:
         drop_slot(made.dsn, made.slot)
     assert "check its name" in missing.value.remedy and "create" not in missing.value.remedy
     create_slot(made.dsn, made.slot)
-    with pytest.raises(PreconditionMissing, match='"nope" does not exist') as missing:
+    with pytest.raises(PreconditionMissing, match="slot nope does not exist") as missing:
         drop_slot(made.dsn, "nope")
     assert made.slot in missing.value.remedy
     with ReplicationConnection(made) as connection:

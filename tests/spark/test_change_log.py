@@ -323,7 +323,7 @@ def test_two_slots_below_one_root_are_told_apart_and_their_tables_are_not_mixed(
     assert (ours.last_commit_lsn, others.last_commit_lsn) == (100, 5000)
     assert [row["id"] for row in found(ours.as_of(spark)["public.orders"])] == [1, 2]
     assert [row["id"] for row in found(others.as_of(spark)["public.theirs"])] == [7, 8]
-    with pytest.raises(Unsupported, match="does not tell them apart"):
+    with pytest.raises(Unsupported, match="does not record whose a transaction is"):
         ours.transactions(spark)
     root.write(Transaction(5010, [(ORDERS, [change(INSERT, id=2, note="theirs")])]), slot="other")
     with pytest.raises(Unsupported, match="rows of more than one slot"):
