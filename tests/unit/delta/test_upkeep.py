@@ -268,6 +268,16 @@ def commit_large(table: Kept, lsn: int) -> None:
     table.writer.commit(written(table.location, [large_row(lsn)], WIDE), {APP: lsn})
 
 
+def wait_for_merge(table: Kept) -> None:
+    """Until one is prepared, or was taken in already. Its file is there a moment before."""
+
+    def is_prepared() -> bool:
+        is_waiting = table.upkeep._tables[table.location.uri].merge is not None
+        return is_waiting or any("-merged" in path for path in paths(table.location))
+
+    wait_until(is_prepared)
+
+
 def merged(location: Location) -> set[str]:
     return {path for path in data_files(location) if "-merged" in path}
 
@@ -279,8 +289,7 @@ def test_middling_files_are_merged_beside_the_commits_and_taken_in_behind_one(
     table = kept(keeping, location, DeltaRetention(), WIDE)
     for lsn in range(1, 5):
         commit_large(table, lsn)
-    wait_until(lambda: bool(merged(location)))
-    time.sleep(0.2)  # it is written, and told a moment later
+    wait_for_merge(table)
     assert len(paths(location)) == 4, "nobody names it yet"
     commit_large(table, 5)
     assert set(paths(location)) == merged(location) | {
@@ -296,8 +305,7 @@ def test_merge_of_middling_files_is_dropped_where_others_have_removed_one(
     table = kept(keeping, location, DeltaRetention(), WIDE)
     for lsn in range(1, 5):
         commit_large(table, lsn)
-    wait_until(lambda: bool(merged(location)))
-    time.sleep(0.2)
+    wait_for_merge(table)
     DeltaTable(location.uri).delete("_commit_lsn = 2")
     table.writer.refresh()
     commit_large(table, 5)
@@ -309,7 +317,8 @@ def test_merge_that_nobody_took_goes_with_its_run(keeping: list[Upkeep], locatio
     table = kept(keeping, location, DeltaRetention(), WIDE)
     for lsn in range(1, 5):
         commit_large(table, lsn)
-    wait_until(lambda: bool(merged(location)))
+    wait_for_merge(table)
+    assert merged(location)
     table.upkeep.close()
     assert not merged(location)
     assert rows_of(location) == [large_row(lsn) for lsn in range(1, 5)]
@@ -326,8 +335,7 @@ def test_merge_has_the_columns_that_the_table_got_meanwhile(
     for lsn in range(2, 6):
         rows = [{**large_row(lsn), "later": lsn}]
         table.writer.commit(written(location, rows, [*WIDE, later]), {APP: lsn})
-    wait_until(lambda: bool(merged(location)))
-    time.sleep(0.2)
+    wait_for_merge(table)
     table.writer.commit(written(location, [{**large_row(6), "later": 6}], [*WIDE, later]), {APP: 6})
     assert len(paths(location)) < 6
     expected = [{**large_row(lsn), "later": lsn if lsn > 1 else None} for lsn in range(1, 7)]
