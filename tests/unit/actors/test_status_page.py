@@ -6,13 +6,12 @@ import dataclasses
 import http.client
 import json
 import re
-import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.browser import CHROMIUM, WITHOUT, drawn
 from tests.unit.account.accounts import FULL, OPEN, WELL
 from xidstream.actors.status.page import StatusPage
 from xidstream.pipeline.account import Account
@@ -20,8 +19,7 @@ from xidstream.pipeline.account.codec import of_json
 from xidstream.pipeline.errors import ConfigError, PreconditionMissing
 from xidstream.pipeline.settings.addresses import host_and_port
 
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
-FOLDER = Path(__file__).parents[3] / "actors" / "supervision" / "page"
+FOLDER = Path(__file__).parents[3] / "actors" / "status" / "page"
 
 
 class Served:
@@ -88,36 +86,21 @@ def test_a_page_from_elsewhere_cannot_read_it_under_another_name_of_this_machine
 
 
 def test_the_files_name_no_other_place_and_put_no_text_in_as_html() -> None:
-    for file in FOLDER.glob("status.*"):
+    files = list(FOLDER.glob("status.*"))
+    assert len(files) == 3
+    for file in files:
         text = file.read_text(encoding="utf-8").replace("http://www.w3.org/2000/svg", "")
         assert not re.search(r"https?:|@import|url\(", text), file
         assert not re.search(r"innerHTML|insertAdjacentHTML|document\.write|eval\(", text), file
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine")
+@pytest.mark.skipif(CHROMIUM is None, reason=WITHOUT)
 def test_a_browser_draws_open_transactions_curves_stalls_and_what_to_do_without_an_error(
     served: Served,
 ) -> None:
-    assert CHROMIUM is not None
     strange = dataclasses.replace(OPEN, tables=("public.<img src=x onerror=alert(1)>",), n_tables=1)
     served.accounts = [dataclasses.replace(FULL, open=(strange,))]
-    browser = subprocess.run(
-        [
-            CHROMIUM,
-            "--headless=new",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--virtual-time-budget=4000",
-            "--enable-logging=stderr",
-            "--dump-dom",
-            served.page.url,
-        ],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
-    assert "CONSOLE" not in browser.stderr, "a script failed, or the page's own policy kept something out"
+    shown = drawn(served.page.url)
     for text in (
         "The commit sequencer waits for the sink",
         "xid 749",
@@ -139,8 +122,8 @@ def test_a_browser_draws_open_transactions_curves_stalls_and_what_to_do_without_
         " UTC</span>",
         "taken, 1 to go",
     ):
-        assert text in browser.stdout, text
-    assert browser.stdout.count("<path") >= 2, "curves need two answers"
+        assert text in shown, text
+    assert shown.count("<path") >= 2, "curves need two answers"
 
 
 def test_an_address_that_is_taken_or_is_none_is_refused(served: Served) -> None:
