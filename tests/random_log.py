@@ -57,8 +57,8 @@ def values_of(row: Change) -> Row:
 @dataclass
 class RandomLog:
     """``key``: of the table, or None. ``is_full``: under REPLICA IDENTITY FULL. ``row_filter``: whether the publication
-    has one; only with a key, and not under FULL, where the old tuple has all values. ``states``: (commit LSN, rows),
-    the first of them before the log.
+    has one; only with a key, and not under FULL, where the old tuple has all values. ``moves``: whether keys change,
+    and old keys are sent. ``states``: (commit LSN, rows), the first of them before the log.
 
     A row's ``_hidden`` names its values that were never sent."""
 
@@ -70,6 +70,7 @@ class RandomLog:
     truncates: bool = True
     only_inserts: bool = False
     row_filter: bool = False
+    moves: bool = True
     base: list[Change] = field(default_factory=list)
     changes: list[Change] = field(default_factory=list)
     states: list[tuple[int, Counter[Row]]] = field(default_factory=list)
@@ -132,7 +133,9 @@ class RandomLog:
         if not self.only_inserts:
             choices += [self._update] * 4 + [self._delete] * 2
             if self.key is not None:
-                choices += [self._change_key] * 3 + [self._chain, self._swap, self._again]
+                choices.append(self._again)
+            if self.key is not None and self.moves:
+                choices += [self._change_key] * 3 + [self._chain, self._swap]
             if self.row_filter:
                 choices += [self._enter] * 3
             if self.truncates and self._dice.random() < 0.15:
@@ -196,7 +199,7 @@ class RandomLog:
                 if name not in touched and (self._dice.random() < 0.8 or name in hidden)
             )
             # The old key is sent as well where its value is stored outside of the row.
-            if not is_same_key or self._dice.random() < 0.1:
+            if not is_same_key or (self._dice.random() < 0.1 and self.moves):
                 self._log("update_preimage", old, keys_only=True)
         self._rows[next(i for i, row in enumerate(self._rows) if row is old)] = new
         self._log("update_postimage", new, unchanged)

@@ -23,13 +23,12 @@ from xidstream.actors.snapshots.snapshot_holder import SnapshotHolder
 from xidstream.actors.snapshots.snapshot_reader import SnapshotReader
 from xidstream.pipeline.delta.snapshot_tables import SnapshotTarget
 from xidstream.pipeline.errors import ComponentLost
-from xidstream.pipeline.initial_copy.readers import most_readers
+from xidstream.pipeline.initial_copy.readers import HOLDER_CPUS, most_readers
 from xidstream.pipeline.settings.config import Config
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 from xidstream.pipeline.snapshot.tables import RangeTask
 
 HOLDER, READER = "snapshot holder", "snapshot reader"
-HOLDER_CPUS = 0.05
 _ANSWER_S = 2.0
 _IDLE_S = 600.0
 """Nobody asks for more ranges at a time than there are readers. One waits where a reader is still busy with a range of

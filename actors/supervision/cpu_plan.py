@@ -22,9 +22,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from xidstream.actors.snapshots.actors import HOLDER_CPUS
 from xidstream.pipeline.errors import PreconditionMissing
-from xidstream.pipeline.initial_copy.readers import readers_here
+from xidstream.pipeline.initial_copy.readers import HOLDER_CPUS, readers_here
 from xidstream.pipeline.quantities import counted
 from xidstream.pipeline.settings.config import Config, SnapshotMode, SparkMode
 

@@ -62,11 +62,17 @@ class TableAt:
         from pyspark.sql import functions as f
 
         place = int(self.generation.bounds.place)
-        files = self.log_table.files(place, place)
-        self._check_whole(files)
+        files = self.snapshot_files()
         rows = self.log_table.rows(spark, files)
         rows = rows.filter((f.col("_commit_lsn") == place) & (f.col("_change_type") == SNAPSHOT))
         return self._log_rows(rows, files)
+
+    def snapshot_files(self) -> list[LogFile]:
+        """The files that may have rows of the generation. Raises PreconditionMissing where some of them are gone."""
+        place = int(self.generation.bounds.place)
+        files = self.log_table.files(place, place)
+        self._check_whole(files)
+        return files
 
     def _check_whole(self, files: Sequence[LogFile]) -> None:
         """Raises PreconditionMissing where the files have not the snapshot's rows."""

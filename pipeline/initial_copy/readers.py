@@ -1,4 +1,5 @@
-"""How many readers of snapshots work at a time: the setting ``snapshot_connections``, or a number for the machine.
+"""How many readers of snapshots work at a time: the setting ``snapshot_connections``, or a number for the machine; and
+what their holder asks for.
 
 On one machine the readers and the server keep all CPUs busy. One more than there are CPUs takes its start from the
 others, and room in their caches: 5,000,000 rows of pgbench's accounts took 1.9 s by two readers on two CPUs, and 2.2 s
@@ -13,6 +14,10 @@ from typing import Final
 _DEFAULT: Final = 4
 _FEWEST: Final = 2
 """While one waits for the server, another one works."""
+
+
+HOLDER_CPUS: Final = 0.05
+"""What the actor that holds the tables meanwhile asks Ray for. It waits for the server."""
 
 
 def most_readers(setting: int | None) -> int:

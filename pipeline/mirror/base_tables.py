@@ -1,8 +1,9 @@
 """All base tables of one slot under one mirror: refresh them to one LSN, name them, remove what is old.
 
 ``BaseTables`` holds the number that fences (``ManifestWriter.claim``), taken at its first refresh. ``refresh`` does
-nothing where the log has no newer commit than the manifest. Otherwise each table in turn is refreshed
-(``pipeline.mirror.refresh``), and then the manifest names them all. Somebody else's commit in between makes it look at
+nothing where the log has no newer commit than the manifest. Otherwise the tables are refreshed
+(``pipeline.mirror.refresh``): what needs no Spark on a few threads, the others in turn. Then the manifest names them
+all. Somebody else's commit in between makes it look at
 everything again: at the manifest, which tells whether this mirror was overtaken, at the log, and at each table.
 
 A table that has no snapshot, or whose generation has ended, is left out, with its reason. The manifest then does not
@@ -21,8 +22,10 @@ import datetime
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from xidstream.pipeline.changelog.change_log import ChangeLog
@@ -40,6 +43,7 @@ from xidstream.pipeline.errors import (
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.mirror import rewrite
 from xidstream.pipeline.mirror.base_table import BaseTable, MirrorMarks
+from xidstream.pipeline.mirror.pieces import THREADS
 from xidstream.pipeline.mirror.refresh import TableRefresh, TableRefresher, directory_of
 from xidstream.pipeline.mirror.table_folder import Vacuumed
 from xidstream.pipeline.mirror.vacuum import vacuum
@@ -54,6 +58,8 @@ if TYPE_CHECKING:
 ATTEMPTS: Final = 4
 """How often a refresh or a vacuum is tried, in the face of others' commits. Each failure means that another mirror got
 through, which ends soon."""
+_PORTION: Final = 4 * THREADS
+"""So many tables are tried between two looks at the manifest."""
 _POLL_S: Final = 0.2
 """How often whoever waits for the other one looks whether it is given up."""
 
@@ -159,20 +165,34 @@ class BaseTables:
         lines = {line.table: line for line in manifest.newest()}
         marks = MirrorMarks(log.application_id, manifest.owner)
         tables, left_out = _tables_at(log, lsn)
-        done = []
-        for table in tables:
-            # Between two tables: what overtook this mirror need not meet it at each of them.
+        done: list[tuple[TableAt, TableRefresh]] = []
+
+        def refresher(table: TableAt) -> TableRefresher:
+            line = lines.get(table.shape.table)
+            return TableRefresher(self._root, marks, table, line, self._file_bytes, check)
+
+        for_spark = []
+        with ThreadPoolExecutor(THREADS, thread_name_prefix="xidstream-mirror-table") as threads:
+            for portion in _portions(tables):
+                # Between some tables: what overtook this mirror need not meet it at each of them.
+                manifest.check()
+                check()
+                tried = threads.map(partial(_here, refresher), portion)
+                for table, found in zip(portion, tried, strict=True):
+                    if isinstance(found, Unsupported):
+                        left_out[table.shape.table] = found.message
+                    elif isinstance(found, TableRefresher):
+                        for_spark.append((table, found))
+                    else:
+                        done.append((table, found))
+        for table, waiting in for_spark:
             manifest.check()
             check()
-            name = table.shape.table
             try:
-                refreshed = TableRefresher(
-                    session, self._root, marks, table, lines.get(name), self._file_bytes, check
-                ).run()
+                done.append((table, waiting.run(session)))
             except Unsupported as error:
-                left_out[name] = error.message
-            else:
-                done.append((table, refreshed))
+                left_out[table.shape.table] = error.message
+        done.sort(key=lambda each: tables.index(each[0]))
         self._mark(left_out, marks)
         if done:
             reach("committing_manifest")
@@ -190,6 +210,22 @@ class BaseTables:
             with suppress(Unsupported):  # what another tool did to it is the reason, and told
                 if (base := BaseTable.open(location, label, marks)) is not None:
                     base.leave_out(reason)
+
+
+def _here(
+    refresher: Callable[[TableAt], TableRefresher], table: TableAt
+) -> TableRefresh | TableRefresher | Unsupported:
+    """What this process made of the table; the refresher itself where Spark has to go on."""
+    try:
+        found = refresher(table)
+        return found.here() or found
+    except Unsupported as error:
+        return error
+
+
+def _portions(tables: Sequence[TableAt]) -> Iterator[Sequence[TableAt]]:
+    for i in range(0, len(tables), _PORTION):
+        yield tables[i : i + _PORTION]
 
 
 def _check_of(is_given_up: Callable[[], bool], message: str) -> Callable[[], None]:

@@ -105,9 +105,7 @@ class LocalSwap:
         schema = with_dictionaries(self.schema, repeating_texts(footers, self.schema, self.key))
         arriving = _within_pages(self.net.arriving(starts, group.slots, schema))
         if group.n_files == 1:
-            return self._write_file(
-                f"{stem}.parquet", self._rows(group, arriving), repeating, arriving.schema
-            )
+            return self._write_file(f"{stem}.parquet", self._rows(group, arriving), repeating, arriving)
         rows = arriving
         if group.files:
             rows = pa.concat_tables(self._rows(group, arriving)).unify_dictionaries().combine_chunks()
@@ -116,8 +114,13 @@ class LocalSwap:
         paths = []
         for i in range(group.n_files):
             part = _within_pages(rows.slice(i * n_rows, n_rows))
-            paths += self._write_file(f"{stem}-{i:05d}.parquet", [part], repeating, part.schema)
+            paths += self._write_file(f"{stem}-{i:05d}.parquet", [part], repeating, part)
         return paths
+
+    def _write_file(
+        self, path: str, tables: Iterable[pa.Table], repeating: Sequence[str], like: pa.Table
+    ) -> list[str]:
+        return write_file(self.table, path, tables, repeating, like.schema, self.check)
 
     def _footer(self, file: int) -> pq.FileMetaData:
         return pq.read_metadata(self._path(file))
@@ -143,27 +146,34 @@ class LocalSwap:
                 yield keys.without(in_schema(rows, arriving.schema))
         yield arriving
 
-    def _write_file(
-        self, path: str, tables: Iterable[pa.Table], repeating: list[str], schema: pa.Schema
-    ) -> list[str]:
-        """No file without a row."""
-        groups = _row_groups(tables, schema, self.check)
-        first = next(groups, None)
-        if first is None:
-            return []
-        options: dict[str, Any] = {
-            "compression": "snappy",
-            "use_dictionary": repeating,
-            "write_statistics": statistics_leaves(self.schema),
-            "store_schema": False,
-            "write_batch_size": _rows_between_looks(first),
-        }
-        with self.table.create(path) as sink, pq.ParquetWriter(sink, schema, **options) as writer:
-            for rows in chain([first], groups):
-                writer.write_table(rows, row_group_size=rows.num_rows)
-            writer.add_key_value_metadata(SPARK_METADATA)
-        self.table.sync([path])
-        return [path]
+
+def write_file(
+    table: Location,
+    path: str,
+    tables: Iterable[pa.Table],
+    repeating: Sequence[str] | bool,
+    schema: pa.Schema,
+    check: Callable[[], None],
+) -> list[str]:
+    """A file of the table, on disk; none where there is no row. ``schema``: of ``tables``. ``repeating``: the columns
+    that are written with a dictionary; True: all that it pays for, which the writer finds out. Returns its path."""
+    groups = _row_groups(tables, schema, check)
+    first = next(groups, None)
+    if first is None:
+        return []
+    options: dict[str, Any] = {
+        "compression": "snappy",
+        "use_dictionary": repeating,
+        "write_statistics": statistics_leaves(schema),
+        "store_schema": False,
+        "write_batch_size": _rows_between_looks(first),
+    }
+    with table.create(path) as sink, pq.ParquetWriter(sink, schema, **options) as writer:
+        for rows in chain([first], groups):
+            writer.write_table(rows, row_group_size=rows.num_rows)
+        writer.add_key_value_metadata(SPARK_METADATA)
+    table.sync([path])
+    return [path]
 
 
 def _row_groups(

@@ -5,6 +5,10 @@ and the generation it came from. Last, the manifest names all versions in one co
 between has changed nothing for whoever reads by the manifest. The next one looks at each table: where it stands, its
 own last commit says. A table that is ahead of the manifest is gone on with from there.
 
+Small tables, and most swaps, need no job of Spark: this process does them (``here``), several at a time. A job takes a
+second whatever its size, and a schema has hundreds of small tables. For the others ``here`` answers None, and Spark
+does them one after the other (``run``).
+
 For each table there is one of four answers, and ``what_to_do`` decides it:
 
 - *keep*: the log has nothing new of it. No commit; the manifest repeats the version.
@@ -20,7 +24,7 @@ it has in hand then is refused by Delta (``pipeline.mirror.base_table``).
 Rejected: upserting every batch of the sink. It writes files anew at each commit, keeps the sink from its next batch,
 and readers of two tables see two moments.
 
-Called by ``pipeline.mirror.base_tables``, on the driver, on one thread.
+Called by ``pipeline.mirror.base_tables``, on the driver: ``here`` on several threads, ``run`` on one.
 """
 
 from __future__ import annotations
@@ -29,12 +33,14 @@ import enum
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from xidstream.pipeline.changelog.fold import base_alone, fold
+from xidstream.pipeline.changelog.log_table import LogFile
 from xidstream.pipeline.changelog.manifest import ManifestLine, current
 from xidstream.pipeline.changelog.shape import TableShape
 from xidstream.pipeline.changelog.table_at import LogRows, TableAt
@@ -52,7 +58,8 @@ from xidstream.pipeline.mirror.base_table import (
     about_base,
 )
 from xidstream.pipeline.mirror.key_ranges import RangedKey
-from xidstream.pipeline.mirror.net_rows import NetRows
+from xidstream.pipeline.mirror.local_swap import write_file
+from xidstream.pipeline.mirror.net_rows import NetRows, in_schema
 from xidstream.pipeline.mirror.pieces import repeating_texts
 from xidstream.pipeline.mirror.plan import (
     FILE_ROWS,
@@ -61,6 +68,7 @@ from xidstream.pipeline.mirror.plan import (
     n_files_for,
     removed,
 )
+from xidstream.pipeline.mirror.small_fold import SmallTable, small_table
 from xidstream.pipeline.mirror.swap import Swap, base_rows, new_directory
 from xidstream.pipeline.mirror.tail_rows import net_of
 from xidstream.pipeline.spark.parquet_frames import is_read_as_named
@@ -124,13 +132,16 @@ def new_columns(base: Sequence[pa.Field], wanted: Sequence[pa.Field]) -> list[pa
     return None if any(field.name.lower() in lower for field in added) else added
 
 
+class _SparkIsNeeded(Exception):
+    """This process cannot do it alone."""
+
+
 class TableRefresher:
-    """Refreshes one table to the LSN of ``log``. ``line``: the table's in the manifest, or None. ``check`` raises where
-    the refresh is to be given up."""
+    """Refreshes one table to the LSN of ``log``, once. ``line``: the table's in the manifest, or None. ``check`` raises
+    where the refresh is to be given up."""
 
     def __init__(
         self,
-        session: SparkSession,
         root: Location,
         marks: MirrorMarks,
         log: TableAt,
@@ -139,7 +150,7 @@ class TableRefresher:
         check: Callable[[], None],
     ) -> None:
         self._check = check
-        self._session = session
+        self._spark: SparkSession | None = None
         self._log = log
         self._lsn = lsn = int(log.lsn)
         self._place = int(log.generation.bounds.place)
@@ -166,36 +177,82 @@ class TableRefresher:
             self._since = max(self._since, line.lsn)
         self._base.leave_out(None)
 
-    def run(self) -> TableRefresh:
+    def here(self) -> TableRefresh | None:
+        """None: Spark has to do it (``run``)."""
+        try:
+            return self._run()
+        except _SparkIsNeeded:
+            return None
+
+    def run(self, session: SparkSession) -> TableRefresh:
+        """With jobs of Spark for what ``here`` could not do."""
+        self._spark = session
+        return self._run()
+
+    @property
+    def _session(self) -> SparkSession:
+        if self._spark is None:
+            raise _SparkIsNeeded
+        return self._spark
+
+    @cached_property
+    def _files(self) -> list[BaseFile]:
+        return self._base.files(self._key)
+
+    @cached_property
+    def _ordered(self) -> list[BaseFile] | None:
+        """In the order of the key; None where some have no range."""
+        return in_key_order(self._files) if self._key.columns else None
+
+    @cached_property
+    def _log_files(self) -> list[LogFile]:
+        """With what may be new."""
+        is_same = self._base.place == self._place
+        return self._log.tail_files(self._since) if self._base.lsn and is_same else []
+
+    @cached_property
+    def _added(self) -> list[pa.Field] | None:
+        return new_columns(self._base.fields, self._fields)
+
+    @cached_property
+    def _net(self) -> NetRows | None:
+        """What is new, by key, read by this process; None where it cannot."""
+        if not self._log_files or not self._ordered or self._added is None:
+            return None
+        texts = self._texts(self._ordered[0])
+        return net_of(self._log, self._log_files, self._since, self._fields, self._key, texts)
+
+    @cached_property
+    def _small(self) -> SmallTable | None:
+        """All rows, read by this process; None where it cannot."""
+        return small_table(self._log, self._fields, self._key.ahead_in(self._shape.key or ()))
+
+    def _run(self) -> TableRefresh:
         base, log = self._base, self._log
-        is_same = base.place == self._place
-        added = new_columns(base.fields, self._fields)
-        files = base.files(self._key)
-        ordered = in_key_order(files) if self._key.columns else None
-        log_files = log.tail_files(self._since) if base.lsn and is_same else []
-        net = tail = facts = None
-        if log_files:
-            if ordered and added is not None:
-                net = net_of(log, log_files, self._since, self._fields, self._key, self._texts(ordered[0]))
-            if net is None:
-                tail, facts = self._tail(self._since)
+        tail = facts = None
+        if self._log_files and self._net is None:
+            if self._small is not None:
+                return self._write_small(Answer.REWRITE, self._small)
+            tail, facts = self._tail(self._since)
         answer = what_to_do(
             is_built=base.lsn > 0,
-            is_same_generation=is_same,
-            has_changes=bool(log_files),
+            is_same_generation=base.place == self._place,
+            has_changes=bool(self._log_files),
             has_truncate=facts is not None and facts.truncated_at is not None,
-            columns_fit=added is not None,
-            has_ranges=bool(ordered),
+            columns_fit=self._added is not None,
+            has_ranges=bool(self._ordered),
         )
+        if answer in (Answer.BUILD, Answer.REWRITE) and self._small is not None:
+            return self._write_small(answer, self._small)
         if answer is Answer.BUILD:
-            return self._write_all(answer, log.snapshot(self._session), *self._tail(0), len(files))
+            return self._write_all(answer, log.snapshot(self._session), *self._tail(0))
         if answer is Answer.REWRITE:
-            return self._rewrite(files, tail, facts)
+            return self._rewrite(tail, facts)
         base.describe(self._about)
-        base.add_columns(added or [])
-        if answer is Answer.KEEP or ordered is None:
+        base.add_columns(self._added or [])
+        if answer is Answer.KEEP or self._ordered is None:
             return TableRefresh(self._label, Answer.KEEP, base.version)
-        return self._swap(ordered, net, tail, facts)
+        return self._swap(self._ordered, tail, facts)
 
     def _tail(self, since: int) -> tuple[LogRows | None, TailFacts | None]:
         tail = self._log.tail(self._session, since)
@@ -207,16 +264,31 @@ class TableRefresher:
 
     # -- all files -------------------------------------------------------------------------------------
 
-    def _rewrite(
-        self, files: Sequence[BaseFile], tail: LogRows | None, facts: TailFacts | None
-    ) -> TableRefresh:
-        frame = base_rows(self._session, self._base, files)
-        n_bytes, n_rows = sum(file.size_bytes for file in files), sum(file.n_rows for file in files)
-        rows = LogRows(frame, n_bytes, n_rows)
-        return self._write_all(Answer.REWRITE, rows, tail, facts, len(files))
+    def _write_small(self, answer: Answer, small: SmallTable) -> TableRefresh:
+        reach("writing_base")
+        rows = small.rows
+        fields = [*self._fields, TEXT_FIELD] if TEXT_FIELD.name in rows.column_names else self._fields
+        schema = pa.schema(fields)
+        n_files = n_files_for(small.n_bytes, self._file_bytes)
+        n_rows = -(-rows.num_rows // n_files)
+        directory, paths = new_directory(), list[str]()
+        for i in range(n_files):
+            part = in_schema(rows.slice(i * n_rows, n_rows), schema)
+            path = f"{directory}/{i:05d}.parquet"
+            paths += write_file(self._base.location, path, [part], True, schema, self._check)
+        self._base.location.sync_folders(paths)
+        return self._replace_all(answer, paths, fields)
+
+    def _rewrite(self, tail: LogRows | None, facts: TailFacts | None) -> TableRefresh:
+        frame = base_rows(self._session, self._base, self._files)
+        n_bytes, n_rows = (
+            sum(file.size_bytes for file in self._files),
+            sum(file.n_rows for file in self._files),
+        )
+        return self._write_all(Answer.REWRITE, LogRows(frame, n_bytes, n_rows), tail, facts)
 
     def _write_all(
-        self, answer: Answer, rows: LogRows, tail: LogRows | None, facts: TailFacts | None, n_removed: int
+        self, answer: Answer, rows: LogRows, tail: LogRows | None, facts: TailFacts | None
     ) -> TableRefresh:
         n_bytes = rows.n_bytes + (0 if tail is None else tail.n_bytes)
         rewrite.set_shuffle_partitions(self._session, n_bytes)
@@ -236,7 +308,10 @@ class TableRefresher:
             self._base.location,
             directory,
         )
-        new = self._new_files(paths)
+        return self._replace_all(answer, paths, fields)
+
+    def _replace_all(self, answer: Answer, paths: Sequence[str], fields: Sequence[pa.Field]) -> TableRefresh:
+        new, n_removed = self._new_files(paths), len(self._files)
         self._base.replace_all(new, self._key, fields, self._lsn, self._place)
         self._base.describe(self._about)
         return self._done(answer, new, n_removed)
@@ -246,19 +321,19 @@ class TableRefresher:
     def _swap(
         self,
         files: Sequence[BaseFile],
-        net: NetRows | None,
         tail: LogRows | None,
         facts: TailFacts | None,
     ) -> TableRefresh:
-        swap = Swap(self._session, self._base, self._shape, self._key, self._file_bytes, self._check)
-        swapped = None if net is None else swap.here(files, net)
+        swap = Swap(lambda: self._session, self._base, self._shape, self._key, self._file_bytes, self._check)
+        swapped = None if self._net is None else swap.here(files, self._net)
         if swapped is None:
+            self._net = None  # it is large, and Spark begins anew
             if tail is None or facts is None:
                 tail, facts = self._tail(self._since)
             assert tail is not None and facts is not None
             swapped = swap.by_spark(files, tail, facts)
         if swapped is None:
-            return self._rewrite(files, tail, facts)
+            return self._rewrite(tail, facts)
         new = self._new_files(swapped.paths)
         gone = removed(files, swapped.groups)
         if not new and not gone:

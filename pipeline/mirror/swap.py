@@ -57,9 +57,10 @@ class _Net:
 
 @dataclass(frozen=True)
 class Swap:
-    """The swap of one table. ``check`` raises where the refresh is to be given up."""
+    """The swap of one table. ``session`` gives Spark's, when it is needed. ``check`` raises where the refresh is to be
+    given up."""
 
-    session: SparkSession
+    session: Callable[[], SparkSession]
     base: BaseTable
     shape: TableShape
     ranged: RangedKey
@@ -79,8 +80,9 @@ class Swap:
 
     def by_spark(self, files: Sequence[BaseFile], tail: LogRows, facts: TailFacts) -> Swapped | None:
         """None where a key has a null: write the table as a whole."""
-        rewrite.set_shuffle_partitions(self.session, tail.n_bytes)
-        base = base_rows(self.session, self.base, self._with_values(files, tail, facts))
+        session = self.session()
+        rewrite.set_shuffle_partitions(session, tail.n_bytes)
+        base = base_rows(session, self.base, self._with_values(files, tail, facts))
         with self._written(net_changes(base, tail.frame, self.shape, facts)) as net:
             types = {field.name: field.type for field in self.base.fields}
             is_small = net.n_rows <= local_swap.NET_ROWS and net.n_bytes <= local_swap.NET_BYTES
@@ -137,11 +139,13 @@ class Swap:
     def _in_executors(self, files: Sequence[BaseFile], written: _Net) -> Swapped | None:
         finder = rewrite.SlotFinder(self.ranged, files)
         schema = self._net_schema
-        net = rewrite.read_files(self.session, schema, written.paths).withColumn(rewrite.SLOT, finder.slot())
+        net = rewrite.read_files(self.session(), schema, written.paths).withColumn(
+            rewrite.SLOT, finder.slot()
+        )
         # In order, and so in portions with statistics: each group decodes little more than its own rows.
         with self._written(net.sortWithinPartitions(rewrite.SLOT)) as in_slots:
             schema = schema.append(pa.field(rewrite.SLOT, pa.string()))
-            net = rewrite.read_files(self.session, schema, in_slots.paths)
+            net = rewrite.read_files(self.session(), schema, in_slots.paths)
             counts = finder.counts(net, self._key)
             if counts.n_null_keys:
                 return None
@@ -157,7 +161,7 @@ class Swap:
     ) -> list[str]:
         fields = self.base.fields
         names = [field.name for field in fields]
-        old = [base_rows(self.session, self.base, [files[i] for i in g.files], fields) for g in groups]
+        old = [base_rows(self.session(), self.base, [files[i] for i in g.files], fields) for g in groups]
         frame = rewrite.group_frame(groups, old, net, self._key, names, n_keys)
         return rewrite.write_files(frame, self.base.location, new_directory())
 

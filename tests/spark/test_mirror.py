@@ -73,17 +73,24 @@ def files_of(log: LogMaker, directory: str = "public.a") -> set[str]:
     return set(DeltaTable(str(log.path / "current" / directory)).file_uris())
 
 
+def not_small(patch: pytest.MonkeyPatch) -> None:
+    """No table is written as a whole by this process."""
+    patch.setattr(refresh, "small_table", lambda *whatever: None)
+
+
 def by_spark(patch: pytest.MonkeyPatch) -> None:
     """The net rows are Spark's; the files are written here."""
+    not_small(patch)
     patch.setattr(refresh, "net_of", lambda *whatever: None)
 
 
 def by_executors(patch: pytest.MonkeyPatch) -> None:
     """All is done by Spark, as for a refresh that is too large for this process."""
+    not_small(patch)
     patch.setattr(local_swap, "NET_ROWS", 0)
 
 
-WAYS: list[Callable[[pytest.MonkeyPatch], None]] = [lambda patch: None, by_spark, by_executors]
+WAYS: list[Callable[[pytest.MonkeyPatch], None]] = [lambda patch: None, not_small, by_spark, by_executors]
 
 
 @pytest.mark.slow
