@@ -71,12 +71,12 @@ _FILLER = pa.array([f"{i:06d}" * 14 for i in np.random.default_rng(1).integers(0
 
 
 def run(rows: int, changes: Sequence[int], folder: Path) -> dict[str, Any]:
-    spark = _session(folder)
-    log = _Log(folder / "log")
+    spark = local_session(folder)
+    log = MadeLog(folder / "log")
     log.snapshot(rows)
     log.update(np.arange(1), 0)
     mirror = Mirror(str(log.path))
-    built_s = _timed(lambda: mirror.refresh(spark))
+    built_s = timed(lambda: mirror.refresh(spark))
     base = log.path / "current" / "public.accounts"
     files = DeltaTable(str(base)).get_add_actions()
     base_bytes = sum(pa.table(files)["size_bytes"].to_pylist())
@@ -104,7 +104,7 @@ def run(rows: int, changes: Sequence[int], folder: Path) -> dict[str, Any]:
 
 
 def _one(
-    spark: Any, log: _Log, mirror: Mirror, folder: Path, rows: int, n: int, kind: str, number: int
+    spark: Any, log: MadeLog, mirror: Mirror, folder: Path, rows: int, n: int, kind: str, number: int
 ) -> dict[str, Any]:
     ids = np.arange(rows // 3, rows // 3 + n) if kind == "clustered" else np.arange(0, rows, rows // n)[:n]
     log.update(ids, number)
@@ -120,7 +120,7 @@ def _one(
         before = _parquet(folder / name)
         found |= _costs(name, lambda name=name: _merge(folder / name, values_of(ids, number)))
         found[f"{name}_bytes_per_byte"] = _new_bytes(folder / name, before) / (n * row_bytes)
-    found["rewrite_s"] = _timed(lambda: _rewrite(spark, folder, base, values_of(ids, number)))
+    found["rewrite_s"] = timed(lambda: _rewrite(spark, folder, base, values_of(ids, number)))
     found["merge_over_refresh"] = found["merge_s"] / found["refresh_s"]
     return found
 
@@ -137,46 +137,52 @@ def values_of(ids: npt.NDArray[np.int64], number: int) -> dict[str, pa.Array]:
     }
 
 
-class _Log:
+class MadeLog:
     """A change log as the sink leaves it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._root = Location.parse(str(path))
-        self._directory = locations.encode_table("public", "accounts")
         columns = [DeltaColumn(f.name, f.type, f.name) for f in TRANSACTIONS_SCHEMA]
         DeltaTableWriter.open_or_create(self._root.child(locations.TRANSACTIONS), "transactions", columns)
 
-    def snapshot(self, rows: int) -> None:
+    def snapshot(self, rows: int, relations: Sequence[RelationVersion] = (RELATION,)) -> None:
         application_id = IDENTITY.application_id
         tenure = Tenure(1, "bench", 1, {}, Lsn(1 << 40))
         log = SnapshotLog(self._root, application_id, Ownership(application_id, "messages", "bench", tenure))
         bounds = SnapshotBounds(Lsn(99), Lsn(100), 700, 700, (), 1_700_000_000_000_000)
-        target = log.target(RELATION, bounds.place)
-        files = ParquetFiles(target.table, target.directory, target.conform.schema, "_commit_lsn")
-        for first in range(0, rows, _PIECE):
-            ids = np.arange(first, min(rows, first + _PIECE))
-            files.write(target.conform(_contract(values_of(ids, 0), "snapshot", 99, None, ids)))
-        assert log.commit(Generation(RELATION, 1, bounds), files.close())
+        for relation in relations:
+            target = log.target(relation, bounds.place)
+            files = ParquetFiles(target.table, target.directory, target.conform.schema, "_commit_lsn")
+            for first in range(0, rows, _PIECE):
+                ids = np.arange(first, min(rows, first + _PIECE))
+                files.write(target.conform(_contract(values_of(ids, 0), "snapshot", 99, None, ids)))
+            assert log.commit(Generation(relation, 1, bounds), files.close())
 
-    def update(self, ids: npt.NDArray[np.int64], number: int) -> None:
+    def update(
+        self, ids: npt.NDArray[np.int64], number: int, relations: Sequence[RelationVersion] = (RELATION,)
+    ) -> None:
         """One transaction, as the sink commits it."""
         lsn = 1_000 + 10 * number
         values = values_of(ids, number)
-        rows = _contract(values, "update_postimage", lsn, 1_000 + number, np.arange(len(ids)))
-        self._append(self._directory, contract_schema(RELATION), rows, "_commit_lsn", lsn)
+        for i, relation in enumerate(relations):
+            seq = np.arange(i * len(ids), (i + 1) * len(ids))
+            rows = _contract(values, "update_postimage", lsn, 1_000 + number, seq)
+            directory = locations.encode_table(relation.schema, relation.table)
+            self._append(directory, contract_schema(relation), rows, "_commit_lsn", lsn)
         transaction = {
             "xid": 1_000 + number,
             "commit_lsn": lsn,
             "end_lsn": lsn + 8,
             "commit_timestamp": 1_700_000_000_000_000 + number,
             "streamed": False,
-            "rows": len(ids),
-            "tables": [RELATION.name],
+            "rows": len(ids) * len(relations),
+            "tables": [relation.name for relation in relations],
         }
         line = pa.RecordBatch.from_pylist([transaction], schema=TRANSACTIONS_SCHEMA)
-        proven_id = locations.proven_id(IDENTITY.application_id)
-        self._append(locations.TRANSACTIONS, TRANSACTIONS_SCHEMA, line, "commit_lsn", lsn, {proven_id: lsn})
+        slot = IDENTITY.application_id
+        marks = {locations.proven_id(slot): lsn, f"{slot}/owner": 1}
+        self._append(locations.TRANSACTIONS, TRANSACTIONS_SCHEMA, line, "commit_lsn", lsn, marks)
 
     def _append(
         self,
@@ -253,7 +259,7 @@ def _is_equal(tables: Sequence[Path]) -> bool:
 # -- measuring -----------------------------------------------------------------------------------------
 
 
-def _timed(act: Any) -> float:
+def timed(act: Any) -> float:
     began_s = time.monotonic()
     act()
     return time.monotonic() - began_s
@@ -261,7 +267,7 @@ def _timed(act: Any) -> float:
 
 def _costs(name: str, act: Any) -> dict[str, float]:
     cpu_s = _cpu_s()
-    seconds = _timed(act)
+    seconds = timed(act)
     return {f"{name}_s": seconds, f"{name}_cpu_s": _cpu_s() - cpu_s}
 
 
@@ -306,7 +312,7 @@ def _size(table: Path) -> int:
     return sum(os.path.getsize(path) for path in DeltaTable(str(table)).file_uris())
 
 
-def _session(folder: Path) -> Any:
+def local_session(folder: Path) -> Any:
     ensure_java()
     os.environ["PYSPARK_PYTHON"] = sys.executable
     from pyspark.sql import SparkSession

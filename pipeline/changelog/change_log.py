@@ -190,6 +190,14 @@ class ChangeLog:
         found = [table_of(each, partial(source, each)) for each in directories]
         return sorted(name for name in found if name is not None)
 
+    def tables_between(self, since: Lsn, until: Lsn) -> set[str]:
+        """The tables that commits behind ``since`` and up to ``until`` have rows of, as ``schema.table``."""
+        table = self._open(locations.TRANSACTIONS)
+        if not table.files(since + 1, int(until), "commit_lsn"):
+            return set()
+        within = [[("commit_lsn", ">", int(since)), ("commit_lsn", "<=", int(until))]]
+        return {name for row in table.read(["tables"], within)["tables"].to_pylist() for name in row or ()}
+
     @property
     def root(self) -> Location:
         """Where the log is."""

@@ -19,16 +19,18 @@ Called by ``actors.mirror``, from any thread.
 from __future__ import annotations
 
 import datetime
+import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from xidstream.pipeline.changelog.change_log import ChangeLog
+from xidstream.pipeline.changelog.generations import TableGeneration, generation_at
 from xidstream.pipeline.changelog.manifest import ManifestLine, ManifestWriter, current
 from xidstream.pipeline.changelog.table_at import TableAt
 from xidstream.pipeline.delta import locations
@@ -43,8 +45,9 @@ from xidstream.pipeline.errors import (
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.mirror import rewrite
 from xidstream.pipeline.mirror.base_table import BaseTable, MirrorMarks
+from xidstream.pipeline.mirror.kept_files import commit_path
 from xidstream.pipeline.mirror.pieces import THREADS
-from xidstream.pipeline.mirror.refresh import TableRefresh, TableRefresher, directory_of
+from xidstream.pipeline.mirror.refresh import Answer, TableRefresh, TableRefresher, directory_of
 from xidstream.pipeline.mirror.table_folder import Vacuumed
 from xidstream.pipeline.mirror.vacuum import vacuum
 from xidstream.pipeline.pg import Lsn
@@ -54,6 +57,8 @@ from xidstream.pipeline.spark_errors import fault_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+Generations: TypeAlias = Mapping[str, list[TableGeneration]]
 
 ATTEMPTS: Final = 4
 """How often a refresh or a vacuum is tried, in the face of others' commits. Each failure means that another mirror got
@@ -164,7 +169,9 @@ class BaseTables:
             return None
         lines = {line.table: line for line in manifest.newest()}
         marks = MirrorMarks(log.application_id, manifest.owner)
-        tables, left_out = _tables_at(log, lsn)
+        generations = log.generations()
+        kept = {line.table: line for line in _untouched(self._root, log, generations, lines.values(), lsn)}
+        tables, left_out = _tables_at(log, lsn, generations, kept)
         done: list[tuple[TableAt, TableRefresh]] = []
 
         def refresher(table: TableAt) -> TableRefresher:
@@ -192,13 +199,16 @@ class BaseTables:
                 done.append((table, waiting.run(session)))
             except Unsupported as error:
                 left_out[table.shape.table] = error.message
-        done.sort(key=lambda each: tables.index(each[0]))
         self._mark(left_out, marks)
-        if done:
+        named = _lines(log.application_id, lsn, done, kept.values())
+        if named:
             reach("committing_manifest")
-            manifest.append(_lines(log.application_id, lsn, done))
+            manifest.append(named)
             reach("manifest_committed")
-        return Refreshed(lsn, tuple(each for _, each in done), left_out, time.monotonic() - began_s)
+        refreshed = [each for _, each in done]
+        refreshed += [TableRefresh(line.table, Answer.KEEP, line.version) for line in kept.values()]
+        refreshed.sort(key=lambda each: each.table)
+        return Refreshed(lsn, tuple(refreshed), left_out, time.monotonic() - began_s)
 
     def _mark(self, left_out: Mapping[str, str], marks: MirrorMarks) -> None:
         """Mark the base of a table that is left out. It keeps its last rows, and a reader of one table looks
@@ -236,22 +246,54 @@ def _check_of(is_given_up: Callable[[], bool], message: str) -> Callable[[], Non
     return check
 
 
-def _tables_at(log: ChangeLog, lsn: Lsn) -> tuple[list[TableAt], dict[str, str]]:
-    """The tables that have a state there, and the reasons why others have none."""
+def _untouched(
+    root: Location,
+    log: ChangeLog,
+    generations: Generations,
+    lines: Iterable[ManifestLine],
+    lsn: Lsn,
+) -> Iterator[ManifestLine]:
+    """The lines of tables that the log has nothing new of, by its transactions alone: hundreds of tables that nobody
+    changes are not looked at. The version that is named must be the table's newest: the log of another may go."""
+    lines = list(lines)
+    if not lines:
+        return
+    touched = log.tables_between(Lsn(lines[0].lsn), lsn)
+    for line in lines:
+        if line.table in touched:
+            continue
+        with suppress(PreconditionMissing):
+            generation = generation_at(line.table, generations.get(line.table, []), lsn)
+            is_same = (generation.number, int(generation.bounds.place)) == (line.generation, line.place)
+            location = current(root).child(line.directory)
+            if is_same and not os.path.exists(commit_path(location, line.version + 1)):
+                yield line
+
+
+def _tables_at(
+    log: ChangeLog, lsn: Lsn, generations: Generations, kept: Container[str]
+) -> tuple[list[TableAt], dict[str, str]]:
+    """The tables that have a state there, without ``kept``, and the reasons why others have none."""
     found, left_out = [], {}
-    generations = log.generations()
     for name in log.table_names():
+        label = table_label(*name)
+        if label in kept:
+            continue
         try:
             found.append(log.table_at(name, lsn, generations))
         except (PreconditionMissing, Unsupported) as error:
-            label = table_label(*name)
             left_out[label] = error.message.removeprefix(f"table {label} is not known at {lsn}: ")
     return found, left_out
 
 
-def _lines(application_id: str, lsn: int, done: Sequence[tuple[TableAt, TableRefresh]]) -> list[ManifestLine]:
+def _lines(
+    application_id: str,
+    lsn: int,
+    done: Sequence[tuple[TableAt, TableRefresh]],
+    kept: Iterable[ManifestLine],
+) -> list[ManifestLine]:
     now = datetime.datetime.now(datetime.timezone.utc)
-    return [
+    new = [
         ManifestLine(
             application_id,
             lsn,
@@ -264,3 +306,4 @@ def _lines(application_id: str, lsn: int, done: Sequence[tuple[TableAt, TableRef
         )
         for table, refreshed in done
     ]
+    return [*new, *(replace(line, lsn=lsn, refreshed_at=now) for line in kept)]

@@ -26,8 +26,8 @@ from xidstream.pipeline.changelog.manifest import ManifestLine, base_at, newest,
 from xidstream.pipeline.delta.locations import Location
 from xidstream.pipeline.errors import ComponentLost, Superseded
 from xidstream.pipeline.faultpoints import FaultPlan
-from xidstream.pipeline.mirror import local_swap, refresh, vacuum
-from xidstream.pipeline.mirror.refresh import Answer
+from xidstream.pipeline.mirror import base_tables, local_swap, refresh, vacuum
+from xidstream.pipeline.mirror.refresh import Answer, TableRefresher
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.sinks import delta
 
@@ -189,6 +189,41 @@ def test_only_touched_files_are_written_and_an_untouched_table_has_no_commit(
     assert len(before - files_of(log)) == 1 and len(files_of(log) - before) == 1
     last = {line.table: line.version for line in newest(lines_of(log))}
     assert last["public.pairs"] == version["public.pairs"] and last["public.a"] > version["public.a"]
+    assert_named_moments_are_right(log)
+
+
+def test_only_tables_that_a_transaction_has_rows_of_are_opened_and_the_manifest_names_the_newest_version_of_all(
+    log: LogMaker, spark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = []
+
+    class Noted(TableRefresher):
+        def __init__(self, root: Location, marks: Any, table: Any, *more: Any) -> None:
+            opened.append(table.shape.table)
+            super().__init__(root, marks, table, *more)
+
+    monkeypatch.setattr(base_tables, "TableRefresher", Noted)
+    for relation in (A, PAIRS):
+        log.snapshot(relation, [])
+    log.insert(A, *filled(3))
+    log.insert(PAIRS, {"shop": "s", "number": 1, "_gone": "x"})
+    mirror = Mirror(str(log.path))
+    mirror.refresh(spark)
+    assert sorted(opened) == ["public.a", "public.pairs"]
+    opened.clear()
+    log.insert(A, {"id": 10, "name": "x"})
+    refreshed = mirror.refresh(spark)
+    assert refreshed is not None and opened == ["public.a"]
+    assert [table.answer for table in refreshed.tables] == [Answer.SWAP, Answer.KEEP]
+    # A vacuum of the next mirror marks each table with its number: the version that was named is no longer the newest.
+    other = Mirror(str(log.path))
+    other.vacuum("1s")
+    opened.clear()
+    log.insert(A, {"id": 11, "name": "x"})
+    refreshed = other.refresh(spark)
+    assert refreshed is not None and sorted(opened) == ["public.a", "public.pairs"]
+    for line in newest(lines_of(log)):
+        assert line.version == DeltaTable(str(log.path / "current" / line.directory)).version()
     assert_named_moments_are_right(log)
 
 
