@@ -2,8 +2,8 @@
 
     python copy_two_tables.py ROOT public.orders,public.customers TARGET CHECKPOINT
 
-A batch holds whole transactions, of both tables. Its last commit LSN goes into Delta's commit. So whatever comes again,
-after a crash or with another checkpoint, is known by its LSN and left out.
+A batch holds whole transactions, of both tables, 300 at most. Its last commit LSN goes into Delta's commit. So whatever
+comes again, after a crash or with another checkpoint, is known by its LSN and left out.
 """
 
 import sys
@@ -14,7 +14,12 @@ from pyspark.sql import SparkSession
 
 root, tables, target, checkpoint = sys.argv[1:]
 spark = SparkSession.builder.getOrCreate()
-changes = spark.readStream.format("xidstream").option("tables", tables).load(root)
+changes = (
+    spark.readStream.format("xidstream")
+    .option("tables", tables)
+    .option("maxTransactionsPerTrigger", 300)
+    .load(root)
+)
 
 
 def write(batch, number):

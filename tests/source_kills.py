@@ -68,7 +68,12 @@ class Copying:
         short = "--conf spark.ui.enabled=false --driver-java-options -XX:TieredStopAtLevel=1 pyspark-shell"
         return subprocess.Popen(
             self._command,
-            env={**os.environ, "PYSPARK_SUBMIT_ARGS": short},
+            env={
+                **os.environ,
+                "PYSPARK_SUBMIT_ARGS": short,
+                "PYSPARK_PYTHON": sys.executable,
+                "PYTHONPATH": str(REPOSITORY),  # Spark's Python finds the source in no editable install
+            },
             text=True,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -81,11 +86,11 @@ class Copying:
         assert child.returncode == 0, said
 
     def kill_in_a_batch(self, dice: random.Random) -> bool:
-        """Start it, and kill it a moment after a batch has begun. Whether it was still in that batch."""
-        done = self._last("commits")
+        """Start it, and kill it a moment after one of its first batches has begun. Whether it was in a batch then."""
+        wanted = self._last("commits") + dice.randint(1, 3)
         child = self.start()
         try:
-            wait_until(lambda: self._last("offsets") > done or child.poll() is not None, _ANSWER_S)
+            wait_until(lambda: self._last("offsets") >= wanted or child.poll() is not None, _ANSWER_S)
             time.sleep(dice.uniform(0.0, 0.6))
             begun = self._last("offsets")
         finally:
