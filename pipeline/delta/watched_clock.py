@@ -90,7 +90,7 @@ class WatchedClock:
         one that is not known. ``began_at_s`` where nothing was before.
         """
         now_s, wall_s = self.look()
-        since_s = now_s - age_s
+        since_s = now_s - max(age_s, 0.0)
         lowest_s = min(
             max(each.first_s, since_s) + each.offset_s for each in self._stretches if each.last_s >= since_s
         )

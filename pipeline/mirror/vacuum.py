@@ -25,6 +25,8 @@ A base table that is left out (``base_table.LEFT_OUT``) goes as a whole when it 
 ``retention`` and no line names it: the table was dropped or renamed, or has no snapshot that stands. One that comes
 back is built anew.
 
+All ages are as much longer as the process's clock may be ahead (``watched_clock``).
+
 deltalake's own vacuum was rejected: it counts from the removal of a file and not from what the manifest names, and its
 ``keep_versions`` are read with the log of the last checkpoint only, unless all files are listed as here.
 
@@ -46,6 +48,7 @@ from deltalake import DeltaTable
 from xidstream.pipeline.changelog.manifest import MANIFEST, ManifestWriter, check_owner, current
 from xidstream.pipeline.delta.delta_table import NOTHING, DeltaTableWriter
 from xidstream.pipeline.delta.locations import Location
+from xidstream.pipeline.delta.watched_clock import WatchedClock
 from xidstream.pipeline.errors import Unsupported
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.mirror.base_table import BaseTable, MirrorMarks
@@ -67,15 +70,19 @@ def vacuum(
     manifest: ManifestWriter,
     retention: datetime.timedelta,
     check: Callable[[], None] = lambda: None,
+    ages: WatchedClock | None = None,
 ) -> Vacuumed:
     """``check`` raises where the vacuum is to be given up, and is called between tables and between files.
+    ``ages``: the clock of the process, which says by how much it may be ahead.
 
     Raises Superseded where another mirror has taken over: then nothing was removed that it can know. SnapshotOutdated
     where others have committed meanwhile: begin again. OSError for files.
     """
     check()
-    before = datetime.datetime.now(datetime.timezone.utc) - retention
     manifest.check()
+    believed = _Believed(ages or WatchedClock(), manifest)
+    grace, retention = believed.age(GRACE), believed.age(retention)
+    before = datetime.datetime.now(datetime.timezone.utc) - retention
     manifest.forget(before)
     reach("vacuuming_base")
     check()
@@ -90,10 +97,27 @@ def vacuum(
             manifest.check()
             vacuumed += _remove(location)
             continue
-        vacuumed += _vacuum_table(location, application_id, manifest, named.get(directory, set()), check)
+        vacuumed += _vacuum_table(
+            location, application_id, manifest, named.get(directory, set()), grace, check
+        )
     check()
-    _shorten_manifest(root, retention)
+    _shorten_manifest(root, retention, grace)
     return vacuumed
+
+
+class _Believed:
+    """Ages, by a clock that may have been set forward. What is known from before the process began is the newest
+    refresh of then."""
+
+    def __init__(self, ages: WatchedClock, manifest: ManifestWriter) -> None:
+        self._ages = ages
+        refreshed_s = (line.refreshed_at.timestamp() for line in manifest.lines())
+        self._before_s = max((s for s in refreshed_s if s < ages.began_at_s), default=ages.began_at_s)
+
+    def age(self, age: datetime.timedelta) -> datetime.timedelta:
+        """How old a thing must be by the clock to be as old as ``age``."""
+        ahead_s = self._ages.ahead_s(age.total_seconds(), self._before_s)
+        return age + datetime.timedelta(seconds=ahead_s)
 
 
 def _is_gone(
@@ -132,6 +156,7 @@ def _vacuum_table(
     application_id: str,
     manifest: ManifestWriter,
     named: set[int],
+    grace: datetime.timedelta,
     check: Callable[[], None],
 ) -> Vacuumed:
     """The steps are in the order that the module's head gives reasons for."""
@@ -145,30 +170,30 @@ def _vacuum_table(
         writer.swap([], [], manifest.marks)
     needed = files_of_versions(location, kept_versions(named, writer.version))
     folder.check_for(needed)
-    unneeded = folder.unneeded(needed, GRACE.total_seconds())
+    unneeded = folder.unneeded(needed, grace.total_seconds())
     if not unneeded:
         return Vacuumed()
     manifest.check()
     return unneeded.remove(check)
 
 
-def _shorten_manifest(root: Location, retention: datetime.timedelta) -> None:
+def _shorten_manifest(root: Location, retention: datetime.timedelta, grace: datetime.timedelta) -> None:
     """The manifest's own files that were removed from it."""
     location = current(root).child(MANIFEST)
     folder = TableFolder.listed(location)
     present = int(DeltaTable(location.uri).version())
     folder.check_for(files_of_versions(location, [present]))
-    needed = files_of_versions(location, _present_since(location, present, folder.now_s))
-    folder.unneeded(needed, max(retention, GRACE).total_seconds()).remove(lambda: None)
+    needed = files_of_versions(location, _present_since(location, present, folder.now_s, grace))
+    folder.unneeded(needed, max(retention, grace).total_seconds()).remove(lambda: None)
 
 
-def _present_since(location: Location, present: int, now_s: float) -> range:
-    """The versions that were the present one at a time within ``GRACE``."""
+def _present_since(location: Location, present: int, now_s: float, grace: datetime.timedelta) -> range:
+    """The versions that were the present one at a time within ``grace``."""
     for version in range(present, 0, -1):
         try:
             committed_s = os.stat(commit_path(location, version)).st_mtime
         except FileNotFoundError:  # Another engine has shortened the log, so it is older.
             return range(min(version + 1, present), present + 1)
-        if now_s - committed_s >= GRACE.total_seconds():
+        if now_s - committed_s >= grace.total_seconds():
             return range(version, present + 1)
     return range(present + 1)
