@@ -23,7 +23,11 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from xidstream.pipeline.changelog.generations import TableGeneration, generation_at, generations_of
+from xidstream.pipeline.changelog.generations import (
+    StoredGenerations,
+    TableGeneration,
+    generation_at,
+)
 from xidstream.pipeline.changelog.log_table import LogTable, reading
 from xidstream.pipeline.changelog.manifest import Base, base_at
 from xidstream.pipeline.changelog.net import log_rows, net_rows
@@ -216,7 +220,7 @@ class ChangeLog:
         """The slot's: system identifier/database/slot."""
         return self._slot
 
-    def generations(self) -> dict[str, list[TableGeneration]]:
+    def generations(self) -> Mapping[str, list[TableGeneration]]:
         """By table, in the order of their snapshots. Read anew each time."""
         from deltalake.exceptions import TableNotFoundError
 
@@ -225,7 +229,7 @@ class ChangeLog:
                 table = LogTable(self._root.child(locations.SNAPSHOTS))
                 # A table of an earlier xidstream lacks some, until a run has it.
                 names = [name for name in SNAPSHOTS_SCHEMA.names if name in table.schema.names]
-                return generations_of(table.read(names).to_pylist())
+                return StoredGenerations(table.read(names))
         except TableNotFoundError:
             return {}
 

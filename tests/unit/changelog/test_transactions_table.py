@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import shutil
+import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -157,6 +158,24 @@ def test_timestamps_that_go_back_are_answered_by_the_first_later_commit(made: Ma
     assert state_lsn(made.log, timestamp=BEGUN + 5_000 * SECOND) == 30_099
     assert state_lsn(made.log, timestamp=BEGUN + (3_010 + 3_600) * SECOND) == 66_109
     assert state_lsn(made.log, timestamp=BEGUN + 9_000 * SECOND + SECOND / 2) == 90_009
+
+
+def test_time_zone_of_the_host_and_its_summer_time_are_no_matter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Commits of the hour that comes twice where the host is."""
+    autumn = datetime.datetime(2026, 10, 25, 0, 30, tzinfo=datetime.timezone.utc)
+    moments = {i: autumn + i * 60 * SECOND for i in range(1, 2 * N_ROWS + 1)}
+    answers = []
+    for zone in ("UTC", "Europe/Berlin"):
+        monkeypatch.setenv("TZ", zone)
+        time.tzset()
+        made = MadeLog(Location.parse(str(tmp_path / zone.replace("/", "-"))))
+        made.fill({i: {"commit_timestamp": at} for i, at in moments.items()}, n_files=2)
+        answers.append([state_lsn(made.log, timestamp=at) for at in moments.values()])
+    monkeypatch.undo()
+    time.tzset()
+    assert answers[0] == answers[1] == [10 * i + 9 if i < 2 * N_ROWS else 10 * i for i in moments]
 
 
 def test_files_that_overlap_are_both_asked(made: MadeLog) -> None:
