@@ -3,8 +3,8 @@
 A reader takes the newest lines of the manifest and then reads files, for as long as it likes up to ``retention``. So a
 line is needed until the refresh behind it is older than that. Lines go first, in one commit. Then, of each base table,
 all files go that neither a version that is still named needs, nor the present version: the next refresh starts from
-that, named or not. What is left of attempts that failed goes the same way. A crash in between leaves files, which the
-next vacuum finds.
+that, named or not. What is left of attempts that failed goes the same way. The log goes, too, as far as none of these
+versions is read from it (``short_log``). A crash in between leaves files, which the next vacuum finds.
 
 Nobody may lose a file by that, and other mirrors of the slot may be at work:
 
@@ -54,6 +54,7 @@ from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.mirror.base_table import BaseTable, MirrorMarks
 from xidstream.pipeline.mirror.kept_files import LOG, commit_path, files_of_versions
 from xidstream.pipeline.mirror.plan import kept_versions
+from xidstream.pipeline.mirror.short_log import shorten_log
 from xidstream.pipeline.mirror.table_folder import TableFolder, Vacuumed
 
 _GONE: Final = "_gone-"
@@ -168,23 +169,26 @@ def _vacuum_table(
     if writer.watermark(f"mirror/{application_id}/owner") < manifest.owner:
         manifest.check()
         writer.swap([], [], manifest.marks)
-    needed = files_of_versions(location, kept_versions(named, writer.version))
+    versions = kept_versions(named, writer.version)
+    needed = files_of_versions(location, versions)
     folder.check_for(needed)
     unneeded = folder.unneeded(needed, grace.total_seconds())
-    if not unneeded:
-        return Vacuumed()
     manifest.check()
-    return unneeded.remove(check)
+    vacuumed = unneeded.remove(check)
+    shorten_log(location, versions[0], folder.now_s, grace.total_seconds(), check)
+    return vacuumed
 
 
 def _shorten_manifest(root: Location, retention: datetime.timedelta, grace: datetime.timedelta) -> None:
-    """The manifest's own files that were removed from it."""
+    """The manifest's own files that were removed from it, and its log."""
     location = current(root).child(MANIFEST)
     folder = TableFolder.listed(location)
     present = int(DeltaTable(location.uri).version())
     folder.check_for(files_of_versions(location, [present]))
-    needed = files_of_versions(location, _present_since(location, present, folder.now_s, grace))
+    versions = _present_since(location, present, folder.now_s, grace)
+    needed = files_of_versions(location, versions)
     folder.unneeded(needed, max(retention, grace).total_seconds()).remove(lambda: None)
+    shorten_log(location, versions[0], folder.now_s, grace.total_seconds())
 
 
 def _present_since(location: Location, present: int, now_s: float, grace: datetime.timedelta) -> range:
@@ -192,7 +196,7 @@ def _present_since(location: Location, present: int, now_s: float, grace: dateti
     for version in range(present, 0, -1):
         try:
             committed_s = os.stat(commit_path(location, version)).st_mtime
-        except FileNotFoundError:  # Another engine has shortened the log, so it is older.
+        except FileNotFoundError:  # The log was shortened, so it is older.
             return range(min(version + 1, present), present + 1)
         if now_s - committed_s >= grace.total_seconds():
             return range(version, present + 1)
