@@ -131,6 +131,16 @@ def test_watermarks_are_known_without_any_file(filled: MadeLog) -> None:
     assert Commits(log, 0, 0).oldest == 10
 
 
+def test_the_pages_way_to_the_newest_complete_commit_reads_no_row(filled: MadeLog) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "delta.md").read_text(encoding="utf-8")
+    chapter = page.partition("## Reading without a torn transaction")[2]
+    code = chapter.partition("```python\n")[2].partition("rows =")[0]
+    filled.keep_only()
+    found: dict[str, Any] = {"uri": filled.root.uri}
+    exec(code, found)
+    assert found["last"] == 100_000
+
+
 def test_moment_opens_the_one_file_that_has_it(filled: MadeLog) -> None:
     filled.keep_only(100)
     moment = BEGUN + 5_020 * SECOND
