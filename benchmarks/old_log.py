@@ -4,10 +4,13 @@ For each size a root with ``_transactions`` alone is made, one transaction a sec
 of some 400,000 transactions each, a few smaller ones, and 31 of a single transaction. Commit timestamps go back a
 little now and then, and each ten thousandth transaction was open for an hour.
 
-*Before* is what reading all of it costs: the same questions as an earlier xidstream asked them, of the columns that the
-answer needs, by pyarrow. *Now* is ``ChangeLog``. Each question is asked of a moment in the middle of the log, in a
-process that has asked for another moment before. It has the seconds, and the megabytes that it read from files, opening
-the log included. The range is of 1,000 transactions.
+*Before* is the question as an earlier xidstream asked it, with its columns and its filters, of a log as it wrote it.
+Two of them it asked by Spark: here pyarrow reads, which leaves out row groups by their statistics as Spark does. *Now*
+is ``ChangeLog``.
+
+Each question is asked of a moment in the middle of the log, in a process that has asked for another moment before. It
+has the seconds, the files of rows that it opened, and the megabytes that it read, opening the log included. *stream* is
+the next batch of 1,000 transactions of a stream that has read half of the log.
 """
 
 from __future__ import annotations
@@ -21,20 +24,23 @@ import tempfile
 import time
 from collections.abc import Callable
 from typing import Any, Final
+from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from deltalake import DeltaTable
+from deltalake.fs import DeltaStorageHandler
 
+from xidstream.pipeline.changelog import log_table
 from xidstream.pipeline.changelog.change_log import ChangeLog
-from xidstream.pipeline.changelog.log_ranges import Commits
-from xidstream.pipeline.changelog.log_table import LogTable
+from xidstream.pipeline.changelog.transactions_table import TransactionsTable
 from xidstream.pipeline.delta import locations
 from xidstream.pipeline.delta.columns import DeltaColumn
 from xidstream.pipeline.delta.delta_table import DeltaTableWriter
 from xidstream.pipeline.delta.locations import Location
 from xidstream.pipeline.delta.parquet_files import ParquetFiles, WrittenFile
-from xidstream.pipeline.delta.table_metadata import OF_OWN_TABLES
+from xidstream.pipeline.delta.table_metadata import OF_OWN_TABLES, STATISTICS, TableMetadata
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.schema.rows import TRANSACTIONS_SCHEMA
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
@@ -42,6 +48,7 @@ from xidstream.pipeline.verify.moment import moment_of
 
 _SLOT: Final = "7/shop/orders"
 _BEGUN: Final = datetime.datetime(2026, 1, 1, tzinfo=datetime.timezone.utc)
+_ABOUT_BEFORE: Final = TableMetadata("", {STATISTICS: "commit_lsn"}, {})
 _LARGE: Final = 400_000
 """The transactions of a file of some 8 MB."""
 _PIECE: Final = 100_000
@@ -80,10 +87,9 @@ def _sizes(n_transactions: int) -> list[int]:
     return [*[_LARGE] * (left // _LARGE), left % _LARGE, *small]
 
 
-def made(root: Location, n_transactions: int) -> int:
+def made(root: Location, n_transactions: int, about: TableMetadata) -> int:
     """Write the log, and return the bytes of its files."""
     columns = [DeltaColumn(f.name, f.type, f.name) for f in TRANSACTIONS_SCHEMA]
-    about = OF_OWN_TABLES[locations.TRANSACTIONS]
     table = root.child(locations.TRANSACTIONS)
     writer = DeltaTableWriter.open_or_create(table, locations.TRANSACTIONS, columns, about)
     files: list[WrittenFile] = []
@@ -105,30 +111,31 @@ def made(root: Location, n_transactions: int) -> int:
 # -- the questions ---------------------------------------------------------------------------------------
 
 
-def _all(root: Location, *names: str) -> pa.Table:
-    return LogTable(root.child(locations.TRANSACTIONS)).read(names)
+def _read(root: Location, names: list[str], filters: Any = None) -> pa.Table:
+    table = DeltaTable(root.child(locations.TRANSACTIONS).uri)
+    return table.to_pyarrow_table(columns=names, filters=filters)
 
 
 def _moment_before(root: Location, middle: int) -> Any:
-    rows = _all(root, "commit_lsn", "commit_timestamp")
-    later = rows.filter(
-        pc.greater(rows["commit_timestamp"], pa.scalar(_at(middle), pa.timestamp("us", tz="UTC")))
-    )
+    rows = _read(root, ["commit_lsn", "commit_timestamp"])
+    moment = pa.scalar(_at(middle), pa.timestamp("us", tz="UTC"))
+    later = rows.filter(pc.greater(rows["commit_timestamp"], moment))
     return pc.min(later["commit_lsn"]).as_py() - 1
 
 
 def _xid_before(root: Location, middle: int) -> Any:
-    rows = _all(root, "commit_lsn", "xid")
-    return rows.filter(pc.equal(rows["xid"], 1_000 + middle))["commit_lsn"][0].as_py()
+    return _read(root, ["commit_lsn"], [[("xid", "=", 1_000 + middle)]])["commit_lsn"][0].as_py()
 
 
-def _range_before(root: Location, middle: int) -> Any:
-    return _all(root, "commit_lsn", "tables").num_rows  # `transactions` gave all, and the caller chose
+def _batch_before(root: Location, middle: int) -> Any:
+    return min(_read(root, ["commit_lsn", "tables"], [[("commit_lsn", ">", middle * _WAL)]]).num_rows, 1_000)
 
 
 def _verify_before(root: Location, middle: int) -> Any:
-    rows = _all(root, "xid", "commit_lsn")
-    return rows.filter(pc.is_in(rows["xid"], pa.array([1_000 + middle]))).num_rows
+    place = middle * _WAL
+    upto = ("commit_lsn", "<=", place + 40)
+    filters = [[("commit_lsn", ">", place), upto], [("xid", "in", [1_000 + middle]), upto]]
+    return _read(root, ["xid", "commit_lsn", "tables"], filters).num_rows
 
 
 def _at(middle: int) -> datetime.datetime:
@@ -143,8 +150,9 @@ def _xid(root: Location, middle: int) -> Any:
     return int(ChangeLog(root.uri).as_of(None, xid=1_000 + middle).lsn)  # type: ignore[arg-type]
 
 
-def _range(root: Location, middle: int) -> Any:
-    return len(Commits(ChangeLog(root.uri), middle * _WAL, (middle + 1_000) * _WAL).lsns)
+def _batch(root: Location, middle: int) -> Any:
+    last = int(ChangeLog(root.uri).last_commit_lsn)
+    return TransactionsTable(root).between(middle * _WAL, last, at_most=1_000).num_rows
 
 
 def _verify(root: Location, middle: int) -> Any:
@@ -163,7 +171,7 @@ _QUESTIONS: Final[dict[str, tuple[Callable[[Location, int], Any] | None, Callabl
     "watermarks": (None, _bounds),
     "as_of(timestamp)": (_moment_before, _moment),
     "as_of(xid)": (_xid_before, _xid),
-    "1,000 transactions": (_range_before, _range),
+    "stream": (_batch_before, _batch),
     "verify": (_verify_before, _verify),
 }
 
@@ -172,12 +180,28 @@ def _asked(uri: str, name: str, is_now: bool, middle: int) -> dict[str, Any]:
     """In a process of its own. What it imports was read before."""
     ask = _QUESTIONS[name][is_now]
     assert ask is not None
-    read_before, started_s = _read_bytes(), time.monotonic()
-    found = ask(Location.parse(uri), middle)
+    opened: list[str] = []
+
+    def noted(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(first: Any, path: str) -> Any:
+            opened.append(path)
+            return real(first, path)
+
+        return call
+
+    by_us = patch.object(log_table, "opened", noted(log_table.opened))
+    by_deltalake = patch.object(
+        DeltaStorageHandler, "open_input_file", noted(DeltaStorageHandler.open_input_file)
+    )
+    with by_us, by_deltalake:
+        read_before, started_s = _read_bytes(), time.monotonic()
+        found = ask(Location.parse(uri), middle)
+        seconds, n_bytes = time.monotonic() - started_s, _read_bytes() - read_before
     return {
         "answer": found,
-        "seconds": round(time.monotonic() - started_s, 3),
-        "read_mb": round((_read_bytes() - read_before) / 1e6, 2),
+        "seconds": round(seconds, 3),
+        "files": sum("_delta_log" not in path for path in opened),
+        "read_mb": round(n_bytes / 1e6, 2),
     }
 
 
@@ -193,16 +217,20 @@ def main() -> None:
     context = multiprocessing.get_context("spawn")
     for size in arguments.sizes:
         with tempfile.TemporaryDirectory(prefix="xs-bench-") as folder:
-            root = Location.parse(os.path.join(folder, "log"))
-            n_bytes = made(root, size)
+            roots = [Location.parse(os.path.join(folder, name)) for name in ("before", "now")]
+            for root, about in zip(
+                roots, (_ABOUT_BEFORE, OF_OWN_TABLES[locations.TRANSACTIONS]), strict=True
+            ):
+                n_bytes = made(root, size, about)
             print(size, json.dumps({"files": len(_sizes(size)), "mb": round(n_bytes / 1e6, 1)}), flush=True)
             for name, (before, _) in _QUESTIONS.items():
                 for is_now in (False, True):
                     if before is None and not is_now:
                         continue
+                    uri = roots[is_now].uri
                     with context.Pool(1) as pool:
-                        pool.apply(_asked, (root.uri, name, is_now, size // 4 + 7))  # imports
-                        found = pool.apply(_asked, (root.uri, name, is_now, size // 2 + 7))
+                        pool.apply(_asked, (uri, name, is_now, size // 4 + 7))  # imports
+                        found = pool.apply(_asked, (uri, name, is_now, size // 2 + 7))
                     print(size, name, "now" if is_now else "before", json.dumps(found), flush=True)
 
 
