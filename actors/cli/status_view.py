@@ -67,7 +67,7 @@ def _head(account: Account) -> RenderableType:
         state, style = "stalled", _BAD
     elif run.state == "reading":
         state, style = state_words(account), _GOOD
-    phrases = [state, f"running for {human_s((account.at - run.started_at).total_seconds())}"]
+    phrases = [state, f"running for {human_s(max(0.0, (account.at - run.started_at).total_seconds()))}"]
     if run.waiting_for:
         phrases.append(f"waiting for {' and '.join(run.waiting_for)}")
     phrases.append(f"process {run.pid} on {run.host}")
@@ -203,7 +203,7 @@ def _sink(sink: SinkPart, at: datetime.datetime) -> list[str]:
     if sink.rows_per_s:
         phrases.append(f"{sink.rows_per_s:,.0f} rows/s")
     if sink.last_lag_ms is not None:
-        ago_s = (at - sink.batches[-1].done_at).total_seconds() if sink.batches else 0.0
+        ago_s = max(0.0, (at - sink.batches[-1].done_at).total_seconds()) if sink.batches else 0.0
         # An old batch's lag is no present one.
         when = "" if ago_s < _FRESH_S else f" in the last batch, {human_s(ago_s)} ago"
         phrases.append(f"{human_ms(sink.last_lag_ms)} from COMMIT to the sink{when}")

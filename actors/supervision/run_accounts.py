@@ -37,6 +37,7 @@ from xidstream.pipeline.account.model import (
     with_undelivered,
 )
 from xidstream.pipeline.account.snapshots import SnapshotProgress
+from xidstream.pipeline.delta.watched_clock import steady_s
 from xidstream.pipeline.errors import XidstreamError
 from xidstream.pipeline.exchange import SlotIdentity
 from xidstream.pipeline.pg import Lsn
@@ -51,6 +52,13 @@ _MOST_RESTARTS: Final = 20
 _READ_WINDOW_S: Final = 10.0
 _SLOT_WAIT_S: Final = 5.0
 """For the answer to a question that another thread has asked."""
+_EPOCH: Final = datetime.datetime.fromtimestamp(0, datetime.timezone.utc)
+_JUMP: Final = datetime.timedelta(seconds=1)
+"""What two looks at two clocks may differ by."""
+
+
+def _now() -> datetime.datetime:
+    return datetime.datetime.now(datetime.timezone.utc)
 
 
 @dataclass(frozen=True)
@@ -67,11 +75,20 @@ class Parts:
 class RunAccounts:
     """``config`` has its secrets."""
 
-    def __init__(self, config: Config, parts: Callable[[], Parts], *, has_sink: bool = True) -> None:
+    def __init__(
+        self,
+        config: Config,
+        parts: Callable[[], Parts],
+        *,
+        has_sink: bool = True,
+        now: Callable[[], datetime.datetime] = _now,
+    ) -> None:
         self._config = config
         self._has_sink = has_sink
         self._parts = parts
-        self._started_at = _now()
+        self._now = now
+        self._ahead = self._looked_ahead()
+        self._started_at = now()
         self._restarts: deque[RestartPart] = deque(maxlen=_MOST_RESTARTS)
         self._n_restarts = 0
         self._lock = threading.Lock()
@@ -103,7 +120,10 @@ class RunAccounts:
     def failed(self, error: XidstreamError, pause_s: float | None) -> None:
         """An error ended the epoch; ``pause_s`` until the next one, None if there is none."""
         self._n_restarts += pause_s is not None
-        self._restarts.append(RestartPart(_now(), type(error).__name__, error.message, error.remedy, pause_s))
+        self._follow_clock()
+        self._restarts.append(
+            RestartPart(self._now(), type(error).__name__, error.message, error.remedy, pause_s)
+        )
 
     @property
     def last_error(self) -> RestartPart | None:
@@ -123,6 +143,7 @@ class RunAccounts:
         return self._gather(with_processes=False)
 
     def _gather(self, *, with_processes: bool) -> Account:
+        self._follow_clock()
         parts = self._parts()
         epoch = parts.epoch
         reader = sequencer = None
@@ -131,7 +152,7 @@ class RunAccounts:
             sequencer = epoch.sequencer_report()
         sink = None if parts.driver is None else parts.driver.account()
         account = Account(
-            at=_now(),
+            at=self._now(),
             run=self._run(parts, reader, sequencer),
             reader=None if reader is None else reader.reader,
             open=() if reader is None else reader.open,
@@ -150,6 +171,23 @@ class RunAccounts:
             return dataclasses.replace(
                 self._with_rates(account, now_s), stalls=self._stalls.look(account, now_s)
             )
+
+    def _looked_ahead(self) -> datetime.timedelta:
+        """By how much the wall clock is ahead of seconds that never jump."""
+        return self._now() - _EPOCH - datetime.timedelta(seconds=steady_s())
+
+    def _follow_clock(self) -> None:
+        """Where the wall clock was set, say by the new time when the run began and when it failed: what is shown and
+        counted are ages."""
+        ahead = self._looked_ahead()
+        with self._lock:
+            jump, self._ahead = ahead - self._ahead, ahead
+            if abs(jump) < _JUMP:
+                return
+            self._started_at += jump
+            moved = [dataclasses.replace(each, at=each.at + jump) for each in self._restarts]
+            self._restarts.clear()
+            self._restarts.extend(moved)
 
     def _run(self, parts: Parts, reader: ReaderReport | None, sequencer: SequencerReport | None) -> RunPart:
         config, epoch = self._config, parts.epoch
@@ -235,7 +273,3 @@ def _processes(
         if report is not None and report.process is not None:
             found.append(report.process)
     return tuple(found)
-
-
-def _now() -> datetime.datetime:
-    return datetime.datetime.now(datetime.timezone.utc)

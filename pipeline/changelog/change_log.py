@@ -10,7 +10,8 @@ are the table (``pipeline.snapshot.proven``). It follows the first one by a seco
 Users import ``ChangeLog`` from ``xidstream``. What stands where: ``generations`` (which snapshot counts), ``shapes``
 (which columns), ``table_at`` (base and tail), ``fold``.
 
-Only plans are made here, but for small jobs: the fold's look at a tail, and the search in ``_transactions``.
+Only plans are made here, but for small jobs: the fold's look at a tail, and the search in ``_transactions``
+(``transactions_table``).
 """
 
 from __future__ import annotations
@@ -22,7 +23,11 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from xidstream.pipeline.changelog.generations import TableGeneration, generation_at, generations_of
+from xidstream.pipeline.changelog.generations import (
+    StoredGenerations,
+    TableGeneration,
+    generation_at,
+)
 from xidstream.pipeline.changelog.log_table import LogTable, reading
 from xidstream.pipeline.changelog.manifest import Base, base_at
 from xidstream.pipeline.changelog.net import log_rows, net_rows
@@ -34,6 +39,7 @@ from xidstream.pipeline.changelog.slots import (
     table_of,
 )
 from xidstream.pipeline.changelog.table_at import TableAt
+from xidstream.pipeline.changelog.transactions_table import TransactionsTable
 from xidstream.pipeline.delta import locations
 from xidstream.pipeline.delta.locations import Location
 from xidstream.pipeline.delta.snapshot_log import SNAPSHOTS_SCHEMA
@@ -108,14 +114,28 @@ class ChangeLog:
         """The tables that the log has rows of, as ``schema.table``, sorted."""
         return sorted(table_label(*name) for name in self.table_names())
 
-    def transactions(self, spark: SparkSession) -> DataFrame:
-        """One row for each complete transaction.
+    def transactions(
+        self,
+        spark: SparkSession,
+        *,
+        since: Lsn | int | str | None = None,
+        until: Lsn | int | str | None = None,
+    ) -> DataFrame:
+        """One row for each complete transaction behind ``since`` and up to ``until``, as ``changes`` takes them: of all
+        without them, which are more with each day. Only files with rows of the range are read.
 
         Its columns: xid, commit_lsn, end_lsn, commit_timestamp, gid, origin, streamed, rows, tables.
         """
+        from pyspark.sql import functions as f
+
         self._refuse_several_slots("transactions")
         table = self._open(locations.TRANSACTIONS)
-        return table.rows(spark, table.files(column="commit_lsn"))
+        last = Lsn(table.watermark(self._slot) or 0)
+        behind = Lsn(0) if since is None else self._bounded(since, last)
+        upto = last if until is None else self._bounded(until, last)
+        rows = table.rows(spark, table.files(behind + 1, upto, column="commit_lsn"))
+        lsn = f.col("commit_lsn")
+        return rows.filter((lsn > int(behind)) & (lsn <= int(upto)))
 
     def as_of(
         self,
@@ -139,9 +159,9 @@ class ChangeLog:
         if lsn is not None:
             at = self._bounded(lsn, max(last, proven))
         elif timestamp is not None:
-            at = self._before(spark, timestamp, last)
+            at = self._before(timestamp, last)
         elif xid is not None:
-            at = self._commit_of(spark, xid, last)
+            at = self._commit_of(xid, last)
         return LogState(self, spark, _proven(at, proven))
 
     def changes(
@@ -208,7 +228,7 @@ class ChangeLog:
         """The slot's: system identifier/database/slot."""
         return self._slot
 
-    def generations(self) -> dict[str, list[TableGeneration]]:
+    def generations(self) -> Mapping[str, list[TableGeneration]]:
         """By table, in the order of their snapshots. Read anew each time."""
         from deltalake.exceptions import TableNotFoundError
 
@@ -217,7 +237,7 @@ class ChangeLog:
                 table = LogTable(self._root.child(locations.SNAPSHOTS))
                 # A table of an earlier xidstream lacks some, until a run has it.
                 names = [name for name in SNAPSHOTS_SCHEMA.names if name in table.schema.names]
-                return generations_of(table.read(names).to_pylist())
+                return StoredGenerations(table.read(names))
         except TableNotFoundError:
             return {}
 
@@ -317,30 +337,19 @@ class ChangeLog:
             )
         return found
 
-    def _before(self, spark: SparkSession, timestamp: datetime.datetime | str, last: Lsn) -> Lsn:
-        from pyspark.sql import functions as f
-
+    def _before(self, timestamp: datetime.datetime | str, last: Lsn) -> Lsn:
         moment = _moment(timestamp) if isinstance(timestamp, str) else timestamp
         if moment.tzinfo is None:
             raise UsageError("a timestamp needs a time zone", remedy="such as 2026-05-04T12:00:00+00:00")
-        micros = (moment - datetime.datetime.fromtimestamp(0, datetime.timezone.utc)) // datetime.timedelta(
-            microseconds=1
-        )
-        later = f.unix_micros("commit_timestamp") > micros
-        rows = self.transactions(spark).filter(f.col("commit_lsn") <= int(last))
-        found = rows.agg(f.min(f.when(later, f.col("commit_lsn")))).first()
-        if found is None or found[0] is None:
-            return last
+        self._refuse_several_slots("transactions")
+        found = TransactionsTable(self._root).first_later(moment, int(last))
         # Between two commits the state is that of the former one.
-        return Lsn(found[0] - 1)
+        return last if found is None else Lsn(found - 1)
 
-    def _commit_of(self, spark: SparkSession, xid: int, last: Lsn) -> Lsn:
-        from pyspark.sql import functions as f
-
-        rows = self.transactions(spark).filter(
-            (f.col("xid") == int(xid)) & (f.col("commit_lsn") <= int(last))
-        )
-        lsns = sorted(row[0] for row in rows.select("commit_lsn").limit(10).collect())
+    def _commit_of(self, xid: int, last: Lsn) -> Lsn:
+        self._refuse_several_slots("transactions")
+        found = TransactionsTable(self._root).of_xids([int(xid)], int(last))
+        lsns = found["commit_lsn"].to_pylist()
         if not lsns:
             raise UsageError(
                 f"the change log has no transaction {xid}",

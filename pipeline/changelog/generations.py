@@ -11,14 +11,20 @@ stream does not say, so nothing is answered there yet. A generation that has end
 A table without any line is not known at all, even one that was made after the slot: nothing in the log proves that it
 was empty when the stream began.
 
+``_snapshots`` grows by two or three lines with each snapshot of a table, and all of it is read. Lines are made into
+values for the tables that are asked for alone (``StoredGenerations``): that is what takes long.
+
 Plain values, no Spark and no Delta. Called by ``change_log``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from xidstream.pipeline.errors import PreconditionMissing
 from xidstream.pipeline.pg import Lsn
@@ -80,6 +86,30 @@ def generations_of(lines: Iterable[Mapping[str, Any]]) -> dict[str, list[TableGe
     for generation in sorted(found.values(), key=lambda g: g.bounds.place):
         tables.setdefault(generation.table, []).append(generation)
     return tables
+
+
+class StoredGenerations(Mapping[str, list[TableGeneration]]):
+    """What ``generations_of`` makes of ``lines``, each table's when it is asked for."""
+
+    def __init__(self, lines: pa.Table) -> None:
+        self._lines = lines.sort_by("table")
+        runs = pc.run_end_encode(self._lines["table"].combine_chunks())
+        ends = runs.run_ends.to_pylist()
+        self._spans = dict(zip(runs.values.to_pylist(), zip([0, *ends], ends, strict=False), strict=True))
+        self._made: dict[str, list[TableGeneration]] = {}
+
+    def __getitem__(self, table: str) -> list[TableGeneration]:
+        if table not in self._made:
+            first, end = self._spans[table]
+            lines = self._lines.slice(first, end - first).to_pylist()
+            self._made[table] = generations_of(lines)[table]
+        return self._made[table]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._spans)
+
+    def __len__(self) -> int:
+        return len(self._spans)
 
 
 def generation_at(table: str, generations: Sequence[TableGeneration], lsn: Lsn) -> TableGeneration:

@@ -19,19 +19,18 @@ Called by ``spark_source``. deltalake and pyarrow; of pyspark the types alone, a
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from xidstream.pipeline.changelog.change_log import ChangeLog
-from xidstream.pipeline.changelog.log_table import MAX_LSN, LogFile, LogTable, reading
+from xidstream.pipeline.changelog.log_table import MAX_LSN, LogFile, opened, reading
 from xidstream.pipeline.changelog.shapes import layout_lsns, shape_at
-from xidstream.pipeline.delta import locations
+from xidstream.pipeline.changelog.transactions_table import TransactionsTable
 from xidstream.pipeline.delta.locations import Location
 from xidstream.pipeline.errors import Unsupported, UsageError
 from xidstream.pipeline.pg import Lsn
@@ -81,7 +80,7 @@ class FileRange:
 
         location = Location(self.uri, storage_options)
         for path in self.paths:
-            with reading(f"a file of Delta table {self.table}"), _opened(location, path) as file:
+            with reading(f"a file of Delta table {self.table}"), opened(location, path) as file:
                 parquet = pq.ParquetFile(file)
                 groups = range(self.slice, parquet.num_row_groups, self.n_slices)
                 wanted = ["_commit_lsn", "_change_type", *(n for c in self.columns for n in c.held_in)]
@@ -184,16 +183,11 @@ class Commits:
     the first LSN of all that there is; None where there is none."""
 
     def __init__(self, log: ChangeLog, since: int, until: int) -> None:
-        with reading(f"Delta table {locations.TRANSACTIONS}"):
-            table = LogTable(log.root.child(locations.TRANSACTIONS))
-            filters: list[list[tuple[str, str, Any]]] = [
-                [("commit_lsn", ">", since), ("commit_lsn", "<=", until)]
-            ]
-            rows = table.read(["commit_lsn", "tables"], filters).sort_by("commit_lsn")
-            files = table.files(column="commit_lsn")
+        table = TransactionsTable(log.root)
+        rows = table.between(since, until, ["tables"])
         self.lsns: list[int] = rows["commit_lsn"].to_pylist()
         self._tables: list[list[str]] = rows["tables"].to_pylist()
-        self.oldest = min((file.min_lsn for file in files), default=None)
+        self.oldest = table.oldest_lsn
 
     def of(self, table: str) -> list[int]:
         """The commits with rows of a table."""
@@ -215,34 +209,31 @@ def missing_commit(lsns: Sequence[int], files: Sequence[LogFile]) -> int | None:
 
 def admitted(
     newest: int,
-    commits: Sequence[int],
+    lsns: Callable[[int, int | None], Sequence[int]],
     files: Sequence[LogFile],
     max_transactions: int | None,
     max_bytes: int | None,
 ) -> int:
-    """The LSN up to which the next batch reads. ``commits`` are those behind its beginning up to ``newest``, in order,
-    and ``files`` those with their rows, the oldest first.
+    """The LSN up to which the next batch reads. ``lsns``: the commits behind its beginning up to an LSN, in order, and
+    of more than a number the first ones; it is not asked for those behind the batch, but for one. ``files``: those with
+    the rows up to ``newest``, the oldest first.
 
     At least one transaction is admitted, and the first file as a whole: to cut it would be to read it twice.
     """
-    end = newest
-    if max_transactions is not None and len(commits) > max_transactions:
-        end = commits[max_transactions - 1]
+    upto = newest
     n_bytes = 0
     for i, file in enumerate(files):
         n_bytes += file.n_bytes
         if max_bytes is not None and i and n_bytes > max_bytes:
-            n_before = bisect_left(commits, file.min_lsn)
-            return min(end, commits[max(n_before - 1, 0)]) if commits else end
-    return end
-
-
-def _opened(location: Location, path: str) -> Any:
-    if location.is_local:
-        return pa.OSFile(f"{location.uri}/{path}")
-    from deltalake.fs import DeltaStorageHandler
-
-    return DeltaStorageHandler(location.uri, location.storage_options).open_input_file(path)
+            upto = min(newest, file.min_lsn - 1)
+            break
+    found = lsns(upto, None if max_transactions is None else max_transactions + 1)
+    if max_transactions is not None and len(found) > max_transactions:
+        return found[max_transactions - 1]
+    if upto == newest:
+        return newest
+    found = found or lsns(newest, 1)
+    return found[-1] if found else newest
 
 
 def _values(rows: pa.RecordBatch, column: ReadColumn, table: str) -> pa.Array:

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -26,6 +27,8 @@ from xidstream.pipeline.errors import StorageFault
 from xidstream.pipeline.spark.parquet_frames import parquet_frame
 
 if TYPE_CHECKING:
+    import pyarrow.compute as pc
+    import pyarrow.dataset as ds
     from deltalake import DeltaTable
     from pyspark.sql import DataFrame, SparkSession
 
@@ -90,15 +93,12 @@ class LogTable:
         Raises Unsupported where another tool has deleted rows or renamed columns without writing the files anew.
         """
         check_plain_files(self._table, self.location.uri.rpartition("/")[2])
-        actions = pa.table(self._table.get_add_actions(flatten=True))
-        n = actions.num_rows
 
         def values(name: str, missing: int) -> list[int]:
-            found = actions[name].to_pylist() if name in actions.column_names else [None] * n
-            return [missing if value is None else int(value) for value in found]
+            return [missing if value is None else int(value) for value in self._told(name)]
 
         files = zip(
-            actions["path"].to_pylist(),
+            self._told("path"),
             values("size_bytes", 0),
             values(f"min.{column}", 0),
             values(f"max.{column}", MAX_LSN),
@@ -110,6 +110,23 @@ class LogTable:
             for file in (LogFile(*each) for each in files)
             if file.min_lsn <= last and file.max_lsn >= first
         ]
+
+    def greatest(self, column: str) -> dict[str, Any]:
+        """By the path of each file, the greatest value of a column; None where the Delta log does not say it."""
+        return dict(zip(self._told("path"), self._told(f"max.{column}"), strict=True))
+
+    def least(self, column: str) -> dict[str, Any]:
+        """By the path of each file, the least value, as ``greatest`` has the greatest."""
+        return dict(zip(self._told("path"), self._told(f"min.{column}"), strict=True))
+
+    @cached_property
+    def _actions(self) -> pa.Table:
+        """The files, as deltalake lists them."""
+        return pa.table(self._table.get_add_actions(flatten=True))
+
+    def _told(self, name: str) -> list[Any]:
+        actions = self._actions
+        return actions[name].to_pylist() if name in actions.column_names else [None] * actions.num_rows
 
     def rows(self, spark: SparkSession, files: Sequence[LogFile]) -> DataFrame:
         """The rows of ``files``, in the Delta table's columns."""
@@ -123,10 +140,32 @@ class LogTable:
             dataset = self._table.to_pyarrow_dataset()
             return int(dataset.count_rows(filter=ds.field("_commit_lsn") == lsn))
 
-    def read(self, names: Sequence[str], filters: list[list[tuple[str, str, Any]]] | None = None) -> pa.Table:
-        """All rows, or those that one of ``filters`` lets through, whose conditions are all met: for the small tables
-        of the log itself."""
-        return self._table.to_pyarrow_table(columns=list(names), filters=filters)
+    def read(self, names: Sequence[str]) -> pa.Table:
+        """All rows: for the small tables of the log itself."""
+        return self._table.to_pyarrow_table(columns=list(names))
+
+    def read_file(self, file: LogFile, names: Sequence[str], wanted: pc.Expression) -> pa.Table:
+        """The rows of one file that ``wanted`` lets through. Row groups that have none by their own statistics are
+        not read."""
+        with opened(self.location, file.path) as source:
+            fragment = self._format.make_fragment(source)
+            return fragment.to_table(schema=self.schema, columns=list(names), filter=wanted)
+
+    @cached_property
+    def _format(self) -> ds.ParquetFileFormat:
+        import pyarrow.dataset as ds
+
+        options = ds.ParquetFragmentScanOptions(pre_buffer=True, page_checksum_verification=True)
+        return ds.ParquetFileFormat(default_fragment_scan_options=options)
+
+
+def opened(location: Location, path: str) -> Any:
+    """A file below ``location`` to read from, as a context. Raises OSError."""
+    if location.is_local:
+        return pa.OSFile(f"{location.uri}/{path}")
+    from deltalake.fs import DeltaStorageHandler
+
+    return DeltaStorageHandler(location.uri, location.storage_options).open_input_file(path)
 
 
 def rows_of_files(

@@ -73,7 +73,8 @@ MANIFEST_SCHEMA: Final = pa.schema(
 )
 
 KEEPS_ITS_LOG: Final = {"delta.enableExpiredLogCleanup": "false"}
-"""Delta removes the log of old versions by its own clock. What the manifest names must stay readable."""
+"""Delta removes the log of old versions by its own clock. What the manifest names must stay readable, and the mirror's
+vacuum removes what it does not name."""
 
 _ABOUT: Final = TableMetadata(
     "One line for each base table and refresh: the lines of a slot's greatest lsn name versions of one moment.",
@@ -138,7 +139,8 @@ def base_at(
 
 
 def base_of(root: Location, line: ManifestLine) -> Base | None:
-    """The base table that a line names; None where its directory holds another table by now.
+    """The base table that a line names; None where its directory holds another table by now, or where this version is
+    gone: a vacuum came behind the look at the manifest, or another engine.
 
     Somebody may have removed the directory, and the next refresh made it anew. Versions are counted from 0 again then,
     so the number alone would find rows of a later moment. What a version holds, its application transactions say.
@@ -150,7 +152,7 @@ def base_of(root: Location, line: ManifestLine) -> Base | None:
         return None
     except DeltaError:
         newest = DeltaTable(location.uri, storage_options=location.storage_options)
-        if newest.version() < line.version:
+        if newest.version() < line.version or not _has_commit(location, line.version):
             return None
         raise
     mark = f"mirror/{line.slot}"
@@ -158,6 +160,14 @@ def base_of(root: Location, line: ManifestLine) -> Base | None:
     if lsn is None or lsn > line.lsn or place != line.place:
         return None
     return Base(tuple(table.file_uris()), line.lsn, line.version, location)
+
+
+def _has_commit(location: Location, version: int) -> bool:
+    try:
+        location.read(f"_delta_log/{version:020d}.json")
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def read_lines(root: Location, application_id: str | None = None) -> list[ManifestLine]:

@@ -39,6 +39,7 @@ from xidstream.pipeline.changelog.log_ranges import (
     admitted,
     missing_commit,
 )
+from xidstream.pipeline.changelog.transactions_table import TransactionsTable
 from xidstream.pipeline.errors import ConfigError, PreconditionMissing, Unsupported, UsageError
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.schema.rows import CONTRACT_FIELDS
@@ -357,9 +358,16 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
                     facts={"lsn": str(Lsn(newest + 1))},
                 )
         if begun is not None and limit is not None and not isinstance(limit, ReadAllAvailable):
-            options, lsns = self._options, Commits(source.log, begun, newest).lsns
+            options, behind, transactions = self._options, begun, TransactionsTable(source.log.root)
             files = [file for table in tables for file in table.files(begun, newest)]
             files.sort(key=lambda file: (file.min_lsn, file.max_lsn))
+
+            def lsns(until: int, at_most: int | None) -> list[int]:
+                found: list[int] = transactions.between(behind, until, at_most=at_most)[
+                    "commit_lsn"
+                ].to_pylist()
+                return found
+
             newest = admitted(newest, lsns, files, options.max_transactions, options.max_bytes)
         self._told = newest
         return {"lsn": newest}

@@ -54,12 +54,16 @@ from deltalake.transaction import AddAction, RemoveAction
 from xidstream.pipeline import events
 from xidstream.pipeline.delta.columns import DeltaColumn
 from xidstream.pipeline.delta.locations import Location
-from xidstream.pipeline.delta.parquet_files import WrittenFile
+from xidstream.pipeline.delta.parquet_files import ColumnRange, WrittenFile
 from xidstream.pipeline.delta.plain_files import check_plain_files
 from xidstream.pipeline.delta.relation_history import VERSIONS, VersionSince, recorded_with
 from xidstream.pipeline.delta.small_files import OWN, is_mergeable, many_small, merge
 from xidstream.pipeline.delta.stored_columns import columns_of, delta_field
-from xidstream.pipeline.delta.table_metadata import NOTHING_KNOWN, TableMetadata
+from xidstream.pipeline.delta.table_metadata import (
+    NOTHING_KNOWN,
+    TableMetadata,
+    columns_with_statistics,
+)
 from xidstream.pipeline.delta.upkeep import Upkeep
 from xidstream.pipeline.errors import SinkFailed, UsageError, XidstreamError
 from xidstream.pipeline.settings.delta_retention import PROPERTIES as RETENTION
@@ -180,6 +184,11 @@ class DeltaTableWriter:
         """A property that the table has; None where it has none of this name, or an empty one."""
         return self._table.metadata().configuration.get(name) or None
 
+    @property
+    def ranged(self) -> list[str]:
+        """The columns whose ranges the log has of each file, as the table's properties say."""
+        return columns_with_statistics(self._table.metadata().configuration)
+
     def describe(self, about: TableMetadata, brought: Sequence[VersionSince] = ()) -> None:
         """Set the properties that the table lacks, or has otherwise, and record the versions that are brought, in a
         commit of its own.
@@ -269,13 +278,14 @@ class DeltaTableWriter:
             if is_mergeable(self._table) and set(prepared.removed) <= set(files["path"].to_pylist()):
                 return _replacing(prepared.files, prepared.removed, lsn_column, now_ms)
             self.upkeep.discard(self.location, prepared)  # others have changed these files since
-        replaced = many_small(files) if self.version >= self._merges_from else None
+        replaced = many_small(files, lsn_column) if self.version >= self._merges_from else None
         if not replaced or not is_mergeable(self._table):
             return []
         directory = f"{OWN}{uuid.uuid4().hex}-merged"
         try:
             # The columns of this snapshot: another writer may have widened the table since it was opened.
-            merged = merge(self.location, replaced, columns_of(self._table), lsn_column, directory)
+            columns = columns_of(self._table)
+            merged = merge(self.location, replaced, columns, lsn_column, directory, self.ranged)
         except (OSError, pa.ArrowException, XidstreamError) as error:
             self._merges_from = self.version + CHECKPOINT_EVERY
             text = f"Delta table {self.label}: small files could not be merged ({type(error).__name__})"
@@ -439,6 +449,7 @@ def _add_action(file: WrittenFile, lsn_column: str, now_ms: int, *, is_change: b
     stats: dict[str, object] = {"numRecords": file.n_rows}
     if file.max_commit_lsn:
         # Lets a reader that is bounded by an LSN skip files.
-        stats["minValues"] = {lsn_column: file.min_commit_lsn}
-        stats["maxValues"] = {lsn_column: file.max_commit_lsn}
+        ranges = [ColumnRange(lsn_column, file.min_commit_lsn, file.max_commit_lsn), *file.ranges]
+        stats["minValues"] = {each.column: each.least for each in ranges}
+        stats["maxValues"] = {each.column: each.greatest for each in ranges}
     return AddAction(file.path, file.size, {}, now_ms, is_change, json.dumps(stats))

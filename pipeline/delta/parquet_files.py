@@ -27,9 +27,11 @@ them.
 
 from __future__ import annotations
 
+import datetime
 import secrets
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -50,12 +52,22 @@ _REPEATING: Final = ("_change_type", "_commit_lsn", "_commit_timestamp", "_xid")
 """Columns that are written with a dictionary. It pays where values repeat, and costs much where they do not."""
 _COUNTING: Final = "_seq"
 """The column whose values are mostly each one more than the last: the steps take next to nothing, in time and bytes."""
+_RANGED_TYPES: Final = (pa.int64(), pa.timestamp("us", "UTC"))
 
 REPORT_SCHEMA: Final = "path string, size long, n_rows long, min_commit_lsn long, max_commit_lsn long"
 _REPORT_ARROW: Final = pa.schema(
     [("path", pa.string())]
     + [(name, pa.int64()) for name in ("size", "n_rows", "min_commit_lsn", "max_commit_lsn")]
 )
+
+
+class ColumnRange(NamedTuple):
+    """The least and the greatest value of a column in a file, as a Delta log has them: numbers, and timestamps as texts
+    in whole milliseconds, with all values between them."""
+
+    column: str
+    least: int | str
+    greatest: int | str
 
 
 @dataclass(frozen=True)
@@ -67,20 +79,35 @@ class WrittenFile:
     n_rows: int
     min_commit_lsn: int
     max_commit_lsn: int
+    ranges: tuple[ColumnRange, ...] = ()
+    """What is known of further columns, where a table has statistics of them."""
 
 
 class ParquetFiles:
     """Writes record batches of one schema to as many files as they need. Not thread-safe.
 
-    ``lsn_column`` is the column of the commit LSNs. ``close`` returns the finished files. After an exception the files
-    stay behind, and nobody reports them.
+    ``lsn_column`` is the column of the commit LSNs. ``ranged`` are others whose ranges are reported, as far as they are
+    of int64 or timestamps with a time zone. ``close`` returns the finished files. After an exception the files stay
+    behind, and nobody reports them.
     """
 
-    def __init__(self, table: Location, directory: str, schema: pa.Schema, lsn_column: str) -> None:
+    def __init__(
+        self,
+        table: Location,
+        directory: str,
+        schema: pa.Schema,
+        lsn_column: str,
+        ranged: Collection[str] = (),
+    ) -> None:
         self._table = table
         self._directory = directory
         self._schema = schema
         self._lsn_index = schema.get_field_index(lsn_column)
+        self._ranged = [
+            name
+            for name in schema.names
+            if name in ranged and name != lsn_column and schema.field(name).type in _RANGED_TYPES
+        ]
         self._dictionary = [name for name in _REPEATING if name in schema.names]
         self._encoding = {_COUNTING: "DELTA_BINARY_PACKED"} if _COUNTING in schema.names else None
         self._pending: list[pa.RecordBatch] = []
@@ -95,6 +122,7 @@ class ParquetFiles:
         self._n_rows = 0
         self._min_lsn: int | None = None
         self._max_lsn: int | None = None
+        self._ranges: dict[str, tuple[int, int]] = {}
 
     @property
     def _path(self) -> str:
@@ -147,6 +175,16 @@ class ParquetFiles:
         if lsns["min"] is not None:
             self._min_lsn = lsns["min"] if self._min_lsn is None else min(self._min_lsn, lsns["min"])
             self._max_lsn = lsns["max"] if self._max_lsn is None else max(self._max_lsn, lsns["max"])
+        for name in self._ranged:
+            found = pc.min_max(table[name].cast(pa.int64())).as_py()
+            if found["min"] is not None:
+                least, greatest = self._ranges.get(name, (found["min"], found["max"]))
+                self._ranges[name] = min(least, found["min"]), max(greatest, found["max"])
+
+    def _range(self, column: str, least: int, greatest: int) -> ColumnRange:
+        if pa.types.is_timestamp(self._schema.field(column).type):
+            return ColumnRange(column, _time(least // 1000), _time(-(-greatest // 1000)))
+        return ColumnRange(column, least, greatest)
 
     def _finish_file(self) -> None:
         if self._writer is None or self._sink is None:
@@ -160,10 +198,23 @@ class ParquetFiles:
         except OSError as error:
             raise _storage_fault(self._path, error) from error
         self._finished.append(
-            WrittenFile(self._path, size, self._n_rows, self._min_lsn or 0, self._max_lsn or 0)
+            WrittenFile(
+                self._path,
+                size,
+                self._n_rows,
+                self._min_lsn or 0,
+                self._max_lsn or 0,
+                tuple(self._range(name, *each) for name, each in self._ranges.items()),
+            )
         )
         self._writer = self._sink = None
         self._begin_counts()
+
+
+def _time(milliseconds: int) -> str:
+    since = datetime.datetime.fromtimestamp(0, datetime.timezone.utc)
+    moment = since + datetime.timedelta(milliseconds=milliseconds)
+    return f"{moment.replace(tzinfo=None).isoformat(timespec='milliseconds')}Z"
 
 
 def _storage_fault(path: str, error: OSError) -> StorageFault:

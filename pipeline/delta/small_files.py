@@ -18,7 +18,7 @@ Called by ``delta_table``, in the thread that commits, and by ``upkeep``. deltal
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -62,29 +62,36 @@ def is_mergeable(table: DeltaTable) -> bool:
     return has_plain_files(table.protocol()) and not says_no
 
 
-def many_small(files: pa.Table, classes: Sequence[SizeClass] | None = None) -> pa.Table:
-    """The files of one of the ``classes`` (``SIZE_CLASSES``) to replace, the oldest first, or none. ``files`` is as
-    deltalake lists them: ``path``, ``size_bytes``, ``num_records`` and ``modification_time``."""
+def many_small(files: pa.Table, lsn_column: str, classes: Sequence[SizeClass] | None = None) -> pa.Table:
+    """The files of one of the ``classes`` (``SIZE_CLASSES``) to replace, those with the lowest LSNs first, or none.
+    ``files`` is as deltalake lists them: ``path``, ``size_bytes``, ``num_records`` and, where there are statistics,
+    ``min.…`` of ``lsn_column``. Neighbours go together, and no clock says which these are."""
     own = files.filter(pc.starts_with(files["path"], OWN)) if files.num_rows else files
     for least_bytes, below_bytes, many in SIZE_CLASSES if classes is None else classes:
         sizes = own["size_bytes"]
         fitting = own.filter(pc.and_(pc.greater_equal(sizes, least_bytes), pc.less(sizes, below_bytes)))
         if fitting.num_rows >= many:
-            by_age = [("modification_time", "ascending"), ("path", "ascending")]
-            return fitting.sort_by(by_age).slice(0, many)
+            least = f"min.{lsn_column}"
+            order = [name for name in (least, "path") if name in fitting.column_names]
+            return fitting.sort_by([(name, "ascending") for name in order]).slice(0, many)
     return own.slice(0, 0)
 
 
 def merge(
-    table: Location, replaced: pa.Table, columns: Sequence[DeltaColumn], lsn_column: str, directory: str
+    table: Location,
+    replaced: pa.Table,
+    columns: Sequence[DeltaColumn],
+    lsn_column: str,
+    directory: str,
+    ranged: Collection[str] = (),
 ) -> list[WrittenFile]:
     """Write the rows of these files (as ``many_small`` gives them), in the table's ``columns``, to a new file in the
-    new ``directory``.
+    new ``directory``. ``ranged``: the columns that the table has statistics of.
 
     Raises OSError, pa.ArrowException, StorageFault, and SinkFailed where they are not what the table says.
     """
     schema = pa.schema([column.field for column in columns])
-    files = ParquetFiles(table, directory, schema, lsn_column)
+    files = ParquetFiles(table, directory, schema, lsn_column, ranged)
     with ThreadPoolExecutor(_READS) as threads:
         for content in threads.map(table.read, replaced["path"].to_pylist()):
             rows = pq.read_table(pa.BufferReader(content), partitioning=None)

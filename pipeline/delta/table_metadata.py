@@ -7,7 +7,7 @@
 | ``xidstream.replica_identity`` | ``default``, ``index``, ``full`` or ``nothing`` |
 | ``xidstream.types`` | JSON: column → PostgreSQL's type, in the table's order |
 | ``xidstream.versions`` | JSON: every layout whose rows the table has (``relation_history``) |
-| ``delta.dataSkippingStatsColumns`` | the one column whose minimum and maximum stand in the log |
+| ``delta.dataSkippingStatsColumns`` | the columns whose minimum and maximum stand in the log, that of the LSNs first |
 | ``delta.logRetentionDuration`` and others | for how long the table keeps what it does not need (``DeltaRetention``) |
 
 All but the versions and the retention are those of the newest layout whose rows the table has. A table is made with
@@ -20,7 +20,8 @@ which never change. They are made with the table, as is the description, so that
 ``delta.dataSkippingStatsColumns`` must be there. deltalake takes each column that it does not exclude for one with
 statistics. For a file without them it compares with null, so every filter on another column of a ``to_pyarrow_dataset``
 found no row (deltalake 1.6.6). Statistics of all columns were considered. They would have to come from each file's
-footer with every commit, and deltalake still gets columns wrong that are null throughout.
+footer with every commit, and deltalake still gets columns wrong that are null throughout. ``_transactions`` has those
+of two more, by which readers look for a commit. One of an earlier xidstream never gets them: it has files without.
 
 Who calls this: ``delta``, for what a table should say, and ``delta_table``, which makes it so.
 """
@@ -69,7 +70,14 @@ class TableMetadata:
     def missing(self, found: Mapping[str, str | None]) -> dict[str, str]:
         """The properties that a table has not, or has with another value. A retention that a person has set stays."""
         missing = {key: value for key, value in self.properties.items() if found.get(key) != value}
+        if found.get(STATISTICS) == self.properties.get(STATISTICS, "").partition(",")[0]:
+            missing.pop(STATISTICS, None)
         return {**missing, **self.retention.missing(found)} if self.retention is not None else missing
+
+
+def columns_with_statistics(properties: Mapping[str, str | None]) -> list[str]:
+    """The names that the property ``delta.dataSkippingStatsColumns`` lists."""
+    return (properties.get(STATISTICS) or "").split(",")
 
 
 @lru_cache(maxsize=512)
@@ -100,7 +108,7 @@ OF_OWN_TABLES: Final[Mapping[str, TableMetadata]] = MappingProxyType(
         locations.TRANSACTIONS: TableMetadata(
             "One row for each transaction with rows or messages, committed after its rows: what has a commit LSN up to "
             "the greatest commit_lsn here is whole.",
-            {STATISTICS: "commit_lsn"},
+            {STATISTICS: "commit_lsn,commit_timestamp,xid"},
             {},
         ),
         locations.MESSAGES: TableMetadata(

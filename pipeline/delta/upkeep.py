@@ -11,6 +11,9 @@ merge replaced stay. So from time to time, for each table that is written:
 - *middling files* are merged to large ones. They take too long to write within a commit. So the new file is written
   here, and the table's next commit is followed by the one that takes it in (``take_merge``). Until then it has no name.
 
+Ages are by the wall clock, which may be set. So each age is made as much longer as the clock may be ahead
+(``watched_clock``).
+
 Nobody loses a file by that. What a commit removed was removed for everybody who opens the table, and who opened it
 before has had ``files_h``. A leftover has no name, and none is given to a file so old. So whoever has the slot, and
 several slots at once, may do this. No commit waits for it.
@@ -31,7 +34,9 @@ A thread of the driver's process, started by the first table that is due. deltal
 from __future__ import annotations
 
 import enum
+import json
 import logging
+import math
 import os
 import threading
 import time
@@ -51,6 +56,8 @@ from xidstream.pipeline.delta.locations import Location
 from xidstream.pipeline.delta.parquet_files import WrittenFile
 from xidstream.pipeline.delta.small_files import MIDDLING, OWN, is_mergeable, many_small, merge
 from xidstream.pipeline.delta.stored_columns import columns_of
+from xidstream.pipeline.delta.table_metadata import columns_with_statistics
+from xidstream.pipeline.delta.watched_clock import WatchedClock
 from xidstream.pipeline.errors import XidstreamError
 from xidstream.pipeline.settings.delta_retention import DeltaRetention
 
@@ -60,6 +67,11 @@ LEFTOVER_H: Final = {OWN: 7 * 24, SNAPSHOT: 30 * 24}
 """Hours: by then a file of this kind has its commit, or never gets one."""
 PORTION: Final = 64
 """So many files are removed before the next look whether to stop."""
+NEVER: Final = -1
+"""In place of hours: nothing is old enough."""
+_LOG: Final = "_delta_log"
+_MOST_COMMITS: Final = 100
+"""So many commits are looked at: a run makes some before it tells of the first one, in which it describes the table."""
 _END_S: Final = 5.0
 _LOGGER: Final = logging.getLogger(__name__)
 _FAILURES: Final = (OSError, DeltaError, pa.ArrowException, XidstreamError)
@@ -135,6 +147,10 @@ class _Table:
     label: str
     lsn_column: str
     schedule: Schedule
+    first_version: int
+    """Before the first commit that was told."""
+    before_s: float | None = None
+    is_before_known: bool = False
     merge: Merge | None = None
     """What was prepared, until it is taken."""
     failed: set[str] = field(default_factory=set)
@@ -144,9 +160,15 @@ class _Table:
 class Upkeep:
     """The upkeep of one sink's tables. ``note`` and ``take_merge`` are for the threads that commit."""
 
-    def __init__(self, retention: DeltaRetention, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        retention: DeltaRetention,
+        clock: Callable[[], float] = time.monotonic,
+        ages: WatchedClock | None = None,
+    ) -> None:
         self._retention = retention
         self._clock = clock
+        self._ages = ages or WatchedClock()
         self._changed = threading.Condition()
         self._tables: dict[str, _Table] = {}
         self._thread: threading.Thread | None = None
@@ -154,12 +176,13 @@ class Upkeep:
 
     def note(self, location: Location, label: str, lsn_column: str, version: int) -> None:
         """A commit has made this version. ``lsn_column``: the one with statistics."""
+        self._ages.look()
         with self._changed:
             if self._ends:
                 return
             table = self._tables.get(location.uri)
             if table is None:
-                table = _Table(location, label, lsn_column, Schedule(version - 1))
+                table = _Table(location, label, lsn_column, Schedule(version - 1), version - 1)
                 self._tables[location.uri] = table
             if not table.schedule.note(version):
                 return
@@ -222,40 +245,67 @@ class Upkeep:
     def _do(self, table: _Table, steps: set[Step]) -> None:
         found = DeltaTable(table.location.uri, storage_options=table.location.storage_options)
         if Step.LOG in steps:
-            if str(found.metadata().configuration.get("delta.enableExpiredLogCleanup")).lower() != "false":
-                found.cleanup_metadata()
+            self._shorten_log(table, found)
             self._prepare_merge(table, found)
         if Step.FILES in steps:
             self._remove(table, found)
 
+    def _shorten_log(self, table: _Table, found: DeltaTable) -> None:
+        """deltalake knows the table's own time alone. So where ages are not to be trusted, the log waits."""
+        properties = found.metadata().configuration
+        if str(properties.get("delta.enableExpiredLogCleanup")).lower() == "false":
+            return
+        log_s = self._retention.log_s_of(properties)
+        if log_s is None or self._ages.is_trusted(log_s, self._before_s(table)):
+            found.cleanup_metadata()
+
     def _remove(self, table: _Table, found: DeltaTable) -> None:
-        files_h = self._retention.files_h_of(found.metadata().configuration)
+        files_s = self._retention.files_s_of(found.metadata().configuration)
+        files_h = None if files_s is None else self._hours(table, files_s)
         removed = set(_vacuumed(found, 0))
-        if table.location.is_local:
+        if files_h == NEVER:
+            pass
+        elif table.location.is_local:
             remove_files(table.location, _vacuumed(found, files_h), lambda: self._ends)
         else:
             # deltalake's file system holds Python's lock for as long as a store takes to delete; its vacuum does not.
             _vacuumed(found, files_h, dry_run=False)
         for kind, age_h in LEFTOVER_H.items():
-            old = _vacuumed(found, age_h, full=True)
+            hours = self._hours(table, age_h * 3600.0)
+            old = [] if hours == NEVER else _vacuumed(found, hours, full=True)
             leftovers = [path for path in old if path.startswith(kind) and path not in removed]
             remove_files(table.location, leftovers, lambda: self._ends)
+
+    def _hours(self, table: _Table, age_s: float) -> int:
+        """The whole hours by the wall clock after which a thing of the table is as old as this; ``NEVER`` where that is
+        not known."""
+        ahead_s = self._ages.ahead_s(age_s, self._before_s(table))
+        return NEVER if math.isinf(ahead_s) else math.ceil(round(age_s + ahead_s) / 3600)
+
+    def _before_s(self, table: _Table) -> float | None:
+        """When the last commit before this process was made; as ``WatchedClock`` takes it."""
+        if not table.is_before_known:
+            table.before_s = _newest_commit_s(table.location, table.first_version, self._ages.began_at_s)
+            table.is_before_known = True
+        return table.before_s
 
     def _prepare_merge(self, table: _Table, found: DeltaTable) -> None:
         if table.merge is not None or not is_mergeable(found):
             return
-        replaced = many_small(pa.table(found.get_add_actions(flatten=True)), MIDDLING)
+        files = pa.table(found.get_add_actions(flatten=True))
+        replaced = many_small(files, table.lsn_column, MIDDLING)
         if not replaced.num_rows or self._ends:
             return
         directory = f"{OWN}{uuid.uuid4().hex}-merged"
         try:
-            files = merge(table.location, replaced, columns_of(found), table.lsn_column, directory)
+            ranged = columns_with_statistics(found.metadata().configuration)
+            merged = merge(table.location, replaced, columns_of(found), table.lsn_column, directory, ranged)
         except BaseException:
             with suppress(*_FAILURES):
                 attempt_files.remove(table.location, directory)
             raise
         with self._changed:
-            table.merge = Merge(directory, files, replaced["path"].to_pylist())
+            table.merge = Merge(directory, merged, replaced["path"].to_pylist())
 
     def _tell(self, table: _Table, error: BaseException) -> None:
         """Once for each kind of failure: it is tried again, and the table grows meanwhile."""
@@ -268,6 +318,21 @@ class Upkeep:
             "again"
         )
         _LOGGER.warning(events.Event("upkeep_failed", text, table=table.label))
+
+
+def _newest_commit_s(table: Location, version: int, before_s: float) -> float | None:
+    """When the newest commit up to ``version`` was made, by its own word, that says a time below ``before_s``; this
+    time where no commit does, and None where that is not known."""
+    for each in range(version, max(version - _MOST_COMMITS, -1), -1):
+        try:
+            lines = table.read(f"{_LOG}/{each:020d}.json").splitlines()
+        except OSError:
+            return None
+        told = (json.loads(line)["commitInfo"] for line in lines if line.startswith(b'{"commitInfo"'))
+        committed_s = next((info["timestamp"] / 1000 for info in told if "timestamp" in info), None)
+        if committed_s is None or committed_s < before_s:
+            return committed_s
+    return before_s if version < _MOST_COMMITS else None
 
 
 def remove_files(table: Location, paths: Sequence[str], ends: Callable[[], bool]) -> None:

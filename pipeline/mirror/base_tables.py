@@ -36,6 +36,7 @@ from xidstream.pipeline.changelog.table_at import TableAt
 from xidstream.pipeline.delta import locations
 from xidstream.pipeline.delta.delta_table import SnapshotOutdated
 from xidstream.pipeline.delta.locations import Location
+from xidstream.pipeline.delta.watched_clock import WatchedClock
 from xidstream.pipeline.errors import (
     ComponentLost,
     PreconditionMissing,
@@ -99,6 +100,7 @@ class BaseTables:
         self._file_bytes = file_bytes
         self._manifest: ManifestWriter | None = None
         self._busy = threading.Lock()
+        self._ages = WatchedClock()
 
     @property
     def owner(self) -> int:
@@ -134,7 +136,7 @@ class BaseTables:
                 manifest = self._claimed(log)
                 for _ in range(ATTEMPTS):
                     try:
-                        return vacuum(self._root, log.application_id, manifest, retention, check)
+                        return vacuum(self._root, log.application_id, manifest, retention, check, self._ages)
                     except SnapshotOutdated:
                         continue
         except Exception as error:
@@ -161,6 +163,7 @@ class BaseTables:
 
     def _refresh(self, session: SparkSession, check: Callable[[], None]) -> Refreshed | None:
         began_s = time.monotonic()
+        self._ages.look()
         log = ChangeLog(self._root.uri, self._slot)
         lsn = log.readable_lsn
         manifest = self._claimed(log)

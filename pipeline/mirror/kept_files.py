@@ -10,8 +10,8 @@ half a minute of CPU time for each table, after each refresh. Also rejected: to 
 from one vacuum to the next. The process is the Spark driver's, the first vacuum would cost as much as before, and a
 command that refreshes once has no other.
 
-Nothing removes commits of base tables (``KEEPS_ITS_LOG``). If another engine has done so all the same, the version
-behind the gap is opened, which a checkpoint allows.
+A vacuum removes commits that no kept version needs (``short_log``), and nothing else does (``KEEPS_ITS_LOG``). If
+another engine has done so all the same, the version behind the gap is opened, which a checkpoint allows.
 
 Called by ``pipeline.mirror.vacuum``. For folders only.
 """

@@ -3,8 +3,8 @@
 A reader takes the newest lines of the manifest and then reads files, for as long as it likes up to ``retention``. So a
 line is needed until the refresh behind it is older than that. Lines go first, in one commit. Then, of each base table,
 all files go that neither a version that is still named needs, nor the present version: the next refresh starts from
-that, named or not. What is left of attempts that failed goes the same way. A crash in between leaves files, which the
-next vacuum finds.
+that, named or not. What is left of attempts that failed goes the same way. The log goes, too, as far as none of these
+versions is read from it (``short_log``). A crash in between leaves files, which the next vacuum finds.
 
 Nobody may lose a file by that, and other mirrors of the slot may be at work:
 
@@ -24,6 +24,8 @@ from it stays for ``GRACE``, and what it never named for ``retention`` at least.
 A base table that is left out (``base_table.LEFT_OUT``) goes as a whole when it has been so for longer than
 ``retention`` and no line names it: the table was dropped or renamed, or has no snapshot that stands. One that comes
 back is built anew.
+
+All ages are as much longer as the process's clock may be ahead (``watched_clock``).
 
 deltalake's own vacuum was rejected: it counts from the removal of a file and not from what the manifest names, and its
 ``keep_versions`` are read with the log of the last checkpoint only, unless all files are listed as here.
@@ -46,11 +48,13 @@ from deltalake import DeltaTable
 from xidstream.pipeline.changelog.manifest import MANIFEST, ManifestWriter, check_owner, current
 from xidstream.pipeline.delta.delta_table import NOTHING, DeltaTableWriter
 from xidstream.pipeline.delta.locations import Location
+from xidstream.pipeline.delta.watched_clock import WatchedClock
 from xidstream.pipeline.errors import Unsupported
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.mirror.base_table import BaseTable, MirrorMarks
 from xidstream.pipeline.mirror.kept_files import LOG, commit_path, files_of_versions
 from xidstream.pipeline.mirror.plan import kept_versions
+from xidstream.pipeline.mirror.short_log import shorten_log
 from xidstream.pipeline.mirror.table_folder import TableFolder, Vacuumed
 
 _GONE: Final = "_gone-"
@@ -67,15 +71,19 @@ def vacuum(
     manifest: ManifestWriter,
     retention: datetime.timedelta,
     check: Callable[[], None] = lambda: None,
+    ages: WatchedClock | None = None,
 ) -> Vacuumed:
     """``check`` raises where the vacuum is to be given up, and is called between tables and between files.
+    ``ages``: the clock of the process, which says by how much it may be ahead.
 
     Raises Superseded where another mirror has taken over: then nothing was removed that it can know. SnapshotOutdated
     where others have committed meanwhile: begin again. OSError for files.
     """
     check()
-    before = datetime.datetime.now(datetime.timezone.utc) - retention
     manifest.check()
+    believed = _Believed(ages or WatchedClock(), manifest)
+    grace, retention = believed.age(GRACE), believed.age(retention)
+    before = datetime.datetime.now(datetime.timezone.utc) - retention
     manifest.forget(before)
     reach("vacuuming_base")
     check()
@@ -90,10 +98,27 @@ def vacuum(
             manifest.check()
             vacuumed += _remove(location)
             continue
-        vacuumed += _vacuum_table(location, application_id, manifest, named.get(directory, set()), check)
+        vacuumed += _vacuum_table(
+            location, application_id, manifest, named.get(directory, set()), grace, check
+        )
     check()
-    _shorten_manifest(root, retention)
+    _shorten_manifest(root, retention, grace)
     return vacuumed
+
+
+class _Believed:
+    """Ages, by a clock that may have been set forward. What is known from before the process began is the newest
+    refresh of then."""
+
+    def __init__(self, ages: WatchedClock, manifest: ManifestWriter) -> None:
+        self._ages = ages
+        refreshed_s = (line.refreshed_at.timestamp() for line in manifest.lines())
+        self._before_s = max((s for s in refreshed_s if s < ages.began_at_s), default=ages.began_at_s)
+
+    def age(self, age: datetime.timedelta) -> datetime.timedelta:
+        """How old a thing must be by the clock to be as old as ``age``."""
+        ahead_s = self._ages.ahead_s(age.total_seconds(), self._before_s)
+        return age + datetime.timedelta(seconds=ahead_s)
 
 
 def _is_gone(
@@ -132,6 +157,7 @@ def _vacuum_table(
     application_id: str,
     manifest: ManifestWriter,
     named: set[int],
+    grace: datetime.timedelta,
     check: Callable[[], None],
 ) -> Vacuumed:
     """The steps are in the order that the module's head gives reasons for."""
@@ -143,32 +169,35 @@ def _vacuum_table(
     if writer.watermark(f"mirror/{application_id}/owner") < manifest.owner:
         manifest.check()
         writer.swap([], [], manifest.marks)
-    needed = files_of_versions(location, kept_versions(named, writer.version))
+    versions = kept_versions(named, writer.version)
+    needed = files_of_versions(location, versions)
     folder.check_for(needed)
-    unneeded = folder.unneeded(needed, GRACE.total_seconds())
-    if not unneeded:
-        return Vacuumed()
+    unneeded = folder.unneeded(needed, grace.total_seconds())
     manifest.check()
-    return unneeded.remove(check)
+    vacuumed = unneeded.remove(check)
+    shorten_log(location, versions[0], folder.now_s, grace.total_seconds(), check)
+    return vacuumed
 
 
-def _shorten_manifest(root: Location, retention: datetime.timedelta) -> None:
-    """The manifest's own files that were removed from it."""
+def _shorten_manifest(root: Location, retention: datetime.timedelta, grace: datetime.timedelta) -> None:
+    """The manifest's own files that were removed from it, and its log."""
     location = current(root).child(MANIFEST)
     folder = TableFolder.listed(location)
     present = int(DeltaTable(location.uri).version())
     folder.check_for(files_of_versions(location, [present]))
-    needed = files_of_versions(location, _present_since(location, present, folder.now_s))
-    folder.unneeded(needed, max(retention, GRACE).total_seconds()).remove(lambda: None)
+    versions = _present_since(location, present, folder.now_s, grace)
+    needed = files_of_versions(location, versions)
+    folder.unneeded(needed, max(retention, grace).total_seconds()).remove(lambda: None)
+    shorten_log(location, versions[0], folder.now_s, grace.total_seconds())
 
 
-def _present_since(location: Location, present: int, now_s: float) -> range:
-    """The versions that were the present one at a time within ``GRACE``."""
+def _present_since(location: Location, present: int, now_s: float, grace: datetime.timedelta) -> range:
+    """The versions that were the present one at a time within ``grace``."""
     for version in range(present, 0, -1):
         try:
             committed_s = os.stat(commit_path(location, version)).st_mtime
-        except FileNotFoundError:  # Another engine has shortened the log, so it is older.
+        except FileNotFoundError:  # The log was shortened, so it is older.
             return range(min(version + 1, present), present + 1)
-        if now_s - committed_s >= GRACE.total_seconds():
+        if now_s - committed_s >= grace.total_seconds():
             return range(version, present + 1)
     return range(present + 1)

@@ -9,6 +9,7 @@ also on managed services, whose privilege is not the role attribute); the rest i
 
 from __future__ import annotations
 
+import datetime
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -45,8 +46,11 @@ from xidstream.pipeline.postgres.stream_options import (
     stream_options,
     version_text,
 )
+from xidstream.pipeline.quantities import human_s
 
 _NEWEST_TESTED_MAJOR: Final = 18
+_CLOCKS_AGREE_S: Final = 1.0
+"""Less is no matter: the lag of a small transaction is told in tenths of a second."""
 
 
 def server_findings(
@@ -123,6 +127,7 @@ def _check_server(connection: psycopg.Connection[Any], version: int, *, parks_ta
                 "make a database with encoding UTF8, or be sure that it holds nothing else",
             )
         )
+    findings.append(_check_clock(connection))
     if _value(connection, "SELECT pg_is_in_recovery()"):
         if version < PG16:
             findings.append(
@@ -135,6 +140,29 @@ def _check_server(connection: psycopg.Connection[Any], version: int, *, parks_ta
         else:
             findings.append(Finding.ok("primary", "this is a standby, which can decode"))
     return findings
+
+
+def _check_clock(connection: psycopg.Connection[Any]) -> Finding:
+    def now() -> datetime.datetime:
+        return datetime.datetime.now(datetime.timezone.utc)
+
+    return check_clock(now(), _value(connection, "SELECT clock_timestamp()"), now())
+
+
+def check_clock(
+    asked_at: datetime.datetime, server_at: datetime.datetime, answered_at: datetime.datetime
+) -> Finding:
+    """``server_at``: what the server's clock said between the other two, which are this machine's."""
+    ahead_s = max(asked_at - server_at, server_at - answered_at).total_seconds()
+    if ahead_s <= _CLOCKS_AGREE_S:
+        return Finding.ok("clock", "this machine's clock and the server's agree")
+    side = "ahead of" if server_at < asked_at else "behind"
+    return Finding.warning(
+        "clock",
+        f"this machine's clock is {human_s(ahead_s)} {side} the server's: lags that a run shows are wrong by so much, "
+        "and what it delivers is not",
+        "have both set by NTP",
+    )
 
 
 def check_output_plugin_libraries(value: str) -> Finding:

@@ -14,6 +14,7 @@ it (``delta.upkeep``).
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -26,6 +27,10 @@ REMOVED_FILES: Final = "delta.deletedFileRetentionDuration"
 RECORDED: Final = "xidstream.retention"
 PROPERTIES: Final = frozenset({LOG, REMOVED_FILES, RECORDED})
 _LONGEST_H: Final = 366 * 24
+DELTA_LOG: Final = "interval 30 days"
+"""Delta's own time for a log."""
+_UNITS_S: Final = {"second": 1, "minute": 60, "hour": 3600, "day": 86_400, "week": 604_800}
+_INTERVAL: Final = re.compile(rf"interval\s+(\d+)\s+({'|'.join(_UNITS_S)})s?")
 
 
 @dataclass(frozen=True)
@@ -56,13 +61,25 @@ class DeltaRetention:
         set_here = {key: value for key, value in ours.items() if found.get(key) in (None, recorded.get(key))}
         return {**set_here, RECORDED: json.dumps(ours)}
 
-    def files_h_of(self, found: Mapping[str, str | None]) -> int | None:
-        """``files_h``, or None where a person has set the table's own time, which counts then."""
+    def files_s_of(self, found: Mapping[str, str | None]) -> float | None:
+        """Seconds: ``files_h``, or what a person has set as the table's own time, which counts then. None for a time
+        that is not understood here."""
         recorded = json.loads(found.get(RECORDED) or "{}")
-        return self.files_h if found.get(REMOVED_FILES) in (None, recorded.get(REMOVED_FILES)) else None
+        if found.get(REMOVED_FILES) in (None, recorded.get(REMOVED_FILES)):
+            return self.files_h * 3600.0
+        return _interval_s(found[REMOVED_FILES])
+
+    def log_s_of(self, found: Mapping[str, str | None]) -> float | None:
+        """Seconds: of the table's own time, whoever has set it. None as above."""
+        return _interval_s(found.get(LOG) or DELTA_LOG)
 
 
 DEFAULT_RETENTION: Final = DeltaRetention()
+
+
+def _interval_s(text: str | None) -> float | None:
+    match = _INTERVAL.fullmatch((text or "").strip().lower())
+    return None if match is None else float(match[1]) * _UNITS_S[match[2]]
 
 
 def _hours(text: str, name: str) -> int:

@@ -377,7 +377,7 @@ class DeltaSink:
         new = rows.filter(pc.greater(rows["commit_lsn"], writer.watermark(self._application_id)))
         if new.num_rows:
             versions = {self._application_id: pc.max(new["commit_lsn"]).as_py()}
-            files = self._own_files(locations.TRANSACTIONS, TRANSACTIONS_SCHEMA, "commit_lsn")
+            files = self._own_files(writer, TRANSACTIONS_SCHEMA, "commit_lsn")
             for part in new.to_batches():
                 files.write(part)
             written = files.close()
@@ -398,7 +398,7 @@ class DeltaSink:
         if first is None:
             return
         writer = self._own_table(locations.MESSAGES, MESSAGES_SCHEMA)
-        files = self._own_files(locations.MESSAGES, MESSAGES_SCHEMA, "lsn")
+        files = self._own_files(writer, MESSAGES_SCHEMA, "lsn")
         watermarks = {i: writer.watermark(i) for i in (self._application_id, self._messages_id)}
         moved: dict[str, int] = {}
         for piece in itertools.chain((first,), pieces):
@@ -412,9 +412,9 @@ class DeltaSink:
         if moved:
             writer.commit(files.close(), moved, "lsn", marks=self._marks)
 
-    def _own_files(self, directory: str, schema: pa.Schema, lsn_column: str) -> ParquetFiles:
+    def _own_files(self, writer: DeltaTableWriter, schema: pa.Schema, lsn_column: str) -> ParquetFiles:
         job = f"data-{uuid.uuid4().hex}-driver"
-        return ParquetFiles(self._root.child(directory), job, schema, lsn_column)
+        return ParquetFiles(writer.location, job, schema, lsn_column, writer.ranged)
 
 
 _ORDER: Final = (Action.STOP, Action.RESTART, Action.RETRY)

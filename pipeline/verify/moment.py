@@ -8,13 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 from xidstream.pipeline.changelog.change_log import ChangeLog
-from xidstream.pipeline.changelog.log_table import LogTable, reading
 from xidstream.pipeline.changelog.manifest import base_at
 from xidstream.pipeline.changelog.table_at import TableAt
-from xidstream.pipeline.delta import locations
+from xidstream.pipeline.changelog.transactions_table import TransactionsTable
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 
@@ -49,13 +47,10 @@ def moment_of(log: ChangeLog, table: str, bounds: SnapshotBounds) -> Moment:
     behind the snapshot, and so committed behind ``place``. An xid of 32 bits comes again; of ``xip`` the newest one is
     meant, and only rows behind the log's own snapshot matter.
     """
-    wire = sorted({xid % _WIRE_XIDS for xid in bounds.xip})
-    upto = ("commit_lsn", "<=", int(bounds.valid_from))
-    begun_behind = [("commit_lsn", ">", int(bounds.place)), upto]
-    filters: list[list[tuple[str, str, Any]]] = [begun_behind]
-    if wire:
-        filters.append([("xid", "in", wire), upto])
-    rows = _transactions(log, filters)
+    transactions, upto = TransactionsTable(log.root), int(bounds.valid_from)
+    of_xip = transactions.of_xids({xid % _WIRE_XIDS for xid in bounds.xip}, upto, ["tables"])
+    begun_behind = transactions.between(int(bounds.place), upto, ["xid", "tables"])
+    rows = [*of_xip.to_pylist(), *begun_behind.to_pylist()]
     mine = [(row["xid"], row["commit_lsn"]) for row in rows if table in (row["tables"] or ())]
     return Moment(bounds.valid_from, unseen(mine, bounds))
 
@@ -70,11 +65,8 @@ def standby_moment(log: ChangeLog, table: str, bounds: SnapshotBounds) -> Moment
     LSNs have one state.
     """
     first = bounds.place.next_record
-    between: list[tuple[str, str, Any]] = [
-        ("commit_lsn", ">=", int(first)),
-        ("commit_lsn", "<=", int(replayed_upto(bounds))),
-    ]
-    rows = _transactions(log, [between])
+    between = TransactionsTable(log.root).between(int(first) - 1, int(replayed_upto(bounds)), ["tables"])
+    rows = between.to_pylist()
     return None if any(table in (row["tables"] or ()) for row in rows) else Moment(first.before)
 
 
@@ -85,13 +77,6 @@ def unseen(transactions: Iterable[tuple[int, int]], bounds: SnapshotBounds) -> t
         if lsn <= bounds.valid_from:
             newest[xid] = max(lsn, newest.get(xid, 0))
     return tuple(sorted(Lsn(lsn) for xid, lsn in newest.items() if not bounds.contains(Xid(xid), Lsn(lsn))))
-
-
-def _transactions(log: ChangeLog, filters: list[list[tuple[str, str, Any]]]) -> list[dict[str, Any]]:
-    with reading(f"Delta table {locations.TRANSACTIONS}"):
-        table = LogTable(log.root.child(locations.TRANSACTIONS))
-        found: list[dict[str, Any]] = table.read(["xid", "commit_lsn", "tables"], filters).to_pylist()
-    return found
 
 
 def table_at(log: ChangeLog, table: str, moment: Moment) -> TableAt:

@@ -155,6 +155,13 @@ def test_a_moment_is_named_by_lsn_timestamp_or_transaction(orders: Root, spark: 
     assert repr(log).endswith("slot '7000000000000000001/shop/orders')")
     assert (log.tables(), log.last_commit_lsn) == (["public.orders"], Lsn(120))
     assert sorted(row["commit_lsn"] for row in found(log.transactions(spark))) == [52, 55, 100, 110, 120]
+    ranges = [(52, 110), ("0/64", None), (None, 55), (120, 120)]
+    assert [
+        sorted(row["commit_lsn"] for row in found(log.transactions(spark, since=since, until=until)))
+        for since, until in ranges
+    ] == [[55, 100, 110], [110, 120], [52, 55], []]
+    with pytest.raises(UsageError, match="newest complete commit"):
+        log.transactions(spark, until=121)
 
     def state(**at: Any) -> tuple[Lsn, dict[int, str]]:
         taken = log.as_of(spark, **at)

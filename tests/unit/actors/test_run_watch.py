@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import threading
 
 import pytest
@@ -13,6 +14,7 @@ from xidstream.actors.supervision import run_accounts
 from xidstream.actors.supervision.run_accounts import Parts, RunAccounts
 from xidstream.actors.supervision.run_watch import RunWatch, told
 from xidstream.pipeline.account import Account, SlotPart
+from xidstream.pipeline.errors import StorageFault
 from xidstream.pipeline.events import Event
 from xidstream.pipeline.settings.config import Config
 
@@ -128,3 +130,22 @@ def test_who_asks_while_an_earlier_question_hangs_is_told_so_and_does_not_hang(
     may_answer.set()
     first.join()
     assert accounts.slot() == (SLOT, None)
+
+
+def test_ages_are_right_when_the_clock_is_set_while_a_run_goes_on() -> None:
+    """It showed a run that began in the future, and counted errors of an hour ago as recent ones."""
+    offset = datetime.timedelta()
+
+    def now() -> datetime.datetime:
+        real = datetime.datetime.now(datetime.timezone.utc)
+        return real + offset
+
+    accounts = RunAccounts(Config(slot="shop"), lambda: Parts("restarting", "e", None, None, None), now=now)
+    accounts.failed(StorageFault("the disk is full"), 1.0)
+    for hours in (-1, 12):
+        offset = datetime.timedelta(hours=hours)
+        account = accounts.glance()
+        assert account.run is not None and account.last_error is not None
+        ages = [account.at - at for at in (account.run.started_at, account.last_error.at)]
+        assert all(datetime.timedelta() <= age < datetime.timedelta(minutes=1) for age in ages)
+        assert [stall.for_s < 60 for stall in account.stalls] == [True]

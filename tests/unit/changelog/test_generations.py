@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
-from xidstream.pipeline.changelog.generations import generation_at, generations_of
+from xidstream.pipeline.changelog.generations import StoredGenerations, generation_at, generations_of
 from xidstream.pipeline.errors import PreconditionMissing
 from xidstream.pipeline.pg import Lsn
 
@@ -75,3 +76,22 @@ def test_a_table_without_a_snapshot_is_not_known_and_the_message_says_how_to_ask
     message, remedy = refusal(120)
     assert message == "table public.t has no snapshot, so what it held before its changes is not known"
     assert "xidstream snapshot request --table public.t" in remedy
+
+
+def test_lines_of_a_table_are_looked_at_when_it_is_asked_for() -> None:
+    """As ``generations_of`` has all of them, whatever the order of the lines."""
+    lines = [
+        {**line(number, 100 * number, 100 * number + 10), "table": f"public.t{i}"}
+        for number in (2, 1, 3)
+        for i in (7, 3, 5, 1)
+    ]
+    spoiled = {**line(1, 100, 110), "table": "public.spoiled", "xip": None}
+    found = StoredGenerations(pa.Table.from_pylist([*lines, spoiled]))
+    expected = generations_of(lines)
+    assert {table: found[table] for table in expected} == expected
+    assert sorted(found) == sorted([*expected, "public.spoiled"]) and len(found) == 5
+    assert found.get("public.other", []) == []
+    with pytest.raises(TypeError):
+        found["public.spoiled"]
+    schema = pa.Table.from_pylist(lines).schema
+    assert dict(StoredGenerations(schema.empty_table())) == {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,11 @@ def test_a_commit_that_lies_in_no_file_is_missing() -> None:
     assert missing_commit([10], []) == 10
 
 
+def behind(*commits: int) -> Callable[[int, int | None], list[int]]:
+    """The commits behind the beginning of a batch, as ``admitted`` asks for them."""
+    return lambda until, at_most: [lsn for lsn in commits if lsn <= until][:at_most]
+
+
 @pytest.mark.parametrize(
     ("max_transactions", "max_bytes", "expected"),
     [
@@ -56,14 +62,14 @@ def test_a_commit_that_lies_in_no_file_is_missing() -> None:
 def test_a_batch_goes_as_far_as_transactions_and_bytes_allow_and_never_cuts_one(
     max_transactions: int | None, max_bytes: int | None, expected: int
 ) -> None:
-    commits = [10, 20, 30, 40, 50]
+    commits = behind(10, 20, 30, 40, 50)
     files = [file(10, 20), file(30, 30), file(40, 50)]
     assert admitted(50, commits, files, max_transactions, max_bytes) == expected
 
 
 def test_files_that_overlap_still_let_a_batch_go_on() -> None:
-    assert admitted(50, [10, 50], [file(10, 50), file(10, 40)], None, 1) == 10
-    assert admitted(50, [], [file(10, 50), file(10, 40)], None, 1) == 50
+    assert admitted(50, behind(10, 50), [file(10, 50), file(10, 40)], None, 1) == 10
+    assert admitted(50, behind(), [file(10, 50), file(10, 40)], None, 1) == 50
 
 
 @pytest.fixture

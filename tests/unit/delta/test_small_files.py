@@ -206,25 +206,25 @@ def listed(sizes: list[int], name: str = "data-{}") -> pa.Table:
             "path": [name.format(i) for i in range(len(sizes))],
             "size_bytes": sizes,
             "num_records": [1] * len(sizes),
-            "modification_time": pa.array(range(len(sizes), 0, -1), pa.timestamp("ms")),
+            "min._commit_lsn": range(len(sizes), 0, -1),
         }
     )
 
 
 @pytest.mark.parametrize("size_class", SIZE_CLASSES)
-def test_as_many_files_of_one_class_go_together_the_oldest_first(size_class: Any) -> None:
+def test_as_many_files_of_one_class_go_together_those_with_the_lowest_lsns_first(size_class: Any) -> None:
     least, below, many = size_class
-    assert not many_small(listed([least] * (many - 1))).num_rows
-    found = many_small(listed([below - 1] * (many + 3) + [below] * 3))
+    assert not many_small(listed([least] * (many - 1)), "_commit_lsn").num_rows
+    found = many_small(listed([below - 1] * (many + 3) + [below] * 3), "_commit_lsn")
     assert found["path"].to_pylist() == [f"data-{i}" for i in range(many + 2, 2, -1)]
 
 
 def test_neither_large_files_nor_those_of_others_are_touched() -> None:
     large = SIZE_CLASSES[-1].below_bytes
-    assert not many_small(listed([large] * 100)).num_rows
-    assert not many_small(listed([100] * 100, "part-{}")).num_rows
-    assert not many_small(listed([100] * 100, "snapshot-{}")).num_rows
-    assert not many_small(listed([])).num_rows
+    assert not many_small(listed([large] * 100), "_commit_lsn").num_rows
+    assert not many_small(listed([100] * 100, "part-{}"), "_commit_lsn").num_rows
+    assert not many_small(listed([100] * 100, "snapshot-{}"), "_commit_lsn").num_rows
+    assert not many_small(listed([]), "_commit_lsn").num_rows
 
 
 @pytest.mark.parametrize("content", [None, b"PAR1 no more"], ids=["gone", "damaged"])
@@ -260,11 +260,14 @@ def test_a_file_without_the_rows_that_the_log_says_is_not_merged(location: Locat
     for lsn in range(1, MANY):
         commit(writer, location, lsn)
     (file,) = written(location, [row(MANY)])
-    lie = AddAction(file.path, file.size, {}, 0, True, '{"numRecords": 2}')
+    least = '{"_commit_lsn": 0}'
+    stats = f'{{"numRecords": 2, "minValues": {least}, "maxValues": {least}}}'
+    lie = AddAction(file.path, file.size, {}, 0, True, stats)
     table = DeltaTable(location.uri)
     table.create_write_transaction([lie], "append", table.schema())
     with pytest.raises(SinkFailed):
-        delta_table.merge(location, many_small(opened(location).files()), COLUMNS, "_commit_lsn", "data-m")
+        replaced = many_small(opened(location).files(), "_commit_lsn")
+        delta_table.merge(location, replaced, COLUMNS, "_commit_lsn", "data-m")
     commit(opened(location), location, MANY + 1)
     assert len(paths(location)) == MANY + 1
 
@@ -341,13 +344,13 @@ def test_files_are_swapped_in_that_version_alone_which_the_snapshot_shows(locati
 
 def serve_s3(connection: Connection) -> None:
     """In a process of its own: deltalake holds the interpreter's lock while it waits for an answer to a write. Answers
-    are lost, or not, as the connection says, until it closes."""
+    are lost, or not, as the connection says, until it closes. It says how many requests there were."""
     server = LosesAnswers()
     connection.send((server.port, server.bucket))
     with suppress(EOFError):
         while True:
             server.n_to_lose = connection.recv()
-            connection.send(None)
+            connection.send(server.n_requests)
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import logging
 import os
 import random
@@ -26,6 +27,7 @@ from xidstream.pipeline.delta.locations import Location
 from xidstream.pipeline.delta.small_files import SIZE_CLASSES, SizeClass
 from xidstream.pipeline.delta.table_metadata import TableMetadata
 from xidstream.pipeline.delta.upkeep import Pace, Schedule, Step, Upkeep
+from xidstream.pipeline.delta.watched_clock import WatchedClock
 from xidstream.pipeline.settings.delta_retention import LOG, RECORDED, REMOVED_FILES, DeltaRetention
 
 NO_TIME = DeltaRetention(log_h=0, files_h=0)
@@ -228,8 +230,10 @@ def test_retention_is_told_to_the_table_and_what_a_person_set_stays(location: Lo
     assert DeltaTable(location.uri).version() == version
     Kept(location, DeltaRetention(2, 6), WIDE)
     assert (properties()[LOG], properties()[REMOVED_FILES]) == ("interval 30 days", "interval 12 hours")
-    assert DeltaRetention(2, 6).files_h_of(properties()) == 6
-    assert DeltaRetention(2, 6).files_h_of({**properties(), REMOVED_FILES: "interval 1 weeks"}) is None
+    ours = DeltaRetention(2, 6)
+    assert (ours.files_s_of(properties()), ours.log_s_of(properties())) == (6 * HOUR_S, 30 * 24 * HOUR_S)
+    assert ours.files_s_of({**properties(), REMOVED_FILES: "interval 1 weeks"}) == 7 * 24 * HOUR_S
+    assert ours.files_s_of({**properties(), REMOVED_FILES: "a while"}) is None
 
 
 def test_table_of_before_gets_the_retention_with_its_next_batch(location: Location) -> None:
@@ -340,6 +344,102 @@ def test_merge_has_the_columns_that_the_table_got_meanwhile(
     assert len(paths(location)) < 6
     expected = [{**large_row(lsn), "later": lsn if lsn > 1 else None} for lsn in range(1, 7)]
     assert rows_of(location) == expected
+
+
+# -- a clock that is wrong -------------------------------------------------------------------------------
+
+
+class SetForward:
+    """A wall clock that was right, ``behind_s`` behind the machine's, until somebody ``sets`` it to that. So deltalake,
+    which asks the machine, sees the jump, too. No time passes."""
+
+    def __init__(self, behind_s: float) -> None:
+        self.behind_s = behind_s
+
+    def wall_s(self) -> float:
+        return time.time() - self.behind_s
+
+    def sets(self) -> None:
+        self.behind_s = 0.0
+
+    def stamped(self, location: Location) -> None:
+        """Have the commits and files of a table say when they were made by this clock."""
+        for path in Path(location.uri).rglob("*.*"):
+            os.utime(path, (self.wall_s(), self.wall_s()))
+            if path.suffix == ".json":
+                actions = [json.loads(line) for line in path.read_text().splitlines()]
+                for action in actions:
+                    if "commitInfo" in action:
+                        action["commitInfo"]["timestamp"] = int(self.wall_s() * 1000)
+                    if "remove" in action:
+                        action["remove"]["deletionTimestamp"] = int(self.wall_s() * 1000)
+                path.write_text("\n".join(json.dumps(action) for action in actions))
+                os.utime(path, (self.wall_s(), self.wall_s()))
+
+
+def written_before(location: Location, clock: SetForward) -> set[str]:
+    """A table in which a merge has replaced files a moment ago. Returns all its files."""
+    writer = DeltaTableWriter.open_or_create(location, "public.t", COLUMNS)
+    for lsn in range(1, MANY + 3):
+        commit(writer, location, lsn)
+    clock.stamped(location)
+    assert len(paths(location)) == 3
+    return data_files(location)
+
+
+def kept_once(keeping: list[Upkeep], location: Location, ages: WatchedClock) -> None:
+    """Two commits, and the upkeep behind each, whose steps are due. When the second begin, the first are done."""
+    beside = Upkeep(DeltaRetention(), ages=ages)
+    keeping.append(beside)
+    writer = DeltaTableWriter.open(location, "public.t")
+    assert writer is not None
+    writer.upkeep = beside
+    for lsn in (1_000, 1_001):
+        commit(writer, location, lsn)
+        wait_until(lambda: beside._tables[location.uri].schedule.wait_s(0.0) is None)
+    beside.close()
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("jump_h", [13, 40 * 24])
+def test_clock_that_is_set_forward_removes_neither_files_nor_leftovers_nor_log(
+    keeping: list[Upkeep], location: Location, jump_h: int
+) -> None:
+    """Half a day, and more than any time for which something stays."""
+    clock = SetForward(jump_h * HOUR_S)
+    before = written_before(location, clock)
+    ages = WatchedClock(clock.wall_s)
+    in_work = Path(location.uri, "data-in-work/part-0.parquet")
+    in_work.parent.mkdir()
+    in_work.touch()
+    os.utime(in_work, (clock.wall_s(), clock.wall_s()))
+    clock.sets()
+    kept_once(keeping, location, ages)
+    assert data_files(location) >= before | {"data-in-work/part-0.parquet"}
+    assert log_versions(location)[0] == 0
+
+
+@pytest.mark.usefixtures("at_once")
+def test_run_that_begins_with_a_clock_half_a_day_ahead_removes_nothing_for_now(
+    keeping: list[Upkeep], location: Location
+) -> None:
+    before = written_before(location, SetForward(13 * HOUR_S))
+    kept_once(keeping, location, WatchedClock())
+    assert data_files(location) >= before
+    assert log_versions(location)[0] == 0
+
+
+@pytest.mark.usefixtures("at_once")
+def test_run_that_begins_behind_a_short_pause_removes_what_is_old(
+    keeping: list[Upkeep], location: Location
+) -> None:
+    before = written_before(location, SetForward(13 * HOUR_S))
+    again = DeltaTableWriter.open(location, "public.t")
+    assert again is not None
+    commit(again, location, 999)
+    kept_once(keeping, location, WatchedClock())
+    assert len(before - data_files(location)) == MANY
+    assert rows_of(location) == [row(lsn) for lsn in (*range(1, MANY + 3), 999, 1_000, 1_001)]
 
 
 # -- failures, and a store -------------------------------------------------------------------------------

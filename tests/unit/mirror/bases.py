@@ -62,8 +62,8 @@ class PlainMirror:
     def begin(self, lsn: int, table: str = TABLE) -> Attempt:
         return Attempt(self.root, self.manifest.owner, lsn, table)
 
-    def refresh(self, lsn: int) -> None:
-        now = datetime.datetime.now(datetime.timezone.utc)
+    def refresh(self, lsn: int, at: datetime.datetime | None = None) -> None:
+        now = at or datetime.datetime.now(datetime.timezone.utc)
         versions = {table: self.begin(lsn, table).commit() for table in self.tables}
         lines = [ManifestLine(SLOT, lsn, now, table, table, 1, 99, v) for table, v in versions.items()]
         self.manifest.append(lines)

@@ -15,10 +15,12 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
+from tests.unit.delta.test_upkeep import SetForward
 from tests.unit.mirror.bases import SLOT, TABLE, PlainMirror, files_below, lost_files, table_of
 from xidstream.pipeline.changelog.manifest import MANIFEST, ManifestWriter, current, read_lines
 from xidstream.pipeline.delta.delta_table import DeltaTableWriter, SnapshotOutdated
 from xidstream.pipeline.delta.locations import Location
+from xidstream.pipeline.delta.watched_clock import WatchedClock
 from xidstream.pipeline.errors import ComponentLost, StorageFault, Superseded
 from xidstream.pipeline.mirror import vacuum as vacuums
 from xidstream.pipeline.mirror.base_table import BaseTable, MirrorMarks
@@ -110,6 +112,29 @@ def test_ages_are_those_of_the_file_system_whatever_the_hosts_clock_says(
     real = time.time
     monkeypatch.setattr(time, "time", lambda: real() + DAY.total_seconds())
     assert vacuum(root, SLOT, mirror.manifest, DAY) == Vacuumed() and os.path.exists(young)
+
+
+@pytest.mark.parametrize("is_set_meanwhile", [True, False], ids=["meanwhile", "before"])
+def test_nothing_goes_because_the_clock_was_set_forward_by_more_than_the_retention(
+    root: Location, is_set_meanwhile: bool
+) -> None:
+    """While the mirror runs, or before it began: all is a day older at once, by the manifest and by the disk."""
+    clock = SetForward((DAY + HOUR).total_seconds())
+    ages = WatchedClock(clock.wall_s)
+    mirror = PlainMirror(root)
+    for lsn in (10, 20, 30):
+        mirror.refresh(lsn, datetime.datetime.fromtimestamp(clock.wall_s(), datetime.timezone.utc))
+    left_over(root, age=DAY + HOUR)
+    clock.stamped(current(root))
+    before = files_below(root)
+    clock.sets()
+    if not is_set_meanwhile:
+        ages = WatchedClock()
+    mirror.refresh(40)
+    assert vacuum(root, SLOT, mirror.manifest, DAY, ages=ages) == Vacuumed()
+    assert files_below(root) >= before and len(read_lines(root)) == 4
+    # By ages alone what the last two refreshes do not need would have gone.
+    assert vacuum(root, SLOT, mirror.manifest, DAY).n_files == 2
 
 
 def test_a_file_that_is_named_and_not_there_keeps_a_vacuum_from_removing_anything(

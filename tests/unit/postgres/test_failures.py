@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+
 import psycopg
 import pytest
 
@@ -24,7 +26,7 @@ from xidstream.pipeline.postgres.failures import (
     from_error,
     from_report,
 )
-from xidstream.pipeline.postgres.preflight import check_output_plugin_libraries
+from xidstream.pipeline.postgres.preflight import check_clock, check_output_plugin_libraries
 
 
 @pytest.mark.parametrize(
@@ -270,3 +272,24 @@ def test_skipped_publication_is_recognised_in_any_language() -> None:
 def test_output_plugin_libraries_must_list_pgoutput(value: str, status: Status) -> None:
     """Fact 29. The embedded servers are older than the setting, so this is tested on its values."""
     assert check_output_plugin_libraries(value).status is status
+
+
+@pytest.mark.parametrize(
+    ("server_s", "said"),
+    [
+        (0.0, None),
+        (0.9, None),
+        (3_600.0, "is 1 h 0 min behind the server's"),
+        (-3_600.0, "is 1 h 0 min ahead of the server's"),
+        (2.5, "is 2.0 s behind"),
+    ],
+)
+def test_a_clock_that_is_not_the_servers_is_told_because_lags_are_wrong_by_it(
+    server_s: float, said: str | None
+) -> None:
+    """The question takes half a second."""
+    asked_at = datetime.datetime(2026, 5, 4, 12, tzinfo=datetime.timezone.utc)
+    answered_at = asked_at + datetime.timedelta(seconds=0.5)
+    found = check_clock(asked_at, asked_at + datetime.timedelta(seconds=server_s), answered_at)
+    assert found.status is (Status.OK if said is None else Status.WARNING)
+    assert said is None or said in found.text
