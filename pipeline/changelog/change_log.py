@@ -212,11 +212,8 @@ class ChangeLog:
 
     def tables_between(self, since: Lsn, until: Lsn) -> set[str]:
         """The tables that commits behind ``since`` and up to ``until`` have rows of, as ``schema.table``."""
-        table = self._open(locations.TRANSACTIONS)
-        if not table.files(since + 1, int(until), "commit_lsn"):
-            return set()
-        within = [[("commit_lsn", ">", int(since)), ("commit_lsn", "<=", int(until))]]
-        return {name for row in table.read(["tables"], within)["tables"].to_pylist() for name in row or ()}
+        rows = TransactionsTable(self._root).between(int(since), int(until), ["tables"])
+        return {name for tables in rows["tables"].to_pylist() for name in tables or ()}
 
     @property
     def root(self) -> Location:

@@ -20,4 +20,4 @@ def test_a_copy_that_is_killed_beside_a_run_has_each_change_once_and_no_transact
     database: Database, tmp_path: Path
 ) -> None:
     set_up(database)
-    print(kill_it(database, tmp_path, 3, seed=1))
+    print(kill_it(database, tmp_path, 2, seed=1))
