@@ -23,7 +23,7 @@ round, a table that somebody has locked is asked for again and again, a while ea
 
 On a standby a snapshot's ids tell nothing (``pg_current_snapshot`` shows no running transaction there), and B and E are
 how far it has replayed. A run's snapshots need the ids, so they are refused there. A verification does without them
-(``pipeline.verify.moment``), and asks for a holder ``of_standby``.
+(``pipeline.changelog.moment``), and asks for a holder ``of_standby``.
 
 Rejected: one session for all tables, because a snapshot lives as long as its transaction, and cleaning up of all tables
 would wait for the last; and waiting for all open transactions, as PostgreSQL's slots do, because some never end.
