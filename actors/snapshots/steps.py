@@ -33,6 +33,8 @@ from xidstream.pipeline.errors import (
     ConnectionLost,
     PoisonedChange,
     PreconditionMissing,
+    SinkDiverged,
+    SinkFailed,
     SnapshotInterrupted,
     StorageFault,
     TableUnreadable,
@@ -245,7 +247,10 @@ class SnapshotSteps:
             while (target := self._targets.get(action.attempt)) is not None:
                 try:
                     files = self._until_done(partial(self._tables.carry, carrying, target))
-                except (PreconditionMissing, Unsupported, UsageError) as error:
+                except (PreconditionMissing, Unsupported, UsageError, SinkFailed) as error:
+                    if isinstance(error, SinkDiverged):
+                        raise
+                    # One table that cannot be repaired must not keep the others from their stream.
                     self._refuse(error, action)
                     return
                 if files is not None:

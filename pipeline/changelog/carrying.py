@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 POOL: Final = "xidstream-repair"
 _JOB_BYTES: Final = 64 << 20
 _MOST_PARTITIONS: Final = 2_000
+_CONTRACT: Final = frozenset(field.name for field in CONTRACT_FIELDS)
 _CONF: Final = {
     # A user's ANSI mode would end it at an older value that a column's newest type cannot hold.
     "spark.sql.ansi.enabled": "false",
@@ -106,7 +107,8 @@ def carry(
 
 
 def _stored(at: TableAt, rows: DataFrame, carrying: Carrying, conform: Conform) -> DataFrame:
-    """The table's rows, in the source's columns and ``_text``, in the columns of the Delta table."""
+    """The table's rows, in the source's columns and ``_text``, in the columns of the Delta table, in their order. The
+    contract's have their names, and the others names of ours: ``mapInArrow`` takes a dot in a name for a path."""
     from pyspark.sql import functions as f
 
     names = [column.name for column in carrying.relation.columns]
@@ -126,10 +128,11 @@ def _stored(at: TableAt, rows: DataFrame, carrying: Carrying, conform: Conform) 
     ]
     taken += [(contract.get(field.name, f.lit(None)), None) for field in CONTRACT_FIELDS]
     columns = []
-    for field, source in zip(spark_schema(conform.schema).fields, conform.sources, strict=True):
+    fields = spark_schema(conform.schema).fields
+    for i, (field, source) in enumerate(zip(fields, conform.sources, strict=True)):
         value, held = taken[source] if source >= 0 else (f.lit(None), None)
         value = value.cast(field.dataType) if held is None else as_type(value, held, field.dataType)
-        columns.append(value.alias(field.name))
+        columns.append(value.alias(field.name if field.name in _CONTRACT else f"c{i}"))
     return rows.select(*columns)
 
 
