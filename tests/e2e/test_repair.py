@@ -112,8 +112,11 @@ KEYS = {
     ),
     "price": ("numeric(10,2)", "-99999999.99", "-0.01", "0", "0.10", "99999999.99", "NaN"),
     "most": ("numeric(38,10)", "-9999999999999999999999999999.9999999999", "0", "1.0000000001"),
-    "u": ("uuid", "00000000-0000-0000-0000-00000000000a", "7fffffff-0000-0000-0000-000000000000")
-    + ("80000000-0000-0000-0000-000000000000", "ffffffff-ffff-ffff-ffff-ffffffffffff"),
+    "u": (
+        "uuid",
+        *("00000000-0000-0000-0000-00000000000a", "7fffffff-0000-0000-0000-000000000000"),
+        *("80000000-0000-0000-0000-000000000000", "ffffffff-ffff-ffff-ffff-ffffffffffff"),
+    ),
     "t": (
         "text",
         "",
@@ -231,8 +234,7 @@ def test_the_source_and_the_log_choose_the_same_rows_of_every_type_that_a_filter
     for n in range(n_rows):
         # Each value of each column, with others beside it.
         row = [
-            values[1 + (n + n // (len(values) - 1) * i) % (len(values) - 1)]
-            for i, values in enumerate(KEYS.values())
+            values[(n + n // len(values) * i) % len(values)] for i, (_, *values) in enumerate(KEYS.values())
         ]
         casts = ", ".join(f"%s::{type_}" for type_, *_ in KEYS.values())
         database.execute(f"insert into keys values ({n}, {casts})", *row)
