@@ -82,7 +82,8 @@ def _request_repair(config: Config, tables: Sequence[str], where: KeyFilter) -> 
     state = _states(config, ())(source.name, generation)
     if generation is None or state.startswith(_ENDED):
         raise UsageError(
-            f"the rows of table {source.name} outside of --where come from a snapshot of it that stands: {state}",
+            f"no snapshot of table {source.name} stands, from which the rows outside of --where could be carried over"
+            + ("" if generation is None else f": its last one is {state}"),
             remedy=whole,
         )
     compared = bound(where, generation.relation, generation.key)

@@ -328,8 +328,8 @@ class SnapshotSteps:
 def repair_refused(source: PublishedSource, reason: str) -> events.Event:
     """What people are told of a repair that cannot be."""
     text = (
-        f"snapshots: the key range of table {source.name} that was asked for is not repaired: {reason}: take the whole "
-        f"table again: `xidstream snapshot request --table {source.name}`"
+        f"snapshots: the key range of table {source.name} is not repaired: {reason}; take the whole table again: "
+        f"`xidstream snapshot request --table {source.name}`"
     )
     return events.Event("repair_refused", text, table=source.name)
 

@@ -147,7 +147,7 @@ def _meets(only: Sequence[BoundComparison]) -> Column:
 
 
 def _compared(each: BoundComparison) -> Column:
-    """As PostgreSQL compares. A value that Spark has no room for is null here, and has a text."""
+    """The comparison as PostgreSQL makes it. A value that Spark has no room for is null here, and has a text."""
     from pyspark.sql import functions as f
 
     value = f.col(quoted(each.column.name))

@@ -251,9 +251,10 @@ def bound(
             )
         type_, form = _form_of(column)
         if form is None or (each.operator in RANGES and type_ == "bpchar"):
-            can = "only with = and IN" if form else "not in --where"
+            takes = "no condition but = and IN" if form else "no condition"
             raise UsageError(
-                f"column {each.column} of table {relation.name} is of type {type_name(column)}, which can stand {can}",
+                f"--where takes {takes} on column {each.column} of table {relation.name}: its type is "
+                f"{type_name(column)}",
                 remedy=f"give conditions on other columns of the key; or {whole}",
             )
         try:

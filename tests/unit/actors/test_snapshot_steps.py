@@ -271,7 +271,7 @@ def test_a_repair_that_cannot_be_carried_is_refused_with_the_way_out_and_ends_no
 ) -> None:
     _, reported, storage = carried(error)
     assert reported == [Dropped(7)] and not read_wishes(storage, LAYOUT).requests
-    assert f"is not repaired: {error.message}: take the whole table again" in caplog.text
+    assert f"is not repaired: {error.message}; take the whole table again" in caplog.text
     assert "`xidstream snapshot request --table public.t7`" in caplog.text
 
 
