@@ -90,6 +90,7 @@ def carry(
     parallelism = int(session.sparkContext.defaultParallelism)
     session.conf.set("spark.sql.shuffle.partitions", str(max(parallelism, n_partitions)))
     context: Any = session.sparkContext
+    pool = context.getLocalProperty("spark.scheduler.pool")
     context.setLocalProperty("spark.scheduler.pool", POOL)
     reach("carrying_rows")
     try:
@@ -100,7 +101,7 @@ def carry(
         )
         reports = rows.mapInArrow(write, REPORT_SCHEMA).collect()
     finally:
-        context.setLocalProperty("spark.scheduler.pool", None)
+        context.setLocalProperty("spark.scheduler.pool", pool)
     files = tuple(WrittenFile(*report) for report in reports)
     reach("rows_carried")
     return files

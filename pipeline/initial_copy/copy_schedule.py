@@ -10,7 +10,7 @@ reports of a table that was taken anew is dropped, because its ``attempt`` is an
 
 A *repair* reads the rows of a key range alone. It is ``carrying`` between ``reading`` and ``committing``: the sink
 writes the other rows, from its own log (``pipeline.changelog.carrying``). Where another range is wanted meanwhile, or
-the whole table, what is in hand is given up and the table begins anew.
+the whole table, what is in hand is given up, and the table begins anew when it is wanted the next time.
 
 Small tables come first, so most tables are complete early. Those that need no wait for other writers come before all
 others, so that one open transaction does not keep the readers idle. At most ``n_readers`` tables are held at a time:
@@ -245,8 +245,9 @@ class CopySchedule:
                 known.source, known.wait_for_writers = event.source, event.wait_for_writers
                 known.repair = event.repair
             elif known.repair not in (None, event.repair) and known.state is not TableState.COMMITTING:
+                # It is held anew at the next look: a release must not meet the hold that comes behind it.
                 yield Release(relid, known.attempt)
-                self.tables[relid] = TableCopy(event.source, event.wait_for_writers, event.repair)
+                del self.tables[relid]
             return
         table = self.tables.get(event.relid)
         if isinstance(event, Dropped):

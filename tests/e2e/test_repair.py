@@ -18,12 +18,14 @@ from tests.e2e.conftest import Pipeline
 from tests.e2e.test_snapshots import generations
 from tests.e2e.test_verify import Verified, damaged, place_in, replaced, twice, without
 from tests.postgres_fixtures import Database
+from tests.waiting import wait_until
 from xidstream.actors.cli.snapshots import request_command, status_command
 from xidstream.actors.snapshots import coordinator
 from xidstream.pipeline import faultpoints
 from xidstream.pipeline.changelog.carrying import _meets
 from xidstream.pipeline.delta.columns import Conform, place
 from xidstream.pipeline.delta.locations import Location
+from xidstream.pipeline.errors import SinkDiverged
 from xidstream.pipeline.faultpoints import FaultPlan
 from xidstream.pipeline.initial_copy.range_reading import RangeReader, RangeTarget
 from xidstream.pipeline.postgres.admin import sql_connection
@@ -219,6 +221,32 @@ def test_a_repair_reads_the_range_alone_heals_it_amid_writes_and_leaves_what_is_
     assert "finished: repair of id = 20 and region = 'Île'" in capsys.readouterr().out
     pipeline.query.stop()
     assert place_in(table, id=20) is not None
+
+
+@on_18
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_repair_in_whose_middle_the_run_ends_is_made_by_the_next_one_once(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coordinator, "_LOOK_S", 0.5)
+    database, verified = pipeline.database, Verified(pipeline, SCHEMA)
+    verified.start("orders")
+    table = verified.root / "public.orders"
+    with damaged(table, replaced("body", "wrong", id=101)):
+        for n, point in enumerate(
+            ("carrying_rows", "rows_carried", "committing_snapshot", "snapshot_committed")
+        ):
+            monkeypatch.setattr(faultpoints, "_plan", FaultPlan(f"{point}:error=SinkDiverged", None))
+            request_command(pipeline.config(), ["public.orders"], "id between 100 and 199")
+            wait_until(lambda: not pipeline.query.isActive, timeout_s=60)
+            assert isinstance(pipeline.query.exception(), SinkDiverged)
+            database.execute("update orders set price = price + 1 where id in (101, 201)")
+            verified.start("orders")
+            pipeline.wait_until(lambda n=n: generation_of(pipeline) == n + 2)  # type: ignore[misc]
+    assert verified("orders")["public.orders"].verdict is Verdict.EQUAL
+    assert generation_of(pipeline) == 5, "none was made twice"
+    pipeline.query.stop()
 
 
 @pytest.mark.parametrize("postgres_server", [pytest.param(16, marks=pytest.mark.slow), 18], indirect=True)
