@@ -198,26 +198,23 @@ def test_a_repair_reads_the_range_alone_heals_it_amid_writes_and_leaves_what_is_
     (read,) = database.execute("select count(*) from orders where id between 100 and 199")[0]
     assert f"{read} rows read from the source" in told(), told()
 
-    found = verified.differences("orders", rows_per_range=100_000)
-    assert (found.changed, found.missing, found.extra) == (1, 0, 0), found
-    assert [row.key for row in found.rows] == [{"region": "Île", "id": "20"}]
-    assert found.columns == {"price": 1}
-
     rows = DeltaTable(str(table)).to_pyarrow_table().to_pylist()
     (line,) = [line for line in generations(pipeline) if line["generation"] == 2]
     mine = [row for row in rows if row["_commit_lsn"] == line["place"]]
     assert len(mine) == line["rows"] and {row["_change_type"] for row in mine} == {"snapshot"}
     assert max(Counter(row["_seq"] for row in mine).values()) == 1
     assert {row["_xid"] for row in mine} == {None}
+    assert [row["price"] for row in mine if row["id"] == 20] == [None], "it was not read from the source"
 
     # What is outside is repaired in the same way, in a database where nothing commits any more.
-    request_command(pipeline.config(), ["public.orders"], "id in (20) and region = 'Île'")
+    sink = f"delta:{verified.root}"
+    request_command(pipeline.config(sink=sink), ["public.orders"], "id in (20) and region = 'Île'")
     capsys.readouterr()
-    status_command(pipeline.config(sink=f"delta:{verified.root}"))
+    status_command(pipeline.config(sink=sink))
     assert "repair asked for: id = 20 and region = 'Île'" in capsys.readouterr().out
     pipeline.wait_until(lambda: generation_of(pipeline) == 3)
     assert verified("orders")["public.orders"].verdict is Verdict.EQUAL
-    status_command(pipeline.config(sink=f"delta:{verified.root}"))
+    status_command(pipeline.config(sink=sink))
     assert "finished: repair of id = 20 and region = 'Île'" in capsys.readouterr().out
     pipeline.query.stop()
     assert place_in(table, id=20) is not None
@@ -234,9 +231,7 @@ def test_a_repair_in_whose_middle_the_run_ends_is_made_by_the_next_one_once(
     verified.start("orders")
     table = verified.root / "public.orders"
     with damaged(table, replaced("body", "wrong", id=101)):
-        for n, point in enumerate(
-            ("carrying_rows", "rows_carried", "committing_snapshot", "snapshot_committed")
-        ):
+        for n, point in enumerate(("rows_carried", "snapshot_committed")):
             monkeypatch.setattr(faultpoints, "_plan", FaultPlan(f"{point}:error=SinkDiverged", None))
             request_command(pipeline.config(), ["public.orders"], "id between 100 and 199")
             wait_until(lambda: not pipeline.query.isActive, timeout_s=60)
@@ -245,7 +240,7 @@ def test_a_repair_in_whose_middle_the_run_ends_is_made_by_the_next_one_once(
             verified.start("orders")
             pipeline.wait_until(lambda n=n: generation_of(pipeline) == n + 2)  # type: ignore[misc]
     assert verified("orders")["public.orders"].verdict is Verdict.EQUAL
-    assert generation_of(pipeline) == 5, "none was made twice"
+    assert generation_of(pipeline) == 3, "none was made twice"
     pipeline.query.stop()
 
 
