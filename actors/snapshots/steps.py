@@ -15,11 +15,11 @@ can be carried it is refused, and the request forgotten.
 from __future__ import annotations
 
 import logging
+import secrets
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from xidstream.actors.runtime.ray_cluster import own_cpus
@@ -243,21 +243,36 @@ class SnapshotSteps:
         relid, relation = action.source.relation.relid, action.source.relation
         first_seq = action.first_number << SEQ_BITS
         carrying = Carrying(relation, action.repair.number, action.bounds, action.only, first_seq)
+        pause_s = _CARRY_PAUSE_S
         with self._carrying:
             while (target := self._targets.get(action.attempt)) is not None:
+                # Of its own for each try: what one that failed wrote may be most of a large table.
+                tried = replace(target, directory=f"{target.directory}-{secrets.token_hex(8)}")
                 try:
-                    files = self._until_done(partial(self._tables.carry, carrying, target))
+                    files = self._tables.carry(carrying, tried)
                 except (PreconditionMissing, Unsupported, UsageError, SinkFailed) as error:
                     if isinstance(error, SinkDiverged):
                         raise
                     # One table that cannot be repaired must not keep the others from their stream.
                     self._refuse(error, action)
                     return
+                except XidstreamError as error:
+                    is_over = isinstance(error, SnapshotInterrupted)
+                    if is_over or error.policy.action_of(logged_in=True) is Policy.STOP:
+                        raise
+                    log.warning(
+                        of_error("snapshot_retried", f"snapshots: {error.message}; trying again", error)
+                    )
+                    self._discard(tried)
+                    pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+                    files = None
                 if files is not None:
+                    if action.attempt not in self._targets:
+                        self._discard(tried)  # it was given up meanwhile
                     n_rows = sum(file.n_rows for file in files)
                     self._report(Carried(relid, action.attempt, files, n_rows))
                     return
-                if self._stop.wait(_CARRY_PAUSE_S):
+                if self._stop.wait(pause_s):
                     raise ComponentLost("the run ends")
 
     def _refuse(self, error: XidstreamError, action: Carry) -> None:

@@ -7,13 +7,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from tests.unit.actors.test_snapshot_coordinator import Told
 from tests.unit.initial_copy.test_snapshot_book import BOUNDS, INITIAL, LAYOUT, source_of, wanted
 from xidstream.actors.snapshots import steps as steps_module
 from xidstream.actors.snapshots.steps import SnapshotSteps, Taken
+from xidstream.pipeline.delta.columns import Conform
+from xidstream.pipeline.delta.locations import Location
 from xidstream.pipeline.delta.parquet_files import WrittenFile
+from xidstream.pipeline.delta.snapshot_tables import SnapshotTarget
 from xidstream.pipeline.errors import (
     ColumnNameClash,
     LoginRefused,
@@ -23,6 +27,7 @@ from xidstream.pipeline.errors import (
     SinkFailed,
     SlotLost,
     SnapshotInterrupted,
+    StorageFault,
     TableUnreadable,
     XidstreamError,
 )
@@ -202,6 +207,7 @@ def test_a_snapshot_whose_files_are_gone_at_its_commit_is_taken_again_and_what_i
 
 
 REPAIR = Repair(parse_key_filter("id < 7"), number=1)
+TARGET = SnapshotTarget(Location.parse("/tables/public.t7"), "snapshot-7", Conform(pa.schema([]), ()))
 
 
 class Carrying(Told):
@@ -209,11 +215,12 @@ class Carrying(Told):
 
     def __init__(self, error: XidstreamError | None = None) -> None:
         super().__init__()
-        self._answers: list[Any] = [error, None, (WrittenFile("rest", 1, 90, 99, 99),)]
+        rest = (WrittenFile("rest", 1, 90, 99, 99),)
+        self._answers: list[Any] = [*([] if error is None else [error]), None, rest]
 
     def carry(self, *arguments: Any) -> Any:
         self.calls.append(("carry", *arguments))
-        answer = self._answers.pop(0) or self._answers.pop(0)
+        answer = self._answers.pop(0)
         if isinstance(answer, XidstreamError):
             raise answer
         return answer
@@ -227,7 +234,7 @@ def carried(
     monkeypatch.setattr(steps_module, "_CARRY_PAUSE_S", 0.01)
 
     def carry(
-        error: XidstreamError | None = None, target: Any = "target"
+        error: XidstreamError | None = None, target: SnapshotTarget | None = TARGET
     ) -> tuple[list[Any], list[Any], Storage]:
         storage, tables, reported = Storage(str(tmp_path)), Carrying(error), []
         request(storage, LAYOUT, 7, "public.t7", REPAIR.key_filter)
@@ -257,10 +264,22 @@ def test_a_repair_lets_go_of_its_table_and_then_waits_until_the_log_answers(
 ) -> None:
     calls, reported, storage = carried()
     assert calls[:3] == ["confirm", "release", "end the former of public.t7"]
-    assert [each[0] for each in calls[3:]] == ["carry", "carry"] and calls[3][2] == "target"
+    assert [each[0] for each in calls[3:]] == ["carry", "carry"]
+    assert all(each[2].directory.startswith("snapshot-7-") for each in calls[3:])
     assert (calls[3][1].number, calls[3][1].first_seq) == (1, 2 << 32)
     assert reported == [Carried(7, 3, (WrittenFile("rest", 1, 90, 99, 99),), 90)]
     assert read_wishes(storage, LAYOUT).ranges, "it is not done yet"
+
+
+def test_what_a_carrying_that_failed_has_written_is_removed_before_the_next_one(
+    carried: Callable[..., tuple[list[Any], list[Any], Storage]], caplog: pytest.LogCaptureFixture
+) -> None:
+    calls, reported, _ = carried(StorageFault("the disk is full"))
+    assert [each[0] for each in calls[3:]] == ["carry", "discard", "carry", "carry"]
+    assert calls[4][1] == calls[3][2] != calls[5][2]
+    assert [type(event) for event in reported] == [
+        Carried
+    ] and "the disk is full; trying again" in caplog.text
 
 
 @pytest.mark.parametrize("error", [PreconditionMissing("it has ended"), SinkFailed("AnalysisException")])
