@@ -214,9 +214,10 @@ class SnapshotSteps:
         late = self._late.pop(relation.relid, None)
         if late is not None:
             self._discard(late)
-        held = self._actors.hold("hold", action.source, action.wait_for_writers)
+        behind = self._book.last_place(action.source)
+        held = self._actors.hold("hold", action.source, action.wait_for_writers, behind)
         if not action.wait_for_writers and self._book.may_lack(held.bounds):
-            held = self._actors.hold("hold", action.source, True)
+            held = self._actors.hold("hold", action.source, True, behind)
         self._targets[action.attempt] = self._tables.target(held.source.relation, held.bounds.place)
         # A repair's rows are found by the key: one COPY for each table with rows of its own.
         by_range = held.by_range and action.repair is None

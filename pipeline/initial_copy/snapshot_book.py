@@ -244,6 +244,11 @@ class SnapshotBook:
         self._taken[_name(generation)] = taken
         return generation
 
+    def last_place(self, source: PublishedSource) -> Lsn:
+        """The highest place of a snapshot of the table's name that is known; 0/0 for none."""
+        known = [taken.generation for taken in list(self._taken.values())]
+        return max((each.bounds.place for each in known if each.name == source.name), default=INVALID_LSN)
+
     def cancel(self, source: PublishedSource) -> None:
         """No snapshot of the table is wanted, until somebody asks for one."""
         cancel(self._storage, self._layout, source.relation.relid, source.name)

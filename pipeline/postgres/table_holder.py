@@ -49,7 +49,7 @@ from xidstream.pipeline.errors import (
     TableUnreadable,
     Unsupported,
 )
-from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.pg import INVALID_LSN, Lsn
 from xidstream.pipeline.pg_rules import ColumnNames, table_label
 from xidstream.pipeline.postgres.admin import Blocker, sql_connection
 from xidstream.pipeline.postgres.failures import from_error
@@ -135,10 +135,15 @@ class TableHolder:
         source: PublishedSource,
         *,
         wait_for_writers: bool,
+        behind: Lsn = INVALID_LSN,
         lock_timeout_ms: int = _LOCK_TIMEOUT_MS,
         on_wait: OnWait | None = None,
     ) -> Held:
         """Take the table's snapshot, and keep it until ``release``.
+
+        ``behind``: the place of an earlier snapshot of the table; this one's is a higher one. Two that were taken with
+        nothing written to the WAL in between would have one place, and the rows of the later one be taken for those of
+        the earlier. So a commit of nothing is made then.
 
         ``on_wait`` is told every two seconds for whom it waits; an exception from it ends the waiting. Raises
         SnapshotInterrupted where the table is not what ``source`` says (any more), TableUnreadable where the role
@@ -158,6 +163,9 @@ class TableHolder:
                         now = self._again(observer, source)
                         checkpoint = None if self._wal_end is _REPLAYED else _checkpoint(observer)
                         before = _wal_end(observer, self._wal_end)
+                        if before.before.before <= behind:
+                            observer.execute("SELECT txid_current()")
+                            before = _wal_end(observer, self._wal_end)
                         if wait_for_writers:
                             _await_writers(observer, now, waiting)
                         name, bounds = take(session, now, before, self._wal_end)

@@ -42,6 +42,7 @@ from xidstream.pipeline.initial_copy.copy_schedule import (
     Release,
 )
 from xidstream.pipeline.initial_copy.snapshot_book import SnapshotBook
+from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.postgres.table_holder import Held as SlotHeld
 from xidstream.pipeline.settings.config import Config
 from xidstream.pipeline.snapshot.decision import Decision
@@ -137,7 +138,7 @@ def test_a_snapshot_that_may_lack_a_commit_from_before_the_slot_is_taken_again_b
         failed.append,
     )
 
-    def hold(method: str, held: PublishedSource, wait_for_writers: bool) -> SlotHeld:
+    def hold(method: str, held: PublishedSource, wait_for_writers: bool, behind: Lsn) -> SlotHeld:
         calls.append(wait_for_writers)
         return SlotHeld(
             "name", dataclasses.replace(BOUNDS, xmin=xmin if len(calls) == 1 else 100), held, True

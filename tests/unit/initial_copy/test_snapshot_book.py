@@ -412,3 +412,13 @@ def test_a_repair_by_a_column_that_is_no_key_any_more_is_refused(storage: Storag
     assert "column other is not one of the key" in reason
     with pytest.raises(SnapshotInterrupted, match="is gone"):
         book_of(storage).rows_of(Repair(WHERE, 9), source)
+
+
+def test_a_next_snapshot_is_placed_behind_all_of_the_tables_name(storage: Storage) -> None:
+    source = source_of(1)
+    assert book_of(storage).last_place(source) == 0
+    taken(storage, source)
+    again = source_of(2, "t1")
+    assert (
+        book_of(storage).last_place(again) == BOUNDS.place and book_of(storage).last_place(source_of(3)) == 0
+    )
