@@ -8,10 +8,10 @@ stair is written in pyproject.toml, import-linter checks it in CI, and a test ho
     mirror          base tables, refreshed from the change log
     commits         the commit sequencer: commit order, the journal, what may be confirmed
     preflight       all that can be known of a run before anything is started
-    changelog       tables as they were at a commit, read from the change log
     initial_copy    snapshots of tables: what is next for each, the reading, the records
     transactions    the xid buffer: open transactions in memory, what is rolled back, what spills
     sinks           what a sink is; the Delta sink, a function, the console
+    changelog       tables as they were at a commit, read from the change log
     spark           batches as DataFrames, and the tasks of Spark's executors
     delta           Delta tables: places, columns, files, commits; without pyspark
     decode | postgres | storage | stream

@@ -78,6 +78,8 @@ POINTS: Final = {
     "memory_written": "driver: rows that were in memory are in files of one table; the table is not committed",
     "committing_table": "driver: the files of one table are written; the table is not committed",
     "table_committed": "driver: one table is committed",
+    "carrying_rows": "driver: the rows that a repair does not read are about to be carried over",
+    "rows_carried": "driver: the rows that a repair does not read are in files; the table is not committed",
     "committing_snapshot": "driver: a table's snapshot is in files; the table is not committed",
     "snapshot_committed": "driver: the table has its snapshot's rows; _snapshots has no line for them",
     "snapshot_told": "driver: _snapshots has the line",

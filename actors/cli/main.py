@@ -321,19 +321,29 @@ _TABLES = click.option(
 
 
 @snapshot.command("request")
-@setting_options(*_CONNECTION, "storage")
+@setting_options(*_CONNECTION, "storage", "sink")
 @_TABLES
-def snapshot_request(config_file: Path | None, tables: tuple[str, ...], **options: Any) -> None:
+@click.option(
+    "--where",
+    metavar="CONDITIONS",
+    help="Read only these rows from the source, such as 'id between 100 and 200', and carry the others over.",
+)
+def snapshot_request(
+    config_file: Path | None, tables: tuple[str, ...], where: str | None, **options: Any
+) -> None:
     """Ask for a new snapshot of a table: its next generation.
 
     The run of the slot takes it within seconds, or when it starts. The rows of the last generation stay in the table;
     whoever folds the log goes on from the new one.
+
+    With --where the rows of a key range are repaired: they alone are read from the source, and the log has the others.
+    The conditions are on columns of the table's key, with =, <, <=, >, >=, BETWEEN or IN, joined by AND.
     """
     config = build_config(config_file, options)
     config.require("slot", "publication", "storage")
     from xidstream.actors.cli.snapshots import request_command
 
-    request_command(config, tables)
+    request_command(config, tables, where)
 
 
 @snapshot.command("cancel")

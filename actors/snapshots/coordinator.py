@@ -23,7 +23,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
-from xidstream.actors.snapshots.steps import SnapshotSteps, Taken
+from xidstream.actors.snapshots.steps import SnapshotSteps, Taken, repair_refused
 from xidstream.pipeline import events
 from xidstream.pipeline.account.snapshots import SnapshotProgress
 from xidstream.pipeline.delta.snapshot_tables import GenerationLine, SnapshotTables
@@ -31,6 +31,7 @@ from xidstream.pipeline.errors import Action as Policy
 from xidstream.pipeline.errors import ComponentLost, SegmentCorrupt, XidstreamError
 from xidstream.pipeline.initial_copy.copy_schedule import (
     Again,
+    Carry,
     CopySchedule,
     Dropped,
     Event,
@@ -193,7 +194,7 @@ class SnapshotCoordinator:
                     with self._looking:
                         self._try_to(self._prove)
                     proof_s = time.monotonic() + max(_PROOF_S, _PROOFS_PER_S * (time.monotonic() - began_s))
-                elif self.is_complete and not self.is_reached and time.monotonic() >= stream_s:
+                elif self._waits_for_log and time.monotonic() >= stream_s:
                     self._try_to(self._look_at_stream)
                     stream_s = time.monotonic() + _STREAM_LOOK_S
                 for relid in self._resting.wake(time.monotonic()):
@@ -340,7 +341,10 @@ class SnapshotCoordinator:
             )
         if waits:
             self._tell(events.Event("snapshots_wait", f"snapshots: {'. '.join(waits)}"))
-        for relid in needs.unwanted:
+        for source, reason in needs.refused:
+            self._book.refuse(source)
+            self._notify(repair_refused(source, reason))
+        for relid in (*needs.unwanted, *(source.relation.relid for source, _ in needs.refused)):
             self._handle(Dropped(relid))
         for wanted in needs.wanted:
             self._handle(wanted)
@@ -358,7 +362,13 @@ class SnapshotCoordinator:
         """Is the log whole by now?"""
         delivered = self._delivered()
         if self._lines is not None and delivered is not None:
-            self.is_reached = self._reaches(self._lines, delivered[0])
+            self.is_reached = self._reaches(self._lines, delivered[0]) and self.is_complete
+
+    @property
+    def _waits_for_log(self) -> bool:
+        """Whether the run, or a repair, can go on only when the log is whole up to a snapshot."""
+        is_awaited = self._lines is not None and self._lines.is_awaited
+        return is_awaited or (self.is_complete and not self.is_reached)
 
     def _reaches(self, lines: SnapshotLines, delivered_lsn: Lsn) -> bool:
         """Whether the log is whole up to where the snapshots are valid from. Has it say so."""
@@ -386,6 +396,14 @@ class SnapshotCoordinator:
             facts = {"n_tables": news.n_tables, "n_rows": news.n_rows, "n_bytes": news.n_bytes}
             self._notify(events.Event("snapshots_taken", text, logging.INFO, **facts))
 
+    def _tell_repaired(self, table: str, n_rows: int, n_carried: int) -> None:
+        text = (
+            f"table {table}: a key range is repaired: {counted(n_rows, 'row')} read from the source, "
+            f"{counted(n_carried, 'row')} carried over"
+        )
+        facts = {"n_rows": n_rows, "n_carried": n_carried}
+        self._notify(events.Event("snapshot_repaired", text, logging.INFO, table=table, **facts))
+
     def _handle(self, event: Event | Taken) -> None:
         if isinstance(event, Taken):
             self._note(event)
@@ -395,12 +413,17 @@ class SnapshotCoordinator:
         if isinstance(event, Failed) and self._course.is_in_hand(event.relid, event.attempt):
             self._resting.rest(event.relid, time.monotonic())
         for action in self._course.handle(event):
+            if isinstance(action, Carry) and self._lines is not None:
+                self._lines.await_(action.bounds.valid_from)
             self._steps.submit(action)
 
     def _note(self, taken: Taken) -> None:
         assert self._lines is not None
         generation = taken.generation
-        self._finished = self._finished.plus(1, taken.n_rows, taken.n_bytes)
+        if taken.n_carried is None:
+            self._finished = self._finished.plus(1, taken.n_rows, taken.n_bytes)
+        else:
+            self._tell_repaired(generation.name, taken.n_rows, taken.n_carried)
         self._resting.forget(generation.relid)
         self.valid_from = max(self.valid_from, generation.bounds.valid_from)
         self._lines.finish(generation)

@@ -11,6 +11,7 @@ from typing import Protocol, TypeVar
 
 from xidstream.pipeline.delta.parquet_files import WrittenFile
 from xidstream.pipeline.delta.snapshot_tables import (
+    Carrying,
     GenerationLine,
     Proven,
     SnapshotTables,
@@ -45,6 +46,9 @@ class SinkTables:
 
     def target(self, relation: RelationVersion, place_lsn: Lsn) -> SnapshotTarget:
         return self._on_sink(lambda tables: tables.target(relation, place_lsn))
+
+    def carry(self, carrying: Carrying, target: SnapshotTarget) -> tuple[WrittenFile, ...] | None:
+        return self._on_sink(lambda tables: tables.carry(carrying, target))
 
     def commit(self, generation: Generation, files: Sequence[WrittenFile] | None) -> bool:
         return self._on_sink(lambda tables: tables.commit(generation, files))

@@ -23,8 +23,8 @@ class SnapshotHolder:
         names = renamed_columns(config.column_names)
         self._holder = TableHolder(login_of(config), config.publication, column_names=names)
 
-    def hold(self, source: PublishedSource, wait_for_writers: bool) -> Held:
-        return self._holder.hold(source, wait_for_writers=wait_for_writers)
+    def hold(self, source: PublishedSource, wait_for_writers: bool, behind: Lsn) -> Held:
+        return self._holder.hold(source, wait_for_writers=wait_for_writers, behind=behind)
 
     def release(self, relid: int) -> None:
         self._holder.release(relid)

@@ -6,37 +6,51 @@ role may not read does not, where a stream goes on beside the snapshots: it is t
 it. After any other error the range is read again, if its reader was lost, or else the table is taken anew. A commit
 alone is repeated here, until the sink answers: the rows are on disk, and the driver may be starting again. What an
 attempt that failed has written is removed.
+
+A repair is carried when its range is read. Its table is let go of first: what it waits for then, the log, may take as
+long as the run lags. It holds nothing of the server meanwhile, and one repair after the other has Spark. Where nothing
+can be carried it is refused, and the request forgotten.
 """
 
 from __future__ import annotations
 
 import logging
+import secrets
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from xidstream.actors.runtime.ray_cluster import own_cpus
 from xidstream.actors.snapshots.actors import SnapshotActors
-from xidstream.pipeline.delta.snapshot_tables import SnapshotTables, SnapshotTarget
+from xidstream.pipeline import events
+from xidstream.pipeline.delta.snapshot_tables import Carrying, SnapshotTables, SnapshotTarget
 from xidstream.pipeline.errors import Action as Policy
 from xidstream.pipeline.errors import (
     ColumnNameClash,
     ComponentLost,
     ConnectionLost,
     PoisonedChange,
+    PreconditionMissing,
+    SinkDiverged,
+    SinkFailed,
     SnapshotInterrupted,
     StorageFault,
     TableUnreadable,
+    Unsupported,
+    UsageError,
     XidstreamError,
 )
 from xidstream.pipeline.events import of_error
+from xidstream.pipeline.initial_copy import copy_schedule
 from xidstream.pipeline.initial_copy.copy_schedule import (
     Action,
+    Carried,
+    Carry,
     Commit,
     Committed,
-    Event,
+    Dropped,
     Failed,
     Held,
     Hold,
@@ -45,10 +59,12 @@ from xidstream.pipeline.initial_copy.copy_schedule import (
     ReaderLost,
     Release,
 )
+from xidstream.pipeline.initial_copy.range_reading import SEQ_BITS
 from xidstream.pipeline.initial_copy.readers import most_readers, readers_here
 from xidstream.pipeline.initial_copy.snapshot_book import SnapshotBook
 from xidstream.pipeline.settings.config import Config, SnapshotMode
 from xidstream.pipeline.settings.sink_kinds import Snapshots
+from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 from xidstream.pipeline.snapshot.generation import Generation
 from xidstream.pipeline.snapshot.tables import PublishedSource, plan_ranges
 
@@ -59,16 +75,20 @@ _LOST_WITH_ITS_RANGE = (ComponentLost, ConnectionLost, StorageFault)
 """After these errors of a read the range is read again. A snapshot that is gone shows as SnapshotLost when it is
 imported."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
+_CARRY_PAUSE_S = 1.0
+"""Between two questions whether the log answers by now: as often as the catalog is looked at for a proof."""
 
 
 @dataclass(frozen=True)
 class Taken:
-    """A table is committed. ``n_bytes``: of the server's files."""
+    """A table is committed. ``n_rows`` were read. ``n_bytes``: of the server's files. ``n_carried``: rows that a repair
+    did not read; None for any other snapshot."""
 
     event: Committed
     generation: Generation
     n_rows: int
     n_bytes: int
+    n_carried: int | None = None
 
 
 class SnapshotSteps:
@@ -83,7 +103,7 @@ class SnapshotSteps:
         tables: SnapshotTables,
         last_number: Callable[[str], int],
         end_former: Callable[[PublishedSource], None],
-        report: Callable[[Event | Taken], None],
+        report: Callable[[copy_schedule.Event | Taken], None],
         fail: Callable[[BaseException], None],
     ) -> None:
         self._book = book
@@ -105,6 +125,7 @@ class SnapshotSteps:
         self._late: dict[int, SnapshotTarget] = {}
         """By relid: of an attempt that failed. A reader may have written a last file behind its end."""
         self._stop = threading.Event()
+        self._carrying = threading.Lock()
         threads = 2 * most_readers(config.snapshot_connections) + 2
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="xidstream-snapshot")
 
@@ -141,6 +162,8 @@ class SnapshotSteps:
             self._pool.submit(self._watched, self._hold, action, action.source.relation.relid)
         elif isinstance(action, Read):
             self._pool.submit(self._watched, self._read, action, action.task.source.relation.relid)
+        elif isinstance(action, Carry):
+            self._pool.submit(self._watched, self._carry, action, action.source.relation.relid)
         elif isinstance(action, Commit):
             self._pool.submit(self._watched, self._commit, action, action.source.relation.relid)
         else:
@@ -173,7 +196,7 @@ class SnapshotSteps:
             if not self._stop.is_set():
                 self._fail(error)
 
-    def _give_up(self, error: XidstreamError, action: Hold | Read | Commit) -> None:
+    def _give_up(self, error: XidstreamError, action: Hold | Read | Carry | Commit) -> None:
         """Go on without this snapshot."""
         source = _source_of(action)
         self._until_done(lambda: self._book.cancel(source))
@@ -191,27 +214,83 @@ class SnapshotSteps:
         late = self._late.pop(relation.relid, None)
         if late is not None:
             self._discard(late)
-        held = self._actors.hold("hold", action.source, action.wait_for_writers)
+        behind = self._book.last_place(action.source)
+        held = self._actors.hold("hold", action.source, action.wait_for_writers, behind)
         if not action.wait_for_writers and self._book.may_lack(held.bounds):
-            held = self._actors.hold("hold", action.source, True)
+            held = self._actors.hold("hold", action.source, True, behind)
         self._targets[action.attempt] = self._tables.target(held.source.relation, held.bounds.place)
-        ranges = plan_ranges(held.source.leaves, by_range=held.by_range, n_readers=self._n_readers)
+        # A repair's rows are found by the key: one COPY for each table with rows of its own.
+        by_range = held.by_range and action.repair is None
+        ranges = plan_ranges(held.source.leaves, by_range=by_range, n_readers=self._n_readers)
         relid = held.source.relation.relid
-        self._report(Held(relid, action.attempt, held.source, held.snapshot_name, held.bounds, ranges))
+        only = () if action.repair is None else self._book.rows_of(action.repair, held.source)
+        self._report(Held(relid, action.attempt, held.source, held.snapshot_name, held.bounds, ranges, only))
 
     def _read(self, action: Read) -> None:
         files, n_rows = self._actors.read(action.task, action.bounds, self._targets[action.attempt])
         relid = action.task.source.relation.relid
         self._report(RangeRead(relid, action.attempt, action.task.range.number, files, n_rows))
 
+    def _let_go(self, source: PublishedSource, bounds: SnapshotBounds) -> None:
+        """All rows are read. Once: a table that was not held to the end is taken anew. From then on nobody needs its
+        lock."""
+        relid = source.relation.relid
+        self._actors.hold("confirm", relid, bounds.valid_from)
+        self._release(Release(relid))
+        self._until_done(lambda: self._end_former(source))
+
+    def _carry(self, action: Carry) -> None:
+        self._let_go(action.source, action.bounds)
+        relid, relation = action.source.relation.relid, action.source.relation
+        first_seq = action.first_number << SEQ_BITS
+        carrying = Carrying(relation, action.repair.number, action.bounds, action.only, first_seq)
+        pause_s = _CARRY_PAUSE_S
+        with self._carrying:
+            while (target := self._targets.get(action.attempt)) is not None:
+                # Of its own for each try: what one that failed wrote may be most of a large table.
+                tried = replace(target, directory=f"{target.directory}-{secrets.token_hex(8)}")
+                try:
+                    files = self._tables.carry(carrying, tried)
+                except (PreconditionMissing, Unsupported, UsageError, SinkFailed) as error:
+                    if isinstance(error, SinkDiverged):
+                        raise
+                    # One table that cannot be repaired must not keep the others from their stream.
+                    self._refuse(error, action)
+                    return
+                except XidstreamError as error:
+                    is_over = isinstance(error, SnapshotInterrupted)
+                    if is_over or error.policy.action_of(logged_in=True) is Policy.STOP:
+                        raise
+                    log.warning(
+                        of_error("snapshot_retried", f"snapshots: {error.message}; trying again", error)
+                    )
+                    self._discard(tried)
+                    pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+                    files = None
+                if files is not None:
+                    if action.attempt not in self._targets:
+                        self._discard(tried)  # it was given up meanwhile
+                    n_rows = sum(file.n_rows for file in files)
+                    self._report(Carried(relid, action.attempt, files, n_rows))
+                    return
+                if self._stop.wait(pause_s):
+                    raise ComponentLost("the run ends")
+
+    def _refuse(self, error: XidstreamError, action: Carry) -> None:
+        source = action.source
+        self._until_done(lambda: self._book.refuse(source, action.repair.key_filter))
+        log.warning(repair_refused(source, error.message))
+        self._report(Dropped(source.relation.relid))
+
     def _commit(self, action: Commit) -> None:
         relid = action.source.relation.relid
-        # Once: a table that was not held to the end is taken anew. From then on nobody needs its lock.
-        self._actors.hold("confirm", relid, action.bounds.valid_from)
-        self._release(Release(relid))
-        self._until_done(lambda: self._end_former(action.source))
+        if action.repair is None:
+            self._let_go(action.source, action.bounds)
+        where = None if action.repair is None else action.repair.key_filter
         last_number = self._last_number(action.source.name)
-        generation = self._until_done(lambda: self._book.begin(action.source, action.bounds, last_number))
+        generation = self._until_done(
+            lambda: self._book.begin(action.source, action.bounds, last_number, where)
+        )
         if generation is None:
             raise SnapshotInterrupted(f"table {action.source.name} was altered while its rows were written")
         try:
@@ -224,7 +303,8 @@ class SnapshotSteps:
             raise
         self._until_done(lambda: self._book.finish(generation))
         event = Committed(relid, action.attempt)
-        self._report(Taken(event, generation, action.n_rows, action.source.n_bytes))
+        n_carried = None if action.repair is None else action.n_carried
+        self._report(Taken(event, generation, action.n_rows, action.source.n_bytes, n_carried))
 
     def _until_done(self, act: Callable[[], _T]) -> _T:
         """Repeat ``act`` until it succeeds. Raises what a person must see, SnapshotInterrupted, and ComponentLost when
@@ -261,7 +341,16 @@ class SnapshotSteps:
             log.debug("what a snapshot wrote that failed is left to a vacuum: %s", error.message)
 
 
-def _with_way_out(error: XidstreamError, action: Hold | Read | Commit) -> XidstreamError:
+def repair_refused(source: PublishedSource, reason: str) -> events.Event:
+    """What people are told of a repair that cannot be."""
+    text = (
+        f"snapshots: the key range of table {source.name} is not repaired: {reason}; take the whole table again: "
+        f"`xidstream snapshot request --table {source.name}`"
+    )
+    return events.Event("repair_refused", text, table=source.name)
+
+
+def _with_way_out(error: XidstreamError, action: Hold | Read | Carry | Commit) -> XidstreamError:
     """One table that cannot be read must not keep the others from their stream."""
     source = _source_of(action)
     remedy = (
@@ -270,5 +359,5 @@ def _with_way_out(error: XidstreamError, action: Hold | Read | Commit) -> Xidstr
     return type(error)(error.message, remedy=remedy)
 
 
-def _source_of(action: Hold | Read | Commit) -> PublishedSource:
+def _source_of(action: Hold | Read | Carry | Commit) -> PublishedSource:
     return action.task.source if isinstance(action, Read) else action.source

@@ -15,6 +15,7 @@ class TableState(enum.Enum):
     WANTED = "wanted"
     HOLDING = "holding"
     READING = "reading"
+    CARRYING = "carrying"
     COMMITTING = "committing"
     RESTING = "resting"
 

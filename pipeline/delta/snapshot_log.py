@@ -20,6 +20,9 @@ Each call opens the tables anew, because the sink commits to the same ones on an
 second finds the snapshot of the log outdated, and takes a new one (``delta_table``). The number of the run's hold on
 the slot goes with every commit, so a run that was taken over completes nothing (``ownership``).
 
+The rows that a repair does not read are carried over by Spark (``carry``, ``pipeline.changelog.carrying``). The sink
+hands that in, because it is above this room.
+
 Rejected: the sink's own thread and its open tables. A batch that Spark writes for minutes would hold up every table.
 
 Runs in the driver's process; from any thread.
@@ -51,7 +54,7 @@ from xidstream.pipeline.delta.locations import Location
 from xidstream.pipeline.delta.ownership import Ownership
 from xidstream.pipeline.delta.parquet_files import ParquetFiles, WrittenFile
 from xidstream.pipeline.delta.relation_history import VersionSince
-from xidstream.pipeline.delta.snapshot_tables import GenerationLine, Proven, SnapshotTarget
+from xidstream.pipeline.delta.snapshot_tables import Carrying, GenerationLine, Proven, SnapshotTarget
 from xidstream.pipeline.delta.table_metadata import NOTHING_KNOWN, OF_OWN_TABLES, metadata_of_source
 from xidstream.pipeline.errors import SnapshotInterrupted, StorageFault, Unsupported, XidstreamError
 from xidstream.pipeline.faultpoints import reach
@@ -90,19 +93,28 @@ SNAPSHOTS_SCHEMA: Final = pa.schema(
 ``contained_upto``: all that committed up to this LSN is in the snapshot; null where none is known. ``rows``: of the
 snapshot; null in the rows of an earlier xidstream, as ``contained_upto`` is."""
 
+Carry = Callable[[Location, str, Carrying, SnapshotTarget], tuple[WrittenFile, ...] | None]
+"""``SnapshotTables.carry``, given the root and the application id."""
+
 _T = TypeVar("_T")
 
 
 class SnapshotLog:
     """One for each claim of the sink: it knows what it was told of parked tables and of DDL, at the claim and since.
-    ``begins_at``: the sink's watermark then.
+    ``begins_at``: the sink's watermark then. ``carry``: None where there is no Spark.
 
     Raises Superseded, SinkDiverged, StorageFault and SinkFailed from every method."""
 
     def __init__(
-        self, root: Location, application_id: str, ownership: Ownership, begins_at: Lsn = INVALID_LSN
+        self,
+        root: Location,
+        application_id: str,
+        ownership: Ownership,
+        begins_at: Lsn = INVALID_LSN,
+        carry: Carry | None = None,
     ) -> None:
         self._root = root
+        self._carry = carry
         self._application_id = application_id
         self._ownership = ownership
         self._parked: dict[tuple[int, Lsn], ParkedTable] = {}
@@ -189,6 +201,19 @@ class SnapshotLog:
             remove(target.table, target.directory)
 
         self._guarded(target.directory, removed)
+
+    def carry(self, carrying: Carrying, target: SnapshotTarget) -> tuple[WrittenFile, ...] | None:
+        carry, name = self._carry, carrying.relation.name
+        if carry is None:
+            raise Unsupported("rows of a snapshot are carried over by Spark, and there is none")
+
+        def carried() -> tuple[WrittenFile, ...] | None:
+            writer = DeltaTableWriter.open(target.table, name)
+            if writer is not None:
+                self._ownership.check(writer)
+            return carry(self._root, self._application_id, carrying, target)
+
+        return self._guarded(name, carried)
 
     def commit(self, generation: Generation, files: Sequence[WrittenFile] | None) -> bool:
         """Name the files, unless this generation's were named before, and add its line.

@@ -16,8 +16,10 @@ from xidstream.pipeline.delta.locations import Location
 from xidstream.pipeline.delta.parquet_files import WrittenFile
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.schema import RelationVersion
+from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 from xidstream.pipeline.snapshot.ddl import Witnessed
 from xidstream.pipeline.snapshot.generation import Generation, GenerationState
+from xidstream.pipeline.snapshot.key_filter import BoundComparison
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,19 @@ class SnapshotTarget:
     table: Location
     directory: str
     conform: Conform
+
+
+@dataclass(frozen=True)
+class Carrying:
+    """The rows that a repair does not read: those of generation ``number`` as a snapshot with ``bounds`` sees them, in
+    the columns of ``relation``, but for those that meet all of ``only``. ``first_seq``: no row that was read has this
+    ``_seq``, nor a higher one."""
+
+    relation: RelationVersion
+    number: int
+    bounds: SnapshotBounds
+    only: tuple[BoundComparison, ...]
+    first_seq: int
 
 
 @dataclass(frozen=True)
@@ -66,6 +81,12 @@ class SnapshotTables(Protocol):
 
     def target(self, relation: RelationVersion, place_lsn: Lsn) -> SnapshotTarget:
         """Where the files of a table are to be written, whose snapshot is at ``place_lsn``."""
+
+    def carry(self, carrying: Carrying, target: SnapshotTarget) -> tuple[WrittenFile, ...] | None:
+        """Write the rows of a generation that a repair does not read to files of the next one. None where the log does
+        not answer at its snapshot yet: ask again. It may be asked for again after a failure, too.
+
+        Raises PreconditionMissing where that generation does not stand, Unsupported where there is no log."""
 
     def commit(self, generation: Generation, files: Sequence[WrittenFile] | None) -> bool:
         """Take the rows, once, however often it is asked for. Whether the sink has them: if not, ask again.

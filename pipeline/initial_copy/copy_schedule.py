@@ -8,6 +8,10 @@ from its beginning, when the caller says so. A range whose reader was lost is re
 Nothing of a table is committed before all its ranges are read, and a range counts once: what a late reader still
 reports of a table that was taken anew is dropped, because its ``attempt`` is an older one.
 
+A *repair* reads the rows of a key range alone. It is ``carrying`` between ``reading`` and ``committing``: the sink
+writes the other rows, from its own log (``pipeline.changelog.carrying``). Where another range is wanted meanwhile, or
+the whole table, what is in hand is given up, and the table begins anew when it is wanted the next time.
+
 Small tables come first, so most tables are complete early. Those that need no wait for other writers come before all
 others, so that one open transaction does not keep the readers idle. At most ``n_readers`` tables are held at a time:
 each takes a connection, and keeps the server from cleaning up behind its snapshot.
@@ -27,6 +31,7 @@ from typing import Any
 from xidstream.pipeline.account.snapshots import TableState
 from xidstream.pipeline.errors import UsageError
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
+from xidstream.pipeline.snapshot.key_filter import BoundComparison, Repair
 from xidstream.pipeline.snapshot.tables import CtidRange, PublishedSource, RangeTask
 
 _ATTEMPTS = itertools.count(1)
@@ -39,15 +44,17 @@ _ATTEMPTS = itertools.count(1)
 @dataclass(frozen=True)
 class Wanted:
     """``wait_for_writers``: whether transactions may be open that wrote to the table before it was published, or while
-    it was parked."""
+    it was parked. ``repair``: None where all rows are to be read."""
 
     source: PublishedSource
     wait_for_writers: bool
+    repair: Repair | None = None
 
 
 @dataclass(frozen=True)
 class Held:
-    """``source``: as it was found under the lock. ``ranges``: all its pages."""
+    """``source``: as it was found under the lock. ``ranges``: all its pages. ``only``: the rows that are read of them,
+    for a repair."""
 
     relid: int
     attempt: int
@@ -55,6 +62,7 @@ class Held:
     snapshot_name: str
     bounds: SnapshotBounds
     ranges: tuple[CtidRange, ...]
+    only: tuple[BoundComparison, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -75,6 +83,16 @@ class ReaderLost:
     relid: int
     attempt: int
     number: int
+
+
+@dataclass(frozen=True)
+class Carried:
+    """``files``: what the sink wrote, of rows that were not read; opaque here."""
+
+    relid: int
+    attempt: int
+    files: tuple[Any, ...]
+    n_rows: int
 
 
 @dataclass(frozen=True)
@@ -105,7 +123,7 @@ class Dropped:
     relid: int
 
 
-Event = Wanted | Held | RangeRead | ReaderLost | Committed | Failed | Again | Dropped
+Event = Wanted | Held | RangeRead | ReaderLost | Carried | Committed | Failed | Again | Dropped
 
 
 # -- actions -------------------------------------------------------------------------------------------
@@ -116,6 +134,7 @@ class Hold:
     source: PublishedSource
     attempt: int
     wait_for_writers: bool
+    repair: Repair | None = None
 
 
 @dataclass(frozen=True)
@@ -126,12 +145,29 @@ class Read:
 
 
 @dataclass(frozen=True)
+class Carry:
+    """Write the rows that were not read. ``only``: those that were. ``first_number``: no range has it, nor a higher
+    one."""
+
+    source: PublishedSource
+    bounds: SnapshotBounds
+    attempt: int
+    repair: Repair
+    only: tuple[BoundComparison, ...]
+    first_number: int
+
+
+@dataclass(frozen=True)
 class Commit:
+    """``n_rows`` were read, and ``n_carried`` carried. A table with a ``repair`` is not held any more."""
+
     source: PublishedSource
     bounds: SnapshotBounds
     attempt: int
     files: tuple[Any, ...]
     n_rows: int
+    n_carried: int = 0
+    repair: Repair | None = None
 
 
 @dataclass(frozen=True)
@@ -142,15 +178,17 @@ class Release:
     discarded: int | None = None
 
 
-Action = Hold | Read | Commit | Release
+Action = Hold | Read | Carry | Commit | Release
 
 
 @dataclass
 class TableCopy:
-    """One table. ``n_bytes`` are of the server's files, ``n_rows`` and ``n_bytes_read`` of the ranges that are read."""
+    """One table. ``n_bytes`` are of the server's files, ``n_rows`` and ``n_bytes_read`` of the ranges that are read. Of
+    a repair nobody knows how many bytes these are: both are 0."""
 
     source: PublishedSource
     wait_for_writers: bool
+    repair: Repair | None = None
     state: TableState = TableState.WANTED
     attempt: int = 0
     held: Held | None = None
@@ -169,6 +207,10 @@ class TableCopy:
     @property
     def n_ranges(self) -> int:
         return 0 if self.held is None else len(self.held.ranges)
+
+    @property
+    def n_bytes(self) -> int:
+        return 0 if self.repair is not None else self.source.n_bytes
 
 
 class CopySchedule:
@@ -197,10 +239,15 @@ class CopySchedule:
             relid = event.source.relation.relid
             known = self.tables.get(relid)
             if known is None:
-                self.tables[relid] = TableCopy(event.source, event.wait_for_writers)
+                self.tables[relid] = TableCopy(event.source, event.wait_for_writers, event.repair)
             elif known.state in (TableState.WANTED, TableState.RESTING):
                 # The table may have changed since it was surveyed, which is why it rests.
                 known.source, known.wait_for_writers = event.source, event.wait_for_writers
+                known.repair = event.repair
+            elif known.repair not in (None, event.repair) and known.state is not TableState.COMMITTING:
+                # It is held anew at the next look: a release must not meet the hold that comes behind it.
+                yield Release(relid, known.attempt)
+                del self.tables[relid]
             return
         table = self.tables.get(event.relid)
         if isinstance(event, Dropped):
@@ -225,6 +272,9 @@ class CopySchedule:
             self._demand(table, TableState.READING)
             table.waiting.appendleft(table.reading.pop(event.number))
             table.n_ranges_again += 1
+        elif isinstance(event, Carried):
+            self._demand(table, TableState.CARRYING)
+            yield self._commit(table, event)
         elif isinstance(event, Committed):
             self._demand(table, TableState.COMMITTING)
             del self.tables[event.relid]
@@ -241,22 +291,34 @@ class CopySchedule:
         table.waiting.extend(event.ranges)
         table.state = TableState.READING
         if not event.ranges:
-            yield self._commit(table)
+            yield self._all_read(table)
 
     def _range_read(self, table: TableCopy, event: RangeRead) -> Iterator[Action]:
         self._demand(table, TableState.READING)
         done = table.reading.pop(event.number)
         table.files[event.number] = event.files
         table.n_rows += event.n_rows
-        table.n_bytes_read += done.n_bytes
+        table.n_bytes_read += done.n_bytes if table.repair is None else 0
         if not table.waiting and not table.reading:
-            yield self._commit(table)
+            yield self._all_read(table)
 
-    def _commit(self, table: TableCopy) -> Commit:
+    def _all_read(self, table: TableCopy) -> Commit | Carry:
+        if table.repair is None:
+            return self._commit(table)
+        assert table.held is not None
+        table.state, held = TableState.CARRYING, table.held
+        first_number = max((range_.number for range_ in held.ranges), default=-1) + 1
+        return Carry(table.source, held.bounds, table.attempt, table.repair, held.only, first_number)
+
+    def _commit(self, table: TableCopy, carried: Carried | None = None) -> Commit:
         assert table.held is not None
         table.state = TableState.COMMITTING
         files = tuple(file for number in sorted(table.files) for file in table.files[number])
-        return Commit(table.source, table.held.bounds, table.attempt, files, table.n_rows)
+        n_carried = 0
+        if carried is not None:
+            files, n_carried = (*files, *carried.files), carried.n_rows
+        bounds = table.held.bounds
+        return Commit(table.source, bounds, table.attempt, files, table.n_rows, n_carried, table.repair)
 
     def _demand(self, table: TableCopy, state: TableState) -> None:
         if table.state is not state:
@@ -279,20 +341,21 @@ class CopySchedule:
                 idle -= 1
                 range_ = table.waiting.popleft()
                 table.reading[range_.number] = range_
-                task = RangeTask(table.source, table.held.snapshot_name, range_)
+                task = RangeTask(table.source, table.held.snapshot_name, range_, table.held.only)
                 yield Read(task, table.held.bounds, table.attempt)
 
     def _holds(self) -> Iterator[Action]:
         holding, reading = self._of(TableState.HOLDING), self._of(TableState.READING)
         # Rows that wait for the sink count, too: they take place on a disk.
-        room = self._n_readers - len(holding) - len(reading) - len(self._of(TableState.COMMITTING))
+        with_sink = self._of(TableState.CARRYING) + self._of(TableState.COMMITTING)
+        room = self._n_readers - len(holding) - len(reading) - len(with_sink)
         queued = sum(len(table.waiting) + len(table.reading) for table in reading) + len(holding)
         wanted = self._of(TableState.WANTED)
-        wanted.sort(key=lambda table: (table.wait_for_writers, table.source.n_bytes, table.relid))
+        wanted.sort(key=lambda table: (table.wait_for_writers, table.n_bytes, table.relid))
         for table in wanted[: max(0, min(room, self._n_readers - queued))]:
             table.state = TableState.HOLDING
             table.attempt = next(_ATTEMPTS)
-            yield Hold(table.source, table.attempt, table.wait_for_writers)
+            yield Hold(table.source, table.attempt, table.wait_for_writers, table.repair)
 
 
 def _forget(table: TableCopy) -> None:

@@ -56,7 +56,7 @@ def table_progress(course: TableCopy) -> TableProgress:
         course.n_ranges,
         len(course.files),
         course.n_rows,
-        course.source.n_bytes,
+        course.n_bytes,
         course.n_bytes_read,
         course.n_ranges_again,
     )

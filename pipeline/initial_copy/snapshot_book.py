@@ -13,6 +13,9 @@ comparison is compared with the survey that was taken behind its lock (``begin``
 The storage is written before the sink, and read when a run begins. A generation that the storage knows, and of which
 the sink has no line, may have its rows in the table or not: the sink finds out (``SnapshotLog.commit`` without files).
 
+Where a person asked for a key range alone, a generation has to stand from which the other rows can be carried over. If
+none does, the table is taken whole, where that is wanted of every table; else the request is refused.
+
 One instance for a run. Several threads use it, each for tables of its own.
 """
 
@@ -20,15 +23,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from xidstream.pipeline.delta.snapshot_tables import GenerationLine
+from xidstream.pipeline.errors import SnapshotInterrupted, UsageError
 from xidstream.pipeline.initial_copy.copy_schedule import Wanted
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 from xidstream.pipeline.snapshot.decision import Decision
 from xidstream.pipeline.snapshot.generation import Generation, GenerationState
 from xidstream.pipeline.snapshot.invalidation import reason_it_ended, renewed, signature_of
+from xidstream.pipeline.snapshot.key_filter import BoundComparison, KeyFilter, Repair, bound
 from xidstream.pipeline.snapshot.tables import PublishedSource
 from xidstream.pipeline.storage.keys import Layout
 from xidstream.pipeline.storage.progress import read_progress
@@ -49,12 +54,13 @@ from xidstream.pipeline.storage.storage import Storage
 class Needs:
     """``wanted``: tables to take. ``ended``: generations to end, with their reasons. ``unwanted``: relids of tables
     that nobody wants any more, should they be in hand. ``is_proof``: whether every other generation, those that are
-    being committed included, is what the survey found."""
+    being committed included, is what the survey found. ``refused``: repairs that cannot be, and why."""
 
     wanted: tuple[Wanted, ...]
     ended: tuple[tuple[GenerationLine, str], ...]
     unwanted: tuple[int, ...]
     is_proof: bool
+    refused: tuple[tuple[PublishedSource, str], ...] = ()
 
 
 class SnapshotBook:
@@ -136,11 +142,19 @@ class SnapshotBook:
         set_aside = {each.relid for each in parked if each.is_parked}
         known = {line.relid for line in lines}
         wanted, unwanted = [], sorted((wishes.cancelled.keys() - wishes.requests.keys()) | set_aside)
+        refused: list[tuple[PublishedSource, str]] = []
         for relid, source in published.items():
             if relid in set_aside:
                 continue
             asked = relid in wishes.requests
             missing = self._decision.takes_snapshots and relid not in standing
+            where, repair = wishes.ranges.get(relid), None
+            if where is not None and not missing:
+                repair_or_reason = self._repair(where, source, standing.get(relid))
+                if isinstance(repair_or_reason, str):
+                    refused.append((source, repair_or_reason))
+                    continue
+                repair = repair_or_reason
             if asked or (missing and relid not in wishes.cancelled):
                 was_published = self._decision.published.get(relid) == source.published_as
                 # A commit that waits for a synchronous standby is in the WAL, and no snapshot sees it yet. As a rule
@@ -151,11 +165,22 @@ class SnapshotBook:
                 # before that, and commits behind the new snapshot, did so under the former columns and operations.
                 is_lacking = any(each.concerns(relid) for each in parked)
                 waits = not was_published or is_lacking or relid in known
-                wanted.append(Wanted(source, wait_for_writers=waits))
+                wanted.append(Wanted(source, waits, repair))
         told = {(line.relid, line.number) for line in lines}
         committing = (taken for name, taken in self._taken.items() if name not in told)
         is_proof = all(_reason(each, published.get(each.generation.relid)) is None for each in committing)
-        return Needs(tuple(wanted), tuple(ended), tuple(unwanted), is_proof)
+        return Needs(tuple(wanted), tuple(ended), tuple(unwanted), is_proof, tuple(refused))
+
+    def _repair(self, where: KeyFilter, source: PublishedSource, line: GenerationLine | None) -> Repair | str:
+        """What is to be repaired, or why nothing can be."""
+        taken = None if line is None else self._taken.get((line.relid, line.number))
+        if line is None or taken is None:
+            return "no snapshot of the table stands, from which the rows outside of the range could be carried over"
+        try:
+            bound(where, source.relation, taken.generation.key)
+        except UsageError as error:
+            return error.message
+        return Repair(where, line.number)
 
     def may_lack(self, bounds: SnapshotBounds) -> bool:
         """Whether a snapshot that waited for no writers has to be taken again, with waiting: ``Decision.may_lack``."""
@@ -165,7 +190,7 @@ class SnapshotBook:
         """Renew what is recorded of a generation that stands: the next survey is compared with this one."""
         signature = renewed(taken.signature, source)
         if signature is not None:
-            self._taken[_name(taken.generation)] = Taken(taken.generation, signature)
+            self._taken[_name(taken.generation)] = replace(taken, signature=signature)
             write_taken(self._storage, self._layout, self._taken[_name(taken.generation)])
 
     def ended(
@@ -182,20 +207,29 @@ class SnapshotBook:
                 return None if reason is None else (line, reason)
         return None
 
-    def begin(self, source: PublishedSource, bounds: SnapshotBounds, last_number: int) -> Generation | None:
+    def begin(
+        self,
+        source: PublishedSource,
+        bounds: SnapshotBounds,
+        last_number: int,
+        where: KeyFilter | None = None,
+    ) -> Generation | None:
         """Record what is about to be committed. Returns the table's new generation; None where the last survey, taken
         behind the snapshot's lock, found the table otherwise: take it anew.
 
-        ``last_number``: of the last one of the table's name that the sink knows (``SnapshotTarget``).
+        ``last_number``: of the last one of the table's name that the sink knows (``SnapshotTarget``). ``where``: the
+        rows that were read, of a repair.
         """
         with self._comparing:
             surveyed_lsn, published = self._surveyed
             now = published.get(source.relation.relid)
             if surveyed_lsn > bounds.place and reason_it_ended(signature_of(source), now) is not None:
                 return None
-            return self._begin(source, bounds, last_number)
+            return self._begin(source, bounds, last_number, where)
 
-    def _begin(self, source: PublishedSource, bounds: SnapshotBounds, last_number: int) -> Generation:
+    def _begin(
+        self, source: PublishedSource, bounds: SnapshotBounds, last_number: int, where: KeyFilter | None
+    ) -> Generation:
         relation = source.relation
         known = [taken.generation for taken in list(self._taken.values())]
         numbers = [each.number for each in known if each.name == relation.name]
@@ -205,18 +239,39 @@ class SnapshotBook:
         upto = max((each.bounds.contained_upto for each in known), default=INVALID_LSN)
         bounds = bounds.knowing(None, upto) if upto <= bounds.valid_from else bounds
         generation = Generation(relation, number, bounds, None if key is None else key.columns)
-        taken = Taken(generation, signature_of(source))
+        taken = Taken(generation, signature_of(source), where)
         write_taken(self._storage, self._layout, taken)
         self._taken[_name(generation)] = taken
         return generation
+
+    def last_place(self, source: PublishedSource) -> Lsn:
+        """The highest place of a snapshot of the table's name that is known; 0/0 for none."""
+        known = [taken.generation for taken in list(self._taken.values())]
+        return max((each.bounds.place for each in known if each.name == source.name), default=INVALID_LSN)
 
     def cancel(self, source: PublishedSource) -> None:
         """No snapshot of the table is wanted, until somebody asks for one."""
         cancel(self._storage, self._layout, source.relation.relid, source.name)
 
+    def rows_of(self, repair: Repair, source: PublishedSource) -> tuple[BoundComparison, ...]:
+        """Which rows a repair reads, of the table as it is held now. Raises SnapshotInterrupted where that cannot be
+        told any more: the next ``needs`` says why."""
+        taken = self._taken.get((source.relation.relid, repair.number))
+        try:
+            if taken is not None:
+                return bound(repair.key_filter, source.relation, taken.generation.key)
+        except UsageError as error:
+            raise SnapshotInterrupted(error.message) from None
+        raise SnapshotInterrupted(f"the snapshot of table {source.name} that was to be repaired is gone")
+
+    def refuse(self, source: PublishedSource, where: KeyFilter | None = None) -> None:
+        """Forget the request for a repair; with ``where`` that for these rows alone."""
+        forget_request(self._storage, self._layout, source.relation.relid, where)
+
     def finish(self, generation: Generation) -> None:
         """The sink has it. Whoever asked for it has it, and the table's earlier ones are of no use."""
-        forget_request(self._storage, self._layout, generation.relid)
+        taken = self._taken.get(_name(generation))
+        forget_request(self._storage, self._layout, generation.relid, None if taken is None else taken.where)
         earlier = [
             taken.generation
             for (relid, number), taken in list(self._taken.items())

@@ -19,7 +19,7 @@ class SnapshotLines:
 
     def __init__(self, lines: Iterable[GenerationLine]) -> None:
         self._lines = list(lines)
-        self._reached = Lsn(0)
+        self._reached = self._awaited = Lsn(0)
 
     def __iter__(self) -> Iterator[GenerationLine]:
         return iter(self._lines)
@@ -53,7 +53,16 @@ class SnapshotLines:
     def valid_from(self) -> Lsn:
         """From here on the state of all tables with a snapshot is known; 0 if there is none."""
         standing = (line for line in self._lines if line.is_ours and line.state is GenerationState.FINISHED)
-        return Lsn(max((line.valid_from for line in standing), default=0))
+        return Lsn(max((self._awaited, *(line.valid_from for line in standing))))
+
+    def await_(self, valid_from: Lsn) -> None:
+        """A repair, which is to be valid from there, can go on when the log is whole up to there."""
+        self._awaited = max(self._awaited, valid_from)
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether a repair waits, as far as the sink was told."""
+        return self._awaited > self._reached
 
     def is_reached(self) -> bool:
         """Whether the sink was told that its log is whole up to ``valid_from``."""

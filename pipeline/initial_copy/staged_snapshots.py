@@ -26,7 +26,7 @@ from xidstream.pipeline.delta.attempt_files import remove
 from xidstream.pipeline.delta.columns import Conform, place
 from xidstream.pipeline.delta.locations import Location
 from xidstream.pipeline.delta.parquet_files import WrittenFile
-from xidstream.pipeline.delta.snapshot_tables import GenerationLine, Proven, SnapshotTarget
+from xidstream.pipeline.delta.snapshot_tables import Carrying, GenerationLine, Proven, SnapshotTarget
 from xidstream.pipeline.errors import StorageFault, Unsupported
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.schema import RelationVersion
@@ -107,6 +107,9 @@ class StagedSnapshots:
             f"{relation.relid}-{uuid.uuid4().hex}",
             Conform.of(placement.columns, placement.names),
         )
+
+    def carry(self, carrying: Carrying, target: SnapshotTarget) -> tuple[WrittenFile, ...] | None:
+        raise Unsupported("a function has no log that rows could be carried over from")
 
     def commit(self, generation: Generation, files: Sequence[WrittenFile] | None) -> bool:
         """Whether the function has the rows. If not, they are put in its way, unless ``files`` is None.

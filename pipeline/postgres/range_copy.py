@@ -55,6 +55,7 @@ from xidstream.pipeline.postgres.failures import TOO_LARGE, ServerReport, from_e
 from xidstream.pipeline.postgres.login import Dsn
 from xidstream.pipeline.postgres.sessions import connect, pinned, set_command
 from xidstream.pipeline.postgres.stream_options import quote_identifier, quote_literal
+from xidstream.pipeline.snapshot.key_filter import BY_BYTES, EQUAL, BoundComparison
 from xidstream.pipeline.snapshot.tables import RangeTask
 
 BLOCK_BYTES: Final = 4 << 20
@@ -112,11 +113,27 @@ def copy_statement(task: RangeTask, as_text: Collection[int] = ()) -> str:
         conditions.append(f"ctid >= '({pages.first_page},0)'::pg_catalog.tid")
     if pages.end_page is not None:
         conditions.append(f"ctid < '({pages.end_page},0)'::pg_catalog.tid")
+    conditions += map(_condition, task.only)
     if task.source.row_filter is not None:
         conditions.append(f"({task.source.row_filter})")
     where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
     leaf = f"{quote_identifier(pages.leaf.schema)}.{quote_identifier(pages.leaf.table)}"
     return f"COPY (SELECT {columns} FROM ONLY {leaf}{where}) TO STDOUT (FORMAT binary)"
+
+
+def _condition(each: BoundComparison) -> str:
+    """A comparison of a key column, in a form that an index on it can answer. A text's equality is told twice: once so
+    that an index serves, whatever its collation is, and once by bytes, because some collations take two texts for one.
+    Its order is that of bytes, which an index has where its collation is C."""
+    name, type_ = quote_identifier(each.column.source_name), f"pg_catalog.{each.type}"
+    is_text = each.type in BY_BYTES
+    by_bytes = f'{name} COLLATE pg_catalog."C"'
+    if each.operator != EQUAL:
+        value = f"{quote_literal(each.values[0])}::{type_}"
+        return f"{by_bytes if is_text else name} OPERATOR(pg_catalog.{each.operator}) {value}"
+    values = f"ARRAY[{', '.join(map(quote_literal, each.values))}]::{type_}[]"
+    equal = f"{name} OPERATOR(pg_catalog.=) ANY ({values})"
+    return f"{equal} AND {by_bytes} OPERATOR(pg_catalog.=) ANY ({values})" if is_text else equal
 
 
 def _as_text(name: str) -> str:
@@ -129,6 +146,8 @@ def told(task: RangeTask) -> str:
     pages = task.range
     end = "the end" if pages.end_page is None else f"page {pages.end_page}"
     leaf = table_label(pages.leaf.schema, pages.leaf.table)
+    if task.only:
+        return f"the repair of {leaf}"
     return f"the snapshot of {leaf} from page {pages.first_page} to {end}"
 
 

@@ -23,7 +23,7 @@ round, a table that somebody has locked is asked for again and again, a while ea
 
 On a standby a snapshot's ids tell nothing (``pg_current_snapshot`` shows no running transaction there), and B and E are
 how far it has replayed. A run's snapshots need the ids, so they are refused there. A verification does without them
-(``pipeline.verify.moment``), and asks for a holder ``of_standby``.
+(``pipeline.changelog.moment``), and asks for a holder ``of_standby``.
 
 Rejected: one session for all tables, because a snapshot lives as long as its transaction, and cleaning up of all tables
 would wait for the last; and waiting for all open transactions, as PostgreSQL's slots do, because some never end.
@@ -49,7 +49,7 @@ from xidstream.pipeline.errors import (
     TableUnreadable,
     Unsupported,
 )
-from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.pg import INVALID_LSN, Lsn
 from xidstream.pipeline.pg_rules import ColumnNames, table_label
 from xidstream.pipeline.postgres.admin import Blocker, sql_connection
 from xidstream.pipeline.postgres.failures import from_error
@@ -135,10 +135,15 @@ class TableHolder:
         source: PublishedSource,
         *,
         wait_for_writers: bool,
+        behind: Lsn = INVALID_LSN,
         lock_timeout_ms: int = _LOCK_TIMEOUT_MS,
         on_wait: OnWait | None = None,
     ) -> Held:
         """Take the table's snapshot, and keep it until ``release``.
+
+        ``behind``: the place of an earlier snapshot of the table; this one's is a higher one. Two that were taken with
+        nothing written to the WAL in between would have one place, and the rows of the later one be taken for those of
+        the earlier. So a commit of nothing is made then.
 
         ``on_wait`` is told every two seconds for whom it waits; an exception from it ends the waiting. Raises
         SnapshotInterrupted where the table is not what ``source`` says (any more), TableUnreadable where the role
@@ -158,6 +163,9 @@ class TableHolder:
                         now = self._again(observer, source)
                         checkpoint = None if self._wal_end is _REPLAYED else _checkpoint(observer)
                         before = _wal_end(observer, self._wal_end)
+                        if before.before.before <= behind:
+                            observer.execute("SELECT txid_current()")
+                            before = _wal_end(observer, self._wal_end)
                         if wait_for_writers:
                             _await_writers(observer, now, waiting)
                         name, bounds = take(session, now, before, self._wal_end)

@@ -35,11 +35,13 @@ import itertools
 import uuid
 from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from xidstream.pipeline.changelog.carrying import carry
 from xidstream.pipeline.delta import locations
 from xidstream.pipeline.delta.batch_parts import TableParts
 from xidstream.pipeline.delta.columns import Conform, DeltaColumn, Placement, place_all
@@ -121,6 +123,7 @@ class DeltaSink:
         self._threads: ThreadPoolExecutor | None = None
         self._links = SegmentLinks(self._root)
         self._snapshot_log: SnapshotLog | None = None
+        self._spark: SparkSession | None = None
         self._retention = retention
         self._upkeep = Upkeep(retention)
         self._own = {
@@ -132,6 +135,7 @@ class DeltaSink:
 
     def open(self, spark: SparkSession) -> None:
         """Make ``_transactions`` and ``_messages`` where they are not, and warm the session up."""
+        self._spark = spark
         try:
             self._own_table(locations.MESSAGES, MESSAGES_SCHEMA)
             self._own_table(locations.TRANSACTIONS, TRANSACTIONS_SCHEMA)
@@ -174,7 +178,8 @@ class DeltaSink:
         self._writers.clear()
         self._guarded(locations.TRANSACTIONS, self._claim_transactions)
         self._guarded(locations.MESSAGES, self._check_messages)
-        log = SnapshotLog(self._root, self._application_id, self._ownership, self.watermark())
+        carries = None if self._spark is None else partial(carry, self._spark)
+        log = SnapshotLog(self._root, self._application_id, self._ownership, self.watermark(), carries)
         self._snapshot_log = log
         # Before anybody commits a snapshot here: no batch need come again that tells of these.
         log.park(tenure.parked)

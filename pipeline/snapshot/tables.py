@@ -15,6 +15,7 @@ from typing import Final
 
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
 from xidstream.pipeline.schema import RelationVersion
+from xidstream.pipeline.snapshot.key_filter import BoundComparison
 from xidstream.pipeline.snapshot.proven import Look
 
 RANGE_BYTES: Final = 64 << 20
@@ -164,8 +165,10 @@ def plan_ranges(
 
 @dataclass(frozen=True)
 class RangeTask:
-    """What a reader needs to read one range. ``snapshot_name`` is that of pg_export_snapshot."""
+    """What a reader needs to read one range. ``snapshot_name`` is that of pg_export_snapshot. ``only``: the rows of the
+    range that meet all of this; empty for all of them."""
 
     source: PublishedSource
     snapshot_name: str
     range: CtidRange
+    only: tuple[BoundComparison, ...] = ()

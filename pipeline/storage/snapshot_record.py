@@ -10,7 +10,8 @@ Small documents below ``snapshots/``:
   which bounds, for the run that finds the rows and no line about them. Later the signature tells what has ended the
   generation.
 - ``RELID.told-N.json``: a user's function has been given generation N. (A Delta sink keeps that itself.)
-- ``RELID.request.json``: a person asks for a new generation. ``RELID.cancelled.json``: a person does not want one.
+- ``RELID.request.json``: a person asks for a new generation, by all rows of the source, or by those of a key range
+  (``where``: a repair). ``RELID.cancelled.json``: a person does not want one.
 
 One object for each table, because a document of ten thousand tables would be written again for each of them.
 
@@ -21,11 +22,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from xidstream.pipeline.snapshot.decision import Decision
 from xidstream.pipeline.snapshot.generation import Generation
+from xidstream.pipeline.snapshot.key_filter import KeyFilter, parse_key_filter
 from xidstream.pipeline.storage.envelope import Document, now
 from xidstream.pipeline.storage.keys import Layout
 from xidstream.pipeline.storage.storage import Storage
@@ -40,18 +42,28 @@ _REMEDY: Final = (
 
 @dataclass(frozen=True)
 class Taken:
-    """``signature``: JSON, as ``pipeline.snapshot.invalidation`` made it."""
+    """``signature``: JSON, as ``pipeline.snapshot.invalidation`` made it. ``where``: which rows were read from the
+    source, if the others were carried over from the generation before; None for all."""
 
     generation: Generation
     signature: Mapping[str, Any]
+    where: KeyFilter | None = None
 
 
 @dataclass(frozen=True)
 class Wishes:
-    """By relid: the table's name, as the person who asked gave it."""
+    """By relid: the table's name, as the person who asked gave it. ``ranges``: those of ``requests`` that are for rows
+    of a key range alone."""
 
     requests: Mapping[int, str]
     cancelled: Mapping[int, str]
+    ranges: Mapping[int, KeyFilter] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Wish:
+    table: str
+    where: KeyFilter | None = None
 
 
 _DECISION: Final = Document[Decision](
@@ -74,17 +86,32 @@ _TAKEN: Final = Document[Taken](
     "xidstream.snapshot-taken",
     2,
     _REMEDY,
-    lambda taken: {"generation": taken.generation.to_json(), "signature": dict(taken.signature)},
-    lambda content: Taken(Generation.from_json(content["generation"]), content["signature"]),
+    lambda taken: {
+        "generation": taken.generation.to_json(),
+        "signature": dict(taken.signature),
+        **_where_json(taken.where),
+    },
+    lambda content: Taken(
+        Generation.from_json(content["generation"]), content["signature"], _where_of(content)
+    ),
 )
 _TOLD: Final = Document("xidstream.snapshot-told", 2, _REMEDY, Generation.to_json, Generation.from_json)
-_WISH: Final = Document[str](
+_WISH: Final = Document[_Wish](
     "xidstream.snapshot-wish",
     1,
     _REMEDY,
-    lambda table: {"table": table, "asked_at": now().isoformat()},
-    lambda content: str(content["table"]),
+    # An xidstream that knows no ranges takes the whole table.
+    lambda wish: {"table": wish.table, "asked_at": now().isoformat(), **_where_json(wish.where)},
+    lambda content: _Wish(str(content["table"]), _where_of(content)),
 )
+
+
+def _where_json(where: KeyFilter | None) -> dict[str, str]:
+    return {} if where is None else {"where": str(where)}
+
+
+def _where_of(content: Mapping[str, Any]) -> KeyFilter | None:
+    return None if content.get("where") is None else parse_key_filter(content["where"])
 
 
 def write_decision(storage: Storage, layout: Layout, decision: Decision) -> None:
@@ -128,30 +155,49 @@ def forget_told(storage: Storage, layout: Layout, generations: Iterable[Generati
     storage.delete([_told_key(layout, generation) for generation in generations])
 
 
-def request(storage: Storage, layout: Layout, relid: int, name: str) -> None:
-    """A person wants a new generation of the table; that ends a cancellation. Raises StorageFault."""
+def request(storage: Storage, layout: Layout, relid: int, name: str, where: KeyFilter | None = None) -> bool:
+    """A person wants a new generation of the table; that ends a cancellation. ``where``: by these rows of the source
+    alone. Returns whether it is recorded: one for all rows, which nobody has taken yet, stays in place of a range. A
+    later range takes the place of an earlier one. Raises SegmentCorrupt, StorageFault."""
+    key = layout.snapshot_key(relid, "request")
     storage.delete([layout.snapshot_key(relid, "cancelled")])
-    _WISH.write(storage, layout.snapshot_key(relid, "request"), name)
+    if where is not None:
+        there = _WISH.read(storage, key)
+        if there is not None and there.where is None:
+            return False
+    _WISH.write(storage, key, _Wish(name, where))
+    return True
 
 
 def cancel(storage: Storage, layout: Layout, relid: int, name: str) -> None:
     """A person wants no generation of the table, until a request. Raises StorageFault."""
-    _WISH.write(storage, layout.snapshot_key(relid, "cancelled"), name)
+    _WISH.write(storage, layout.snapshot_key(relid, "cancelled"), _Wish(name))
     forget_request(storage, layout, relid)
 
 
-def forget_request(storage: Storage, layout: Layout, relid: int) -> None:
-    storage.delete([layout.snapshot_key(relid, "request")])
+def forget_request(storage: Storage, layout: Layout, relid: int, where: KeyFilter | None = None) -> None:
+    """``where``: only if it is for these rows, and not for others, which were asked for since. Raises SegmentCorrupt,
+    StorageFault."""
+    key = layout.snapshot_key(relid, "request")
+    if where is not None:
+        there = _WISH.read(storage, key)
+        if there is not None and there.where != where:
+            return
+    storage.delete([key])
 
 
 def read_wishes(storage: Storage, layout: Layout) -> Wishes:
     """Raises SegmentCorrupt, StorageFault."""
-    found: dict[str, dict[int, str]] = {"request": {}, "cancelled": {}}
+    found: dict[str, dict[int, _Wish]] = {"request": {}, "cancelled": {}}
     for key, (relid, kind) in _keys(storage, layout):
-        table = _WISH.read(storage, key) if kind in found else None
-        if table is not None:
-            found[kind][relid] = table
-    return Wishes(found["request"], found["cancelled"])
+        wish = _WISH.read(storage, key) if kind in found else None
+        if wish is not None:
+            found[kind][relid] = wish
+    requests, cancelled = (
+        {relid: wish.table for relid, wish in found[kind].items()} for kind in ("request", "cancelled")
+    )
+    ranges = {relid: wish.where for relid, wish in found["request"].items() if wish.where is not None}
+    return Wishes(requests, cancelled, ranges)
 
 
 def _keys(storage: Storage, layout: Layout) -> Iterator[tuple[str, tuple[int, str]]]:

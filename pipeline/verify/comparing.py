@@ -11,10 +11,18 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from xidstream.pipeline.changelog.change_log import ChangeLog
+from xidstream.pipeline.changelog.moment import (
+    Moment,
+    answered_up_to,
+    moment_of,
+    replayed_upto,
+    standby_moment,
+    table_at,
+)
 from xidstream.pipeline.changelog.table_at import TableAt
 from xidstream.pipeline.delta.locations import Location
 from xidstream.pipeline.errors import EnvironmentFault, XidstreamError
@@ -24,18 +32,11 @@ from xidstream.pipeline.postgres.login import Dsn
 from xidstream.pipeline.postgres.table_holder import Held, TableHolder
 from xidstream.pipeline.postgres.verified_server import VerifiedServer, mark
 from xidstream.pipeline.quantities import human_s
+from xidstream.pipeline.snapshot.key_filter import ranged_filter
 from xidstream.pipeline.snapshot.tables import PublishedSource
 from xidstream.pipeline.spark_errors import fault_of
 from xidstream.pipeline.verify.comparison import Compared, compare
-from xidstream.pipeline.verify.moment import (
-    Moment,
-    answered_up_to,
-    moment_of,
-    replayed_upto,
-    standby_moment,
-    table_at,
-)
-from xidstream.pipeline.verify.result import TableVerification, Verdict
+from xidstream.pipeline.verify.result import DifferingRange, TableVerification, Verdict
 from xidstream.pipeline.verify.settings import VerifySettings
 from xidstream.pipeline.verify.source_rows import SourceRows, read_source
 
@@ -167,6 +168,10 @@ class Comparing:
             return not_verified(name, error.message)
         finally:
             shutil.rmtree(self.folder.uri, ignore_errors=True)
+        differences = found.differences
+        if differences is not None:
+            repairs = _repairs(held.source, at.generation.key, differences.ranges)
+            differences = replace(differences, repairs=repairs)
         absent = tuple(column for column in rows.shape.columns if column not in at.shape.columns)
         return TableVerification(
             name,
@@ -178,7 +183,7 @@ class Comparing:
             found.n_ranges,
             absent,
             elapsed_s=round(time.monotonic() - began_s, 3),
-            differences=found.differences,
+            differences=differences,
         )
 
     def _in_spark(self, rows: SourceRows, at: TableAt) -> Compared:
@@ -197,6 +202,20 @@ class Comparing:
 
     def _wanted_lsn(self, held: Held) -> Lsn:
         return replayed_upto(held.bounds) if self.server.is_standby else held.bounds.valid_from
+
+
+def _repairs(
+    source: PublishedSource, key: Sequence[str] | None, ranges: Sequence[DifferingRange]
+) -> tuple[str, ...]:
+    """``Differences.repairs``."""
+    runs: list[list[DifferingRange]] = []
+    for each in ranges:
+        if runs and runs[-1][-1].end == each.first:
+            runs[-1].append(each)
+        else:
+            runs.append([each])
+    found = [ranged_filter(source.relation, key, run[0].columns, run[0].first, run[-1].end) for run in runs]
+    return tuple(str(each) for each in found if each is not None) if None not in found else ()
 
 
 def not_verified(table: str, reason: str) -> TableVerification:

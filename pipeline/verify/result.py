@@ -9,11 +9,14 @@ Called by ``verifying`` and the command line. Plain values: no Spark, no server.
 from __future__ import annotations
 
 import enum
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from xidstream.pipeline.quantities import counted, human_s
+
+_MOST_REPAIRS: Final = 10
 
 
 class Verdict(enum.Enum):
@@ -83,7 +86,8 @@ class DifferingRow:
 @dataclass(frozen=True)
 class Differences:
     """``missing``, ``extra``, ``changed``: rows. ``columns``: column → in how many changed rows it differs. ``rows``:
-    some of them, in the order of their keys."""
+    some of them, in the order of their keys. ``repairs``: the conditions of `snapshot request --where` whose rows have
+    all differences, one for each run of ranges; none where only the whole table has."""
 
     missing: int
     extra: int
@@ -91,6 +95,7 @@ class Differences:
     columns: Mapping[str, int]
     ranges: tuple[DifferingRange, ...]
     rows: tuple[DifferingRow, ...]
+    repairs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -124,6 +129,7 @@ class TableVerification:
             found["columns"],
             tuple(DifferingRange(**_tuples(each)) for each in found["ranges"]),
             tuple(DifferingRow(**{**_tuples(each), "kind": Kind(each["kind"])}) for each in found["rows"]),
+            tuple(found.get("repairs", ())),
         )
         return cls(
             **{**_tuples(value), "verdict": Verdict(value["verdict"]), "differences": differences or None}
@@ -144,7 +150,11 @@ class TableVerification:
             told += f"; not compared: {counted(self.left_out, 'transaction')} still committing then"
         if self.absent:
             told += f"\n  not in the log, and null there: {', '.join(self.absent)}"
-        return told if self.differences is None else told + _told_differences(self.differences)
+        if self.differences is None:
+            return told
+        return (
+            told + _told_differences(self.differences) + _told_repairs(self.table, self.differences.repairs)
+        )
 
 
 @dataclass(frozen=True)
@@ -201,6 +211,16 @@ def _told_differences(found: Differences) -> str:
     if shown < n_rows:
         lines.append(f"    … and {n_rows - shown:,} more" if found.rows else "    --show-values shows rows")
     return "".join(f"\n{line}" for line in lines)
+
+
+def _told_repairs(table: str, repairs: Sequence[str]) -> str:
+    command = f"xidstream snapshot request --table {shlex.quote(table)}"
+    commands = [f"{command} --where {shlex.quote(where)}" for where in repairs[:_MOST_REPAIRS]] or [command]
+    more = len(repairs) - len(commands)
+    if more > 0:
+        commands.append(f"… and {more:,} more ranges; or the whole table: {command}")
+    each = ", one when the one before is done" if len(repairs) > 1 else ""
+    return f"\n  what mends it{each}:" + "".join(f"\n    {text}" for text in commands)
 
 
 def _text(value: str | None) -> str:

@@ -295,6 +295,7 @@ def test_tables_are_equal_under_load_and_a_damaged_row_is_found_and_a_log_that_s
     (range_,) = differences.ranges
     assert range_.columns == ("id",) and range_.first is not None and range_.end is None
     assert 3000 < int(range_.first[0] or 0) < 777777
+    assert differences.repairs == (f"id >= {range_.first[0]}",)
     assert "alone" not in str(one) and "other" not in str(one.to_json())
 
     record = tmp_path / "verify.json"

@@ -33,8 +33,12 @@ from xidstream.pipeline.errors import (
     SnapshotLost,
 )
 from xidstream.pipeline.initial_copy.range_reading import RangeReader
-from xidstream.pipeline.postgres.range_copy import BLOCK_BYTES, RangeCopy
+from xidstream.pipeline.postgres.admin import sql_connection
+from xidstream.pipeline.postgres.range_copy import BLOCK_BYTES, RangeCopy, copy_statement
+from xidstream.pipeline.postgres.snapshot_sources import survey
 from xidstream.pipeline.schema.rows import CONTRACT_FIELDS, N_INTERNAL
+from xidstream.pipeline.snapshot.key_filter import bound, parse_key_filter
+from xidstream.pipeline.snapshot.tables import RangeTask, plan_ranges
 
 pytestmark = pytest.mark.postgres
 NEWEST = pytest.mark.parametrize("postgres_server", VERSIONS[-1:], indirect=True, ids=lambda v: f"pg{v}")
@@ -302,6 +306,24 @@ def test_a_range_is_read_by_its_pages_and_not_by_a_scan_of_the_whole_table(datab
         )
     )
     assert "Tid Range Scan" in plan
+
+
+@NEWEST
+def test_the_rows_of_a_repair_are_found_by_the_keys_index(database: Database) -> None:
+    database.execute("CREATE TABLE t (name text, id int, PRIMARY KEY (id, name))")
+    database.execute("INSERT INTO t SELECT 'n' || i, i FROM generate_series(1, 20000) i")
+    database.execute("ANALYZE t")
+    database.execute("CREATE PUBLICATION pub FOR TABLE t")
+    with sql_connection(database.dsn(), "a test") as sql:
+        (source,) = survey(sql, ["pub"])
+    (pages,) = plan_ranges(source.leaves, by_range=False)
+    for where in ("id between 7 and 9", "id in (7, 8, 9)", "name = 'n7' and id = 7"):
+        only = bound(parse_key_filter(where), source.relation, source.relation.key)
+        statement = copy_statement(RangeTask(source, "", pages, only))
+        query = statement.removeprefix("COPY (").removesuffix(") TO STDOUT (FORMAT binary)")
+        plan = "\n".join(line for (line,) in database.execute(f"EXPLAIN {query}"))
+        assert "t_pkey" in plan, plan
+        assert len(database.execute(query)) in (1, 3)
 
 
 @pytest.mark.parametrize("table", ["t (id int)", "t ()"])

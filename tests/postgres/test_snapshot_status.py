@@ -24,7 +24,13 @@ from xidstream.pipeline.postgres.snapshot_sources import survey
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 from xidstream.pipeline.snapshot.generation import Generation
 from xidstream.pipeline.storage.keys import Layout
-from xidstream.pipeline.storage.snapshot_record import Taken, write_taken
+from xidstream.pipeline.storage.snapshot_record import (
+    Taken,
+    forget_request,
+    read_wishes,
+    request,
+    write_taken,
+)
 from xidstream.pipeline.storage.storage import Storage
 
 pytestmark = [pytest.mark.postgres, pytest.mark.parametrize("postgres_server", [18], indirect=True)]
@@ -86,6 +92,43 @@ def test_each_table_is_finished_read_in_part_begun_or_without_a_snapshot(
     assert shown["public.c"].endswith("no longer valid: the type of column id changed")
     assert shown["public.d"].endswith("none")
     assert states()["public.a"].endswith("begun or finished"), "without the sink nobody can tell"
+
+    def asked(table: str, where: str, *more: str) -> str:
+        options = [
+            "--dsn",
+            database.dsn(),
+            "--slot",
+            slot,
+            "--publication",
+            "pub",
+            "--storage",
+            stored[0].uri,
+        ]
+        with pytest.raises(SystemExit) as finished:
+            main(["snapshot", "request", *options, "--table", table, "--where", where, *more])
+        printed = capsys.readouterr()
+        assert bool(finished.value.code) == bool(printed.err)
+        return printed.out + printed.err
+
+    for table, where, more, refused in (
+        ("public.a", "id = 1", ("--sink", "console"), "--where needs a Delta sink"),
+        ("public.a", "id = 1", ("--table", "public.b"), "--where is for one table"),
+        ("public.a", "id = 1 or id = 2", sink, "at 'or id = 2' (character 8)"),
+        ("public.a", "other = 1", sink, "column other is not one of the key of table public.a: id"),
+        ("public.a", "id = 'x'", (), "none of its type, integer"),
+        ("public.c", "id = 1", sink, "its last one is no longer valid: the type of column id changed"),
+        ("public.d", "id = 1", (), "no snapshot of table public.d stands"),
+    ):
+        assert refused in asked(table, where, *more)
+    assert not read_wishes(*stored).requests
+    assert "repair of the rows with id >= 1 and id <= 7 requested" in asked(
+        "public.a", "id between 1 and 7", *sink
+    )
+    assert states(*sink)["public.a"].endswith("repair asked for: id >= 1 and id <= 7")
+    request(*stored, sources[0].relation.relid, "public.a")
+    assert "the whole table is requested already" in asked("public.a", "id = 9", *sink)
+    assert states(*sink)["public.a"].endswith("asked for")
+    forget_request(*stored, sources[0].relation.relid)
 
     assert FULL.snapshots is not None
     table = dataclasses.replace(FULL.snapshots.tables[0], table="public.b")

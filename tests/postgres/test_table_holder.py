@@ -516,6 +516,19 @@ def insert(database: Database, row: int) -> None:
 # -- tables that change ---------------------------------------------------------------------------------
 
 
+def test_a_snapshot_behind_another_has_a_higher_place_though_nothing_was_written_in_between(
+    table: Database, holder: TableHolder
+) -> None:
+    """Two had one place in an idle database, and the sink took the rows of the later for those of the earlier."""
+    source = source_of(table)
+    place = Lsn(0)
+    for _ in range(5):
+        held = holder.hold(source, wait_for_writers=False, behind=place)
+        holder.release(source.relation.relid)
+        assert held.bounds.place > place
+        place = held.bounds.place
+
+
 def test_a_snapshot_that_is_older_than_a_rewrite_reads_no_rows_and_is_refused(table: Database) -> None:
     """Step 1: the lock comes before the snapshot. The other way round ALTER TYPE slips in between."""
     source = source_of(table)

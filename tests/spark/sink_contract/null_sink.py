@@ -23,8 +23,8 @@ from xidstream.pipeline.delta.batch_parts import TableName, TableParts
 from xidstream.pipeline.delta.columns import Conform, place
 from xidstream.pipeline.delta.locations import Location
 from xidstream.pipeline.delta.parquet_files import WrittenFile
-from xidstream.pipeline.delta.snapshot_tables import GenerationLine, Proven, SnapshotTarget
-from xidstream.pipeline.errors import StorageFault, Superseded, UsageError
+from xidstream.pipeline.delta.snapshot_tables import Carrying, GenerationLine, Proven, SnapshotTarget
+from xidstream.pipeline.errors import StorageFault, Superseded, Unsupported, UsageError
 from xidstream.pipeline.exchange import SlotIdentity, Tenure
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.findings import Finding
@@ -165,6 +165,9 @@ class NullTables:
         placement = place((), contract_schema(relation))
         conform = Conform.of(placement.columns, placement.names)
         return SnapshotTarget(Location.parse(str(self._root)), uuid.uuid4().hex, conform)
+
+    def carry(self, carrying: Carrying, target: SnapshotTarget) -> tuple[WrittenFile, ...] | None:
+        raise Unsupported("nobody reads states of it")
 
     def commit(self, generation: Generation, files: Sequence[WrittenFile] | None) -> bool:
         if any(

@@ -11,9 +11,18 @@ import pytest
 
 from xidstream.actors.snapshots.coordinator import SnapshotCoordinator
 from xidstream.actors.snapshots.sink_tables import SinkTables
+from xidstream.actors.snapshots.steps import Taken as TableTaken
 from xidstream.pipeline.delta.snapshot_tables import GenerationLine, Proven
 from xidstream.pipeline.errors import ComponentLost, SnapshotInterrupted
-from xidstream.pipeline.initial_copy.copy_schedule import CopySchedule, Failed, Hold, Wanted
+from xidstream.pipeline.initial_copy.copy_schedule import (
+    Committed,
+    CopySchedule,
+    Failed,
+    Held,
+    Hold,
+    Release,
+    Wanted,
+)
 from xidstream.pipeline.initial_copy.retry_backoff import RetryBackoff
 from xidstream.pipeline.initial_copy.snapshot_book import Needs, SnapshotBook
 from xidstream.pipeline.initial_copy.snapshot_lines import SnapshotLines
@@ -25,10 +34,11 @@ from xidstream.pipeline.snapshot.ddl import Witnessed
 from xidstream.pipeline.snapshot.decision import Decision
 from xidstream.pipeline.snapshot.generation import Generation, GenerationState
 from xidstream.pipeline.snapshot.invalidation import signature_of
+from xidstream.pipeline.snapshot.key_filter import Repair, parse_key_filter
 from xidstream.pipeline.snapshot.proven import Look
 from xidstream.pipeline.snapshot.tables import Leaf, PublishedSource, Surveyed
 from xidstream.pipeline.storage.keys import Layout
-from xidstream.pipeline.storage.snapshot_record import Taken
+from xidstream.pipeline.storage.snapshot_record import Taken, read_wishes, request
 from xidstream.pipeline.storage.storage import Storage
 
 RELATION = RelationVersion(1, "public", "t", ReplicaIdentity.DEFAULT, (Column("id", 20, -1, True),))
@@ -271,3 +281,62 @@ def test_an_end_that_a_look_finds_waits_for_the_ddls_message_and_tells_the_sink_
     taking._lines, taking._witnessed = SnapshotLines([line]), None
     taking._compare(Surveyed((changed,), None, look, "second"), taking._lines)
     assert told[0] == ("end", line, reason, None), "nobody knows of triggers"
+
+
+REPAIR = Repair(parse_key_filter("id < 7"), number=1)
+
+
+def test_while_a_repair_waits_for_the_log_in_an_idle_database_the_log_is_asked_to_say_how_far_it_is(
+    taking: SnapshotCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(taking._steps, "submit", lambda action: None)
+    taking._tables = tables = Told()
+    taking._lines, taking._course = SnapshotLines([]), CopySchedule(1)
+    taking._handle(Wanted(SOURCE, False, REPAIR))
+    attempt = taking._course.tables[1].attempt
+    assert not taking._waits_for_log
+    taking._handle(Held(1, attempt, SOURCE, "snapshot", BOUNDS, ()))
+    assert taking._waits_for_log and taking._lines.valid_from == BOUNDS.valid_from
+    taking._delivered = lambda: (BOUNDS.valid_from.next_record.record_end, Lsn(0))
+    taking._look_at_stream()
+    assert tables.calls == [("reach", BOUNDS.valid_from)] and not taking._waits_for_log
+    assert not taking.is_reached, "the run is not complete"
+
+
+def test_a_finished_repair_tells_what_it_read_and_carried_and_is_no_table_that_was_read(
+    taking: SnapshotCoordinator,
+) -> None:
+    told: list[Any] = []
+    taking._notify, taking._lines = told.append, SnapshotLines([])
+    generation = Generation(RELATION, 2, BOUNDS)
+    taking._handle(TableTaken(Committed(1, 3), generation, 100, 1 << 30, n_carried=1_900))
+    (event,) = told
+    assert event == (
+        "table public.t: a key range is repaired: 100 rows read from the source, 1,900 rows carried over"
+    )
+    assert (event.name, event.facts) == (
+        "snapshot_repaired",
+        {"table": "public.t", "n_rows": 100, "n_carried": 1_900},
+    )
+    assert taking.progress().n_finished == 0 and taking._lines.last_number("public.t") == 2
+
+
+def test_a_repair_that_cannot_be_is_told_forgotten_and_given_up(
+    taking: SnapshotCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submitted: list[Any] = []
+    told: list[Any] = []
+    monkeypatch.setattr(taking._steps, "submit", submitted.append)
+    taking._notify = told.append
+    request(taking._book._storage, taking._book._layout, 1, "public.t", REPAIR.key_filter)
+    taking._lines = lines = SnapshotLines([])
+    taking._course = course = CopySchedule(1)
+    taking._handle(Wanted(SOURCE, False, REPAIR))
+    attempt = course.tables[1].attempt
+    look = Look(Lsn(0x5000), frozenset(), waits_for_standby=False, at_s=0.0)
+    surveyed = Surveyed((SOURCE,), None, look, "as it is", delivered_lsn=Lsn(0x5000))
+    taking._tables = Told()
+    taking._take(Needs((), (), (), True, ((SOURCE, "no snapshot of it stands"),)), surveyed, lines)
+    assert submitted[-1] == Release(1, attempt) and not course.tables
+    assert "is not repaired: no snapshot of it stands; take the whole table again" in told[0]
+    assert not read_wishes(taking._book._storage, taking._book._layout).requests

@@ -3,28 +3,50 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from tests.unit.actors.test_snapshot_coordinator import Told
 from tests.unit.initial_copy.test_snapshot_book import BOUNDS, INITIAL, LAYOUT, source_of, wanted
+from xidstream.actors.snapshots import steps as steps_module
 from xidstream.actors.snapshots.steps import SnapshotSteps, Taken
+from xidstream.pipeline.delta.columns import Conform
+from xidstream.pipeline.delta.locations import Location
+from xidstream.pipeline.delta.parquet_files import WrittenFile
+from xidstream.pipeline.delta.snapshot_tables import SnapshotTarget
 from xidstream.pipeline.errors import (
     ColumnNameClash,
     LoginRefused,
     PoisonedChange,
+    PreconditionMissing,
+    SinkDiverged,
+    SinkFailed,
     SlotLost,
     SnapshotInterrupted,
+    StorageFault,
     TableUnreadable,
     XidstreamError,
 )
-from xidstream.pipeline.initial_copy.copy_schedule import Commit, Failed, Held, Hold, Release
+from xidstream.pipeline.initial_copy.copy_schedule import (
+    Carried,
+    Carry,
+    Commit,
+    Dropped,
+    Failed,
+    Held,
+    Hold,
+    Release,
+)
 from xidstream.pipeline.initial_copy.snapshot_book import SnapshotBook
+from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.postgres.table_holder import Held as SlotHeld
 from xidstream.pipeline.settings.config import Config
 from xidstream.pipeline.snapshot.decision import Decision
+from xidstream.pipeline.snapshot.key_filter import Repair, parse_key_filter
 from xidstream.pipeline.snapshot.tables import PublishedSource
 from xidstream.pipeline.storage.snapshot_record import read_taken, read_wishes, request
 from xidstream.pipeline.storage.storage import Storage
@@ -116,7 +138,7 @@ def test_a_snapshot_that_may_lack_a_commit_from_before_the_slot_is_taken_again_b
         failed.append,
     )
 
-    def hold(method: str, held: PublishedSource, wait_for_writers: bool) -> SlotHeld:
+    def hold(method: str, held: PublishedSource, wait_for_writers: bool, behind: Lsn) -> SlotHeld:
         calls.append(wait_for_writers)
         return SlotHeld(
             "name", dataclasses.replace(BOUNDS, xmin=xmin if len(calls) == 1 else 100), held, True
@@ -183,3 +205,121 @@ def test_a_snapshot_whose_files_are_gone_at_its_commit_is_taken_again_and_what_i
     steps._release(Release(7))
     steps.close()
     assert [each[0] for each in done].count("discard") == 2
+
+
+REPAIR = Repair(parse_key_filter("id < 7"), number=1)
+TARGET = SnapshotTarget(Location.parse("/tables/public.t7"), "snapshot-7", Conform(pa.schema([]), ()))
+
+
+class Carrying(Told):
+    """``SnapshotTables`` whose log answers at the second question, or ends in ``error``."""
+
+    def __init__(self, error: XidstreamError | None = None) -> None:
+        super().__init__()
+        rest = (WrittenFile("rest", 1, 90, 99, 99),)
+        self._answers: list[Any] = [*([] if error is None else [error]), None, rest]
+
+    def carry(self, *arguments: Any) -> Any:
+        self.calls.append(("carry", *arguments))
+        answer = self._answers.pop(0)
+        if isinstance(answer, XidstreamError):
+            raise answer
+        return answer
+
+
+@pytest.fixture
+def carried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[list[Any], list[Any], Storage]]:
+    """What the holder and the sink are asked for by a carrying, and what is reported of it."""
+    monkeypatch.setattr(steps_module, "_CARRY_PAUSE_S", 0.01)
+
+    def carry(
+        error: XidstreamError | None = None, target: SnapshotTarget | None = TARGET
+    ) -> tuple[list[Any], list[Any], Storage]:
+        storage, tables, reported = Storage(str(tmp_path)), Carrying(error), []
+        request(storage, LAYOUT, 7, "public.t7", REPAIR.key_filter)
+        steps = SnapshotSteps(
+            Config(slot="orders"),
+            SnapshotBook(storage, LAYOUT, INITIAL),
+            tables,
+            lambda _: 1,
+            lambda source: tables.calls.append(f"end the former of {source.name}"),
+            reported.append,
+            reported.append,
+        )
+        monkeypatch.setattr(steps._actors, "hold", lambda method, *_: tables.calls.append(method))
+        monkeypatch.setattr(steps._actors, "release", lambda relid: tables.calls.append("release"))
+        if target is not None:
+            steps._targets[3] = target
+        action = Carry(source_of(7), BOUNDS, 3, REPAIR, (), first_number=2)
+        steps._watched(steps._carry, action, 7)
+        steps.close()
+        return tables.calls, reported, storage
+
+    return carry
+
+
+def test_a_repair_lets_go_of_its_table_and_then_waits_until_the_log_answers(
+    carried: Callable[..., tuple[list[Any], list[Any], Storage]],
+) -> None:
+    calls, reported, storage = carried()
+    assert calls[:3] == ["confirm", "release", "end the former of public.t7"]
+    assert [each[0] for each in calls[3:]] == ["carry", "carry"]
+    assert all(each[2].directory.startswith("snapshot-7-") for each in calls[3:])
+    assert (calls[3][1].number, calls[3][1].first_seq) == (1, 2 << 32)
+    assert reported == [Carried(7, 3, (WrittenFile("rest", 1, 90, 99, 99),), 90)]
+    assert read_wishes(storage, LAYOUT).ranges, "it is not done yet"
+
+
+def test_what_a_carrying_that_failed_has_written_is_removed_before_the_next_one(
+    carried: Callable[..., tuple[list[Any], list[Any], Storage]], caplog: pytest.LogCaptureFixture
+) -> None:
+    calls, reported, _ = carried(StorageFault("the disk is full"))
+    assert [each[0] for each in calls[3:]] == ["carry", "discard", "carry", "carry"]
+    assert calls[4][1] == calls[3][2] != calls[5][2]
+    assert [type(event) for event in reported] == [
+        Carried
+    ] and "the disk is full; trying again" in caplog.text
+
+
+@pytest.mark.parametrize("error", [PreconditionMissing("it has ended"), SinkFailed("AnalysisException")])
+def test_a_repair_that_cannot_be_carried_is_refused_with_the_way_out_and_ends_no_run(
+    carried: Callable[..., tuple[list[Any], list[Any], Storage]],
+    error: XidstreamError,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    _, reported, storage = carried(error)
+    assert reported == [Dropped(7)] and not read_wishes(storage, LAYOUT).requests
+    assert f"is not repaired: {error.message}; take the whole table again" in caplog.text
+    assert "`xidstream snapshot request --table public.t7`" in caplog.text
+
+
+def test_a_sink_that_is_ahead_of_the_server_still_ends_the_run(
+    carried: Callable[..., tuple[list[Any], list[Any], Storage]],
+) -> None:
+    _, (error,), storage = carried(SinkDiverged("restored"))
+    assert isinstance(error, SinkDiverged) and read_wishes(storage, LAYOUT).ranges
+
+
+def test_a_repair_that_was_given_up_waits_for_nothing(
+    carried: Callable[..., tuple[list[Any], list[Any], Storage]],
+) -> None:
+    calls, reported, _ = carried(target=None)
+    assert reported == [] and "carry" not in [each[0] for each in calls]
+
+
+def test_a_repair_is_committed_without_its_table_being_held_and_told_with_what_it_read(
+    tmp_path: Path,
+) -> None:
+    tables, reported = Told(), []
+    storage = Storage(str(tmp_path))
+    book = SnapshotBook(storage, LAYOUT, INITIAL)
+    steps = SnapshotSteps(
+        Config(slot="orders"), book, tables, lambda _: 1, lambda _: None, reported.append, reported.append
+    )
+    steps._watched(steps._commit, Commit(source_of(7), BOUNDS, 3, (), 10, 90, REPAIR), 7)
+    steps.close()
+    (taken,) = reported
+    assert isinstance(taken, Taken) and (taken.n_rows, taken.n_carried) == (10, 90)
+    assert [each.where for each in read_taken(storage, LAYOUT)] == [REPAIR.key_filter]

@@ -3,6 +3,7 @@ anew."""
 
 from __future__ import annotations
 
+import dataclasses
 import random
 
 import pytest
@@ -11,6 +12,8 @@ from xidstream.pipeline.errors import UsageError
 from xidstream.pipeline.initial_copy.copy_schedule import (
     Action,
     Again,
+    Carried,
+    Carry,
     Commit,
     Committed,
     CopySchedule,
@@ -29,6 +32,7 @@ from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.schema import RelationVersion
 from xidstream.pipeline.schema.relation import Column, ReplicaIdentity
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
+from xidstream.pipeline.snapshot.key_filter import Repair, bound, parse_key_filter
 from xidstream.pipeline.snapshot.tables import Leaf, PublishedSource, plan_ranges
 
 MIB = 1 << 20
@@ -217,3 +221,62 @@ def test_any_order_of_losses_commits_each_table_once_with_each_range_once(seed: 
             len(set(files)) == len(files) == len(plan_ranges(source.leaves, by_range=True, range_bytes=MIB))
         )
         assert len({file.split("/")[1] for file in files}) == 1, "the files of one attempt alone"
+
+
+def _carrying(course: CopySchedule, source: PublishedSource, repair: Repair) -> Carry:
+    """A repair whose rows are read."""
+    (hold,) = _only(course.handle(Wanted(source, False, repair)), Hold)
+    assert isinstance(hold, Hold) and hold.repair == repair
+    only = bound(repair.key_filter, source.relation, ("id",))
+    held = dataclasses.replace(_held(hold), only=only)
+    (read,) = _only(course.handle(held), Read)
+    assert isinstance(read, Read) and read.task.only == only
+    (carry,) = _only(course.handle(_read(read)), Carry)
+    assert isinstance(carry, Carry)
+    return carry
+
+
+REPAIR = Repair(parse_key_filter("id < 7"), number=3)
+
+
+def test_a_repair_is_carried_when_its_range_is_read_and_then_committed_with_the_files_of_both() -> None:
+    course = CopySchedule(2)
+    carry = _carrying(course, _source(1), REPAIR)
+    assert (carry.repair, carry.first_number, carry.bounds) == (REPAIR, 1, BOUNDS)
+    assert course.handle(Wanted(_source(1), False, REPAIR)) == [], "it is asked for until it is done"
+    (commit,) = course.handle(Carried(1, carry.attempt, ("rest",), 90))
+    assert isinstance(commit, Commit) and commit.files == (f"1/{carry.attempt}/0", "rest")
+    assert (commit.n_rows, commit.n_carried, commit.repair) == (10, 90, REPAIR)
+    assert course.tables[1].n_bytes == course.tables[1].n_bytes_read == 0
+    assert course.handle(Wanted(_source(1), False)) == [], "what is committed stays"
+    course.handle(Committed(1, commit.attempt))
+    assert not course.tables
+
+
+@pytest.mark.parametrize("other", [None, Repair(parse_key_filter("id > 7"), 3), Repair(REPAIR.key_filter, 4)])
+def test_what_is_asked_for_later_or_of_another_generation_takes_the_place_of_a_repair_in_hand(
+    other: Repair | None,
+) -> None:
+    course = CopySchedule(2)
+    carry = _carrying(course, _source(1), REPAIR)
+    assert course.handle(Wanted(_source(1), False, other)) == [Release(1, carry.attempt)]
+    assert course.handle(Carried(1, carry.attempt, ("rest",), 90)) == []
+    (hold,) = course.handle(Wanted(_source(1), False, other))
+    assert isinstance(hold, Hold) and hold.repair == other
+
+
+def test_a_repair_does_not_take_the_place_of_a_whole_table_in_hand() -> None:
+    course = CopySchedule(2)
+    _taken(course, _source(1))
+    assert course.handle(Wanted(_source(1), False, REPAIR)) == []
+    assert course.tables[1].repair is None
+
+
+def test_a_carrying_that_is_refused_leaves_the_course_and_its_files() -> None:
+    course = CopySchedule(2)
+    carry = _carrying(course, _source(1), REPAIR)
+    assert course.handle(Dropped(1)) == [Release(1, carry.attempt)] and not course.tables
+    carry = _carrying(course, _source(1), REPAIR)
+    assert course.handle(Failed(1, carry.attempt)) == [Release(1, carry.attempt)]
+    (hold,) = course.handle(Again(1))
+    assert isinstance(hold, Hold) and hold.repair == REPAIR

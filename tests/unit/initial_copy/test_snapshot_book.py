@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from xidstream.pipeline.delta.snapshot_tables import GenerationLine
+from xidstream.pipeline.errors import SnapshotInterrupted
 from xidstream.pipeline.initial_copy.snapshot_book import SnapshotBook
 from xidstream.pipeline.parked import LeftOutTransaction, ParkedTable, resumed
 from xidstream.pipeline.pg import Lsn, Xid
@@ -16,6 +17,7 @@ from xidstream.pipeline.schema import Column, RelationVersion, ReplicaIdentity
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 from xidstream.pipeline.snapshot.decision import Decision
 from xidstream.pipeline.snapshot.generation import Generation, GenerationState
+from xidstream.pipeline.snapshot.key_filter import KeyFilter, Repair, parse_key_filter
 from xidstream.pipeline.snapshot.tables import Leaf, PrimaryKey, PublishedSource, Witness
 from xidstream.pipeline.storage.keys import Layout
 from xidstream.pipeline.storage.progress import write_progress
@@ -342,3 +344,81 @@ def test_a_table_that_had_a_snapshot_before_waits_for_its_writers(storage: Stora
     (first,) = book_of(storage, decision).needs([source], [], LSN).wanted
     (again,) = book_of(storage, decision).needs([source], [ended], LSN).wanted
     assert not first.wait_for_writers and again.wait_for_writers
+
+
+WHERE = parse_key_filter("id between 1 and 7")
+
+
+def test_a_repair_of_a_generation_that_stands_is_wanted_until_it_is_done(storage: Storage) -> None:
+    source = source_of(1)
+    line = taken(storage, source)
+    assert request(storage, LAYOUT, 1, "public.t1", WHERE)
+    book = book_of(storage, NEVER)
+    (wish,) = book.needs([source], [line], LSN).wanted
+    assert wish.repair == Repair(WHERE, line.number) and wish.wait_for_writers
+    only = book.rows_of(wish.repair, source)
+    assert [(each.column.name, each.operator, each.values) for each in only] == [
+        ("id", ">=", ("1",)),
+        ("id", "<=", ("7",)),
+    ]
+    generation = book.begin(source, BOUNDS, line.number, WHERE)
+    assert generation is not None and [each.where for each in read_taken(storage, LAYOUT)] == [None, WHERE]
+    book.finish(generation)
+    assert not read_wishes(storage, LAYOUT).requests
+    assert book.needs([source], [told(generation)], LSN).wanted == ()
+
+
+@pytest.mark.parametrize("later", [None, parse_key_filter("id = 9")])
+def test_what_is_asked_for_while_a_repair_is_made_is_not_forgotten_with_it(
+    storage: Storage, later: KeyFilter | None
+) -> None:
+    source = source_of(1)
+    line = taken(storage, source)
+    request(storage, LAYOUT, 1, "public.t1", WHERE)
+    generation = book_of(storage).begin(source, BOUNDS, line.number, WHERE)
+    assert generation is not None
+    request(storage, LAYOUT, 1, "public.t1", later)
+    book = book_of(storage, NEVER)  # of the next run, which finds the rows in the sink
+    book.finish(generation)
+    (wish,) = book.needs([source], [told(generation)], LSN).wanted
+    assert (None if wish.repair is None else wish.repair.key_filter) == later
+
+
+def test_without_a_generation_that_stands_a_repair_is_refused_or_the_whole_table_is_taken(
+    storage: Storage,
+) -> None:
+    source = source_of(1)
+    line = taken(storage, source)
+    request(storage, LAYOUT, 1, "public.t1", WHERE)
+    altered = source_of(1, published_as='["another"]')
+    for lines, now in (([], source), ([line], altered)):
+        needs = book_of(storage, NEVER).needs([now], lines, LSN)
+        assert needs.wanted == () and [each for each, _ in needs.refused] == [now]
+        assert "no snapshot of the table stands" in needs.refused[0][1]
+        needs = book_of(storage, INITIAL).needs([now], lines, LSN)
+        assert needs.refused == () and [each.repair for each in needs.wanted] == [None]
+    book = book_of(storage, NEVER)
+    book.refuse(source, parse_key_filter("id = 9"))
+    assert read_wishes(storage, LAYOUT).ranges == {1: WHERE}, "that is another one's"
+    book.refuse(source)
+    assert not read_wishes(storage, LAYOUT).requests
+
+
+def test_a_repair_by_a_column_that_is_no_key_any_more_is_refused(storage: Storage) -> None:
+    source = source_of(1)
+    line = taken(storage, source)
+    request(storage, LAYOUT, 1, "public.t1", parse_key_filter("other = 1"))
+    ((_, reason),) = book_of(storage, NEVER).needs([source], [line], LSN).refused
+    assert "column other is not one of the key" in reason
+    with pytest.raises(SnapshotInterrupted, match="is gone"):
+        book_of(storage).rows_of(Repair(WHERE, 9), source)
+
+
+def test_a_next_snapshot_is_placed_behind_all_of_the_tables_name(storage: Storage) -> None:
+    source = source_of(1)
+    assert book_of(storage).last_place(source) == 0
+    taken(storage, source)
+    again = source_of(2, "t1")
+    assert (
+        book_of(storage).last_place(again) == BOUNDS.place and book_of(storage).last_place(source_of(3)) == 0
+    )

@@ -49,3 +49,13 @@ def test_a_snapshot_behind_a_page_header_is_reached_where_the_record_before_it_e
     lines = SnapshotLines([line("a", 1, 0x4017)])
     assert lines.may_reach(Lsn(0x4000)), "there is no record between"
     assert not lines.may_reach(Lsn(0x3FF8))
+
+
+def test_a_repair_that_waits_has_the_log_say_that_it_is_whole_up_to_its_snapshot() -> None:
+    lines = SnapshotLines([])
+    assert not lines.is_awaited and lines.is_reached()
+    lines.await_(Lsn(0x4FFF))
+    assert lines.is_awaited and not lines.is_reached() and lines.valid_from == Lsn(0x4FFF)
+    assert not lines.may_reach(Lsn(0x4FFF)) and lines.may_reach(Lsn(0x5000))
+    lines.reach()
+    assert not lines.is_awaited and lines.is_reached() and lines.reached_lsn == Lsn(0x4FFF)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -23,6 +25,7 @@ from xidstream.pipeline.postgres.range_copy import (
     failure_of,
     told,
 )
+from xidstream.pipeline.snapshot.key_filter import bound, parse_key_filter
 from xidstream.pipeline.snapshot.tables import CtidRange, Leaf, PublishedSource, RangeTask
 
 LEAF = Leaf(7, 'odd "schema"', "leaf;drop", 9, 9 << 13)
@@ -54,6 +57,33 @@ def test_the_statement_asks_for_the_text_of_some_columns_and_not_of_a_null() -> 
     assert statement.startswith(
         'COPY (SELECT "a", CASE WHEN "b""" IS DISTINCT FROM NULL THEN pg_catalog.concat("b""") END FROM ONLY '
     )
+
+
+@pytest.mark.parametrize(
+    ("where", "condition"),
+    [
+        ("a >= -1", """"a" OPERATOR(pg_catalog.>=) '-1'::pg_catalog.int4"""),
+        ("a in (1, 2)", """"a" OPERATOR(pg_catalog.=) ANY (ARRAY['1', '2']::pg_catalog.int4[])"""),
+        (
+            """"b""\" < 'it''s'""",
+            """"b""\" COLLATE pg_catalog."C" OPERATOR(pg_catalog.<) 'it''s'::pg_catalog.text""",
+        ),
+        (
+            """"b""\" = '\\'""",
+            (
+                """"b""\" OPERATOR(pg_catalog.=) ANY (ARRAY['\\']::pg_catalog.text[]) AND """
+                """"b""\" COLLATE pg_catalog."C" OPERATOR(pg_catalog.=) ANY (ARRAY['\\']::pg_catalog.text[])"""
+            ),
+        ),
+    ],
+)
+def test_the_statement_of_a_repair_asks_for_the_rows_of_its_range_by_literals_of_the_columns_type(
+    where: str, condition: str
+) -> None:
+    whole = task(0, None, "a > 1 OR b")
+    only = bound(parse_key_filter(where), whole.source.relation, ("a", 'b"'))
+    statement = copy_statement(dataclasses.replace(whole, only=only))
+    assert f" WHERE {condition} AND (a > 1 OR b)) TO STDOUT" in statement
 
 
 HEADER = b"PGCOPY\n\xff\r\n\0" + bytes(8)

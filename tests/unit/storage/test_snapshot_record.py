@@ -13,6 +13,7 @@ from xidstream.pipeline.schema import Column, RelationVersion, ReplicaIdentity
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 from xidstream.pipeline.snapshot.decision import Decision
 from xidstream.pipeline.snapshot.generation import Generation
+from xidstream.pipeline.snapshot.key_filter import parse_key_filter
 from xidstream.pipeline.storage.cleanup import remove_slot
 from xidstream.pipeline.storage.keys import Layout
 from xidstream.pipeline.storage.snapshot_record import (
@@ -103,3 +104,30 @@ def test_a_damaged_record_is_told_by_its_key(storage_uri: str) -> None:
     storage.write_bytes(key, json.dumps(document).encode())
     with pytest.raises(SegmentCorrupt, match=r"5\.taken-1\.json' is damaged"):
         read_taken(storage, LAYOUT)
+
+
+def test_a_later_range_takes_the_place_of_an_earlier_one_and_a_whole_table_that_of_both(
+    storage_uri: str,
+) -> None:
+    storage = Storage(storage_uri)
+    first, second = parse_key_filter("id < 7"), parse_key_filter("\"Day\" = 'it''s' and id in (1, 2)")
+    for where in (first, second):
+        assert request(storage, LAYOUT, 5, "public.a", where)
+        wishes = read_wishes(storage, LAYOUT)
+        assert (dict(wishes.requests), dict(wishes.ranges)) == ({5: "public.a"}, {5: where})
+    forget_request(storage, LAYOUT, 5, first)
+    assert read_wishes(storage, LAYOUT).ranges == {5: second}
+    assert request(storage, LAYOUT, 5, "public.a") and not request(storage, LAYOUT, 5, "public.a", first)
+    wishes = read_wishes(storage, LAYOUT)
+    assert (dict(wishes.requests), dict(wishes.ranges)) == ({5: "public.a"}, {})
+    forget_request(storage, LAYOUT, 5, first)
+    assert read_wishes(storage, LAYOUT).requests
+    forget_request(storage, LAYOUT, 5)
+    assert not read_wishes(storage, LAYOUT).requests
+
+
+def test_what_a_repair_read_comes_back_with_its_generation(storage_uri: str) -> None:
+    storage = Storage(storage_uri)
+    repaired = dataclasses.replace(_taken(5, 2), where=parse_key_filter("id < 7"))
+    write_taken(storage, LAYOUT, repaired)
+    assert read_taken(storage, LAYOUT) == [repaired]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -39,7 +40,7 @@ DIFFERS = TableVerification(
     ("new",),
     None,
     1.5,
-    Differences(2, 3, 1, {"note": 1}, (RANGE,), ROWS),
+    Differences(2, 3, 1, {"note": 1}, (RANGE,), ROWS, ("id >= 5 and day > '2026-01-01'", "id < 3")),
 )
 
 
@@ -65,9 +66,24 @@ def test_the_text_names_range_key_and_column() -> None:
         "id=5, day=null: differs in note",
         "id=6, day=2026-01-01: missing in the log",
         "… and 1 more",
+        "what mends it, one when the one before is done:",
+        """xidstream snapshot request --table public.c --where 'id >= 5 and day > '"'"'2026-01-01'"'"''""",
+        "xidstream snapshot request --table public.c --where 'id < 3'",
         "1 table equal, 1 different, 1 not verified",
     ):
         assert part in text
+
+
+def test_what_no_filter_can_name_is_mended_by_the_whole_table_and_many_ranges_are_counted() -> None:
+    whole = dataclasses.replace(DIFFERS, differences=Differences(0, 1, 0, {}, (RANGE,), ()))
+    assert str(whole).endswith("  what mends it:\n    xidstream snapshot request --table public.c")
+    repairs = tuple(f"id = {i}" for i in range(30))
+    many = dataclasses.replace(DIFFERS, differences=Differences(0, 1, 0, {}, (RANGE,), (), repairs))
+    assert "id = 9'" in str(many) and "id = 10" not in str(many) and "… and 20 more ranges" in str(many)
+    older = DIFFERS.to_json()
+    del older["differences"]["repairs"]
+    found = TableVerification.from_json(older).differences
+    assert found is not None and found.repairs == ()
 
 
 def test_a_record_gives_back_what_was_finished_of_the_same_log_and_nothing_of_one_that_ended(

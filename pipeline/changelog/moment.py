@@ -1,6 +1,7 @@
-"""The moment at which a table is compared: how far the log answers, and what a session's snapshot lacks of that.
+"""The moment of a session's snapshot in the log: how far the log answers, and what the snapshot lacks of that.
 
-No Spark. Called by ``verifying``.
+``pipeline.verify`` compares a table at such a moment, and tells how sure it is. A repair carries rows over from it
+(``carrying``). No Spark.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from xidstream.pipeline.changelog.moment import unseen
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
-from xidstream.pipeline.verify.moment import unseen
 
 EPOCH = 1 << 32
 
