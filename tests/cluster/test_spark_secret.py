@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.cluster.local_ray import LocalRay
+from tests.e2e.stranger import asked
 from xidstream.actors.driver.spark_secret import SECRET_VARIABLE
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -49,3 +52,56 @@ def test_raydps_session_uses_the_secret_that_the_nodes_have() -> None:
     assert found["n_rows"] == 100_000, "also those that pass between executors and driver as blocks"
     (executor,) = found["executors"]
     assert "-Dspark.authenticate=true" in executor and secret not in executor
+
+
+STAYS = """
+import json, sys
+import psutil
+from xidstream import spark_session
+
+spark = spark_session("secret", {"spark": "raydp"})
+spark.range(100).repartition(3).count()
+listening = {
+    socket.laddr.port: socket.laddr.ip
+    for process in psutil.process_iter(["name"])
+    if process.info["name"] == "java"
+    for socket in process.net_connections("inet")
+    if not socket.raddr
+}
+print(json.dumps(listening), flush=True)
+sys.stdin.readline()
+spark.stop()
+"""
+
+
+def own_address() -> str:
+    """One of this machine that other machines may reach; loopback does not count."""
+    for addresses in psutil.net_if_addrs().values():
+        for address in addresses:
+            if address.family == socket.AF_INET and not address.address.startswith("127."):
+                return address.address
+    pytest.skip("this machine has no address but loopback")
+
+
+def test_whoever_reaches_the_nodes_address_and_has_no_secret_gets_nothing_from_raydps_jvms() -> None:
+    ip = own_address()
+    with LocalRay(ip=ip) as ray:
+        session = subprocess.Popen(
+            [sys.executable, "-c", STAYS],
+            env={**ray.environment, "RAY_ADDRESS": ray.gcs, "PYTHONPATH": str(Path(__file__).parents[2])},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert session.stdin is not None and session.stdout is not None
+        try:
+            listening = next(json.loads(line) for line in session.stdout if line.startswith("{"))
+            outside = [int(port) for port, address in listening.items() if not address.endswith("127.0.0.1")]
+            answers, _ = asked(outside, [], ip)
+            inside = [int(port) for port in listening if int(port) not in outside]
+            answers |= asked(inside, [])[0]
+        finally:
+            session.communicate("\n", timeout=120)
+    assert session.returncode == 0
+    assert any(protocol == "Spark" for protocol, _ in (answers[port] for port in outside)), answers
+    assert {wants for _, wants in answers.values()} <= {"secret", "token"}, answers

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 NOBODY = 65534
+_host = "127.0.0.1"
 
 # Py4J's text for the static method that gives whoever has the answer a way to run any command.
 GET_RUNTIME = b"c\nz:java.lang.Runtime\ngetRuntime\ne\n"
@@ -37,11 +38,13 @@ _METHODS = (
 )
 
 
-def asked(ports: list[int], paths: list[Path]) -> tuple[dict[int, tuple[str, str]], dict[str, list[str]]]:
+def asked(
+    ports: list[int], paths: list[Path], host: str = "127.0.0.1"
+) -> tuple[dict[int, tuple[str, str]], dict[str, list[str]]]:
     """Port → its protocol, and what it asks for; path → what the stranger could do there (only if this is root)."""
     done = subprocess.run(
         [sys.executable, __file__],
-        input=json.dumps([ports, [str(path) for path in paths]]),
+        input=json.dumps([ports, [str(path) for path in paths], host]),
         capture_output=True,
         text=True,
         check=False,
@@ -56,7 +59,8 @@ def asked(ports: list[int], paths: list[Path]) -> tuple[dict[int, tuple[str, str
 def main() -> None:
     import grpc
 
-    ports, paths = json.load(sys.stdin)
+    global _host
+    ports, paths, _host = json.load(sys.stdin)
     # Nobody listens there: both import more of themselves now, which the other user may not read later.
     _grpc(grpc, 1)
     _http(1)
@@ -90,7 +94,7 @@ def _protocol(grpc: Any, port: int) -> tuple[str, str]:
 
 def _grpc(grpc: Any, port: int, method: str = "/a/b") -> str:
     """The name of the status."""
-    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+    with grpc.insecure_channel(f"{_host}:{port}") as channel:
         try:
             channel.unary_unary(method)(b"", timeout=5)
         except grpc.RpcError as error:
@@ -100,7 +104,7 @@ def _grpc(grpc: Any, port: int, method: str = "/a/b") -> str:
 
 def _http(port: int) -> str:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://{_host}:{port}/", timeout=5) as answer:
             return str(answer.status)
     except urllib.error.HTTPError as error:
         return str(error.code)
@@ -110,7 +114,7 @@ def _http(port: int) -> str:
 
 def _exchanged(port: int, sent: bytes) -> str:
     answer = b""
-    with suppress(OSError), socket.create_connection(("127.0.0.1", port), 5) as connection:
+    with suppress(OSError), socket.create_connection((_host, port), 5) as connection:
         connection.settimeout(1.5)
         connection.sendall(sent)
         while len(answer) < 4096 and (part := connection.recv(4096)):
