@@ -34,6 +34,7 @@ from deltalake.fs import DeltaStorageHandler
 
 from xidstream.pipeline.changelog import log_table
 from xidstream.pipeline.changelog.change_log import ChangeLog
+from xidstream.pipeline.changelog.moment import moment_of
 from xidstream.pipeline.changelog.transactions_table import TransactionsTable
 from xidstream.pipeline.delta import locations
 from xidstream.pipeline.delta.columns import DeltaColumn
@@ -44,7 +45,6 @@ from xidstream.pipeline.delta.table_metadata import OF_OWN_TABLES, STATISTICS, T
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.schema.rows import TRANSACTIONS_SCHEMA
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
-from xidstream.pipeline.verify.moment import moment_of
 
 _SLOT: Final = "7/shop/orders"
 _BEGUN: Final = datetime.datetime(2026, 1, 1, tzinfo=datetime.timezone.utc)

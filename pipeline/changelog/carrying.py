@@ -92,7 +92,7 @@ def carry(
     context: Any = session.sparkContext
     pool = context.getLocalProperty("spark.scheduler.pool")
     context.setLocalProperty("spark.scheduler.pool", POOL)
-    reach("carrying_rows")
+    reach("carrying_snapshot")
     try:
         rows = _stored(at, at.state(session).filter(~_meets(carrying.only)), carrying, target.conform)
         write = WriteRows(
@@ -103,7 +103,7 @@ def carry(
     finally:
         context.setLocalProperty("spark.scheduler.pool", pool)
     files = tuple(WrittenFile(*report) for report in reports)
-    reach("rows_carried")
+    reach("snapshot_carried")
     return files
 
 

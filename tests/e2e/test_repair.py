@@ -175,7 +175,7 @@ def test_a_repair_reads_the_range_alone_heals_it_amid_writes_and_leaves_what_is_
     table = verified.root / "public.orders"
     writes = Writes(database)
     # A crash of the carrying, once: what was read is still there.
-    monkeypatch.setattr(faultpoints, "_plan", FaultPlan("rows_carried:error=StorageFault", None))
+    monkeypatch.setattr(faultpoints, "_plan", FaultPlan("snapshot_carried:error=StorageFault", None))
     try:
         with ExitStack() as damages:
             for damage in (
@@ -231,7 +231,7 @@ def test_a_repair_in_whose_middle_the_run_ends_is_made_by_the_next_one_once(
     verified.start("orders")
     table = verified.root / "public.orders"
     with damaged(table, replaced("body", "wrong", id=101)):
-        for n, point in enumerate(("rows_carried", "committing_snapshot", "snapshot_committed")):
+        for n, point in enumerate(("snapshot_carried", "committing_snapshot", "snapshot_committed")):
             monkeypatch.setattr(faultpoints, "_plan", FaultPlan(f"{point}:error=SinkDiverged", None))
             # Another one each time: what is asked for again before it is forgotten is done.
             request_command(pipeline.config(), ["public.orders"], f"id between 100 and {199 + n}")

@@ -17,6 +17,7 @@ from deltalake import DeltaTable
 from tests.unit.delta.test_small_files import s3 as s3
 from xidstream.pipeline.changelog.change_log import ChangeLog
 from xidstream.pipeline.changelog.log_ranges import Commits, admitted
+from xidstream.pipeline.changelog.moment import Moment, moment_of
 from xidstream.pipeline.changelog.transactions_table import TransactionsTable
 from xidstream.pipeline.delta import delta_table, locations
 from xidstream.pipeline.delta.columns import DeltaColumn
@@ -28,7 +29,6 @@ from xidstream.pipeline.errors import StorageFault, UsageError
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.schema.rows import TRANSACTIONS_SCHEMA
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
-from xidstream.pipeline.verify.moment import Moment, moment_of
 
 SLOT = "7/shop/orders"
 BEGUN = datetime.datetime(2026, 5, 4, tzinfo=datetime.timezone.utc)

@@ -84,7 +84,13 @@ def kept(
 
 def data_files(location: Location) -> set[str]:
     root = Path(location.uri)
-    return {str(path.relative_to(root)) for path in root.rglob("*.parquet") if "_delta_log" not in path.parts}
+    # ``os.walk`` passes over a folder that goes while it looks.
+    paths = (Path(folder, name) for folder, _, names in os.walk(root) for name in names)
+    return {
+        str(path.relative_to(root))
+        for path in paths
+        if path.suffix == ".parquet" and "_delta_log" not in path.parts
+    }
 
 
 def log_versions(location: Location) -> list[int]:
