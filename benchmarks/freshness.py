@@ -39,11 +39,11 @@ def measure(source: Source, root: Path, commits: int, dice: random.Random) -> di
         pipeline = subprocess.Popen(
             [sys.executable, "-m", "actors", "run", *options], stdout=output, stderr=output
         )
-    log = ChangeLog(str(root))
     found: dict[str, list[float]] = {"in_log": [], "readable": []}
     try:
         _commit(source)
         _await(lambda: (root / "_snapshots").exists() and (root / "_transactions").exists())
+        log = ChangeLog(str(root))
         _await(lambda: _reached(log, _commit(source)))
         for _ in range(commits):
             time.sleep(dice.uniform(0.2, 3.0))
