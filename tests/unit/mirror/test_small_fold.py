@@ -131,3 +131,22 @@ def test_a_table_that_is_not_small_is_left_to_spark(tmp_path: Path, monkeypatch:
         with monkeypatch.context() as patch:
             patch.setattr(small_fold, name, 5)
             assert small_table(log, FIELDS, ["n"]) is None
+
+
+def test_a_value_that_was_not_sent_is_never_another_rows(tmp_path: Path) -> None:
+    """Neither that of the row before it in the order of keys, nor of a former row with its key."""
+    lacks = {"_unchanged": ["v"]}
+    snapshot = [change(99, i, i, "of another row", _change_type="snapshot") for i in (1, 3)]
+    behind = [
+        change(150, 0, 2, **lacks),
+        change(151, 0, 3, "of the old tuple", _change_type="delete"),
+        change(151, 1, 3, _change_type="insert", **lacks),
+        change(152, 0, 1, **lacks),
+    ]
+    found = small_table(log_of(tmp_path, snapshot, behind), FIELDS, ["n"])
+    assert found is not None
+    assert [tuple(row.values()) for row in found.rows.to_pylist()] == [
+        (1, "of another row"),
+        (2, None),
+        (3, None),
+    ]
