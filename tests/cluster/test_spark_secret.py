@@ -61,10 +61,11 @@ from xidstream import spark_session
 
 spark = spark_session("secret", {"spark": "raydp"})
 spark.range(100).repartition(3).count()
+started = psutil.Process().create_time()  # a JVM from before is another test's
 listening = {
     socket.laddr.port: socket.laddr.ip
-    for process in psutil.process_iter(["name"])
-    if process.info["name"] == "java"
+    for process in psutil.process_iter(["name", "create_time"])
+    if process.info["name"] == "java" and process.info["create_time"] >= started
     for socket in process.net_connections("inet")
     if not socket.raddr
 }
