@@ -9,12 +9,17 @@ entry point is one object, which can be made through any gateway.
 Rejected: a second, locked gateway in RayDP's JVM, made through the open one, which then is shut. Whoever tries all
 ports all the time would find it open for a moment.
 
+RayDP's application master has one name for all sessions, in the namespace of the Ray job. So a second session on a
+cluster did not start, nor one whose predecessor was still ending. Here each master has a namespace of its own for it.
+
 ``session`` calls ``lock_master`` before ``raydp.init_spark``. Both RayDP 1.6.5 and 1.7 start their JVM in this way.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import secrets
 import shlex
 import shutil
 import signal
@@ -33,13 +38,18 @@ from raydp.spark import ray_cluster, ray_cluster_master
 from xidstream.actors.driver.private_library import load_library
 
 _ENTRY_POINT: Final = "org.apache.spark.api.python.PythonGatewayServer"
+_NAMESPACE: Final = "ray.job.namespace"
 _POLL_S: Final = 0.1
 
 _RayDPMaster: Any = ray_cluster_master.RayDPSparkMaster.__ray_metadata__.modified_class.__ray_actor_class__
 
 
 class LockedMaster(_RayDPMaster):
-    """The actor. All but the start of its JVM is RayDP's."""
+    """The actor. All but the start of its JVM, and its namespace, is RayDP's."""
+
+    def __init__(self, *arguments: Any, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self._namespace = f"raydp-{secrets.token_hex(8)}"
 
     def _launch_gateway(self, class_path: str, popen_kwargs: dict[str, Any] | None = None) -> JavaGateway:
         folder = tempfile.mkdtemp()
@@ -74,6 +84,11 @@ class LockedMaster(_RayDPMaster):
         bridge = gateway.jvm.org.apache.spark.deploy.raydp.AppMasterJavaBridge
         gateway.entry_point = SimpleNamespace(getAppMasterBridge=bridge)
         return gateway
+
+    def _generate_ray_configs(self) -> str:
+        """Of Ray, for RayDP's JVMs. It is asked for twice: for the master's, and for the driver's."""
+        options = json.loads(super()._generate_ray_configs())
+        return json.dumps({**options, _NAMESPACE: self._namespace})
 
     def _java(self) -> list[str]:
         """The program and its options, as RayDP gives them."""

@@ -54,12 +54,40 @@ def test_raydps_session_uses_the_secret_that_the_nodes_have() -> None:
     assert "-Dspark.authenticate=true" in executor and secret not in executor
 
 
+def test_two_sessions_on_one_cluster_do_not_meet() -> None:
+    """RayDP has one name for its application master: the second one was refused, "Actor of name … exists"."""
+    with LocalRay(cpus=4) as ray:
+        environment = {
+            **ray.environment,
+            "RAY_ADDRESS": ray.gcs,
+            "PYTHONPATH": str(Path(__file__).parents[2]),
+        }
+        both = [
+            subprocess.Popen(
+                [sys.executable, "-c", STAYS, name],
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for name in ("one", "two")
+        ]
+        try:
+            for each in both:
+                assert each.stdout is not None
+                assert any(line.startswith("{") for line in each.stdout), "it has run a job"
+        finally:
+            for each in both:
+                each.communicate("\n", timeout=120)
+    assert [each.returncode for each in both] == [0, 0]
+
+
 STAYS = """
 import json, sys
 import psutil
 from xidstream import spark_session
 
-spark = spark_session("secret", {"spark": "raydp"})
+spark = spark_session(sys.argv[1], {"spark": "raydp"})
 spark.range(100).repartition(3).count()
 started = psutil.Process().create_time()  # a JVM from before is another test's
 listening = {
@@ -88,7 +116,7 @@ def test_whoever_reaches_the_nodes_address_and_has_no_secret_gets_nothing_from_r
     ip = own_address()
     with LocalRay(ip=ip) as ray:
         session = subprocess.Popen(
-            [sys.executable, "-c", STAYS],
+            [sys.executable, "-c", STAYS, "secret"],
             env={**ray.environment, "RAY_ADDRESS": ray.gcs, "PYTHONPATH": str(Path(__file__).parents[2])},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
