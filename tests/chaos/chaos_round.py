@@ -198,6 +198,8 @@ class Round:
                 "storage": str(self._storage),
                 "sink": f"delta:{self._delta}",
                 "spark": "raydp" if RAYDPS.intersection(self._faults) else "auto",
+                # Base tables beside the sink have a session started, where a run into Delta has none at first.
+                "mirror_every": "1h" if "spark_driver_jvm" in self._faults else "",
                 "streaming": self._options.streaming,
                 "two_phase": self._options.two_phase,
                 "logical_decoding_work_mem": "64kB",

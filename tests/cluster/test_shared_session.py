@@ -23,6 +23,7 @@ def test_a_lost_jvm_is_replaced_once_for_all_slots(database: Database, tmp_path:
     names = [f"s_{database.name}_{n}" for n in ("a", "b")]
     (tmp_path / "slots.toml").write_text(
         f'storage = "{tmp_path}/segments"\ncreate_slot = true\ndsn = "{database.dsn()}"\npublication = "p"\n'
+        'mirror_every = "1h"\n'  # for which a session starts at once
         + "".join(f'[[slots]]\nslot = "{n}"\nsink = "delta:{tmp_path}/{n}/delta"\n' for n in names)
     )
     process = subprocess.Popen(

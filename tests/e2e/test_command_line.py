@@ -205,7 +205,8 @@ def test_a_lost_jvm_is_replaced_and_sigterm_then_ends_the_run_with_everything_co
 ) -> None:
     set_up(database)
     process = subprocess.Popen(
-        [*XIDSTREAM, *options(database, tmp_path, "--create-slot", "--spark", spark)],
+        # The base tables beside the sink have a session started.
+        [*XIDSTREAM, *options(database, tmp_path, "--create-slot", "--spark", spark, "--mirror-every", "1h")],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -279,7 +280,8 @@ def test_a_run_stopped_while_spark_starts_and_the_slot_is_waited_for_waits_for_n
     with database.connect() as other:
         other.execute(b"begin")
         other.execute(ROWS.format(1, 1).encode())
-        with started(tmp_path, *options(database, tmp_path, "--create-slot", "--spark", spark)) as process:
+        settings = ("--create-slot", "--spark", spark, "--mirror-every", "1h")  # for which a session starts at once
+        with started(tmp_path, *options(database, tmp_path, *settings)) as process:
             waits = "select count(*) from pg_locks where locktype = 'transactionid' and not granted"
             wait_until(lambda: starts(first) and database.execute(waits) == [(1,)])
             process.send_signal(signal.SIGTERM)

@@ -100,6 +100,8 @@ def test_a_run_on_one_machine_listens_and_writes_as_the_page_says_and_lets_no_ot
             "-m",
             "actors",
             *options(database, short_folder),
+            "--mirror-every",  # for which a session starts at once
+            "1h",
             "--metrics-address",
             "127.0.0.1:0",
         ],
@@ -118,7 +120,8 @@ def test_a_run_on_one_machine_listens_and_writes_as_the_page_says_and_lets_no_ot
     )
     try:
         lines = short_folder / "delta" / "_transactions" / "_delta_log" / f"{1:020d}.json"
-        wait_until(lambda: lines.exists() or process.poll() is not None, 180)
+        manifest = short_folder / "delta" / "current" / "_manifest"
+        wait_until(lambda: (lines.exists() and manifest.exists()) or process.poll() is not None, 180)
         assert process.poll() is None, process.communicate()[0]
         run = psutil.Process(process.pid)
         processes = [Living(run, run.name(), tuple(run.cmdline())), *living_below(process.pid)]

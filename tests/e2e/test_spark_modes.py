@@ -151,6 +151,31 @@ def test_raydps_executors_on_one_machine_read_rows_from_rays_object_store_and_an
     assert not list((tmp_path / "segments").rglob("*.arrow")), "rows went through the object store"
 
 
+def test_a_run_into_delta_has_no_jvm_until_a_batch_needs_one(database: Database, tmp_path: Path) -> None:
+    set_up(database)
+    make_slot(database)
+    more = ("--logical-decoding-work-mem", "64kB", "--buffer-memory-bytes", "1MB")
+    with running(tmp_path, *options(database, tmp_path, *more)) as process:
+
+        def n_committed() -> int:
+            there = (tmp_path / "delta" / "_transactions").exists()
+            return len(delta(tmp_path, "_transactions")) if there else 0
+
+        database.execute(ROWS.format(1, 1000))
+        wait_until(lambda: n_committed() == 1 or process.poll() is not None, 180)
+        assert process.poll() is None
+        assert not java(living_below(process.pid))
+        # Another type under the name is another column of the Delta table: segments do not have it where it is.
+        database.execute("alter table t alter note type int using 0")
+        database.execute("insert into t select g, g from generate_series(1001, 200000) g")
+        wait_until(lambda: n_committed() == 2 or process.poll() is not None, 180)
+        assert process.poll() is None
+        assert len(java(living_below(process.pid))) == 1
+    output = (tmp_path / "output").read_text()
+    assert process.returncode == 0, output
+    assert [row["id"] for row in delta(tmp_path, "public.t")] == list(range(1, 200_001))
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_task_that_needs_more_than_the_heap_costs_the_jvm_and_no_row(
