@@ -26,10 +26,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import ray
 
-from xidstream.actors.driver.driver_session import LoopSession
 from xidstream.actors.driver.object_store_frames import ObjectStoreFrames
 from xidstream.actors.driver.session_kind import reads_ray_objects
 from xidstream.actors.driver.stored_frames import StoredFrames
+from xidstream.actors.runtime.driver_session import LoopSession
 from xidstream.actors.runtime.ray_errors import unwrap
 from xidstream.pipeline.account import BatchHistory, SinkPart
 from xidstream.pipeline.account.batches import MOST_BATCHES, MOST_LATENCIES_OF_A_BATCH

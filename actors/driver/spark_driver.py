@@ -3,8 +3,8 @@
 A JVM that died cannot be started again in the same process. So the command line keeps its session in an actor: a new
 actor takes the place of a lost one, and the run goes on.
 
-The session starts with the actor where a batch, or what runs beside the batches, needs it anyway, and on a cluster,
-where it takes longest. Else it starts when something first asks for it (``driver_session``). Whether it *can* start is
+The session starts with the actor where each batch needs it anyway, and on a cluster, where it takes longest. Else it
+starts when something first asks for it (``driver_session``). Whether it *can* start is
 looked at in the beginning either way.
 
 Several slots of one run share the actor and its session, each with a batch loop of its own on a thread of its own;
@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from py4j.protocol import Py4JError
 
 from xidstream.actors.driver.batch_loop import BatchLoop, LoopProgress, sink_part
-from xidstream.actors.driver.driver_session import DriverSession, LoopSession
 from xidstream.actors.driver.printed_lines import PrintedLines
 from xidstream.actors.driver.session_kind import n_executors
 from xidstream.actors.driver.spark_master import SparkMaster
 from xidstream.actors.driver.trouble import session_trouble, trouble_of
 from xidstream.actors.mirror import MirrorLoop, start_beside
+from xidstream.actors.runtime.driver_session import DriverSession, LoopSession
 from xidstream.actors.runtime.java import ensure_java
 from xidstream.actors.runtime.process_facts import this_process
 from xidstream.actors.runtime.spark_version import require_raydp_for_spark
@@ -109,7 +109,7 @@ class SparkDriver:
         self._loops[slot] = loop
         if config.mirror_every and slot not in self._mirrors:
             # Once, for all epochs: nothing of it belongs to one.
-            self._mirrors[slot] = start_beside(config, self._session.get(), print)
+            self._mirrors[slot] = start_beside(config, self._session, print)
         loop.run()
 
     def end(self, slot: str, name: str) -> None:
@@ -176,5 +176,4 @@ class SparkDriver:
 
 def _needs_session(config: Config) -> bool:
     """``config`` is settled: it says where Spark's tasks run."""
-    on_cluster = config.spark != SparkMode.LOCAL.value
-    return on_cluster or kind_of(config.sink).needs_spark or bool(config.mirror_every)
+    return config.spark != SparkMode.LOCAL.value or kind_of(config.sink).needs_spark

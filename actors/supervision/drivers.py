@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import ray
 
 from xidstream.actors.driver.batch_loop import BatchLoop, LoopProgress
-from xidstream.actors.driver.driver_session import DriverSession, LoopSession
 from xidstream.actors.driver.session_kind import has_ray_executors
 from xidstream.actors.driver.spark_master import SparkMaster
 from xidstream.actors.driver.trouble import trouble_of
+from xidstream.actors.runtime.driver_session import DriverSession, LoopSession
 from xidstream.pipeline.account import BatchHistory
 from xidstream.pipeline.account.batches import MOST_BATCHES
 from xidstream.pipeline.account.model import SinkReport

@@ -12,9 +12,9 @@ import pytest
 
 from tests.spark.support import IDENTITY
 from xidstream.actors.driver.batch_loop import BatchLoop, LoopProgress
-from xidstream.actors.driver.driver_session import DriverSession, LoopSession
 from xidstream.actors.driver.spark_driver import SparkDriver
 from xidstream.actors.driver.spark_master import SparkMaster
+from xidstream.actors.runtime.driver_session import DriverSession, LoopSession
 from xidstream.pipeline.settings.config import Config
 from xidstream.pipeline.sinks.sink import make_sink
 
@@ -68,7 +68,7 @@ from pyspark.sql import SparkSession
 
 from tests.spark.support import IDENTITY
 from xidstream.actors.driver import spark_driver
-from xidstream.actors.driver.driver_session import DriverSession
+from xidstream.actors.runtime.driver_session import DriverSession
 from xidstream.actors.driver.session_kind import reads_ray_objects
 from xidstream.pipeline.settings.config import Config
 from xidstream.pipeline.errors import ComponentLost

@@ -9,7 +9,7 @@ import pytest
 
 from tests.spark.support import IDENTITY, Transaction, batch_of
 from xidstream.actors.driver.batch_loop import BatchLoop, LoopProgress
-from xidstream.actors.driver.driver_session import DriverSession, LoopSession
+from xidstream.actors.runtime.driver_session import DriverSession, LoopSession
 from xidstream.pipeline.errors import Superseded
 from xidstream.pipeline.exchange import Tenure
 from xidstream.pipeline.pg import Lsn
