@@ -44,9 +44,10 @@ def mirror_command(config: Config, stop: StopRequest) -> None:
     check_sink_spec(config.sink)
     choose_for_process(config.storage_mode)
     every_s = duration_s(config.mirror_every, "every") if config.mirror_every else None
-    from xidstream.actors.driver.session import spark_session, stop_spark
 
     def start() -> SparkSession:
+        from xidstream.actors.driver.session import spark_session
+
         with stop.held():
             return spark_session("xidstream-mirror", config)
 
@@ -60,6 +61,8 @@ def mirror_command(config: Config, stop: StopRequest) -> None:
             loop.run()
     finally:
         if session.started is not None:
+            from xidstream.actors.driver.session import stop_spark
+
             stop_spark()
 
 
