@@ -4,11 +4,11 @@
 ends at the first error that repeating does not mend (``errors.POLICY``), another mirror of the slot among them. Any
 other error it tells, and it goes on at the next turn: nothing that readers see has changed.
 
-In a run the loop has a thread of the Spark driver's process (``start_beside``). It shares the session's executors with
-the sink, and nothing else: no lock, no table that the sink writes. Its jobs are in a pool of their own, behind the
+In a run the loop has a thread of the Spark driver's process (``start_beside``). It shares the session with the sink,
+and nothing else: no lock, no table that the sink writes. Its jobs are in a pool of their own, behind the
 sink's (``fairscheduler.xml``). A task of its that runs already is not interrupted. So the sink waits for one task at
 the most, which reads and writes one file, and only where it needs Spark at all. Most refreshes start no job, and write
-their files on threads of this process.
+their files on threads of this process. So they do without a session, and none is started for them.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
+from xidstream.actors.runtime.driver_session import DriverSession, LoopSession
 from xidstream.pipeline.errors import Action, Superseded, UsageError, XidstreamError
 from xidstream.pipeline.mirror.base_tables import BaseTables, Refreshed
 from xidstream.pipeline.mirror.table_folder import Vacuumed
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _DEFAULTS = Config()
-JOB_GROUP = "xidstream-mirror"
+_JOBS: Final = ("xidstream-mirror", "base tables")
+"""The group of Spark's jobs, and what Spark's user interface says of them."""
 
 
 class Mirror:
@@ -52,7 +54,7 @@ class Mirror:
         ``spark``: any session that reads and writes the folder. Raises Superseded where another mirror of the slot has
         taken over.
         """
-        return self._tables.refresh(spark)
+        return self._tables.refresh(lambda: spark)
 
     def vacuum(self, retention: str = _DEFAULTS.mirror_retention) -> Vacuumed:
         """Remove what no reader needs who takes up to ``retention`` (``24h``) for one moment of the tables.
@@ -67,7 +69,8 @@ class Mirror:
         """Refresh now and ``every`` so often (``60s``), on a thread, until ``stop``. In between remove what ``vacuum``
         does, unless ``retention`` is None."""
         vacuum_s = None if retention is None else duration_s(retention, "retention")
-        self._loop = MirrorLoop(self._tables, spark, every_s=duration_s(every, "every"), vacuum_s=vacuum_s)
+        session = LoopSession(DriverSession.given(spark), *_JOBS)
+        self._loop = MirrorLoop(self._tables, session, every_s=duration_s(every, "every"), vacuum_s=vacuum_s)
         self._thread = threading.Thread(target=self._loop.run_quietly, name="xidstream-mirror", daemon=True)
         self._thread.start()
 
@@ -95,34 +98,31 @@ class MirrorLoop:
     def __init__(
         self,
         tables: BaseTables,
-        spark: SparkSession,
+        session: LoopSession,
         *,
         every_s: float | None,
         vacuum_s: float | None = None,
         tell: Callable[[str], None] = lambda text: None,
-        group: str = JOB_GROUP,
         waits_for_log: bool = False,
     ) -> None:
         self._waits_for_log = waits_for_log
         self._has_told = False
         self._tables = tables
-        self._spark = spark
+        self._session = session
         self._every_s = every_s
         self._vacuum_s = vacuum_s
         self._vacuumed_s = float("-inf")
         self._tell = tell
-        self._group = group
         self._stop = threading.Event()
         self.failure: BaseException | None = None
 
     def stop(self) -> None:
         """Any thread: end now. The refresh or vacuum in hand is given up, and Spark jobs are cancelled."""
         self._stop.set()
-        self._spark.sparkContext.cancelJobGroup(self._group)
+        self._session.cancel_jobs()
 
     def run(self) -> None:
         """Raises what ended it."""
-        self._spark.sparkContext.setJobGroup(self._group, "base tables", interruptOnCancel=False)
         while not self._stop.is_set():
             began_s = time.monotonic()
             try:
@@ -150,7 +150,7 @@ class MirrorLoop:
             self._tell(f"base tables are not refreshed any more: {text}")
 
     def _turn(self) -> None:
-        refreshed = self._tables.refresh(self._spark, self._stop.is_set)
+        refreshed = self._tables.refresh(self._session.get, self._stop.is_set)
         self._waits_for_log = False
         if refreshed is not None or not self._has_told:
             self._has_told = True
@@ -184,7 +184,7 @@ def describe(refreshed: Refreshed | None) -> str:
 
 def loop_of(
     config: Config,
-    spark: SparkSession,
+    session: DriverSession,
     *,
     every_s: float | None,
     tell: Callable[[str], None],
@@ -193,20 +193,20 @@ def loop_of(
     """By the settings of a command, or of the run ``beside``, a slot's name. Its sink is ``delta:URI``."""
     tables = BaseTables(config.sink.partition(":")[2], config.slot or None, config.mirror_file_bytes)
     vacuum_s = duration_s(config.mirror_retention, "mirror_retention") if config.mirror_vacuum else None
+    group, about = _JOBS
     return MirrorLoop(
         tables,
-        spark,
+        LoopSession(session, f"{group}-{beside}", about),
         every_s=every_s,
         vacuum_s=vacuum_s,
         tell=tell,
-        group=f"{JOB_GROUP}-{beside}",
         waits_for_log=bool(beside),
     )
 
 
-def start_beside(config: Config, spark: SparkSession, tell: Callable[[str], None]) -> MirrorLoop:
+def start_beside(config: Config, session: DriverSession, tell: Callable[[str], None]) -> MirrorLoop:
     """The loop of a run with ``mirror_every``, on a thread of this process."""
     every_s = duration_s(config.mirror_every, "mirror_every")
-    loop = loop_of(config, spark, every_s=every_s, tell=tell, beside=config.slot)
+    loop = loop_of(config, session, every_s=every_s, tell=tell, beside=config.slot)
     threading.Thread(target=loop.run_quietly, name=f"xidstream-mirror-{config.slot}", daemon=True).start()
     return loop

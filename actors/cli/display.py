@@ -33,6 +33,8 @@ from xidstream.pipeline.commits.sequencer_stats import JournalStats
 from xidstream.pipeline.events import Event
 from xidstream.pipeline.quantities import counted, human_bytes, human_ms, human_s, waiting
 
+_LIVE_LOOK_S = 0.25
+_PLAIN_LOOK_S = 1.0
 _PLAIN_INTERVAL_S = 5.0
 _MOST_TRANSACTIONS = 6
 _RATE_WINDOW_S = 10.0
@@ -219,6 +221,11 @@ class Display:
         if self._live is not None:
             self._live.__exit__(kind, error, trace)
             self._live = None
+
+    @property
+    def interval_s(self) -> float:
+        """How often to ask for what is shown. A person at a terminal sees it move; else it costs the actors CPU."""
+        return _PLAIN_LOOK_S if self._live is None else _LIVE_LOOK_S
 
     @property
     def elapsed_s(self) -> float:

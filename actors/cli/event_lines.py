@@ -37,6 +37,9 @@ class EventLines:
     ) -> None:
         pass
 
+    interval_s = 1.0
+    """As ``Display.interval_s``."""
+
     @property
     def elapsed_s(self) -> float:
         return time.monotonic() - self._began_s

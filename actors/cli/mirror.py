@@ -1,16 +1,20 @@
-"""``xidstream mirror``: a Spark session of its own, and the loop of refreshes on a thread.
+"""``xidstream mirror``: the loop of refreshes, and a Spark session of its own where a table is large.
 
-The main thread waits for signals. The first one ends the loop, with what it has in hand given up (the next refresh
-takes it up), and the status is 0.
+The loop is on the main thread, because Ray wants to be started there. Another one looks whether a signal has come. The
+first signal ends the loop, with what it has in hand given up (the next refresh takes it up), and the status is 0.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING
 
 import click
 
 from xidstream.actors.mirror import MirrorLoop, loop_of
+from xidstream.actors.runtime.driver_session import DriverSession
 from xidstream.actors.runtime.signals import StopRequest
 from xidstream.actors.runtime.waiting_line import waiting
 from xidstream.pipeline.errors import ConfigError
@@ -20,6 +24,9 @@ from xidstream.pipeline.settings.credentials import redacted
 from xidstream.pipeline.settings.file_modes import choose_for_process
 from xidstream.pipeline.settings.sink_kinds import DELTA, kind_named
 from xidstream.pipeline.sinks.sink import check_sink_spec
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 _POLL_S = 0.25
 
@@ -37,29 +44,42 @@ def mirror_command(config: Config, stop: StopRequest) -> None:
     check_sink_spec(config.sink)
     choose_for_process(config.storage_mode)
     every_s = duration_s(config.mirror_every, "every") if config.mirror_every else None
-    from xidstream.actors.driver.session import spark_session, stop_spark
 
-    with stop.held():
-        spark = spark_session("xidstream-mirror", config)
+    def start() -> SparkSession:
+        from xidstream.actors.driver.session import spark_session
+
+        with stop.held():
+            return spark_session("xidstream-mirror", config)
+
+    session = DriverSession(start)
+    loop = loop_of(config, session, every_s=every_s, tell=click.echo)
     try:
-        if stop.asked:
-            return
-        loop = loop_of(config, spark, every_s=every_s, tell=click.echo)
-        thread = threading.Thread(target=loop.run_quietly, name="xidstream-mirror", daemon=True)
-        thread.start()
-        if every_s is None:
-            with waiting("refreshing the base tables"):
-                _wait(thread, loop, stop)
-        else:
-            _wait(thread, loop, stop)
-        if loop.failure is not None:
-            raise loop.failure
+        with (
+            _stopped_with(loop, stop),
+            waiting("refreshing the base tables") if every_s is None else nullcontext(),
+        ):
+            loop.run()
     finally:
-        stop_spark()
+        if session.started is not None:
+            from xidstream.actors.driver.session import stop_spark
+
+            stop_spark()
 
 
-def _wait(thread: threading.Thread, loop: MirrorLoop, stop: StopRequest) -> None:
-    while thread.is_alive():
-        thread.join(_POLL_S)
-        if stop.asked:
-            loop.stop()  # again and again: a job that began since is cancelled, too
+@contextmanager
+def _stopped_with(loop: MirrorLoop, stop: StopRequest) -> Iterator[None]:
+    """The loop ends when a person asks for it."""
+    has_ended = threading.Event()
+
+    def watch() -> None:
+        while not has_ended.wait(_POLL_S):
+            if stop.asked:
+                loop.stop()  # again and again: a job that began since is cancelled, too
+
+    thread = threading.Thread(target=watch, name="xidstream-mirror-stop", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        has_ended.set()
+        thread.join()

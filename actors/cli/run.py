@@ -38,7 +38,7 @@ from xidstream.pipeline.settings.config import Config, SnapshotMode, SparkMode
 from xidstream.pipeline.settings.file_modes import choose_for_process
 from xidstream.pipeline.sinks.sink import check_sink_spec
 
-_REFRESH_S = 0.25
+_CHECKS_POLL_S = 0.25
 _CHECKS_END_S = 10.0
 """What a check in hand is given when the run is stopped: as long as it takes to find that no server answers."""
 
@@ -160,7 +160,7 @@ class _Run:
         threads = [self._start(config.slot, partial(self._check_one, config)) for config in self._configs]
         deadline_s: float | None = None
         while living := [thread for thread in threads if thread.is_alive()]:
-            living[0].join(_REFRESH_S)
+            living[0].join(_CHECKS_POLL_S)
             if self._stop.asked:
                 deadline_s = deadline_s or time.monotonic() + _CHECKS_END_S
                 if time.monotonic() > deadline_s:
@@ -230,7 +230,7 @@ class _Run:
         """Run them all to their end."""
         threads = [self._start(slot, supervisor.run) for slot, supervisor in supervisors.items()]
         while living := [thread for thread in threads if thread.is_alive()]:
-            living[0].join(_REFRESH_S)
+            living[0].join(self._display.interval_s)
             self._show(supervisors)
         self._show(supervisors)
         for slot, supervisor in supervisors.items():

@@ -1,6 +1,6 @@
 """The Spark driver's loop: it pulls a batch, gives it to the sink, and reports it done.
 
-It runs on a thread of the process that holds the Spark session: the driver actor, or the user's own process. Pulling
+It runs on a thread of the process that has the Spark session: the driver actor, or the user's own process. Pulling
 gives the backpressure. Reporting a batch only after the sink has returned gives the guarantee: the next epoch
 delivers again what was not reported, and the sink's own watermark drops what the sink already holds.
 
@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,7 @@ import ray
 from xidstream.actors.driver.object_store_frames import ObjectStoreFrames
 from xidstream.actors.driver.session_kind import reads_ray_objects
 from xidstream.actors.driver.stored_frames import StoredFrames
+from xidstream.actors.runtime.driver_session import LoopSession
 from xidstream.actors.runtime.ray_errors import unwrap
 from xidstream.pipeline.account import BatchHistory, SinkPart
 from xidstream.pipeline.account.batches import MOST_BATCHES, MOST_LATENCIES_OF_A_BATCH
@@ -46,9 +47,6 @@ from xidstream.pipeline.storage.keys import Layout
 from xidstream.pipeline.storage.progress import check_owner
 from xidstream.pipeline.storage.segment_file import SegmentReader
 from xidstream.pipeline.storage.storage import Storage
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 _T = TypeVar("_T")
 _PULL_WAIT_S = 1.0
@@ -91,7 +89,7 @@ class BatchLoop:
 
     def __init__(
         self,
-        spark: SparkSession,
+        session: LoopSession,
         sink: Sink,
         sequencer: Any,
         storage_uri: str,
@@ -99,7 +97,7 @@ class BatchLoop:
         before: LoopProgress,
         history: BatchHistory | None = None,
     ) -> None:
-        self._spark = spark
+        self._session = session
         self._sink = sink
         self._sequencer = sequencer
         self._storage = Storage(storage_uri)
@@ -120,7 +118,7 @@ class BatchLoop:
 
     def run(self) -> None:
         """Run until the sequencer has no more batches. Raises the error of the sink or of another part."""
-        self._sink.open(self._spark)
+        self._sink.open(self._session.get)
         try:
             watermark = self._sink.watermark()
             self.progress = dataclasses.replace(self.progress, sink_lsn=watermark)
@@ -128,7 +126,9 @@ class BatchLoop:
             self._sink.claim(tenure)
             self._is_claimed = self._has_claimed = True
             self._deliver_snapshots(tenure)
-            if not reads_ray_objects(self._spark):
+            spark = self._session.started
+            # A session that is not there yet will be one of ours, which reads them.
+            if spark is not None and not reads_ray_objects(spark):
                 self._frames = StoredFrames(self._storage, self._layout(tenure))
             while not self._stop.is_set():
                 batch = self._call("next_batch", _PULL_WAIT_S, tenure.loop)
@@ -151,7 +151,7 @@ class BatchLoop:
         is_ours = partial(check_owner, self._storage, layout, tenure.number)
         staged = self._staged = StagedSnapshots(self._storage, layout, is_ours)
         if self._call("takes_snapshots"):
-            staged.deliver(self._spark, partial(self._give_snapshot, tenure), self._is_over)
+            staged.deliver(self._session.get(), partial(self._give_snapshot, tenure), self._is_over)
         self._sink.leave_out(staged.contained())
 
     def _is_over(self) -> bool:
@@ -201,7 +201,10 @@ class BatchLoop:
         return now_s - self._idle_since_s > STALLED_AFTER_S
 
     def _has_running_tasks(self) -> bool:
-        tracker = self._spark.sparkContext.statusTracker()
+        spark = self._session.started
+        if spark is None:
+            return True
+        tracker = spark.sparkContext.statusTracker()
         stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
         known = [stage for stage in stages if stage is not None]
         # Without an active stage the sink works outside of Spark, as the Delta commit does.
@@ -233,7 +236,7 @@ class BatchLoop:
     def _spark_batch(self, batch: Batch) -> SinkBatch:
         frames = self._frames
         return SinkBatch(
-            batch, self._spark, frames.frame, self._read_segment, frames.read, frames.put, self._storage
+            batch, self._session.get, frames.frame, self._read_segment, frames.read, frames.put, self._storage
         )
 
     def _layout(self, tenure: Tenure) -> Layout:

@@ -3,6 +3,10 @@
 A JVM that died cannot be started again in the same process. So the command line keeps its session in an actor: a new
 actor takes the place of a lost one, and the run goes on.
 
+The session starts with the actor where each batch needs it anyway, and on a cluster, where it takes longest. Else it
+starts when something first asks for it (``driver_session``). Whether it *can* start is
+looked at in the beginning either way.
+
 Several slots of one run share the actor and its session, each with a batch loop of its own on a thread of its own;
 ``actors.supervision.shared_session`` says who starts and ends it. Their Spark jobs are told apart by job groups.
 """
@@ -13,7 +17,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from py4j.protocol import Py4JError
 
@@ -23,16 +27,23 @@ from xidstream.actors.driver.session_kind import n_executors
 from xidstream.actors.driver.spark_master import SparkMaster
 from xidstream.actors.driver.trouble import session_trouble, trouble_of
 from xidstream.actors.mirror import MirrorLoop, start_beside
+from xidstream.actors.runtime.driver_session import DriverSession, LoopSession
+from xidstream.actors.runtime.java import ensure_java
 from xidstream.actors.runtime.process_facts import this_process
+from xidstream.actors.runtime.spark_version import require_raydp_for_spark
 from xidstream.pipeline.account import BatchHistory
 from xidstream.pipeline.account.model import SinkReport
 from xidstream.pipeline.delta.snapshot_tables import SnapshotTables
 from xidstream.pipeline.errors import ComponentLost
 from xidstream.pipeline.exchange import SlotIdentity
-from xidstream.pipeline.settings.config import Config
+from xidstream.pipeline.settings.config import Config, SparkMode
 from xidstream.pipeline.settings.file_modes import choose_for_process
+from xidstream.pipeline.settings.sink_kinds import kind_of
 from xidstream.pipeline.sinks.sink import make_sink
 from xidstream.pipeline.spark_errors import fault_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 _T = TypeVar("_T")
 
@@ -44,19 +55,31 @@ class SparkDriver:
         choose_for_process(next(iter(configs.values())).storage_mode)
         self._configs = configs
         self._loops: dict[str, BatchLoop] = {}
+        self._sessions: dict[str, LoopSession] = {}
         self._names: dict[str, str] = {}
         self._mirrors: dict[str, MirrorLoop] = {}
         self._lines = PrintedLines()
+        self._session = DriverSession(self._start_session)
+        self._master: SparkMaster | None = None
 
     def start(self) -> None:
+        """Raises PreconditionMissing where no session can be started here, and what ``start_spark`` raises where one
+        is started at once."""
+        require_raydp_for_spark()
+        ensure_java()
+        if any(map(_needs_session, self._configs.values())):
+            self._session.get()
+        # For good: it is the process's, and several loops may end and begin at any time.
+        sys.stdout = self._lines
+
+    def _start_session(self) -> SparkSession:
         from xidstream.actors.driver.session import start_spark
 
         slot, config = next(iter(self._configs.items()))
         name = f"xidstream-{slot}"
-        self._spark = start_spark(config, name)
+        spark = start_spark(config, name)
         self._master = SparkMaster(name)
-        # For good: it is the process's, and several loops may end and begin at any time.
-        sys.stdout = self._lines
+        return spark
 
     def run(self, slot: str, name: str, sequencer: Any, identity: SlotIdentity) -> None:
         """``name`` is the loop's alone, and that of its Spark jobs' group.
@@ -70,9 +93,9 @@ class SparkDriver:
 
     def _run(self, slot: str, name: str, sequencer: Any, identity: SlotIdentity) -> None:
         config = self._configs[slot]
-        self._spark.sparkContext.setJobGroup(name, f"slot {slot}")
+        session = LoopSession(self._session, name, f"slot {slot}")
         loop = BatchLoop(
-            self._spark,
+            session,
             make_sink(config.sink, identity, config.delta_retention),
             sequencer,
             config.storage,
@@ -82,10 +105,11 @@ class SparkDriver:
         )
         # In this order: what ends the loop before must never find this one under the old name.
         self._names[slot] = name
+        self._sessions[slot] = session
         self._loops[slot] = loop
         if config.mirror_every and slot not in self._mirrors:
             # Once, for all epochs: nothing of it belongs to one.
-            self._mirrors[slot] = start_beside(config, self._spark, print)
+            self._mirrors[slot] = start_beside(config, self._session, print)
         loop.run()
 
     def end(self, slot: str, name: str) -> None:
@@ -93,15 +117,21 @@ class SparkDriver:
         if self._names.get(slot) == name and slot in self._loops:
             self._loops[slot].stop()
             with contextlib.suppress(Py4JError, OSError):  # a lost JVM, and its jobs with it
-                self._spark.sparkContext.cancelJobGroup(name)
+                self._sessions[slot].cancel_jobs()
 
     def is_alive(self) -> bool:
-        """Raises what Py4J raises when the JVM is gone."""
-        return not self._master.is_lost() and not self._spark.sparkContext._jsc.sc().isStopped()
+        """Whether it has a session that works, or may still start one. Raises what Py4J raises when the JVM is gone."""
+        spark = self._session.started
+        if spark is None or self._master is None:
+            return not self._session.has_failed
+        return not self._master.is_lost() and not spark.sparkContext._jsc.sc().isStopped()
 
     def trouble(self, slot: str) -> str | None:
         """Why the session runs no more job, or the batch in hand will never end, where that is known."""
-        return session_trouble(self._spark) or trouble_of(self._master, self._loops.get(slot))
+        spark = self._session.started
+        if spark is None or self._master is None:
+            return None
+        return session_trouble(spark) or trouble_of(self._master, self._loops.get(slot))
 
     def progress(self, slot: str) -> LoopProgress:
         return self._loops[slot].progress if slot in self._loops else LoopProgress()
@@ -115,8 +145,9 @@ class SparkDriver:
         return SinkReport(part, this_process("Spark driver"))
 
     def _n_executors(self) -> int | None:
+        spark = self._session.started
         try:
-            return n_executors(self._spark)
+            return None if spark is None else n_executors(spark)
         except (Py4JError, OSError):
             return None  # a lost JVM: ``trouble`` says so
 
@@ -137,6 +168,12 @@ class SparkDriver:
         for mirror in self._mirrors.values():
             with contextlib.suppress(Py4JError, OSError):  # a lost JVM
                 mirror.stop()
-        from xidstream.actors.driver.session import stop_spark
+        if self._session.started is not None:
+            from xidstream.actors.driver.session import stop_spark
 
-        stop_spark()
+            stop_spark()
+
+
+def _needs_session(config: Config) -> bool:
+    """``config`` is settled: it says where Spark's tasks run."""
+    return config.spark != SparkMode.LOCAL.value or kind_of(config.sink).needs_spark

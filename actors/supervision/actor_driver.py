@@ -19,6 +19,8 @@ from xidstream.pipeline.exchange import SlotIdentity
 
 _T = TypeVar("_T")
 _ANSWER_S = 10.0
+_WATCH_INTERVAL_S = 1.0
+"""A call costs the actor a millisecond of CPU or more, whatever it asks."""
 _END_S = 15.0
 _CANCEL_INTERVAL_S = 0.5
 _ACCOUNT_S = 2.0
@@ -49,6 +51,7 @@ class ActorDriver:
         self._name = ""
         self._running: ray.ObjectRef | None = None
         self._watch: ray.ObjectRef | None = None
+        self._next_watch_s = 0.0
         self._accounting: ray.ObjectRef | None = None
         self._account_lock = threading.Lock()
         self._lost = False
@@ -67,7 +70,9 @@ class ActorDriver:
             self._get(self._running, None)
             return True
         if self._watch is None:
-            self._watch = self._actor.trouble.remote(self._slot)
+            if time.monotonic() >= self._next_watch_s:
+                self._next_watch_s = time.monotonic() + _WATCH_INTERVAL_S
+                self._watch = self._actor.trouble.remote(self._slot)
         elif ray.wait([self._watch], timeout=0)[0]:
             watch, self._watch = self._watch, None
             trouble = self._get(watch, None)

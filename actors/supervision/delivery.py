@@ -46,6 +46,7 @@ from xidstream.pipeline.pg import Lsn
 
 _POLL_S = 0.25
 _LOOK_S = 1.0
+"""Between two questions to an actor, each of which costs it a millisecond of CPU or more."""
 """Between looks for tables that were parked."""
 LAST_BATCH_TIMEOUT_S: Final = 120.0
 _DELIVERED_BEFORE = (PoisonedChange, ColumnNameClash, SlotLost)
@@ -86,7 +87,7 @@ class Delivery:
         self._target = target
         self._left_out: set[object] = set()
         self._parked: set[tuple[int, Lsn]] = set()
-        self._look_s = 0.0
+        self._look_s = self._note_s = 0.0
         self._has_failed = False
         """Whether the last loop failed without a delivered batch."""
         self._n_batches = self._n_done = 0
@@ -143,7 +144,6 @@ class Delivery:
                 self._epoch.stop_reading()
                 raise
             self._tell_left_out()
-            # Progress is noted while the driver lives. When the driver itself died, nobody can be asked any more.
             self._note_progress()
             if give_up_s is not None and time.monotonic() > give_up_s:
                 # What the journal holds is confirmed all the same.
@@ -170,6 +170,10 @@ class Delivery:
             raise LoopFailed(error) from error
 
     def _note_progress(self) -> None:
+        """While the driver lives. When the driver itself died, nobody can be asked any more."""
+        if time.monotonic() < self._note_s:
+            return
+        self._note_s = time.monotonic() + _LOOK_S
         restarts, progress = self._retries.restarts, self._held.progress()
         restarts.took_batch = restarts.took_batch or progress.n_batches > self._n_batches
         restarts.reached("sink", progress.sink_lsn)

@@ -18,6 +18,7 @@ from xidstream.actors.driver.batch_loop import BatchLoop, LoopProgress
 from xidstream.actors.driver.session_kind import has_ray_executors
 from xidstream.actors.driver.spark_master import SparkMaster
 from xidstream.actors.driver.trouble import trouble_of
+from xidstream.actors.runtime.driver_session import DriverSession, LoopSession
 from xidstream.pipeline.account import BatchHistory
 from xidstream.pipeline.account.batches import MOST_BATCHES
 from xidstream.pipeline.account.model import SinkReport
@@ -92,6 +93,7 @@ class InProcessDriver:
     ) -> None:
         self.history = BatchHistory(max(n_recent, MOST_BATCHES))
         self._spark = spark
+        self._session = DriverSession.given(spark)
         self._storage_uri = storage_uri
         self._make = make
         self._loop: BatchLoop | None = None
@@ -105,7 +107,7 @@ class InProcessDriver:
 
     def begin(self, sequencer: Any, identity: SlotIdentity) -> None:
         loop = BatchLoop(
-            self._spark,
+            LoopSession(self._session),
             self._make(identity),
             sequencer,
             self._storage_uri,

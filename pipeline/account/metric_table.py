@@ -332,7 +332,7 @@ _OF_SINK: Final = (
     ),
     _gauge(
         "spark_executors",
-        "executors that are registered; no sample in a session of yours",
+        "executors that are registered; no sample before there is a session, and in one of yours",
         of_sink(lambda sink: sink.n_executors),
     ),
 )

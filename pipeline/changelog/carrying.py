@@ -44,11 +44,11 @@ from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.schema.rows import CONTRACT_FIELDS, SNAPSHOT
 from xidstream.pipeline.snapshot.key_filter import EQUAL, BoundComparison
 from xidstream.pipeline.spark.executor_tasks import WriteRows
-from xidstream.pipeline.spark.session import UNION_PARTITIONING
+from xidstream.pipeline.spark.session import UNION_PARTITIONING, GetSession
 from xidstream.pipeline.spark.spark_schemas import quoted, spark_schema
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import DataType
 
 POOL: Final = "xidstream-repair"
@@ -68,7 +68,11 @@ _CONF: Final = {
 
 
 def carry(
-    spark: SparkSession, root: Location, application_id: str, carrying: Carrying, target: SnapshotTarget
+    get_session: GetSession,
+    root: Location,
+    application_id: str,
+    carrying: Carrying,
+    target: SnapshotTarget,
 ) -> tuple[WrittenFile, ...] | None:
     """``SnapshotTables.carry``. ``application_id``: the slot's. Raises SnapshotInterrupted, too, where the log has
     other columns than the snapshot."""
@@ -82,7 +86,7 @@ def carry(
             f"the snapshot that was to be repaired, generation {carrying.number} of table {name}, does not stand any "
             "more"
         )
-    session = spark.newSession()
+    session = get_session().newSession()
     for key, value in _CONF.items():
         session.conf.set(key, value)
     n_bytes = sum(file.n_bytes for file in at.log_table.files())

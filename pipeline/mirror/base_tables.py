@@ -57,7 +57,7 @@ from xidstream.pipeline.settings.credentials import redacted
 from xidstream.pipeline.spark_errors import fault_of
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from xidstream.pipeline.spark.session import GetSession
 
 Generations: TypeAlias = Mapping[str, list[TableGeneration]]
 
@@ -108,18 +108,17 @@ class BaseTables:
         return 0 if self._manifest is None else self._manifest.owner
 
     def refresh(
-        self, spark: SparkSession, is_given_up: Callable[[], bool] = lambda: False
+        self, session: GetSession, is_given_up: Callable[[], bool] = lambda: False
     ) -> Refreshed | None:
-        """None where there is nothing new. Raises ComponentLost where ``is_given_up`` says so, which is asked now and
-        then; Spark's jobs are the caller's to cancel."""
+        """None where there is nothing new. ``session`` is asked for where a table is too large for this process. Raises
+        ComponentLost where ``is_given_up`` says so, which is asked now and then; Spark's jobs are the caller's to
+        cancel."""
         check = _check_of(is_given_up, "the refresh of base tables was given up")
         try:
             with self._alone(check):
-                session = rewrite.mirror_session(spark)
                 for _ in range(ATTEMPTS):
                     try:
-                        with rewrite.in_own_pool(session):
-                            return self._refresh(session, check)
+                        return self._refresh(session, check)
                     except SnapshotOutdated:
                         continue
         except Exception as error:
@@ -161,7 +160,7 @@ class BaseTables:
             self._manifest = manifest
         return self._manifest
 
-    def _refresh(self, session: SparkSession, check: Callable[[], None]) -> Refreshed | None:
+    def _refresh(self, session: GetSession, check: Callable[[], None]) -> Refreshed | None:
         began_s = time.monotonic()
         self._ages.look()
         log = ChangeLog(self._root.uri, self._slot)
@@ -195,13 +194,16 @@ class BaseTables:
                         for_spark.append((table, found))
                     else:
                         done.append((table, found))
-        for table, waiting in for_spark:
-            manifest.check()
-            check()
-            try:
-                done.append((table, waiting.run(session)))
-            except Unsupported as error:
-                left_out[table.shape.table] = error.message
+        if for_spark:
+            spark = rewrite.mirror_session(session())
+            with rewrite.in_own_pool(spark):
+                for table, waiting in for_spark:
+                    manifest.check()
+                    check()
+                    try:
+                        done.append((table, waiting.run(spark)))
+                    except Unsupported as error:
+                        left_out[table.shape.table] = error.message
         self._mark(left_out, marks)
         named = _lines(log.application_id, lsn, done, kept.values())
         if named:

@@ -31,7 +31,8 @@ class Snapshots(enum.Enum):
 class SinkKind:
     """``argument``: what comes behind the colon, as help shows it; empty where nothing does. ``names``: what that is,
     in a word. ``has_root``: it is a folder or a URI. ``is_log``: the sink keeps what it was given, and knows up to
-    which commit and by whom. States, base tables and ``verify`` are read from a log. ``implementation``:
+    which commit and by whom. States, base tables and ``verify`` are read from a log. ``needs_spark``: each batch asks
+    for the Spark session; else only a batch does that is too much for the driver's own process. ``implementation``:
     ``module:class``."""
 
     name: str
@@ -40,6 +41,7 @@ class SinkKind:
     names: str = ""
     has_root: bool = False
     is_log: bool = False
+    needs_spark: bool = True
     snapshots: Snapshots = Snapshots.NONE
 
     @property
@@ -59,6 +61,7 @@ DELTA: Final = SinkKind(
     "folder",
     has_root=True,
     is_log=True,
+    needs_spark=False,
     snapshots=Snapshots.BESIDE,
 )
 CONSOLE: Final = SinkKind("console", f"{_TYPES}:ConsoleType")

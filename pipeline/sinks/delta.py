@@ -81,14 +81,12 @@ from xidstream.pipeline.sinks.message_pieces import message_pieces, new_messages
 from xidstream.pipeline.sinks.written_rows import write_rows
 from xidstream.pipeline.snapshot.ddl import Ddl, read_ddl
 from xidstream.pipeline.spark.frames import SinkBatch
-from xidstream.pipeline.spark.session import warm_up
 from xidstream.pipeline.spark_errors import fault_of
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
     from xidstream.pipeline.delta.batch_parts import TableName
     from xidstream.pipeline.snapshot.bounds import SnapshotBounds
+    from xidstream.pipeline.spark.session import GetSession
     from xidstream.pipeline.spark.snapshot_batch import SnapshotBatch
 
 PARALLEL_TABLES: Final = 4
@@ -123,7 +121,7 @@ class DeltaSink:
         self._threads: ThreadPoolExecutor | None = None
         self._links = SegmentLinks(self._root)
         self._snapshot_log: SnapshotLog | None = None
-        self._spark: SparkSession | None = None
+        self._session: GetSession | None = None
         self._retention = retention
         self._upkeep = Upkeep(retention)
         self._own = {
@@ -133,26 +131,15 @@ class DeltaSink:
     def __repr__(self) -> str:
         return f"DeltaSink({redacted(self._root.uri)})"
 
-    def open(self, spark: SparkSession) -> None:
-        """Make ``_transactions`` and ``_messages`` where they are not, and warm the session up."""
-        self._spark = spark
+    def open(self, session: GetSession) -> None:
+        """Make ``_transactions`` and ``_messages`` where they are not."""
+        self._session = session
         try:
             self._own_table(locations.MESSAGES, MESSAGES_SCHEMA)
             self._own_table(locations.TRANSACTIONS, TRANSACTIONS_SCHEMA)
         except Exception as error:
             raise fault_of(error, f"opening the Delta root {redacted(self._root.uri)}") from error
-        try:
-            # The jobs of these threads belong to whom the caller's do, who may cancel them.
-            context = spark.sparkContext
-            group = context.getLocalProperty("spark.jobGroup.id")
-            self._threads = ThreadPoolExecutor(
-                PARALLEL_TABLES,
-                thread_name_prefix="delta-sink",
-                initializer=lambda: context.setLocalProperty("spark.jobGroup.id", group),  # type: ignore[arg-type]
-            )
-            warm_up(spark)
-        except Exception as error:
-            raise fault_of(error, "starting the sink") from error
+        self._threads = ThreadPoolExecutor(PARALLEL_TABLES, thread_name_prefix="delta-sink")
 
     def close(self) -> None:
         if self._threads is not None:
@@ -178,7 +165,7 @@ class DeltaSink:
         self._writers.clear()
         self._guarded(locations.TRANSACTIONS, self._claim_transactions)
         self._guarded(locations.MESSAGES, self._check_messages)
-        carries = None if self._spark is None else partial(carry, self._spark)
+        carries = None if self._session is None else partial(carry, self._session)
         log = SnapshotLog(self._root, self._application_id, self._ownership, self.watermark(), carries)
         self._snapshot_log = log
         # Before anybody commits a snapshot here: no batch need come again that tells of these.

@@ -22,14 +22,13 @@ from xidstream.pipeline.settings.file_modes import make_folders
 from xidstream.pipeline.settings.sink_kinds import DELTA, KINDS, SinkKind
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
     from xidstream.pipeline.delta.batch_parts import TableName
     from xidstream.pipeline.delta.snapshot_tables import SnapshotTables
     from xidstream.pipeline.sinks.sink_findings import SinkCheck
     from xidstream.pipeline.snapshot.bounds import SnapshotBounds
     from xidstream.pipeline.snapshot.generation import GenerationState
     from xidstream.pipeline.spark.frames import SinkBatch
+    from xidstream.pipeline.spark.session import GetSession
     from xidstream.pipeline.spark.snapshot_batch import SnapshotBatch
 
 
@@ -41,8 +40,8 @@ class Sink(Protocol):
     """What it can do. By ``kind.snapshots`` it gets the rows that tables had before through ``write_snapshot``, or
     through ``snapshot_log``, or not at all."""
 
-    def open(self, spark: SparkSession) -> None:
-        """Once, before the first batch; may take seconds."""
+    def open(self, session: GetSession) -> None:
+        """Once, before the first batch; may take seconds. A sink that does without Spark does not call ``session``."""
 
     def watermark(self) -> Lsn:
         """The commit LSN up to which the sink surely holds everything; 0/0 for one that cannot tell."""

@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING
 from xidstream.pipeline.errors import Unsupported
 from xidstream.pipeline.exchange import Tenure
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
-from xidstream.pipeline.spark.session import warm_up
+from xidstream.pipeline.spark.session import GetSession, warm_up
 from xidstream.pipeline.spark_errors import fault_of
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
     from xidstream.pipeline.delta.batch_parts import TableName
     from xidstream.pipeline.delta.snapshot_tables import SnapshotTables
     from xidstream.pipeline.snapshot.bounds import SnapshotBounds
@@ -21,9 +19,9 @@ if TYPE_CHECKING:
 
 
 class StatelessSink:
-    def open(self, spark: SparkSession) -> None:
+    def open(self, session: GetSession) -> None:
         try:
-            warm_up(spark)
+            warm_up(session())
         except Exception as error:
             raise fault_of(error, "starting the sink") from error
 

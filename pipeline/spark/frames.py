@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from xidstream.pipeline.delta.segment_links import SegmentStorage
+    from xidstream.pipeline.spark.session import GetSession
 
 MemoryFrame = Callable[["SparkSession", pa.Schema, Sequence[ArrowRef]], "DataFrame"]
 """``(spark, contract schema, refs) -> DataFrame`` of exactly ``spark_schema(contract schema)``, one partition
@@ -88,7 +89,7 @@ class SinkBatch:
     def __init__(
         self,
         batch: Batch,
-        spark: SparkSession,
+        session: GetSession,
         memory_frame: MemoryFrame,
         read_segment: ReadSegment,
         read_memory: ReadMemory,
@@ -97,7 +98,7 @@ class SinkBatch:
     ) -> None:
         """``read_segment`` must pickle: the executors call it. Without ``storage`` segments can only be read."""
         self.content = batch
-        self.spark = spark
+        self._session = session
         self._memory_frame = memory_frame
         self._read_memory = read_memory
         self._put_memory = put_memory
@@ -106,6 +107,11 @@ class SinkBatch:
         self.read_segment = read_segment
         self.storage = storage
         self._frames: dict[TableName, DataFrame] = {}
+
+    @property
+    def spark(self) -> SparkSession:
+        """The session. It may have to be started first."""
+        return self._session()
 
     @property
     def number(self) -> int:

@@ -1,19 +1,24 @@
 """What the sinks want of a Spark session: its settings, and a first job before the first batch.
 
 ``SPARK_CONF`` is for whoever starts the session (``actors``, or a user's own script); nothing here changes a
-running session, which is the user's. ``warm_up`` is called by whoever starts a session, and by the sinks' ``open``: the
-first job of a session costs seconds (class loading, the executors' Python), and no batch should pay for that.
+running session, which is the user's. ``warm_up`` is called by whoever starts a session, and by the ``open`` of sinks
+whose every batch needs it: the first job of a session costs seconds (class loading, the executors' Python), and no
+batch should pay for that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+GetSession = Callable[[], "SparkSession"]
+"""The session, for the calling thread. The first call may start it, which takes seconds, and may raise any
+XidstreamError."""
 
 UNION_PARTITIONING: Final = "spark.sql.unionOutputPartitioning"
 

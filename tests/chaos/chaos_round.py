@@ -23,7 +23,7 @@ import psycopg
 from psycopg import sql
 
 from tests.chaos.judge import Verdict, judge
-from tests.chaos.kills import OUTSIDE, RAYDPS, WHOLE, Plan, kill_from_outside, let_go_on, stop_processes
+from tests.chaos.kills import JVMS, OUTSIDE, WHOLE, Plan, kill_from_outside, let_go_on, stop_processes
 from tests.delivered import delivered_lsn
 from tests.differential.compare import Model, final_difference
 from tests.differential.local_pipeline import LocalPipeline, Options, Sink
@@ -197,7 +197,8 @@ class Round:
                 "publication": ",".join(PUBLICATIONS),
                 "storage": str(self._storage),
                 "sink": f"delta:{self._delta}",
-                "spark": "raydp" if RAYDPS.intersection(self._faults) else "auto",
+                # On one machine a run into Delta has no JVM at first, and may never have one.
+                "spark": "raydp" if JVMS.intersection(self._faults) else "auto",
                 "streaming": self._options.streaming,
                 "two_phase": self._options.two_phase,
                 "logical_decoding_work_mem": "64kB",

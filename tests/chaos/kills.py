@@ -166,8 +166,7 @@ _JVMS = {
 }
 """Kind of JVM → what is in its command line, and in no other kind's."""
 
-RAYDPS = frozenset(_JVMS) - {"spark_driver_jvm"}
-"""A session on one machine has none of them."""
+JVMS = frozenset(_JVMS)
 
 OUTSIDE = (*_JVMS, "connection")
 """What is killed from outside, because no code of ours runs there."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.test_command_line import ROWS, XIDSTREAM, delta, environment, wait_until
+from tests.e2e.test_command_line import ROWS, XIDSTREAM, ask_for_spark, delta, environment, wait_until
 from tests.postgres_fixtures import Database
 from tests.processes import spark_driver_jvms
 
@@ -23,6 +23,7 @@ def test_a_lost_jvm_is_replaced_once_for_all_slots(database: Database, tmp_path:
     names = [f"s_{database.name}_{n}" for n in ("a", "b")]
     (tmp_path / "slots.toml").write_text(
         f'storage = "{tmp_path}/segments"\ncreate_slot = true\ndsn = "{database.dsn()}"\npublication = "p"\n'
+        'logical_decoding_work_mem = "64kB"\nbuffer_memory_bytes = "1MB"\n'
         + "".join(f'[[slots]]\nslot = "{n}"\nsink = "delta:{tmp_path}/{n}/delta"\n' for n in names)
     )
     process = subprocess.Popen(
@@ -42,15 +43,18 @@ def test_a_lost_jvm_is_replaced_once_for_all_slots(database: Database, tmp_path:
         active = "select count(*) from pg_replication_slots where active"
         wait_until(lambda: database.execute(active) == [(2,)], 180)
         database.execute(ROWS.format(1, 1000))
-        wait_until(lambda: all(n_committed(slot) == 1 for slot in names), 180)
+        ask_for_spark(database, 1_000_000)
+        wait_until(lambda: all(n_committed(slot) == 3 for slot in names), 180)
         (jvm,) = spark_driver_jvms(process.pid)
         jvm.kill()
         database.execute(ROWS.format(1001, 2000))
-        wait_until(lambda: all(n_committed(slot) == 2 for slot in names), 240)
+        wait_until(lambda: all(n_committed(slot) == 4 for slot in names), 240)
+        assert spark_driver_jvms(process.pid) == [], "what is small needs none"
+        database.execute("alter table t alter extra type bigint using extra::bigint")
+        database.execute("insert into t select i, 'x', i from generate_series(2000000, 2200000) i")
+        wait_until(lambda: all(n_committed(slot) == 5 for slot in names), 120)
         (next_jvm,) = spark_driver_jvms(process.pid)
-        database.execute(ROWS.format(2001, 3000))
-        wait_until(lambda: all(n_committed(slot) == 3 for slot in names), 120)
-        assert spark_driver_jvms(process.pid) == [next_jvm]
+        assert next_jvm.pid != jvm.pid
     finally:
         process.send_signal(signal.SIGTERM)
         output, _ = process.communicate(timeout=120)

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.postgres_fixtures import Database
-from tests.processes import spark_driver_jvms
+from tests.processes import living_below, spark_driver_jvms
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
@@ -57,6 +57,27 @@ def environment(extra: dict[str, str] | None = None) -> dict[str, str]:
 def set_up(database: Database) -> None:
     database.execute("create table t (id bigint primary key, note text)")
     database.execute("create publication p for table t")
+
+
+def drivers_of(pid: int) -> set[int]:
+    """The processes of the run's Spark driver actor."""
+    return {each.process.pid for each in living_below(pid) if "ray::SparkDriver" in each.command[:1]}
+
+
+SMALL_SEGMENTS = ("--logical-decoding-work-mem", "64kB", "--buffer-memory-bytes", "1MB")
+
+
+def ask_for_spark(database: Database, first: int) -> range:
+    """Commit two transactions into ``t``, the second of which a run with ``SMALL_SEGMENTS`` into Delta needs Spark for,
+    and no earlier one. The ids of their rows."""
+    database.execute("alter table t add column extra int")
+    database.execute(f"insert into t values ({first}, 'extra', 1)")
+    # Another type under the name is another column of the Delta table: segments do not have it where it is.
+    database.execute("alter table t alter extra type text using extra::text")
+    database.execute(
+        f"insert into t select i, 'extra', i from generate_series({first + 1}, {first + 200_000}) i"
+    )
+    return range(first, first + 200_001)
 
 
 def options(database: Database, folder: Path, *more: str, sink: str | None = None) -> list[str]:
@@ -204,8 +225,9 @@ def test_a_lost_jvm_is_replaced_and_sigterm_then_ends_the_run_with_everything_co
     database: Database, tmp_path: Path, spark: str
 ) -> None:
     set_up(database)
+    settings = ("--create-slot", "--snapshot", "never", "--spark", spark)
     process = subprocess.Popen(
-        [*XIDSTREAM, *options(database, tmp_path, "--create-slot", "--spark", spark)],
+        [*XIDSTREAM, *options(database, tmp_path, *settings, *SMALL_SEGMENTS)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -218,21 +240,24 @@ def test_a_lost_jvm_is_replaced_and_sigterm_then_ends_the_run_with_everything_co
         wait_until(
             lambda: (tmp_path / "delta" / "_transactions").exists() and bool(delta(tmp_path, "_transactions"))
         )
+        others = ask_for_spark(database, 1_000_000)
+        wait_until(lambda: len(delta(tmp_path, "_transactions")) == 3, 180)
         jvms = spark_driver_jvms(process.pid)
         assert len(jvms) == 1
         senders = walsenders(database)
+        drivers = drivers_of(process.pid)
         jvms[0].kill()
-        # Noticed although nothing is being written: few rows do not need the JVM.
-        wait_until(lambda: any(jvm.pid != jvms[0].pid for jvm in spark_driver_jvms(process.pid)), 120)
+        # Noticed although nothing is being written: the next batch that needs the JVM must not be the first to find it.
+        wait_until(lambda: bool(drivers_of(process.pid) - drivers), 120)
         database.execute(ROWS.format(1001, 2000))
-        wait_until(lambda: len(delta(tmp_path, "_transactions")) == 2, 180)
+        wait_until(lambda: len(delta(tmp_path, "_transactions")) == 4, 180)
         assert walsenders(database) == senders, "nothing was read anew"
     finally:
         process.send_signal(signal.SIGTERM)
         output, _ = process.communicate(timeout=90)
     assert process.returncode == 0, output
     assert "starting again" in output
-    assert [r["id"] for r in delta(tmp_path, "public.t")] == list(range(1, 2001))
+    assert [r["id"] for r in delta(tmp_path, "public.t")] == [*range(1, 1001), *others, *range(1001, 2001)]
     confirmed = database.execute(
         "select (confirmed_flush_lsn - '0/0')::bigint, active from pg_replication_slots where slot_name = %s",
         f"s_{database.name}"[:63],
@@ -279,7 +304,9 @@ def test_a_run_stopped_while_spark_starts_and_the_slot_is_waited_for_waits_for_n
     with database.connect() as other:
         other.execute(b"begin")
         other.execute(ROWS.format(1, 1).encode())
-        with started(tmp_path, *options(database, tmp_path, "--create-slot", "--spark", spark)) as process:
+        # A console has a session started at once.
+        settings = options(database, tmp_path, "--create-slot", "--spark", spark, sink="console")
+        with started(tmp_path, *settings) as process:
             waits = "select count(*) from pg_locks where locktype = 'transactionid' and not granted"
             wait_until(lambda: starts(first) and database.execute(waits) == [(1,)])
             process.send_signal(signal.SIGTERM)

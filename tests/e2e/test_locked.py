@@ -19,7 +19,17 @@ import psutil
 import pytest
 
 from tests.e2e.stranger import asked
-from tests.e2e.test_command_line import NEWEST, ROWS, delta, environment, marked, options, set_up
+from tests.e2e.test_command_line import (
+    NEWEST,
+    ROWS,
+    SMALL_SEGMENTS,
+    ask_for_spark,
+    delta,
+    environment,
+    marked,
+    options,
+    set_up,
+)
 from tests.postgres_fixtures import Database
 from tests.processes import Living, living_below
 from tests.waiting import wait_until
@@ -91,6 +101,7 @@ def test_a_run_on_one_machine_listens_and_writes_as_the_page_says_and_lets_no_ot
     set_up(database)
     database.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", f"s_{database.name}"[:63])
     database.execute(ROWS.format(1, 1000))
+    others = ask_for_spark(database, 1001)
     short_folder.chmod(0o755)  # whoever has a login comes to the run's own folders, and no further
     home = short_folder / "home"
     home.mkdir()
@@ -100,6 +111,7 @@ def test_a_run_on_one_machine_listens_and_writes_as_the_page_says_and_lets_no_ot
             "-m",
             "actors",
             *options(database, short_folder),
+            *SMALL_SEGMENTS,
             "--metrics-address",
             "127.0.0.1:0",
         ],
@@ -117,8 +129,9 @@ def test_a_run_on_one_machine_listens_and_writes_as_the_page_says_and_lets_no_ot
         ),
     )
     try:
-        lines = short_folder / "delta" / "_transactions" / "_delta_log" / f"{1:020d}.json"
-        wait_until(lambda: lines.exists() or process.poll() is not None, 180)
+        made = short_folder / "delta" / "_transactions" / "_delta_log" / f"{0:020d}.json"
+        is_whole = lambda: made.exists() and len(delta(short_folder, "_transactions")) == 3
+        wait_until(lambda: is_whole() or process.poll() is not None, 180)
         assert process.poll() is None, process.communicate()[0]
         run = psutil.Process(process.pid)
         processes = [Living(run, run.name(), tuple(run.cmdline())), *living_below(process.pid)]
@@ -147,7 +160,7 @@ def test_a_run_on_one_machine_listens_and_writes_as_the_page_says_and_lets_no_ot
             process.send_signal(signal.SIGTERM)
         output, _ = process.communicate(timeout=120)
     assert process.returncode == 0, output
-    assert [row["id"] for row in delta(short_folder, "public.t")] == list(range(1, 1001))
+    assert [row["id"] for row in delta(short_folder, "public.t")] == [*range(1, 1001), *others]
     assert not marked(str(tmp_path))
 
     # The reader has it, too, and was not started with it.

@@ -17,6 +17,7 @@ from tests import transfers
 from tests.e2e.conftest import Pipeline
 from tests.e2e.test_command_line import XIDSTREAM, environment, options
 from tests.postgres_fixtures import Database
+from tests.processes import living_below
 from tests.waiting import wait_until
 from xidstream import ChangeStream, Mirror
 from xidstream.pipeline import faultpoints
@@ -116,6 +117,7 @@ def test_a_run_refreshes_beside_its_sink_and_the_command_goes_on_where_a_killed_
         assert mirror.stdout is not None
         told = mirror.stdout.readline()
         assert told.startswith("base tables: "), (told, mirror.stderr)
+        assert not living_below(mirror.pid), "small tables need no Spark, and so no Ray"
     finally:
         mirror.send_signal(signal.SIGTERM)
         _, said = mirror.communicate(timeout=60)

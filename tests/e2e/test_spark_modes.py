@@ -17,7 +17,16 @@ import psutil
 import pytest
 
 from tests.e2e.stranger import asked
-from tests.e2e.test_command_line import ROWS, delta, environment, options, run, set_up
+from tests.e2e.test_command_line import (
+    ROWS,
+    SMALL_SEGMENTS,
+    ask_for_spark,
+    delta,
+    environment,
+    options,
+    run,
+    set_up,
+)
 from tests.e2e.test_locked import LOOPBACK, listening, table, tells
 from tests.postgres_fixtures import Database
 from tests.processes import Living, living_below
@@ -149,6 +158,28 @@ def test_raydps_executors_on_one_machine_read_rows_from_rays_object_store_and_an
     if os.geteuid() == 0:
         assert rights == {str(file): []}
     assert not list((tmp_path / "segments").rglob("*.arrow")), "rows went through the object store"
+
+
+def test_a_run_into_delta_has_no_jvm_until_a_batch_needs_one(database: Database, tmp_path: Path) -> None:
+    set_up(database)
+    make_slot(database)
+    with running(tmp_path, *options(database, tmp_path, *SMALL_SEGMENTS)) as process:
+
+        def n_committed() -> int:
+            there = (tmp_path / "delta" / "_transactions").exists()
+            return len(delta(tmp_path, "_transactions")) if there else 0
+
+        database.execute(ROWS.format(1, 1000))
+        wait_until(lambda: n_committed() == 1 or process.poll() is not None, 180)
+        assert process.poll() is None
+        assert not java(living_below(process.pid))
+        others = ask_for_spark(database, 1001)
+        wait_until(lambda: n_committed() == 3 or process.poll() is not None, 180)
+        assert process.poll() is None
+        assert len(java(living_below(process.pid))) == 1
+    output = (tmp_path / "output").read_text()
+    assert process.returncode == 0, output
+    assert [row["id"] for row in delta(tmp_path, "public.t")] == [*range(1, 1001), *others]
 
 
 @pytest.mark.slow

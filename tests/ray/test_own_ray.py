@@ -28,7 +28,8 @@ connect_ray(needs_spark=False)
 here = set(os.environ)
 there = ray.get(ray.remote(seen).remote())
 folder = ray._private.worker._global_node.get_session_dir_path()
-print(json.dumps([folder, there, "TMPDIR" in here]), flush=True)
+servers = sorted(ray._private.worker._global_node.all_processes)
+print(json.dumps([folder, there, "TMPDIR" in here, servers]), flush=True)
 if sys.argv[1] == "killed":
     os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -52,7 +53,8 @@ def test_nothing_is_left_after_the_end_and_the_logs_alone_after_a_kill_and_the_t
     token = tmp_path / ".ray" / "auth_token"
     ended = start(short_folder, tmp_path, "in order")
     assert ended.returncode == 0, ended.stderr
-    session, there, is_set_here = json_of(ended.stdout)
+    session, there, is_set_here, servers = json.loads(ended.stdout)
+    assert servers == ["gcs_server", "raylet"], "and no process that one node has no use for"
     assert session.startswith(f"{short_folder}/xids-")
     assert there["TMPDIR"].startswith(f"{short_folder}/xids-") and not is_set_here
     assert there["RAY_task_events_report_interval_ms"] == there["RAY_event_stats_print_interval_ms"] == "0"
@@ -68,8 +70,3 @@ def test_nothing_is_left_after_the_end_and_the_logs_alone_after_a_kill_and_the_t
     assert any(path.name.startswith("raylet") for path in (folder / "logs").iterdir())
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert stat.S_IMODE(token.stat().st_mode) == 0o600
-
-
-def json_of(text: str) -> tuple[str, dict[str, str], bool]:
-    session, there, is_set_here = json.loads(text)
-    return session, there, is_set_here

@@ -56,7 +56,7 @@ class LogMaker:
 
     def __post_init__(self) -> None:
         self.sink = DeltaSink(str(self.path), IDENTITY)
-        self.sink.open(self.spark)
+        self.sink.open(lambda: self.spark)
         self.sink.claim(Tenure(1, "epoch", 1, {}, Lsn(10**12)))
         self._numbers: dict[str, int] = {}
 

@@ -57,7 +57,7 @@ def make_batch(spark: Any, segments: LocalSegments) -> Any:
     def make(*units: Any, number: int = 0) -> SinkBatch:
         return SinkBatch(
             batch_of(units, segments, number),
-            spark,
+            lambda: spark,
             memory_frame,
             segments,
             read_memory,

@@ -28,7 +28,6 @@ from xidstream.pipeline.schema.rows import (
     UPDATE_PREIMAGE,
     contract_schema,
 )
-from xidstream.pipeline.sinks import delta
 from xidstream.pipeline.sinks.delta import DeltaSink
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 from xidstream.pipeline.snapshot.generation import Generation
@@ -63,7 +62,7 @@ class Root:
         if slot not in self._sinks:
             identity = SlotIdentity(IDENTITY.system_identifier, IDENTITY.database, slot)
             sink = DeltaSink(self.uri, identity)
-            sink.open(self._spark)
+            sink.open(lambda: self._spark)
             sink.claim(Tenure(1, "epoch", 1, {}, Lsn(10_000)))
             self._sinks[slot] = sink
         return self._sinks[slot]
@@ -100,7 +99,6 @@ class Root:
 
 @pytest.fixture
 def root(tmp_path: Path, spark: Any, make_batch: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Root]:
-    monkeypatch.setattr(delta, "warm_up", lambda spark: None)
     made = Root(tmp_path / "delta", spark, make_batch)
     yield made
     made.close()

@@ -54,7 +54,6 @@ class Root:
         self._spark = spark
         self._sinks: list[DeltaSink] = []
         self.n_tenures = 0
-        monkeypatch.setattr(delta, "warm_up", lambda spark: None)
 
     def sink(self, **tenure: Any) -> DeltaSink:
         """Of the run that has the slot from now on."""
@@ -65,7 +64,7 @@ class Root:
 
     def unclaimed(self) -> DeltaSink:
         sink = DeltaSink(str(self.path), IDENTITY)
-        sink.open(self._spark)
+        sink.open(lambda: self._spark)
         self._sinks.append(sink)
         return sink
 
@@ -325,7 +324,9 @@ def test_a_retried_task_commits_its_second_attempts_files_only(
     transactions = [Transaction(100, [(A, rows(*range(10)))], spilled=True)]
     flaky = FailsOnce(segments, str(tmp_path / "failed"))
     root.sink().write(
-        SinkBatch(batch_of(transactions, segments), spark, memory_frame, flaky, read_memory, put_memory)
+        SinkBatch(
+            batch_of(transactions, segments), lambda: spark, memory_frame, flaky, read_memory, put_memory
+        )
     )
     assert (tmp_path / "failed").exists()
     assert root.rows("public.a") == wanted(transactions, "public.a")

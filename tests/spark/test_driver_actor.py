@@ -13,6 +13,8 @@ import pytest
 from tests.spark.support import IDENTITY
 from xidstream.actors.driver.batch_loop import BatchLoop, LoopProgress
 from xidstream.actors.driver.spark_driver import SparkDriver
+from xidstream.actors.driver.spark_master import SparkMaster
+from xidstream.actors.runtime.driver_session import DriverSession, LoopSession
 from xidstream.pipeline.settings.config import Config
 from xidstream.pipeline.sinks.sink import make_sink
 
@@ -22,10 +24,12 @@ pytestmark = pytest.mark.spark
 def test_an_end_that_comes_late_cancels_nothing_of_the_next_epochs_loop(spark: Any, tmp_path: Path) -> None:
     """It cancelled the new loop's first jobs, which the sink took for a failure of its own: the run ended."""
     driver = SparkDriver({"s": Config.of({"slot": "s"})})
-    driver._spark = spark
+    session = driver._session = DriverSession.given(spark)
+    driver._master = SparkMaster("none")
     sink = make_sink(f"delta:{tmp_path}", IDENTITY)
     for name in ("old", "new"):
-        driver._loops["s"] = BatchLoop(spark, sink, None, str(tmp_path), IDENTITY, LoopProgress())
+        of_loop = driver._sessions["s"] = LoopSession(session, name)
+        driver._loops["s"] = BatchLoop(of_loop, sink, None, str(tmp_path), IDENTITY, LoopProgress())
         driver._names["s"] = name
     started = tmp_path / "started"
     failures: list[BaseException] = []
@@ -39,9 +43,8 @@ def test_an_end_that_comes_late_cancels_nothing_of_the_next_epochs_loop(spark: A
                 time.sleep(0.05)
             return rows
 
-        spark.sparkContext.setJobGroup("new", "")
         try:
-            spark.range(1).rdd.mapPartitions(wait_for_both).collect()
+            of_loop.get().range(1).rdd.mapPartitions(wait_for_both).collect()
         except Exception as error:
             failures.append(error)
 
@@ -65,6 +68,7 @@ from pyspark.sql import SparkSession
 
 from tests.spark.support import IDENTITY
 from xidstream.actors.driver import spark_driver
+from xidstream.actors.runtime.driver_session import DriverSession
 from xidstream.actors.driver.session_kind import reads_ray_objects
 from xidstream.pipeline.settings.config import Config
 from xidstream.pipeline.errors import ComponentLost
@@ -77,12 +81,12 @@ class Loop(spark_driver.BatchLoop):
     def run(self):
         jvm.kill()
         jvm.wait()
-        reads_ray_objects(self._spark)
+        reads_ray_objects(self._session.get())
 
 
 spark_driver.BatchLoop = Loop
 driver = spark_driver.SparkDriver({"s": Config.of({"slot": "s", "sink": "console", "storage": sys.argv[1]})})
-driver._spark = spark
+driver._session = DriverSession.given(spark)
 for name in ("its JVM dies in the loop", "its JVM is dead"):
     try:
         driver.run("s", name, None, IDENTITY)

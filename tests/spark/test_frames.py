@@ -272,7 +272,12 @@ def test_a_memory_frame_of_another_schema_is_refused(spark: Any, segments: Local
         return frame.select(*reversed(frame.columns))
 
     batch = SinkBatch(
-        batch_of([Transaction(100, [(ITEMS, items(1))])]), spark, reordered, segments, read_memory, put_memory
+        batch_of([Transaction(100, [(ITEMS, items(1))])]),
+        lambda: spark,
+        reordered,
+        segments,
+        read_memory,
+        put_memory,
     )
     with pytest.raises(SinkFailed, match=r"public\.items"):
         batch.dataframe("public.items")
@@ -300,7 +305,9 @@ def test_a_segment_with_other_rows_than_recorded_is_corrupt(spark: Any, segments
     wrong = dataclasses.replace(segment, file=dataclasses.replace(segment.file, n_rows=1))
     part = SegmentPart(wrong, Commit(100, COMMIT_US))
     unit = Sealed(record_batch([], TRANSACTIONS_SCHEMA), (), (part,), (), 1, 0)
-    batch = SinkBatch(batch_of([unit], segments), spark, memory_frame, segments, read_memory, put_memory)
+    batch = SinkBatch(
+        batch_of([unit], segments), lambda: spark, memory_frame, segments, read_memory, put_memory
+    )
     with pytest.raises(SegmentCorrupt):
         ForeachSink(lambda b: b.dataframe("public.items").collect()).write(batch)
 
@@ -311,7 +318,7 @@ def test_many_small_memory_parts_share_tasks(spark: Any, segments: LocalSegments
     memory = tuple(MemoryPart(ITEMS, 1, 1000, 100, stream_bytes([o], o.schema)) for o in outs)
     unit = Sealed(record_batch([], TRANSACTIONS_SCHEMA), memory, (), None, 20, 0)
     frame = SinkBatch(
-        batch_of([unit], segments), spark, memory_frame, segments, read_memory, put_memory
+        batch_of([unit], segments), lambda: spark, memory_frame, segments, read_memory, put_memory
     ).dataframe("public.items")
     assert frame.rdd.getNumPartitions() == 2
     assert collected(frame, "id") == [(i,) for i in range(20)]
@@ -340,7 +347,7 @@ def test_parts_of_packs_of_several_units_and_layouts_arrive_exactly(
         objects.append(put_memory(table))
         return objects[-1]
 
-    batch = SinkBatch(batch_of(units, segments), spark, memory_frame, segments, read_memory, put)
+    batch = SinkBatch(batch_of(units, segments), lambda: spark, memory_frame, segments, read_memory, put)
     frame = batch.dataframe("Odd.name.t`x")
     assert len(objects) == 2, "one for each layout, where three units have rows"
     assert collected(frame, "_commit_lsn", "_seq") == wanted

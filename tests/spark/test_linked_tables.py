@@ -60,7 +60,7 @@ class World:
 
     def sink(self) -> DeltaSink:
         sink = DeltaSink(str(self.root), IDENTITY)
-        sink.open(self._spark)
+        sink.open(lambda: self._spark)
         self._sinks.append(sink)
         self.n_tenures += 1
         sink.claim(tenure_of(self.n_tenures, wal_end=1 << 40))
@@ -102,7 +102,7 @@ class World:
 
         reader = SegmentReader(self.storage.uri)
         return SinkBatch(
-            batch_of(units), self._spark, memory_frame, reader, read_memory, put_memory, self.storage
+            batch_of(units), lambda: self._spark, memory_frame, reader, read_memory, put_memory, self.storage
         )
 
     def rows(self, directory: str) -> list[tuple[Any, ...]]:
@@ -122,7 +122,6 @@ class World:
 
 @pytest.fixture
 def world(tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    monkeypatch.setattr(delta, "warm_up", lambda spark: None)
     world = World(tmp_path, spark)
     yield world
     world.close()

@@ -58,7 +58,7 @@ def batch_with(spark: Any, segments: LocalSegments, *parts: SegmentPart, native:
     unit = Sealed(record_batch([], TRANSACTIONS_SCHEMA), (), parts, (), n_rows, 0)
     storage = segments.storage if native else None
     batch = batch_of([unit], segments)
-    return SinkBatch(batch, spark, memory_frame, segments, read_memory, put_memory, storage)
+    return SinkBatch(batch, lambda: spark, memory_frame, segments, read_memory, put_memory, storage)
 
 
 def is_native(frame: Any) -> bool:

@@ -47,7 +47,7 @@ def test_rows_of_several_objects_arrive_in_order_and_leave_nothing_behind(
     size = sum(part.n_bytes for unit in units for part in unit.seal(None).memory)
     assert (size > FEW_BYTES) == bool(n_objects)
     batch = SinkBatch(
-        batch_of(units), spark, frames.frame, SegmentReader(storage.uri), frames.read, frames.put
+        batch_of(units), lambda: spark, frames.frame, SegmentReader(storage.uri), frames.read, frames.put
     )
     frame = batch.dataframe("public.wide")
     assert len(storage.list_keys("7001")) == n_objects, "a task for each core"

@@ -48,6 +48,7 @@ NULL: Final = SinkKind(
     "folder",
     has_root=True,
     is_log=True,
+    needs_spark=False,
     snapshots=Snapshots.BESIDE,
 )
 
@@ -79,7 +80,7 @@ class NullSink:
         self._root = root
         self._owner = 0
 
-    def open(self, spark: Any) -> None:
+    def open(self, session: Any) -> None:
         (self._root / "metadata").mkdir(parents=True, exist_ok=True)
 
     def watermark(self) -> Lsn:

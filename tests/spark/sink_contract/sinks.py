@@ -45,7 +45,7 @@ class Tried(ABC):
     def next_run(self, contained: Mapping[TableName, SnapshotBounds] | None = None) -> Sink:
         """Of the run that has the slot from now on. ``contained``: what snapshots of it the sink has had."""
         sink = self.make()
-        sink.open(self.spark)
+        sink.open(lambda: self.spark)
         self.n_runs += 1
         sink.claim(Tenure(self.n_runs, f"epoch-{self.n_runs}", 1, {}, Lsn(10_000)))
         sink.leave_out(contained or {})

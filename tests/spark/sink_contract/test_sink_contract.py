@@ -26,7 +26,7 @@ from xidstream.pipeline.settings import sink_kinds
 from xidstream.pipeline.settings.config import Config
 from xidstream.pipeline.settings.sink_kinds import Snapshots
 from xidstream.pipeline.settings.slot_list import configs_of
-from xidstream.pipeline.sinks import delta, stateless
+from xidstream.pipeline.sinks import stateless
 from xidstream.pipeline.sinks.sink import check_sink_spec, make_sink, sink_type
 from xidstream.pipeline.sinks.sink_findings import check_of_spec
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
@@ -66,8 +66,7 @@ def wanted(table: str, transactions: list[Transaction]) -> list[Row]:
 def tried(
     request: pytest.FixtureRequest, tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch
 ) -> Tried:
-    for module in (delta, stateless):
-        monkeypatch.setattr(module, "warm_up", lambda spark: None)
+    monkeypatch.setattr(stateless, "warm_up", lambda spark: None)
     made: Tried = request.param(tmp_path / "sink", spark, monkeypatch)
     return made
 
@@ -99,7 +98,7 @@ def test_a_log_knows_up_to_where_and_by_whom_it_was_written_and_others_say_nothi
     assert sink.watermark() == 0
     sink.write(make_batch(*TRANSACTIONS[:3]))
     for each in (sink, tried.make()):
-        each.open(tried.spark)
+        each.open(lambda: tried.spark)
         assert (each.watermark(), each.last_owner()) == ((120, 1) if kind.is_log else (0, 0))
         each.close()
 

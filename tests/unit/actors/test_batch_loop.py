@@ -9,6 +9,7 @@ import pytest
 
 from tests.spark.support import IDENTITY, Transaction, batch_of
 from xidstream.actors.driver.batch_loop import BatchLoop, LoopProgress
+from xidstream.actors.runtime.driver_session import DriverSession, LoopSession
 from xidstream.pipeline.errors import Superseded
 from xidstream.pipeline.exchange import Tenure
 from xidstream.pipeline.pg import Lsn
@@ -23,7 +24,7 @@ def test_a_loop_that_was_taken_over_from_gives_no_further_batch_to_the_function(
     storage = Storage(str(tmp_path))
     given: list[Lsn] = []
     loop = BatchLoop(
-        None,  # type: ignore[arg-type] - the function asks for no DataFrame
+        LoopSession(DriverSession(no_session)),
         ForeachSink(lambda batch: given.append(batch.last_commit_lsn)),
         None,
         str(tmp_path),
@@ -37,6 +38,10 @@ def test_a_loop_that_was_taken_over_from_gives_no_further_batch_to_the_function(
     with pytest.raises(Superseded, match="epoch b's, this is epoch a"):
         loop._take(batch(200), tenure)
     assert given == [100]
+
+
+def no_session() -> Any:
+    raise AssertionError("the function asks for no DataFrame")
 
 
 def take_over(storage: Storage, epoch: str) -> Tenure:

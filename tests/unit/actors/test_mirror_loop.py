@@ -5,19 +5,22 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.waiting import wait_until
 from xidstream.actors.mirror import MirrorLoop
+from xidstream.actors.runtime.driver_session import DriverSession, LoopSession
 from xidstream.pipeline.errors import ComponentLost
 from xidstream.pipeline.mirror.vacuum import Vacuumed
 
-SPARK: Any = SimpleNamespace(
-    sparkContext=SimpleNamespace(setJobGroup=lambda *args, **more: None, cancelJobGroup=lambda group: None)
-)
+
+def no_session() -> Any:
+    raise AssertionError("nothing is large")
+
+
+SESSION = LoopSession(DriverSession(no_session), "mirror")
 
 
 class LongVacuum:
@@ -26,7 +29,7 @@ class LongVacuum:
     def __init__(self) -> None:
         self.has_begun = threading.Event()
 
-    def refresh(self, spark: Any, is_given_up: Callable[[], bool]) -> None:
+    def refresh(self, session: Any, is_given_up: Callable[[], bool]) -> None:
         return None
 
     def vacuum(self, retention_s: float, is_given_up: Callable[[], bool]) -> Vacuumed:
@@ -39,7 +42,7 @@ class LongVacuum:
 def test_a_loop_that_is_stopped_in_a_vacuum_gives_it_up_and_ends_without_a_failure() -> None:
     tables: Any = LongVacuum()
     told: list[str] = []
-    loop = MirrorLoop(tables, SPARK, every_s=60, vacuum_s=3_600, tell=told.append)
+    loop = MirrorLoop(tables, SESSION, every_s=60, vacuum_s=3_600, tell=told.append)
     thread = threading.Thread(target=loop.run_quietly, daemon=True)
     thread.start()
     assert tables.has_begun.wait(60)
@@ -56,7 +59,7 @@ class Counted:
         self.n_refreshes = 0
         self.n_vacuums = 0
 
-    def refresh(self, spark: Any, is_given_up: Callable[[], bool]) -> None:
+    def refresh(self, session: Any, is_given_up: Callable[[], bool]) -> None:
         self.n_refreshes += 1
 
     def vacuum(self, retention_s: float, is_given_up: Callable[[], bool]) -> Vacuumed:
@@ -69,7 +72,7 @@ def test_vacuum_comes_with_the_first_refresh_and_not_with_each_one(
     vacuum_s: float | None, n_vacuums: int
 ) -> None:
     tables: Any = Counted()
-    loop = MirrorLoop(tables, SPARK, every_s=0.01, vacuum_s=vacuum_s)
+    loop = MirrorLoop(tables, SESSION, every_s=0.01, vacuum_s=vacuum_s)
     thread = threading.Thread(target=loop.run_quietly, daemon=True)
     thread.start()
     wait_until(lambda: tables.n_refreshes >= 20)
