@@ -14,6 +14,7 @@ stair is written in pyproject.toml, import-linter checks it in CI, and a test ho
     changelog       tables as they were at a commit, read from the change log
     spark           batches as DataFrames, and the tasks of Spark's executors
     delta           Delta tables: places, columns, files, commits; without pyspark
+    log_tables      what tables of a change log have in common: places, columns, files, whose they are
     decode | postgres | storage | stream
         decode      blocks to Arrow, in compiled kernels
         postgres    the replication connection, and all that is asked of the server

@@ -49,10 +49,10 @@ from xidstream.pipeline.delta.delta_table import (
     DeltaTableWriter,
     SnapshotOutdated,
 )
-from xidstream.pipeline.delta.locations import Location
 from xidstream.pipeline.delta.parquet_files import ParquetFiles
 from xidstream.pipeline.delta.table_metadata import STATISTICS, TableMetadata
 from xidstream.pipeline.errors import StorageFault, Superseded
+from xidstream.pipeline.log_tables.locations import Location
 
 CURRENT: Final = "current"
 MANIFEST: Final = "_manifest"

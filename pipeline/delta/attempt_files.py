@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, NamedTuple
 
-from xidstream.pipeline.delta.locations import Location
+from xidstream.pipeline.log_tables.locations import Location
 
 _THREADS: Final = 16
 """An object store lets each question wait."""

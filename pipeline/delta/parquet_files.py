@@ -37,8 +37,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from xidstream.pipeline.delta.locations import Location
 from xidstream.pipeline.errors import StorageFault
+from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.parquet import SPARK_METADATA, halved, statistics_leaves
 
 ROW_GROUP_ROWS: Final = 128 << 10

@@ -21,8 +21,8 @@ from collections.abc import Iterator
 from typing import Any, Final
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from xidstream.pipeline.delta.locations import Location
 from xidstream.pipeline.errors import SegmentCorrupt, StorageFault
+from xidstream.pipeline.log_tables.locations import Location
 
 SMALLEST_PART_BYTES: Final = 5 << 20
 LARGEST_PART_BYTES: Final = 5 << 30

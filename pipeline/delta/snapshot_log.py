@@ -38,7 +38,6 @@ from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 
-from xidstream.pipeline.delta import locations
 from xidstream.pipeline.delta.attempt_files import missing, remove
 from xidstream.pipeline.delta.columns import Conform, DeltaColumn, place
 from xidstream.pipeline.delta.delta_table import MAX_VERSION, DeltaTableWriter, SnapshotOutdated
@@ -50,7 +49,6 @@ from xidstream.pipeline.delta.generation_rows import (
     row_of,
     spoiled_rows,
 )
-from xidstream.pipeline.delta.locations import Location
 from xidstream.pipeline.delta.ownership import Ownership
 from xidstream.pipeline.delta.parquet_files import ParquetFiles, WrittenFile
 from xidstream.pipeline.delta.relation_history import VersionSince
@@ -58,6 +56,8 @@ from xidstream.pipeline.delta.snapshot_tables import Carrying, GenerationLine, P
 from xidstream.pipeline.delta.table_metadata import NOTHING_KNOWN, OF_OWN_TABLES, metadata_of_source
 from xidstream.pipeline.errors import SnapshotInterrupted, StorageFault, Unsupported, XidstreamError
 from xidstream.pipeline.faultpoints import reach
+from xidstream.pipeline.log_tables import locations
+from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.parked import ParkedTable
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
 from xidstream.pipeline.schema import RelationVersion

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from xidstream.pipeline.delta.columns import Conform
-from xidstream.pipeline.delta.locations import Location
 from xidstream.pipeline.delta.parquet_files import WrittenFile
+from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.schema import RelationVersion
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds

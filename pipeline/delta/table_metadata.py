@@ -35,7 +35,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Final
 
-from xidstream.pipeline.delta import locations
+from xidstream.pipeline.log_tables import locations
 from xidstream.pipeline.schema import RelationVersion
 from xidstream.pipeline.schema.type_names import type_name
 from xidstream.pipeline.settings.delta_retention import DeltaRetention

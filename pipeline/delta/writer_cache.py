@@ -13,8 +13,8 @@ from __future__ import annotations
 import threading
 from typing import Final
 
-from xidstream.pipeline.delta import locations
 from xidstream.pipeline.delta.delta_table import DeltaTableWriter
+from xidstream.pipeline.log_tables import locations
 
 KEPT_WRITERS: Final = 1_000
 _PINNED: Final = frozenset({locations.TRANSACTIONS, locations.MESSAGES})

@@ -42,7 +42,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from xidstream.pipeline.changelog.carrying import carry
-from xidstream.pipeline.delta import locations
 from xidstream.pipeline.delta.batch_parts import TableParts
 from xidstream.pipeline.delta.columns import Conform, DeltaColumn, Placement, place_all
 from xidstream.pipeline.delta.delta_table import (
@@ -51,7 +50,6 @@ from xidstream.pipeline.delta.delta_table import (
     DeltaTableWriter,
     SnapshotOutdated,
 )
-from xidstream.pipeline.delta.locations import Location
 from xidstream.pipeline.delta.ownership import Ownership
 from xidstream.pipeline.delta.parquet_files import ParquetFiles, WriteTarget, WrittenFile
 from xidstream.pipeline.delta.relation_history import VersionSince
@@ -71,6 +69,8 @@ from xidstream.pipeline.errors import (
 )
 from xidstream.pipeline.exchange import SlotIdentity, Tenure
 from xidstream.pipeline.faultpoints import reach
+from xidstream.pipeline.log_tables import locations
+from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.parked import rows_given_up
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.schema.rows import MESSAGES_SCHEMA, TRANSACTIONS_SCHEMA

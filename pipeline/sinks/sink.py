@@ -12,9 +12,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
 
-from xidstream.pipeline.delta.locations import REMOTE_SCHEMES
 from xidstream.pipeline.errors import ConfigError, StorageFault
 from xidstream.pipeline.exchange import SlotIdentity, Tenure
+from xidstream.pipeline.log_tables.locations import REMOTE_SCHEMES
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
 from xidstream.pipeline.settings.credentials import redacted
 from xidstream.pipeline.settings.delta_retention import DEFAULT_RETENTION, DeltaRetention

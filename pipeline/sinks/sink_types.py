@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from xidstream.pipeline.delta.locations import Location
 from xidstream.pipeline.exchange import SlotIdentity
 from xidstream.pipeline.findings import Finding
+from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.settings.delta_retention import DeltaRetention
 from xidstream.pipeline.sinks.sink import Sink, SinkType, ToldGenerations

@@ -12,10 +12,10 @@ from tests.unit.account.accounts import FULL, RUN
 from xidstream.actors.cli.main import main
 from xidstream.actors.runtime.run_socket import RunSocket
 from xidstream.pipeline.account.codec import to_json
-from xidstream.pipeline.delta.locations import Location
 from xidstream.pipeline.delta.ownership import Ownership
 from xidstream.pipeline.delta.snapshot_log import SnapshotLog
 from xidstream.pipeline.exchange import SlotIdentity, Tenure
+from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.postgres.admin import create_slot, sql_connection
 from xidstream.pipeline.postgres.connection import ReplicationConnection

@@ -26,9 +26,9 @@ from tests.spark.support import (
 )
 from tests.spark.test_frames import NATIVE, VALUES
 from xidstream.pipeline.delta import parquet_files
-from xidstream.pipeline.delta.locations import encode_table
 from xidstream.pipeline.errors import ExitStatus, SegmentCorrupt, SinkDiverged, StorageFault, Superseded
 from xidstream.pipeline.exchange import Tenure
+from xidstream.pipeline.log_tables.locations import encode_table
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.schema import Column, RelationVersion, ReplicaIdentity
 from xidstream.pipeline.schema.rows import MESSAGES_SCHEMA, TRANSACTIONS_SCHEMA, contract_schema

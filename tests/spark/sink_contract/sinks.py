@@ -15,9 +15,9 @@ from tests.spark.sink_contract.null_sink import NullSink, newest
 from tests.spark.support import IDENTITY
 from xidstream.pipeline import faultpoints
 from xidstream.pipeline.delta.batch_parts import TableName
-from xidstream.pipeline.delta.locations import encode_table
 from xidstream.pipeline.exchange import Tenure
 from xidstream.pipeline.faultpoints import FaultPlan
+from xidstream.pipeline.log_tables.locations import encode_table
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.sinks.delta import DeltaSink
 from xidstream.pipeline.sinks.foreach import ForeachSink

@@ -11,7 +11,7 @@ import pytest
 
 from tests.unit.delta.test_small_files import s3 as s3
 from xidstream.pipeline.delta.attempt_files import missing, remove
-from xidstream.pipeline.delta.locations import Location
+from xidstream.pipeline.log_tables.locations import Location
 
 OURS = [
     "snapshot-a-0-1/part-00000.parquet",

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from xidstream.pipeline.delta import locations
 from xidstream.pipeline.delta.columns import DeltaColumn
 from xidstream.pipeline.delta.delta_table import DeltaTableWriter
-from xidstream.pipeline.delta.locations import Location
 from xidstream.pipeline.delta.writer_cache import WriterCache
+from xidstream.pipeline.log_tables import locations
+from xidstream.pipeline.log_tables.locations import Location
 
 
 def writer(root: Path, name: str) -> DeltaTableWriter:

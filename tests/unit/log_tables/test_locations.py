@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from xidstream.pipeline.delta.locations import (
+from xidstream.pipeline.errors import ConfigError
+from xidstream.pipeline.log_tables.locations import (
     MAX_DIRECTORY,
     Location,
     decode_table,
     encode,
     encode_table,
 )
-from xidstream.pipeline.errors import ConfigError
 
 
 @pytest.mark.parametrize(
