@@ -23,7 +23,6 @@ import pyarrow.compute as pc
 from benchmarks.results import median, ratio
 from xidstream.actors.runtime.java import ensure_java
 from xidstream.pipeline.changelog.change_log import ChangeLog
-from xidstream.pipeline.delta.columns import Conform, DeltaColumn
 from xidstream.pipeline.delta.delta_table import DeltaTableWriter
 from xidstream.pipeline.delta.ownership import Ownership
 from xidstream.pipeline.delta.parquet_files import ParquetFiles
@@ -31,6 +30,7 @@ from xidstream.pipeline.delta.snapshot_log import SnapshotLog
 from xidstream.pipeline.delta.table_metadata import OF_OWN_TABLES
 from xidstream.pipeline.exchange import Tenure
 from xidstream.pipeline.log_tables import locations
+from xidstream.pipeline.log_tables.columns import Conform, DeltaColumn
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.schema import Column, RelationVersion, ReplicaIdentity

@@ -42,7 +42,6 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from xidstream.pipeline.delta.columns import DeltaColumn
 from xidstream.pipeline.delta.delta_table import (
     MAX_VERSION,
     NOTHING,
@@ -52,6 +51,7 @@ from xidstream.pipeline.delta.delta_table import (
 from xidstream.pipeline.delta.parquet_files import ParquetFiles
 from xidstream.pipeline.delta.table_metadata import STATISTICS, TableMetadata
 from xidstream.pipeline.errors import StorageFault, Superseded
+from xidstream.pipeline.log_tables.columns import DeltaColumn
 from xidstream.pipeline.log_tables.locations import Location
 
 CURRENT: Final = "current"

@@ -23,8 +23,8 @@ from typing import Any, Final
 import pyarrow as pa
 
 from xidstream.pipeline.changelog.shape import ColumnShape, TableShape
-from xidstream.pipeline.delta.columns import DeltaColumn, shows
 from xidstream.pipeline.errors import StorageFault
+from xidstream.pipeline.log_tables.columns import DeltaColumn, shows
 from xidstream.pipeline.schema.rows import CONTRACT_FIELDS
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 from xidstream.pipeline.spark.spark_schemas import spark_schema

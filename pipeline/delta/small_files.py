@@ -26,10 +26,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from xidstream.pipeline.delta.columns import Conform, DeltaColumn
 from xidstream.pipeline.delta.parquet_files import ParquetFiles, WrittenFile
 from xidstream.pipeline.delta.plain_files import has_plain_files
 from xidstream.pipeline.errors import SinkFailed
+from xidstream.pipeline.log_tables.columns import Conform, DeltaColumn
 from xidstream.pipeline.log_tables.locations import Location
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
-from xidstream.pipeline.delta.columns import DeltaColumn
+from xidstream.pipeline.log_tables.columns import DeltaColumn
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable, Field

@@ -43,7 +43,6 @@ import pyarrow.compute as pc
 
 from xidstream.pipeline.changelog.carrying import carry
 from xidstream.pipeline.delta.batch_parts import TableParts
-from xidstream.pipeline.delta.columns import Conform, DeltaColumn, Placement, place_all
 from xidstream.pipeline.delta.delta_table import (
     MAX_VERSION,
     NOTHING,
@@ -70,6 +69,7 @@ from xidstream.pipeline.errors import (
 from xidstream.pipeline.exchange import SlotIdentity, Tenure
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.log_tables import locations
+from xidstream.pipeline.log_tables.columns import Conform, DeltaColumn, Placement, place_all
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.parked import rows_given_up
 from xidstream.pipeline.pg import Lsn

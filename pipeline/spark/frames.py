@@ -17,7 +17,7 @@ Logical messages that are not few are in the object store or in storage, as rows
 places only. Whoever writes them on the driver (``message_batches``) has one record batch of them at a time.
 
 Where one batch holds several layouts of a table, ``dataframe`` is their union by the rule of
-``pipeline.delta.columns`` with widening: the columns of the first layout, then what later ones add, null where
+``pipeline.log_tables.columns`` with widening: the columns of the first layout, then what later ones add, null where
 a layout has none, then the contract's columns.
 """
 
@@ -38,7 +38,6 @@ from xidstream.pipeline.delta.batch_parts import (
     group_by_bytes,
     tables_of,
 )
-from xidstream.pipeline.delta.columns import Conform, DeltaColumn, Placement, place
 from xidstream.pipeline.errors import SinkFailed, StorageFault, UsageError
 from xidstream.pipeline.exchange import (
     ArrowRef,
@@ -49,6 +48,7 @@ from xidstream.pipeline.exchange import (
     MessagePart,
     SpilledMessages,
 )
+from xidstream.pipeline.log_tables.columns import Conform, DeltaColumn, Placement, place
 from xidstream.pipeline.packs import Packs
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.pg_rules import DDL_PREFIX, labelled_table

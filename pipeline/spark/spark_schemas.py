@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from xidstream.pipeline.delta.columns import DeltaColumn, Placement
 from xidstream.pipeline.errors import UsageError
+from xidstream.pipeline.log_tables.columns import DeltaColumn, Placement
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

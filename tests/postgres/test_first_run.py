@@ -16,12 +16,12 @@ from tests.postgres_fixtures import Database
 from xidstream.actors.cli.checks import create_slot_command, drop_slot_command
 from xidstream.actors.preflight import findings_of, require
 from xidstream.actors.reader.slot_reader import SlotReader
-from xidstream.pipeline.delta.columns import DeltaColumn
 from xidstream.pipeline.delta.delta_table import DeltaTableWriter
 from xidstream.pipeline.errors import ExitStatus, PreconditionMissing, SlotLost
 from xidstream.pipeline.exchange import Beginning, SlotIdentity
 from xidstream.pipeline.findings import Finding, Status
 from xidstream.pipeline.log_tables import locations
+from xidstream.pipeline.log_tables.columns import DeltaColumn
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.postgres.admin import create_slot, describe_slot

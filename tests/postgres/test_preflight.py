@@ -16,7 +16,6 @@ from deltalake import write_deltalake
 
 from tests.postgres_fixtures import Database
 from xidstream.actors.preflight import findings_of, require
-from xidstream.pipeline.delta.columns import DeltaColumn
 from xidstream.pipeline.delta.delta_table import DeltaTableWriter
 from xidstream.pipeline.errors import (
     ExitStatus,
@@ -30,6 +29,7 @@ from xidstream.pipeline.errors import (
 from xidstream.pipeline.exchange import SlotIdentity
 from xidstream.pipeline.findings import Finding, Status
 from xidstream.pipeline.log_tables import locations
+from xidstream.pipeline.log_tables.columns import DeltaColumn
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.postgres.admin import create_slot, current_flush_lsn, describe_slot

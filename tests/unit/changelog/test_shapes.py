@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from xidstream.pipeline.changelog.shapes import shape_at
-from xidstream.pipeline.delta.columns import DeltaColumn
 from xidstream.pipeline.errors import StorageFault
+from xidstream.pipeline.log_tables.columns import DeltaColumn
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 

@@ -19,7 +19,6 @@ from deltalake import DeltaTable, write_deltalake
 
 from xidstream.pipeline.changelog.change_log import ChangeLog
 from xidstream.pipeline.changelog.generations import generation_at, generations_of
-from xidstream.pipeline.delta.columns import DeltaColumn
 from xidstream.pipeline.delta.delta_table import DeltaTableWriter
 from xidstream.pipeline.delta.ownership import Ownership
 from xidstream.pipeline.delta.parquet_files import ParquetFiles, WrittenFile
@@ -35,6 +34,7 @@ from xidstream.pipeline.errors import (
     Unsupported,
 )
 from xidstream.pipeline.exchange import Batch, InlineMessages, Sealed, SlotIdentity, Tenure
+from xidstream.pipeline.log_tables.columns import DeltaColumn
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.parked import ParkedTable
 from xidstream.pipeline.pg import Lsn, Xid

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from xidstream.pipeline.delta.columns import DeltaColumn
 from xidstream.pipeline.delta.delta_table import DeltaTableWriter
 from xidstream.pipeline.delta.writer_cache import WriterCache
 from xidstream.pipeline.log_tables import locations
+from xidstream.pipeline.log_tables.columns import DeltaColumn
 from xidstream.pipeline.log_tables.locations import Location
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from xidstream.pipeline.delta.columns import Conform, DeltaColumn, holds, place
 from xidstream.pipeline.errors import SinkFailed
+from xidstream.pipeline.log_tables.columns import Conform, DeltaColumn, holds, place
 
 
 def schema(*fields: tuple[str, pa.DataType]) -> pa.Schema:
