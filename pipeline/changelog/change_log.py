@@ -53,7 +53,7 @@ from xidstream.pipeline.spark.spark_schemas import quoted
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from xidstream.pipeline.delta.batch_parts import TableName
+    from xidstream.pipeline.log_tables.batch_parts import TableName
 
 
 class ChangeLog:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from xidstream.pipeline.changelog.shape import TableShape
-    from xidstream.pipeline.delta.batch_parts import TableName
+    from xidstream.pipeline.log_tables.batch_parts import TableName
 
 RANGE_BYTES: Final = 16 << 20
 """The bytes of files in one range: some 600,000 rows of ten columns, a second of a core. A larger file is read in

@@ -26,7 +26,7 @@ from xidstream.pipeline.pg_rules import labelled_table
 if TYPE_CHECKING:
     from deltalake.fs import DeltaStorageHandler
 
-    from xidstream.pipeline.delta.batch_parts import TableName
+    from xidstream.pipeline.log_tables.batch_parts import TableName
 
 _OWNER: Final = "/owner"
 _CHECKPOINT: Final = re.compile(r"(\d{20})\.checkpoint\..*parquet")

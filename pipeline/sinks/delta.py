@@ -42,7 +42,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from xidstream.pipeline.changelog.carrying import carry
-from xidstream.pipeline.delta.batch_parts import TableParts
 from xidstream.pipeline.delta.delta_table import (
     MAX_VERSION,
     NOTHING,
@@ -69,6 +68,7 @@ from xidstream.pipeline.errors import (
 from xidstream.pipeline.exchange import SlotIdentity, Tenure
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.log_tables import locations
+from xidstream.pipeline.log_tables.batch_parts import TableParts
 from xidstream.pipeline.log_tables.columns import Conform, DeltaColumn, Placement, place_all
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.parked import rows_given_up
@@ -87,7 +87,7 @@ from xidstream.pipeline.spark_errors import fault_of
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from xidstream.pipeline.delta.batch_parts import TableName
+    from xidstream.pipeline.log_tables.batch_parts import TableName
     from xidstream.pipeline.snapshot.bounds import SnapshotBounds
     from xidstream.pipeline.spark.snapshot_batch import SnapshotBatch
 

@@ -31,13 +31,6 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from xidstream.pipeline.delta.batch_parts import (
-    TableName,
-    TableParts,
-    VersionParts,
-    group_by_bytes,
-    tables_of,
-)
 from xidstream.pipeline.errors import SinkFailed, StorageFault, UsageError
 from xidstream.pipeline.exchange import (
     ArrowRef,
@@ -47,6 +40,13 @@ from xidstream.pipeline.exchange import (
     MemoryPart,
     MessagePart,
     SpilledMessages,
+)
+from xidstream.pipeline.log_tables.batch_parts import (
+    TableName,
+    TableParts,
+    VersionParts,
+    group_by_bytes,
+    tables_of,
 )
 from xidstream.pipeline.log_tables.columns import Conform, DeltaColumn, Placement, place
 from xidstream.pipeline.packs import Packs

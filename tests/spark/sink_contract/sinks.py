@@ -14,9 +14,9 @@ from deltalake import DeltaTable
 from tests.spark.sink_contract.null_sink import NullSink, newest
 from tests.spark.support import IDENTITY
 from xidstream.pipeline import faultpoints
-from xidstream.pipeline.delta.batch_parts import TableName
 from xidstream.pipeline.exchange import Tenure
 from xidstream.pipeline.faultpoints import FaultPlan
+from xidstream.pipeline.log_tables.batch_parts import TableName
 from xidstream.pipeline.log_tables.locations import encode_table
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.sinks.delta import DeltaSink

@@ -6,8 +6,8 @@ import dataclasses
 
 import pyarrow as pa
 
-from xidstream.pipeline.delta.batch_parts import TableParts, tables_of
 from xidstream.pipeline.exchange import Batch, MemoryPart, Sealed
+from xidstream.pipeline.log_tables.batch_parts import TableParts, tables_of
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.schema import Column, RelationVersion, ReplicaIdentity
 from xidstream.pipeline.schema.rows import TRANSACTIONS_SCHEMA
