@@ -40,12 +40,12 @@ from xidstream.actors.mirror import Mirror
 from xidstream.actors.runtime.java import ensure_java
 from xidstream.pipeline.delta.delta_table import DeltaTableWriter
 from xidstream.pipeline.delta.ownership import Ownership
-from xidstream.pipeline.delta.parquet_files import ParquetFiles
 from xidstream.pipeline.delta.snapshot_log import SnapshotLog
 from xidstream.pipeline.exchange import SlotIdentity, Tenure
 from xidstream.pipeline.log_tables import locations
 from xidstream.pipeline.log_tables.columns import DeltaColumn
 from xidstream.pipeline.log_tables.locations import Location
+from xidstream.pipeline.log_tables.parquet_files import ParquetFiles
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.schema import Column, RelationVersion, ReplicaIdentity
 from xidstream.pipeline.schema.rows import CONTRACT_FIELDS, TRANSACTIONS_SCHEMA, contract_schema

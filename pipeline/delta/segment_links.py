@@ -48,13 +48,13 @@ import pyarrow as pa
 
 from xidstream.pipeline import parquet
 from xidstream.pipeline.delta import s3_copies
-from xidstream.pipeline.delta.parquet_files import WriteTarget, WrittenFile
 from xidstream.pipeline.errors import SegmentCorrupt, StorageFault
 from xidstream.pipeline.exchange import SegmentPart
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.log_tables.batch_parts import TableParts
 from xidstream.pipeline.log_tables.columns import Placement
 from xidstream.pipeline.log_tables.locations import Location
+from xidstream.pipeline.log_tables.parquet_files import WriteTarget, WrittenFile
 from xidstream.pipeline.parquet import Commit, RowFile
 from xidstream.pipeline.settings.local_paths import absolute
 

@@ -26,11 +26,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from xidstream.pipeline.delta.parquet_files import ParquetFiles, WrittenFile
 from xidstream.pipeline.delta.plain_files import has_plain_files
 from xidstream.pipeline.errors import SinkFailed
 from xidstream.pipeline.log_tables.columns import Conform, DeltaColumn
 from xidstream.pipeline.log_tables.locations import Location
+from xidstream.pipeline.log_tables.parquet_files import ParquetFiles, WrittenFile
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable

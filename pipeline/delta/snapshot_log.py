@@ -49,7 +49,6 @@ from xidstream.pipeline.delta.generation_rows import (
     spoiled_rows,
 )
 from xidstream.pipeline.delta.ownership import Ownership
-from xidstream.pipeline.delta.parquet_files import ParquetFiles, WrittenFile
 from xidstream.pipeline.delta.relation_history import VersionSince
 from xidstream.pipeline.delta.snapshot_tables import Carrying, GenerationLine, Proven, SnapshotTarget
 from xidstream.pipeline.delta.table_metadata import NOTHING_KNOWN, OF_OWN_TABLES, metadata_of_source
@@ -58,6 +57,7 @@ from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.log_tables import locations
 from xidstream.pipeline.log_tables.columns import Conform, DeltaColumn, place
 from xidstream.pipeline.log_tables.locations import Location
+from xidstream.pipeline.log_tables.parquet_files import ParquetFiles, WrittenFile
 from xidstream.pipeline.parked import ParkedTable
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
 from xidstream.pipeline.schema import RelationVersion

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from xidstream.pipeline.delta.parquet_files import WrittenFile
 from xidstream.pipeline.log_tables.columns import Conform
 from xidstream.pipeline.log_tables.locations import Location
+from xidstream.pipeline.log_tables.parquet_files import WrittenFile
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.schema import RelationVersion
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds

@@ -34,11 +34,11 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from xidstream.pipeline.decode import NotHeld, decode_copied, text_columns
-from xidstream.pipeline.delta.parquet_files import ParquetFiles, WrittenFile
 from xidstream.pipeline.errors import SnapshotLost, Unsupported, XidstreamError
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.log_tables.columns import Conform
 from xidstream.pipeline.log_tables.locations import Location
+from xidstream.pipeline.log_tables.parquet_files import ParquetFiles, WrittenFile
 from xidstream.pipeline.postgres.login import Dsn
 from xidstream.pipeline.postgres.range_copy import RangeCopy, told
 from xidstream.pipeline.schema import RelationVersion

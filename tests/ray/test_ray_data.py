@@ -9,10 +9,10 @@ from typing import Any
 import pyarrow as pa
 
 from xidstream.pipeline.delta.delta_table import DeltaTableWriter
-from xidstream.pipeline.delta.parquet_files import ParquetFiles
 from xidstream.pipeline.log_tables import locations
 from xidstream.pipeline.log_tables.columns import DeltaColumn
 from xidstream.pipeline.log_tables.locations import Location
+from xidstream.pipeline.log_tables.parquet_files import ParquetFiles
 from xidstream.pipeline.schema.rows import TRANSACTIONS_SCHEMA
 
 PAGE = Path(__file__).parents[2] / "docs" / "spark-source.md"

@@ -25,9 +25,9 @@ from tests.spark.support import (
     relation,
 )
 from tests.spark.test_frames import NATIVE, VALUES
-from xidstream.pipeline.delta import parquet_files
 from xidstream.pipeline.errors import ExitStatus, SegmentCorrupt, SinkDiverged, StorageFault, Superseded
 from xidstream.pipeline.exchange import Tenure
+from xidstream.pipeline.log_tables import parquet_files
 from xidstream.pipeline.log_tables.locations import encode_table
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.schema import Column, RelationVersion, ReplicaIdentity

@@ -19,7 +19,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from xidstream.pipeline.delta.attempt_files import remove
-from xidstream.pipeline.delta.parquet_files import WrittenFile
 from xidstream.pipeline.delta.snapshot_tables import Carrying, GenerationLine, Proven, SnapshotTarget
 from xidstream.pipeline.errors import StorageFault, Superseded, Unsupported, UsageError
 from xidstream.pipeline.exchange import SlotIdentity, Tenure
@@ -28,6 +27,7 @@ from xidstream.pipeline.findings import Finding
 from xidstream.pipeline.log_tables.batch_parts import TableName, TableParts
 from xidstream.pipeline.log_tables.columns import Conform, place
 from xidstream.pipeline.log_tables.locations import Location
+from xidstream.pipeline.log_tables.parquet_files import WrittenFile
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.schema import RelationVersion
 from xidstream.pipeline.schema.rows import contract_schema

@@ -21,7 +21,6 @@ from xidstream.pipeline.changelog.change_log import ChangeLog
 from xidstream.pipeline.changelog.generations import generation_at, generations_of
 from xidstream.pipeline.delta.delta_table import DeltaTableWriter
 from xidstream.pipeline.delta.ownership import Ownership
-from xidstream.pipeline.delta.parquet_files import ParquetFiles, WrittenFile
 from xidstream.pipeline.delta.small_files import SIZE_CLASSES
 from xidstream.pipeline.delta.snapshot_log import SnapshotLog
 from xidstream.pipeline.delta.snapshot_tables import GenerationLine
@@ -36,6 +35,7 @@ from xidstream.pipeline.errors import (
 from xidstream.pipeline.exchange import Batch, InlineMessages, Sealed, SlotIdentity, Tenure
 from xidstream.pipeline.log_tables.columns import DeltaColumn
 from xidstream.pipeline.log_tables.locations import Location
+from xidstream.pipeline.log_tables.parquet_files import ParquetFiles, WrittenFile
 from xidstream.pipeline.parked import ParkedTable
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.schema import RelationVersion

@@ -16,11 +16,11 @@ from xidstream.pipeline.changelog.generations import TableGeneration
 from xidstream.pipeline.changelog.log_table import LogTable
 from xidstream.pipeline.changelog.shape import ColumnShape, TableShape
 from xidstream.pipeline.changelog.table_at import TableAt
-from xidstream.pipeline.delta import parquet_files
 from xidstream.pipeline.delta.delta_table import DeltaTableWriter
-from xidstream.pipeline.delta.parquet_files import ParquetFiles
+from xidstream.pipeline.log_tables import parquet_files
 from xidstream.pipeline.log_tables.columns import DeltaColumn
 from xidstream.pipeline.log_tables.locations import Location
+from xidstream.pipeline.log_tables.parquet_files import ParquetFiles
 from xidstream.pipeline.mirror import local_swap
 from xidstream.pipeline.mirror.key_ranges import RangedKey
 from xidstream.pipeline.mirror.net_rows import NetRows

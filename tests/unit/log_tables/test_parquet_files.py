@@ -8,10 +8,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from xidstream.pipeline.delta import parquet_files
-from xidstream.pipeline.delta.parquet_files import ParquetFiles, WriteTarget
+from xidstream.pipeline.log_tables import parquet_files
 from xidstream.pipeline.log_tables.batch_parts import PARTITION_BYTES, group_by_bytes
 from xidstream.pipeline.log_tables.locations import Location
+from xidstream.pipeline.log_tables.parquet_files import ParquetFiles, WriteTarget
 
 SCHEMA = pa.schema([("x", pa.int64()), ("_commit_lsn", pa.int64())])
 
