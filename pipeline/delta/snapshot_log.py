@@ -38,7 +38,6 @@ from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 
-from xidstream.pipeline.delta.attempt_files import missing, remove
 from xidstream.pipeline.delta.delta_table import MAX_VERSION, DeltaTableWriter, SnapshotOutdated
 from xidstream.pipeline.delta.generation_rows import (
     Spoiler,
@@ -55,6 +54,7 @@ from xidstream.pipeline.delta.table_metadata import NOTHING_KNOWN, OF_OWN_TABLES
 from xidstream.pipeline.errors import SnapshotInterrupted, StorageFault, Unsupported, XidstreamError
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.log_tables import locations
+from xidstream.pipeline.log_tables.attempt_files import missing, remove
 from xidstream.pipeline.log_tables.columns import Conform, DeltaColumn, place
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.parquet_files import ParquetFiles, WrittenFile

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.unit.delta.test_small_files import s3 as s3
-from xidstream.pipeline.delta.attempt_files import missing, remove
+from xidstream.pipeline.log_tables.attempt_files import missing, remove
 from xidstream.pipeline.log_tables.locations import Location
 
 OURS = [
