@@ -53,7 +53,6 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from xidstream.pipeline import events
 from xidstream.pipeline.delta.plain_files import check_plain_files
-from xidstream.pipeline.delta.relation_history import VERSIONS, VersionSince, recorded_with
 from xidstream.pipeline.delta.small_files import OWN, is_mergeable, many_small, merge
 from xidstream.pipeline.delta.stored_columns import columns_of, delta_field
 from xidstream.pipeline.delta.table_metadata import (
@@ -66,6 +65,7 @@ from xidstream.pipeline.errors import SinkFailed, UsageError, XidstreamError
 from xidstream.pipeline.log_tables.columns import DeltaColumn
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.parquet_files import ColumnRange, WrittenFile
+from xidstream.pipeline.log_tables.relation_history import VERSIONS, VersionSince, recorded_with
 from xidstream.pipeline.settings.delta_retention import PROPERTIES as RETENTION
 from xidstream.pipeline.settings.delta_retention import RECORDED
 

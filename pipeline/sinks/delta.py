@@ -49,7 +49,6 @@ from xidstream.pipeline.delta.delta_table import (
     SnapshotOutdated,
 )
 from xidstream.pipeline.delta.ownership import Ownership
-from xidstream.pipeline.delta.relation_history import VersionSince
 from xidstream.pipeline.delta.segment_links import SegmentLinks
 from xidstream.pipeline.delta.snapshot_log import SnapshotLog
 from xidstream.pipeline.delta.table_metadata import OF_OWN_TABLES, metadata_of_source
@@ -71,6 +70,7 @@ from xidstream.pipeline.log_tables.batch_parts import TableParts
 from xidstream.pipeline.log_tables.columns import Conform, DeltaColumn, Placement, place_all
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.parquet_files import ParquetFiles, WriteTarget, WrittenFile
+from xidstream.pipeline.log_tables.relation_history import VersionSince
 from xidstream.pipeline.parked import rows_given_up
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.schema.rows import MESSAGES_SCHEMA, TRANSACTIONS_SCHEMA

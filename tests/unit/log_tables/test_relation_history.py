@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from xidstream.pipeline.delta.relation_history import VersionSince, recorded_with
 from xidstream.pipeline.errors import SinkFailed
+from xidstream.pipeline.log_tables.relation_history import VersionSince, recorded_with
 from xidstream.pipeline.schema import Column, RelationVersion, ReplicaIdentity
 
 ID, NAME = Column("id", 20, -1, True), Column("name", 25, -1, False)
