@@ -25,10 +25,10 @@ from xidstream.pipeline.delta.delta_table import DeltaTableWriter
 from xidstream.pipeline.delta.small_files import SIZE_CLASSES, SizeClass
 from xidstream.pipeline.delta.table_metadata import TableMetadata
 from xidstream.pipeline.delta.upkeep import Pace, Schedule, Step, Upkeep
-from xidstream.pipeline.delta.watched_clock import WatchedClock
 from xidstream.pipeline.log_tables import attempt_files
 from xidstream.pipeline.log_tables.columns import DeltaColumn
 from xidstream.pipeline.log_tables.locations import Location
+from xidstream.pipeline.log_tables.watched_clock import WatchedClock
 from xidstream.pipeline.settings.delta_retention import LOG, RECORDED, REMOVED_FILES, DeltaRetention
 
 NO_TIME = DeltaRetention(log_h=0, files_h=0)

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from xidstream.pipeline.delta.watched_clock import WatchedClock, steady_s
+from xidstream.pipeline.log_tables.watched_clock import WatchedClock, steady_s
 
 HOUR = 3600.0
 DAY = 24 * HOUR
