@@ -26,9 +26,9 @@ from xidstream.actors.mirror import MirrorLoop, start_beside
 from xidstream.actors.runtime.process_facts import this_process
 from xidstream.pipeline.account import BatchHistory
 from xidstream.pipeline.account.model import SinkReport
-from xidstream.pipeline.delta.snapshot_tables import SnapshotTables
 from xidstream.pipeline.errors import ComponentLost
 from xidstream.pipeline.exchange import SlotIdentity
+from xidstream.pipeline.log_tables.snapshot_tables import SnapshotTables
 from xidstream.pipeline.settings.config import Config
 from xidstream.pipeline.settings.file_modes import choose_for_process
 from xidstream.pipeline.sinks.sink import make_sink

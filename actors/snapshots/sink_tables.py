@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
-from xidstream.pipeline.delta.snapshot_tables import (
+from xidstream.pipeline.log_tables.parquet_files import WrittenFile
+from xidstream.pipeline.log_tables.snapshot_tables import (
     Carrying,
     GenerationLine,
     Proven,
     SnapshotTables,
     SnapshotTarget,
 )
-from xidstream.pipeline.log_tables.parquet_files import WrittenFile
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.schema import RelationVersion
 from xidstream.pipeline.snapshot.ddl import Witnessed

@@ -24,8 +24,8 @@ from xidstream.pipeline.settings.sink_kinds import DELTA, KINDS, SinkKind
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from xidstream.pipeline.delta.snapshot_tables import SnapshotTables
     from xidstream.pipeline.log_tables.batch_parts import TableName
+    from xidstream.pipeline.log_tables.snapshot_tables import SnapshotTables
     from xidstream.pipeline.sinks.sink_findings import SinkCheck
     from xidstream.pipeline.snapshot.bounds import SnapshotBounds
     from xidstream.pipeline.snapshot.generation import GenerationState

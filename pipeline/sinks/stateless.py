@@ -14,8 +14,8 @@ from xidstream.pipeline.spark_errors import fault_of
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from xidstream.pipeline.delta.snapshot_tables import SnapshotTables
     from xidstream.pipeline.log_tables.batch_parts import TableName
+    from xidstream.pipeline.log_tables.snapshot_tables import SnapshotTables
     from xidstream.pipeline.snapshot.bounds import SnapshotBounds
     from xidstream.pipeline.spark.snapshot_batch import SnapshotBatch
 

@@ -18,7 +18,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from xidstream.pipeline.delta.snapshot_tables import Carrying, GenerationLine, Proven, SnapshotTarget
 from xidstream.pipeline.errors import StorageFault, Superseded, Unsupported, UsageError
 from xidstream.pipeline.exchange import SlotIdentity, Tenure
 from xidstream.pipeline.faultpoints import reach
@@ -28,6 +27,7 @@ from xidstream.pipeline.log_tables.batch_parts import TableName, TableParts
 from xidstream.pipeline.log_tables.columns import Conform, place
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.parquet_files import WrittenFile
+from xidstream.pipeline.log_tables.snapshot_tables import Carrying, GenerationLine, Proven, SnapshotTarget
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.schema import RelationVersion
 from xidstream.pipeline.schema.rows import contract_schema

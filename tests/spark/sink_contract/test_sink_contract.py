@@ -16,9 +16,9 @@ import pytest
 from tests.spark.sink_contract.null_sink import NULL
 from tests.spark.sink_contract.sinks import SINKS, Row, Tried
 from tests.spark.support import IDENTITY, INT8, TEXT, Transaction, expected_rows, relation
-from xidstream.pipeline.delta.snapshot_tables import SnapshotTables
 from xidstream.pipeline.errors import ConfigError, Superseded, XidstreamError
 from xidstream.pipeline.log_tables.parquet_files import ParquetFiles, WrittenFile
+from xidstream.pipeline.log_tables.snapshot_tables import SnapshotTables
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.schema import RelationVersion
 from xidstream.pipeline.schema.rows import contract_schema

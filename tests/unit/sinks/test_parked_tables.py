@@ -13,10 +13,10 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from xidstream.pipeline.delta.snapshot_tables import GenerationLine
 from xidstream.pipeline.errors import SinkDiverged
 from xidstream.pipeline.exchange import Batch, MemoryPart, Sealed, SlotIdentity, Tenure
 from xidstream.pipeline.initial_copy.snapshot_lines import SnapshotLines
+from xidstream.pipeline.log_tables.snapshot_tables import GenerationLine
 from xidstream.pipeline.parked import LeftOutTransaction, ParkedTable
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.schema import RelationVersion
