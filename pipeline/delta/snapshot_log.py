@@ -39,14 +39,6 @@ from typing import Any, Final, TypeVar
 import pyarrow as pa
 
 from xidstream.pipeline.delta.delta_table import MAX_VERSION, DeltaTableWriter, SnapshotOutdated
-from xidstream.pipeline.delta.generation_rows import (
-    Spoiler,
-    ddl_spoiler,
-    ended_row,
-    park_spoiler,
-    row_of,
-    spoiled_rows,
-)
 from xidstream.pipeline.delta.ownership import Ownership
 from xidstream.pipeline.delta.table_metadata import NOTHING_KNOWN, OF_OWN_TABLES, metadata_of_source
 from xidstream.pipeline.errors import SnapshotInterrupted, StorageFault, Unsupported, XidstreamError
@@ -54,6 +46,14 @@ from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.log_tables import locations
 from xidstream.pipeline.log_tables.attempt_files import missing, remove
 from xidstream.pipeline.log_tables.columns import Conform, DeltaColumn, place
+from xidstream.pipeline.log_tables.generation_rows import (
+    Spoiler,
+    ddl_spoiler,
+    ended_row,
+    park_spoiler,
+    row_of,
+    spoiled_rows,
+)
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.parquet_files import ParquetFiles, WrittenFile
 from xidstream.pipeline.log_tables.relation_history import VersionSince
