@@ -47,10 +47,10 @@ from urllib.parse import unquote, urlsplit
 import pyarrow as pa
 
 from xidstream.pipeline import parquet
-from xidstream.pipeline.delta import s3_copies
 from xidstream.pipeline.errors import SegmentCorrupt, StorageFault
 from xidstream.pipeline.exchange import SegmentPart
 from xidstream.pipeline.faultpoints import reach
+from xidstream.pipeline.log_tables import s3_copies
 from xidstream.pipeline.log_tables.batch_parts import TableParts
 from xidstream.pipeline.log_tables.columns import Placement
 from xidstream.pipeline.log_tables.locations import Location
