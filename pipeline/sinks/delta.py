@@ -3,7 +3,7 @@
 ``DeltaSink.write`` takes a batch and returns when ``_transactions`` holds it; only then may the caller
 confirm. In between, for each table: its watermark (the commit LSN up to which it holds rows) is read from a
 snapshot. Segments above it that are Parquet in the table's layout already get a name in the table
-(``pipeline.delta.segment_links``). All other rows above it are written to Parquet files, by the driver or by Spark's
+(``pipeline.log_tables.segment_links``). All other rows above it are written to Parquet files, by the driver or by Spark's
 executors (``pipeline.sinks.written_rows``). These names and files are committed on that snapshot with the new
 watermark (``pipeline.delta.delta_table``). A crash anywhere leaves each table at a watermark of its own; the replay,
 however its batches are cut, writes to each what it lacks. A reader bounded by the greatest ``commit_lsn`` of
@@ -49,7 +49,6 @@ from xidstream.pipeline.delta.delta_table import (
     SnapshotOutdated,
 )
 from xidstream.pipeline.delta.ownership import Ownership
-from xidstream.pipeline.delta.segment_links import SegmentLinks
 from xidstream.pipeline.delta.snapshot_log import SnapshotLog
 from xidstream.pipeline.delta.table_metadata import OF_OWN_TABLES, metadata_of_source
 from xidstream.pipeline.delta.upkeep import Upkeep
@@ -71,6 +70,7 @@ from xidstream.pipeline.log_tables.columns import Conform, DeltaColumn, Placemen
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.parquet_files import ParquetFiles, WriteTarget, WrittenFile
 from xidstream.pipeline.log_tables.relation_history import VersionSince
+from xidstream.pipeline.log_tables.segment_links import SegmentLinks
 from xidstream.pipeline.parked import rows_given_up
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.schema.rows import MESSAGES_SCHEMA, TRANSACTIONS_SCHEMA

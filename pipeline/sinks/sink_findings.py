@@ -26,12 +26,12 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from xidstream.pipeline.delta.segment_links import how_segments_reach
 from xidstream.pipeline.errors import ConfigError, StorageFault, UsageError, XidstreamError
 from xidstream.pipeline.exchange import SlotIdentity, Tenure
 from xidstream.pipeline.findings import Finding
 from xidstream.pipeline.log_tables import locations
 from xidstream.pipeline.log_tables.locations import Location
+from xidstream.pipeline.log_tables.segment_links import how_segments_reach
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
 from xidstream.pipeline.pg_rules import table_label
 from xidstream.pipeline.settings.credentials import redacted

@@ -30,7 +30,7 @@ class DeltaType(SinkType):
         return Location.parse(self.argument).uri
 
     def may_take_segments(self, storage_uri: str) -> bool:
-        from xidstream.pipeline.delta.segment_links import may_reach
+        from xidstream.pipeline.log_tables.segment_links import may_reach
 
         return may_reach(Location.parse(self.argument), storage_uri)
 

@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-    from xidstream.pipeline.delta.segment_links import SegmentStorage
+    from xidstream.pipeline.log_tables.segment_links import SegmentStorage
 
 MemoryFrame = Callable[["SparkSession", pa.Schema, Sequence[ArrowRef]], "DataFrame"]
 """``(spark, contract schema, refs) -> DataFrame`` of exactly ``spark_schema(contract schema)``, one partition

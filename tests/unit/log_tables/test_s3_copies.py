@@ -8,15 +8,14 @@ import uuid
 from collections.abc import Iterator
 
 import pytest
+from tests.unit.delta.test_segment_links import A, World, check, key
 
 from tests.late_segments import late_part
 from tests.s3_server import S3Server
-from tests.unit.delta.test_segment_links import A, World, check, key
-from xidstream.pipeline.delta import segment_links
-from xidstream.pipeline.delta.segment_links import Reach, how_segments_reach
 from xidstream.pipeline.errors import SegmentCorrupt, StorageFault
-from xidstream.pipeline.log_tables import s3_copies
+from xidstream.pipeline.log_tables import s3_copies, segment_links
 from xidstream.pipeline.log_tables.s3_copies import SMALLEST_PART_BYTES, S3Copies, _ranges
+from xidstream.pipeline.log_tables.segment_links import Reach, how_segments_reach
 
 
 @pytest.fixture(scope="module")

@@ -20,13 +20,13 @@ from deltalake import DeltaTable
 from tests.late_segments import late_part, late_segment
 from tests.spark.support import COMMIT_US, INT8, TEXT, relation
 from xidstream.pipeline.delta.delta_table import DeltaTableWriter
-from xidstream.pipeline.delta.segment_links import Reach, SegmentLinks, how_segments_reach
 from xidstream.pipeline.errors import SegmentCorrupt, StorageFault
 from xidstream.pipeline.exchange import SegmentPart
 from xidstream.pipeline.log_tables.batch_parts import TableParts, VersionParts
 from xidstream.pipeline.log_tables.columns import DeltaColumn, place
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.parquet_files import WriteTarget, WrittenFile
+from xidstream.pipeline.log_tables.segment_links import Reach, SegmentLinks, how_segments_reach
 from xidstream.pipeline.schema.rows import contract_schema
 from xidstream.pipeline.sinks.sink_findings import check_of_spec
 from xidstream.pipeline.storage.storage import Storage
