@@ -29,7 +29,7 @@ from xidstream.pipeline.delta.snapshot_log import SnapshotLog
 from xidstream.pipeline.delta.table_metadata import OF_OWN_TABLES
 from xidstream.pipeline.exchange import Tenure
 from xidstream.pipeline.log_tables import locations
-from xidstream.pipeline.log_tables.columns import Conform, DeltaColumn
+from xidstream.pipeline.log_tables.columns import Conform, TableColumn
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.parquet_files import ParquetFiles
 from xidstream.pipeline.pg import Lsn
@@ -167,7 +167,7 @@ def _append_tail(table: Location, conform: Conform, owner: Ownership, rows: int,
 
 def _append_transaction(root: Location, owner: Ownership, tail_rows: int) -> None:
     location = root.child(locations.TRANSACTIONS)
-    columns = [DeltaColumn(f.name, f.type, f.name) for f in TRANSACTIONS_SCHEMA]
+    columns = [TableColumn(f.name, f.type, f.name) for f in TRANSACTIONS_SCHEMA]
     about = OF_OWN_TABLES[locations.TRANSACTIONS]
     writer = DeltaTableWriter.open_or_create(location, locations.TRANSACTIONS, columns, about)
     files = ParquetFiles(location, "data-tail", TRANSACTIONS_SCHEMA, "commit_lsn")

@@ -43,7 +43,7 @@ from xidstream.pipeline.delta.ownership import Ownership
 from xidstream.pipeline.delta.snapshot_log import SnapshotLog
 from xidstream.pipeline.exchange import SlotIdentity, Tenure
 from xidstream.pipeline.log_tables import locations
-from xidstream.pipeline.log_tables.columns import DeltaColumn
+from xidstream.pipeline.log_tables.columns import TableColumn
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.parquet_files import ParquetFiles
 from xidstream.pipeline.pg import Lsn
@@ -143,7 +143,7 @@ class MadeLog:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._root = Location.parse(str(path))
-        columns = [DeltaColumn(f.name, f.type, f.name) for f in TRANSACTIONS_SCHEMA]
+        columns = [TableColumn(f.name, f.type, f.name) for f in TRANSACTIONS_SCHEMA]
         DeltaTableWriter.open_or_create(self._root.child(locations.TRANSACTIONS), "transactions", columns)
 
     def snapshot(self, rows: int, relations: Sequence[RelationVersion] = (RELATION,)) -> None:

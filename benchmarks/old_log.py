@@ -39,7 +39,7 @@ from xidstream.pipeline.changelog.transactions_table import TransactionsTable
 from xidstream.pipeline.delta.delta_table import DeltaTableWriter
 from xidstream.pipeline.delta.table_metadata import OF_OWN_TABLES, STATISTICS, TableMetadata
 from xidstream.pipeline.log_tables import locations
-from xidstream.pipeline.log_tables.columns import DeltaColumn
+from xidstream.pipeline.log_tables.columns import TableColumn
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.parquet_files import ParquetFiles, WrittenFile
 from xidstream.pipeline.pg import Lsn
@@ -89,7 +89,7 @@ def _sizes(n_transactions: int) -> list[int]:
 
 def made(root: Location, n_transactions: int, about: TableMetadata) -> int:
     """Write the log, and return the bytes of its files."""
-    columns = [DeltaColumn(f.name, f.type, f.name) for f in TRANSACTIONS_SCHEMA]
+    columns = [TableColumn(f.name, f.type, f.name) for f in TRANSACTIONS_SCHEMA]
     table = root.child(locations.TRANSACTIONS)
     writer = DeltaTableWriter.open_or_create(table, locations.TRANSACTIONS, columns, about)
     files: list[WrittenFile] = []

@@ -50,7 +50,7 @@ from xidstream.pipeline.delta.delta_table import (
 )
 from xidstream.pipeline.delta.table_metadata import STATISTICS, TableMetadata
 from xidstream.pipeline.errors import StorageFault, Superseded
-from xidstream.pipeline.log_tables.columns import DeltaColumn
+from xidstream.pipeline.log_tables.columns import TableColumn
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.parquet_files import ParquetFiles
 
@@ -322,7 +322,7 @@ class ManifestWriter:
         return True
 
     def _open(self) -> DeltaTableWriter:
-        columns = [DeltaColumn(f.name, f.type, f.name) for f in MANIFEST_SCHEMA]
+        columns = [TableColumn(f.name, f.type, f.name) for f in MANIFEST_SCHEMA]
         return DeltaTableWriter.open_or_create(self._location, MANIFEST, columns, _ABOUT)
 
     def _check(self, writer: DeltaTableWriter) -> None:

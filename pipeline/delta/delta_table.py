@@ -62,7 +62,7 @@ from xidstream.pipeline.delta.table_metadata import (
 )
 from xidstream.pipeline.delta.upkeep import Upkeep
 from xidstream.pipeline.errors import SinkFailed, UsageError, XidstreamError
-from xidstream.pipeline.log_tables.columns import DeltaColumn
+from xidstream.pipeline.log_tables.columns import TableColumn
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.parquet_files import ColumnRange, WrittenFile
 from xidstream.pipeline.log_tables.relation_history import VERSIONS, VersionSince, recorded_with
@@ -122,7 +122,7 @@ class DeltaTableWriter:
         cls,
         location: Location,
         label: str,
-        columns: Sequence[DeltaColumn],
+        columns: Sequence[TableColumn],
         about: TableMetadata = NOTHING_KNOWN,
         brought: Sequence[VersionSince] = (),
     ) -> DeltaTableWriter:
@@ -166,7 +166,7 @@ class DeltaTableWriter:
             self._watermarks[asked] = NOTHING if version is None else int(version)
         return self._watermarks[asked]
 
-    def add_columns(self, columns: Sequence[DeltaColumn]) -> None:
+    def add_columns(self, columns: Sequence[TableColumn]) -> None:
         """Widen the table, in a commit of its own, before any file with the new columns is committed.
 
         Idempotent. An append with a schema wider than the table's would succeed and lose the column. Raises as
@@ -298,7 +298,7 @@ class DeltaTableWriter:
         added: Sequence[AddAction],
         removed: Sequence[str] | None,
         marks: Mapping[str, int],
-        columns: Sequence[DeltaColumn] | None = None,
+        columns: Sequence[TableColumn] | None = None,
     ) -> None:
         """Replace the files ``removed`` (None: all of them) by ``added``, and set the versions ``marks``, atomically.
 

@@ -45,7 +45,7 @@ from xidstream.pipeline.errors import SnapshotInterrupted, StorageFault, Unsuppo
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.log_tables import locations
 from xidstream.pipeline.log_tables.attempt_files import missing, remove
-from xidstream.pipeline.log_tables.columns import Conform, DeltaColumn, place
+from xidstream.pipeline.log_tables.columns import Conform, TableColumn, place
 from xidstream.pipeline.log_tables.generation_rows import (
     Spoiler,
     ddl_spoiler,
@@ -435,7 +435,7 @@ class SnapshotLog:
 
     def _snapshots(self, *, makes: bool = True) -> DeltaTableWriter | None:
         """None where there is none, and none is to be made."""
-        columns = [DeltaColumn(f.name, f.type, f.name) for f in SNAPSHOTS_SCHEMA]
+        columns = [TableColumn(f.name, f.type, f.name) for f in SNAPSHOTS_SCHEMA]
         about = OF_OWN_TABLES[locations.SNAPSHOTS]
         location = self._root.child(locations.SNAPSHOTS)
         writer = DeltaTableWriter.open(location, locations.SNAPSHOTS)

@@ -90,7 +90,7 @@ def shows(newest: pa.DataType, of: pa.DataType) -> bool:
 
 
 @dataclass(frozen=True)
-class DeltaColumn:
+class TableColumn:
     """A column of the growing table; ``source`` is the name of the source column whose values it holds."""
 
     name: str
@@ -106,8 +106,8 @@ class DeltaColumn:
 class Placement:
     """``columns``: the table after its additions; ``names``: the target of each incoming column, in order."""
 
-    columns: tuple[DeltaColumn, ...]
-    additions: tuple[DeltaColumn, ...]
+    columns: tuple[TableColumn, ...]
+    additions: tuple[TableColumn, ...]
     names: tuple[str, ...]
 
     def is_verbatim(self, incoming: pa.Schema) -> bool:
@@ -120,14 +120,14 @@ class Placement:
         )
 
 
-def place(columns: Sequence[DeltaColumn], incoming: pa.Schema, *, widen: bool = False) -> Placement:
+def place(columns: Sequence[TableColumn], incoming: pa.Schema, *, widen: bool = False) -> Placement:
     """Find a target for each column of ``incoming`` (table columns and contract columns).
 
     With ``widen`` a target takes the incoming type if that holds its own; this is for a table that is not stored yet.
     Raises SinkFailed if a contract column is there with another type, because then the table is not ours.
     """
     table = list(columns)
-    additions: list[DeltaColumn] = []
+    additions: list[TableColumn] = []
     names: list[str] = []
     # A name with a suffix must not be that of another incoming column, or of one that is there already.
     taken = {c.name.lower() for c in table} | {n.lower() for n in incoming.names}
@@ -149,14 +149,14 @@ def place(columns: Sequence[DeltaColumn], incoming: pa.Schema, *, widen: bool = 
         widenable = [i for i in own if widen and holds(field.type, table[i].type)]
         if widenable:
             i = widenable[0]
-            table[i] = DeltaColumn(table[i].name, field.type, table[i].source)
+            table[i] = TableColumn(table[i].name, field.type, table[i].source)
             names.append(table[i].name)
             continue
         name = field.name
         if any(c.name.lower() == lower for c in table):
             name = _suffixed(field.name, field.type, taken)
         taken.add(name.lower())
-        target = DeltaColumn(name, field.type, field.name)
+        target = TableColumn(name, field.type, field.name)
         table.append(target)
         additions.append(target)
         names.append(name)
@@ -164,8 +164,8 @@ def place(columns: Sequence[DeltaColumn], incoming: pa.Schema, *, widen: bool = 
 
 
 def place_all(
-    columns: Sequence[DeltaColumn], schemas: Iterable[pa.Schema]
-) -> tuple[tuple[DeltaColumn, ...], list[Placement]]:
+    columns: Sequence[TableColumn], schemas: Iterable[pa.Schema]
+) -> tuple[tuple[TableColumn, ...], list[Placement]]:
     """The table's columns when it can take every layout, and where each layout's go."""
     table = tuple(columns)
     placements = []
@@ -199,7 +199,7 @@ class Conform:
     sources: tuple[int, ...]
 
     @classmethod
-    def of(cls, columns: Sequence[DeltaColumn], names: Sequence[str]) -> Conform:
+    def of(cls, columns: Sequence[TableColumn], names: Sequence[str]) -> Conform:
         """``names``: for each column of the batch, its target among ``columns``."""
         index = {name: i for i, name in enumerate(names)}
         return cls(pa.schema([c.field for c in columns]), tuple(index.get(c.name, -1) for c in columns))

@@ -3,8 +3,8 @@
 ``DeltaSink.write`` takes a batch and returns when ``_transactions`` holds it; only then may the caller
 confirm. In between, for each table: its watermark (the commit LSN up to which it holds rows) is read from a
 snapshot. Segments above it that are Parquet in the table's layout already get a name in the table
-(``pipeline.log_tables.segment_links``). All other rows above it are written to Parquet files, by the driver or by Spark's
-executors (``pipeline.sinks.written_rows``). These names and files are committed on that snapshot with the new
+(``pipeline.log_tables.segment_links``). All other rows above it are written to Parquet files, by the driver or by
+Spark's executors (``pipeline.sinks.written_rows``). These names and files are committed on that snapshot with the new
 watermark (``pipeline.delta.delta_table``). A crash anywhere leaves each table at a watermark of its own; the replay,
 however its batches are cut, writes to each what it lacks. A reader bounded by the greatest ``commit_lsn`` of
 ``_transactions`` never sees a torn transaction, because that is committed after all the tables.
@@ -66,7 +66,7 @@ from xidstream.pipeline.exchange import SlotIdentity, Tenure
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.log_tables import locations
 from xidstream.pipeline.log_tables.batch_parts import TableParts
-from xidstream.pipeline.log_tables.columns import Conform, DeltaColumn, Placement, place_all
+from xidstream.pipeline.log_tables.columns import Conform, Placement, TableColumn, place_all
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.parquet_files import ParquetFiles, WriteTarget, WrittenFile
 from xidstream.pipeline.log_tables.relation_history import VersionSince
@@ -363,7 +363,7 @@ class DeltaSink:
     def _own_table(self, directory: str, schema: pa.Schema) -> DeltaTableWriter:
         writer = self._writers.get(directory)
         if writer is None:
-            columns = [DeltaColumn(f.name, f.type, f.name) for f in schema]
+            columns = [TableColumn(f.name, f.type, f.name) for f in schema]
             about = self._own[directory]
             writer = DeltaTableWriter.open_or_create(self._root.child(directory), directory, columns, about)
             self._check(writer)

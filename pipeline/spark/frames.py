@@ -48,7 +48,7 @@ from xidstream.pipeline.log_tables.batch_parts import (
     group_by_bytes,
     tables_of,
 )
-from xidstream.pipeline.log_tables.columns import Conform, DeltaColumn, Placement, place
+from xidstream.pipeline.log_tables.columns import Conform, Placement, TableColumn, place
 from xidstream.pipeline.packs import Packs
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.pg_rules import DDL_PREFIX, labelled_table
@@ -288,9 +288,9 @@ def _is_ddl(messages: pa.RecordBatch) -> pa.Array:
     return pc.and_(messages.column("transactional"), pc.equal(messages.column("prefix"), DDL_PREFIX))
 
 
-def union_layout(parts: TableParts) -> tuple[tuple[DeltaColumn, ...], list[Placement]]:
+def union_layout(parts: TableParts) -> tuple[tuple[TableColumn, ...], list[Placement]]:
     """The columns of the union of a table's layouts, and where each layout's columns go."""
-    columns: tuple[DeltaColumn, ...] = ()
+    columns: tuple[TableColumn, ...] = ()
     placements = []
     for version in parts.versions:
         placement = place(columns, pa.schema(version.relation.arrow_fields), widen=True)

@@ -24,7 +24,7 @@ from xidstream.pipeline.delta.delta_table import DeltaTableWriter
 from xidstream.pipeline.delta.table_metadata import OF_OWN_TABLES, STATISTICS, TableMetadata
 from xidstream.pipeline.errors import StorageFault, UsageError
 from xidstream.pipeline.log_tables import locations
-from xidstream.pipeline.log_tables.columns import DeltaColumn
+from xidstream.pipeline.log_tables.columns import TableColumn
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.parquet_files import ParquetFiles, WrittenFile
 from xidstream.pipeline.pg import Lsn
@@ -60,7 +60,7 @@ class MadeLog:
     def __init__(self, root: Location, about: TableMetadata = ABOUT) -> None:
         self.root = root
         self.table = root.child(locations.TRANSACTIONS)
-        self._columns = [DeltaColumn(f.name, f.type, f.name) for f in TRANSACTIONS_SCHEMA]
+        self._columns = [TableColumn(f.name, f.type, f.name) for f in TRANSACTIONS_SCHEMA]
         self.writer = DeltaTableWriter.open_or_create(
             self.table, locations.TRANSACTIONS, self._columns, about
         )

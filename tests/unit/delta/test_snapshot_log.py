@@ -32,7 +32,7 @@ from xidstream.pipeline.errors import (
     Unsupported,
 )
 from xidstream.pipeline.exchange import Batch, InlineMessages, Sealed, SlotIdentity, Tenure
-from xidstream.pipeline.log_tables.columns import DeltaColumn
+from xidstream.pipeline.log_tables.columns import TableColumn
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.parquet_files import ParquetFiles, WrittenFile
 from xidstream.pipeline.log_tables.snapshot_tables import GenerationLine
@@ -205,7 +205,7 @@ def test_lines_of_an_earlier_version_are_read_and_a_run_adds_the_columns_that_th
 ) -> None:
     log, uri = log_of(tmp_path), str(tmp_path / "_snapshots")
     log.commit(GENERATION, written(log, range(5)))
-    columns = [DeltaColumn(f.name, f.type, f.name) for f in TRANSACTIONS_SCHEMA]
+    columns = [TableColumn(f.name, f.type, f.name) for f in TRANSACTIONS_SCHEMA]
     DeltaTableWriter.open_or_create(log._root.child("_transactions"), "_transactions", columns)
     log.reach(Lsn(120))
     told = DeltaTable(uri).to_pyarrow_table()
@@ -605,7 +605,7 @@ def test_a_log_is_told_to_be_whole_up_to_where_its_snapshots_are_valid_from_and_
 ) -> None:
     log = log_of(tmp_path)
     transactions = tmp_path / "_transactions"
-    columns = [DeltaColumn(f.name, f.type, f.name) for f in TRANSACTIONS_SCHEMA]
+    columns = [TableColumn(f.name, f.type, f.name) for f in TRANSACTIONS_SCHEMA]
     DeltaTableWriter.open_or_create(
         Location.parse(str(transactions)), "_transactions", columns, NOTHING_KNOWN
     )

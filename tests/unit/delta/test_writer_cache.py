@@ -9,13 +9,13 @@ import pyarrow as pa
 from xidstream.pipeline.delta.delta_table import DeltaTableWriter
 from xidstream.pipeline.delta.writer_cache import WriterCache
 from xidstream.pipeline.log_tables import locations
-from xidstream.pipeline.log_tables.columns import DeltaColumn
+from xidstream.pipeline.log_tables.columns import TableColumn
 from xidstream.pipeline.log_tables.locations import Location
 
 
 def writer(root: Path, name: str) -> DeltaTableWriter:
     location = Location.parse(str(root)).child(name)
-    return DeltaTableWriter.open_or_create(location, name, [DeltaColumn("id", pa.int64(), "id")])
+    return DeltaTableWriter.open_or_create(location, name, [TableColumn("id", pa.int64(), "id")])
 
 
 def test_handles_of_the_tables_written_last_are_kept_and_the_sinks_own_always(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from xidstream.pipeline.errors import SinkFailed
-from xidstream.pipeline.log_tables.columns import Conform, DeltaColumn, holds, place
+from xidstream.pipeline.log_tables.columns import Conform, TableColumn, holds, place
 
 
 def schema(*fields: tuple[str, pa.DataType]) -> pa.Schema:
@@ -14,7 +14,7 @@ def schema(*fields: tuple[str, pa.DataType]) -> pa.Schema:
 
 
 def grown(*versions: pa.Schema, widen: bool = False) -> list[tuple[str, pa.DataType]]:
-    columns: tuple[DeltaColumn, ...] = ()
+    columns: tuple[TableColumn, ...] = ()
     for version in versions:
         columns = place(columns, version, widen=widen).columns
     return [(c.name, c.type) for c in columns]
@@ -99,7 +99,7 @@ def test_the_type_changed_back_finds_its_first_column() -> None:
 
 
 def test_a_column_with_exactly_the_type_goes_before_a_wider_one() -> None:
-    columns = [DeltaColumn("x", pa.float64(), "x"), DeltaColumn("x__integer", pa.int32(), "x")]
+    columns = [TableColumn("x", pa.float64(), "x"), TableColumn("x__integer", pa.int32(), "x")]
     assert place(columns, schema(("x", pa.int32()))).names == ("x__integer",)
 
 
@@ -126,14 +126,14 @@ def test_widening_replaces_the_type_where_nothing_is_stored() -> None:
 
 def test_a_contract_column_of_another_type_is_not_our_table() -> None:
     with pytest.raises(SinkFailed):
-        place([DeltaColumn("_seq", pa.string(), "_seq")], schema(("_seq", pa.int64())))
+        place([TableColumn("_seq", pa.string(), "_seq")], schema(("_seq", pa.int64())))
 
 
 def test_conform_fills_reorders_and_casts() -> None:
     columns = [
-        DeltaColumn("gone", pa.map_(pa.string(), pa.string()), "gone"),
-        DeltaColumn("x", pa.int64(), "x"),
-        DeltaColumn("y", pa.string(), "y"),
+        TableColumn("gone", pa.map_(pa.string(), pa.string()), "gone"),
+        TableColumn("x", pa.int64(), "x"),
+        TableColumn("y", pa.string(), "y"),
     ]
     batch = pa.RecordBatch.from_arrays([pa.array(["q"]), pa.array([1], pa.int16())], names=["y", "x"])
     out = Conform.of(columns, ["y", "x"])(batch)

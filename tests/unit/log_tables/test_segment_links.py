@@ -23,7 +23,7 @@ from xidstream.pipeline.delta.delta_table import DeltaTableWriter
 from xidstream.pipeline.errors import SegmentCorrupt, StorageFault
 from xidstream.pipeline.exchange import SegmentPart
 from xidstream.pipeline.log_tables.batch_parts import TableParts, VersionParts
-from xidstream.pipeline.log_tables.columns import DeltaColumn, place
+from xidstream.pipeline.log_tables.columns import TableColumn, place
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.parquet_files import WriteTarget, WrittenFile
 from xidstream.pipeline.log_tables.segment_links import Reach, SegmentLinks, how_segments_reach
@@ -65,7 +65,7 @@ class World:
         self,
         parts: list[SegmentPart],
         *,
-        columns: tuple[DeltaColumn, ...] = (),
+        columns: tuple[TableColumn, ...] = (),
         watermark: int = 0,
     ) -> tuple[list[WrittenFile], TableParts]:
         self.n_jobs += 1
@@ -75,7 +75,7 @@ class World:
         return self.links.give(TableParts(("public", "a"), versions), [placement], target, self.storage)
 
     def commit(self, files: list[WrittenFile]) -> None:
-        columns = [DeltaColumn(f.name, f.type, f.name) for f in contract_schema(A)]
+        columns = [TableColumn(f.name, f.type, f.name) for f in contract_schema(A)]
         writer = DeltaTableWriter.open_or_create(self.table, "public.a", columns)
         writer.commit(files, {APP: max(f.max_commit_lsn for f in files)})
 
@@ -120,14 +120,14 @@ def test_what_the_table_holds_already_is_neither_linked_nor_left(world: World) -
 @pytest.mark.parametrize(
     "columns",
     [
-        (DeltaColumn("id", pa.int32(), "id"),),
-        (DeltaColumn("ID", pa.int64(), "ID"),),
-        (DeltaColumn("name", pa.binary(), "name"),),
+        (TableColumn("id", pa.int32(), "id"),),
+        (TableColumn("ID", pa.int64(), "ID"),),
+        (TableColumn("name", pa.binary(), "name"),),
     ],
     ids=["another type", "another case", "a further column"],
 )
 def test_a_segment_of_another_layout_is_left_for_spark(
-    world: World, columns: tuple[DeltaColumn, ...]
+    world: World, columns: tuple[TableColumn, ...]
 ) -> None:
     files, left = world.give([late_part(world.segment(), 0x1000)], columns=columns)
     assert (files, left.n_rows) == ([], 10)
@@ -135,7 +135,7 @@ def test_a_segment_of_another_layout_is_left_for_spark(
 
 def test_a_table_with_more_columns_takes_the_segment(world: World) -> None:
     files, left = world.give(
-        [late_part(world.segment(), 0x1000)], columns=(DeltaColumn("old", pa.int32(), "old"),)
+        [late_part(world.segment(), 0x1000)], columns=(TableColumn("old", pa.int32(), "old"),)
     )
     assert (len(files), left.n_rows) == (1, 0)
 
