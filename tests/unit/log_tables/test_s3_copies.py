@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Iterator
 
 import pytest
-from tests.unit.delta.test_segment_links import A, World, check, key
+from tests.unit.log_tables.test_segment_links import A, World, check, key
 
 from tests.late_segments import late_part
 from tests.s3_server import S3Server

@@ -239,7 +239,7 @@ _GIVES = """
 import sys
 from pathlib import Path
 from tests.late_segments import late_part
-from tests.unit.delta.test_segment_links import World
+from tests.unit.log_tables.test_segment_links import World
 world = World(sys.argv[1] + "/storage", sys.argv[1] + "/delta")
 files, _ = world.give([late_part(world.segment(i), 0x1000) for i in range(3)])
 world.commit(files)
