@@ -26,12 +26,12 @@ from xidstream.pipeline.changelog.change_log import ChangeLog
 from xidstream.pipeline.delta.delta_table import DeltaTableWriter
 from xidstream.pipeline.delta.ownership import Ownership
 from xidstream.pipeline.delta.snapshot_log import SnapshotLog
-from xidstream.pipeline.delta.table_metadata import OF_OWN_TABLES
 from xidstream.pipeline.exchange import Tenure
 from xidstream.pipeline.log_tables import locations
 from xidstream.pipeline.log_tables.columns import Conform, TableColumn
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.parquet_files import ParquetFiles
+from xidstream.pipeline.log_tables.table_metadata import OF_OWN_TABLES
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.schema import Column, RelationVersion, ReplicaIdentity
 from xidstream.pipeline.schema.rows import TRANSACTIONS_SCHEMA, contract_schema

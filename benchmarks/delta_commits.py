@@ -29,11 +29,11 @@ from deltalake import DeltaTable
 from benchmarks.results import percentile
 from xidstream.pipeline.delta import delta_table, small_files, upkeep
 from xidstream.pipeline.delta.delta_table import DeltaTableWriter
-from xidstream.pipeline.delta.table_metadata import TableMetadata
 from xidstream.pipeline.delta.upkeep import Upkeep
 from xidstream.pipeline.log_tables.columns import TableColumn
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.parquet_files import ParquetFiles
+from xidstream.pipeline.log_tables.table_metadata import TableMetadata
 from xidstream.pipeline.settings.delta_retention import DEFAULT_RETENTION
 
 _COLUMNS = [

@@ -37,11 +37,11 @@ from xidstream.pipeline.changelog.change_log import ChangeLog
 from xidstream.pipeline.changelog.moment import moment_of
 from xidstream.pipeline.changelog.transactions_table import TransactionsTable
 from xidstream.pipeline.delta.delta_table import DeltaTableWriter
-from xidstream.pipeline.delta.table_metadata import OF_OWN_TABLES, STATISTICS, TableMetadata
 from xidstream.pipeline.log_tables import locations
 from xidstream.pipeline.log_tables.columns import TableColumn
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.parquet_files import ParquetFiles, WrittenFile
+from xidstream.pipeline.log_tables.table_metadata import OF_OWN_TABLES, STATISTICS, TableMetadata
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.schema.rows import TRANSACTIONS_SCHEMA
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds

@@ -48,11 +48,11 @@ from xidstream.pipeline.delta.delta_table import (
     DeltaTableWriter,
     SnapshotOutdated,
 )
-from xidstream.pipeline.delta.table_metadata import STATISTICS, TableMetadata
 from xidstream.pipeline.errors import StorageFault, Superseded
 from xidstream.pipeline.log_tables.columns import TableColumn
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.parquet_files import ParquetFiles
+from xidstream.pipeline.log_tables.table_metadata import STATISTICS, TableMetadata
 
 CURRENT: Final = "current"
 MANIFEST: Final = "_manifest"

@@ -55,17 +55,17 @@ from xidstream.pipeline import events
 from xidstream.pipeline.delta.plain_files import check_plain_files
 from xidstream.pipeline.delta.small_files import OWN, is_mergeable, many_small, merge
 from xidstream.pipeline.delta.stored_columns import columns_of, delta_field
-from xidstream.pipeline.delta.table_metadata import (
-    NOTHING_KNOWN,
-    TableMetadata,
-    columns_with_statistics,
-)
 from xidstream.pipeline.delta.upkeep import Upkeep
 from xidstream.pipeline.errors import SinkFailed, UsageError, XidstreamError
 from xidstream.pipeline.log_tables.columns import TableColumn
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.parquet_files import ColumnRange, WrittenFile
 from xidstream.pipeline.log_tables.relation_history import VERSIONS, VersionSince, recorded_with
+from xidstream.pipeline.log_tables.table_metadata import (
+    NOTHING_KNOWN,
+    TableMetadata,
+    columns_with_statistics,
+)
 from xidstream.pipeline.settings.delta_retention import PROPERTIES as RETENTION
 from xidstream.pipeline.settings.delta_retention import RECORDED
 

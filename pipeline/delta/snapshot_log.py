@@ -40,7 +40,6 @@ import pyarrow as pa
 
 from xidstream.pipeline.delta.delta_table import MAX_VERSION, DeltaTableWriter, SnapshotOutdated
 from xidstream.pipeline.delta.ownership import Ownership
-from xidstream.pipeline.delta.table_metadata import NOTHING_KNOWN, OF_OWN_TABLES, metadata_of_source
 from xidstream.pipeline.errors import SnapshotInterrupted, StorageFault, Unsupported, XidstreamError
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.log_tables import locations
@@ -58,6 +57,7 @@ from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.parquet_files import ParquetFiles, WrittenFile
 from xidstream.pipeline.log_tables.relation_history import VersionSince
 from xidstream.pipeline.log_tables.snapshot_tables import Carrying, GenerationLine, Proven, SnapshotTarget
+from xidstream.pipeline.log_tables.table_metadata import NOTHING_KNOWN, OF_OWN_TABLES, metadata_of_source
 from xidstream.pipeline.parked import ParkedTable
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
 from xidstream.pipeline.schema import RelationVersion

@@ -53,11 +53,11 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from xidstream.pipeline import events
 from xidstream.pipeline.delta.small_files import MIDDLING, OWN, is_mergeable, many_small, merge
 from xidstream.pipeline.delta.stored_columns import columns_of
-from xidstream.pipeline.delta.table_metadata import columns_with_statistics
 from xidstream.pipeline.errors import XidstreamError
 from xidstream.pipeline.log_tables import attempt_files
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.parquet_files import WrittenFile
+from xidstream.pipeline.log_tables.table_metadata import columns_with_statistics
 from xidstream.pipeline.log_tables.watched_clock import WatchedClock
 from xidstream.pipeline.settings.delta_retention import DeltaRetention
 

@@ -25,11 +25,11 @@ from deltalake.transaction import AddAction
 
 from xidstream.pipeline.changelog.manifest import KEEPS_ITS_LOG, check_owner
 from xidstream.pipeline.delta.delta_table import NOTHING, DeltaTableWriter
-from xidstream.pipeline.delta.table_metadata import PREFIX, SOURCE, TableMetadata
 from xidstream.pipeline.errors import SinkFailed
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.log_tables.columns import TableColumn
 from xidstream.pipeline.log_tables.locations import Location
+from xidstream.pipeline.log_tables.table_metadata import PREFIX, SOURCE, TableMetadata
 from xidstream.pipeline.mirror.key_ranges import FileFacts, RangedKey
 from xidstream.pipeline.mirror.plan import BaseFile
 from xidstream.pipeline.pg import Lsn

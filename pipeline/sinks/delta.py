@@ -50,7 +50,6 @@ from xidstream.pipeline.delta.delta_table import (
 )
 from xidstream.pipeline.delta.ownership import Ownership
 from xidstream.pipeline.delta.snapshot_log import SnapshotLog
-from xidstream.pipeline.delta.table_metadata import OF_OWN_TABLES, metadata_of_source
 from xidstream.pipeline.delta.upkeep import Upkeep
 from xidstream.pipeline.delta.writer_cache import WriterCache
 from xidstream.pipeline.errors import (
@@ -71,6 +70,7 @@ from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.parquet_files import ParquetFiles, WriteTarget, WrittenFile
 from xidstream.pipeline.log_tables.relation_history import VersionSince
 from xidstream.pipeline.log_tables.segment_links import SegmentLinks
+from xidstream.pipeline.log_tables.table_metadata import OF_OWN_TABLES, metadata_of_source
 from xidstream.pipeline.parked import rows_given_up
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.schema.rows import MESSAGES_SCHEMA, TRANSACTIONS_SCHEMA

@@ -23,7 +23,6 @@ from xidstream.pipeline.delta.delta_table import DeltaTableWriter
 from xidstream.pipeline.delta.ownership import Ownership
 from xidstream.pipeline.delta.small_files import SIZE_CLASSES
 from xidstream.pipeline.delta.snapshot_log import SnapshotLog
-from xidstream.pipeline.delta.table_metadata import NOTHING_KNOWN
 from xidstream.pipeline.errors import (
     PreconditionMissing,
     SinkDiverged,
@@ -36,6 +35,7 @@ from xidstream.pipeline.log_tables.columns import TableColumn
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.parquet_files import ParquetFiles, WrittenFile
 from xidstream.pipeline.log_tables.snapshot_tables import GenerationLine
+from xidstream.pipeline.log_tables.table_metadata import NOTHING_KNOWN
 from xidstream.pipeline.parked import ParkedTable
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.schema import RelationVersion

@@ -23,11 +23,11 @@ from tests.waiting import wait_until
 from xidstream.pipeline.delta import small_files, upkeep
 from xidstream.pipeline.delta.delta_table import DeltaTableWriter
 from xidstream.pipeline.delta.small_files import SIZE_CLASSES, SizeClass
-from xidstream.pipeline.delta.table_metadata import TableMetadata
 from xidstream.pipeline.delta.upkeep import Pace, Schedule, Step, Upkeep
 from xidstream.pipeline.log_tables import attempt_files
 from xidstream.pipeline.log_tables.columns import TableColumn
 from xidstream.pipeline.log_tables.locations import Location
+from xidstream.pipeline.log_tables.table_metadata import TableMetadata
 from xidstream.pipeline.log_tables.watched_clock import WatchedClock
 from xidstream.pipeline.settings.delta_retention import LOG, RECORDED, REMOVED_FILES, DeltaRetention
 

@@ -8,10 +8,10 @@ import uuid
 from collections.abc import Iterator
 
 import pytest
-from tests.unit.log_tables.test_segment_links import A, World, check, key
 
 from tests.late_segments import late_part
 from tests.s3_server import S3Server
+from tests.unit.log_tables.test_segment_links import A, World, check, key
 from xidstream.pipeline.errors import SegmentCorrupt, StorageFault
 from xidstream.pipeline.log_tables import s3_copies, segment_links
 from xidstream.pipeline.log_tables.s3_copies import SMALLEST_PART_BYTES, S3Copies, _ranges
