@@ -11,14 +11,18 @@ new column: under its own name if that is free, else under ``<column>__<delta ty
 Nothing is ever rewritten or dropped, and a column that the version does not have is null. The same history of versions
 gives the same columns, and a replay, however it is cut, finds what the first pass added.
 
-Rejected: Delta's type widening, which few writers and readers have, and which covers only a part of the cases. Also
-rejected: text as the common type, because one ALTER would turn a number into text for all time.
+Formats differ in three things, and a ``ColumnRules`` says how: which type a column has for values of a type of the
+contract; which of its types a column may be widened to; and which types a file may have for it as it is. A Delta table
+has all of the contract's types, and is never widened: few writers and readers have Delta's type widening.
+
+Rejected: text as the common type, because one ALTER would turn a number into text for all time.
 """
 
 from __future__ import annotations
 
+import operator
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -90,6 +94,30 @@ def shows(newest: pa.DataType, of: pa.DataType) -> bool:
 
 
 @dataclass(frozen=True)
+class ColumnRules:
+    """``stored``: the type of a column for values of a type of the contract. ``widens(wide, narrow)``: whether a column
+    may become ``wide``. ``reads(column, file)``: whether a file may have that type for the column. Functions of modules,
+    so that it pickles."""
+
+    stored: Callable[[pa.DataType], pa.DataType]
+    widens: Callable[[pa.DataType, pa.DataType], bool]
+    reads: Callable[[pa.DataType, pa.DataType], bool] = operator.eq
+
+
+def _same(type_: pa.DataType) -> pa.DataType:
+    return type_
+
+
+def _never(wide: pa.DataType, narrow: pa.DataType) -> bool:
+    return False
+
+
+DELTA: Final = ColumnRules(_same, _never)
+UNSTORED: Final = ColumnRules(_same, holds)
+"""Of a union that is not stored yet: a column takes the wider of two types."""
+
+
+@dataclass(frozen=True)
 class TableColumn:
     """A column of the growing table; ``source`` is the name of the source column whose values it holds."""
 
@@ -110,20 +138,20 @@ class Placement:
     additions: tuple[TableColumn, ...]
     names: tuple[str, ...]
 
-    def is_verbatim(self, incoming: pa.Schema) -> bool:
-        """Whether each column of ``incoming`` goes to the one of its own name and type: a Parquet file in that layout
-        is then a file of the table as it is, because readers find columns by name, and what it lacks is null."""
+    def is_verbatim(self, incoming: pa.Schema, rules: ColumnRules = DELTA) -> bool:
+        """Whether each column of ``incoming`` goes to the one of its own name, and of a type that readers take for it:
+        a Parquet file in that layout is then a file of the table as it is, because readers find columns by name, and
+        what it lacks is null."""
         types = {column.name: column.type for column in self.columns}
         return all(
-            name == field.name and types[name] == field.type
+            name == field.name and rules.reads(types[name], field.type)
             for name, field in zip(self.names, incoming, strict=True)
         )
 
 
-def place(columns: Sequence[TableColumn], incoming: pa.Schema, *, widen: bool = False) -> Placement:
+def place(columns: Sequence[TableColumn], incoming: pa.Schema, rules: ColumnRules = DELTA) -> Placement:
     """Find a target for each column of ``incoming`` (table columns and contract columns).
 
-    With ``widen`` a target takes the incoming type if that holds its own; this is for a table that is not stored yet.
     Raises SinkFailed if a contract column is there with another type, because then the table is not ours.
     """
     table = list(columns)
@@ -131,7 +159,7 @@ def place(columns: Sequence[TableColumn], incoming: pa.Schema, *, widen: bool = 
     names: list[str] = []
     # A name with a suffix must not be that of another incoming column, or of one that is there already.
     taken = {c.name.lower() for c in table} | {n.lower() for n in incoming.names}
-    for field in incoming:
+    for field in (each.with_type(rules.stored(each.type)) for each in incoming):
         lower = field.name.lower()
         own = [i for i, c in enumerate(table) if c.source.lower() == lower]
         fitting = [i for i in own if table[i].type == field.type] or [
@@ -146,7 +174,7 @@ def place(columns: Sequence[TableColumn], incoming: pa.Schema, *, widen: bool = 
                 f"{delta_type_name(field.type)}: the table was not written by this sink",
                 remedy="give the sink a root of its own",
             )
-        widenable = [i for i in own if widen and holds(field.type, table[i].type)]
+        widenable = [i for i in own if rules.widens(field.type, table[i].type)]
         if widenable:
             i = widenable[0]
             table[i] = TableColumn(table[i].name, field.type, table[i].source)
@@ -164,13 +192,13 @@ def place(columns: Sequence[TableColumn], incoming: pa.Schema, *, widen: bool = 
 
 
 def place_all(
-    columns: Sequence[TableColumn], schemas: Iterable[pa.Schema]
+    columns: Sequence[TableColumn], schemas: Iterable[pa.Schema], rules: ColumnRules = DELTA
 ) -> tuple[tuple[TableColumn, ...], list[Placement]]:
     """The table's columns when it can take every layout, and where each layout's go."""
     table = tuple(columns)
     placements = []
     for schema in schemas:
-        placement = place(table, schema)
+        placement = place(table, schema, rules)
         table = placement.columns
         placements.append(placement)
     return table, placements

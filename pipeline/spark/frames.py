@@ -48,7 +48,7 @@ from xidstream.pipeline.log_tables.batch_parts import (
     group_by_bytes,
     tables_of,
 )
-from xidstream.pipeline.log_tables.columns import Conform, Placement, TableColumn, place
+from xidstream.pipeline.log_tables.columns import UNSTORED, Conform, Placement, TableColumn, place
 from xidstream.pipeline.packs import Packs
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.pg_rules import DDL_PREFIX, labelled_table
@@ -293,7 +293,7 @@ def union_layout(parts: TableParts) -> tuple[tuple[TableColumn, ...], list[Place
     columns: tuple[TableColumn, ...] = ()
     placements = []
     for version in parts.versions:
-        placement = place(columns, pa.schema(version.relation.arrow_fields), widen=True)
+        placement = place(columns, pa.schema(version.relation.arrow_fields), UNSTORED)
         columns = placement.columns
         placements.append(placement)
     contract = place((), pa.schema(CONTRACT_FIELDS))

@@ -6,17 +6,25 @@ import pyarrow as pa
 import pytest
 
 from xidstream.pipeline.errors import SinkFailed
-from xidstream.pipeline.log_tables.columns import Conform, TableColumn, holds, place
+from xidstream.pipeline.log_tables.columns import (
+    DELTA,
+    UNSTORED,
+    ColumnRules,
+    Conform,
+    TableColumn,
+    holds,
+    place,
+)
 
 
 def schema(*fields: tuple[str, pa.DataType]) -> pa.Schema:
     return pa.schema([pa.field(*f) for f in fields])
 
 
-def grown(*versions: pa.Schema, widen: bool = False) -> list[tuple[str, pa.DataType]]:
+def grown(*versions: pa.Schema, rules: ColumnRules = DELTA) -> list[tuple[str, pa.DataType]]:
     columns: tuple[TableColumn, ...] = ()
     for version in versions:
-        columns = place(columns, version, widen=widen).columns
+        columns = place(columns, version, rules).columns
     return [(c.name, c.type) for c in columns]
 
 
@@ -120,7 +128,7 @@ def test_a_users_column_named_like_a_suffixed_one_keeps_its_values_apart() -> No
 
 def test_widening_replaces_the_type_where_nothing_is_stored() -> None:
     versions = schema(("x", pa.int32())), schema(("x", pa.int64()))
-    assert grown(*versions, widen=True) == [("x", pa.int64())]
+    assert grown(*versions, rules=UNSTORED) == [("x", pa.int64())]
     assert grown(*versions) == [("x", pa.int32()), ("x__long", pa.int64())]
 
 
