@@ -42,15 +42,11 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from xidstream.pipeline.delta.delta_table import (
-    MAX_VERSION,
-    NOTHING,
-    DeltaTableWriter,
-    SnapshotOutdated,
-)
+from xidstream.pipeline.delta.delta_table import DeltaTableWriter
 from xidstream.pipeline.errors import StorageFault, Superseded
 from xidstream.pipeline.log_tables.columns import TableColumn
 from xidstream.pipeline.log_tables.locations import Location
+from xidstream.pipeline.log_tables.log_table import MAX_VERSION, NOTHING, SnapshotOutdated
 from xidstream.pipeline.log_tables.parquet_files import ParquetFiles
 from xidstream.pipeline.log_tables.table_metadata import STATISTICS, TableMetadata
 

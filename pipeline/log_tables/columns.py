@@ -96,8 +96,7 @@ def shows(newest: pa.DataType, of: pa.DataType) -> bool:
 @dataclass(frozen=True)
 class ColumnRules:
     """``stored``: the type of a column for values of a type of the contract. ``widens(wide, narrow)``: whether a column
-    may become ``wide``. ``reads(column, file)``: whether a file may have that type for the column. Functions of modules,
-    so that it pickles."""
+    may become ``wide``. ``reads(column, file)``: whether a file may have that type for the column."""
 
     stored: Callable[[pa.DataType], pa.DataType]
     widens: Callable[[pa.DataType, pa.DataType], bool]

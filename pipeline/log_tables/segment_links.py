@@ -1,4 +1,4 @@
-"""How the segments of a transaction become files of a Delta table at its COMMIT: no row is read or written again.
+"""How the segments of a transaction become files of a table at its COMMIT: no row is read or written again.
 
 A segment is Parquet in the contract's layout already. What its writer did not know, the commit LSN and timestamp, is
 filled in now, and the table gets a name of its own for the file (``Reach`` says how). The sink commits that name.
@@ -9,7 +9,7 @@ filled in now, and the table gets a name of its own for the file (``Reach`` says
 - Both in one S3 store: a copy on the server's side, with another end (``s3_copies``). The segment stays as it is.
 - Anything else: Spark reads the segment and writes the file.
 
-What is at the name is on disk before the name is in the Delta log. A fill writes the same values to the same places
+What is at the name is on disk before the name is in the table's log. A fill writes the same values to the same places
 whenever it is repeated, and it refuses a file that was filled with other values, so a file that a log names never
 changes. A crash leaves segments that are filled, which are read as before, and names that no log has, which vacuum
 removes.
@@ -52,7 +52,7 @@ from xidstream.pipeline.exchange import SegmentPart
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.log_tables import s3_copies
 from xidstream.pipeline.log_tables.batch_parts import TableParts
-from xidstream.pipeline.log_tables.columns import Placement
+from xidstream.pipeline.log_tables.columns import DELTA, ColumnRules, Placement
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.parquet_files import WriteTarget, WrittenFile
 from xidstream.pipeline.parquet import Commit, RowFile
@@ -128,11 +128,10 @@ def may_reach(root: Location, storage_uri: str) -> bool:
 
 
 class SegmentLinks:
-    """Into the tables below one root. Any thread may call ``give``, for a table of its own; ``close`` ends the
-    threads."""
+    """Into the tables of one sink, which are all in one place. Any thread may call ``give``, for a table of its own;
+    ``close`` ends the threads."""
 
-    def __init__(self, root: Location) -> None:
-        self._root = root
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._way: _Way | None = None
         self._is_refused = False
@@ -143,19 +142,21 @@ class SegmentLinks:
         placements: Sequence[Placement],
         target: WriteTarget,
         storage: SegmentStorage | None,
+        rules: ColumnRules = DELTA,
     ) -> tuple[list[WrittenFile], TableParts]:
         """Name each segment that is a file of ``target``'s table as it is; the names are durable. Returns these files,
         and the parts that are to be written. Segments at or below the watermark are neither.
 
-        ``placements``: of each layout in ``parts``. Raises SegmentCorrupt, StorageFault; nothing runs on after that.
+        ``placements``: of each layout in ``parts``. ``rules``: of the table's format.
+        Raises SegmentCorrupt, StorageFault; nothing runs on after that.
         """
-        way = self._way_from(storage)
+        way = self._way_from(storage, target.table)
         if way is None:
             return [], parts
         fitting = [
             part
             for version, placement in zip(parts.versions, placements, strict=True)
-            if placement.is_verbatim(version.schema)
+            if placement.is_verbatim(version.schema, rules)
             for part in version.segments
             if way.takes(part)
         ]
@@ -179,15 +180,15 @@ class SegmentLinks:
         if way is not None:
             way.close()
 
-    def _way_from(self, storage: SegmentStorage | None) -> _Way | None:
+    def _way_from(self, storage: SegmentStorage | None, table: Location) -> _Way | None:
         if storage is None or self._is_refused:
             return None
         with self._lock:
             if self._way is None:
-                if self._root.is_local and _local_path(storage.uri) is not None:
+                if table.is_local and _local_path(storage.uri) is not None:
                     self._way = _LocalLinks(storage)
-                elif s3_copies.can_copy(storage.uri, self._root):
-                    self._way = _ServerSideCopies(storage, self._root)
+                elif s3_copies.can_copy(storage.uri, table):
+                    self._way = _ServerSideCopies(storage, table)
             return self._way
 
 

@@ -25,11 +25,12 @@ from xidstream.pipeline.snapshot.key_filter import BoundComparison
 @dataclass(frozen=True)
 class SnapshotTarget:
     """Where readers write one table's files, and in which columns. ``directory``: below ``table``, of this attempt's
-    alone."""
+    alone. ``key``: the table's name among a sink's, empty where it has none."""
 
     table: Location
     directory: str
     conform: Conform
+    key: str = ""
 
 
 @dataclass(frozen=True)

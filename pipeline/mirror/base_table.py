@@ -24,11 +24,12 @@ import pyarrow as pa
 from deltalake.transaction import AddAction
 
 from xidstream.pipeline.changelog.manifest import KEEPS_ITS_LOG, check_owner
-from xidstream.pipeline.delta.delta_table import NOTHING, DeltaTableWriter
+from xidstream.pipeline.delta.delta_table import DeltaTableWriter
 from xidstream.pipeline.errors import SinkFailed
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.log_tables.columns import TableColumn
 from xidstream.pipeline.log_tables.locations import Location
+from xidstream.pipeline.log_tables.log_table import NOTHING
 from xidstream.pipeline.log_tables.table_metadata import PREFIX, SOURCE, TableMetadata
 from xidstream.pipeline.mirror.key_ranges import FileFacts, RangedKey
 from xidstream.pipeline.mirror.plan import BaseFile

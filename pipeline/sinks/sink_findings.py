@@ -31,6 +31,7 @@ from xidstream.pipeline.exchange import SlotIdentity, Tenure
 from xidstream.pipeline.findings import Finding
 from xidstream.pipeline.log_tables import locations
 from xidstream.pipeline.log_tables.locations import Location
+from xidstream.pipeline.log_tables.log_table import LogTable, LogTables
 from xidstream.pipeline.log_tables.segment_links import how_segments_reach
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
 from xidstream.pipeline.pg_rules import table_label
@@ -95,16 +96,21 @@ def check_of_delta(
 def held_by_delta(root_uri: str, application_id: str) -> tuple[int, Lsn]:
     """The number of the slot's last run that wrote to the root, and the last commit of it that the tables hold; 0 for
     none. Raises ConfigError, StorageFault."""
-    from xidstream.pipeline.delta.delta_table import DeltaTableWriter
-    from xidstream.pipeline.delta.ownership import Ownership
+    from xidstream.pipeline.delta.delta_tables import DeltaTables
 
-    root = Location.parse(root_uri)
+    return held_by(DeltaTables(Location.parse(root_uri)), application_id)
+
+
+def held_by(tables: LogTables, application_id: str) -> tuple[int, Lsn]:
+    """The same of any format's tables. Raises StorageFault."""
+    from xidstream.pipeline.log_tables.ownership import Ownership
+
     try:
-        writer = DeltaTableWriter.open(root.child(locations.TRANSACTIONS), locations.TRANSACTIONS)
+        writer = tables.open(locations.TRANSACTIONS, locations.TRANSACTIONS)
     except XidstreamError:
         raise
     except Exception as error:
-        raise StorageFault(f"Delta root {redacted(root.uri)} cannot be read: {_reason(error)}") from error
+        raise StorageFault(f"the sink's root {tables.root} cannot be read: {_reason(error)}") from error
     if writer is None:
         return 0, INVALID_LSN
     return Ownership.owner_of(writer, application_id), Lsn(writer.watermark(application_id))
@@ -163,7 +169,9 @@ def _check_delta(
         if storage_uri:
             way = how_segments_reach(root, storage_uri).value
             findings.append(Finding.ok("sink_files", f"large transactions reach the Delta tables by {way}"))
-        return findings + _check_tables(root, server)
+        from xidstream.pipeline.delta.delta_tables import DeltaTables
+
+        return findings + check_tables(DeltaTables(root), server)
     except XidstreamError as error:
         return [*findings, Finding.of_error("sink_tables", error)]
     except Exception as error:  # noqa: BLE001 - as above
@@ -201,16 +209,16 @@ def _probe(root: Location) -> None:
     handler.delete_file(_PROBE)
 
 
-def _check_tables(root: Location, server: ServerSide | None) -> list[Finding]:
-    from xidstream.pipeline.delta.delta_table import DeltaTableWriter
-    from xidstream.pipeline.delta.ownership import Ownership
+def check_tables(root: LogTables, server: ServerSide | None) -> list[Finding]:
+    """The tables against the server, by the rules that the sink follows. Raises what opening a table raises."""
+    from xidstream.pipeline.log_tables.ownership import Ownership
 
     named = [(locations.TRANSACTIONS, locations.TRANSACTIONS), (locations.MESSAGES, locations.MESSAGES)]
     tables = () if server is None else server.tables
-    named += [(locations.encode_table(*name), table_label(*name)) for name in tables[:MOST_TABLES]]
+    named += [(root.key_of(*name), table_label(*name)) for name in tables[:MOST_TABLES]]
 
-    def opened(one: tuple[str, str]) -> DeltaTableWriter | None:
-        return DeltaTableWriter.open(root.child(one[0]), one[1])
+    def opened(one: tuple[str, str]) -> LogTable | None:
+        return root.open(*one)
 
     with ThreadPoolExecutor(_THREADS) as threads:
         found = [writer for writer in threads.map(opened, named) if writer is not None]
@@ -219,7 +227,7 @@ def _check_tables(root: Location, server: ServerSide | None) -> list[Finding]:
             Finding.not_checked("sink_tables", "the sink's tables: there is no server to compare them with")
         ]
     application_id = server.identity.application_id
-    ownership = Ownership(application_id, f"{application_id}/messages", redacted(root.uri), server.tenure())
+    ownership = Ownership(application_id, f"{application_id}/messages", root.root, server.tenure())
     for writer in found:
         ownership.check(writer)
     findings = [Finding.ok("sink_tables", _told(found, application_id))]

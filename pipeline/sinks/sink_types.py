@@ -22,7 +22,7 @@ class DeltaType(SinkType):
     """``argument`` is the URI of the tables' root."""
 
     def make(self, identity: SlotIdentity, retention: DeltaRetention) -> Sink:
-        from xidstream.pipeline.sinks.delta import DeltaSink
+        from xidstream.pipeline.sinks.delta_sink import DeltaSink
 
         return DeltaSink(self.argument, identity, retention=retention)
 
@@ -49,9 +49,10 @@ class DeltaType(SinkType):
         return held_by_delta(self.argument, application_id)
 
     def told(self) -> ToldGenerations:
-        from xidstream.pipeline.delta.snapshot_log import told_by
+        from xidstream.pipeline.delta.delta_tables import DeltaTables
+        from xidstream.pipeline.log_tables.snapshot_log import told_by
 
-        return told_by(self.argument)
+        return told_by(DeltaTables(Location.parse(self.argument)))
 
 
 class ConsoleType(SinkType):

@@ -24,7 +24,7 @@ from xidstream.pipeline.schema.rows import (
     UPDATE_PREIMAGE,
     snapshot_rows,
 )
-from xidstream.pipeline.sinks.delta import DeltaSink
+from xidstream.pipeline.sinks.delta_sink import DeltaSink
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 from xidstream.pipeline.snapshot.generation import Generation
 

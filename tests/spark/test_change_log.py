@@ -28,8 +28,8 @@ from xidstream.pipeline.schema.rows import (
     UPDATE_PREIMAGE,
     contract_schema,
 )
-from xidstream.pipeline.sinks import delta
-from xidstream.pipeline.sinks.delta import DeltaSink
+from xidstream.pipeline.sinks import log_sink
+from xidstream.pipeline.sinks.delta_sink import DeltaSink
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 from xidstream.pipeline.snapshot.generation import Generation
 from xidstream.pipeline.spark.spark_schemas import arrow_type
@@ -100,7 +100,7 @@ class Root:
 
 @pytest.fixture
 def root(tmp_path: Path, spark: Any, make_batch: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Root]:
-    monkeypatch.setattr(delta, "warm_up", lambda spark: None)
+    monkeypatch.setattr(log_sink, "warm_up", lambda spark: None)
     made = Root(tmp_path / "delta", spark, make_batch)
     yield made
     made.close()

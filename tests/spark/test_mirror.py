@@ -29,7 +29,7 @@ from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.mirror import base_tables, local_swap, refresh, vacuum
 from xidstream.pipeline.mirror.refresh import Answer, TableRefresher
 from xidstream.pipeline.pg import Lsn
-from xidstream.pipeline.sinks import delta
+from xidstream.pipeline.sinks import log_sink
 
 pytestmark = pytest.mark.spark
 
@@ -42,7 +42,7 @@ SMALL_FILES = 4 << 10
 
 @pytest.fixture
 def log(tmp_path: Path, spark: Any, make_batch: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(delta, "warm_up", lambda spark: None)
+    monkeypatch.setattr(log_sink, "warm_up", lambda spark: None)
     maker = LogMaker(tmp_path / "delta", spark, make_batch)
     yield maker
     maker.sink.close()

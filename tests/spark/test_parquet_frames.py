@@ -17,7 +17,7 @@ from xidstream.actors.mirror import Mirror
 from xidstream.pipeline.exchange import SegmentPart
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.schema.rows import contract_schema
-from xidstream.pipeline.sinks import delta
+from xidstream.pipeline.sinks import log_sink
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 from xidstream.pipeline.snapshot.generation import Generation
 from xidstream.pipeline.spark.parquet_frames import is_read_as_named
@@ -38,7 +38,7 @@ def odd(i: int) -> dict[str, Any]:
 def test_a_column_whose_name_hadoop_would_replace_has_its_values_wherever_it_is_read(
     tmp_path: Path, spark: Any, make_batch: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(delta, "warm_up", lambda spark: None)
+    monkeypatch.setattr(log_sink, "warm_up", lambda spark: None)
     log = LogMaker(tmp_path / "delta", spark, make_batch)
     log.snapshot(ODD, [odd(1), odd(2)])
     log.snapshot(PLAIN, [{"id": 1, "$dollar": "a", "{brace}": "b"}])
@@ -77,7 +77,7 @@ def test_a_folder_whose_name_is_a_pattern_is_that_folder_and_no_other(
     tmp_path: Path, spark: Any, make_batch: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a snapshot for a function Spark read what the pattern means, or found nothing."""
-    monkeypatch.setattr(delta, "warm_up", lambda spark: None)
+    monkeypatch.setattr(log_sink, "warm_up", lambda spark: None)
     row = {"id": 1, "$dollar": "a", "{brace}": "b"}
     for name in ("lake2", "lake*", "l {b,c}?*"):
         log = LogMaker(tmp_path / name, spark, make_batch)

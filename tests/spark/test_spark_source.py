@@ -29,7 +29,7 @@ from xidstream.pipeline.log_tables import locations
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.schema import Column, RelationVersion, ReplicaIdentity
 from xidstream.pipeline.schema.rows import INSERT, UPDATE_POSTIMAGE
-from xidstream.pipeline.sinks import delta
+from xidstream.pipeline.sinks import log_sink
 
 pytest.importorskip("pyspark.sql.datasource", reason="Spark 3.5 has no Python data sources")
 
@@ -43,7 +43,7 @@ UNKEYED = keyed("unkeyed", {"a": INT8, "b": TEXT}, relid=3)
 
 @pytest.fixture
 def log(tmp_path: Path, spark: Any, make_batch: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[LogMaker]:
-    monkeypatch.setattr(delta, "warm_up", lambda spark: None)
+    monkeypatch.setattr(log_sink, "warm_up", lambda spark: None)
     made = LogMaker(tmp_path / "log", spark, make_batch)
     yield made
     made.sink.close()

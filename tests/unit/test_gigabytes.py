@@ -26,7 +26,7 @@ from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.parquet_files import WriteTarget
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.schema.rows import MESSAGES_SCHEMA
-from xidstream.pipeline.sinks.delta import DeltaSink
+from xidstream.pipeline.sinks.delta_sink import DeltaSink
 from xidstream.pipeline.spark.executor_tasks import SegmentRows, WriteSegments
 from xidstream.pipeline.spark.frames import SinkBatch, union_layout
 from xidstream.pipeline.storage.keys import Layout

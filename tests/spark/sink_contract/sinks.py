@@ -19,7 +19,7 @@ from xidstream.pipeline.faultpoints import FaultPlan
 from xidstream.pipeline.log_tables.batch_parts import TableName
 from xidstream.pipeline.log_tables.locations import encode_table
 from xidstream.pipeline.pg import Lsn
-from xidstream.pipeline.sinks.delta import DeltaSink
+from xidstream.pipeline.sinks.delta_sink import DeltaSink
 from xidstream.pipeline.sinks.foreach import ForeachSink
 from xidstream.pipeline.sinks.sink import Sink
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds

@@ -26,7 +26,7 @@ from xidstream.pipeline.settings import sink_kinds
 from xidstream.pipeline.settings.config import Config
 from xidstream.pipeline.settings.sink_kinds import Snapshots
 from xidstream.pipeline.settings.slot_list import configs_of
-from xidstream.pipeline.sinks import delta, stateless
+from xidstream.pipeline.sinks import log_sink, stateless
 from xidstream.pipeline.sinks.sink import check_sink_spec, make_sink, sink_type
 from xidstream.pipeline.sinks.sink_findings import check_of_spec
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
@@ -66,7 +66,7 @@ def wanted(table: str, transactions: list[Transaction]) -> list[Row]:
 def tried(
     request: pytest.FixtureRequest, tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch
 ) -> Tried:
-    for module in (delta, stateless):
+    for module in (log_sink, stateless):
         monkeypatch.setattr(module, "warm_up", lambda spark: None)
     made: Tried = request.param(tmp_path / "sink", spark, monkeypatch)
     return made

@@ -16,10 +16,11 @@ from deltalake import DeltaTable, Field
 from deltalake.schema import PrimitiveType
 
 from tests.s3_server import LosesAnswers
-from xidstream.pipeline.delta.delta_table import DeltaTableWriter, SnapshotOutdated
+from xidstream.pipeline.delta.delta_table import DeltaTableWriter
 from xidstream.pipeline.errors import SinkFailed, UsageError
 from xidstream.pipeline.log_tables.columns import TableColumn
 from xidstream.pipeline.log_tables.locations import Location
+from xidstream.pipeline.log_tables.log_table import SnapshotOutdated
 from xidstream.pipeline.log_tables.parquet_files import ParquetFiles, WrittenFile
 from xidstream.pipeline.log_tables.relation_history import VersionSince
 from xidstream.pipeline.log_tables.table_metadata import metadata_of_source

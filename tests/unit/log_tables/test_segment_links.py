@@ -47,7 +47,7 @@ class World:
         self.storage = Storage(storage_uri)
         self.root = Location.parse(root_uri, options)
         self.table = self.root.child("public.a")
-        self.links = SegmentLinks(self.root)
+        self.links = SegmentLinks()
         self.n_jobs = 0
 
     def segment(self, number: int = 0, n_rows: int = 10, version: Any = A) -> Any:

@@ -22,7 +22,7 @@ from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.schema import RelationVersion
 from xidstream.pipeline.schema.relation import Column, ReplicaIdentity
 from xidstream.pipeline.schema.rows import TRANSACTIONS_SCHEMA, contract_schema
-from xidstream.pipeline.sinks.delta import DeltaSink
+from xidstream.pipeline.sinks.delta_sink import DeltaSink
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 from xidstream.pipeline.snapshot.generation import Generation, GenerationState
 from xidstream.pipeline.spark.frames import SinkBatch

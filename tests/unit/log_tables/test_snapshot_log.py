@@ -20,9 +20,8 @@ from deltalake import DeltaTable, write_deltalake
 from xidstream.pipeline.changelog.change_log import ChangeLog
 from xidstream.pipeline.changelog.generations import generation_at, generations_of
 from xidstream.pipeline.delta.delta_table import DeltaTableWriter
-from xidstream.pipeline.delta.ownership import Ownership
+from xidstream.pipeline.delta.delta_tables import DeltaTables
 from xidstream.pipeline.delta.small_files import SIZE_CLASSES
-from xidstream.pipeline.delta.snapshot_log import SnapshotLog
 from xidstream.pipeline.errors import (
     PreconditionMissing,
     SinkDiverged,
@@ -33,7 +32,9 @@ from xidstream.pipeline.errors import (
 from xidstream.pipeline.exchange import Batch, InlineMessages, Sealed, SlotIdentity, Tenure
 from xidstream.pipeline.log_tables.columns import TableColumn
 from xidstream.pipeline.log_tables.locations import Location
+from xidstream.pipeline.log_tables.ownership import Ownership
 from xidstream.pipeline.log_tables.parquet_files import ParquetFiles, WrittenFile
+from xidstream.pipeline.log_tables.snapshot_log import SnapshotLog
 from xidstream.pipeline.log_tables.snapshot_tables import GenerationLine
 from xidstream.pipeline.log_tables.table_metadata import NOTHING_KNOWN
 from xidstream.pipeline.parked import ParkedTable
@@ -41,7 +42,7 @@ from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.schema import RelationVersion
 from xidstream.pipeline.schema.relation import Column, ReplicaIdentity
 from xidstream.pipeline.schema.rows import MESSAGES_SCHEMA, TRANSACTIONS_SCHEMA, contract_schema
-from xidstream.pipeline.sinks.delta import DeltaSink
+from xidstream.pipeline.sinks.delta_sink import DeltaSink
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 from xidstream.pipeline.snapshot.ddl import AlteredTable, Ddl, Witnessed
 from xidstream.pipeline.snapshot.generation import Generation, GenerationState
@@ -76,7 +77,7 @@ def log_of(
     application_id = f"7/shop/{slot}"
     hold = Tenure(tenure, "epoch", timeline, history, Lsn(wal_end))
     owner = Ownership(application_id, f"{application_id}/messages", str(root), hold)
-    return SnapshotLog(location, application_id, owner)
+    return SnapshotLog(DeltaTables(location), application_id, owner)
 
 
 def written(
@@ -206,7 +207,7 @@ def test_lines_of_an_earlier_version_are_read_and_a_run_adds_the_columns_that_th
     log, uri = log_of(tmp_path), str(tmp_path / "_snapshots")
     log.commit(GENERATION, written(log, range(5)))
     columns = [TableColumn(f.name, f.type, f.name) for f in TRANSACTIONS_SCHEMA]
-    DeltaTableWriter.open_or_create(log._root.child("_transactions"), "_transactions", columns)
+    DeltaTableWriter.open_or_create(log._tables.location.child("_transactions"), "_transactions", columns)
     log.reach(Lsn(120))
     told = DeltaTable(uri).to_pyarrow_table()
     shutil.rmtree(uri)

@@ -7,10 +7,10 @@ from pathlib import Path
 import pyarrow as pa
 
 from xidstream.pipeline.delta.delta_table import DeltaTableWriter
-from xidstream.pipeline.delta.writer_cache import WriterCache
 from xidstream.pipeline.log_tables import locations
 from xidstream.pipeline.log_tables.columns import TableColumn
 from xidstream.pipeline.log_tables.locations import Location
+from xidstream.pipeline.log_tables.writer_cache import WriterCache
 
 
 def writer(root: Path, name: str) -> DeltaTableWriter:

@@ -1,6 +1,6 @@
-"""The Delta sink's side of snapshots: a table's rows in one commit, and the line about them in ``_snapshots``.
+"""A sink's side of snapshots: a table's rows in one commit, and the line about them in ``_snapshots``.
 
-Readers write a snapshot's Parquet files straight into the directory of the Delta table. Nobody names them before the
+Readers write a snapshot's Parquet files straight into the directory of the table. Nobody names them before the
 table's snapshot is complete. Then one commit names them all, under an application id of their own (``<application
 id>/snapshot``, whose version is the generation's number): the slot's own watermark is above their place by then, and
 its rule would drop them. The line in ``_snapshots`` comes behind it, under an application id of the table's
@@ -17,11 +17,11 @@ DDL that ended it where its place is known (``pipeline.snapshot.ddl``): its seco
 place is known later there is a third line, and the greatest ``until`` counts.
 
 Each call opens the tables anew, because the sink commits to the same ones on another thread. Whoever of the two comes
-second finds the snapshot of the log outdated, and takes a new one (``delta_table``). The number of the run's hold on
+second finds the snapshot of the log outdated, and takes a new one (``log_table``). The number of the run's hold on
 the slot goes with every commit, so a run that was taken over completes nothing (``ownership``).
 
 The rows that a repair does not read are carried over by Spark (``carry``, ``pipeline.changelog.carrying``). The sink
-hands that in, because it is above this room.
+hands that in, because it is above this room. It is not there where states are not read from the tables.
 
 Rejected: the sink's own thread and its open tables. A batch that Spark writes for minutes would hold up every table.
 
@@ -38,8 +38,6 @@ from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 
-from xidstream.pipeline.delta.delta_table import MAX_VERSION, DeltaTableWriter, SnapshotOutdated
-from xidstream.pipeline.delta.ownership import Ownership
 from xidstream.pipeline.errors import SnapshotInterrupted, StorageFault, Unsupported, XidstreamError
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.log_tables import locations
@@ -53,11 +51,12 @@ from xidstream.pipeline.log_tables.generation_rows import (
     row_of,
     spoiled_rows,
 )
-from xidstream.pipeline.log_tables.locations import Location
+from xidstream.pipeline.log_tables.log_table import MAX_VERSION, LogTable, LogTables, SnapshotOutdated
+from xidstream.pipeline.log_tables.ownership import Ownership
 from xidstream.pipeline.log_tables.parquet_files import ParquetFiles, WrittenFile
 from xidstream.pipeline.log_tables.relation_history import VersionSince
 from xidstream.pipeline.log_tables.snapshot_tables import Carrying, GenerationLine, Proven, SnapshotTarget
-from xidstream.pipeline.log_tables.table_metadata import NOTHING_KNOWN, OF_OWN_TABLES, metadata_of_source
+from xidstream.pipeline.log_tables.table_metadata import NOTHING_KNOWN
 from xidstream.pipeline.parked import ParkedTable
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
 from xidstream.pipeline.schema import RelationVersion
@@ -93,27 +92,27 @@ SNAPSHOTS_SCHEMA: Final = pa.schema(
 ``contained_upto``: all that committed up to this LSN is in the snapshot; null where none is known. ``rows``: of the
 snapshot; null in the rows of an earlier xidstream, as ``contained_upto`` is."""
 
-Carry = Callable[[Location, str, Carrying, SnapshotTarget], tuple[WrittenFile, ...] | None]
-"""``SnapshotTables.carry``, given the root and the application id."""
+Carry = Callable[[str, Carrying, SnapshotTarget], tuple[WrittenFile, ...] | None]
+"""``SnapshotTables.carry``, given the application id."""
 
 _T = TypeVar("_T")
 
 
 class SnapshotLog:
     """One for each claim of the sink: it knows what it was told of parked tables and of DDL, at the claim and since.
-    ``begins_at``: the sink's watermark then. ``carry``: None where there is no Spark.
+    ``begins_at``: the sink's watermark then. ``carry``: None where there is no Spark, or no state.
 
     Raises Superseded, SinkDiverged, StorageFault and SinkFailed from every method."""
 
     def __init__(
         self,
-        root: Location,
+        tables: LogTables,
         application_id: str,
         ownership: Ownership,
         begins_at: Lsn = INVALID_LSN,
         carry: Carry | None = None,
     ) -> None:
-        self._root = root
+        self._tables = tables
         self._carry = carry
         self._application_id = application_id
         self._ownership = ownership
@@ -122,7 +121,7 @@ class SnapshotLog:
         self._ended: list[tuple[GenerationLine, str]] = []
         # A generation's line comes before a park or DDL, which ends it, or behind, and then ends it itself.
         self._parking = threading.Lock()
-        self._proofs: DeltaTableWriter | None = None
+        self._proofs: LogTable | None = None
 
     def lines(self, makes: bool) -> list[GenerationLine]:
         """The last state of each generation, by table and number; of all slots that write below this root.
@@ -161,31 +160,31 @@ class SnapshotLog:
 
     def target(self, relation: RelationVersion, place_lsn: Lsn) -> SnapshotTarget:
         """Make the table, or widen it, for what the snapshot at ``place_lsn`` has."""
-        if holds_secret_option(self._root.storage_options or {}):
-            raise Unsupported(
-                "snapshots are read by Ray's actors, to which no credentials are sent: storage_options hold some",
-                remedy="give each node its own credentials (docs/security.md), and leave them out of storage_options",
-            )
-        directory = locations.encode_table(relation.schema, relation.table)
-        about = metadata_of_source(relation)
+        key = self._tables.key_of(relation.schema, relation.table)
+        about = self._tables.about(relation)
 
         def prepare() -> SnapshotTarget:
-            location = self._root.child(directory)
-            found = DeltaTableWriter.open(location, relation.name)
-            placement = place(() if found is None else found.columns, contract_schema(relation))
+            found = self._tables.open(key, relation.name)
+            columns = () if found is None else found.columns
+            placement = place(columns, contract_schema(relation), self._tables.rules)
             brought = [VersionSince(self._application_id, place_lsn, relation, placement.names)]
-            writer = found or DeltaTableWriter.open_or_create(
-                location, relation.name, placement.columns, about, brought
+            writer = found or self._tables.open_or_create(
+                key, relation.name, placement.columns, about, brought
             )
+            if holds_secret_option(writer.location.storage_options or {}):
+                raise Unsupported(
+                    "snapshots are read by Ray's actors, to which no credentials are sent: storage_options hold some",
+                    remedy="give each node its own credentials (docs/security.md), and leave them out of "
+                    "storage_options",
+                )
             self._ownership.check(writer)
-            known = {column.name for column in writer.columns}
-            writer.add_columns([column for column in placement.columns if column.name not in known])
+            writer.take_columns(placement.columns)
             # The other properties are those of the newest layout in the stream.
             writer.describe(about if found is None else NOTHING_KNOWN, brought)
             conform = Conform.of(placement.columns, placement.names)
             # Whoever had the slot before can name no files here after this.
             self._claim(writer)
-            return SnapshotTarget(location, f"snapshot-{uuid.uuid4().hex}", conform)
+            return SnapshotTarget(writer.location, f"snapshot-{uuid.uuid4().hex}", conform, key)
 
         return self._guarded(relation.name, prepare)
 
@@ -193,10 +192,10 @@ class SnapshotLog:
         """Remove what an attempt wrote that has failed. A table that names it keeps it."""
 
         def removed() -> None:
-            writer = DeltaTableWriter.open(target.table, target.directory)
+            writer = self._tables.open(target.key, target.directory)
             if writer is not None:
                 self._ownership.check(writer)
-                if any(path.startswith(target.directory) for path in writer.files()["path"].to_pylist()):
+                if any(path.startswith(target.directory) for path in writer.paths()):
                     return
             remove(target.table, target.directory)
 
@@ -205,13 +204,15 @@ class SnapshotLog:
     def carry(self, carrying: Carrying, target: SnapshotTarget) -> tuple[WrittenFile, ...] | None:
         carry, name = self._carry, carrying.relation.name
         if carry is None:
-            raise Unsupported("rows of a snapshot are carried over by Spark, and there is none")
+            raise Unsupported(
+                "the other rows of a snapshot are carried over by Spark, from a state of the log: there is none"
+            )
 
         def carried() -> tuple[WrittenFile, ...] | None:
-            writer = DeltaTableWriter.open(target.table, name)
+            writer = self._tables.open(target.key, name)
             if writer is not None:
                 self._ownership.check(writer)
-            return carry(self._root, self._application_id, carrying, target)
+            return carry(self._application_id, carrying, target)
 
         return self._guarded(name, carried)
 
@@ -224,12 +225,12 @@ class SnapshotLog:
 
         The generation of a table that was parked meanwhile, or altered, ends in the same commit.
         """
-        directory = locations.encode_table(generation.relation.schema, generation.relation.table)
+        key = self._tables.key_of(generation.relation.schema, generation.relation.table)
         rows_id, place = f"{self._application_id}/snapshot", int(generation.bounds.place)
 
         def commit_rows() -> int | None:
             """How many there are; None where they were not named."""
-            writer = DeltaTableWriter.open(self._root.child(directory), generation.name)
+            writer = self._tables.open(key, generation.name)
             held = 0 if writer is None else writer.watermark(rows_id)
             if writer is not None and held == place:
                 return _n_rows(files, writer, place)
@@ -238,7 +239,7 @@ class SnapshotLog:
             self._ownership.check(writer)
             if held > place:
                 raise self._ownership.diverged(
-                    f"Delta table {writer.label} has a snapshot that was taken at {Lsn(held)}, and a later one was "
+                    f"{writer.title} has a snapshot that was taken at {Lsn(held)}, and a later one was "
                     f"taken at {Lsn(place)}: the server was restored, or failed over, to an older state"
                 )
             gone = missing(writer.location, [file.path for file in files])
@@ -273,7 +274,7 @@ class SnapshotLog:
             return
         line_id = self._line_id(table)
 
-        def rows(writer: DeltaTableWriter) -> list[dict[str, Any]]:
+        def rows(writer: LogTable) -> list[dict[str, Any]]:
             return [ended] if writer.watermark(line_id) >= version else [row, ended]
 
         self._add_line(table, version + 1, rows)
@@ -292,7 +293,7 @@ class SnapshotLog:
         """
 
         def move() -> None:
-            writer = DeltaTableWriter.open(self._root.child(locations.TRANSACTIONS), locations.TRANSACTIONS)
+            writer = self._tables.open(locations.TRANSACTIONS, locations.TRANSACTIONS)
             assert writer is not None, "the sink has made it"
             if writer.watermark(self._application_id) < lsn:
                 self._ownership.check(writer)
@@ -310,9 +311,7 @@ class SnapshotLog:
         def told() -> None:
             # Kept open, for it is called every second. Nobody else moves this mark, but a run that took over.
             if self._proofs is None:
-                self._proofs = DeltaTableWriter.open(
-                    self._root.child(locations.TRANSACTIONS), locations.TRANSACTIONS
-                )
+                self._proofs = self._tables.open(locations.TRANSACTIONS, locations.TRANSACTIONS)
             else:
                 self._proofs.refresh()
             writer, self._proofs = self._proofs, None
@@ -328,14 +327,14 @@ class SnapshotLog:
         return Proven(proven_lsn, ended)
 
     def _proven(self) -> int:
-        writer = DeltaTableWriter.open(self._root.child(locations.TRANSACTIONS), locations.TRANSACTIONS)
+        writer = self._tables.open(locations.TRANSACTIONS, locations.TRANSACTIONS)
         return 0 if writer is None else writer.watermark(locations.proven_id(self._application_id))
 
     def end(self, line: GenerationLine, reason: str, witnessed: Witnessed | None = None) -> None:
         """Add the line that says why the generation has ended, and up to where it stands, once. ``witnessed``: where
         all that may have ended it left a message."""
 
-        def ended(writer: DeltaTableWriter) -> list[dict[str, Any]]:
+        def ended(writer: LogTable) -> list[dict[str, Any]]:
             rows = writer.read(SNAPSHOTS_SCHEMA.names, "place", 0, MAX_VERSION).to_pylist()
             found = (r for r in rows if r["state"] == GenerationState.FINISHED.value)
             row = next(r for r in found if (r["table"], r["place"]) == (line.table, line.place))
@@ -408,9 +407,7 @@ class SnapshotLog:
             self._append(writer, ended, {line_id: 2 * newest + 1} if is_newest else {})
         return [_line_of(row, row["reason"]) for row in ended if row["generation"] == newest]
 
-    def _add_line(
-        self, table: str, version: int, make: Callable[[DeltaTableWriter], list[dict[str, Any]]]
-    ) -> None:
+    def _add_line(self, table: str, version: int, make: Callable[[LogTable], list[dict[str, Any]]]) -> None:
         def add() -> None:
             writer = self._snapshots()
             assert writer is not None
@@ -422,32 +419,28 @@ class SnapshotLog:
 
         self._guarded(locations.SNAPSHOTS, add)
 
-    def _append(
-        self, writer: DeltaTableWriter, rows: Sequence[dict[str, Any]], versions: Mapping[str, int]
-    ) -> None:
+    def _append(self, writer: LogTable, rows: Sequence[dict[str, Any]], versions: Mapping[str, int]) -> None:
         job = f"data-{uuid.uuid4().hex}-driver"
-        files = ParquetFiles(self._root.child(locations.SNAPSHOTS), job, SNAPSHOTS_SCHEMA, "place")
+        files = ParquetFiles(writer.location, job, SNAPSHOTS_SCHEMA, "place")
         files.write(pa.RecordBatch.from_pylist(rows, schema=SNAPSHOTS_SCHEMA))
         writer.commit(files.close(), versions, "place", marks=self._ownership.marks)
 
     def _line_id(self, table: str) -> str:
         return f"{self._application_id}/snapshot/{locations.encode(table)}"
 
-    def _snapshots(self, *, makes: bool = True) -> DeltaTableWriter | None:
+    def _snapshots(self, *, makes: bool = True) -> LogTable | None:
         """None where there is none, and none is to be made."""
         columns = [TableColumn(f.name, f.type, f.name) for f in SNAPSHOTS_SCHEMA]
-        about = OF_OWN_TABLES[locations.SNAPSHOTS]
-        location = self._root.child(locations.SNAPSHOTS)
-        writer = DeltaTableWriter.open(location, locations.SNAPSHOTS)
+        key = locations.SNAPSHOTS
+        writer = self._tables.open(key, key)
         if writer is None and makes:
-            writer = DeltaTableWriter.open_or_create(location, locations.SNAPSHOTS, columns, about)
+            writer = self._tables.open_or_create(key, key, columns, self._tables.about_own(key))
         if writer is not None:
             self._ownership.check(writer)
-            there = {column.name for column in writer.columns}
-            writer.add_columns([column for column in columns if column.name not in there])
+            writer.take_columns(columns)
         return writer
 
-    def _claim(self, writer: DeltaTableWriter) -> None:
+    def _claim(self, writer: LogTable) -> None:
         if Ownership.owner_of(writer, self._application_id) < self._ownership.number:
             writer.commit([], {}, marks=self._ownership.marks)
 
@@ -458,11 +451,12 @@ class SnapshotLog:
             except SnapshotOutdated:
                 continue
             except Exception as error:
-                raise fault_of(error, f"the snapshot in Delta table {label}") from error
-        raise StorageFault(f"Delta table {label} was changed by others during {ATTEMPTS} attempts to commit")
+                raise fault_of(error, f"the snapshot in {self._tables.title(label)}") from error
+        title = self._tables.title(label)
+        raise StorageFault(f"{title} was changed by others during {ATTEMPTS} attempts to commit")
 
 
-def _n_rows(files: Sequence[WrittenFile] | None, writer: DeltaTableWriter, place: int) -> int:
+def _n_rows(files: Sequence[WrittenFile] | None, writer: LogTable, place: int) -> int:
     """The rows of the snapshot with that place, whose files are in the table."""
     if files is not None:
         return sum(file.n_rows for file in files)
@@ -477,12 +471,11 @@ def _line_of(row: Mapping[str, Any], reason: str) -> tuple[GenerationLine, str]:
     ), reason
 
 
-def told_by(root_uri: str) -> dict[tuple[str, int, Lsn], tuple[GenerationState, str]]:
-    """What ``_snapshots`` below a root says now, without a run: the state of each generation, by table, number and
-    place, and the reason why one has ended. Raises ConfigError, StorageFault."""
-    location = Location.parse(root_uri).child(locations.SNAPSHOTS)
+def told_by(tables: LogTables) -> dict[tuple[str, int, Lsn], tuple[GenerationState, str]]:
+    """What ``_snapshots`` says now, without a run: the state of each generation, by table, number and place, and the
+    reason why one has ended. Raises StorageFault."""
     try:
-        writer = DeltaTableWriter.open(location, locations.SNAPSHOTS)
+        writer = tables.open(locations.SNAPSHOTS, locations.SNAPSHOTS)
         columns = ["table", "generation", "place", "state", "reason"]
         rows = [] if writer is None else writer.read(columns, "place", 0, MAX_VERSION).to_pylist()
     except XidstreamError:

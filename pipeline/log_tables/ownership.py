@@ -1,6 +1,6 @@
-"""Which run owns a Delta root, and which history it has: what a run may add to what earlier runs left there.
+"""Which run owns a root of tables, and which history it has: what a run may add to what earlier runs left there.
 
-Every commit carries, besides its watermarks, two more application transactions. ``<application id>/owner`` is the
+Every commit carries, besides its watermarks, two more of their kind. ``<application id>/owner`` is the
 number of the run's hold on the slot (``Tenure``), and ``<application id>/timeline`` is the server's timeline. They are
 compared whenever a table is opened:
 
@@ -22,7 +22,7 @@ depending on whether it was streamed.
 Rejected: fingerprints of the WAL, which would have to be read at each confirmation. Also rejected: the slot's own
 position, which may go back after an immediate stop.
 
-The Delta sink calls this, on the driver.
+The sinks of tables call this, on the driver.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from xidstream.pipeline.delta.delta_table import DeltaTableWriter
 from xidstream.pipeline.errors import ANOTHER_STORAGE, SinkDiverged, Superseded
 from xidstream.pipeline.exchange import Tenure
+from xidstream.pipeline.log_tables.log_table import LogTable
 from xidstream.pipeline.pg import Lsn
 
 _KEYS = ("commit_lsn", "xid", "commit_timestamp")
@@ -51,7 +51,7 @@ class Ownership:
         self._tenure = tenure
 
     @staticmethod
-    def owner_of(writer: DeltaTableWriter, application_id: str) -> int:
+    def owner_of(writer: LogTable, application_id: str) -> int:
         """The number of the last run that wrote; 0 if there was none."""
         return writer.watermark(f"{application_id}/owner")
 
@@ -66,13 +66,13 @@ class Ownership:
         tenure = self._tenure
         return {f"{self._application_id}/owner": tenure.number, self._timeline_id: tenure.timeline}
 
-    def check(self, writer: DeltaTableWriter) -> None:
+    def check(self, writer: LogTable) -> None:
         """Check a new snapshot of the table. Raises Superseded, SinkDiverged."""
         tenure = self._tenure
         owner = self.owner_of(writer, self._application_id)
         if owner > tenure.number:
             raise Superseded(
-                f"another run has taken over the slot: Delta table {writer.label} is written by run {owner} of it, "
+                f"another run has taken over the slot: {writer.title} is written by run {owner} of it, "
                 f"this is run {tenure.number}"
             )
         if owner == tenure.number:
@@ -87,30 +87,30 @@ class Ownership:
             ),
         )
 
-    def check_snapshots(self, writer: DeltaTableWriter, valid_from: int) -> None:
+    def check_snapshots(self, writer: LogTable, valid_from: int) -> None:
         """Check ``_snapshots``: the last generation of this slot that stands is valid from ``valid_from``. Raises
         SinkDiverged. A snapshot has what the server had written, which may be more than it had sent, and than a standby
         had."""
         if self.owner_of(writer, self._application_id) < self._tenure.number:
             self._check_held(writer, read_up_to(valid_from))
 
-    def _check_held(self, writer: DeltaTableWriter, held: int) -> None:
+    def _check_held(self, writer: LogTable, held: int) -> None:
         tenure = self._tenure
         timeline = writer.watermark(self._timeline_id)
         reachable = tenure.reachable(timeline)
         if reachable is None and held:
             raise self.diverged(
-                f"Delta table {writer.label} was written from timeline {timeline}, from which the server's timeline "
+                f"{writer.title} was written from timeline {timeline}, from which the server's timeline "
                 f"{tenure.timeline} does not come"
             )
         if reachable is not None and held > reachable:
             raise self.diverged(
-                f"Delta table {writer.label} holds what lies beyond {reachable}, where the WAL that the server shares "
+                f"{writer.title} holds what lies beyond {reachable}, where the WAL that the server shares "
                 f"with it ends (timeline {tenure.timeline}): the server was restored, or failed over, to an older state"
             )
 
     def check_repeated(
-        self, writer: DeltaTableWriter, transactions: pa.Table, above: int = 0, prefix: str = ""
+        self, writer: LogTable, transactions: pa.Table, above: int = 0, prefix: str = ""
     ) -> None:
         """Check that the table has those of ``transactions`` (TRANSACTIONS_SCHEMA) that have rows, and lie above the
         LSN ``above`` and not above the table's watermark. Its columns have the same names behind ``prefix``. Raises
@@ -128,7 +128,7 @@ class Ownership:
         for lsn, xid, timestamp_us in _identities(repeated, _KEYS):
             if (lsn, xid, timestamp_us) not in known:
                 raise self.diverged(
-                    f"transaction {xid}, with its commit at {Lsn(lsn)}, is not in Delta table {writer.label}, which "
+                    f"transaction {xid}, with its commit at {Lsn(lsn)}, is not in {writer.title}, which "
                     f"holds everything up to {Lsn(watermark)}: the server was restored, or failed over, to an older "
                     "state, or rows were deleted from that table, or the publications were changed after a crash"
                 )

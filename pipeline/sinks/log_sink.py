@@ -1,11 +1,13 @@
-"""The Delta sink: one Delta table per source table, ``_messages``, and ``_transactions`` last.
+"""A sink of tables: one per source table, ``_messages``, and ``_transactions`` last. Of Delta, or of Iceberg.
 
-``DeltaSink.write`` takes a batch and returns when ``_transactions`` holds it; only then may the caller
+What the formats do otherwise stands behind ``LogTables``. What is here holds for both of them.
+
+``LogSink.write`` takes a batch and returns when ``_transactions`` holds it; only then may the caller
 confirm. In between, for each table: its watermark (the commit LSN up to which it holds rows) is read from a
 snapshot. Segments above it that are Parquet in the table's layout already get a name in the table
 (``pipeline.log_tables.segment_links``). All other rows above it are written to Parquet files, by the driver or by
 Spark's executors (``pipeline.sinks.written_rows``). These names and files are committed on that snapshot with the new
-watermark (``pipeline.delta.delta_table``). A crash anywhere leaves each table at a watermark of its own; the replay,
+watermark (``LogTable.commit``). A crash anywhere leaves each table at a watermark of its own; the replay,
 however its batches are cut, writes to each what it lacks. A reader bounded by the greatest ``commit_lsn`` of
 ``_transactions`` never sees a torn transaction, because that is committed after all the tables.
 
@@ -19,39 +21,26 @@ decides. So ``_messages`` is deduplicated by ``lsn`` without reading it.
 The driver writes ``_transactions`` and ``_messages``, too. Messages may be many gigabytes. They are read, filtered and
 written piece by piece (``message_pieces``) into as many files as they need, and those are one commit.
 
-Who may write, and whether what is held can come from this server, is ``pipeline.delta.ownership``'s: a snapshot that
-somebody else has outdated is taken anew, and checked.
+Who may write, and whether what is held can come from this server, is ``pipeline.log_tables.ownership``'s: a snapshot
+that somebody else has outdated is taken anew, and checked.
 
-Rejected: Spark's own Delta writer (a jar that must match Spark, and a commit that cannot be tied to our
-watermark in one snapshot); one transaction over all tables (Delta has none).
+Rejected: Spark's own writers (a jar that must match Spark, and a commit that cannot be tied to our watermark in one
+snapshot); one transaction over all tables (Delta has none, and of Iceberg's catalogs few).
 
 The driver's process only; ``write`` from one thread at a time, tables are written by up to four.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import uuid
 from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from xidstream.pipeline.changelog.carrying import carry
-from xidstream.pipeline.delta.delta_table import (
-    MAX_VERSION,
-    NOTHING,
-    DeltaTableWriter,
-    SnapshotOutdated,
-)
-from xidstream.pipeline.delta.ownership import Ownership
-from xidstream.pipeline.delta.snapshot_log import SnapshotLog
-from xidstream.pipeline.delta.upkeep import Upkeep
-from xidstream.pipeline.delta.writer_cache import WriterCache
 from xidstream.pipeline.errors import (
     Action,
     SegmentCorrupt,
@@ -66,17 +55,23 @@ from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.log_tables import locations
 from xidstream.pipeline.log_tables.batch_parts import TableParts
 from xidstream.pipeline.log_tables.columns import Conform, Placement, TableColumn, place_all
-from xidstream.pipeline.log_tables.locations import Location
+from xidstream.pipeline.log_tables.log_table import (
+    MAX_VERSION,
+    NOTHING,
+    LogTable,
+    LogTables,
+    SnapshotOutdated,
+)
+from xidstream.pipeline.log_tables.ownership import Ownership
 from xidstream.pipeline.log_tables.parquet_files import ParquetFiles, WriteTarget, WrittenFile
 from xidstream.pipeline.log_tables.relation_history import VersionSince
 from xidstream.pipeline.log_tables.segment_links import SegmentLinks
-from xidstream.pipeline.log_tables.table_metadata import OF_OWN_TABLES, metadata_of_source
+from xidstream.pipeline.log_tables.snapshot_log import Carry, SnapshotLog
+from xidstream.pipeline.log_tables.writer_cache import WriterCache
 from xidstream.pipeline.parked import rows_given_up
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.schema.rows import MESSAGES_SCHEMA, TRANSACTIONS_SCHEMA
-from xidstream.pipeline.settings.credentials import redacted
-from xidstream.pipeline.settings.delta_retention import DEFAULT_RETENTION, DeltaRetention
-from xidstream.pipeline.settings.sink_kinds import DELTA
+from xidstream.pipeline.settings.sink_kinds import SinkKind
 from xidstream.pipeline.sinks.message_pieces import message_pieces, new_messages
 from xidstream.pipeline.sinks.written_rows import write_rows
 from xidstream.pipeline.snapshot.ddl import Ddl, read_ddl
@@ -97,41 +92,31 @@ ATTEMPTS: Final = 3
 """Writes of one table in the face of others' changes to its columns or properties."""
 
 
-class DeltaSink:
-    """``root_uri``: a path, ``file:``, ``s3:``, ``gs:`` or ``abfs:``; ``storage_options`` are deltalake's.
-    ``retention`` is told to the tables, and what is older goes beside the writes (``delta.upkeep``).
+class LogSink:
+    """``tables``: of the format that ``kind`` names. ``beside``: the same, for the snapshots that are committed beside
+    the batches; what ``tables`` do for their upkeep they leave to these.
 
     Raises from ``write``: Superseded (a later run of this slot commits here), SinkDiverged (the sink is ahead of the
     server), StorageFault, SegmentCorrupt, SinkFailed. After any of them nothing of the batch may be confirmed, and
     the same batch may be written again, by this sink or another.
     """
 
-    kind = DELTA
+    kind: SinkKind
 
-    def __init__(
-        self,
-        root_uri: str,
-        identity: SlotIdentity,
-        storage_options: dict[str, str] | None = None,
-        retention: DeltaRetention = DEFAULT_RETENTION,
-    ) -> None:
-        self._root = Location.parse(root_uri, storage_options)
+    def __init__(self, tables: LogTables, beside: LogTables, identity: SlotIdentity) -> None:
+        self._tables = tables
+        self._beside = beside
         self._application_id = identity.application_id
         self._messages_id = f"{identity.application_id}/messages"
         self._ownership: Ownership | None = None
         self._writers = WriterCache()
         self._threads: ThreadPoolExecutor | None = None
-        self._links = SegmentLinks(self._root)
+        self._links = SegmentLinks()
         self._snapshot_log: SnapshotLog | None = None
         self._spark: SparkSession | None = None
-        self._retention = retention
-        self._upkeep = Upkeep(retention)
-        self._own = {
-            name: dataclasses.replace(about, retention=retention) for name, about in OF_OWN_TABLES.items()
-        }
 
     def __repr__(self) -> str:
-        return f"DeltaSink({redacted(self._root.uri)})"
+        return f"{type(self).__name__}({self._tables.root})"
 
     def open(self, spark: SparkSession) -> None:
         """Make ``_transactions`` and ``_messages`` where they are not, and warm the session up."""
@@ -140,14 +125,14 @@ class DeltaSink:
             self._own_table(locations.MESSAGES, MESSAGES_SCHEMA)
             self._own_table(locations.TRANSACTIONS, TRANSACTIONS_SCHEMA)
         except Exception as error:
-            raise fault_of(error, f"opening the Delta root {redacted(self._root.uri)}") from error
+            raise fault_of(error, f"opening the sink's root {self._tables.root}") from error
         try:
             # The jobs of these threads belong to whom the caller's do, who may cancel them.
             context = spark.sparkContext
             group = context.getLocalProperty("spark.jobGroup.id")
             self._threads = ThreadPoolExecutor(
                 PARALLEL_TABLES,
-                thread_name_prefix="delta-sink",
+                thread_name_prefix="log-sink",
                 initializer=lambda: context.setLocalProperty("spark.jobGroup.id", group),  # type: ignore[arg-type]
             )
             warm_up(spark)
@@ -160,7 +145,8 @@ class DeltaSink:
             self._threads = None
         self._links.close()
         self._writers.clear()
-        self._upkeep.close()
+        self._beside.close()
+        self._tables.close()
 
     def last_owner(self) -> int:
         """The number of the last run that wrote here, as of the opening; 0 for none."""
@@ -172,14 +158,14 @@ class DeltaSink:
 
         Raises Superseded where a later run was here, SinkDiverged where the sink is ahead of the server.
         """
-        root = redacted(self._root.uri)
-        self._ownership = Ownership(self._application_id, self._messages_id, root, tenure)
+        self._ownership = Ownership(self._application_id, self._messages_id, self._tables.root, tenure)
         # Opened again, and checked.
         self._writers.clear()
         self._guarded(locations.TRANSACTIONS, self._claim_transactions)
         self._guarded(locations.MESSAGES, self._check_messages)
-        carries = None if self._spark is None else partial(carry, self._spark)
-        log = SnapshotLog(self._root, self._application_id, self._ownership, self.watermark(), carries)
+        log = SnapshotLog(
+            self._beside, self._application_id, self._ownership, self.watermark(), self._carries()
+        )
         self._snapshot_log = log
         # Before anybody commits a snapshot here: no batch need come again that tells of these.
         log.park(tenure.parked)
@@ -191,14 +177,18 @@ class DeltaSink:
         writer = self._own_table(locations.TRANSACTIONS, TRANSACTIONS_SCHEMA)
         writer.commit([], {}, marks=self._marks)
 
+    def _carries(self) -> Carry | None:
+        """Who carries over the rows that a repair of a snapshot does not read; None where nobody does."""
+        return None
+
     def snapshot_log(self) -> SnapshotLog:
         """Where the snapshots of tables are committed, as the tenure that claimed this sink."""
         if self._snapshot_log is None:
-            raise UsageError("the Delta sink is not claimed")
+            raise UsageError(f"the {self.kind.name} sink is not claimed")
         return self._snapshot_log
 
     def write_snapshot(self, batch: SnapshotBatch) -> None:
-        raise UsageError("the Delta sink gets snapshots through its log")
+        raise UsageError(f"the {self.kind.name} sink gets snapshots through its log")
 
     def leave_out(self, contained: Mapping[TableName, SnapshotBounds]) -> None:
         """The log keeps all changes: whoever folds it leaves out what a snapshot contains."""
@@ -211,7 +201,7 @@ class DeltaSink:
         try:
             writer = self._own_table(locations.TRANSACTIONS, TRANSACTIONS_SCHEMA)
         except Exception as error:
-            raise fault_of(error, f"opening Delta table {locations.TRANSACTIONS}") from error
+            raise fault_of(error, f"opening {self._tables.title(locations.TRANSACTIONS)}") from error
         return Lsn(writer.watermark(self._application_id))
 
     # -- one batch -------------------------------------------------------------------------------------
@@ -219,9 +209,9 @@ class DeltaSink:
     def write(self, batch: SinkBatch) -> None:
         """Return when the sink holds the batch whole. At least once in, exactly once kept."""
         if self._threads is None or self._ownership is None:
-            raise UsageError("the Delta sink is not open, or not claimed")
+            raise UsageError(f"the {self.kind.name} sink is not open, or not claimed")
         if batch.last_commit_lsn > MAX_VERSION:
-            raise Unsupported(f"commit LSN {batch.last_commit_lsn} does not fit Delta's 63 bit versions")
+            raise Unsupported(f"commit LSN {batch.last_commit_lsn} does not fit a version of 63 bits")
         self._guarded(locations.TRANSACTIONS, lambda: self._check_repeated(batch))
         if batch.last_commit_lsn > self.watermark():
             self._write_tables(list(batch.parts.values()), batch)
@@ -250,10 +240,10 @@ class DeltaSink:
             raise min(failures, key=_severity)
 
     def _write_table(self, parts: TableParts, batch: SinkBatch) -> None:
-        directory = locations.encode_table(*parts.name)
-        self._guarded(directory, lambda: self._write_rows(directory, parts, batch))
+        key = self._tables.key_of(*parts.name)
+        self._guarded(key, lambda: self._write_rows(key, parts, batch))
 
-    def _guarded(self, directory: str, write: Callable[[], None]) -> None:
+    def _guarded(self, key: str, write: Callable[[], None]) -> None:
         """Run ``write``, with a fresh snapshot after another's harmless change; after a failure forget the
         handle, whose snapshot may no longer be what the table is."""
         for _ in range(ATTEMPTS):
@@ -261,41 +251,39 @@ class DeltaSink:
                 write()
                 return
             except SnapshotOutdated:
-                self._writers.pop(directory, None)
+                self._writers.pop(key, None)
             except Exception as error:
-                self._writers.pop(directory, None)
-                raise fault_of(error, f"writing Delta table {directory}") from error
+                self._writers.pop(key, None)
+                raise fault_of(error, f"writing {self._tables.title(key)}") from error
         raise StorageFault(
-            f"Delta table {directory} was changed by others during {ATTEMPTS} attempts to write"
+            f"{self._tables.title(key)} was changed by others during {ATTEMPTS} attempts to write"
         )
 
-    def _write_rows(self, directory: str, parts: TableParts, batch: SinkBatch) -> None:
-        location = self._root.child(directory)
-        writer = self._writer(directory, parts.label)
+    def _write_rows(self, key: str, parts: TableParts, batch: SinkBatch) -> None:
+        writer = self._writer(key, parts.label)
         watermark = NOTHING if writer is None else writer.watermark(self._application_id)
         if writer is not None and watermark > self.watermark():
             self._check_repeated_rows(writer, parts, batch)
         if batch.last_commit_lsn <= watermark:
             if writer is not None:
-                self._writers[directory] = writer
+                self._writers[key] = writer
             return
-        columns, placements = place_all(() if writer is None else writer.columns, parts.schemas)
-        about = metadata_of_source(parts.appearances[-1].relation, self._retention)
+        rules = self._tables.rules
+        columns, placements = place_all(() if writer is None else writer.columns, parts.schemas, rules)
+        about = self._tables.about(parts.appearances[-1].relation)
         brought = [
             VersionSince(self._application_id, each.commit_lsn, each.relation, placements[each.layout].names)
             for each in parts.appearances
         ]
         if writer is None:
-            writer = DeltaTableWriter.open_or_create(location, parts.label, columns, about, brought)
+            writer = self._tables.open_or_create(key, parts.label, columns, about, brought)
             if writer.columns != columns or writer.watermark(self._application_id) != watermark:
                 raise SnapshotOutdated(parts.label)
             self._check(writer)
-        self._writers[directory] = writer
-        writer.upkeep = self._upkeep
+        self._writers[key] = writer
         writer.describe(about, brought)
-        known = {column.name for column in writer.columns}
-        writer.add_columns([column for column in columns if column.name not in known])
-        target = WriteTarget(location, f"data-{uuid.uuid4().hex}", watermark)
+        writer.take_columns(columns)
+        target = WriteTarget(writer.location, f"data-{uuid.uuid4().hex}", watermark)
         files, left = self._link_segments(parts, placements, batch, target)
         conform = [Conform.of(columns, placement.names) for placement in placements]
         files += write_rows(left, batch, target, conform)
@@ -311,26 +299,26 @@ class DeltaSink:
     ) -> tuple[list[WrittenFile], TableParts]:
         """What needed only a name in the table, and what is left to write."""
         try:
-            return self._links.give(parts, placements, target, batch.storage)
+            return self._links.give(parts, placements, target, batch.storage, self._tables.rules)
         except SegmentCorrupt:
             # Where a later run has the slot, it has cleaned up behind this one.
-            owned = DeltaTableWriter.open(self._root.child(locations.TRANSACTIONS), locations.TRANSACTIONS)
+            owned = self._tables.open(locations.TRANSACTIONS, locations.TRANSACTIONS)
             if owned is not None:
                 self._check(owned)
             raise
 
     # -- opening tables --------------------------------------------------------------------------------
 
-    def _writer(self, directory: str, label: str) -> DeltaTableWriter | None:
+    def _writer(self, key: str, label: str) -> LogTable | None:
         """The table's, checked when it is opened; None where there is no table."""
-        writer = self._writers.get(directory)
+        writer = self._writers.get(key)
         if writer is None:
-            writer = DeltaTableWriter.open(self._root.child(directory), label)
+            writer = self._tables.open(key, label)
             if writer is not None:
                 self._check(writer)
         return writer
 
-    def _check(self, writer: DeltaTableWriter) -> None:
+    def _check(self, writer: LogTable) -> None:
         if self._ownership is not None:  # before `claim` tables are only looked at
             self._ownership.check(writer)
 
@@ -344,7 +332,7 @@ class DeltaSink:
         writer = self._own_table(locations.TRANSACTIONS, TRANSACTIONS_SCHEMA)
         self._ownership.check_repeated(writer, batch.transaction_rows)
 
-    def _check_repeated_rows(self, writer: DeltaTableWriter, parts: TableParts, batch: SinkBatch) -> None:
+    def _check_repeated_rows(self, writer: LogTable, parts: TableParts, batch: SinkBatch) -> None:
         """Check the repeated rows of a table that a crash left ahead of ``_transactions``. These name it also where its
         rows were left out. That may be so after every park, because a parked table may have another name by then."""
         assert self._ownership is not None
@@ -360,21 +348,20 @@ class DeltaSink:
 
     # -- the driver's own tables -----------------------------------------------------------------------
 
-    def _own_table(self, directory: str, schema: pa.Schema) -> DeltaTableWriter:
-        writer = self._writers.get(directory)
+    def _own_table(self, key: str, schema: pa.Schema) -> LogTable:
+        writer = self._writers.get(key)
         if writer is None:
             columns = [TableColumn(f.name, f.type, f.name) for f in schema]
-            about = self._own[directory]
-            writer = DeltaTableWriter.open_or_create(self._root.child(directory), directory, columns, about)
+            about = self._tables.about_own(key)
+            writer = self._tables.open_or_create(key, key, columns, about)
             self._check(writer)
             if writer.columns != tuple(columns):
                 raise SinkFailed(
-                    f"Delta table {directory} has other columns: it was not written by this sink",
+                    f"{writer.title} has other columns: it was not written by this sink",
                     remedy="give the sink a root of its own",
                 )
-            writer.upkeep = self._upkeep
             writer.describe(about)
-            self._writers[directory] = writer
+            self._writers[key] = writer
         return writer
 
     def _write_transactions(self, rows: pa.Table) -> None:
@@ -417,7 +404,7 @@ class DeltaSink:
         if moved:
             writer.commit(files.close(), moved, "lsn", marks=self._marks)
 
-    def _own_files(self, writer: DeltaTableWriter, schema: pa.Schema, lsn_column: str) -> ParquetFiles:
+    def _own_files(self, writer: LogTable, schema: pa.Schema, lsn_column: str) -> ParquetFiles:
         job = f"data-{uuid.uuid4().hex}-driver"
         return ParquetFiles(writer.location, job, schema, lsn_column, writer.ranged)
 

@@ -1,4 +1,4 @@
-"""The open handles of the Delta tables that were written last. Each holds a snapshot of its table's whole log.
+"""The open handles of the tables that were written last. Each holds a snapshot of its table's whole log.
 
 A handle takes 10 KB or more, because it lists the table's files. To open one takes 1 ms on a local disk, and some
 requests on an object store. With ten thousand tables, most are not written again soon. To drop a handle gives up no
@@ -13,48 +13,48 @@ from __future__ import annotations
 import threading
 from typing import Final
 
-from xidstream.pipeline.delta.delta_table import DeltaTableWriter
 from xidstream.pipeline.log_tables import locations
+from xidstream.pipeline.log_tables.log_table import LogTable
 
 KEPT_WRITERS: Final = 1_000
 _PINNED: Final = frozenset({locations.TRANSACTIONS, locations.MESSAGES})
 
 
 class WriterCache:
-    """The handles by directory. ``limit``: the most handles of source tables."""
+    """The handles by the tables' keys. ``limit``: the most handles of source tables."""
 
     def __init__(self, limit: int = KEPT_WRITERS) -> None:
         self._limit = limit
         self._lock = threading.Lock()
-        self._pinned: dict[str, DeltaTableWriter] = {}
-        self._recent: dict[str, DeltaTableWriter] = {}
+        self._pinned: dict[str, LogTable] = {}
+        self._recent: dict[str, LogTable] = {}
 
     def __len__(self) -> int:
         return len(self._pinned) + len(self._recent)
 
-    def get(self, directory: str) -> DeltaTableWriter | None:
+    def get(self, key: str) -> LogTable | None:
         with self._lock:
-            if directory in _PINNED:
-                return self._pinned.get(directory)
-            writer = self._recent.pop(directory, None)
+            if key in _PINNED:
+                return self._pinned.get(key)
+            writer = self._recent.pop(key, None)
             if writer is not None:
-                self._recent[directory] = writer
+                self._recent[key] = writer
             return writer
 
-    def __setitem__(self, directory: str, writer: DeltaTableWriter) -> None:
+    def __setitem__(self, key: str, writer: LogTable) -> None:
         with self._lock:
-            if directory in _PINNED:
-                self._pinned[directory] = writer
+            if key in _PINNED:
+                self._pinned[key] = writer
                 return
-            self._recent.pop(directory, None)
-            self._recent[directory] = writer
+            self._recent.pop(key, None)
+            self._recent[key] = writer
             while len(self._recent) > self._limit:
                 del self._recent[next(iter(self._recent))]
 
-    def pop(self, directory: str, default: None = None) -> DeltaTableWriter | None:
+    def pop(self, key: str, default: None = None) -> LogTable | None:
         with self._lock:
-            kept = self._pinned if directory in _PINNED else self._recent
-            return kept.pop(directory, default)
+            kept = self._pinned if key in _PINNED else self._recent
+            return kept.pop(key, default)
 
     def clear(self) -> None:
         with self._lock:
