@@ -13,7 +13,9 @@ stair is written in pyproject.toml, import-linter checks it in CI, and a test ho
     sinks           what a sink is; the Delta sink, a function, the console
     changelog       tables as they were at a commit, read from the change log
     spark           batches as DataFrames, and the tasks of Spark's executors
-    delta           Delta tables: places, columns, files, commits; without pyspark
+    delta | iceberg
+        delta       Delta tables: columns, files, commits; without pyspark
+        iceberg     Iceberg tables: catalogs, columns, commits; without pyspark
     log_tables      what tables of a change log have in common: places, columns, files, whose they are
     decode | postgres | storage | stream
         decode      blocks to Arrow, in compiled kernels

@@ -92,7 +92,7 @@ class ChangeStream:
         spec = DELTA.spec(redacted(uri))
         return self._with(
             spec,
-            lambda identity: DeltaSink(uri, identity, options, self._config.delta_retention),
+            lambda identity: DeltaSink(uri, identity, options, self._config.sink_settings.retention),
             check_of_delta(uri, self._config.storage, options),
             spec,
         )
@@ -170,7 +170,7 @@ class ChangeStream:
         return StreamingQuery(supervisor, name, driver.history, n_recent, page, self._listeners)
 
     def _sink_of_config(self, identity: SlotIdentity) -> Sink:
-        return make_sink(self._config.sink, identity, self._config.delta_retention)
+        return make_sink(self._config.sink, identity, self._config.sink_settings)
 
     def _with(
         self, sink: str, make: Callable[[SlotIdentity], Sink], check: SinkCheck, spec: str = ""

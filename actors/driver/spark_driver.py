@@ -73,7 +73,7 @@ class SparkDriver:
         self._spark.sparkContext.setJobGroup(name, f"slot {slot}")
         loop = BatchLoop(
             self._spark,
-            make_sink(config.sink, identity, config.delta_retention),
+            make_sink(config.sink, identity, config.sink_settings),
             sequencer,
             config.storage,
             identity,

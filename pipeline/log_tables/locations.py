@@ -65,7 +65,11 @@ def decode(part: str) -> str:
 
 def encode_table(schema: str, table: str) -> str:
     """The directory of a table, at most ``MAX_DIRECTORY`` ASCII characters; the same in every version."""
-    whole = f"{encode(schema)}.{encode(table)}"
+    return cut(f"{encode(schema)}.{encode(table)}")
+
+
+def cut(whole: str) -> str:
+    """A name made of encoded ones that a directory may have: itself, or the first part of it and a digest."""
     if len(whole) <= MAX_DIRECTORY:
         return whole
     room = MAX_DIRECTORY - len(_CUT) - _DIGEST

@@ -116,6 +116,11 @@ def held_by(tables: LogTables, application_id: str) -> tuple[int, Lsn]:
     return Ownership.owner_of(writer, application_id), Lsn(writer.watermark(application_id))
 
 
+def check_of_iceberg(argument: str, storage_uri: str) -> SinkCheck:
+    """``argument``: a catalog and a namespace, as the setting has them."""
+    return lambda server: _check_iceberg(argument, storage_uri, server)
+
+
 # -- a function ----------------------------------------------------------------------------------------
 
 
@@ -182,9 +187,47 @@ def _check_delta(
         ]
 
 
+# -- Iceberg -------------------------------------------------------------------------------------------
+
+
+def _check_iceberg(argument: str, storage_uri: str, server: ServerSide | None) -> list[Finding]:
+    """Whether the catalog answers is all that is tried of one that is configured; of a folder, whether it can be
+    written."""
+    from xidstream.pipeline.iceberg.catalogs import IcebergPlace
+    from xidstream.pipeline.iceberg.iceberg_tables import IcebergTables
+
+    try:
+        place = IcebergPlace.parse(argument)
+        warehouse = place.warehouse()
+        tables = IcebergTables(place)
+        if storage_uri and warehouse and overlap(warehouse, storage_uri):
+            return [Finding.of_error("sink", _overlapping(redacted(warehouse), redacted(storage_uri)))]
+        tables.open(locations.TRANSACTIONS, locations.TRANSACTIONS)
+        if place.is_folder:
+            _probe(Location.parse(place.catalog))
+    except XidstreamError as error:
+        return [Finding.of_error("sink", error)]
+    except Exception as error:  # noqa: BLE001 - of SQLAlchemy, of pyiceberg, of the file system
+        remedy = "check the catalog's settings, that it is there, and that this user may write to it"
+        return [Finding.failed("sink", f"{tables.root} cannot be used: {_reason(error)}", remedy)]
+    findings = [Finding.ok("sink", f"the catalog of {tables.root} answers")]
+    try:
+        return findings + check_tables(tables, server)
+    except XidstreamError as error:
+        return [*findings, Finding.of_error("sink_tables", error)]
+    except Exception as error:  # noqa: BLE001 - as above
+        remedy = "look at the namespace: is it this sink's, and are its tables whole?"
+        return [
+            *findings,
+            Finding.failed("sink_tables", f"{tables.root} cannot be read: {_reason(error)}", remedy),
+        ]
+    finally:
+        tables.close()
+
+
 def _overlapping(root: str, storage: str) -> ConfigError:
     return ConfigError(
-        f"storage {storage} and Delta root {root} are one folder, or one is in the other",
+        f"storage {storage} and the sink's root {root} are one folder, or one is in the other",
         remedy="give each a folder of its own, beside the other. If a run has used them so, end it, and move the "
         "storage's folder SYSTEM_IDENTIFIER/ into the new storage: it is the only record of what was delivered",
     )

@@ -11,20 +11,22 @@ from xidstream.pipeline.exchange import SlotIdentity
 from xidstream.pipeline.findings import Finding
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.pg import Lsn
-from xidstream.pipeline.settings.delta_retention import DeltaRetention
+from xidstream.pipeline.settings.sink_settings import SinkSettings
 from xidstream.pipeline.sinks.sink import Sink, SinkType, ToldGenerations
 
 if TYPE_CHECKING:
+    from xidstream.pipeline.iceberg.catalogs import IcebergPlace
+    from xidstream.pipeline.iceberg.iceberg_tables import IcebergTables
     from xidstream.pipeline.sinks.sink_findings import SinkCheck
 
 
 class DeltaType(SinkType):
     """``argument`` is the URI of the tables' root."""
 
-    def make(self, identity: SlotIdentity, retention: DeltaRetention) -> Sink:
+    def make(self, identity: SlotIdentity, settings: SinkSettings) -> Sink:
         from xidstream.pipeline.sinks.delta_sink import DeltaSink
 
-        return DeltaSink(self.argument, identity, retention=retention)
+        return DeltaSink(self.argument, identity, retention=settings.retention)
 
     def checked(self) -> str:
         return Location.parse(self.argument).uri
@@ -55,10 +57,59 @@ class DeltaType(SinkType):
         return told_by(DeltaTables(Location.parse(self.argument)))
 
 
+class IcebergType(SinkType):
+    """``argument`` is a catalog and a namespace (``iceberg.catalogs``)."""
+
+    def make(self, identity: SlotIdentity, settings: SinkSettings) -> Sink:
+        from xidstream.pipeline.sinks.iceberg_sink import IcebergSink
+
+        return IcebergSink(self._place(), identity, settings.commit_every_s)
+
+    def checked(self) -> str:
+        return self._place().argument
+
+    def may_take_segments(self, storage_uri: str) -> bool:
+        from xidstream.pipeline.log_tables.segment_links import may_reach
+
+        root = self.local_root()
+        return root is not None and may_reach(Location.parse(root), storage_uri)
+
+    def local_root(self) -> str | None:
+        warehouse = self._place().warehouse()
+        if warehouse is None or not (warehouse.startswith("/") or warehouse.lower().startswith("file:")):
+            return None
+        return Location.parse(warehouse).uri
+
+    def check(self, storage_uri: str) -> SinkCheck:
+        from xidstream.pipeline.sinks.sink_findings import check_of_iceberg
+
+        return check_of_iceberg(self.argument, storage_uri)
+
+    def holds(self, application_id: str) -> tuple[int, Lsn]:
+        from xidstream.pipeline.sinks.sink_findings import held_by
+
+        return held_by(self._tables(), application_id)
+
+    def told(self) -> ToldGenerations:
+        from xidstream.pipeline.log_tables.snapshot_log import told_by
+
+        return told_by(self._tables())
+
+    def _place(self) -> IcebergPlace:
+        from xidstream.pipeline.iceberg.catalogs import IcebergPlace
+
+        return IcebergPlace.parse(self.argument)
+
+    def _tables(self) -> IcebergTables:
+        from xidstream.pipeline.iceberg.iceberg_tables import IcebergTables
+
+        return IcebergTables(self._place())
+
+
 class ConsoleType(SinkType):
     """It has no argument."""
 
-    def make(self, identity: SlotIdentity, retention: DeltaRetention) -> Sink:
+    def make(self, identity: SlotIdentity, settings: SinkSettings) -> Sink:
         from xidstream.pipeline.sinks.console import ConsoleSink
 
         return ConsoleSink()
@@ -70,7 +121,7 @@ class ConsoleType(SinkType):
 class ForeachType(SinkType):
     """``argument`` is ``module:function``."""
 
-    def make(self, identity: SlotIdentity, retention: DeltaRetention) -> Sink:
+    def make(self, identity: SlotIdentity, settings: SinkSettings) -> Sink:
         from xidstream.pipeline.sinks.foreach import ForeachSink
 
         return ForeachSink.of(self.argument)

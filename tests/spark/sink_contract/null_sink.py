@@ -31,8 +31,8 @@ from xidstream.pipeline.log_tables.snapshot_tables import Carrying, GenerationLi
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.schema import RelationVersion
 from xidstream.pipeline.schema.rows import contract_schema
-from xidstream.pipeline.settings.delta_retention import DeltaRetention
 from xidstream.pipeline.settings.sink_kinds import SinkKind, Snapshots
+from xidstream.pipeline.settings.sink_settings import SinkSettings
 from xidstream.pipeline.sinks.sink import Sink, SinkType
 from xidstream.pipeline.sinks.sink_findings import SinkCheck
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
@@ -53,7 +53,7 @@ NULL: Final = SinkKind(
 
 
 class NullType(SinkType):
-    def make(self, identity: SlotIdentity, retention: DeltaRetention) -> Sink:
+    def make(self, identity: SlotIdentity, settings: SinkSettings) -> Sink:
         return NullSink(Path(self.argument))
 
     def check(self, storage_uri: str) -> SinkCheck:
