@@ -30,11 +30,11 @@ _HERE = threading.local()
 def written() -> Iterator[list[str]]:
     """The locations of the files that this thread begins to write in the block."""
     paths: list[str] = []
-    _HERE.paths = paths
+    before, _HERE.paths = getattr(_HERE, "paths", None), paths
     try:
         yield paths
     finally:
-        del _HERE.paths
+        _HERE.paths = before
 
 
 class DurableFileIO(PyArrowFileIO):

@@ -285,8 +285,20 @@ class IcebergTable:
         except CommitFailedException:
             producer._clean_all_uncommitted()
             raise
+        if len(producer._written_manifests) > 1:
+            self._remove_merged(producer._written_manifests)
         if expired and self.upkeep is not None:
             self.upkeep.note(self._table, self.location, self.label, expired)
+
+    def _remove_merged(self, paths: Sequence[str]) -> None:
+        """A commit that merges manifests has written one of its own files first, and merged it at once: that one no
+        snapshot has ever named."""
+        snapshot = self._table.current_snapshot()
+        assert snapshot is not None
+        named = {manifest.manifest_path for manifest in snapshot.manifests(self._table.io)}
+        for path in paths:
+            if path not in named:
+                self._table.io.delete(path)
 
     def _send(self, transaction: Transaction) -> None:
         """Once. Raises CommitFailedException, and what the catalog's driver raises: then nobody knows what happened."""
