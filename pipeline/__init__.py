@@ -10,7 +10,7 @@ stair is written in pyproject.toml, import-linter checks it in CI, and a test ho
     preflight       all that can be known of a run before anything is started
     initial_copy    snapshots of tables: what is next for each, the reading, the records
     transactions    the xid buffer: open transactions in memory, what is rolled back, what spills
-    sinks           what a sink is; the Delta sink, a function, the console
+    sinks           what a sink is; the sinks of Delta and Iceberg, a function, the console
     changelog       tables as they were at a commit, read from the change log
     spark           batches as DataFrames, and the tasks of Spark's executors
     delta | iceberg

@@ -92,7 +92,7 @@ class ChangeStream:
         spec = DELTA.spec(redacted(uri))
         return self._with(
             spec,
-            lambda identity: DeltaSink(uri, identity, options, self._config.sink_settings.retention),
+            lambda identity: DeltaSink(uri, identity, options, self._config.delta_retention),
             check_of_delta(uri, self._config.storage, options),
             spec,
         )

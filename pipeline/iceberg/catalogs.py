@@ -52,7 +52,7 @@ _DOWN: Final = frozenset(
         "TooManyRequestsError",
     }
 )
-"""Of SQLAlchemy, and of pyiceberg's REST client."""
+"""Errors of SQLAlchemy, and of pyiceberg's REST client."""
 INSTALL: Final = "pip install 'xidstream[iceberg]'"
 
 

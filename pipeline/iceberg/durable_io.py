@@ -38,7 +38,7 @@ def written() -> Iterator[list[str]]:
 
 
 class DurableFileIO(PyArrowFileIO):
-    """Of any place; only what is local is written otherwise."""
+    """For files of any place; only what is local is written otherwise."""
 
     def new_output(self, location: str) -> OutputFile:  # type: ignore[override]
         paths: list[str] | None = getattr(_HERE, "paths", None)

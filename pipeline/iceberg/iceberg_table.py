@@ -145,7 +145,7 @@ class IcebergTable:
         return self._watermarks[application_id]
 
     def _summaries(self) -> list[Mapping[str, str]]:
-        """Of the main branch's snapshots that are not expired, the newest first."""
+        """What the main branch's snapshots say that are not expired, the newest first."""
         snapshots = {each.snapshot_id: each for each in self._table.snapshots()}
         found: list[Mapping[str, str]] = []
         at = self._table.metadata.current_snapshot_id
@@ -242,7 +242,7 @@ class IcebergTable:
         marks: Mapping[str, int] = MappingProxyType({}),
         merges: bool = True,
     ) -> None:
-        """As ``LogTable.commit``. Manifests are merged in the same commit, and files never."""
+        """``LogTable.commit``. Manifests are merged in the same commit, and files never."""
         if len({file.path for file in files}) < len(files):
             raise SinkFailed(
                 f"{self.title}: two writers gave their files one name",
@@ -443,7 +443,7 @@ def _sources_json(sources: Mapping[int, str]) -> str:
 
 
 def _number(value: int | str) -> int:
-    """Of a range as Delta's logs have it: a timestamp becomes microseconds since 1970."""
+    """A bound of a range, as Delta's logs have it: a timestamp becomes microseconds since 1970."""
     if isinstance(value, int):
         return value
     moment = datetime.datetime.fromisoformat(value.removesuffix("Z")).replace(tzinfo=datetime.timezone.utc)

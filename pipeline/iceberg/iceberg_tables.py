@@ -36,7 +36,7 @@ _ABSENT: Final = ("ProgrammingError",)
 
 
 def table_name(schema: str, table: str) -> str:
-    """Of a source's table, at most ``locations.MAX_DIRECTORY`` ASCII characters; the same in every version."""
+    """The name of a source's table, at most ``locations.MAX_DIRECTORY`` ASCII characters; the same in every version."""
     return locations.cut(f"{_part(schema)}__{_part(table)}")
 
 

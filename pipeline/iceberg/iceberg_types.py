@@ -83,7 +83,7 @@ RULES: Final = ColumnRules(stored, widens, reads)
 
 
 def iceberg_type(type_: pa.DataType) -> IcebergType:
-    """Of a type that a column has. The ids of what is nested are to be assigned."""
+    """Iceberg's type for one that a column has. The ids of what is nested are to be assigned."""
     if pt.is_decimal(type_):
         return DecimalType(type_.precision, type_.scale)
     if pt.is_list(type_):
@@ -97,7 +97,7 @@ def iceberg_type(type_: pa.DataType) -> IcebergType:
 
 @cache
 def arrow_type(type_: IcebergType) -> pa.DataType:
-    """As the contract has it; for a type that only others give to a column, as pyiceberg has it."""
+    """Arrow's type, as the contract has it; for a type that only others give to a column, as pyiceberg has it."""
     if isinstance(type_, DecimalType):
         return pa.decimal128(type_.precision, type_.scale)
     if isinstance(type_, ListType):

@@ -70,7 +70,7 @@ class _Due(NamedTuple):
 class _Expired(NamedTuple):
     table: Table
     metadata: TableMetadata
-    """As the commit left it."""
+    """What the commit left."""
     location: Location
     label: str
     snapshots: Sequence[Snapshot]

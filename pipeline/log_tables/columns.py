@@ -113,7 +113,7 @@ def _never(wide: pa.DataType, narrow: pa.DataType) -> bool:
 
 DELTA: Final = ColumnRules(_same, _never)
 UNSTORED: Final = ColumnRules(_same, holds)
-"""Of a union that is not stored yet: a column takes the wider of two types."""
+"""For a union that is not stored yet: a column takes the wider of two types."""
 
 
 @dataclass(frozen=True)

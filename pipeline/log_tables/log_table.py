@@ -109,7 +109,7 @@ class LogTables(Protocol):
         ...
 
     def key_of(self, schema: str, table: str) -> str:
-        """Of a source's table. Those of the sink's own are ``locations.TRANSACTIONS`` and so on."""
+        """The key of a source's table. Those of the sink's own are ``locations.TRANSACTIONS`` and so on."""
         ...
 
     def about(self, relation: RelationVersion) -> TableMetadata:

@@ -461,9 +461,13 @@ class Config:
         return kind_of(self.sink)
 
     @property
+    def delta_retention(self) -> DeltaRetention:
+        return DeltaRetention.of_settings(self.delta_log_retention, self.delta_file_retention)
+
+    @property
     def sink_settings(self) -> SinkSettings:
-        retention = DeltaRetention.of_settings(self.delta_log_retention, self.delta_file_retention)
-        return SinkSettings(retention, duration_s(self.iceberg_commit_every, "iceberg_commit_every"))
+        commit_every_s = duration_s(self.iceberg_commit_every, "iceberg_commit_every")
+        return SinkSettings(self.delta_retention, commit_every_s)
 
     @property
     def sink_root(self) -> str | None:

@@ -102,7 +102,7 @@ def held_by_delta(root_uri: str, application_id: str) -> tuple[int, Lsn]:
 
 
 def held_by(tables: LogTables, application_id: str) -> tuple[int, Lsn]:
-    """The same of any format's tables. Raises StorageFault."""
+    """What ``held_by_delta`` says, for tables of any format. Raises StorageFault."""
     from xidstream.pipeline.log_tables.ownership import Ownership
 
     try:
