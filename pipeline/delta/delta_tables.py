@@ -25,6 +25,7 @@ class DeltaTables:
     """``retention``: what the run tells its tables; None for who only looks, or adds snapshots."""
 
     rules = DELTA
+    kept_handles = 1_000
 
     def __init__(self, location: Location, retention: DeltaRetention | None = None) -> None:
         self.location = location

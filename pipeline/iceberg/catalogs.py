@@ -26,10 +26,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from xidstream.pipeline.errors import ConfigError, StorageFault
+from xidstream.pipeline.errors import ConfigError, StorageFault, Unsupported
 from xidstream.pipeline.log_tables.locations import REMOTE_SCHEMES, Location
 from xidstream.pipeline.settings.file_modes import make_folders
-from xidstream.pipeline.settings.local_paths import absolute
+from xidstream.pipeline.settings.local_paths import absolute, is_path
 from xidstream.pipeline.settings.sink_kinds import ICEBERG
 
 if TYPE_CHECKING:
@@ -107,6 +107,17 @@ class IcebergPlace:
     def warehouse(self) -> str | None:
         """Where the catalog puts tables, as far as its configuration says so. Raises ConfigError."""
         return self.catalog if self.is_folder else configuration(self.catalog).get("warehouse")
+
+    def check_warehouse(self) -> None:
+        """Raise Unsupported where tables would be in a place that the sink cannot write to yet."""
+        warehouse = self.warehouse()
+        scheme = "file" if warehouse is None or is_path(warehouse) else warehouse.partition(":")[0].lower()
+        if scheme in REMOTE_SCHEMES:
+            raise Unsupported(
+                f"the warehouse of iceberg:{self.argument} is in {scheme}: so far an Iceberg sink writes tables in "
+                "folders alone",
+                remedy="give the catalog a warehouse in a folder, or the sink delta:URI",
+            )
 
     def open(self, *, makes: bool) -> Catalog | None:
         """The catalog. ``makes``: make what it needs where that is not there; None where it would have to be made.

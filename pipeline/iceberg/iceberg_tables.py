@@ -49,6 +49,7 @@ class IcebergTables:
     is expired, and closed with the tables."""
 
     rules = RULES
+    kept_handles = 100
 
     def __init__(
         self, place: IcebergPlace, *, makes: bool = False, upkeep: IcebergUpkeep | None = None
@@ -168,7 +169,7 @@ def _location(table: Table, title: str) -> Location:
     """Where a table's files are. Raises Unsupported for a place of which ``log_tables`` knows nothing."""
     uri = table.location()
     scheme = uri.partition(":")[0].lower() if ":" in uri else "file"
-    if scheme not in ("file",):
+    if scheme != "file":
         raise Unsupported(
             f"{title} is in {scheme}: so far an Iceberg sink writes tables in folders alone",
             remedy="give the catalog a warehouse in a folder, or the sink delta:URI",

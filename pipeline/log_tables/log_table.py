@@ -99,10 +99,11 @@ class LogTable(Protocol):
 
 class LogTables(Protocol):
     """The tables below one root. ``root`` names it for people, without credentials. A table's ``key`` is its name
-    there. Any thread may call."""
+    there. ``kept_handles``: how many tables a sink keeps open. Any thread may call."""
 
     root: str
     rules: ColumnRules
+    kept_handles: int
 
     def title(self, label: str) -> str:
         """The format and the table."""

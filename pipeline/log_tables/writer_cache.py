@@ -1,9 +1,10 @@
 """The open handles of the tables that were written last. Each holds a snapshot of its table's whole log.
 
-A handle takes 10 KB or more, because it lists the table's files. To open one takes 1 ms on a local disk, and some
-requests on an object store. With ten thousand tables, most are not written again soon. To drop a handle gives up no
-guarantee: whoever opens it again reads the watermark anew, as after a restart. The handles of the sink's own tables
-stay, because each batch needs them.
+A handle takes 10 KB or more, because it lists the table's files; of an Iceberg table 350 KB, because it has all that
+the table's metadata say of its snapshots. To open one takes 1 ms on a local disk (Iceberg: 10), and some requests on
+an object store. So a format says how many are kept. With ten thousand tables, most are not written again soon. To drop
+a handle gives up no guarantee: whoever opens it again reads the watermark anew, as after a restart. The handles of the
+sink's own tables stay, because each batch needs them.
 
 It has the shape of the dictionary that it replaces. The sink's threads, which never share a table, may use it at once.
 """
@@ -16,14 +17,13 @@ from typing import Final
 from xidstream.pipeline.log_tables import locations
 from xidstream.pipeline.log_tables.log_table import LogTable
 
-KEPT_WRITERS: Final = 1_000
 _PINNED: Final = frozenset({locations.TRANSACTIONS, locations.MESSAGES})
 
 
 class WriterCache:
     """The handles by the tables' keys. ``limit``: the most handles of source tables."""
 
-    def __init__(self, limit: int = KEPT_WRITERS) -> None:
+    def __init__(self, limit: int) -> None:
         self._limit = limit
         self._lock = threading.Lock()
         self._pinned: dict[str, LogTable] = {}

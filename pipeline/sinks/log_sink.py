@@ -109,7 +109,7 @@ class LogSink:
         self._application_id = identity.application_id
         self._messages_id = f"{identity.application_id}/messages"
         self._ownership: Ownership | None = None
-        self._writers = WriterCache()
+        self._writers = WriterCache(tables.kept_handles)
         self._threads: ThreadPoolExecutor | None = None
         self._links = SegmentLinks()
         self._snapshot_log: SnapshotLog | None = None

@@ -198,6 +198,7 @@ def _check_iceberg(argument: str, storage_uri: str, server: ServerSide | None) -
 
     try:
         place = IcebergPlace.parse(argument)
+        place.check_warehouse()
         warehouse = place.warehouse()
         tables = IcebergTables(place)
         if storage_uri and warehouse and overlap(warehouse, storage_uri):

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from xidstream.pipeline.errors import ConfigError
 from xidstream.pipeline.exchange import SlotIdentity
 from xidstream.pipeline.findings import Finding
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.settings.local_paths import is_path
 from xidstream.pipeline.settings.sink_settings import SinkSettings
 from xidstream.pipeline.sinks.sink import Sink, SinkType, ToldGenerations
 
@@ -63,7 +65,9 @@ class IcebergType(SinkType):
     def make(self, identity: SlotIdentity, settings: SinkSettings) -> Sink:
         from xidstream.pipeline.sinks.iceberg_sink import IcebergSink
 
-        return IcebergSink(self._place(), identity, settings.commit_every_s)
+        place = self._place()
+        place.check_warehouse()
+        return IcebergSink(place, identity, settings.commit_every_s)
 
     def checked(self) -> str:
         return self._place().argument
@@ -71,12 +75,15 @@ class IcebergType(SinkType):
     def may_take_segments(self, storage_uri: str) -> bool:
         from xidstream.pipeline.log_tables.segment_links import may_reach
 
-        root = self.local_root()
+        try:
+            root = self.local_root()
+        except ConfigError:
+            return True  # only the Spark driver's machine need know the catalog, and this may be another
         return root is not None and may_reach(Location.parse(root), storage_uri)
 
     def local_root(self) -> str | None:
         warehouse = self._place().warehouse()
-        if warehouse is None or not (warehouse.startswith("/") or warehouse.lower().startswith("file:")):
+        if warehouse is None or not (is_path(warehouse) or warehouse.lower().startswith("file:")):
             return None
         return Location.parse(warehouse).uri
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.unit.iceberg.test_iceberg_table import A, columns_of, opened
-from xidstream.pipeline.errors import ConfigError, StorageFault
+from xidstream.pipeline.errors import ConfigError, StorageFault, Unsupported
+from xidstream.pipeline.exchange import SlotIdentity
 from xidstream.pipeline.findings import Status
 from xidstream.pipeline.iceberg.catalogs import FOLDER_CATALOG, IcebergPlace
 from xidstream.pipeline.iceberg.iceberg_tables import IcebergTables, table_name
 from xidstream.pipeline.settings.config import Config
+from xidstream.pipeline.settings.sink_settings import DEFAULT_SETTINGS
 from xidstream.pipeline.settings.slot_list import configs_of
 from xidstream.pipeline.sinks.sink import check_sink_spec, make_root, sink_type
 
@@ -121,9 +125,37 @@ def test_a_catalog_that_does_not_answer_is_a_fault_that_is_tried_again_without_i
     assert finding.status is Status.FAILED and "hunter2" not in str(finding)
 
 
+def test_a_warehouse_in_a_store_is_refused_before_anything_is_started(
+    prod: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYICEBERG_CATALOG__PROD__WAREHOUSE", "s3://bucket/lake")
+    sink = sink_type("iceberg:prod/shop")
+    with pytest.raises(Unsupported, match="in folders alone"):
+        sink.make(SlotIdentity(7, "shop", "orders"), DEFAULT_SETTINGS)
+    (finding,) = sink.check("")(None)
+    assert finding.status is Status.FAILED and "in folders alone" in finding.statement
+    assert not sink.may_take_segments("/segments")
+
+
+def test_without_pyiceberg_the_extra_is_named() -> None:
+    """In a process of its own, which cannot import it."""
+    code = (
+        "import sys; sys.modules['pyiceberg'] = None\n"
+        "from xidstream.pipeline.sinks.sink import check_sink_spec\n"
+        "check_sink_spec('delta:/tables')\n"
+        "try: check_sink_spec('iceberg:/lake/shop')\n"
+        "except Exception as error: print(type(error).__name__, error.remedy)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.strip() == "ConfigError pip install 'xidstream[iceberg]'"
+
+
 def test_a_catalog_that_nobody_configured_is_named_with_what_to_do(prod: Path) -> None:
     with pytest.raises(ConfigError, match="no catalog 'prd'") as error:
         sink_type("iceberg:prd/shop").local_root()
+    assert sink_type("iceberg:prd/shop").may_take_segments("/segments"), "the driver may know it"
     assert "PYICEBERG_CATALOG__PRD__URI" in str(error.value.remedy)
 
 
