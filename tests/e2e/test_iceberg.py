@@ -11,7 +11,7 @@ from tests.e2e.test_command_line import NEWEST, ROWS, options, run, set_up
 from tests.postgres_fixtures import Database
 from xidstream.pipeline.iceberg.catalogs import FOLDER_CATALOG
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]  # it starts three runs
 
 
 @NEWEST
