@@ -100,7 +100,7 @@ class Config:
     slot: str = _setting("", "replication slot (a-z, 0-9, _)")
     publication: tuple[str, ...] = _setting((), "publications, comma-separated")
     storage: str = _setting("", "URI for spilled segments and progress (file:, s3:, gs:, abfs:, or a path)")
-    sink: str = _setting("", "delta:URI, console, or foreach:module:function")
+    sink: str = _setting("", "delta:URI, iceberg:CATALOG/namespace, console, or foreach:module:function")
     storage_mode: str = _setting(
         DEFAULT,
         "mode of the folders that a run makes on a local disk, files the same without x: storage and Delta tables are "

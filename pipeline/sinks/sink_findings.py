@@ -191,8 +191,7 @@ def _check_delta(
 
 
 def _check_iceberg(argument: str, storage_uri: str, server: ServerSide | None) -> list[Finding]:
-    """Whether the catalog answers is all that is tried of one that is configured; of a folder, whether it can be
-    written."""
+    """The catalog must answer, and the warehouse must be one that can be written. Nothing is made."""
     from xidstream.pipeline.iceberg.catalogs import IcebergPlace
     from xidstream.pipeline.iceberg.iceberg_tables import IcebergTables
 
@@ -204,15 +203,19 @@ def _check_iceberg(argument: str, storage_uri: str, server: ServerSide | None) -
         if storage_uri and warehouse and overlap(warehouse, storage_uri):
             return [Finding.of_error("sink", _overlapping(redacted(warehouse), redacted(storage_uri)))]
         tables.open(locations.TRANSACTIONS, locations.TRANSACTIONS)
-        if place.is_folder:
-            _probe(Location.parse(place.catalog))
+        root = None if warehouse is None else Location.parse(warehouse)
+        if root is not None:
+            _probe(root)
     except XidstreamError as error:
         return [Finding.of_error("sink", error)]
     except Exception as error:  # noqa: BLE001 - of SQLAlchemy, of pyiceberg, of the file system
         remedy = "check the catalog's settings, that it is there, and that this user may write to it"
         return [Finding.failed("sink", f"{tables.root} cannot be used: {_reason(error)}", remedy)]
-    findings = [Finding.ok("sink", f"the catalog of {tables.root} answers")]
+    findings = [Finding.ok("sink", f"the catalog of {tables.root} answers, and its tables can be written")]
     try:
+        if root is not None and storage_uri:
+            way = how_segments_reach(root, storage_uri).value
+            findings.append(Finding.ok("sink_files", f"large transactions reach the Iceberg tables by {way}"))
         return findings + check_tables(tables, server)
     except XidstreamError as error:
         return [*findings, Finding.of_error("sink_tables", error)]

@@ -113,6 +113,7 @@ def test_each_table_is_finished_read_in_part_begun_or_without_a_snapshot(
 
     for table, where, more, refused in (
         ("public.a", "id = 1", ("--sink", "console"), "--where needs a Delta sink"),
+        ("public.a", "id = 1", ("--sink", "iceberg:/lake/shop"), "--where needs a Delta sink"),
         ("public.a", "id = 1", ("--table", "public.b"), "--where is for one table"),
         ("public.a", "id = 1 or id = 2", sink, "at 'or id = 2' (character 8)"),
         ("public.a", "other = 1", sink, "column other is not one of the key of table public.a: id"),

@@ -23,10 +23,10 @@ from xidstream.pipeline.sinks.sink import check_sink_spec, make_root, sink_type
 
 @pytest.fixture
 def prod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A catalog that pyiceberg's own configuration names: its address, as that of a real one, has a password."""
+    """A catalog that pyiceberg's own configuration names. Its address has a word that nobody may see."""
     monkeypatch.setenv("PYICEBERG_HOME", str(tmp_path))
     (tmp_path / ".pyiceberg.yaml").write_text(
-        f"catalog:\n  prod:\n    type: sql\n    uri: sqlite:///{tmp_path}/prod.db?cache=private&password=hunter2\n"
+        f"catalog:\n  prod:\n    type: sql\n    uri: sqlite:///{tmp_path}/hunter2.db\n"
         f"    warehouse: file://{tmp_path}/warehouse\n"
     )
     return tmp_path
@@ -97,6 +97,8 @@ def test_whoever_only_looks_makes_nothing(tmp_path: Path) -> None:
     assert sink_type(f"iceberg:{tmp_path}/lake/shop").holds("slot") == (0, 0)
     (finding,) = sink_type(f"iceberg:{tmp_path}/lake/shop").check("")(None)[:1]
     assert finding.status is not Status.FAILED, finding
+    told = sink_type(f"iceberg:{tmp_path}/lake/shop").check(f"{tmp_path}/segments")(None)
+    assert "large transactions reach the Iceberg tables by hard links" in [each.statement for each in told]
     assert os.listdir(tmp_path) == []
 
 
