@@ -171,8 +171,12 @@ def configuration(name: str) -> dict[str, str]:
 
 
 def _ours(properties: dict[str, str]) -> dict[str, str]:
-    """Metadata on a local disk must be on disk before the catalog names it. A file system of the user's own stays."""
-    return {} if "py-io-impl" in properties else {"py-io-impl": _DURABLE_IO}
+    """What the configuration leaves open. Metadata on a local disk must be on disk before the catalog names it. And a
+    connection that has waited for a day may be gone: a database is asked first."""
+    ours = {"py-io-impl": _DURABLE_IO}
+    if properties.get("type") == "sql":
+        ours["pool_pre_ping"] = "true"
+    return {name: value for name, value in ours.items() if name not in properties}
 
 
 def _load(name: str, properties: dict[str, str]) -> Catalog:

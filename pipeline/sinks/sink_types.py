@@ -5,6 +5,7 @@ Nothing heavy is imported before a method needs it: the command line and the rea
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 from xidstream.pipeline.errors import ConfigError
@@ -95,12 +96,14 @@ class IcebergType(SinkType):
     def holds(self, application_id: str) -> tuple[int, Lsn]:
         from xidstream.pipeline.sinks.sink_findings import held_by
 
-        return held_by(self._tables(), application_id)
+        with closing(self._tables()) as tables:
+            return held_by(tables, application_id)
 
     def told(self) -> ToldGenerations:
         from xidstream.pipeline.log_tables.snapshot_log import told_by
 
-        return told_by(self._tables())
+        with closing(self._tables()) as tables:
+            return told_by(tables)
 
     def _place(self) -> IcebergPlace:
         from xidstream.pipeline.iceberg.catalogs import IcebergPlace
