@@ -425,9 +425,9 @@ class Config:
             raise ConfigError(f"mirror_every must be from 1s to 1d, got {self.mirror_every!r}")
         if not 60 <= duration_s(self.mirror_retention, "mirror_retention") <= 86_400 * 366:
             raise ConfigError(f"mirror_retention must be from 1min to 366d, got {self.mirror_retention!r}")
-        if not 0 <= self.sink_settings.commit_every_s <= 60:
+        if not 0 <= self.sink_settings.commit_every_s <= 10:  # the end of a run waits for the batch in hand
             raise ConfigError(
-                f"iceberg_commit_every must be from 0s to 1min, got {self.iceberg_commit_every!r}"
+                f"iceberg_commit_every must be from 0s to 10s, got {self.iceberg_commit_every!r}"
             )
         for f in dataclasses.fields(self):
             value = getattr(self, f.name)
