@@ -21,13 +21,14 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from xidstream.pipeline.errors import ConfigError, StorageFault, Unsupported
 from xidstream.pipeline.log_tables.locations import REMOTE_SCHEMES, Location
+from xidstream.pipeline.settings.credentials import is_secret_name
 from xidstream.pipeline.settings.file_modes import make_folders
 from xidstream.pipeline.settings.local_paths import absolute, is_path
 from xidstream.pipeline.settings.sink_kinds import ICEBERG
@@ -108,16 +109,13 @@ class IcebergPlace:
         """Where the catalog puts tables, as far as its configuration says so. Raises ConfigError."""
         return self.catalog if self.is_folder else configuration(self.catalog).get("warehouse")
 
-    def check_warehouse(self) -> None:
-        """Raise Unsupported where tables would be in a place that the sink cannot write to yet."""
+    def root(self) -> Location | None:
+        """Where the catalog puts tables, as far as its configuration says so. Raises as ``location_of``."""
         warehouse = self.warehouse()
-        scheme = "file" if warehouse is None or is_path(warehouse) else warehouse.partition(":")[0].lower()
-        if scheme in REMOTE_SCHEMES:
-            raise Unsupported(
-                f"the warehouse of iceberg:{self.argument} is in {scheme}: so far an Iceberg sink writes tables in "
-                "folders alone",
-                remedy="give the catalog a warehouse in a folder, or the sink delta:URI",
-            )
+        if warehouse is None or "/" not in warehouse:
+            return None  # a catalog of REST may have a name for it
+        properties = {} if self.is_folder else configuration(self.catalog)
+        return location_of(warehouse, properties, f"the warehouse of iceberg:{self.argument}")
 
     def open(self, *, makes: bool) -> Catalog | None:
         """The catalog. ``makes``: make what it needs where that is not there; None where it would have to be made.
@@ -137,6 +135,35 @@ class IcebergPlace:
             "warehouse": f"file://{self.catalog}",
         }
         return _load(FOLDER_CATALOG, {**_ours(properties), **properties})
+
+
+def location_of(uri: str, properties: Mapping[str, str], what: str) -> Location:
+    """A place of pyiceberg's, as ``log_tables`` takes it. ``properties``: of the file system there.
+
+    Files are written by Ray's actors and Spark's tasks, too, and no secret travels to these. So each node has its own
+    credentials, and the place alone is taken from ``properties``. Raises Unsupported for a store that was never tried,
+    and for credentials among the properties; ConfigError."""
+    scheme = "file" if is_path(uri) else uri.partition(":")[0].lower()
+    if scheme == "file":
+        return Location.parse(uri)
+    if scheme not in ("s3", "s3a"):
+        raise Unsupported(
+            f"{what} is in {scheme}: so far an Iceberg sink writes tables in folders and in S3 alone",
+            remedy="give the catalog another warehouse, or the sink delta:URI",
+        )
+    if secret := next((name for name in properties if name.startswith("s3.") and is_secret_name(name)), None):
+        raise Unsupported(
+            f"{what}: the catalog's configuration has {secret}, and files are written by Ray's actors and Spark's "
+            "tasks, to which no credentials are sent",
+            remedy="leave it out there; each node finds its own in the environment (AWS_ACCESS_KEY_ID, …), in the "
+            "provider's credentials file, or by the role of the machine (docs/security.md)",
+        )
+    options: dict[str, str] = {}
+    if endpoint := properties.get("s3.endpoint"):
+        options |= {"AWS_ENDPOINT_URL": endpoint, "AWS_ALLOW_HTTP": str(endpoint.startswith("http:")).lower()}
+    if region := properties.get("s3.region") or properties.get("client.region"):
+        options["AWS_REGION"] = region
+    return Location.parse(uri, options or None)
 
 
 @contextmanager

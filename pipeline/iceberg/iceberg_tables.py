@@ -13,14 +13,13 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from xidstream.pipeline.errors import SinkFailed, Unsupported
-from xidstream.pipeline.iceberg.catalogs import IcebergPlace, answering
+from xidstream.pipeline.errors import SinkFailed
+from xidstream.pipeline.iceberg.catalogs import IcebergPlace, answering, location_of
 from xidstream.pipeline.iceberg.iceberg_table import IcebergTable, first_properties, name_mapping_of
 from xidstream.pipeline.iceberg.iceberg_types import RULES, schema_of
 from xidstream.pipeline.iceberg.upkeep import IcebergUpkeep
 from xidstream.pipeline.log_tables import locations
 from xidstream.pipeline.log_tables.columns import TableColumn
-from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.relation_history import VersionSince
 from xidstream.pipeline.log_tables.table_metadata import OF_OWN_TABLES, TableMetadata, metadata_of_source
 from xidstream.pipeline.schema import RelationVersion
@@ -31,13 +30,16 @@ if TYPE_CHECKING:
 
 _AMBIGUOUS: Final = re.compile(r"^_|(?<=_)_|_$")
 _STATISTICS: Final = "delta.dataSkippingStatsColumns"
-_ABSENT: Final = ("ProgrammingError",)
-"""A database that has no table of a catalog yet."""
 
 
 def table_name(schema: str, table: str) -> str:
     """The name of a source's table, at most ``locations.MAX_DIRECTORY`` ASCII characters; the same in every version."""
     return locations.cut(f"{_part(schema)}__{_part(table)}")
+
+
+def _has_no_catalog(error: Exception) -> bool:
+    """Whether a database has no table of a catalog yet: PostgreSQL's error, or SQLite's, which is one of operation."""
+    return type(error).__name__ == "ProgrammingError" or "no such table" in str(error.__cause__)
 
 
 def _part(name: str) -> str:
@@ -88,7 +90,7 @@ class IcebergTables:
         except (NoSuchTableError, NoSuchNamespaceError):
             return None
         except Exception as error:
-            if type(error).__name__ in _ABSENT and not self._makes:
+            if _has_no_catalog(error) and not self._makes:
                 return None
             raise
         return None if table is None else self._table(table, key, label)
@@ -160,18 +162,8 @@ class IcebergTables:
     def _table(self, table: Table, key: str, label: str) -> IcebergTable:
         own = OF_OWN_TABLES.get(key)
         ranged = ("_commit_lsn",) if own is None else tuple(own.properties[_STATISTICS].split(","))
-        opened = IcebergTable(table, _location(table, self.title(label)), label, ranged)
+        opened = IcebergTable(
+            table, location_of(table.location(), table.io.properties, self.title(label)), label, ranged
+        )
         opened.upkeep = self._upkeep
         return opened
-
-
-def _location(table: Table, title: str) -> Location:
-    """Where a table's files are. Raises Unsupported for a place of which ``log_tables`` knows nothing."""
-    uri = table.location()
-    scheme = uri.partition(":")[0].lower() if ":" in uri else "file"
-    if scheme != "file":
-        raise Unsupported(
-            f"{title} is in {scheme}: so far an Iceberg sink writes tables in folders alone",
-            remedy="give the catalog a warehouse in a folder, or the sink delta:URI",
-        )
-    return Location.parse(uri)

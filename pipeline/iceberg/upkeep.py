@@ -28,7 +28,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -37,6 +37,7 @@ from pyiceberg.manifest import ManifestEntryStatus
 from pyiceberg.table.snapshots import Operation
 
 from xidstream.pipeline import events
+from xidstream.pipeline.log_tables import attempt_files
 from xidstream.pipeline.log_tables.watched_clock import WatchedClock
 
 if TYPE_CHECKING:
@@ -225,18 +226,28 @@ def leftovers(table: Table, location: Location, ages: WatchedClock, before_s: fl
     base = metadata.location.rstrip("/")
     _, wall_s = ages.look()
     found = []
-    for kind, age_h in LEFTOVER_H.items():
-        least_s = age_h * 3600.0 + ages.ahead_s(age_h * 3600.0, before_s)
-        for folder in os.listdir(location.uri):
-            if not folder.startswith(kind):
-                continue
-            for above, _, names in os.walk(os.path.join(location.uri, folder)):
-                for name in names:
-                    path = os.path.join(above, name)
-                    if kind == "metadata" and not name.endswith(_METADATA):
-                        continue
-                    uri = f"{base}{path.removeprefix(location.uri)}"
-                    with suppress(FileNotFoundError):
-                        if uri not in named and wall_s - os.stat(path).st_mtime > least_s:
-                            found.append(uri)
+    least_s = {
+        kind: age_h * 3600.0 + ages.ahead_s(age_h * 3600.0, before_s) for kind, age_h in LEFTOVER_H.items()
+    }
+    for path, changed_s in _files(location):
+        kind = next((kind for kind in LEFTOVER_H if path.startswith(kind)), None)
+        if kind is None or (kind == "metadata" and not path.endswith(_METADATA)):
+            continue
+        if f"{base}/{path}" not in named and wall_s - changed_s > least_s[kind]:
+            found.append(f"{base}/{path}")
     return found
+
+
+def _files(location: Location) -> Iterator[tuple[str, float]]:
+    """All files below a table's location: the path there, and when it was written, by the wall clock."""
+    if not location.is_local:
+        store = attempt_files.store_of(location)
+        for info in store.get_file_info_selector(attempt_files.Below("", recursive=True)):
+            if info.is_file:
+                yield info.path, info.mtime.timestamp()
+        return
+    for above, _, names in os.walk(location.uri):
+        for name in names:
+            path = os.path.join(above, name)
+            with suppress(FileNotFoundError):
+                yield os.path.relpath(path, location.uri), os.stat(path).st_mtime

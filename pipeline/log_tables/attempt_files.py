@@ -47,16 +47,16 @@ def remove(table: Location, directory: str) -> int:
                 shutil.rmtree(path, ignore_errors=True)
         return n_files
     store = store_of(table)
-    for folder in store.get_file_info_selector(_Below("", recursive=False)):
+    for folder in store.get_file_info_selector(Below("", recursive=False)):
         if folder.base_name.startswith(directory):
-            for info in store.get_file_info_selector(_Below(folder.path, recursive=True)):
+            for info in store.get_file_info_selector(Below(folder.path, recursive=True)):
                 if info.is_file:
                     store.delete_file(info.path)
                     n_files += 1
     return n_files
 
 
-class _Below(NamedTuple):
+class Below(NamedTuple):
     """What pyarrow's ``FileSelector`` says."""
 
     base_dir: str

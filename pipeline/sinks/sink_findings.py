@@ -153,8 +153,7 @@ def _check_delta(
         root = Location.parse(root_uri, dict(storage_options) if storage_options else None)
     except ConfigError as error:
         return [Finding.of_error("sink", error)]
-    if not root.is_local:
-        root = dataclasses.replace(root, storage_options={**_ONE_ATTEMPT, **(root.storage_options or {})})
+    root = _asked_once(root)
     shown = redacted(root.uri)
     if storage_uri and overlap(root.uri, storage_uri):
         return [Finding.of_error("sink", _overlapping(shown, redacted(storage_uri)))]
@@ -197,15 +196,13 @@ def _check_iceberg(argument: str, storage_uri: str, server: ServerSide | None) -
 
     try:
         place = IcebergPlace.parse(argument)
-        place.check_warehouse()
-        warehouse = place.warehouse()
+        root = place.root()
         tables = IcebergTables(place)
-        if storage_uri and warehouse and overlap(warehouse, storage_uri):
-            return [Finding.of_error("sink", _overlapping(redacted(warehouse), redacted(storage_uri)))]
+        if storage_uri and root is not None and overlap(root.uri, storage_uri):
+            return [Finding.of_error("sink", _overlapping(redacted(root.uri), redacted(storage_uri)))]
         tables.open(locations.TRANSACTIONS, locations.TRANSACTIONS)
-        root = None if warehouse is None else Location.parse(warehouse)
         if root is not None:
-            _probe(root)
+            _probe(_asked_once(root))
     except XidstreamError as error:
         return [Finding.of_error("sink", error)]
     except Exception as error:  # noqa: BLE001 - of SQLAlchemy, of pyiceberg, of the file system
@@ -227,6 +224,12 @@ def _check_iceberg(argument: str, storage_uri: str, server: ServerSide | None) -
         ]
     finally:
         tables.close()
+
+
+def _asked_once(root: Location) -> Location:
+    if root.is_local:
+        return root
+    return dataclasses.replace(root, storage_options={**_ONE_ATTEMPT, **(root.storage_options or {})})
 
 
 def _overlapping(root: str, storage: str) -> ConfigError:

@@ -13,7 +13,6 @@ from xidstream.pipeline.exchange import SlotIdentity
 from xidstream.pipeline.findings import Finding
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.pg import Lsn
-from xidstream.pipeline.settings.local_paths import is_path
 from xidstream.pipeline.settings.sink_settings import SinkSettings
 from xidstream.pipeline.sinks.sink import Sink, SinkType, ToldGenerations
 
@@ -67,7 +66,7 @@ class IcebergType(SinkType):
         from xidstream.pipeline.sinks.iceberg_sink import IcebergSink
 
         place = self._place()
-        place.check_warehouse()
+        place.root()  # a place that the sink cannot write to is told at once
         return IcebergSink(place, identity, settings.commit_every_s)
 
     def checked(self) -> str:
@@ -77,16 +76,14 @@ class IcebergType(SinkType):
         from xidstream.pipeline.log_tables.segment_links import may_reach
 
         try:
-            root = self.local_root()
+            root = self._place().root()
         except ConfigError:
             return True  # only the Spark driver's machine need know the catalog, and this may be another
-        return root is not None and may_reach(Location.parse(root), storage_uri)
+        return root is not None and may_reach(root, storage_uri)
 
     def local_root(self) -> str | None:
-        warehouse = self._place().warehouse()
-        if warehouse is None or not (is_path(warehouse) or warehouse.lower().startswith("file:")):
-            return None
-        return Location.parse(warehouse).uri
+        root = self._place().root()
+        return root.uri if root is not None and root.is_local else None
 
     def check(self, storage_uri: str) -> SinkCheck:
         from xidstream.pipeline.sinks.sink_findings import check_of_iceberg

@@ -102,6 +102,14 @@ def test_whoever_only_looks_makes_nothing(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
+def test_whoever_only_looks_at_a_configured_catalog_makes_no_table_in_its_database(prod: Path) -> None:
+    (prod / "warehouse").mkdir()
+    assert sink_type("iceberg:prod/shop").holds("slot") == (0, 0)
+    found = sink_type("iceberg:prod/shop").check("")(None)
+    assert found[0].status is Status.OK, found
+    assert (prod / "hunter2.db").stat().st_size == 0
+
+
 def test_a_configured_catalog_is_used_as_it_is_and_its_address_is_shown_nowhere(prod: Path) -> None:
     sink = sink_type("iceberg:prod/shop")
     assert sink.local_root() == f"{prod}/warehouse"
@@ -127,16 +135,34 @@ def test_a_catalog_that_does_not_answer_is_a_fault_that_is_tried_again_without_i
     assert finding.status is Status.FAILED and "hunter2" not in str(finding)
 
 
-def test_a_warehouse_in_a_store_is_refused_before_anything_is_started(
+@pytest.mark.parametrize(
+    ("warehouse", "secret", "says"),
+    [
+        ("gs://bucket/lake", "", "in folders and in S3 alone"),
+        ("s3://bucket/lake", "hunter2", "no credentials are sent"),
+    ],
+)
+def test_a_warehouse_that_the_sink_cannot_write_to_is_refused_before_anything_is_started(
+    prod: Path, monkeypatch: pytest.MonkeyPatch, warehouse: str, secret: str, says: str
+) -> None:
+    monkeypatch.setenv("PYICEBERG_CATALOG__PROD__WAREHOUSE", warehouse)
+    if secret:
+        monkeypatch.setenv("PYICEBERG_CATALOG__PROD__S3__SECRET_ACCESS_KEY", secret)
+    sink = sink_type("iceberg:prod/shop")
+    with pytest.raises(Unsupported, match=says) as error:
+        sink.make(SlotIdentity(7, "shop", "orders"), DEFAULT_SETTINGS)
+    (finding,) = sink.check("")(None)
+    assert finding.status is Status.FAILED and says in finding.statement
+    assert "hunter2" not in f"{error.value} {error.value.remedy} {finding}"
+
+
+def test_a_warehouse_in_s3_takes_segments_of_a_storage_in_s3(
     prod: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYICEBERG_CATALOG__PROD__WAREHOUSE", "s3://bucket/lake")
     sink = sink_type("iceberg:prod/shop")
-    with pytest.raises(Unsupported, match="in folders alone"):
-        sink.make(SlotIdentity(7, "shop", "orders"), DEFAULT_SETTINGS)
-    (finding,) = sink.check("")(None)
-    assert finding.status is Status.FAILED and "in folders alone" in finding.statement
-    assert not sink.may_take_segments("/segments")
+    assert sink.may_take_segments("s3://bucket/segments") and not sink.may_take_segments("/segments")
+    assert sink.local_root() is None
 
 
 def test_without_pyiceberg_the_extra_is_named() -> None:
