@@ -92,12 +92,19 @@ _FOREIGN: Final = "delta."
 """What ``TableMetadata`` has for Delta tables alone."""
 
 
+Newest = dict[str, "tuple[IcebergMetadata, str]"]
+"""What the handles of one process have made of a table, by its label: the metadata, and where it is. The sink and its
+log of snapshots both commit to ``_transactions``, each second or so. Who begins where the other ended loses no race."""
+
+
 class IcebergTable:
     """``label`` names the table in errors. ``location`` is where its files are, as ``log_tables`` takes it. ``ranged``
     are the columns whose ranges are told of each file."""
 
     upkeep: IcebergUpkeep | None = None
     """Is told of snapshots that were expired, for a table of the sink."""
+    newest: Newest | None = None
+    """For a table to which several handles of this process commit."""
 
     def __init__(
         self, table: Table, location: Location, label: str, ranged: Collection[str] = ("_commit_lsn",)
@@ -259,6 +266,7 @@ class IcebergTable:
             if version < self.watermark(application_id):
                 raise UsageError(f"{self.title}: {application_id} would fall to {version}")
         moved = {**marks, **versions}
+        self._take_newest(moved)
         for _ in range(ATTEMPTS):
             try:
                 self._append(files, moved, lsn_column)
@@ -313,22 +321,35 @@ class IcebergTable:
                 for path in paths:
                     self._table.io.delete(path)
                 raise
+        if self.newest is not None:
+            self.newest[self.label] = self._table.metadata, self._table.metadata_location
 
     def _require_snapshot(self, transaction: Transaction) -> None:
         current = self._table.metadata.current_snapshot_id
         asserted = {"ref": MAIN_BRANCH, "snapshot-id": current}
         transaction._stage((), (AssertRefSnapshotId.model_validate(asserted),))
 
+    def _take_newest(self, moved: Mapping[str, int]) -> None:
+        """Go on from what another handle of this process has committed. Raises as ``_reload_behind_harmless``."""
+        found = None if self.newest is None else self.newest.get(self.label)
+        if found is None or _sequence(found[0]) <= _sequence(self._table.metadata):
+            return
+        before = self._made_from(moved)
+        self._table.metadata, self._table.metadata_location = found
+        self._read()
+        if self._made_from(moved) != before:
+            raise SnapshotOutdated(self.label)
+
     def _reload_behind_harmless(self, moved: Mapping[str, int]) -> None:
         """Raise SnapshotOutdated unless all that this commit was made from is as it was."""
-        before = {each: self.watermark(each) for each in moved}, self._table.schema(), self._table.location()
+        before = self._made_from(moved)
         self.refresh()
-        if (
-            {each: self.watermark(each) for each in moved},
-            self._table.schema(),
-            self._table.location(),
-        ) != before:
+        if self._made_from(moved) != before:
             raise SnapshotOutdated(self.label)
+
+    def _made_from(self, moved: Mapping[str, int]) -> tuple[object, ...]:
+        watermarks = {each: self.watermark(each) for each in moved}
+        return watermarks, self._table.schema(), self._table.location()
 
     def _data_file(self, file: WrittenFile, lsn_column: str) -> DataFile:
         ids = {field.name: field.field_id for field in self._table.schema().fields}
@@ -389,6 +410,11 @@ class IcebergTable:
             ids = [each.snapshot_id for each in expired]
             transaction._stage((RemoveSnapshotsUpdate.model_validate({"snapshot-ids": ids}),))
         return expired
+
+
+def _sequence(metadata: IcebergMetadata) -> int:
+    """How many snapshots were made; a table of format version 1 does not say."""
+    return int(getattr(metadata, "last_sequence_number", 0))
 
 
 class _Append(Transaction):

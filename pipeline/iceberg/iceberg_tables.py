@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from xidstream.pipeline.errors import SinkFailed
 from xidstream.pipeline.iceberg.catalogs import IcebergPlace, answering, location_of
-from xidstream.pipeline.iceberg.iceberg_table import IcebergTable, first_properties, name_mapping_of
+from xidstream.pipeline.iceberg.iceberg_table import IcebergTable, Newest, first_properties, name_mapping_of
 from xidstream.pipeline.iceberg.iceberg_types import RULES, schema_of
 from xidstream.pipeline.iceberg.upkeep import IcebergUpkeep
 from xidstream.pipeline.log_tables import locations
@@ -48,18 +48,24 @@ def _part(name: str) -> str:
 
 class IcebergTables:
     """``makes``: a sink asks, which makes what is not there. Who only looks makes nothing. ``upkeep``: is told of what
-    is expired, and closed with the tables."""
+    is expired, and closed with the tables. ``newest``: shared by all through whom one sink commits."""
 
     rules = RULES
     kept_handles = 100
 
     def __init__(
-        self, place: IcebergPlace, *, makes: bool = False, upkeep: IcebergUpkeep | None = None
+        self,
+        place: IcebergPlace,
+        *,
+        makes: bool = False,
+        upkeep: IcebergUpkeep | None = None,
+        newest: Newest | None = None,
     ) -> None:
         self.place = place
         self.root = f"iceberg:{place.argument}"
         self._makes = makes
         self._upkeep = upkeep
+        self._newest = newest
         self._lock = threading.Lock()
         self._opened: Catalog | None = None
         self._namespace = tuple(place.namespace.split("."))
@@ -166,4 +172,5 @@ class IcebergTables:
             table, location_of(table.location(), table.io.properties, self.title(label)), label, ranged
         )
         opened.upkeep = self._upkeep
+        opened.newest = None if own is None else self._newest
         return opened

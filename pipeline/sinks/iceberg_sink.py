@@ -18,6 +18,7 @@ from typing import Final
 
 from xidstream.pipeline.exchange import SlotIdentity
 from xidstream.pipeline.iceberg.catalogs import IcebergPlace
+from xidstream.pipeline.iceberg.iceberg_table import Newest
 from xidstream.pipeline.iceberg.iceberg_tables import IcebergTables
 from xidstream.pipeline.iceberg.upkeep import IcebergUpkeep
 from xidstream.pipeline.settings.sink_kinds import ICEBERG
@@ -42,8 +43,9 @@ class IcebergSink(LogSink):
         clock: Callable[[], float] = time.monotonic,
         wait: Callable[[float], object] | None = None,
     ) -> None:
-        tables = IcebergTables(place, makes=True, upkeep=IcebergUpkeep())
-        super().__init__(tables, IcebergTables(place, makes=True), identity)
+        newest: Newest = {}
+        tables = IcebergTables(place, makes=True, upkeep=IcebergUpkeep(), newest=newest)
+        super().__init__(tables, IcebergTables(place, makes=True, newest=newest), identity)
         self._commit_every_s = commit_every_s
         self._clock = clock
         self._closing = threading.Event()

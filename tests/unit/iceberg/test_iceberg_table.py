@@ -15,15 +15,16 @@ from pyiceberg.exceptions import CommitFailedException
 from tests.spark.support import INT4, INT8, TEXT, relation
 from xidstream.pipeline.errors import SinkDiverged, SinkFailed, StorageFault, UsageError
 from xidstream.pipeline.iceberg.catalogs import IcebergPlace
-from xidstream.pipeline.iceberg.iceberg_table import EXPIRES_EVERY, KEPT_SNAPSHOTS, IcebergTable
+from xidstream.pipeline.iceberg.iceberg_table import EXPIRES_EVERY, KEPT_SNAPSHOTS, IcebergTable, Newest
 from xidstream.pipeline.iceberg.iceberg_tables import IcebergTables
 from xidstream.pipeline.iceberg.iceberg_types import RULES
 from xidstream.pipeline.iceberg.upkeep import IcebergUpkeep
+from xidstream.pipeline.log_tables import locations
 from xidstream.pipeline.log_tables.columns import TableColumn, place
 from xidstream.pipeline.log_tables.log_table import NOTHING, SnapshotOutdated
 from xidstream.pipeline.log_tables.parquet_files import ColumnRange, ParquetFiles, WrittenFile
 from xidstream.pipeline.schema import RelationVersion
-from xidstream.pipeline.schema.rows import contract_schema
+from xidstream.pipeline.schema.rows import TRANSACTIONS_SCHEMA, contract_schema
 
 SLOT = "7/shop/orders"
 A = relation("public.a", ("id", INT4), ("name", TEXT))
@@ -248,6 +249,35 @@ def test_a_table_that_was_set_back_to_an_older_snapshot_ends_the_run(tmp_path: P
     found.manage_snapshots().rollback_to_snapshot(found.snapshots()[1].snapshot_id).commit()
     with pytest.raises(SinkDiverged, match="set back to an older snapshot"):
         table_of(tmp_path).watermark(SLOT)
+
+
+def test_handles_of_one_sink_lose_no_race_to_each_other(tmp_path: Path) -> None:
+    """The sink and its log of snapshots commit to one table in turn."""
+    shared: Newest = {}
+    place_of = IcebergPlace.parse(f"{tmp_path}/lake/shop")
+    handles = []
+    sent: list[int] = []
+    for number in range(2):
+        tables = IcebergTables(place_of, makes=True, newest=shared)
+        columns = [TableColumn(f.name, f.type, f.name) for f in TRANSACTIONS_SCHEMA]
+        about = tables.about_own(locations.TRANSACTIONS)
+        handle = tables.open_or_create(locations.TRANSACTIONS, locations.TRANSACTIONS, columns, about)
+        if not number:
+            handle.commit([], {}, marks={f"{SLOT}/owner": 1})
+        real = handle._send
+
+        def count(transaction: Any, number: int = number, real: Any = real) -> None:
+            sent.append(number)
+            real(transaction)
+
+        handle._send = count  # type: ignore[method-assign]
+        handles.append(handle)
+    for lsn in range(100, 106):
+        handles[lsn % 2].commit([], {f"{SLOT}/{lsn % 2}": lsn}, "commit_lsn", marks={f"{SLOT}/owner": 1})
+    assert sent == [0, 1] * 3, "each commit was sent once"
+    handles[0].commit([], {}, marks={f"{SLOT}/owner": 2})
+    with pytest.raises(SnapshotOutdated):
+        handles[1].commit([], {f"{SLOT}/1": 110}, marks={f"{SLOT}/owner": 1})
 
 
 # -- columns -----------------------------------------------------------------------------------------------
