@@ -16,7 +16,7 @@ DEMO_STAMP := $(VENV)/.xidstream-demo-installed
 SPARK4_VENV := $(VENV)-spark4
 SPARK4_STAMP := $(SPARK4_VENV)/.xidstream-installed
 SPARK4_TESTS ?= tests/spark tests/e2e/test_users_session.py tests/e2e/test_delta_round_trip.py tests/e2e/test_source_kills.py \
-    tests/ray/test_driver_jvm.py tests/unit/actors/test_java.py tests/unit/spark tests/unit/delta tests/unit/sinks tests/unit/changelog tests/unit/mirror
+    tests/ray/test_driver_jvm.py tests/unit/actors/test_java.py tests/unit/spark tests/unit/delta tests/unit/log_tables tests/unit/iceberg tests/unit/sinks tests/unit/changelog tests/unit/mirror
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
@@ -92,7 +92,7 @@ unit: setup ## Run the tests that need no server, no Ray and no JVM: about a min
 faults: setup ## Run every variant of lost links, slots and storages (`make test` runs one of each): minutes
 	XIDSTREAM_LONG=1 $(PY) -m pytest -m "not cluster" tests/ray/test_storage_faults.py tests/ray/test_link_and_slot.py \
 	    tests/ray/test_poison.py tests/ray/test_secrets.py tests/chaos tests/snapshots tests/e2e/test_snapshots.py \
-	    tests/unit/delta/test_segment_links.py tests/unit/delta/test_s3_copies.py tests/spark/test_linked_tables.py \
+	    tests/unit/log_tables/test_segment_links.py tests/unit/log_tables/test_s3_copies.py tests/spark/test_linked_tables.py \
 	    $(PYTEST_ARGS)
 
 soak: setup ## Run the long differential test: 20 seeds on PostgreSQL 16 and 18, with and without two-phase

@@ -23,15 +23,16 @@ import pyarrow.compute as pc
 from benchmarks.results import median, ratio
 from xidstream.actors.runtime.java import ensure_java
 from xidstream.pipeline.changelog.change_log import ChangeLog
-from xidstream.pipeline.delta import locations
-from xidstream.pipeline.delta.columns import Conform, DeltaColumn
 from xidstream.pipeline.delta.delta_table import DeltaTableWriter
-from xidstream.pipeline.delta.locations import Location
-from xidstream.pipeline.delta.ownership import Ownership
-from xidstream.pipeline.delta.parquet_files import ParquetFiles
-from xidstream.pipeline.delta.snapshot_log import SnapshotLog
-from xidstream.pipeline.delta.table_metadata import OF_OWN_TABLES
+from xidstream.pipeline.delta.delta_tables import DeltaTables
 from xidstream.pipeline.exchange import Tenure
+from xidstream.pipeline.log_tables import locations
+from xidstream.pipeline.log_tables.columns import Conform, TableColumn
+from xidstream.pipeline.log_tables.locations import Location
+from xidstream.pipeline.log_tables.ownership import Ownership
+from xidstream.pipeline.log_tables.parquet_files import ParquetFiles
+from xidstream.pipeline.log_tables.snapshot_log import SnapshotLog
+from xidstream.pipeline.log_tables.table_metadata import OF_OWN_TABLES
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.schema import Column, RelationVersion, ReplicaIdentity
 from xidstream.pipeline.schema.rows import TRANSACTIONS_SCHEMA, contract_schema
@@ -134,7 +135,7 @@ def _session() -> SparkSession:
 
 def _make_log(root: Location, rows: int, tail_rows: int) -> None:
     owner = Ownership(_SLOT, f"{_SLOT}/messages", root.uri, Tenure(1, "epoch", 1, {}, Lsn(1 << 40)))
-    log = SnapshotLog(root, _SLOT, owner)
+    log = SnapshotLog(DeltaTables(root), _SLOT, owner)
     target = log.target(_TABLE, Lsn(_PLACE))
     files = ParquetFiles(target.table, target.directory, target.conform.schema, "_commit_lsn")
     for first in range(0, rows, _BLOCK_ROWS):
@@ -167,7 +168,7 @@ def _append_tail(table: Location, conform: Conform, owner: Ownership, rows: int,
 
 def _append_transaction(root: Location, owner: Ownership, tail_rows: int) -> None:
     location = root.child(locations.TRANSACTIONS)
-    columns = [DeltaColumn(f.name, f.type, f.name) for f in TRANSACTIONS_SCHEMA]
+    columns = [TableColumn(f.name, f.type, f.name) for f in TRANSACTIONS_SCHEMA]
     about = OF_OWN_TABLES[locations.TRANSACTIONS]
     writer = DeltaTableWriter.open_or_create(location, locations.TRANSACTIONS, columns, about)
     files = ParquetFiles(location, "data-tail", TRANSACTIONS_SCHEMA, "commit_lsn")

@@ -28,18 +28,18 @@ from deltalake import DeltaTable
 
 from benchmarks.results import percentile
 from xidstream.pipeline.delta import delta_table, small_files, upkeep
-from xidstream.pipeline.delta.columns import DeltaColumn
 from xidstream.pipeline.delta.delta_table import DeltaTableWriter
-from xidstream.pipeline.delta.locations import Location
-from xidstream.pipeline.delta.parquet_files import ParquetFiles
-from xidstream.pipeline.delta.table_metadata import TableMetadata
 from xidstream.pipeline.delta.upkeep import Upkeep
+from xidstream.pipeline.log_tables.columns import TableColumn
+from xidstream.pipeline.log_tables.locations import Location
+from xidstream.pipeline.log_tables.parquet_files import ParquetFiles
+from xidstream.pipeline.log_tables.table_metadata import TableMetadata
 from xidstream.pipeline.settings.delta_retention import DEFAULT_RETENTION
 
 _COLUMNS = [
-    DeltaColumn("id", pa.int64(), "id"),
-    DeltaColumn("note", pa.string(), "note"),
-    DeltaColumn("_commit_lsn", pa.int64(), "_commit_lsn"),
+    TableColumn("id", pa.int64(), "id"),
+    TableColumn("note", pa.string(), "note"),
+    TableColumn("_commit_lsn", pa.int64(), "_commit_lsn"),
 ]
 _SCHEMA = pa.schema([column.field for column in _COLUMNS])
 _ROWS = 10

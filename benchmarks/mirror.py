@@ -38,14 +38,15 @@ from deltalake import DeltaTable, write_deltalake
 
 from xidstream.actors.mirror import Mirror
 from xidstream.actors.runtime.java import ensure_java
-from xidstream.pipeline.delta import locations
-from xidstream.pipeline.delta.columns import DeltaColumn
 from xidstream.pipeline.delta.delta_table import DeltaTableWriter
-from xidstream.pipeline.delta.locations import Location
-from xidstream.pipeline.delta.ownership import Ownership
-from xidstream.pipeline.delta.parquet_files import ParquetFiles
-from xidstream.pipeline.delta.snapshot_log import SnapshotLog
+from xidstream.pipeline.delta.delta_tables import DeltaTables
 from xidstream.pipeline.exchange import SlotIdentity, Tenure
+from xidstream.pipeline.log_tables import locations
+from xidstream.pipeline.log_tables.columns import TableColumn
+from xidstream.pipeline.log_tables.locations import Location
+from xidstream.pipeline.log_tables.ownership import Ownership
+from xidstream.pipeline.log_tables.parquet_files import ParquetFiles
+from xidstream.pipeline.log_tables.snapshot_log import SnapshotLog
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.schema import Column, RelationVersion, ReplicaIdentity
 from xidstream.pipeline.schema.rows import CONTRACT_FIELDS, TRANSACTIONS_SCHEMA, contract_schema
@@ -143,13 +144,15 @@ class MadeLog:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._root = Location.parse(str(path))
-        columns = [DeltaColumn(f.name, f.type, f.name) for f in TRANSACTIONS_SCHEMA]
+        columns = [TableColumn(f.name, f.type, f.name) for f in TRANSACTIONS_SCHEMA]
         DeltaTableWriter.open_or_create(self._root.child(locations.TRANSACTIONS), "transactions", columns)
 
     def snapshot(self, rows: int, relations: Sequence[RelationVersion] = (RELATION,)) -> None:
         application_id = IDENTITY.application_id
         tenure = Tenure(1, "bench", 1, {}, Lsn(1 << 40))
-        log = SnapshotLog(self._root, application_id, Ownership(application_id, "messages", "bench", tenure))
+        log = SnapshotLog(
+            DeltaTables(self._root), application_id, Ownership(application_id, "messages", "bench", tenure)
+        )
         bounds = SnapshotBounds(Lsn(99), Lsn(100), 700, 700, (), 1_700_000_000_000_000)
         for relation in relations:
             target = log.target(relation, bounds.place)

@@ -36,12 +36,12 @@ from xidstream.pipeline.changelog import log_table
 from xidstream.pipeline.changelog.change_log import ChangeLog
 from xidstream.pipeline.changelog.moment import moment_of
 from xidstream.pipeline.changelog.transactions_table import TransactionsTable
-from xidstream.pipeline.delta import locations
-from xidstream.pipeline.delta.columns import DeltaColumn
 from xidstream.pipeline.delta.delta_table import DeltaTableWriter
-from xidstream.pipeline.delta.locations import Location
-from xidstream.pipeline.delta.parquet_files import ParquetFiles, WrittenFile
-from xidstream.pipeline.delta.table_metadata import OF_OWN_TABLES, STATISTICS, TableMetadata
+from xidstream.pipeline.log_tables import locations
+from xidstream.pipeline.log_tables.columns import TableColumn
+from xidstream.pipeline.log_tables.locations import Location
+from xidstream.pipeline.log_tables.parquet_files import ParquetFiles, WrittenFile
+from xidstream.pipeline.log_tables.table_metadata import OF_OWN_TABLES, STATISTICS, TableMetadata
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.schema.rows import TRANSACTIONS_SCHEMA
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
@@ -89,7 +89,7 @@ def _sizes(n_transactions: int) -> list[int]:
 
 def made(root: Location, n_transactions: int, about: TableMetadata) -> int:
     """Write the log, and return the bytes of its files."""
-    columns = [DeltaColumn(f.name, f.type, f.name) for f in TRANSACTIONS_SCHEMA]
+    columns = [TableColumn(f.name, f.type, f.name) for f in TRANSACTIONS_SCHEMA]
     table = root.child(locations.TRANSACTIONS)
     writer = DeltaTableWriter.open_or_create(table, locations.TRANSACTIONS, columns, about)
     files: list[WrittenFile] = []

@@ -26,7 +26,7 @@ from xidstream.actors.supervision.supervisor import Supervisor
 from xidstream.pipeline.exchange import SlotIdentity
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.settings.config import Config
-from xidstream.pipeline.sinks.delta import DeltaSink
+from xidstream.pipeline.sinks.delta_sink import DeltaSink
 from xidstream.pipeline.sinks.foreach import ForeachSink
 from xidstream.pipeline.sinks.sink import Sink
 from xidstream.pipeline.spark.frames import SinkBatch

@@ -25,9 +25,9 @@ import psycopg
 from benchmarks.results import median, ratio
 from benchmarks.source import Source, server
 from xidstream.actors.runtime.no_pandas import skip_pandas_import
-from xidstream.pipeline.delta.columns import Conform, place
-from xidstream.pipeline.delta.locations import Location
 from xidstream.pipeline.initial_copy.range_reading import RangeReader, RangeTarget
+from xidstream.pipeline.log_tables.columns import Conform, place
+from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.pgoutput.message_buffer import Outcome
 from xidstream.pipeline.postgres.copy_loop import RowLoop

@@ -10,10 +10,13 @@ stair is written in pyproject.toml, import-linter checks it in CI, and a test ho
     preflight       all that can be known of a run before anything is started
     initial_copy    snapshots of tables: what is next for each, the reading, the records
     transactions    the xid buffer: open transactions in memory, what is rolled back, what spills
-    sinks           what a sink is; the Delta sink, a function, the console
+    sinks           what a sink is; the sinks of Delta and Iceberg, a function, the console
     changelog       tables as they were at a commit, read from the change log
     spark           batches as DataFrames, and the tasks of Spark's executors
-    delta           Delta tables: places, columns, files, commits; without pyspark
+    delta | iceberg
+        delta       Delta tables: columns, files, commits; without pyspark
+        iceberg     Iceberg tables: catalogs, columns, commits; without pyspark
+    log_tables      what tables of a change log have in common: places, columns, files, whose they are
     decode | postgres | storage | stream
         decode      blocks to Arrow, in compiled kernels
         postgres    the replication connection, and all that is asked of the server

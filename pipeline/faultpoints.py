@@ -77,6 +77,7 @@ POINTS: Final = {
     "segment_linked": "driver: the table has a name for a segment; the table is not committed",
     "memory_written": "driver: rows that were in memory are in files of one table; the table is not committed",
     "committing_table": "driver: the files of one table are written; the table is not committed",
+    "iceberg_committing": "iceberg: in the driver, the manifests of one table are written; the catalog names none",
     "table_committed": "driver: one table is committed",
     "carrying_snapshot": "driver: the rows that a repair does not read are about to be carried over",
     "snapshot_carried": "driver: the rows that a repair does not read are in files; the table is not committed",

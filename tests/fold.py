@@ -15,7 +15,7 @@ from typing import Any
 
 from deltalake import DeltaTable
 
-from xidstream.pipeline.delta.locations import encode_table
+from xidstream.pipeline.log_tables.locations import encode_table
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 

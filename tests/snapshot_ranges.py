@@ -12,10 +12,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tests.postgres_fixtures import Database
-from xidstream.pipeline.delta.columns import Conform, place
-from xidstream.pipeline.delta.locations import Location
-from xidstream.pipeline.delta.parquet_files import WrittenFile
 from xidstream.pipeline.initial_copy.range_reading import RangeReader, RangeTarget
+from xidstream.pipeline.log_tables.columns import Conform, place
+from xidstream.pipeline.log_tables.locations import Location
+from xidstream.pipeline.log_tables.parquet_files import WrittenFile
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.schema import Column, RelationVersion, ReplicaIdentity
 from xidstream.pipeline.schema.rows import contract_schema

@@ -43,7 +43,7 @@ from xidstream.pipeline.settings.config import Config
 from xidstream.pipeline.settings.credentials import redacted
 from xidstream.pipeline.settings.file_modes import choose
 from xidstream.pipeline.settings.sink_kinds import DELTA
-from xidstream.pipeline.sinks.delta import DeltaSink
+from xidstream.pipeline.sinks.delta_sink import DeltaSink
 from xidstream.pipeline.sinks.foreach import ForeachSink
 from xidstream.pipeline.sinks.sink import Sink, make_root, make_sink
 from xidstream.pipeline.sinks.sink_findings import SinkCheck, check_of_delta, check_of_function
@@ -170,7 +170,7 @@ class ChangeStream:
         return StreamingQuery(supervisor, name, driver.history, n_recent, page, self._listeners)
 
     def _sink_of_config(self, identity: SlotIdentity) -> Sink:
-        return make_sink(self._config.sink, identity, self._config.delta_retention)
+        return make_sink(self._config.sink, identity, self._config.sink_settings)
 
     def _with(
         self, sink: str, make: Callable[[SlotIdentity], Sink], check: SinkCheck, spec: str = ""

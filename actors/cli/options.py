@@ -46,6 +46,7 @@ _METAVARS: Final = {
     "mirror_retention": "TIME",
     "delta_log_retention": "TIME",
     "delta_file_retention": "TIME",
+    "iceberg_commit_every": "TIME",
 }
 
 SECTIONS: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
@@ -73,7 +74,10 @@ SECTIONS: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
             "heartbeat_interval_s",
         ),
     ),
-    "Sink": (("sink", "storage"), ("storage_mode", "delta_log_retention", "delta_file_retention")),
+    "Sink": (
+        ("sink", "storage"),
+        ("storage_mode", "delta_log_retention", "delta_file_retention", "iceberg_commit_every"),
+    ),
     "Journal": (("journal_max_bytes",), ("journal_after_bytes", "journal_after_s")),
     "Snapshots": (("snapshot", "snapshot_connections"), ("snapshot_bytes_per_s",)),
     "Mirror": (("mirror_every", "mirror_vacuum"), ("mirror_retention", "mirror_file_bytes")),
@@ -100,6 +104,7 @@ CAPTURE_SETTINGS: Final = tuple(
         "sink",
         "delta_log_retention",
         "delta_file_retention",
+        "iceberg_commit_every",
         "on_slot_lost",
         "batch_rows",
         "batch_bytes",

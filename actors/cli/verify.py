@@ -43,7 +43,7 @@ def verify_command(
 ) -> None:
     """Raises SystemExit with what was found, and what could not be begun."""
     kind, uri = parse_sink_spec(config.sink)
-    if not kind.is_log:
+    if not kind.has_states:
         raise ConfigError(
             "verify reads the change log of a Delta sink, and no other sink has one",
             remedy="give its root as --sink delta:URI",

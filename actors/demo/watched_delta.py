@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from xidstream.pipeline.errors import EnvironmentFault
 from xidstream.pipeline.exchange import SlotIdentity
-from xidstream.pipeline.sinks.delta import DeltaSink
+from xidstream.pipeline.sinks.delta_sink import DeltaSink
 from xidstream.pipeline.spark.frames import SinkBatch
 
 

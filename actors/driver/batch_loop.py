@@ -33,11 +33,11 @@ from xidstream.actors.runtime.driver_session import LoopSession
 from xidstream.actors.runtime.ray_errors import unwrap
 from xidstream.pipeline.account import BatchHistory, SinkPart
 from xidstream.pipeline.account.batches import MOST_BATCHES, MOST_LATENCIES_OF_A_BATCH
-from xidstream.pipeline.delta.snapshot_tables import SnapshotTables
 from xidstream.pipeline.errors import ComponentLost
 from xidstream.pipeline.exchange import Batch, SlotIdentity, Tenure
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.initial_copy.staged_snapshots import StagedSnapshots
+from xidstream.pipeline.log_tables.snapshot_tables import SnapshotTables
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
 from xidstream.pipeline.settings.sink_kinds import Snapshots
 from xidstream.pipeline.sinks.sink import Sink

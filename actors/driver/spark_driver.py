@@ -33,9 +33,9 @@ from xidstream.actors.runtime.process_facts import this_process
 from xidstream.actors.runtime.spark_version import require_raydp_for_spark
 from xidstream.pipeline.account import BatchHistory
 from xidstream.pipeline.account.model import SinkReport
-from xidstream.pipeline.delta.snapshot_tables import SnapshotTables
 from xidstream.pipeline.errors import ComponentLost
 from xidstream.pipeline.exchange import SlotIdentity
+from xidstream.pipeline.log_tables.snapshot_tables import SnapshotTables
 from xidstream.pipeline.settings.config import Config, SparkMode
 from xidstream.pipeline.settings.file_modes import choose_for_process
 from xidstream.pipeline.settings.sink_kinds import kind_of
@@ -96,7 +96,7 @@ class SparkDriver:
         session = LoopSession(self._session, name, f"slot {slot}")
         loop = BatchLoop(
             session,
-            make_sink(config.sink, identity, config.delta_retention),
+            make_sink(config.sink, identity, config.sink_settings),
             sequencer,
             config.storage,
             identity,

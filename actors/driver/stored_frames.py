@@ -28,8 +28,8 @@ import pyarrow as pa
 import ray
 
 from xidstream.actors.runtime.ray_errors import unwrap
-from xidstream.pipeline.delta.batch_parts import group_by_bytes
 from xidstream.pipeline.exchange import ArrowRef
+from xidstream.pipeline.log_tables.batch_parts import group_by_bytes
 from xidstream.pipeline.spark.executor_tasks import GivenRows, StoredRows
 from xidstream.pipeline.spark.spark_schemas import spark_schema
 from xidstream.pipeline.storage.handed_rows import HandedRows, RowsReader, write_rows

@@ -21,9 +21,9 @@ from xidstream.actors.runtime.ray_errors import unwrap
 from xidstream.actors.runtime.secrets import ReaderSecrets, without_secrets
 from xidstream.actors.snapshots.snapshot_holder import SnapshotHolder
 from xidstream.actors.snapshots.snapshot_reader import SnapshotReader
-from xidstream.pipeline.delta.snapshot_tables import SnapshotTarget
 from xidstream.pipeline.errors import ComponentLost
 from xidstream.pipeline.initial_copy.readers import HOLDER_CPUS, most_readers
+from xidstream.pipeline.log_tables.snapshot_tables import SnapshotTarget
 from xidstream.pipeline.settings.config import Config
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 from xidstream.pipeline.snapshot.tables import RangeTask

@@ -26,7 +26,6 @@ from collections.abc import Callable, Iterable
 from xidstream.actors.snapshots.steps import SnapshotSteps, Taken, repair_refused
 from xidstream.pipeline import events
 from xidstream.pipeline.account.snapshots import SnapshotProgress
-from xidstream.pipeline.delta.snapshot_tables import GenerationLine, SnapshotTables
 from xidstream.pipeline.errors import Action as Policy
 from xidstream.pipeline.errors import ComponentLost, SegmentCorrupt, XidstreamError
 from xidstream.pipeline.initial_copy.copy_schedule import (
@@ -41,6 +40,7 @@ from xidstream.pipeline.initial_copy.progress import ReadingRate, Sums, progress
 from xidstream.pipeline.initial_copy.retry_backoff import RetryBackoff
 from xidstream.pipeline.initial_copy.snapshot_book import Needs, SnapshotBook
 from xidstream.pipeline.initial_copy.snapshot_lines import SnapshotLines, recovered
+from xidstream.pipeline.log_tables.snapshot_tables import GenerationLine, SnapshotTables
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.quantities import counted, human_bytes
 from xidstream.pipeline.settings.config import Config

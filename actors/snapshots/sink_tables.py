@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
-from xidstream.pipeline.delta.parquet_files import WrittenFile
-from xidstream.pipeline.delta.snapshot_tables import (
+from xidstream.pipeline.log_tables.parquet_files import WrittenFile
+from xidstream.pipeline.log_tables.snapshot_tables import (
     Carrying,
     GenerationLine,
     Proven,

@@ -13,9 +13,9 @@ from xidstream.actors.runtime.allocator import keep_freed_memory
 from xidstream.actors.runtime.no_pandas import skip_pandas_import
 from xidstream.actors.runtime.secrets import take_up
 from xidstream.pipeline import decode
-from xidstream.pipeline.delta.parquet_files import WrittenFile
-from xidstream.pipeline.delta.snapshot_tables import SnapshotTarget
 from xidstream.pipeline.initial_copy.range_reading import RangeReader, RangeTarget
+from xidstream.pipeline.log_tables.parquet_files import WrittenFile
+from xidstream.pipeline.log_tables.snapshot_tables import SnapshotTarget
 from xidstream.pipeline.postgres.login import login_of
 from xidstream.pipeline.settings.config import Config
 from xidstream.pipeline.settings.file_modes import choose_for_process

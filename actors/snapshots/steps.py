@@ -25,7 +25,6 @@ from typing import Any, TypeVar
 from xidstream.actors.runtime.ray_cluster import own_cpus
 from xidstream.actors.snapshots.actors import SnapshotActors
 from xidstream.pipeline import events
-from xidstream.pipeline.delta.snapshot_tables import Carrying, SnapshotTables, SnapshotTarget
 from xidstream.pipeline.errors import Action as Policy
 from xidstream.pipeline.errors import (
     ColumnNameClash,
@@ -62,6 +61,7 @@ from xidstream.pipeline.initial_copy.copy_schedule import (
 from xidstream.pipeline.initial_copy.range_reading import SEQ_BITS
 from xidstream.pipeline.initial_copy.readers import most_readers, readers_here
 from xidstream.pipeline.initial_copy.snapshot_book import SnapshotBook
+from xidstream.pipeline.log_tables.snapshot_tables import Carrying, SnapshotTables, SnapshotTarget
 from xidstream.pipeline.settings.config import Config, SnapshotMode
 from xidstream.pipeline.settings.sink_kinds import Snapshots
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds

@@ -22,9 +22,9 @@ from xidstream.actors.runtime.driver_session import DriverSession, LoopSession
 from xidstream.pipeline.account import BatchHistory
 from xidstream.pipeline.account.batches import MOST_BATCHES
 from xidstream.pipeline.account.model import SinkReport
-from xidstream.pipeline.delta.snapshot_tables import SnapshotTables
 from xidstream.pipeline.errors import ComponentLost, SinkFailed
 from xidstream.pipeline.exchange import SlotIdentity
+from xidstream.pipeline.log_tables.snapshot_tables import SnapshotTables
 from xidstream.pipeline.sinks.sink import Sink
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ import ray
 from xidstream.actors.driver.batch_loop import LoopProgress
 from xidstream.actors.runtime.ray_errors import unwrap
 from xidstream.pipeline.account.model import SinkReport
-from xidstream.pipeline.delta.snapshot_tables import SnapshotTables
 from xidstream.pipeline.errors import ComponentLost
 from xidstream.pipeline.exchange import SlotIdentity
+from xidstream.pipeline.log_tables.snapshot_tables import SnapshotTables
 
 _T = TypeVar("_T")
 

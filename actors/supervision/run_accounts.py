@@ -37,9 +37,9 @@ from xidstream.pipeline.account.model import (
     with_undelivered,
 )
 from xidstream.pipeline.account.snapshots import SnapshotProgress
-from xidstream.pipeline.delta.watched_clock import steady_s
 from xidstream.pipeline.errors import XidstreamError
 from xidstream.pipeline.exchange import SlotIdentity
+from xidstream.pipeline.log_tables.watched_clock import steady_s
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.postgres.login import login_of
 from xidstream.pipeline.postgres.slot_account import RATE_WINDOW_S, slot_part

@@ -17,10 +17,10 @@ from xidstream.actors.snapshots.sink_tables import SinkTables
 from xidstream.actors.supervision.drivers import Driver
 from xidstream.actors.supervision.epoch import Epoch
 from xidstream.pipeline.account.snapshots import SnapshotProgress
-from xidstream.pipeline.delta.snapshot_tables import SnapshotTables
 from xidstream.pipeline.errors import ComponentLost
 from xidstream.pipeline.exchange import Opened
 from xidstream.pipeline.initial_copy.snapshot_book import SnapshotBook
+from xidstream.pipeline.log_tables.snapshot_tables import SnapshotTables
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.postgres.conninfo import complete
 from xidstream.pipeline.settings.config import Config, SnapshotMode

@@ -35,12 +35,12 @@ from xidstream.pipeline.changelog.change_log import ChangeLog
 from xidstream.pipeline.changelog.moment import answered_up_to, moment_of, table_at
 from xidstream.pipeline.changelog.shape import as_type
 from xidstream.pipeline.changelog.table_at import TableAt
-from xidstream.pipeline.delta.columns import Conform
-from xidstream.pipeline.delta.locations import Location
-from xidstream.pipeline.delta.parquet_files import REPORT_SCHEMA, WriteTarget, WrittenFile
-from xidstream.pipeline.delta.snapshot_tables import Carrying, SnapshotTarget
 from xidstream.pipeline.errors import PreconditionMissing, SnapshotInterrupted
 from xidstream.pipeline.faultpoints import reach
+from xidstream.pipeline.log_tables.columns import Conform
+from xidstream.pipeline.log_tables.locations import Location
+from xidstream.pipeline.log_tables.parquet_files import REPORT_SCHEMA, WriteTarget, WrittenFile
+from xidstream.pipeline.log_tables.snapshot_tables import Carrying, SnapshotTarget
 from xidstream.pipeline.schema.rows import CONTRACT_FIELDS, SNAPSHOT
 from xidstream.pipeline.snapshot.key_filter import EQUAL, BoundComparison
 from xidstream.pipeline.spark.executor_tasks import WriteRows

@@ -40,11 +40,11 @@ from xidstream.pipeline.changelog.slots import (
 )
 from xidstream.pipeline.changelog.table_at import TableAt
 from xidstream.pipeline.changelog.transactions_table import TransactionsTable
-from xidstream.pipeline.delta import locations
-from xidstream.pipeline.delta.locations import Location
-from xidstream.pipeline.delta.snapshot_log import SNAPSHOTS_SCHEMA
-from xidstream.pipeline.delta.table_metadata import SOURCE
 from xidstream.pipeline.errors import PreconditionMissing, Unsupported, UsageError
+from xidstream.pipeline.log_tables import locations
+from xidstream.pipeline.log_tables.locations import Location
+from xidstream.pipeline.log_tables.snapshot_log import SNAPSHOTS_SCHEMA
+from xidstream.pipeline.log_tables.table_metadata import SOURCE
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.pg_rules import labelled_table, table_label
 from xidstream.pipeline.settings.credentials import redacted
@@ -53,7 +53,7 @@ from xidstream.pipeline.spark.spark_schemas import quoted
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from xidstream.pipeline.delta.batch_parts import TableName
+    from xidstream.pipeline.log_tables.batch_parts import TableName
 
 
 class ChangeLog:

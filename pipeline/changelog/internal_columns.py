@@ -17,7 +17,7 @@ from functools import reduce
 from typing import TYPE_CHECKING, Final
 
 from xidstream.pipeline.changelog.shape import TableShape, as_type
-from xidstream.pipeline.delta.columns import shows
+from xidstream.pipeline.log_tables.columns import shows
 from xidstream.pipeline.spark.spark_schemas import arrow_type, quoted
 
 if TYPE_CHECKING:

@@ -31,8 +31,8 @@ from xidstream.pipeline.changelog.change_log import ChangeLog
 from xidstream.pipeline.changelog.log_table import MAX_LSN, LogFile, opened, reading
 from xidstream.pipeline.changelog.shapes import layout_lsns, shape_at
 from xidstream.pipeline.changelog.transactions_table import TransactionsTable
-from xidstream.pipeline.delta.locations import Location
 from xidstream.pipeline.errors import Unsupported, UsageError
+from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.schema.rows import CONTRACT_FIELDS, SNAPSHOT
 from xidstream.pipeline.spark.spark_schemas import arrow_type, spark_schema
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from xidstream.pipeline.changelog.shape import TableShape
-    from xidstream.pipeline.delta.batch_parts import TableName
+    from xidstream.pipeline.log_tables.batch_parts import TableName
 
 RANGE_BYTES: Final = 16 << 20
 """The bytes of files in one range: some 600,000 rows of ten columns, a second of a core. A larger file is read in

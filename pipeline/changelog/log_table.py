@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from xidstream.pipeline.delta.locations import Location
 from xidstream.pipeline.delta.plain_files import check_plain_files
 from xidstream.pipeline.delta.stored_columns import columns_of
 from xidstream.pipeline.errors import StorageFault
+from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.spark.parquet_frames import parquet_frame
 
 if TYPE_CHECKING:

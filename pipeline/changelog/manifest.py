@@ -42,17 +42,13 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from xidstream.pipeline.delta.columns import DeltaColumn
-from xidstream.pipeline.delta.delta_table import (
-    MAX_VERSION,
-    NOTHING,
-    DeltaTableWriter,
-    SnapshotOutdated,
-)
-from xidstream.pipeline.delta.locations import Location
-from xidstream.pipeline.delta.parquet_files import ParquetFiles
-from xidstream.pipeline.delta.table_metadata import STATISTICS, TableMetadata
+from xidstream.pipeline.delta.delta_table import DeltaTableWriter
 from xidstream.pipeline.errors import StorageFault, Superseded
+from xidstream.pipeline.log_tables.columns import TableColumn
+from xidstream.pipeline.log_tables.locations import Location
+from xidstream.pipeline.log_tables.log_table import MAX_VERSION, NOTHING, SnapshotOutdated
+from xidstream.pipeline.log_tables.parquet_files import ParquetFiles
+from xidstream.pipeline.log_tables.table_metadata import STATISTICS, TableMetadata
 
 CURRENT: Final = "current"
 MANIFEST: Final = "_manifest"
@@ -322,7 +318,7 @@ class ManifestWriter:
         return True
 
     def _open(self) -> DeltaTableWriter:
-        columns = [DeltaColumn(f.name, f.type, f.name) for f in MANIFEST_SCHEMA]
+        columns = [TableColumn(f.name, f.type, f.name) for f in MANIFEST_SCHEMA]
         return DeltaTableWriter.open_or_create(self._location, MANIFEST, columns, _ABOUT)
 
     def _check(self, writer: DeltaTableWriter) -> None:

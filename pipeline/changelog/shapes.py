@@ -23,8 +23,8 @@ from typing import Any, Final
 import pyarrow as pa
 
 from xidstream.pipeline.changelog.shape import ColumnShape, TableShape
-from xidstream.pipeline.delta.columns import DeltaColumn, shows
 from xidstream.pipeline.errors import StorageFault
+from xidstream.pipeline.log_tables.columns import TableColumn, shows
 from xidstream.pipeline.schema.rows import CONTRACT_FIELDS
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 from xidstream.pipeline.spark.spark_schemas import spark_schema
@@ -35,7 +35,7 @@ _CONTRACT: Final = frozenset(field.name for field in CONTRACT_FIELDS)
 
 def shape_at(
     table: str,
-    columns: Sequence[DeltaColumn],
+    columns: Sequence[TableColumn],
     properties: Mapping[str, str],
     key: tuple[str, ...] | None,
     lsn: int,
@@ -76,12 +76,12 @@ def layout_lsns(properties: Mapping[str, str], slot: str) -> list[int]:
 
 
 def _from_versions(
-    columns: Sequence[DeltaColumn],
+    columns: Sequence[TableColumn],
     versions: Sequence[dict[str, Any]],
     lsn: int,
     slot: str,
     bounds: SnapshotBounds | None,
-) -> dict[str, list[DeltaColumn]]:
+) -> dict[str, list[TableColumn]]:
     ours = [version for version in versions if version["slot"] == slot]
     by_name = {column.name: column for column in columns}
     if bounds is not None:
@@ -96,5 +96,5 @@ def _from_versions(
     return found
 
 
-def _castable(columns: Sequence[DeltaColumn], newest: DeltaColumn) -> list[DeltaColumn]:
+def _castable(columns: Sequence[TableColumn], newest: TableColumn) -> list[TableColumn]:
     return [column for column in columns if shows(newest.type, column.type)]

@@ -18,15 +18,15 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
-from xidstream.pipeline.delta import locations
-from xidstream.pipeline.delta.locations import Location
 from xidstream.pipeline.errors import UsageError
+from xidstream.pipeline.log_tables import locations
+from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.pg_rules import labelled_table
 
 if TYPE_CHECKING:
     from deltalake.fs import DeltaStorageHandler
 
-    from xidstream.pipeline.delta.batch_parts import TableName
+    from xidstream.pipeline.log_tables.batch_parts import TableName
 
 _OWNER: Final = "/owner"
 _CHECKPOINT: Final = re.compile(r"(\d{20})\.checkpoint\..*parquet")

@@ -48,7 +48,7 @@ from xidstream.pipeline.spark.spark_schemas import arrow_type, spark_schema
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-    from xidstream.pipeline.delta.batch_parts import TableName
+    from xidstream.pipeline.log_tables.batch_parts import TableName
 
 try:
     from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, SupportsTriggerAvailableNow

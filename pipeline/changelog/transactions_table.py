@@ -32,8 +32,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from xidstream.pipeline.changelog.log_table import LogFile, LogTable, reading
-from xidstream.pipeline.delta import locations
-from xidstream.pipeline.delta.locations import Location
+from xidstream.pipeline.log_tables import locations
+from xidstream.pipeline.log_tables.locations import Location
 
 _LSN: Final = "commit_lsn"
 _TIME: Final = "commit_timestamp"

@@ -1,5 +1,5 @@
 """Delta tables as this project writes and reads them: places, columns, files, commits.
 
-It imports deltalake and pyarrow, and never pyspark. What Spark's executors import of it (``locations``, ``columns``,
-``parquet_files``) imports pyarrow alone, so that a new Python worker is quick. This file imports nothing.
+It imports deltalake and pyarrow, and never pyspark. What it has in common with other formats is in ``log_tables``.
+This file imports nothing.
 """

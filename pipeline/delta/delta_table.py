@@ -52,26 +52,23 @@ from deltalake.exceptions import CommitFailedError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 
 from xidstream.pipeline import events
-from xidstream.pipeline.delta.columns import DeltaColumn
-from xidstream.pipeline.delta.locations import Location
-from xidstream.pipeline.delta.parquet_files import ColumnRange, WrittenFile
 from xidstream.pipeline.delta.plain_files import check_plain_files
-from xidstream.pipeline.delta.relation_history import VERSIONS, VersionSince, recorded_with
 from xidstream.pipeline.delta.small_files import OWN, is_mergeable, many_small, merge
 from xidstream.pipeline.delta.stored_columns import columns_of, delta_field
-from xidstream.pipeline.delta.table_metadata import (
+from xidstream.pipeline.delta.upkeep import Upkeep
+from xidstream.pipeline.errors import SinkFailed, UsageError, XidstreamError
+from xidstream.pipeline.log_tables.columns import TableColumn
+from xidstream.pipeline.log_tables.locations import Location
+from xidstream.pipeline.log_tables.log_table import MAX_VERSION, NOTHING, SnapshotOutdated
+from xidstream.pipeline.log_tables.parquet_files import ColumnRange, WrittenFile
+from xidstream.pipeline.log_tables.relation_history import VERSIONS, VersionSince, recorded_with
+from xidstream.pipeline.log_tables.table_metadata import (
     NOTHING_KNOWN,
     TableMetadata,
     columns_with_statistics,
 )
-from xidstream.pipeline.delta.upkeep import Upkeep
-from xidstream.pipeline.errors import SinkFailed, UsageError, XidstreamError
 from xidstream.pipeline.settings.delta_retention import PROPERTIES as RETENTION
 from xidstream.pipeline.settings.delta_retention import RECORDED
-
-MAX_VERSION: Final = (1 << 63) - 1
-NOTHING: Final = 0
-"""The watermark of a table that holds nothing: no commit has LSN 0."""
 
 CHECKPOINT_EVERY: Final = 100
 """So many commits lie between two checkpoints of the log, unless the table has ``delta.checkpointInterval``."""
@@ -79,10 +76,6 @@ MERGED: Final = "xidstream.merged"
 """In the ``commitInfo`` of a commit that replaces small files, and does nothing else."""
 _LOGGER: Final = logging.getLogger(__name__)
 _KEEP_EXPIRED_LOGS: Final = PostCommitHookProperties(cleanup_expired_logs=False)
-
-
-class SnapshotOutdated(Exception):
-    """The table is not what the snapshot shows any more: write it again, from a new one."""
 
 
 class DeltaTableWriter:
@@ -122,7 +115,7 @@ class DeltaTableWriter:
         cls,
         location: Location,
         label: str,
-        columns: Sequence[DeltaColumn],
+        columns: Sequence[TableColumn],
         about: TableMetadata = NOTHING_KNOWN,
         brought: Sequence[VersionSince] = (),
     ) -> DeltaTableWriter:
@@ -154,6 +147,10 @@ class DeltaTableWriter:
         self.columns = columns_of(self._table)
 
     @property
+    def title(self) -> str:
+        return f"Delta table {self.label}"
+
+    @property
     def version(self) -> int:
         """Delta's version of the snapshot."""
         return int(self._table.version())
@@ -166,7 +163,7 @@ class DeltaTableWriter:
             self._watermarks[asked] = NOTHING if version is None else int(version)
         return self._watermarks[asked]
 
-    def add_columns(self, columns: Sequence[DeltaColumn]) -> None:
+    def add_columns(self, columns: Sequence[TableColumn]) -> None:
         """Widen the table, in a commit of its own, before any file with the new columns is committed.
 
         Idempotent. An append with a schema wider than the table's would succeed and lose the column. Raises as
@@ -179,6 +176,10 @@ class DeltaTableWriter:
         missing = {c.name for c in columns} - {c.name for c in self.columns}
         if missing:
             raise SinkFailed(f"Delta table {self.label} did not take the columns {sorted(missing)}")
+
+    def take_columns(self, columns: Sequence[TableColumn]) -> None:
+        known = {column.name for column in self.columns}
+        self.add_columns([column for column in columns if column.name not in known])
 
     def property_of(self, name: str) -> str | None:
         """A property that the table has; None where it has none of this name, or an empty one."""
@@ -298,7 +299,7 @@ class DeltaTableWriter:
         added: Sequence[AddAction],
         removed: Sequence[str] | None,
         marks: Mapping[str, int],
-        columns: Sequence[DeltaColumn] | None = None,
+        columns: Sequence[TableColumn] | None = None,
     ) -> None:
         """Replace the files ``removed`` (None: all of them) by ``added``, and set the versions ``marks``, atomically.
 
@@ -364,6 +365,10 @@ class DeltaTableWriter:
     def files(self) -> pa.Table:
         """The files of the snapshot, as deltalake lists them: ``path``, ``size_bytes``, ``num_records``, ``min.…``."""
         return pa.table(self._table.get_add_actions(flatten=True))
+
+    def paths(self) -> list[str]:
+        found: list[str] = self.files()["path"].to_pylist()
+        return found
 
     def check_plain(self) -> None:
         """Raise Unsupported where the rows of the snapshot's files are not the table's."""

@@ -26,11 +26,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from xidstream.pipeline.delta.columns import Conform, DeltaColumn
-from xidstream.pipeline.delta.locations import Location
-from xidstream.pipeline.delta.parquet_files import ParquetFiles, WrittenFile
 from xidstream.pipeline.delta.plain_files import has_plain_files
 from xidstream.pipeline.errors import SinkFailed
+from xidstream.pipeline.log_tables.columns import Conform, TableColumn
+from xidstream.pipeline.log_tables.locations import Location
+from xidstream.pipeline.log_tables.parquet_files import ParquetFiles, WrittenFile
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -80,7 +80,7 @@ def many_small(files: pa.Table, lsn_column: str, classes: Sequence[SizeClass] | 
 def merge(
     table: Location,
     replaced: pa.Table,
-    columns: Sequence[DeltaColumn],
+    columns: Sequence[TableColumn],
     lsn_column: str,
     directory: str,
     ranged: Collection[str] = (),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
-from xidstream.pipeline.delta.columns import DeltaColumn
+from xidstream.pipeline.log_tables.columns import TableColumn
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable, Field
@@ -21,17 +21,17 @@ COMMENT: Final = "comment"
 """Metadata that Spark shows in DESCRIBE TABLE."""
 
 
-def columns_of(table: DeltaTable) -> tuple[DeltaColumn, ...]:
+def columns_of(table: DeltaTable) -> tuple[TableColumn, ...]:
     """The columns of the version that is open."""
     schema = table.schema()
     arrow = pa.schema(schema.to_arrow())
     return tuple(
-        DeltaColumn(field.name, arrow.field(i).type, str(field.metadata.get(SOURCE_KEY, field.name)))
+        TableColumn(field.name, arrow.field(i).type, str(field.metadata.get(SOURCE_KEY, field.name)))
         for i, field in enumerate(schema.fields)
     )
 
 
-def delta_field(column: DeltaColumn, comment: str | None = None) -> Field:
+def delta_field(column: TableColumn, comment: str | None = None) -> Field:
     from deltalake import Field, Schema
 
     field = Schema.from_arrow(pa.schema([column.field])).fields[0]

@@ -51,14 +51,14 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from xidstream.pipeline import events
-from xidstream.pipeline.delta import attempt_files
-from xidstream.pipeline.delta.locations import Location
-from xidstream.pipeline.delta.parquet_files import WrittenFile
 from xidstream.pipeline.delta.small_files import MIDDLING, OWN, is_mergeable, many_small, merge
 from xidstream.pipeline.delta.stored_columns import columns_of
-from xidstream.pipeline.delta.table_metadata import columns_with_statistics
-from xidstream.pipeline.delta.watched_clock import WatchedClock
 from xidstream.pipeline.errors import XidstreamError
+from xidstream.pipeline.log_tables import attempt_files
+from xidstream.pipeline.log_tables.locations import Location
+from xidstream.pipeline.log_tables.parquet_files import WrittenFile
+from xidstream.pipeline.log_tables.table_metadata import columns_with_statistics
+from xidstream.pipeline.log_tables.watched_clock import WatchedClock
 from xidstream.pipeline.settings.delta_retention import DeltaRetention
 
 SNAPSHOT: Final = "snapshot-"

@@ -13,7 +13,7 @@ again with that column as text. The reader asks for the text at once from then o
 one that has some has them in most of its ranges.
 
 Each attempt writes into a directory of its own, so that no commit ever names what a lost or repeated attempt wrote: it
-names what ``read`` returned. Vacuum removes the rest, as what Spark's lost tasks leave (``delta.parquet_files``).
+names what ``read`` returned. Vacuum removes the rest, as what Spark's lost tasks leave (``log_tables.parquet_files``).
 
 Rejected: Spark tasks that do this, because they would need the DSN's secret in the executors, psycopg and numba there,
 and a job that cannot lose one range alone; a thread for reading beside one for writing, because several readers keep
@@ -34,11 +34,11 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from xidstream.pipeline.decode import NotHeld, decode_copied, text_columns
-from xidstream.pipeline.delta.columns import Conform
-from xidstream.pipeline.delta.locations import Location
-from xidstream.pipeline.delta.parquet_files import ParquetFiles, WrittenFile
 from xidstream.pipeline.errors import SnapshotLost, Unsupported, XidstreamError
 from xidstream.pipeline.faultpoints import reach
+from xidstream.pipeline.log_tables.columns import Conform
+from xidstream.pipeline.log_tables.locations import Location
+from xidstream.pipeline.log_tables.parquet_files import ParquetFiles, WrittenFile
 from xidstream.pipeline.postgres.login import Dsn
 from xidstream.pipeline.postgres.range_copy import RangeCopy, told
 from xidstream.pipeline.schema import RelationVersion

@@ -25,9 +25,9 @@ import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from xidstream.pipeline.delta.snapshot_tables import GenerationLine
 from xidstream.pipeline.errors import SnapshotInterrupted, UsageError
 from xidstream.pipeline.initial_copy.copy_schedule import Wanted
+from xidstream.pipeline.log_tables.snapshot_tables import GenerationLine
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 from xidstream.pipeline.snapshot.decision import Decision

@@ -8,8 +8,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator
 
-from xidstream.pipeline.delta.snapshot_tables import GenerationLine, SnapshotTables
 from xidstream.pipeline.initial_copy.snapshot_book import SnapshotBook
+from xidstream.pipeline.log_tables.snapshot_tables import GenerationLine, SnapshotTables
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.snapshot.generation import Generation, GenerationState
 

@@ -22,12 +22,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from xidstream.pipeline.delta.attempt_files import remove
-from xidstream.pipeline.delta.columns import Conform, place
-from xidstream.pipeline.delta.locations import Location
-from xidstream.pipeline.delta.parquet_files import WrittenFile
-from xidstream.pipeline.delta.snapshot_tables import Carrying, GenerationLine, Proven, SnapshotTarget
 from xidstream.pipeline.errors import StorageFault, Unsupported
+from xidstream.pipeline.log_tables.attempt_files import remove
+from xidstream.pipeline.log_tables.columns import Conform, place
+from xidstream.pipeline.log_tables.locations import Location
+from xidstream.pipeline.log_tables.parquet_files import WrittenFile
+from xidstream.pipeline.log_tables.snapshot_tables import Carrying, GenerationLine, Proven, SnapshotTarget
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.schema import RelationVersion
 from xidstream.pipeline.schema.rows import contract_schema

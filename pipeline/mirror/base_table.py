@@ -24,12 +24,13 @@ import pyarrow as pa
 from deltalake.transaction import AddAction
 
 from xidstream.pipeline.changelog.manifest import KEEPS_ITS_LOG, check_owner
-from xidstream.pipeline.delta.columns import DeltaColumn
-from xidstream.pipeline.delta.delta_table import NOTHING, DeltaTableWriter
-from xidstream.pipeline.delta.locations import Location
-from xidstream.pipeline.delta.table_metadata import PREFIX, SOURCE, TableMetadata
+from xidstream.pipeline.delta.delta_table import DeltaTableWriter
 from xidstream.pipeline.errors import SinkFailed
 from xidstream.pipeline.faultpoints import reach
+from xidstream.pipeline.log_tables.columns import TableColumn
+from xidstream.pipeline.log_tables.locations import Location
+from xidstream.pipeline.log_tables.log_table import NOTHING
+from xidstream.pipeline.log_tables.table_metadata import PREFIX, SOURCE, TableMetadata
 from xidstream.pipeline.mirror.key_ranges import FileFacts, RangedKey
 from xidstream.pipeline.mirror.plan import BaseFile
 from xidstream.pipeline.pg import Lsn
@@ -188,7 +189,7 @@ class BaseTable:
         removed: Sequence[str] | None,
         lsn: int,
         place: int,
-        columns: Sequence[DeltaColumn] | None = None,
+        columns: Sequence[TableColumn] | None = None,
     ) -> None:
         now_ms = int(time.time() * 1000)
         added = [
@@ -215,5 +216,5 @@ def about_base(label: str, key: Sequence[str] | None, ranged: RangedKey) -> Tabl
     )
 
 
-def _target(field: pa.Field) -> DeltaColumn:
-    return DeltaColumn(field.name, field.type, field.name)
+def _target(field: pa.Field) -> TableColumn:
+    return TableColumn(field.name, field.type, field.name)

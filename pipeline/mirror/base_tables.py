@@ -33,10 +33,6 @@ from xidstream.pipeline.changelog.change_log import ChangeLog
 from xidstream.pipeline.changelog.generations import TableGeneration, generation_at
 from xidstream.pipeline.changelog.manifest import ManifestLine, ManifestWriter, current
 from xidstream.pipeline.changelog.table_at import TableAt
-from xidstream.pipeline.delta import locations
-from xidstream.pipeline.delta.delta_table import SnapshotOutdated
-from xidstream.pipeline.delta.locations import Location
-from xidstream.pipeline.delta.watched_clock import WatchedClock
 from xidstream.pipeline.errors import (
     ComponentLost,
     PreconditionMissing,
@@ -44,6 +40,10 @@ from xidstream.pipeline.errors import (
     Unsupported,
 )
 from xidstream.pipeline.faultpoints import reach
+from xidstream.pipeline.log_tables import locations
+from xidstream.pipeline.log_tables.locations import Location
+from xidstream.pipeline.log_tables.log_table import SnapshotOutdated
+from xidstream.pipeline.log_tables.watched_clock import WatchedClock
 from xidstream.pipeline.mirror import rewrite
 from xidstream.pipeline.mirror.base_table import BaseTable, MirrorMarks
 from xidstream.pipeline.mirror.kept_files import commit_path

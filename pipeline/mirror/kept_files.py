@@ -27,7 +27,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from xidstream.pipeline.delta.locations import Location
+from xidstream.pipeline.log_tables.locations import Location
 
 LOG: Final = "_delta_log"
 """The folder of it, below the table's."""

@@ -10,9 +10,9 @@ lowest is rounded down and its highest up. A file with a key that its column can
 or beyond the year 9999 has no range.
 
 Other engines skip files by the same statistics. ``delta.dataSkippingStatsColumns`` must name the columns that have them
-in each file, and no other (see ``pipeline.delta.table_metadata``). deltalake reads there no names but plain ones: a
-blank, a hyphen, a dot or a letter beyond ASCII makes it take all columns for ones with statistics, and every filter of
-a dataset then finds nothing (deltalake 1.6.6). So a column with such a name counts as one without range.
+in each file, and no other (see ``pipeline.log_tables.table_metadata``). deltalake reads there no names but plain ones:
+a blank, a hyphen, a dot or a letter beyond ASCII makes it take all columns for ones with statistics, and every filter
+of a dataset then finds nothing (deltalake 1.6.6). So a column with such a name counts as one without range.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pyarrow.types as pt
 
-from xidstream.pipeline.delta.table_metadata import STATISTICS
+from xidstream.pipeline.log_tables.table_metadata import STATISTICS
 from xidstream.pipeline.mirror.plan import KeyRange
 
 OWN: Final = "refresh-"

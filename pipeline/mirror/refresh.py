@@ -45,10 +45,10 @@ from xidstream.pipeline.changelog.manifest import ManifestLine, current
 from xidstream.pipeline.changelog.shape import TableShape
 from xidstream.pipeline.changelog.table_at import LogRows, TableAt
 from xidstream.pipeline.changelog.tail import TailFacts, tail_facts
-from xidstream.pipeline.delta.delta_table import SnapshotOutdated
-from xidstream.pipeline.delta.locations import Location
 from xidstream.pipeline.errors import Unsupported
 from xidstream.pipeline.faultpoints import reach
+from xidstream.pipeline.log_tables.locations import Location
+from xidstream.pipeline.log_tables.log_table import SnapshotOutdated
 from xidstream.pipeline.mirror import rewrite
 from xidstream.pipeline.mirror.base_table import (
     TEXT_FIELD,

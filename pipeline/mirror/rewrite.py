@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from xidstream.pipeline.changelog.fold import DELETED
-from xidstream.pipeline.delta.locations import Location
+from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.mirror.key_ranges import RangedKey
 from xidstream.pipeline.mirror.net_rows import CHANGE, TEXT
 from xidstream.pipeline.mirror.plan import BaseFile, Group, KeyRange, NetCounts

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
-from xidstream.pipeline.delta.locations import Location
+from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.mirror.kept_files import LOG
 
 _FILE: Final = re.compile(r"\.?(\d{20})\.(json|crc|checkpoint\.(.+\.)?parquet)(\.crc)?")

@@ -19,8 +19,8 @@ import tempfile
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
-from xidstream.pipeline.delta.locations import Location
 from xidstream.pipeline.errors import StorageFault
+from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.mirror.kept_files import LOG
 
 

@@ -46,11 +46,12 @@ from typing import Final
 from deltalake import DeltaTable
 
 from xidstream.pipeline.changelog.manifest import MANIFEST, ManifestWriter, check_owner, current
-from xidstream.pipeline.delta.delta_table import NOTHING, DeltaTableWriter
-from xidstream.pipeline.delta.locations import Location
-from xidstream.pipeline.delta.watched_clock import WatchedClock
+from xidstream.pipeline.delta.delta_table import DeltaTableWriter
 from xidstream.pipeline.errors import Unsupported
 from xidstream.pipeline.faultpoints import reach
+from xidstream.pipeline.log_tables.locations import Location
+from xidstream.pipeline.log_tables.log_table import NOTHING
+from xidstream.pipeline.log_tables.watched_clock import WatchedClock
 from xidstream.pipeline.mirror.base_table import BaseTable, MirrorMarks
 from xidstream.pipeline.mirror.kept_files import LOG, commit_path, files_of_versions
 from xidstream.pipeline.mirror.plan import kept_versions

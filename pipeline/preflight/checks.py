@@ -149,7 +149,7 @@ def _open_to_others(config: Config, *, has_sink: bool) -> list[Finding]:
         if config.storage:
             roots["storage"] = Storage(config.storage).local_root, _STORAGE_LEVELS
         if has_sink and config.sink:
-            roots["Delta root"] = sink_type(config.sink).local_root(), 1
+            roots[f"{config.sink_kind.name.capitalize()} root"] = sink_type(config.sink).local_root(), 1
     found = []
     for name, (root, n_levels) in roots.items():
         if root is None or not os.path.isdir(root):

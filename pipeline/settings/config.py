@@ -44,6 +44,7 @@ from xidstream.pipeline.settings.local_paths import absolute, is_path
 from xidstream.pipeline.settings.setting_types import check_type, spark_settings
 from xidstream.pipeline.settings.settings_file import load_toml, unknown_setting
 from xidstream.pipeline.settings.sink_kinds import SinkKind, kind_named, kind_of
+from xidstream.pipeline.settings.sink_settings import SinkSettings
 from xidstream.pipeline.settings.sizes import check_executor_memory, parse_size
 
 MIB = 1 << 20
@@ -99,7 +100,7 @@ class Config:
     slot: str = _setting("", "replication slot (a-z, 0-9, _)")
     publication: tuple[str, ...] = _setting((), "publications, comma-separated")
     storage: str = _setting("", "URI for spilled segments and progress (file:, s3:, gs:, abfs:, or a path)")
-    sink: str = _setting("", "delta:URI, console, or foreach:module:function")
+    sink: str = _setting("", "delta:URI, iceberg:CATALOG/namespace, console, or foreach:module:function")
     storage_mode: str = _setting(
         DEFAULT,
         "mode of the folders that a run makes on a local disk, files the same without x: storage and Delta tables are "
@@ -311,6 +312,12 @@ class Config:
         "query that has opened the table before",
     )
 
+    iceberg_commit_every: str = _setting(
+        "1s",
+        "how long an Iceberg sink waits between two small batches: a commit of a table takes some 20 ms of CPU, and "
+        "readers plan over what it leaves. A large transaction is committed at once (docs/iceberg.md)",
+    )
+
     # -- Spark
     spark: str = _setting(
         "auto",
@@ -371,8 +378,9 @@ class Config:
         if self.storage and is_path(self.storage):
             object.__setattr__(self, "storage", absolute(self.storage))
         kind, root = kind_named(self.sink), self.sink.partition(":")[2]
-        check_place(root if kind is not None and kind.has_root else self.sink, "sink")
-        if kind is not None and kind.has_root and root and is_path(root):
+        is_place = kind is not None and kind.is_place(root)
+        check_place(root if is_place else self.sink, "sink")
+        if kind is not None and is_place and root and is_path(root):
             object.__setattr__(self, "sink", kind.spec(absolute(root)))
         self._check_ranges()
 
@@ -417,7 +425,10 @@ class Config:
             raise ConfigError(f"mirror_every must be from 1s to 1d, got {self.mirror_every!r}")
         if not 60 <= duration_s(self.mirror_retention, "mirror_retention") <= 86_400 * 366:
             raise ConfigError(f"mirror_retention must be from 1min to 366d, got {self.mirror_retention!r}")
-        self.delta_retention  # noqa: B018 - raises for what is no time
+        if not 0 <= self.sink_settings.commit_every_s <= 10:  # the end of a run waits for the batch in hand
+            raise ConfigError(
+                f"iceberg_commit_every must be from 0s to 10s, got {self.iceberg_commit_every!r}"
+            )
         for f in dataclasses.fields(self):
             value = getattr(self, f.name)
             if f.metadata.get("within") and not (value is None and f.default is None):
@@ -452,6 +463,11 @@ class Config:
     @property
     def delta_retention(self) -> DeltaRetention:
         return DeltaRetention.of_settings(self.delta_log_retention, self.delta_file_retention)
+
+    @property
+    def sink_settings(self) -> SinkSettings:
+        commit_every_s = duration_s(self.iceberg_commit_every, "iceberg_commit_every")
+        return SinkSettings(self.delta_retention, commit_every_s)
 
     @property
     def sink_root(self) -> str | None:

@@ -7,8 +7,8 @@ So the two have a time each.
 The times are properties of the table, where deltalake and Spark look for them, too. ``RECORDED`` has what was written
 here, so a value that a person has set is told from ours, and stays.
 
-``config`` makes it from two settings. The Delta sink gives it to its tables (``delta.table_metadata``), and removes by
-it (``delta.upkeep``).
+``config`` makes it from two settings. The Delta sink gives it to its tables (``log_tables.table_metadata``), and
+removes by it (``delta.upkeep``).
 """
 
 from __future__ import annotations

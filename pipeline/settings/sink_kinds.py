@@ -12,6 +12,7 @@ Rejected: a list beside the implementations. ``config`` is below them, and needs
 from __future__ import annotations
 
 import enum
+import re
 from dataclasses import dataclass
 from typing import Final
 
@@ -30,8 +31,9 @@ class Snapshots(enum.Enum):
 @dataclass(frozen=True)
 class SinkKind:
     """``argument``: what comes behind the colon, as help shows it; empty where nothing does. ``names``: what that is,
-    in a word. ``has_root``: it is a folder or a URI. ``is_log``: the sink keeps what it was given, and knows up to
-    which commit and by whom. States, base tables and ``verify`` are read from a log. ``needs_spark``: each batch asks
+    in a word. ``has_root``: it is a folder or a URI; with ``knows_names`` it may also begin with a name that somebody
+    else's configuration explains. ``is_log``: the sink keeps what it was given, and knows up to which commit and by
+    whom. ``has_states``: states, base tables and ``verify`` are read from that log. ``needs_spark``: each batch asks
     for the Spark session; else only a batch does that is too much for the driver's own process. ``implementation``:
     ``module:class``."""
 
@@ -40,9 +42,15 @@ class SinkKind:
     argument: str = ""
     names: str = ""
     has_root: bool = False
+    knows_names: bool = False
     is_log: bool = False
+    has_states: bool = False
     needs_spark: bool = True
     snapshots: Snapshots = Snapshots.NONE
+
+    def is_place(self, argument: str) -> bool:
+        """Whether an argument of this kind is a folder or a URI."""
+        return self.has_root and (not self.knows_names or _PLACE.match(argument) is not None)
 
     @property
     def form(self) -> str:
@@ -53,6 +61,7 @@ class SinkKind:
         return f"{self.name}:{argument}" if argument else self.name
 
 
+_PLACE: Final = re.compile(r"[/~]|\.{1,2}/|[A-Za-z][A-Za-z0-9+.-]*:")
 _TYPES: Final = "xidstream.pipeline.sinks.sink_types"
 DELTA: Final = SinkKind(
     "delta",
@@ -60,6 +69,18 @@ DELTA: Final = SinkKind(
     "URI",
     "folder",
     has_root=True,
+    is_log=True,
+    has_states=True,
+    needs_spark=False,
+    snapshots=Snapshots.BESIDE,
+)
+ICEBERG: Final = SinkKind(
+    "iceberg",
+    f"{_TYPES}:IcebergType",
+    "CATALOG/namespace",
+    "catalog and namespace",
+    has_root=True,
+    knows_names=True,
     is_log=True,
     needs_spark=False,
     snapshots=Snapshots.BESIDE,
@@ -69,7 +90,7 @@ FOREACH: Final = SinkKind(
     "foreach", f"{_TYPES}:ForeachType", "module:function", "function", snapshots=Snapshots.FIRST
 )
 
-KINDS: Final = {kind.name: kind for kind in (DELTA, CONSOLE, FOREACH)}
+KINDS: Final = {kind.name: kind for kind in (DELTA, ICEBERG, CONSOLE, FOREACH)}
 
 
 def kind_named(spec: str) -> SinkKind | None:

@@ -19,8 +19,8 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from xidstream.pipeline.delta.batch_parts import TableName
 from xidstream.pipeline.errors import ComponentLost, SinkFailed, StorageFault, UsageError, XidstreamError
+from xidstream.pipeline.log_tables.batch_parts import TableName
 from xidstream.pipeline.settings.sink_kinds import FOREACH
 from xidstream.pipeline.sinks.stateless import StatelessSink
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds

@@ -12,18 +12,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
 
-from xidstream.pipeline.delta.locations import REMOTE_SCHEMES
 from xidstream.pipeline.errors import ConfigError, StorageFault
 from xidstream.pipeline.exchange import SlotIdentity, Tenure
+from xidstream.pipeline.log_tables.locations import REMOTE_SCHEMES
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
 from xidstream.pipeline.settings.credentials import redacted
-from xidstream.pipeline.settings.delta_retention import DEFAULT_RETENTION, DeltaRetention
 from xidstream.pipeline.settings.file_modes import make_folders
 from xidstream.pipeline.settings.sink_kinds import DELTA, KINDS, SinkKind
+from xidstream.pipeline.settings.sink_settings import DEFAULT_SETTINGS, SinkSettings
 
 if TYPE_CHECKING:
-    from xidstream.pipeline.delta.batch_parts import TableName
-    from xidstream.pipeline.delta.snapshot_tables import SnapshotTables
+    from xidstream.pipeline.log_tables.batch_parts import TableName
+    from xidstream.pipeline.log_tables.snapshot_tables import SnapshotTables
     from xidstream.pipeline.sinks.sink_findings import SinkCheck
     from xidstream.pipeline.snapshot.bounds import SnapshotBounds
     from xidstream.pipeline.snapshot.generation import GenerationState
@@ -83,8 +83,8 @@ class SinkType(ABC):
         self.argument = argument
 
     @abstractmethod
-    def make(self, identity: SlotIdentity, retention: DeltaRetention) -> Sink:
-        """``retention`` is for a sink with Delta tables. Raises ConfigError, UsageError for an argument that no sink
+    def make(self, identity: SlotIdentity, settings: SinkSettings) -> Sink:
+        """Raises ConfigError, UsageError for an argument that no sink
         can be made of. Nothing outside is touched."""
 
     def checked(self) -> str:
@@ -124,9 +124,9 @@ def sink_type(spec: str) -> SinkType:
     return made
 
 
-def make_sink(spec: str, identity: SlotIdentity, retention: DeltaRetention = DEFAULT_RETENTION) -> Sink:
+def make_sink(spec: str, identity: SlotIdentity, settings: SinkSettings = DEFAULT_SETTINGS) -> Sink:
     """Raises ConfigError for what names no sink, UsageError where the function cannot be found."""
-    return sink_type(spec).make(identity, retention)
+    return sink_type(spec).make(identity, settings)
 
 
 def check_sink_spec(spec: str) -> str:
@@ -144,7 +144,7 @@ def make_root(spec: str) -> None:
         try:
             make_folders(root)
         except OSError as error:
-            raise StorageFault(f"cannot make the Delta root {root}: {error.strerror}") from error
+            raise StorageFault(f"cannot make the sink's root {root}: {error.strerror}") from error
 
 
 def parse_sink_spec(spec: str) -> tuple[SinkKind, str]:

@@ -26,12 +26,13 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from xidstream.pipeline.delta import locations
-from xidstream.pipeline.delta.locations import Location
-from xidstream.pipeline.delta.segment_links import how_segments_reach
 from xidstream.pipeline.errors import ConfigError, StorageFault, UsageError, XidstreamError
 from xidstream.pipeline.exchange import SlotIdentity, Tenure
 from xidstream.pipeline.findings import Finding
+from xidstream.pipeline.log_tables import locations
+from xidstream.pipeline.log_tables.locations import Location
+from xidstream.pipeline.log_tables.log_table import LogTable, LogTables
+from xidstream.pipeline.log_tables.segment_links import how_segments_reach
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
 from xidstream.pipeline.pg_rules import table_label
 from xidstream.pipeline.settings.credentials import redacted
@@ -95,19 +96,29 @@ def check_of_delta(
 def held_by_delta(root_uri: str, application_id: str) -> tuple[int, Lsn]:
     """The number of the slot's last run that wrote to the root, and the last commit of it that the tables hold; 0 for
     none. Raises ConfigError, StorageFault."""
-    from xidstream.pipeline.delta.delta_table import DeltaTableWriter
-    from xidstream.pipeline.delta.ownership import Ownership
+    from xidstream.pipeline.delta.delta_tables import DeltaTables
 
-    root = Location.parse(root_uri)
+    return held_by(DeltaTables(Location.parse(root_uri)), application_id)
+
+
+def held_by(tables: LogTables, application_id: str) -> tuple[int, Lsn]:
+    """What ``held_by_delta`` says, for tables of any format. Raises StorageFault."""
+    from xidstream.pipeline.log_tables.ownership import Ownership
+
     try:
-        writer = DeltaTableWriter.open(root.child(locations.TRANSACTIONS), locations.TRANSACTIONS)
+        writer = tables.open(locations.TRANSACTIONS, locations.TRANSACTIONS)
     except XidstreamError:
         raise
     except Exception as error:
-        raise StorageFault(f"Delta root {redacted(root.uri)} cannot be read: {_reason(error)}") from error
+        raise StorageFault(f"the sink's root {tables.root} cannot be read: {_reason(error)}") from error
     if writer is None:
         return 0, INVALID_LSN
     return Ownership.owner_of(writer, application_id), Lsn(writer.watermark(application_id))
+
+
+def check_of_iceberg(argument: str, storage_uri: str) -> SinkCheck:
+    """``argument``: a catalog and a namespace, as the setting has them."""
+    return lambda server: _check_iceberg(argument, storage_uri, server)
 
 
 # -- a function ----------------------------------------------------------------------------------------
@@ -142,8 +153,7 @@ def _check_delta(
         root = Location.parse(root_uri, dict(storage_options) if storage_options else None)
     except ConfigError as error:
         return [Finding.of_error("sink", error)]
-    if not root.is_local:
-        root = dataclasses.replace(root, storage_options={**_ONE_ATTEMPT, **(root.storage_options or {})})
+    root = _asked_once(root)
     shown = redacted(root.uri)
     if storage_uri and overlap(root.uri, storage_uri):
         return [Finding.of_error("sink", _overlapping(shown, redacted(storage_uri)))]
@@ -163,7 +173,9 @@ def _check_delta(
         if storage_uri:
             way = how_segments_reach(root, storage_uri).value
             findings.append(Finding.ok("sink_files", f"large transactions reach the Delta tables by {way}"))
-        return findings + _check_tables(root, server)
+        from xidstream.pipeline.delta.delta_tables import DeltaTables
+
+        return findings + check_tables(DeltaTables(root), server)
     except XidstreamError as error:
         return [*findings, Finding.of_error("sink_tables", error)]
     except Exception as error:  # noqa: BLE001 - as above
@@ -174,9 +186,55 @@ def _check_delta(
         ]
 
 
+# -- Iceberg -------------------------------------------------------------------------------------------
+
+
+def _check_iceberg(argument: str, storage_uri: str, server: ServerSide | None) -> list[Finding]:
+    """The catalog must answer, and the warehouse must be one that can be written. Nothing is made."""
+    from xidstream.pipeline.iceberg.catalogs import IcebergPlace
+    from xidstream.pipeline.iceberg.iceberg_tables import IcebergTables
+
+    try:
+        place = IcebergPlace.parse(argument)
+        root = place.root()
+        tables = IcebergTables(place)
+        if storage_uri and root is not None and overlap(root.uri, storage_uri):
+            return [Finding.of_error("sink", _overlapping(redacted(root.uri), redacted(storage_uri)))]
+        tables.open(locations.TRANSACTIONS, locations.TRANSACTIONS)
+        if root is not None:
+            _probe(_asked_once(root))
+    except XidstreamError as error:
+        return [Finding.of_error("sink", error)]
+    except Exception as error:  # noqa: BLE001 - of SQLAlchemy, of pyiceberg, of the file system
+        remedy = "check the catalog's settings, that it is there, and that this user may write to it"
+        return [Finding.failed("sink", f"{tables.root} cannot be used: {_reason(error)}", remedy)]
+    findings = [Finding.ok("sink", f"the catalog of {tables.root} answers, and its tables can be written")]
+    try:
+        if root is not None and storage_uri:
+            way = how_segments_reach(root, storage_uri).value
+            findings.append(Finding.ok("sink_files", f"large transactions reach the Iceberg tables by {way}"))
+        return findings + check_tables(tables, server)
+    except XidstreamError as error:
+        return [*findings, Finding.of_error("sink_tables", error)]
+    except Exception as error:  # noqa: BLE001 - as above
+        remedy = "look at the namespace: is it this sink's, and are its tables whole?"
+        return [
+            *findings,
+            Finding.failed("sink_tables", f"{tables.root} cannot be read: {_reason(error)}", remedy),
+        ]
+    finally:
+        tables.close()
+
+
+def _asked_once(root: Location) -> Location:
+    if root.is_local:
+        return root
+    return dataclasses.replace(root, storage_options={**_ONE_ATTEMPT, **(root.storage_options or {})})
+
+
 def _overlapping(root: str, storage: str) -> ConfigError:
     return ConfigError(
-        f"storage {storage} and Delta root {root} are one folder, or one is in the other",
+        f"storage {storage} and the sink's root {root} are one folder, or one is in the other",
         remedy="give each a folder of its own, beside the other. If a run has used them so, end it, and move the "
         "storage's folder SYSTEM_IDENTIFIER/ into the new storage: it is the only record of what was delivered",
     )
@@ -201,16 +259,16 @@ def _probe(root: Location) -> None:
     handler.delete_file(_PROBE)
 
 
-def _check_tables(root: Location, server: ServerSide | None) -> list[Finding]:
-    from xidstream.pipeline.delta.delta_table import DeltaTableWriter
-    from xidstream.pipeline.delta.ownership import Ownership
+def check_tables(root: LogTables, server: ServerSide | None) -> list[Finding]:
+    """The tables against the server, by the rules that the sink follows. Raises what opening a table raises."""
+    from xidstream.pipeline.log_tables.ownership import Ownership
 
     named = [(locations.TRANSACTIONS, locations.TRANSACTIONS), (locations.MESSAGES, locations.MESSAGES)]
     tables = () if server is None else server.tables
-    named += [(locations.encode_table(*name), table_label(*name)) for name in tables[:MOST_TABLES]]
+    named += [(root.key_of(*name), table_label(*name)) for name in tables[:MOST_TABLES]]
 
-    def opened(one: tuple[str, str]) -> DeltaTableWriter | None:
-        return DeltaTableWriter.open(root.child(one[0]), one[1])
+    def opened(one: tuple[str, str]) -> LogTable | None:
+        return root.open(*one)
 
     with ThreadPoolExecutor(_THREADS) as threads:
         found = [writer for writer in threads.map(opened, named) if writer is not None]
@@ -219,7 +277,7 @@ def _check_tables(root: Location, server: ServerSide | None) -> list[Finding]:
             Finding.not_checked("sink_tables", "the sink's tables: there is no server to compare them with")
         ]
     application_id = server.identity.application_id
-    ownership = Ownership(application_id, f"{application_id}/messages", redacted(root.uri), server.tenure())
+    ownership = Ownership(application_id, f"{application_id}/messages", root.root, server.tenure())
     for writer in found:
         ownership.check(writer)
     findings = [Finding.ok("sink_tables", _told(found, application_id))]

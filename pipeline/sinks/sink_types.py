@@ -5,32 +5,36 @@ Nothing heavy is imported before a method needs it: the command line and the rea
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import TYPE_CHECKING
 
-from xidstream.pipeline.delta.locations import Location
+from xidstream.pipeline.errors import ConfigError
 from xidstream.pipeline.exchange import SlotIdentity
 from xidstream.pipeline.findings import Finding
+from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.pg import Lsn
-from xidstream.pipeline.settings.delta_retention import DeltaRetention
+from xidstream.pipeline.settings.sink_settings import SinkSettings
 from xidstream.pipeline.sinks.sink import Sink, SinkType, ToldGenerations
 
 if TYPE_CHECKING:
+    from xidstream.pipeline.iceberg.catalogs import IcebergPlace
+    from xidstream.pipeline.iceberg.iceberg_tables import IcebergTables
     from xidstream.pipeline.sinks.sink_findings import SinkCheck
 
 
 class DeltaType(SinkType):
     """``argument`` is the URI of the tables' root."""
 
-    def make(self, identity: SlotIdentity, retention: DeltaRetention) -> Sink:
-        from xidstream.pipeline.sinks.delta import DeltaSink
+    def make(self, identity: SlotIdentity, settings: SinkSettings) -> Sink:
+        from xidstream.pipeline.sinks.delta_sink import DeltaSink
 
-        return DeltaSink(self.argument, identity, retention=retention)
+        return DeltaSink(self.argument, identity, retention=settings.retention)
 
     def checked(self) -> str:
         return Location.parse(self.argument).uri
 
     def may_take_segments(self, storage_uri: str) -> bool:
-        from xidstream.pipeline.delta.segment_links import may_reach
+        from xidstream.pipeline.log_tables.segment_links import may_reach
 
         return may_reach(Location.parse(self.argument), storage_uri)
 
@@ -49,15 +53,70 @@ class DeltaType(SinkType):
         return held_by_delta(self.argument, application_id)
 
     def told(self) -> ToldGenerations:
-        from xidstream.pipeline.delta.snapshot_log import told_by
+        from xidstream.pipeline.delta.delta_tables import DeltaTables
+        from xidstream.pipeline.log_tables.snapshot_log import told_by
 
-        return told_by(self.argument)
+        return told_by(DeltaTables(Location.parse(self.argument)))
+
+
+class IcebergType(SinkType):
+    """``argument`` is a catalog and a namespace (``iceberg.catalogs``)."""
+
+    def make(self, identity: SlotIdentity, settings: SinkSettings) -> Sink:
+        from xidstream.pipeline.sinks.iceberg_sink import IcebergSink
+
+        place = self._place()
+        place.root()  # a place that the sink cannot write to is told at once
+        return IcebergSink(place, identity, settings.commit_every_s)
+
+    def checked(self) -> str:
+        return self._place().argument
+
+    def may_take_segments(self, storage_uri: str) -> bool:
+        from xidstream.pipeline.log_tables.segment_links import may_reach
+
+        try:
+            root = self._place().root()
+        except ConfigError:
+            return True  # only the Spark driver's machine need know the catalog, and this may be another
+        return root is not None and may_reach(root, storage_uri)
+
+    def local_root(self) -> str | None:
+        root = self._place().root()
+        return root.uri if root is not None and root.is_local else None
+
+    def check(self, storage_uri: str) -> SinkCheck:
+        from xidstream.pipeline.sinks.sink_findings import check_of_iceberg
+
+        return check_of_iceberg(self.argument, storage_uri)
+
+    def holds(self, application_id: str) -> tuple[int, Lsn]:
+        from xidstream.pipeline.sinks.sink_findings import held_by
+
+        with closing(self._tables()) as tables:
+            return held_by(tables, application_id)
+
+    def told(self) -> ToldGenerations:
+        from xidstream.pipeline.log_tables.snapshot_log import told_by
+
+        with closing(self._tables()) as tables:
+            return told_by(tables)
+
+    def _place(self) -> IcebergPlace:
+        from xidstream.pipeline.iceberg.catalogs import IcebergPlace
+
+        return IcebergPlace.parse(self.argument)
+
+    def _tables(self) -> IcebergTables:
+        from xidstream.pipeline.iceberg.iceberg_tables import IcebergTables
+
+        return IcebergTables(self._place())
 
 
 class ConsoleType(SinkType):
     """It has no argument."""
 
-    def make(self, identity: SlotIdentity, retention: DeltaRetention) -> Sink:
+    def make(self, identity: SlotIdentity, settings: SinkSettings) -> Sink:
         from xidstream.pipeline.sinks.console import ConsoleSink
 
         return ConsoleSink()
@@ -69,7 +128,7 @@ class ConsoleType(SinkType):
 class ForeachType(SinkType):
     """``argument`` is ``module:function``."""
 
-    def make(self, identity: SlotIdentity, retention: DeltaRetention) -> Sink:
+    def make(self, identity: SlotIdentity, settings: SinkSettings) -> Sink:
         from xidstream.pipeline.sinks.foreach import ForeachSink
 
         return ForeachSink.of(self.argument)

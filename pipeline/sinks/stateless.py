@@ -12,8 +12,8 @@ from xidstream.pipeline.spark.session import GetSession, warm_up
 from xidstream.pipeline.spark_errors import fault_of
 
 if TYPE_CHECKING:
-    from xidstream.pipeline.delta.batch_parts import TableName
-    from xidstream.pipeline.delta.snapshot_tables import SnapshotTables
+    from xidstream.pipeline.log_tables.batch_parts import TableName
+    from xidstream.pipeline.log_tables.snapshot_tables import SnapshotTables
     from xidstream.pipeline.snapshot.bounds import SnapshotBounds
     from xidstream.pipeline.spark.snapshot_batch import SnapshotBatch
 

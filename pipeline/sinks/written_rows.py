@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from functools import reduce
 from typing import Final
 
-from xidstream.pipeline.delta.batch_parts import TableParts
-from xidstream.pipeline.delta.columns import Conform
-from xidstream.pipeline.delta.parquet_files import REPORT_SCHEMA, WriteTarget, WrittenFile
 from xidstream.pipeline.faultpoints import reach
+from xidstream.pipeline.log_tables.batch_parts import TableParts
+from xidstream.pipeline.log_tables.columns import Conform
+from xidstream.pipeline.log_tables.parquet_files import REPORT_SCHEMA, WriteTarget, WrittenFile
 from xidstream.pipeline.spark.executor_tasks import WriteRows, WriteSegments
 from xidstream.pipeline.spark.frames import SinkBatch
 

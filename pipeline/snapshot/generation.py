@@ -1,7 +1,7 @@
 """One generation of a table: a snapshot that was committed, and for how long it stands for the rows before the stream.
 
-It is what a row of ``_snapshots`` says (``pipeline.delta.snapshot_log``), and what the storage keeps beside the table's
-signature (``pipeline.storage.snapshot_record``). ``number`` counts the generations of a table's *name*, from 1,
+It is what a row of ``_snapshots`` says (``pipeline.log_tables.snapshot_log``), and what the storage keeps beside the
+table's signature (``pipeline.storage.snapshot_record``). ``number`` counts the generations of a table's *name*, from 1,
 because a Delta table belongs to a name.
 """
 

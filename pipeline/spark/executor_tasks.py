@@ -27,11 +27,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from xidstream.pipeline.delta.columns import Conform
-from xidstream.pipeline.delta.parquet_files import WriteTarget, report_of
 from xidstream.pipeline.errors import SegmentCorrupt, StorageFault
 from xidstream.pipeline.exchange import MessageFile, Segment, SegmentPart, SpilledMessages
 from xidstream.pipeline.faultpoints import reach
+from xidstream.pipeline.log_tables.columns import Conform
+from xidstream.pipeline.log_tables.parquet_files import WriteTarget, report_of
 from xidstream.pipeline.schema.rows import stamp_messages
 
 ReadSegment = Callable[[SegmentPart | MessageFile], Iterator[pa.RecordBatch]]

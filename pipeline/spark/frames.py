@@ -17,7 +17,7 @@ Logical messages that are not few are in the object store or in storage, as rows
 places only. Whoever writes them on the driver (``message_batches``) has one record batch of them at a time.
 
 Where one batch holds several layouts of a table, ``dataframe`` is their union by the rule of
-``pipeline.delta.columns`` with widening: the columns of the first layout, then what later ones add, null where
+``pipeline.log_tables.columns`` with widening: the columns of the first layout, then what later ones add, null where
 a layout has none, then the contract's columns.
 """
 
@@ -31,14 +31,6 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from xidstream.pipeline.delta.batch_parts import (
-    TableName,
-    TableParts,
-    VersionParts,
-    group_by_bytes,
-    tables_of,
-)
-from xidstream.pipeline.delta.columns import Conform, DeltaColumn, Placement, place
 from xidstream.pipeline.errors import SinkFailed, StorageFault, UsageError
 from xidstream.pipeline.exchange import (
     ArrowRef,
@@ -49,6 +41,14 @@ from xidstream.pipeline.exchange import (
     MessagePart,
     SpilledMessages,
 )
+from xidstream.pipeline.log_tables.batch_parts import (
+    TableName,
+    TableParts,
+    VersionParts,
+    group_by_bytes,
+    tables_of,
+)
+from xidstream.pipeline.log_tables.columns import UNSTORED, Conform, Placement, TableColumn, place
 from xidstream.pipeline.packs import Packs
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.pg_rules import DDL_PREFIX, labelled_table
@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-    from xidstream.pipeline.delta.segment_links import SegmentStorage
+    from xidstream.pipeline.log_tables.segment_links import SegmentStorage
     from xidstream.pipeline.spark.session import GetSession
 
 MemoryFrame = Callable[["SparkSession", pa.Schema, Sequence[ArrowRef]], "DataFrame"]
@@ -294,12 +294,12 @@ def _is_ddl(messages: pa.RecordBatch) -> pa.Array:
     return pc.and_(messages.column("transactional"), pc.equal(messages.column("prefix"), DDL_PREFIX))
 
 
-def union_layout(parts: TableParts) -> tuple[tuple[DeltaColumn, ...], list[Placement]]:
+def union_layout(parts: TableParts) -> tuple[tuple[TableColumn, ...], list[Placement]]:
     """The columns of the union of a table's layouts, and where each layout's columns go."""
-    columns: tuple[DeltaColumn, ...] = ()
+    columns: tuple[TableColumn, ...] = ()
     placements = []
     for version in parts.versions:
-        placement = place(columns, pa.schema(version.relation.arrow_fields), widen=True)
+        placement = place(columns, pa.schema(version.relation.arrow_fields), UNSTORED)
         columns = placement.columns
         placements.append(placement)
     contract = place((), pa.schema(CONTRACT_FIELDS))

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Final, Protocol
 import pyarrow as pa
 
 from xidstream.pipeline import parquet
-from xidstream.pipeline.delta.batch_parts import TableParts, VersionParts
 from xidstream.pipeline.errors import SegmentCorrupt, StorageFault
 from xidstream.pipeline.exchange import SegmentPart
+from xidstream.pipeline.log_tables.batch_parts import TableParts, VersionParts
 from xidstream.pipeline.parquet import Commit
 from xidstream.pipeline.spark.parquet_frames import is_read_as_named, parquet_frame
 from xidstream.pipeline.spark.spark_schemas import quoted

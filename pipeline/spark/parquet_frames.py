@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from xidstream.pipeline.delta.locations import Location
+from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.spark.spark_schemas import spark_schema
 
 if TYPE_CHECKING:

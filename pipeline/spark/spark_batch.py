@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from xidstream.pipeline.delta.batch_parts import TableName
+from xidstream.pipeline.log_tables.batch_parts import TableName
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.pg_rules import table_label
 from xidstream.pipeline.quantities import counted

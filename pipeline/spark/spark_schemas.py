@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from xidstream.pipeline.delta.columns import DeltaColumn, Placement
 from xidstream.pipeline.errors import UsageError
+from xidstream.pipeline.log_tables.columns import Placement, TableColumn
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -66,7 +66,7 @@ def quoted(name: str) -> str:
 
 
 def conformed(
-    frame: DataFrame, columns: Sequence[DeltaColumn], placement: Placement, schema: StructType
+    frame: DataFrame, columns: Sequence[TableColumn], placement: Placement, schema: StructType
 ) -> DataFrame:
     """``frame``, of one layout, in ``schema``, which is that of ``columns``: cast, and null where it has no such
     column."""

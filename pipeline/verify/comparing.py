@@ -24,9 +24,9 @@ from xidstream.pipeline.changelog.moment import (
     table_at,
 )
 from xidstream.pipeline.changelog.table_at import TableAt
-from xidstream.pipeline.delta.locations import Location
 from xidstream.pipeline.errors import EnvironmentFault, XidstreamError
 from xidstream.pipeline.initial_copy.range_reading import RangeReader
+from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.postgres.login import Dsn
 from xidstream.pipeline.postgres.table_holder import Held, TableHolder

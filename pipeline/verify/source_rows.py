@@ -17,9 +17,9 @@ import pyarrow as pa
 
 from xidstream.pipeline.changelog.log_table import rows_of_files
 from xidstream.pipeline.changelog.shape import ColumnShape, TableShape, shaped
-from xidstream.pipeline.delta.columns import Conform, place
-from xidstream.pipeline.delta.locations import Location
 from xidstream.pipeline.initial_copy.range_reading import RangeReader, RangeTarget
+from xidstream.pipeline.log_tables.columns import Conform, place
+from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.postgres.table_holder import Held
 from xidstream.pipeline.schema.rows import contract_schema
 from xidstream.pipeline.snapshot.tables import RangeTask, plan_ranges

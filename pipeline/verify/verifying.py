@@ -37,7 +37,6 @@ from typing import TYPE_CHECKING, Final
 from xidstream.pipeline.changelog.change_log import ChangeLog
 from xidstream.pipeline.changelog.generations import generation_at
 from xidstream.pipeline.changelog.log_table import MAX_LSN
-from xidstream.pipeline.delta.locations import Location
 from xidstream.pipeline.errors import (
     ConfigError,
     PreconditionMissing,
@@ -45,6 +44,7 @@ from xidstream.pipeline.errors import (
 )
 from xidstream.pipeline.findings import enumerate_names
 from xidstream.pipeline.initial_copy.range_reading import RangeReader
+from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.pg_rules import ColumnNames
 from xidstream.pipeline.postgres.admin import sql_connection

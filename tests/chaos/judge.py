@@ -21,8 +21,8 @@ from deltalake import DeltaTable
 
 from tests.differential.compare import same_column
 from tests.differential.local_pipeline import Sink
-from xidstream.pipeline.delta.locations import MESSAGES, SNAPSHOTS, TRANSACTIONS, encode_table
 from xidstream.pipeline.delta.stored_columns import SOURCE_KEY
+from xidstream.pipeline.log_tables.locations import MESSAGES, SNAPSHOTS, TRANSACTIONS, encode_table
 
 _KEYS = ("_commit_lsn", "_seq")
 

@@ -18,9 +18,12 @@ JOURNAL_POINTS = frozenset(point for point in POINTS if "journal" in point)
 STREAM_POINTS = {
     point: where
     for point, where in POINTS.items()
-    if "snapshot" not in point and not where.startswith("mirror:") and point not in JOURNAL_POINTS
+    if "snapshot" not in point
+    and not where.startswith(("mirror:", "iceberg:"))
+    and point not in JOURNAL_POINTS
 }
-"""Rounds begin with empty tables and have no mirror, so they pass no point of these: tests/e2e kills there."""
+"""Rounds begin with empty tables, write to Delta and have no mirror, so they pass no point of these: tests/e2e and
+tests/unit/iceberg kills there."""
 DRIVER_POINTS = frozenset(p for p, where in STREAM_POINTS.items() if where.startswith("driver:"))
 """A kill here costs a new Spark session, an order of magnitude more than one elsewhere."""
 PREPARED_POINTS = frozenset({"writing_prepared", "prepared_written"})

@@ -18,7 +18,7 @@ from tests.e2e.test_command_line import NEWEST
 from tests.e2e.test_delta_round_trip import to_delta
 from xidstream import ChangeLog, ChangeStream, Mirror
 from xidstream.actors.cli.main import main
-from xidstream.pipeline.delta.locations import encode_table
+from xidstream.pipeline.log_tables.locations import encode_table
 from xidstream.pipeline.pg_rules import table_label
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]

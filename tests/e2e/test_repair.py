@@ -23,11 +23,11 @@ from xidstream.actors.cli.snapshots import request_command, status_command
 from xidstream.actors.snapshots import coordinator
 from xidstream.pipeline import faultpoints
 from xidstream.pipeline.changelog.carrying import _meets
-from xidstream.pipeline.delta.columns import Conform, place
-from xidstream.pipeline.delta.locations import Location
 from xidstream.pipeline.errors import SinkDiverged
 from xidstream.pipeline.faultpoints import FaultPlan
 from xidstream.pipeline.initial_copy.range_reading import RangeReader, RangeTarget
+from xidstream.pipeline.log_tables.columns import Conform, place
+from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.postgres.admin import sql_connection
 from xidstream.pipeline.postgres.snapshot_sources import survey
 from xidstream.pipeline.postgres.table_holder import TableHolder

@@ -16,13 +16,13 @@ from tests.postgres_fixtures import Database
 from xidstream.actors.cli.checks import create_slot_command, drop_slot_command
 from xidstream.actors.preflight import findings_of, require
 from xidstream.actors.reader.slot_reader import SlotReader
-from xidstream.pipeline.delta import locations
-from xidstream.pipeline.delta.columns import DeltaColumn
 from xidstream.pipeline.delta.delta_table import DeltaTableWriter
-from xidstream.pipeline.delta.locations import Location
 from xidstream.pipeline.errors import ExitStatus, PreconditionMissing, SlotLost
 from xidstream.pipeline.exchange import Beginning, SlotIdentity
 from xidstream.pipeline.findings import Finding, Status
+from xidstream.pipeline.log_tables import locations
+from xidstream.pipeline.log_tables.columns import TableColumn
+from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.postgres.admin import create_slot, describe_slot
 from xidstream.pipeline.postgres.connection import ReplicationConnection
@@ -80,7 +80,7 @@ def read_slot_to_its_end(database: Database, config: Config) -> None:
 def write_lake(config: Config, commit_lsn: int, owner: int = 3, of: SlotIdentity | None = None) -> None:
     """A Delta root as run ``owner`` of this slot has left it, or of the slot ``of``."""
     root = Location.parse(config.sink.partition(":")[2])
-    columns = [DeltaColumn(f.name, f.type, f.name) for f in TRANSACTIONS_SCHEMA]
+    columns = [TableColumn(f.name, f.type, f.name) for f in TRANSACTIONS_SCHEMA]
     writer = DeltaTableWriter.open_or_create(
         root.child(locations.TRANSACTIONS), locations.TRANSACTIONS, columns
     )

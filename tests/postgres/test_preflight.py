@@ -16,10 +16,7 @@ from deltalake import write_deltalake
 
 from tests.postgres_fixtures import Database
 from xidstream.actors.preflight import findings_of, require
-from xidstream.pipeline.delta import locations
-from xidstream.pipeline.delta.columns import DeltaColumn
 from xidstream.pipeline.delta.delta_table import DeltaTableWriter
-from xidstream.pipeline.delta.locations import Location
 from xidstream.pipeline.errors import (
     ExitStatus,
     PreconditionMissing,
@@ -31,6 +28,9 @@ from xidstream.pipeline.errors import (
 )
 from xidstream.pipeline.exchange import SlotIdentity
 from xidstream.pipeline.findings import Finding, Status
+from xidstream.pipeline.log_tables import locations
+from xidstream.pipeline.log_tables.columns import TableColumn
+from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.postgres.admin import create_slot, current_flush_lsn, describe_slot
 from xidstream.pipeline.postgres.connection import ReplicationConnection
@@ -99,7 +99,7 @@ def raised(config: Config) -> XidstreamError:
 def transactions_of(config: Config, watermark: int, *, timeline: int = 1) -> None:
     """A Delta root as a run of this slot has left it."""
     root = Location.parse(config.sink.partition(":")[2])
-    columns = [DeltaColumn(f.name, f.type, f.name) for f in TRANSACTIONS_SCHEMA]
+    columns = [TableColumn(f.name, f.type, f.name) for f in TRANSACTIONS_SCHEMA]
     writer = DeltaTableWriter.open_or_create(
         root.child(locations.TRANSACTIONS), locations.TRANSACTIONS, columns
     )

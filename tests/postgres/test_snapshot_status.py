@@ -12,10 +12,11 @@ from tests.unit.account.accounts import FULL, RUN
 from xidstream.actors.cli.main import main
 from xidstream.actors.runtime.run_socket import RunSocket
 from xidstream.pipeline.account.codec import to_json
-from xidstream.pipeline.delta.locations import Location
-from xidstream.pipeline.delta.ownership import Ownership
-from xidstream.pipeline.delta.snapshot_log import SnapshotLog
+from xidstream.pipeline.delta.delta_tables import DeltaTables
 from xidstream.pipeline.exchange import SlotIdentity, Tenure
+from xidstream.pipeline.log_tables.locations import Location
+from xidstream.pipeline.log_tables.ownership import Ownership
+from xidstream.pipeline.log_tables.snapshot_log import SnapshotLog
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.postgres.admin import create_slot, sql_connection
 from xidstream.pipeline.postgres.connection import ReplicationConnection
@@ -56,7 +57,7 @@ def test_each_table_is_finished_read_in_part_begun_or_without_a_snapshot(
     tenure = Tenure(1, "e", 1, {}, Lsn(10**12))
     application_id = identity.application_id
     owner = Ownership(application_id, f"{application_id}/messages", root.uri, tenure)
-    log = SnapshotLog(root, application_id, owner)
+    log = SnapshotLog(DeltaTables(root), application_id, owner)
     bounds = SnapshotBounds(PLACE, Lsn(0x1100), 700, 710, (), 1_700_000_000_000_000)
     for source in sources[:3]:
         generation = Generation(source.relation, 1, bounds)
@@ -112,6 +113,7 @@ def test_each_table_is_finished_read_in_part_begun_or_without_a_snapshot(
 
     for table, where, more, refused in (
         ("public.a", "id = 1", ("--sink", "console"), "--where needs a Delta sink"),
+        ("public.a", "id = 1", ("--sink", "iceberg:/lake/shop"), "--where needs a Delta sink"),
         ("public.a", "id = 1", ("--table", "public.b"), "--where is for one table"),
         ("public.a", "id = 1 or id = 2", sink, "at 'or id = 2' (character 8)"),
         ("public.a", "other = 1", sink, "column other is not one of the key of table public.a: id"),

@@ -23,8 +23,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from xidstream.actors.cli.main import cli, main
-from xidstream.pipeline.delta.locations import Location
 from xidstream.pipeline.errors import ConfigError, ExitStatus, UsageError
+from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.pg_rules import labelled_table, renamed_columns, table_label
 from xidstream.pipeline.postgres.conninfo import display, join_secrets, parse, split_secrets
 from xidstream.pipeline.settings.config import Config

@@ -8,18 +8,18 @@ from typing import Any
 
 import pyarrow as pa
 
-from xidstream.pipeline.delta import locations
-from xidstream.pipeline.delta.columns import DeltaColumn
 from xidstream.pipeline.delta.delta_table import DeltaTableWriter
-from xidstream.pipeline.delta.locations import Location
-from xidstream.pipeline.delta.parquet_files import ParquetFiles
+from xidstream.pipeline.log_tables import locations
+from xidstream.pipeline.log_tables.columns import TableColumn
+from xidstream.pipeline.log_tables.locations import Location
+from xidstream.pipeline.log_tables.parquet_files import ParquetFiles
 from xidstream.pipeline.schema.rows import TRANSACTIONS_SCHEMA
 
 PAGE = Path(__file__).parents[2] / "docs" / "spark-source.md"
 SLOT = "1/shop/orders"
-ID = DeltaColumn("id", pa.int64(), "id")
-NOTE = DeltaColumn("note", pa.string(), "note")
-LSN = DeltaColumn("_commit_lsn", pa.int64(), "_commit_lsn")
+ID = TableColumn("id", pa.int64(), "id")
+NOTE = TableColumn("note", pa.string(), "note")
+LSN = TableColumn("_commit_lsn", pa.int64(), "_commit_lsn")
 
 
 def append(root: Location, directory: str, lsn_column: str, rows: list[dict[str, Any]], columns: Any) -> None:
@@ -40,7 +40,7 @@ def test_the_recipe_reads_whole_commits_also_of_a_table_that_got_a_column(tmp_pa
     append(root, "public.orders", "_commit_lsn", [{"id": 1, "_commit_lsn": 100}], [ID, LSN])
     wide = [ID, LSN, NOTE]
     append(root, "public.orders", "_commit_lsn", [{"id": 2, "_commit_lsn": 200, "note": "new"}], wide)
-    columns = [DeltaColumn(field.name, field.type, field.name) for field in TRANSACTIONS_SCHEMA]
+    columns = [TableColumn(field.name, field.type, field.name) for field in TRANSACTIONS_SCHEMA]
     append(root, locations.TRANSACTIONS, "commit_lsn", [{"commit_lsn": 200}], columns)
     # The table is ahead for a moment.
     append(root, "public.orders", "_commit_lsn", [{"id": 3, "_commit_lsn": 300, "note": "not yet"}], wide)

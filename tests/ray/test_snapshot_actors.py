@@ -17,8 +17,8 @@ from xidstream.actors.runtime.ray_cluster import temporary_folder
 from xidstream.actors.snapshots import actors as snapshot_actors
 from xidstream.actors.snapshots import snapshot_reader
 from xidstream.actors.snapshots.actors import SnapshotActors
-from xidstream.pipeline.delta.snapshot_tables import SnapshotTarget
 from xidstream.pipeline.errors import ConnectionLost, SnapshotLost
+from xidstream.pipeline.log_tables.snapshot_tables import SnapshotTarget
 from xidstream.pipeline.settings.config import Config
 
 pytestmark = [pytest.mark.ray, pytest.mark.postgres]

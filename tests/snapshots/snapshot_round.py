@@ -35,7 +35,7 @@ from tests.snapshots.tables import SCHEMA, TABLES, Table, set_up_statements
 from tests.snapshots.twin import Twin
 from tests.snapshots.writers import Writers
 from xidstream.actors.demo.embedded_postgres import EmbeddedPostgres
-from xidstream.pipeline.delta.locations import encode_table
+from xidstream.pipeline.log_tables.locations import encode_table
 from xidstream.pipeline.pg import Lsn, Xid
 
 N_LSNS = 20

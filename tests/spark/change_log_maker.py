@@ -12,8 +12,8 @@ from typing import Any
 import pyarrow as pa
 
 from tests.spark.support import IDENTITY, Transaction
-from xidstream.pipeline.delta.parquet_files import ParquetFiles
 from xidstream.pipeline.exchange import Tenure
+from xidstream.pipeline.log_tables.parquet_files import ParquetFiles
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.schema import Column, RelationVersion, ReplicaIdentity
 from xidstream.pipeline.schema.rows import (
@@ -24,7 +24,7 @@ from xidstream.pipeline.schema.rows import (
     UPDATE_PREIMAGE,
     snapshot_rows,
 )
-from xidstream.pipeline.sinks.delta import DeltaSink
+from xidstream.pipeline.sinks.delta_sink import DeltaSink
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 from xidstream.pipeline.snapshot.generation import Generation
 

@@ -10,8 +10,8 @@ from deltalake import DeltaTable
 
 from tests.spark.change_log_maker import INT8, TEXT, LogMaker, as_rows, keyed
 from xidstream import ChangeLog
-from xidstream.pipeline.delta.snapshot_tables import Carrying
 from xidstream.pipeline.errors import PreconditionMissing
+from xidstream.pipeline.log_tables.snapshot_tables import Carrying
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.schema.rows import UPDATE_POSTIMAGE
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds

@@ -15,9 +15,9 @@ from deltalake import DeltaTable
 
 from tests.spark.support import COMMIT_US, IDENTITY, INT4, INT8, NUMERIC, TEXT, Transaction, numeric
 from xidstream import ChangeLog, Mirror
-from xidstream.pipeline.delta.parquet_files import ParquetFiles
 from xidstream.pipeline.errors import PreconditionMissing, Unsupported, UsageError
 from xidstream.pipeline.exchange import SlotIdentity, Tenure
+from xidstream.pipeline.log_tables.parquet_files import ParquetFiles
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.schema import Column, RelationVersion, ReplicaIdentity
 from xidstream.pipeline.schema.rows import (
@@ -28,7 +28,7 @@ from xidstream.pipeline.schema.rows import (
     UPDATE_PREIMAGE,
     contract_schema,
 )
-from xidstream.pipeline.sinks.delta import DeltaSink
+from xidstream.pipeline.sinks.delta_sink import DeltaSink
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 from xidstream.pipeline.snapshot.generation import Generation
 from xidstream.pipeline.spark.spark_schemas import arrow_type

@@ -25,16 +25,17 @@ from tests.spark.support import (
     relation,
 )
 from tests.spark.test_frames import NATIVE, VALUES
-from xidstream.pipeline.delta import parquet_files
-from xidstream.pipeline.delta.locations import encode_table
+from xidstream.pipeline.delta.delta_table import DeltaTableWriter
 from xidstream.pipeline.errors import ExitStatus, SegmentCorrupt, SinkDiverged, StorageFault, Superseded
 from xidstream.pipeline.exchange import Tenure
+from xidstream.pipeline.log_tables import parquet_files
+from xidstream.pipeline.log_tables.locations import encode_table
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.schema import Column, RelationVersion, ReplicaIdentity
 from xidstream.pipeline.schema.rows import MESSAGES_SCHEMA, TRANSACTIONS_SCHEMA, contract_schema
 from xidstream.pipeline.settings.delta_retention import DEFAULT_RETENTION
-from xidstream.pipeline.sinks import delta, message_pieces, written_rows
-from xidstream.pipeline.sinks.delta import DeltaSink
+from xidstream.pipeline.sinks import log_sink, message_pieces, written_rows
+from xidstream.pipeline.sinks.delta_sink import DeltaSink
 
 pytestmark = pytest.mark.spark
 
@@ -226,7 +227,7 @@ def test_crash_between_commits_then_replay_keeps_each_row_once(
     transactions = crowd()
     transactions[2].messages = [(115, "m", b"1")]
     sink = root.sink()
-    real = delta.DeltaTableWriter.commit
+    real = DeltaTableWriter.commit
 
     def commit(self: Any, *args: Any, **kwargs: Any) -> None:
         if self.label == dies_before:
@@ -234,7 +235,7 @@ def test_crash_between_commits_then_replay_keeps_each_row_once(
         real(self, *args, **kwargs)
 
     with monkeypatch.context() as patch:
-        patch.setattr(delta.DeltaTableWriter, "commit", commit)
+        patch.setattr(DeltaTableWriter, "commit", commit)
         with pytest.raises(StorageFault):
             sink.write(make_batch(*transactions[:4]))
         assert root.transactions() == []
@@ -259,8 +260,8 @@ def test_the_same_sink_goes_on_after_a_failure(
             real(self, *args, **kwargs)
             raise OSError(5, "the answer is lost, the commit is not")
 
-        real = delta.DeltaTableWriter.commit
-        patch.setattr(delta.DeltaTableWriter, "commit", lost)
+        real = DeltaTableWriter.commit
+        patch.setattr(DeltaTableWriter, "commit", lost)
         with pytest.raises(StorageFault):
             sink.write(make_batch(*transactions))
     sink.write(make_batch(*transactions))
@@ -271,14 +272,14 @@ def test_a_table_is_never_ahead_for_a_reader_bounded_by_transactions(
     root: Root, make_batch: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order: list[str] = []
-    real = delta.DeltaTableWriter.commit
+    real = DeltaTableWriter.commit
 
     def commit(self: Any, *args: Any, **kwargs: Any) -> None:
         order.append(self.label)
         real(self, *args, **kwargs)
 
     sink = root.sink()
-    monkeypatch.setattr(delta.DeltaTableWriter, "commit", commit)
+    monkeypatch.setattr(DeltaTableWriter, "commit", commit)
     transactions = crowd()
     transactions[1].messages = [(105, "m", b"")]
     sink.write(make_batch(*transactions))
@@ -397,16 +398,16 @@ def test_a_ghost_that_commits_a_table_during_the_rightful_runs_job_does_not_stop
     ghost = root.sink()
     ghost._writer("public.a", "public.a")  # It has the table open, as of before the other run.
     rightful = root.sink()
-    real = delta.write_rows
+    real = log_sink.write_rows
 
     def slow(*args: Any) -> Any:
         files = real(*args)
-        monkeypatch.setattr(delta, "write_rows", real)
+        monkeypatch.setattr(log_sink, "write_rows", real)
         with pytest.raises(Superseded):
             ghost.write(make_batch(*transactions[:1]))
         return files
 
-    monkeypatch.setattr(delta, "write_rows", slow)
+    monkeypatch.setattr(log_sink, "write_rows", slow)
     rightful.write(make_batch(*transactions))
     assert root.version("public.a") == 3, "the ghost committed, too"
     assert [r[0] for r in root.rows("public.a")] == [90, 100, 110]
@@ -672,7 +673,7 @@ def test_the_table_is_widened_before_the_rows_that_need_it(
 
     sink = root.sink()
     with monkeypatch.context() as patch:
-        patch.setattr(delta.DeltaTableWriter, "commit", commit)
+        patch.setattr(DeltaTableWriter, "commit", commit)
         with pytest.raises(StorageFault):
             sink.write(make_batch(transaction))
     assert [f.name for f in DeltaTable(str(root.path / "public.a")).schema().fields][-1] == "extra"
@@ -732,7 +733,7 @@ def test_versions_are_recorded_exactly_however_a_replay_is_cut(
 
     sink = root.sink()
     with monkeypatch.context() as patch:
-        patch.setattr(delta.DeltaTableWriter, "commit", commit)
+        patch.setattr(DeltaTableWriter, "commit", commit)
         with pytest.raises(StorageFault):
             sink.write(make_batch(*history[:3]))
     said = DeltaTable(str(root.path / "public.a")).metadata().configuration["xidstream.versions"]

@@ -30,13 +30,14 @@ from tests.spark.support import (
 )
 from tests.spark.test_delta_sink import tenure_of
 from xidstream.pipeline import faultpoints, parquet
+from xidstream.pipeline.delta.delta_table import DeltaTableWriter
 from xidstream.pipeline.errors import SegmentCorrupt, StorageFault, Superseded
 from xidstream.pipeline.exchange import Sealed, SegmentPart
 from xidstream.pipeline.faultpoints import FaultPlan
 from xidstream.pipeline.schema import RelationVersion
 from xidstream.pipeline.schema.rows import TRANSACTIONS_SCHEMA
-from xidstream.pipeline.sinks import delta, written_rows
-from xidstream.pipeline.sinks.delta import DeltaSink
+from xidstream.pipeline.sinks import log_sink, written_rows
+from xidstream.pipeline.sinks.delta_sink import DeltaSink
 from xidstream.pipeline.storage.segment_file import SegmentReader
 from xidstream.pipeline.storage.storage import Storage
 
@@ -167,7 +168,7 @@ def test_a_replay_after_a_crash_between_the_tables_links_only_what_is_missing(
 ) -> None:
     first = world.segments(100, [(A, some(1)), (B, some(2))])
     second = world.segments(200, [(A, some(3)), (B, some(4))])
-    real = delta.DeltaTableWriter.commit
+    real = DeltaTableWriter.commit
 
     def commit(self: Any, *args: Any, **kwargs: Any) -> None:
         if self.label == "public.b":
@@ -175,7 +176,7 @@ def test_a_replay_after_a_crash_between_the_tables_links_only_what_is_missing(
         real(self, *args, **kwargs)
 
     with monkeypatch.context() as patch:
-        patch.setattr(delta.DeltaTableWriter, "commit", commit)
+        patch.setattr(DeltaTableWriter, "commit", commit)
         with pytest.raises(StorageFault):
             world.sink().write(world.batch(first))
     assert world.transactions() == []
@@ -206,16 +207,16 @@ def test_a_stale_run_that_has_linked_cannot_commit(
     stale = world.sink()
     first, second = world.segments(100, [(A, some(1))]), world.segments(200, [(A, some(2))])
     stale.write(world.batch(first))
-    real = delta.SegmentLinks.give
+    real = log_sink.SegmentLinks.give
 
     def give(self: Any, *args: Any) -> Any:
         given = real(self, *args)
-        monkeypatch.setattr(delta.SegmentLinks, "give", real)
+        monkeypatch.setattr(log_sink.SegmentLinks, "give", real)
         world.sink().write(world.batch(second))
         world.storage.delete_folder("1/s/epochs/e")
         return given
 
-    monkeypatch.setattr(delta.SegmentLinks, "give", give)
+    monkeypatch.setattr(log_sink.SegmentLinks, "give", give)
     with pytest.raises(Superseded):
         stale.write(world.batch(second))
     assert world.rows("public.a") == [(100, 0, 1), (200, 0, 2)]
@@ -275,7 +276,7 @@ def test_vacuum_takes_the_names_that_no_log_has_and_leaves_the_others(
     unit = world.segments(100, [(A, some(1, 2))])
     sink = world.sink()
     with monkeypatch.context() as patch:
-        patch.setattr(delta.DeltaTableWriter, "commit", commit)
+        patch.setattr(DeltaTableWriter, "commit", commit)
         with pytest.raises(StorageFault):
             sink.write(world.batch(unit))
     sink.write(world.batch(unit))

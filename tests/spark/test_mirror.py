@@ -23,9 +23,9 @@ from xidstream import ChangeLog
 from xidstream.actors.mirror import Mirror
 from xidstream.pipeline import faultpoints
 from xidstream.pipeline.changelog.manifest import ManifestLine, base_at, newest, read_lines
-from xidstream.pipeline.delta.locations import Location
 from xidstream.pipeline.errors import ComponentLost, Superseded
 from xidstream.pipeline.faultpoints import FaultPlan
+from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.mirror import base_tables, local_swap, refresh, vacuum
 from xidstream.pipeline.mirror.refresh import Answer, TableRefresher
 from xidstream.pipeline.pg import Lsn

@@ -25,7 +25,7 @@ from tests.spark.change_log_maker import DATE, INT8, TEXT, LogMaker, keyed
 from tests.spark.support import INT4, NUMERIC, numeric
 from xidstream import ChangeLog
 from xidstream.pipeline.changelog import log_ranges
-from xidstream.pipeline.delta import locations
+from xidstream.pipeline.log_tables import locations
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.schema import Column, RelationVersion, ReplicaIdentity
 from xidstream.pipeline.schema.rows import INSERT, UPDATE_POSTIMAGE

@@ -19,14 +19,14 @@ from deltalake import DeltaTable
 from tests.differential.local_stages import InProcess, LocalBuffers, batches_of
 from tests.unit.decode.builder import U, update
 from tests.wire import Wire
-from xidstream.pipeline.delta.batch_parts import tables_of
-from xidstream.pipeline.delta.columns import Conform
-from xidstream.pipeline.delta.locations import Location
-from xidstream.pipeline.delta.parquet_files import WriteTarget
 from xidstream.pipeline.exchange import Batch, MemoryMessages, Sealed, SlotIdentity, SpilledMessages, Tenure
+from xidstream.pipeline.log_tables.batch_parts import tables_of
+from xidstream.pipeline.log_tables.columns import Conform
+from xidstream.pipeline.log_tables.locations import Location
+from xidstream.pipeline.log_tables.parquet_files import WriteTarget
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.schema.rows import MESSAGES_SCHEMA
-from xidstream.pipeline.sinks.delta import DeltaSink
+from xidstream.pipeline.sinks.delta_sink import DeltaSink
 from xidstream.pipeline.spark.executor_tasks import SegmentRows, WriteSegments
 from xidstream.pipeline.spark.frames import SinkBatch, union_layout
 from xidstream.pipeline.storage.keys import Layout

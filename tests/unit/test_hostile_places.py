@@ -14,8 +14,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.unit.storage.conftest import files_below
-from xidstream.pipeline.delta.locations import Location, decode_table, encode_table
 from xidstream.pipeline.errors import ConfigError, StorageFault, UsageError
+from xidstream.pipeline.log_tables.locations import Location, decode_table, encode_table
 from xidstream.pipeline.settings.config import Config
 from xidstream.pipeline.sinks.sink import make_root, sink_type
 from xidstream.pipeline.storage.storage import Storage

@@ -36,7 +36,7 @@ PLACES = {
     "actors/supervision/run_accounts.py": "ages that are shown, which follow a clock that is set",
     "pipeline/commits/sequencer_stats.py": LAG,
     "pipeline/delta/delta_table.py": STAMP,
-    "pipeline/delta/watched_clock.py": BELIEVED,
+    "pipeline/log_tables/watched_clock.py": BELIEVED,
     "pipeline/mirror/base_table.py": STAMP,
     "pipeline/mirror/base_tables.py": STAMP,
     "pipeline/mirror/vacuum.py": BELIEVED,

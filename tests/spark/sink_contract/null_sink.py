@@ -18,21 +18,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from xidstream.pipeline.delta.attempt_files import remove
-from xidstream.pipeline.delta.batch_parts import TableName, TableParts
-from xidstream.pipeline.delta.columns import Conform, place
-from xidstream.pipeline.delta.locations import Location
-from xidstream.pipeline.delta.parquet_files import WrittenFile
-from xidstream.pipeline.delta.snapshot_tables import Carrying, GenerationLine, Proven, SnapshotTarget
 from xidstream.pipeline.errors import StorageFault, Superseded, Unsupported, UsageError
 from xidstream.pipeline.exchange import SlotIdentity, Tenure
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.findings import Finding
+from xidstream.pipeline.log_tables.attempt_files import remove
+from xidstream.pipeline.log_tables.batch_parts import TableName, TableParts
+from xidstream.pipeline.log_tables.columns import Conform, place
+from xidstream.pipeline.log_tables.locations import Location
+from xidstream.pipeline.log_tables.parquet_files import WrittenFile
+from xidstream.pipeline.log_tables.snapshot_tables import Carrying, GenerationLine, Proven, SnapshotTarget
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.schema import RelationVersion
 from xidstream.pipeline.schema.rows import contract_schema
-from xidstream.pipeline.settings.delta_retention import DeltaRetention
 from xidstream.pipeline.settings.sink_kinds import SinkKind, Snapshots
+from xidstream.pipeline.settings.sink_settings import SinkSettings
 from xidstream.pipeline.sinks.sink import Sink, SinkType
 from xidstream.pipeline.sinks.sink_findings import SinkCheck
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
@@ -54,7 +54,7 @@ NULL: Final = SinkKind(
 
 
 class NullType(SinkType):
-    def make(self, identity: SlotIdentity, retention: DeltaRetention) -> Sink:
+    def make(self, identity: SlotIdentity, settings: SinkSettings) -> Sink:
         return NullSink(Path(self.argument))
 
     def check(self, storage_uri: str) -> SinkCheck:

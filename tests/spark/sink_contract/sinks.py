@@ -14,13 +14,15 @@ from deltalake import DeltaTable
 from tests.spark.sink_contract.null_sink import NullSink, newest
 from tests.spark.support import IDENTITY
 from xidstream.pipeline import faultpoints
-from xidstream.pipeline.delta.batch_parts import TableName
-from xidstream.pipeline.delta.locations import encode_table
 from xidstream.pipeline.exchange import Tenure
 from xidstream.pipeline.faultpoints import FaultPlan
+from xidstream.pipeline.iceberg.catalogs import IcebergPlace
+from xidstream.pipeline.log_tables.batch_parts import TableName
+from xidstream.pipeline.log_tables.locations import encode_table
 from xidstream.pipeline.pg import Lsn
-from xidstream.pipeline.sinks.delta import DeltaSink
+from xidstream.pipeline.sinks.delta_sink import DeltaSink
 from xidstream.pipeline.sinks.foreach import ForeachSink
+from xidstream.pipeline.sinks.iceberg_sink import IcebergSink
 from xidstream.pipeline.sinks.sink import Sink
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 
@@ -85,6 +87,29 @@ class Delta(Tried):
         return sorted(map(row_of, self._read(encode_table(*table.split(".")))))
 
 
+class Iceberg(Tried):
+    steps = ("iceberg_committing", *Delta.steps)
+
+    def make(self) -> Sink:
+        return IcebergSink(self._place, IDENTITY, commit_every_s=0)
+
+    @property
+    def _place(self) -> IcebergPlace:
+        return IcebergPlace.parse(f"{self.root}/shop")
+
+    def _read(self, key: str) -> list[dict[str, Any]]:
+        catalog = self._place.open(makes=False)
+        assert catalog is not None
+        found: list[dict[str, Any]] = catalog.load_table(f"shop.{key}").scan().to_arrow().to_pylist()
+        return found
+
+    def commits(self) -> list[int]:
+        return sorted(row["commit_lsn"] for row in self._read("_transactions"))
+
+    def rows(self, table: str) -> list[Row]:
+        return sorted(map(row_of, self._read(table.replace(".", "__"))))
+
+
 class Function(Tried):
     """``foreachBatch``: what a function was given is what there is of it."""
 
@@ -137,4 +162,4 @@ class Null(Tried):
         return sorted(row_of(row) for file in files for row in pq.read_table(self.root / file).to_pylist())
 
 
-SINKS: tuple[type[Tried], ...] = (Delta, Function, Null)
+SINKS: tuple[type[Tried], ...] = (Delta, Iceberg, Function, Null)

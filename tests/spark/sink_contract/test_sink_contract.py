@@ -16,9 +16,9 @@ import pytest
 from tests.spark.sink_contract.null_sink import NULL
 from tests.spark.sink_contract.sinks import SINKS, Row, Tried
 from tests.spark.support import IDENTITY, INT8, TEXT, Transaction, expected_rows, relation
-from xidstream.pipeline.delta.parquet_files import ParquetFiles, WrittenFile
-from xidstream.pipeline.delta.snapshot_tables import SnapshotTables
 from xidstream.pipeline.errors import ConfigError, Superseded, XidstreamError
+from xidstream.pipeline.log_tables.parquet_files import ParquetFiles, WrittenFile
+from xidstream.pipeline.log_tables.snapshot_tables import SnapshotTables
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.schema import RelationVersion
 from xidstream.pipeline.schema.rows import contract_schema
@@ -253,7 +253,10 @@ def test_a_new_kind_is_one_entry_and_everything_asks_it(
     assert not sink_type(config.sink).may_take_segments("segments")
     assert [each.statement for each in check_of_spec(config.sink, "")(None)] == [f"null root {tmp_path}/lake"]
     assert takes_snapshots(None, None, creates_slot=True, sink=config.sink_kind)
-    with pytest.raises(ConfigError, match=r"delta:URI, console, foreach:module:function or null:URI"):
+    with pytest.raises(
+        ConfigError,
+        match=r"delta:URI, iceberg:CATALOG/namespace, console, foreach:module:function or null:URI",
+    ):
         check_sink_spec("kafka:x")
     slots = [{"slot": "a", "sink": "null:lake"}, {"slot": "b", "sink": "null:lake/b"}]
     with pytest.raises(ConfigError, match="the same sink"):

@@ -10,7 +10,7 @@ import pytest
 from ray import cloudpickle
 
 from tests.spark.support import IDENTITY
-from tests.unit.delta.test_snapshot_log import GENERATION, RELATION, written
+from tests.unit.log_tables.test_snapshot_log import GENERATION, RELATION, written
 from tests.unit.sinks.test_parked_tables import sink_of
 from xidstream.actors.driver.batch_loop import BatchLoop, LoopProgress
 from xidstream.actors.snapshots.sink_tables import SinkTables

@@ -12,7 +12,6 @@ import pytest
 from xidstream.actors.snapshots.coordinator import SnapshotCoordinator
 from xidstream.actors.snapshots.sink_tables import SinkTables
 from xidstream.actors.snapshots.steps import Taken as TableTaken
-from xidstream.pipeline.delta.snapshot_tables import GenerationLine, Proven
 from xidstream.pipeline.errors import ComponentLost, SnapshotInterrupted
 from xidstream.pipeline.initial_copy.copy_schedule import (
     Committed,
@@ -26,6 +25,7 @@ from xidstream.pipeline.initial_copy.copy_schedule import (
 from xidstream.pipeline.initial_copy.retry_backoff import RetryBackoff
 from xidstream.pipeline.initial_copy.snapshot_book import Needs, SnapshotBook
 from xidstream.pipeline.initial_copy.snapshot_lines import SnapshotLines
+from xidstream.pipeline.log_tables.snapshot_tables import GenerationLine, Proven
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.schema import Column, RelationVersion, ReplicaIdentity
 from xidstream.pipeline.settings.config import Config

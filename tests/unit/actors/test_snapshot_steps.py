@@ -14,10 +14,6 @@ from tests.unit.actors.test_snapshot_coordinator import Told
 from tests.unit.initial_copy.test_snapshot_book import BOUNDS, INITIAL, LAYOUT, source_of, wanted
 from xidstream.actors.snapshots import steps as steps_module
 from xidstream.actors.snapshots.steps import SnapshotSteps, Taken
-from xidstream.pipeline.delta.columns import Conform
-from xidstream.pipeline.delta.locations import Location
-from xidstream.pipeline.delta.parquet_files import WrittenFile
-from xidstream.pipeline.delta.snapshot_tables import SnapshotTarget
 from xidstream.pipeline.errors import (
     ColumnNameClash,
     LoginRefused,
@@ -42,6 +38,10 @@ from xidstream.pipeline.initial_copy.copy_schedule import (
     Release,
 )
 from xidstream.pipeline.initial_copy.snapshot_book import SnapshotBook
+from xidstream.pipeline.log_tables.columns import Conform
+from xidstream.pipeline.log_tables.locations import Location
+from xidstream.pipeline.log_tables.parquet_files import WrittenFile
+from xidstream.pipeline.log_tables.snapshot_tables import SnapshotTarget
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.postgres.table_holder import Held as SlotHeld
 from xidstream.pipeline.settings.config import Config

@@ -11,8 +11,8 @@ import pytest
 from deltalake import write_deltalake
 
 from xidstream.pipeline.changelog.log_table import LogTable, reading
-from xidstream.pipeline.delta.locations import Location
 from xidstream.pipeline.errors import StorageFault
+from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.spark.parquet_frames import StoredFiles
 
 

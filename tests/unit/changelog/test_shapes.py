@@ -9,18 +9,18 @@ import pyarrow as pa
 import pytest
 
 from xidstream.pipeline.changelog.shapes import shape_at
-from xidstream.pipeline.delta.columns import DeltaColumn
 from xidstream.pipeline.errors import StorageFault
+from xidstream.pipeline.log_tables.columns import TableColumn
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 
 SLOT = "7/shop/orders"
 COLUMNS = (
-    DeltaColumn("id", pa.int64(), "id"),
-    DeltaColumn("price", pa.decimal128(10, 2), "price"),
-    DeltaColumn("_commit_lsn", pa.int64(), "_commit_lsn"),
-    DeltaColumn("price__decimal_20_4", pa.decimal128(20, 4), "price"),
-    DeltaColumn("note", pa.string(), "note"),
+    TableColumn("id", pa.int64(), "id"),
+    TableColumn("price", pa.decimal128(10, 2), "price"),
+    TableColumn("_commit_lsn", pa.int64(), "_commit_lsn"),
+    TableColumn("price__decimal_20_4", pa.decimal128(20, 4), "price"),
+    TableColumn("note", pa.string(), "note"),
 )
 
 
@@ -60,7 +60,7 @@ def test_the_layout_at_an_lsn_is_the_last_of_the_slot_that_began_before() -> Non
 
 
 def test_a_column_of_that_name_whose_values_mean_something_else_is_left_out() -> None:
-    columns = (DeltaColumn("a", pa.list_(pa.int32()), "a"), DeltaColumn("a__boolean", pa.bool_(), "a"))
+    columns = (TableColumn("a", pa.list_(pa.int32()), "a"), TableColumn("a__boolean", pa.bool_(), "a"))
     texts = {"xidstream.versions": json.dumps([version(1, a="a"), version(2, a="a__boolean")])}
     assert shape_at("t", columns, texts, None, 2, SLOT).columns["a"].held_in == ("a__boolean",)
 

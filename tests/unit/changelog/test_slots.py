@@ -14,9 +14,9 @@ from xidstream.pipeline.changelog.slots import (
     table_directories,
     table_of,
 )
-from xidstream.pipeline.delta import locations
-from xidstream.pipeline.delta.locations import Location
 from xidstream.pipeline.errors import UsageError
+from xidstream.pipeline.log_tables import locations
+from xidstream.pipeline.log_tables.locations import Location
 
 
 def commit(path: Path, slot: str, lsn: int) -> None:

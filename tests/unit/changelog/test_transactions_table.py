@@ -19,13 +19,14 @@ from xidstream.pipeline.changelog.change_log import ChangeLog
 from xidstream.pipeline.changelog.log_ranges import Commits, admitted
 from xidstream.pipeline.changelog.moment import Moment, moment_of
 from xidstream.pipeline.changelog.transactions_table import TransactionsTable
-from xidstream.pipeline.delta import delta_table, locations
-from xidstream.pipeline.delta.columns import DeltaColumn
+from xidstream.pipeline.delta import delta_table
 from xidstream.pipeline.delta.delta_table import DeltaTableWriter
-from xidstream.pipeline.delta.locations import Location
-from xidstream.pipeline.delta.parquet_files import ParquetFiles, WrittenFile
-from xidstream.pipeline.delta.table_metadata import OF_OWN_TABLES, STATISTICS, TableMetadata
 from xidstream.pipeline.errors import StorageFault, UsageError
+from xidstream.pipeline.log_tables import locations
+from xidstream.pipeline.log_tables.columns import TableColumn
+from xidstream.pipeline.log_tables.locations import Location
+from xidstream.pipeline.log_tables.parquet_files import ParquetFiles, WrittenFile
+from xidstream.pipeline.log_tables.table_metadata import OF_OWN_TABLES, STATISTICS, TableMetadata
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.schema.rows import TRANSACTIONS_SCHEMA
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
@@ -59,7 +60,7 @@ class MadeLog:
     def __init__(self, root: Location, about: TableMetadata = ABOUT) -> None:
         self.root = root
         self.table = root.child(locations.TRANSACTIONS)
-        self._columns = [DeltaColumn(f.name, f.type, f.name) for f in TRANSACTIONS_SCHEMA]
+        self._columns = [TableColumn(f.name, f.type, f.name) for f in TRANSACTIONS_SCHEMA]
         self.writer = DeltaTableWriter.open_or_create(
             self.table, locations.TRANSACTIONS, self._columns, about
         )

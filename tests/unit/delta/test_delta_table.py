@@ -16,17 +16,18 @@ from deltalake import DeltaTable, Field
 from deltalake.schema import PrimitiveType
 
 from tests.s3_server import LosesAnswers
-from xidstream.pipeline.delta.columns import DeltaColumn
-from xidstream.pipeline.delta.delta_table import DeltaTableWriter, SnapshotOutdated
-from xidstream.pipeline.delta.locations import Location
-from xidstream.pipeline.delta.parquet_files import ParquetFiles, WrittenFile
-from xidstream.pipeline.delta.relation_history import VersionSince
-from xidstream.pipeline.delta.table_metadata import metadata_of_source
+from xidstream.pipeline.delta.delta_table import DeltaTableWriter
 from xidstream.pipeline.errors import SinkFailed, UsageError
+from xidstream.pipeline.log_tables.columns import TableColumn
+from xidstream.pipeline.log_tables.locations import Location
+from xidstream.pipeline.log_tables.log_table import SnapshotOutdated
+from xidstream.pipeline.log_tables.parquet_files import ParquetFiles, WrittenFile
+from xidstream.pipeline.log_tables.relation_history import VersionSince
+from xidstream.pipeline.log_tables.table_metadata import metadata_of_source
 from xidstream.pipeline.schema import Column, RelationVersion, ReplicaIdentity
 
 APP = "1/db/slot"
-COLUMNS = [DeltaColumn("x", pa.int64(), "x"), DeltaColumn("_commit_lsn", pa.int64(), "_commit_lsn")]
+COLUMNS = [TableColumn("x", pa.int64(), "x"), TableColumn("_commit_lsn", pa.int64(), "_commit_lsn")]
 X = Column("x", 20, -1, is_key=True)
 RELATION = RelationVersion(1, "public", "a b", ReplicaIdentity.DEFAULT, (X,))
 ABOUT = metadata_of_source(RELATION)
@@ -194,7 +195,7 @@ def test_all_that_a_commit_names_is_on_disk_before_it_and_the_commit_when_it_ret
     writer.commit([file], {APP: 20})
     assert set(flushed) == {table / "_delta_log" / f"{1:020d}.json", table / "_delta_log", table}
     flushed.clear()
-    writer.add_columns([DeltaColumn("y", pa.string(), "y")])
+    writer.add_columns([TableColumn("y", pa.string(), "y")])
     assert table / "_delta_log" / f"{2:020d}.json" in flushed
 
 
@@ -250,7 +251,7 @@ def test_columns_changed_by_another_ask_for_a_new_snapshot(location: Location) -
 
 
 def test_added_columns_remember_their_source(location: Location) -> None:
-    added = DeltaColumn("x__string", pa.string(), "x")
+    added = TableColumn("x__string", pa.string(), "x")
     writer = opened(location)
     writer.add_columns([added])
     assert writer.columns == (*COLUMNS, added)
@@ -273,8 +274,8 @@ def test_added_columns_remember_their_source(location: Location) -> None:
 def test_every_type_of_the_contract_comes_back_from_delta_as_it_was(
     location: Location, type_: pa.DataType
 ) -> None:
-    writer = DeltaTableWriter.open_or_create(location, "t", [*COLUMNS, DeltaColumn("a", type_, "a")])
-    writer.add_columns([DeltaColumn("b", type_, "b")])
+    writer = DeltaTableWriter.open_or_create(location, "t", [*COLUMNS, TableColumn("a", type_, "a")])
+    writer.add_columns([TableColumn("b", type_, "b")])
     assert [c.type for c in opened(location).columns] == [pa.int64(), pa.int64(), type_, type_]
 
 
@@ -477,5 +478,5 @@ def test_rows_of_a_ghost_that_came_before_a_new_column_are_not_written_twice(loc
     writer, ghost = opened(location), opened(location)
     commit(ghost, location, 20, "a")
     with pytest.raises(SnapshotOutdated):
-        writer.add_columns([DeltaColumn("y", pa.string(), "y")])
+        writer.add_columns([TableColumn("y", pa.string(), "y")])
     assert opened(location).watermark(APP) == 20

@@ -15,9 +15,9 @@ from deltalake.table import ProtocolVersions
 from tests.unit.mirror.bases import TABLE, PlainMirror
 from xidstream.pipeline.changelog.log_table import LogTable
 from xidstream.pipeline.changelog.manifest import current
-from xidstream.pipeline.delta.locations import Location
 from xidstream.pipeline.delta.plain_files import check_plain_files, has_plain_files
 from xidstream.pipeline.errors import Unsupported
+from xidstream.pipeline.log_tables.locations import Location
 
 Z85 = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
 FEATURES = {"minReaderVersion": 3, "minWriterVersion": 7}

@@ -21,12 +21,13 @@ from deltalake.transaction import AddAction
 
 from tests.s3_server import LosesAnswers
 from xidstream.pipeline.delta import delta_table
-from xidstream.pipeline.delta.columns import DeltaColumn
-from xidstream.pipeline.delta.delta_table import DeltaTableWriter, SnapshotOutdated
-from xidstream.pipeline.delta.locations import Location
-from xidstream.pipeline.delta.parquet_files import ParquetFiles, WrittenFile
+from xidstream.pipeline.delta.delta_table import DeltaTableWriter
 from xidstream.pipeline.delta.small_files import SIZE_CLASSES, many_small
 from xidstream.pipeline.errors import SinkFailed
+from xidstream.pipeline.log_tables.columns import TableColumn
+from xidstream.pipeline.log_tables.locations import Location
+from xidstream.pipeline.log_tables.log_table import SnapshotOutdated
+from xidstream.pipeline.log_tables.parquet_files import ParquetFiles, WrittenFile
 
 APP = "1/db/slot"
 MANY = SIZE_CLASSES[0].many
@@ -46,8 +47,8 @@ VALUES: dict[pa.DataType, Any] = {
     pa.list_(pa.decimal128(10, 2)): [decimal.Decimal("1.25")],
     pa.map_(pa.string(), pa.string()): [("k", None), ("l", "v")],
 }
-LSN = DeltaColumn("_commit_lsn", pa.int64(), "_commit_lsn")
-COLUMNS = [LSN, *(DeltaColumn(f"c{i}", type_, f"c{i}") for i, type_ in enumerate(VALUES))]
+LSN = TableColumn("_commit_lsn", pa.int64(), "_commit_lsn")
+COLUMNS = [LSN, *(TableColumn(f"c{i}", type_, f"c{i}") for i, type_ in enumerate(VALUES))]
 
 
 @pytest.fixture
@@ -55,7 +56,7 @@ def location(tmp_path: Path) -> Location:
     return Location.parse(str(tmp_path / "public.t"))
 
 
-def opened(location: Location, columns: list[DeltaColumn] = COLUMNS) -> DeltaTableWriter:
+def opened(location: Location, columns: list[TableColumn] = COLUMNS) -> DeltaTableWriter:
     return DeltaTableWriter.open_or_create(location, "public.t", columns)
 
 
@@ -66,7 +67,7 @@ def row(lsn: int) -> dict[str, Any]:
 
 
 def written(
-    location: Location, rows: list[dict[str, Any]], columns: list[DeltaColumn] = COLUMNS
+    location: Location, rows: list[dict[str, Any]], columns: list[TableColumn] = COLUMNS
 ) -> list[WrittenFile]:
     schema = pa.schema([column.field for column in columns])
     files = ParquetFiles(location, f"data-{rows[0]['_commit_lsn']:05d}", schema, "_commit_lsn")

@@ -20,20 +20,21 @@ from pyarrow import fs
 from tests.unit.delta.test_small_files import APP, COLUMNS, LSN, commit, paths, row, rows_of, written
 from tests.unit.delta.test_small_files import s3 as s3
 from tests.waiting import wait_until
-from xidstream.pipeline.delta import attempt_files, small_files, upkeep
-from xidstream.pipeline.delta.columns import DeltaColumn
+from xidstream.pipeline.delta import small_files, upkeep
 from xidstream.pipeline.delta.delta_table import DeltaTableWriter
-from xidstream.pipeline.delta.locations import Location
 from xidstream.pipeline.delta.small_files import SIZE_CLASSES, SizeClass
-from xidstream.pipeline.delta.table_metadata import TableMetadata
 from xidstream.pipeline.delta.upkeep import Pace, Schedule, Step, Upkeep
-from xidstream.pipeline.delta.watched_clock import WatchedClock
+from xidstream.pipeline.log_tables import attempt_files
+from xidstream.pipeline.log_tables.columns import TableColumn
+from xidstream.pipeline.log_tables.locations import Location
+from xidstream.pipeline.log_tables.table_metadata import TableMetadata
+from xidstream.pipeline.log_tables.watched_clock import WatchedClock
 from xidstream.pipeline.settings.delta_retention import LOG, RECORDED, REMOVED_FILES, DeltaRetention
 
 NO_TIME = DeltaRetention(log_h=0, files_h=0)
 HOUR_S = 3600
 MANY = SIZE_CLASSES[0].many
-NOTE = DeltaColumn("note", pa.string(), "note")
+NOTE = TableColumn("note", pa.string(), "note")
 WIDE = [LSN, NOTE]
 
 
@@ -52,7 +53,7 @@ class Kept:
     """A writer of a table with this retention, and its upkeep."""
 
     def __init__(
-        self, location: Location, retention: DeltaRetention, columns: list[DeltaColumn] = COLUMNS
+        self, location: Location, retention: DeltaRetention, columns: list[TableColumn] = COLUMNS
     ) -> None:
         self.location = location
         self.upkeep = Upkeep(retention)
@@ -75,7 +76,7 @@ def keeping(request: pytest.FixtureRequest) -> Iterator[list[Upkeep]]:
 
 
 def kept(
-    keeping: list[Upkeep], location: Location, retention: DeltaRetention, columns: list[DeltaColumn] = COLUMNS
+    keeping: list[Upkeep], location: Location, retention: DeltaRetention, columns: list[TableColumn] = COLUMNS
 ) -> Kept:
     made = Kept(location, retention, columns)
     keeping.append(made.upkeep)
@@ -340,7 +341,7 @@ def test_merge_has_the_columns_that_the_table_got_meanwhile(
 ) -> None:
     table = kept(keeping, location, DeltaRetention(), WIDE)
     commit_large(table, 1)
-    later = DeltaColumn("later", pa.int64(), "later")
+    later = TableColumn("later", pa.int64(), "later")
     table.writer.add_columns([later])
     for lsn in range(2, 6):
         rows = [{**large_row(lsn), "later": lsn}]

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from xidstream.pipeline.delta.snapshot_tables import GenerationLine
 from xidstream.pipeline.errors import SnapshotInterrupted
 from xidstream.pipeline.initial_copy.snapshot_book import SnapshotBook
+from xidstream.pipeline.log_tables.snapshot_tables import GenerationLine
 from xidstream.pipeline.parked import LeftOutTransaction, ParkedTable, resumed
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.schema import Column, RelationVersion, ReplicaIdentity

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from xidstream.pipeline.delta.snapshot_tables import GenerationLine
 from xidstream.pipeline.initial_copy.snapshot_lines import SnapshotLines
+from xidstream.pipeline.log_tables.snapshot_tables import GenerationLine
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.schema import Column, RelationVersion, ReplicaIdentity
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds

@@ -9,9 +9,9 @@ from typing import Any, cast
 import pytest
 
 from tests.unit.initial_copy.test_snapshot_book import BOUNDS, LAYOUT, source_of
-from xidstream.pipeline.delta.parquet_files import WrittenFile
 from xidstream.pipeline.errors import Superseded
 from xidstream.pipeline.initial_copy.staged_snapshots import StagedSnapshots
+from xidstream.pipeline.log_tables.parquet_files import WrittenFile
 from xidstream.pipeline.snapshot.generation import Generation
 from xidstream.pipeline.storage.keys import Layout
 from xidstream.pipeline.storage.progress import check_owner, claim_slot

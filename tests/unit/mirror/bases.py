@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
 from xidstream.pipeline.changelog.manifest import ManifestLine, ManifestWriter, current, read_lines
-from xidstream.pipeline.delta.locations import Location
+from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.mirror.base_table import BaseTable, MirrorMarks, NewFile, about_base
 from xidstream.pipeline.mirror.key_ranges import RangedKey
 

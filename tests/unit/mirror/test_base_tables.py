@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from xidstream.pipeline.changelog.manifest import ManifestWriter
-from xidstream.pipeline.delta.delta_table import SnapshotOutdated
-from xidstream.pipeline.delta.locations import Location
 from xidstream.pipeline.errors import ComponentLost, StorageFault, Superseded
+from xidstream.pipeline.log_tables.locations import Location
+from xidstream.pipeline.log_tables.log_table import SnapshotOutdated
 from xidstream.pipeline.mirror import base_tables
 from xidstream.pipeline.mirror.base_tables import ATTEMPTS, BaseTables
 from xidstream.pipeline.mirror.vacuum import Vacuumed

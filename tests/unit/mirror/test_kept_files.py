@@ -13,7 +13,7 @@ import pytest
 from deltalake import DeltaTable
 from deltalake.transaction import AddAction, RemoveAction
 
-from xidstream.pipeline.delta.locations import Location
+from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.mirror.kept_files import commit_path, files_of_versions
 
 SCHEMA = pa.schema([("id", pa.int64())])

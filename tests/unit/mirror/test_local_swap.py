@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from xidstream.pipeline.delta.locations import Location
 from xidstream.pipeline.errors import ComponentLost
+from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.mirror import local_swap, pieces
 from xidstream.pipeline.mirror.key_ranges import RangedKey
 from xidstream.pipeline.mirror.local_swap import LocalSwap, fits

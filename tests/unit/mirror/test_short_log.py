@@ -20,8 +20,8 @@ from xidstream.pipeline.changelog.manifest import (
     current,
     read_lines,
 )
-from xidstream.pipeline.delta.locations import Location
 from xidstream.pipeline.errors import ComponentLost
+from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.mirror.vacuum import vacuum
 
 DAY = datetime.timedelta(days=1)

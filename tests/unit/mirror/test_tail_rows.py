@@ -16,11 +16,11 @@ from xidstream.pipeline.changelog.generations import TableGeneration
 from xidstream.pipeline.changelog.log_table import LogTable
 from xidstream.pipeline.changelog.shape import ColumnShape, TableShape
 from xidstream.pipeline.changelog.table_at import TableAt
-from xidstream.pipeline.delta import parquet_files
-from xidstream.pipeline.delta.columns import DeltaColumn
 from xidstream.pipeline.delta.delta_table import DeltaTableWriter
-from xidstream.pipeline.delta.locations import Location
-from xidstream.pipeline.delta.parquet_files import ParquetFiles
+from xidstream.pipeline.log_tables import parquet_files
+from xidstream.pipeline.log_tables.columns import TableColumn
+from xidstream.pipeline.log_tables.locations import Location
+from xidstream.pipeline.log_tables.parquet_files import ParquetFiles
 from xidstream.pipeline.mirror import local_swap
 from xidstream.pipeline.mirror.key_ranges import RangedKey
 from xidstream.pipeline.mirror.net_rows import NetRows
@@ -52,7 +52,7 @@ def change(lsn: int, seq: int, n: int | None, v: str | None = None, **more: Any)
 def log_of(folder: Path, *files: list[dict[str, Any]], held: dict[str, ColumnShape] = HELD) -> TableAt:
     """A table of the log with these files, whose snapshot is valid from 100."""
     location = Location.parse(str(folder))
-    columns = [DeltaColumn(field.name, field.type, field.name) for field in SCHEMA]
+    columns = [TableColumn(field.name, field.type, field.name) for field in SCHEMA]
     writer = DeltaTableWriter.open_or_create(location, "t", columns)
     for number, rows in enumerate(files, 1):
         parquet = ParquetFiles(location, f"data-{number}", SCHEMA, "_commit_lsn")

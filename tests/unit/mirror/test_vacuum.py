@@ -18,10 +18,11 @@ from deltalake import DeltaTable
 from tests.unit.delta.test_upkeep import SetForward
 from tests.unit.mirror.bases import SLOT, TABLE, PlainMirror, files_below, lost_files, table_of
 from xidstream.pipeline.changelog.manifest import MANIFEST, ManifestWriter, current, read_lines
-from xidstream.pipeline.delta.delta_table import DeltaTableWriter, SnapshotOutdated
-from xidstream.pipeline.delta.locations import Location
-from xidstream.pipeline.delta.watched_clock import WatchedClock
+from xidstream.pipeline.delta.delta_table import DeltaTableWriter
 from xidstream.pipeline.errors import ComponentLost, StorageFault, Superseded
+from xidstream.pipeline.log_tables.locations import Location
+from xidstream.pipeline.log_tables.log_table import SnapshotOutdated
+from xidstream.pipeline.log_tables.watched_clock import WatchedClock
 from xidstream.pipeline.mirror import vacuum as vacuums
 from xidstream.pipeline.mirror.base_table import BaseTable, MirrorMarks
 from xidstream.pipeline.mirror.vacuum import Vacuumed, vacuum

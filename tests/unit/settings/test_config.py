@@ -243,3 +243,11 @@ def test_what_delta_tables_keep_is_a_number_of_hours(text: str) -> None:
     assert Config(delta_file_retention="7d").delta_retention.files_h == 168
     with pytest.raises(ConfigError, match="delta_log_retention must be"):
         Config(delta_log_retention=text)
+
+
+@pytest.mark.parametrize("value", ["11s", "1min", "-1s", "x"])
+def test_iceberg_commits_are_seconds_apart_at_most(value: str) -> None:
+    assert Config().sink_settings.commit_every_s == 1
+    assert Config(iceberg_commit_every="250ms").sink_settings.commit_every_s == 0.25
+    with pytest.raises(ConfigError, match="iceberg_commit_every"):
+        Config(iceberg_commit_every=value)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from xidstream.pipeline.delta.locations import Location
 from xidstream.pipeline.errors import ConfigError
+from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.settings.config import Config
 from xidstream.pipeline.settings.local_paths import overlap
 from xidstream.pipeline.settings.settings_file import load_toml

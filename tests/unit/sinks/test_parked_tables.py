@@ -13,16 +13,16 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from xidstream.pipeline.delta.snapshot_tables import GenerationLine
 from xidstream.pipeline.errors import SinkDiverged
 from xidstream.pipeline.exchange import Batch, MemoryPart, Sealed, SlotIdentity, Tenure
 from xidstream.pipeline.initial_copy.snapshot_lines import SnapshotLines
+from xidstream.pipeline.log_tables.snapshot_tables import GenerationLine
 from xidstream.pipeline.parked import LeftOutTransaction, ParkedTable
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.schema import RelationVersion
 from xidstream.pipeline.schema.relation import Column, ReplicaIdentity
 from xidstream.pipeline.schema.rows import TRANSACTIONS_SCHEMA, contract_schema
-from xidstream.pipeline.sinks.delta import DeltaSink
+from xidstream.pipeline.sinks.delta_sink import DeltaSink
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 from xidstream.pipeline.snapshot.generation import Generation, GenerationState
 from xidstream.pipeline.spark.frames import SinkBatch

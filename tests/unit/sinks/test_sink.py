@@ -21,7 +21,7 @@ from xidstream.pipeline.errors import (
 from xidstream.pipeline.exchange import Batch, SlotIdentity
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.sinks.console import ConsoleSink
-from xidstream.pipeline.sinks.delta import DeltaSink
+from xidstream.pipeline.sinks.delta_sink import DeltaSink
 from xidstream.pipeline.sinks.foreach import ForeachSink, resolve
 from xidstream.pipeline.sinks.sink import check_sink_spec, make_sink, sink_type
 from xidstream.pipeline.spark.frames import SinkBatch
@@ -102,7 +102,7 @@ def test_no_message_or_repr_shows_the_credentials_of_a_root(monkeypatch: pytest.
     def fail(*arguments: Any) -> Any:
         raise RuntimeError(f"cannot open {root}")
 
-    monkeypatch.setattr("xidstream.pipeline.sinks.delta.DeltaTableWriter.open_or_create", fail)
+    monkeypatch.setattr("xidstream.pipeline.delta.delta_table.DeltaTableWriter.open_or_create", fail)
     with pytest.raises(SinkFailed, match="s3://bucket/x") as opening:
         sink.open(None)  # type: ignore[arg-type]
     sink.close()

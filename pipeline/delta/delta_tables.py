@@ -1,0 +1,73 @@
+"""The Delta tables below one root, as a sink of tables, and all that goes with it, asks for them.
+
+``upkeep`` is told of the commits of those that a run writes. Who only looks at a root gives no retention: such tables
+are described by nobody, and nothing is removed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from xidstream.pipeline.delta.delta_table import DeltaTableWriter
+from xidstream.pipeline.delta.upkeep import Upkeep
+from xidstream.pipeline.log_tables import locations
+from xidstream.pipeline.log_tables.columns import DELTA, TableColumn
+from xidstream.pipeline.log_tables.locations import Location
+from xidstream.pipeline.log_tables.relation_history import VersionSince
+from xidstream.pipeline.log_tables.table_metadata import OF_OWN_TABLES, TableMetadata, metadata_of_source
+from xidstream.pipeline.schema import RelationVersion
+from xidstream.pipeline.settings.credentials import redacted
+from xidstream.pipeline.settings.delta_retention import DeltaRetention
+
+
+class DeltaTables:
+    """``retention``: what the run tells its tables; None for who only looks, or adds snapshots."""
+
+    rules = DELTA
+    kept_handles = 1_000
+
+    def __init__(self, location: Location, retention: DeltaRetention | None = None) -> None:
+        self.location = location
+        self.root = redacted(location.uri)
+        self._retention = retention
+        self._upkeep = None if retention is None else Upkeep(retention)
+        self._own = {
+            name: dataclasses.replace(about, retention=retention) for name, about in OF_OWN_TABLES.items()
+        }
+
+    def title(self, label: str) -> str:
+        return f"Delta table {label}"
+
+    def key_of(self, schema: str, table: str) -> str:
+        return locations.encode_table(schema, table)
+
+    def about(self, relation: RelationVersion) -> TableMetadata:
+        return metadata_of_source(relation, self._retention)
+
+    def about_own(self, key: str) -> TableMetadata:
+        return self._own[key]
+
+    def open(self, key: str, label: str) -> DeltaTableWriter | None:
+        return self._kept(DeltaTableWriter.open(self.location.child(key), label))
+
+    def open_or_create(
+        self,
+        key: str,
+        label: str,
+        columns: Sequence[TableColumn],
+        about: TableMetadata,
+        brought: Sequence[VersionSince] = (),
+    ) -> DeltaTableWriter:
+        writer = DeltaTableWriter.open_or_create(self.location.child(key), label, columns, about, brought)
+        writer.upkeep = self._upkeep
+        return writer
+
+    def close(self) -> None:
+        if self._upkeep is not None:
+            self._upkeep.close()
+
+    def _kept(self, writer: DeltaTableWriter | None) -> DeltaTableWriter | None:
+        if writer is not None:
+            writer.upkeep = self._upkeep
+        return writer

@@ -1,0 +1,481 @@
+"""One Iceberg table under one writer: its watermarks, its columns, its commits, all on one snapshot.
+
+What ``log_table`` promises of every format is kept here so:
+
+- *Watermarks* are properties of the table, ``xidstream.lsn.<application id>``. A commit sets them together with its
+  snapshot, and the snapshot's summary says them once more. The properties outlive the snapshots that brought them, and
+  the commits of other programs. The summaries tell where somebody has set the table back to an older snapshot: then the
+  newest one that speaks of an application id says less than the property (SinkDiverged).
+- *Read, then commit.* Each commit makes a snapshot, even one without files, and requires that the table's main branch
+  is still at the snapshot that the watermarks were read from. So nobody else has come in between.
+- *A lost race.* The table is loaded again. If watermarks and columns are what they were, the winner was harmless (a
+  compaction, a user's property): the same files are committed behind it. If not, ``SnapshotOutdated`` is raised.
+
+pyiceberg (0.12) would repeat an append by itself, on whatever snapshot it then finds, and so behind a run that has
+taken over. So ``Transaction`` only gathers a commit here, and ``Table._do_commit`` sends it once. Manifests of a
+commit that has lost are removed, and so is its metadata; where the outcome is unknown nothing is.
+
+*A file* is named by a ``DataFile`` made from what its writer reports, with the bounds of the LSNs: its footer is not
+read. Files carry no field ids, because a segment is written before its table is known. Columns are found by the
+table's name mapping (``schema.name-mapping.default``), which pyiceberg renews with each change of the columns.
+
+*Which column takes which.* The property ``xidstream.columns`` says of each field id which column of the source it has.
+So a column that a user renames in Iceberg stays the one that its source fills.
+
+*Old snapshots* are expired by the commits themselves, some dozens at a time: a commit writes the table's metadata
+anew, and that has all snapshots in it. Manifests are merged by ``merge_append``. What no snapshot names then is
+``upkeep``'s to remove.
+
+Runs on the driver; no Spark. Safe from any thread, but one at a time.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+from pyiceberg.conversions import to_bytes
+from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.expressions import And, GreaterThanOrEqual, LessThanOrEqual, Reference
+from pyiceberg.expressions.literals import literal
+from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+from pyiceberg.table import TableProperties, Transaction
+from pyiceberg.table.name_mapping import create_mapping_from_schema
+from pyiceberg.table.refs import MAIN_BRANCH
+from pyiceberg.table.update import (
+    AssertRefSnapshotId,
+    AssertTableUUID,
+    RemoveSnapshotsUpdate,
+)
+from pyiceberg.typedef import Record
+from pyiceberg.types import LongType
+
+from xidstream.pipeline.errors import SinkDiverged, SinkFailed, UsageError
+from xidstream.pipeline.faultpoints import reach
+from xidstream.pipeline.iceberg.catalogs import answering
+from xidstream.pipeline.iceberg.durable_io import written
+from xidstream.pipeline.iceberg.iceberg_types import arrow_type, iceberg_type
+from xidstream.pipeline.log_tables.columns import TableColumn
+from xidstream.pipeline.log_tables.locations import Location
+from xidstream.pipeline.log_tables.log_table import MAX_VERSION, NOTHING, SnapshotOutdated
+from xidstream.pipeline.log_tables.relation_history import VERSIONS, VersionSince, recorded_with
+from xidstream.pipeline.log_tables.table_metadata import TableMetadata
+
+if TYPE_CHECKING:
+    from pyiceberg.schema import Schema
+    from pyiceberg.table import Table
+    from pyiceberg.table.metadata import TableMetadata as IcebergMetadata
+    from pyiceberg.table.snapshots import Snapshot
+
+    from xidstream.pipeline.iceberg.upkeep import IcebergUpkeep
+    from xidstream.pipeline.log_tables.parquet_files import WrittenFile
+
+LSN: Final = "xidstream.lsn."
+"""Before an application id: the watermark under it."""
+COLUMNS: Final = "xidstream.columns"
+COMMENT: Final = "comment"
+KEPT_SNAPSHOTS: Final = 10
+EXPIRES_EVERY: Final = 50
+"""So many commits lie between two that expire snapshots."""
+MANIFEST_BYTES: Final = 1 << 20
+"""A merge writes each manifest below this size anew, with some thousand files in it. Iceberg's own 8 MiB would be
+seconds of CPU in one commit of ours."""
+ATTEMPTS: Final = 8
+"""Commits behind others that were harmless. A compaction is one commit; who commits all the time is no compaction."""
+_KEEP: Final = "history.expire.min-snapshots-to-keep"
+_KEEP_MS: Final = "history.expire.max-snapshot-age-ms"
+_FOREIGN: Final = "delta."
+"""What ``TableMetadata`` has for Delta tables alone."""
+
+
+Newest = dict[str, "tuple[IcebergMetadata, str]"]
+"""What the handles of one process have made of a table, by its label: the metadata, and where it is. The sink and its
+log of snapshots both commit to ``_transactions``, each second or so. Who begins where the other ended loses no race."""
+
+
+class IcebergTable:
+    """``label`` names the table in errors. ``location`` is where its files are, as ``log_tables`` takes it. ``ranged``
+    are the columns whose ranges are told of each file."""
+
+    upkeep: IcebergUpkeep | None = None
+    """Is told of snapshots that were expired, for a table of the sink."""
+    newest: Newest | None = None
+    """For a table to which several handles of this process commit."""
+
+    def __init__(
+        self, table: Table, location: Location, label: str, ranged: Collection[str] = ("_commit_lsn",)
+    ) -> None:
+        self._table = table
+        self.location = location
+        self.label = label
+        self.ranged = ranged
+        self._described: TableMetadata | None = None
+        if table.spec().fields:
+            raise SinkFailed(
+                f"{self.title} is partitioned: this sink writes unpartitioned tables only",
+                remedy="give the sink a namespace of its own",
+            )
+        self._read()
+
+    @property
+    def title(self) -> str:
+        return f"Iceberg table {self.label}"
+
+    def _read(self) -> None:
+        """From the metadata that is loaded."""
+        self._watermarks: dict[str, int] = {}
+        sources = _sources(self._table.properties, self.title)
+        self.columns = tuple(
+            TableColumn(field.name, arrow_type(field.field_type), sources.get(field.field_id, field.name))
+            for field in self._table.schema().fields
+        )
+
+    # -- what it holds ---------------------------------------------------------------------------------
+
+    def watermark(self, application_id: str) -> int:
+        """The version last committed under ``application_id`` in this snapshot, or ``NOTHING``.
+
+        Raises SinkDiverged where the table was set back to an older snapshot."""
+        if application_id not in self._watermarks:
+            name = f"{LSN}{application_id}"
+            kept = int(self._table.properties.get(name, NOTHING))
+            told = next((each[name] for each in self._summaries() if name in each), kept)
+            if int(told) != kept:
+                raise SinkDiverged(
+                    f"{self.title} was set back to an older snapshot: that one holds rows up to {int(told)}, and the "
+                    f"table has held them up to {kept}. The rows between would be missing for ever",
+                    remedy="set the table's main branch to the snapshot that it had, or give the sink another "
+                    "namespace",
+                )
+            self._watermarks[application_id] = kept
+        return self._watermarks[application_id]
+
+    def _summaries(self) -> list[Mapping[str, str]]:
+        """What the main branch's snapshots say that are not expired, the newest first."""
+        snapshots = {each.snapshot_id: each for each in self._table.snapshots()}
+        found: list[Mapping[str, str]] = []
+        at = self._table.metadata.current_snapshot_id
+        while at is not None and (snapshot := snapshots.get(at)) is not None:
+            found.append(snapshot.summary.additional_properties if snapshot.summary else {})
+            at = snapshot.parent_snapshot_id
+        return found
+
+    def read(self, columns: Sequence[str], lsn_column: str, first: int, last: int) -> pa.Table:
+        """The rows of the snapshot whose ``lsn_column`` is from ``first`` to ``last``, in the contract's types."""
+        lsn = Reference(lsn_column)
+        least, greatest = literal(first), literal(last)
+        between = And(GreaterThanOrEqual(term=lsn, value=least), LessThanOrEqual(term=lsn, value=greatest))
+        rows = self._table.scan(row_filter=between, selected_fields=tuple(columns)).to_arrow()
+        types = {column.name: column.type for column in self.columns}
+        return rows.select(list(columns)).cast(pa.schema([(name, types[name]) for name in columns]))
+
+    def paths(self) -> list[str]:
+        """The files of the snapshot, relative to ``location``; of those elsewhere, where they are."""
+        base = f"{self._table.location().rstrip('/')}/"
+        return [task.file.file_path.removeprefix(base) for task in self._table.scan().plan_files()]
+
+    def refresh(self) -> None:
+        """Go on from the table as it is now."""
+        with answering(self.title):
+            self._table.refresh()
+        self._read()
+
+    # -- what it is ------------------------------------------------------------------------------------
+
+    def take_columns(self, columns: Sequence[TableColumn]) -> None:
+        """Add the columns that the table has not, and widen those that have become wider, in a commit of its own,
+        before any file with them is committed. Idempotent. Raises SnapshotOutdated as ``_alter``."""
+        there = {column.name: column for column in self.columns}
+        wider = [c for c in columns if c.name in there and c.type != there[c.name].type]
+        more = [c for c in columns if c.name not in there]
+        if not wider and not more:
+            return
+        transaction = self._table.transaction()
+        update = transaction.update_schema()
+        for column in wider:
+            path: tuple[str, ...] = (column.name,)
+            type_ = column.type
+            while pa.types.is_list(type_):
+                path, type_ = (*path, "element"), type_.value_type
+            update.update_column(path, field_type=iceberg_type(type_))
+        for column in more:
+            update.add_column((column.name,), iceberg_type(column.type))
+        update.commit()
+        sources = _sources(self._table.properties, self.title)
+        named = {column.name: column.source for column in more}
+        for field in transaction.table_metadata.schema().fields:
+            if field.name in named:
+                sources[field.field_id] = named[field.name]
+        transaction.set_properties({COLUMNS: _sources_json(sources)})
+        self._alter(transaction)
+
+    def describe(self, about: TableMetadata, brought: Sequence[VersionSince] = ()) -> None:
+        """Set the properties that the table lacks, or has otherwise, and record the versions that are brought, in a
+        commit of its own. Raises SnapshotOutdated, and SinkFailed where the recorded versions are not readable."""
+        if about is self._described and len(brought) <= 1:
+            return
+        found = self._table.properties
+        wanted = {**properties_of(about), **_versions(found, brought, self.label)}
+        missing = {key: value for key, value in wanted.items() if found.get(key) != value}
+        if TableProperties.DEFAULT_NAME_MAPPING not in found:
+            missing[TableProperties.DEFAULT_NAME_MAPPING] = name_mapping_of(self._table.schema())
+        if missing:
+            transaction = self._table.transaction()
+            transaction.set_properties(missing)
+            self._alter(transaction)
+        self._described = about
+
+    def _alter(self, transaction: Transaction) -> None:
+        """Commit a change of the metadata, and go on from the table with it.
+
+        Raises SnapshotOutdated if somebody else committed in between: the caller has read the watermark that chooses
+        its rows, and the one of the new snapshot may be another."""
+        self._require_snapshot(transaction)
+        try:
+            self._send(transaction)
+        except CommitFailedException as error:
+            raise SnapshotOutdated(self.label) from error
+        self._read()
+
+    # -- commits ---------------------------------------------------------------------------------------
+
+    def commit(
+        self,
+        files: Sequence[WrittenFile],
+        versions: Mapping[str, int],
+        lsn_column: str = "_commit_lsn",
+        *,
+        marks: Mapping[str, int] = MappingProxyType({}),
+        merges: bool = True,
+    ) -> None:
+        """``LogTable.commit``. Manifests are merged in the same commit, and files never."""
+        if len({file.path for file in files}) < len(files):
+            raise SinkFailed(
+                f"{self.title}: two writers gave their files one name",
+                remedy="start again, and report this as a defect of xidstream: no row of the table was committed",
+            )
+        for application_id, version in versions.items():
+            before = self.watermark(application_id)
+            if not before < version <= MAX_VERSION:
+                raise UsageError(f"{self.title}: version {version} after {before}")
+        for application_id, version in marks.items():
+            if version < self.watermark(application_id):
+                raise UsageError(f"{self.title}: {application_id} would fall to {version}")
+        moved = {**marks, **versions}
+        self._take_newest(moved)
+        for _ in range(ATTEMPTS):
+            try:
+                self._append(files, moved, lsn_column)
+                break
+            except CommitFailedException:
+                self._reload_behind_harmless(moved)
+        else:
+            raise SnapshotOutdated(self.label)
+        self._read()
+        for application_id, version in moved.items():
+            if self.watermark(application_id) != version:
+                raise SnapshotOutdated(self.label)
+
+    def _append(self, files: Sequence[WrittenFile], moved: Mapping[str, int], lsn_column: str) -> None:
+        """Raises CommitFailedException where somebody else was first: then nothing of this is left behind."""
+        told = {f"{LSN}{application_id}": str(version) for application_id, version in moved.items()}
+        transaction = _Append(self._table)
+        transaction.set_properties(told)
+        producer = transaction.update_snapshot(snapshot_properties=told).merge_append()
+        for file in files:
+            producer.append_data_file(self._data_file(file, lsn_column))
+        producer.commit()
+        expired = self._expire(transaction)
+        reach("iceberg_committing")
+        try:
+            self._send(transaction)
+        except CommitFailedException:
+            producer._clean_all_uncommitted()
+            raise
+        if len(producer._written_manifests) > 1:
+            self._remove_merged(producer._written_manifests)
+        if expired and self.upkeep is not None:
+            self.upkeep.note(self._table, self.location, self.label, expired)
+
+    def _remove_merged(self, paths: Sequence[str]) -> None:
+        """A commit that merges manifests has written one of its own files first, and merged it at once: that one no
+        snapshot has ever named."""
+        snapshot = self._table.current_snapshot()
+        assert snapshot is not None
+        named = {manifest.manifest_path for manifest in snapshot.manifests(self._table.io)}
+        for path in paths:
+            if path not in named:
+                self._table.io.delete(path)
+
+    def _send(self, transaction: Transaction) -> None:
+        """Once. Raises CommitFailedException, and what the catalog's driver raises: then nobody knows what happened."""
+        is_same = AssertTableUUID(uuid=self._table.metadata.table_uuid)
+        with answering(self.title), written() as paths:
+            try:
+                self._table._do_commit(transaction._updates, (*transaction._requirements, is_same))
+            except CommitFailedException:
+                for path in paths:
+                    self._table.io.delete(path)
+                raise
+        if self.newest is not None:
+            self.newest[self.label] = self._table.metadata, self._table.metadata_location
+
+    def _require_snapshot(self, transaction: Transaction) -> None:
+        current = self._table.metadata.current_snapshot_id
+        asserted = {"ref": MAIN_BRANCH, "snapshot-id": current}
+        transaction._stage((), (AssertRefSnapshotId.model_validate(asserted),))
+
+    def _take_newest(self, moved: Mapping[str, int]) -> None:
+        """Go on from what another handle of this process has committed. Raises as ``_reload_behind_harmless``."""
+        found = None if self.newest is None else self.newest.get(self.label)
+        if found is None or _sequence(found[0]) <= _sequence(self._table.metadata):
+            return
+        before = self._made_from(moved)
+        self._table.metadata, self._table.metadata_location = found
+        self._read()
+        if self._made_from(moved) != before:
+            raise SnapshotOutdated(self.label)
+
+    def _reload_behind_harmless(self, moved: Mapping[str, int]) -> None:
+        """Raise SnapshotOutdated unless all that this commit was made from is as it was."""
+        before = self._made_from(moved)
+        self.refresh()
+        if self._made_from(moved) != before:
+            raise SnapshotOutdated(self.label)
+
+    def _made_from(self, moved: Mapping[str, int]) -> tuple[object, ...]:
+        watermarks = {each: self.watermark(each) for each in moved}
+        return watermarks, self._table.schema(), self._table.location()
+
+    def _data_file(self, file: WrittenFile, lsn_column: str) -> DataFile:
+        ids = {field.name: field.field_id for field in self._table.schema().fields}
+        least: dict[int, bytes] = {}
+        greatest: dict[int, bytes] = {}
+        if file.max_commit_lsn:
+            least[ids[lsn_column]] = to_bytes(LongType(), file.min_commit_lsn)
+            greatest[ids[lsn_column]] = to_bytes(LongType(), file.max_commit_lsn)
+            for each in file.ranges:
+                least[ids[each.column]] = to_bytes(LongType(), _number(each.least))
+                greatest[ids[each.column]] = to_bytes(LongType(), _number(each.greatest))
+        made = DataFile.from_args(
+            content=DataFileContent.DATA,
+            file_path=f"{self._table.location().rstrip('/')}/{file.path}",
+            file_format=FileFormat.PARQUET,
+            partition=Record(),
+            record_count=file.n_rows,
+            file_size_in_bytes=file.size,
+            column_sizes={},
+            value_counts={},
+            null_value_counts={},
+            nan_value_counts={},
+            lower_bounds=least,
+            upper_bounds=greatest,
+            key_metadata=None,
+            split_offsets=None,
+            equality_ids=None,
+            sort_order_id=None,
+        )
+        made.spec_id = self._table.metadata.default_spec_id
+        return made
+
+    def _expire(self, transaction: Transaction) -> list[Snapshot]:
+        """Have the commit remove the oldest snapshots, if there are many. The table's own properties may keep more."""
+        metadata = self._table.metadata
+        if len(metadata.snapshots) < KEPT_SNAPSHOTS + EXPIRES_EVERY:
+            return []
+        properties = metadata.properties
+        if properties.get("gc.enabled", "true").lower() == "false":
+            return []
+        by_id = {each.snapshot_id: each for each in metadata.snapshots}
+        kept: set[int] = set()
+        for name, ref in metadata.refs.items():
+            at: int | None = ref.snapshot_id
+            n_left = max(KEPT_SNAPSHOTS, int(properties.get(_KEEP, 1))) if name == MAIN_BRANCH else len(by_id)
+            while at in by_id and n_left > 0:
+                kept.add(at)
+                at, n_left = by_id[at].parent_snapshot_id, n_left - 1
+        if _KEEP_MS in properties:
+            now_ms = max(each.timestamp_ms for each in metadata.snapshots)
+            kept |= {
+                each.snapshot_id
+                for each in metadata.snapshots
+                if now_ms - each.timestamp_ms < int(properties[_KEEP_MS])
+            }
+        expired = [each for each in metadata.snapshots if each.snapshot_id not in kept]
+        if expired:
+            ids = [each.snapshot_id for each in expired]
+            transaction._stage((RemoveSnapshotsUpdate.model_validate({"snapshot-ids": ids}),))
+        return expired
+
+
+def _sequence(metadata: IcebergMetadata) -> int:
+    """How many snapshots were made; a table of format version 1 does not say."""
+    return int(getattr(metadata, "last_sequence_number", 0))
+
+
+class _Append(Transaction):
+    """A transaction whose updates do not matter to the snapshot that it makes. pyiceberg's own copies all metadata of
+    the table each time that it is asked for them, fourteen times for a commit: half of what a commit costs."""
+
+    @property
+    def table_metadata(self) -> IcebergMetadata:
+        return self._table.metadata
+
+
+def properties_of(about: TableMetadata) -> dict[str, str]:
+    """The properties of a table that says this of itself."""
+    own = {key: value for key, value in about.properties.items() if not key.startswith(_FOREIGN)}
+    return {COMMENT: about.description, **own} if about.description else own
+
+
+def first_properties(
+    about: TableMetadata, brought: Sequence[VersionSince], sources: Mapping[int, str], label: str
+) -> dict[str, str]:
+    """The properties of a new table."""
+    return {
+        "format-version": "2",
+        TableProperties.METADATA_DELETE_AFTER_COMMIT_ENABLED: "true",
+        TableProperties.METADATA_PREVIOUS_VERSIONS_MAX: str(EXPIRES_EVERY),
+        TableProperties.MANIFEST_MERGE_ENABLED: "true",
+        TableProperties.MANIFEST_TARGET_SIZE_BYTES: str(MANIFEST_BYTES),
+        COLUMNS: _sources_json(sources),
+        **properties_of(about),
+        **_versions({}, brought, label),
+    }
+
+
+def name_mapping_of(schema: Schema) -> str:
+    """The property by which columns are found in files without field ids."""
+    return create_mapping_from_schema(schema).model_dump_json()
+
+
+def _versions(found: Mapping[str, str], brought: Sequence[VersionSince], label: str) -> dict[str, str]:
+    value = recorded_with(found.get(VERSIONS), brought, label)
+    return {} if value is None else {VERSIONS: value}
+
+
+def _sources(properties: Mapping[str, str], title: str) -> dict[int, str]:
+    try:
+        return {int(id_): str(source) for id_, source in json.loads(properties.get(COLUMNS, "{}")).items()}
+    except (ValueError, AttributeError):
+        raise SinkFailed(
+            f"{title}: the property {COLUMNS} is not as this sink writes it",
+            remedy="put the property back as it was, or remove it if no column was renamed",
+        ) from None
+
+
+def _sources_json(sources: Mapping[int, str]) -> str:
+    return json.dumps({str(id_): source for id_, source in sorted(sources.items())}, ensure_ascii=False)
+
+
+def _number(value: int | str) -> int:
+    """A bound of a range, as Delta's logs have it: a timestamp becomes microseconds since 1970."""
+    if isinstance(value, int):
+        return value
+    moment = datetime.datetime.fromisoformat(value.removesuffix("Z")).replace(tzinfo=datetime.timezone.utc)
+    since = datetime.datetime.fromtimestamp(0, datetime.timezone.utc)
+    return (moment - since) // datetime.timedelta(microseconds=1)

@@ -1,0 +1,176 @@
+"""The Iceberg tables of one namespace, as a sink of tables, and all that goes with it, asks for them.
+
+A source's table ``public.orders`` is the table ``public__orders`` of the namespace, so that nobody needs quotes for it
+in SQL. Names that have other characters than letters, digits, ``_`` and ``-`` are encoded as in the directories of
+Delta tables (``locations``), and an underscore is encoded where it could be taken for one of the two between schema
+and table: at an end, and behind another.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from xidstream.pipeline.errors import SinkFailed
+from xidstream.pipeline.iceberg.catalogs import IcebergPlace, answering, location_of
+from xidstream.pipeline.iceberg.iceberg_table import IcebergTable, Newest, first_properties, name_mapping_of
+from xidstream.pipeline.iceberg.iceberg_types import RULES, schema_of
+from xidstream.pipeline.iceberg.upkeep import IcebergUpkeep
+from xidstream.pipeline.log_tables import locations
+from xidstream.pipeline.log_tables.columns import TableColumn
+from xidstream.pipeline.log_tables.relation_history import VersionSince
+from xidstream.pipeline.log_tables.table_metadata import OF_OWN_TABLES, TableMetadata, metadata_of_source
+from xidstream.pipeline.schema import RelationVersion
+
+if TYPE_CHECKING:
+    from pyiceberg.catalog import Catalog
+    from pyiceberg.table import Table
+
+_AMBIGUOUS: Final = re.compile(r"^_|(?<=_)_|_$")
+_STATISTICS: Final = "delta.dataSkippingStatsColumns"
+
+
+def table_name(schema: str, table: str) -> str:
+    """The name of a source's table, at most ``locations.MAX_DIRECTORY`` ASCII characters; the same in every version."""
+    return locations.cut(f"{_part(schema)}__{_part(table)}")
+
+
+def _has_no_catalog(error: Exception) -> bool:
+    """Whether a database has no table of a catalog yet: PostgreSQL's error, or SQLite's, which is one of operation."""
+    return type(error).__name__ == "ProgrammingError" or "no such table" in str(error.__cause__)
+
+
+def _part(name: str) -> str:
+    return _AMBIGUOUS.sub("~5F", locations.encode(name))
+
+
+class IcebergTables:
+    """``makes``: a sink asks, which makes what is not there. Who only looks makes nothing. ``upkeep``: is told of what
+    is expired, and closed with the tables. ``newest``: shared by all through whom one sink commits."""
+
+    rules = RULES
+    kept_handles = 100
+
+    def __init__(
+        self,
+        place: IcebergPlace,
+        *,
+        makes: bool = False,
+        upkeep: IcebergUpkeep | None = None,
+        newest: Newest | None = None,
+    ) -> None:
+        self.place = place
+        self.root = f"iceberg:{place.argument}"
+        self._makes = makes
+        self._upkeep = upkeep
+        self._newest = newest
+        self._lock = threading.Lock()
+        self._opened: Catalog | None = None
+        self._namespace = tuple(place.namespace.split("."))
+
+    def __repr__(self) -> str:
+        return f"IcebergTables({self.root})"
+
+    def title(self, label: str) -> str:
+        return f"Iceberg table {label}"
+
+    def key_of(self, schema: str, table: str) -> str:
+        return table_name(schema, table)
+
+    def about(self, relation: RelationVersion) -> TableMetadata:
+        return metadata_of_source(relation)
+
+    def about_own(self, key: str) -> TableMetadata:
+        return OF_OWN_TABLES[key]
+
+    def open(self, key: str, label: str) -> IcebergTable | None:
+        """Raises StorageFault where the catalog does not answer, ConfigError where none is configured."""
+        from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
+
+        try:
+            with answering(self.root):
+                catalog = self._catalog()
+                table = None if catalog is None else catalog.load_table((*self._namespace, key))
+        except (NoSuchTableError, NoSuchNamespaceError):
+            return None
+        except Exception as error:
+            if _has_no_catalog(error) and not self._makes:
+                return None
+            raise
+        return None if table is None else self._table(table, key, label)
+
+    def open_or_create(
+        self,
+        key: str,
+        label: str,
+        columns: Sequence[TableColumn],
+        about: TableMetadata,
+        brought: Sequence[VersionSince] = (),
+    ) -> IcebergTable:
+        """Raises as ``open``, and Unsupported where the catalog puts tables where no file can be linked or written."""
+        found = self.open(key, label)
+        if found is not None:
+            return found
+        with answering(self.root):
+            table = self._create(key, label, columns, about, brought)
+        return self._table(table, key, label)
+
+    def close(self) -> None:
+        if self._upkeep is not None:
+            self._upkeep.close()
+        with self._lock:
+            catalog, self._opened = self._opened, None
+        if catalog is not None:
+            catalog.close()
+
+    def _catalog(self) -> Catalog | None:
+        with self._lock:
+            if self._opened is None:
+                self._opened = self.place.open(makes=self._makes)
+            return self._opened
+
+    def _create(
+        self,
+        key: str,
+        label: str,
+        columns: Sequence[TableColumn],
+        about: TableMetadata,
+        brought: Sequence[VersionSince],
+    ) -> Table:
+        from pyiceberg.exceptions import NamespaceAlreadyExistsError, TableAlreadyExistsError
+        from pyiceberg.table import TableProperties
+
+        catalog = self._catalog()
+        assert catalog is not None, "whoever only looks creates no table"
+        try:
+            catalog.create_namespace_if_not_exists(self._namespace)
+        except NamespaceAlreadyExistsError:
+            pass  # another process made it first
+        schema = schema_of(columns, dict(about.comments))
+        sources = {
+            field.field_id: column.source for field, column in zip(schema.fields, columns, strict=True)
+        }
+        properties = first_properties(about, brought, sources, label)
+        properties[TableProperties.DEFAULT_NAME_MAPPING] = name_mapping_of(schema)
+        name = (*self._namespace, key)
+        try:
+            table = catalog.create_table(name, schema, properties=properties)
+        except TableAlreadyExistsError:
+            return catalog.load_table(name)
+        if table.schema().as_struct() != schema.as_struct():
+            raise SinkFailed(
+                f"{self.title(label)}: the catalog has given its columns other ids, or other types"
+            )
+        return table
+
+    def _table(self, table: Table, key: str, label: str) -> IcebergTable:
+        own = OF_OWN_TABLES.get(key)
+        ranged = ("_commit_lsn",) if own is None else tuple(own.properties[_STATISTICS].split(","))
+        opened = IcebergTable(
+            table, location_of(table.location(), table.io.properties, self.title(label)), label, ranged
+        )
+        opened.upkeep = self._upkeep
+        opened.newest = None if own is None else self._newest
+        return opened

@@ -1,0 +1,180 @@
+"""A segment in S3 copied into a table in the same store, without its bytes leaving the store, and with another end.
+
+The constants that COMMIT fills in are near the end of the file, in its last kilobytes. So a multipart upload takes all
+before them from the segment (UploadPartCopy) and the filled end from us, as its last part. Only a last part may be
+smaller than 5 MiB: a segment with less in front of its end is fetched and put, which is two requests.
+
+boto3 does it, an optional dependency (``pip install xidstream[s3]``). What is installed anyway cannot: ``pyarrow.fs``
+and deltalake copy whole objects. Without it, across two stores, and where the store refuses a copy, Spark writes the
+file. The sink's credentials must be able to read the storage.
+
+A process that is killed leaves an unfinished upload in the bucket. It is in no listing, and a lifecycle rule
+(AbortIncompleteMultipartUpload) removes it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import os
+from collections.abc import Iterator
+from typing import Any, Final
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from xidstream.pipeline.errors import SegmentCorrupt, StorageFault
+from xidstream.pipeline.log_tables.locations import Location
+
+SMALLEST_PART_BYTES: Final = 5 << 20
+LARGEST_PART_BYTES: Final = 5 << 30
+_SCHEMES: Final = ("s3", "s3a")
+_REFUSED: Final = frozenset(
+    {"AccessDenied", "403", "NotImplemented", "501", "MethodNotAllowed", "405", "InvalidRequest"}
+)
+_MISSING: Final = frozenset({"NoSuchKey", "404"})
+
+
+class CopyRefused(Exception):
+    """The store does not let us copy; ``str`` says why. Spark may still read and write."""
+
+
+def can_copy(storage_uri: str, root: Location) -> bool:
+    """Whether both are in one S3 store, and boto3 is there."""
+    is_one_store = _host(_storage_endpoint(storage_uri)) == _host(_endpoint(_options(root)))
+    return may_copy(storage_uri, root) and is_one_store
+
+
+def may_copy(storage_uri: str, root: Location) -> bool:
+    """Whether both are in S3, in one store or two, and boto3 is there."""
+    if urlsplit(storage_uri).scheme.lower() != "s3" or urlsplit(root.uri).scheme not in _SCHEMES:
+        return False
+    return importlib.util.find_spec("boto3") is not None
+
+
+class S3Copies:
+    """Thread-safe, as boto3's clients are."""
+
+    def __init__(self, storage_uri: str, root: Location) -> None:
+        import boto3
+        from botocore.config import Config
+
+        options = _options(root)
+        query = parse_qs(urlsplit(storage_uri).query)
+        endpoint = _storage_endpoint(storage_uri)
+        # As pyarrow reads it: keys may stand before the bucket, and the prefix is percent-encoded.
+        self._bucket = urlsplit(storage_uri).netloc.rpartition("@")[2]
+        self._prefix = unquote(urlsplit(storage_uri).path).strip("/")
+        self._client: Any = boto3.session.Session().client(
+            "s3",
+            endpoint_url=endpoint,
+            region_name=options.get("region") or query.get("region", [None])[0],
+            aws_access_key_id=options.get("access_key_id"),
+            aws_secret_access_key=options.get("secret_access_key"),
+            aws_session_token=options.get("session_token"),
+            config=Config(
+                # As pyarrow addresses a store of one's own.
+                s3={"addressing_style": "path" if endpoint else "auto"},
+                # A store of one's own may know no checksums behind the content.
+                request_checksum_calculation="when_required",
+                response_checksum_validation="when_required",
+                max_pool_connections=16,
+            ),
+        )
+
+    def copy(self, name: str, start: int, tail: bytes, target: Location) -> None:
+        """The first ``start`` bytes of the segment ``name`` (a key of the storage), and ``tail``, as the object
+        ``target``. Raises CopyRefused, SegmentCorrupt where there is no such segment, StorageFault."""
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        key = f"{self._prefix}/{name}".lstrip("/")
+        parts = urlsplit(target.uri)
+        place = {"Bucket": parts.netloc, "Key": parts.path.lstrip("/")}
+        try:
+            if start < SMALLEST_PART_BYTES:
+                self._put(key, start, tail, place)
+            else:
+                self._upload(key, start, tail, place)
+        except ClientError as error:
+            code = str(error.response.get("Error", {}).get("Code", ""))
+            if code in _MISSING:
+                raise SegmentCorrupt(f"segment {name!r} is missing") from error
+            if code in _REFUSED:
+                raise CopyRefused(f"{error.operation_name}: {code}") from error
+            raise StorageFault(f"segment {name!r} cannot be copied into {target.uri}: {code}") from error
+        except BotoCoreError as error:
+            raise StorageFault(
+                f"segment {name!r} cannot be copied into {target.uri}: {type(error).__name__}"
+            ) from error
+
+    def _put(self, key: str, start: int, tail: bytes, place: dict[str, str]) -> None:
+        head = b""
+        if start:
+            found = self._client.get_object(Bucket=self._bucket, Key=key, Range=f"bytes=0-{start - 1}")
+            head = found["Body"].read()
+        self._client.put_object(**place, Body=head + tail)
+
+    def _upload(self, key: str, start: int, tail: bytes, place: dict[str, str]) -> None:
+        upload = {**place, "UploadId": self._client.create_multipart_upload(**place)["UploadId"]}
+        try:
+            etags = [
+                self._client.upload_part_copy(
+                    **upload,
+                    PartNumber=number,
+                    CopySource={"Bucket": self._bucket, "Key": key},
+                    CopySourceRange=f"bytes={first}-{last}",
+                )["CopyPartResult"]["ETag"]
+                for number, (first, last) in enumerate(_ranges(start), 1)
+            ]
+            last_part = self._client.upload_part(**upload, PartNumber=len(etags) + 1, Body=tail)
+            etags.append(last_part["ETag"])
+            parts = [{"PartNumber": number, "ETag": etag} for number, etag in enumerate(etags, 1)]
+            self._client.complete_multipart_upload(**upload, MultipartUpload={"Parts": parts})
+        except BaseException:
+            self._give_up(upload)
+            raise
+
+    def _give_up(self, upload: dict[str, str]) -> None:
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        try:
+            self._client.abort_multipart_upload(**upload)
+        except (BotoCoreError, ClientError):
+            pass  # the caller must see the first failure
+
+
+def _ranges(n_bytes: int) -> Iterator[tuple[int, int]]:
+    """First and last byte of each part: as few as may be, none too small."""
+    n_parts = -(-n_bytes // LARGEST_PART_BYTES)
+    edges = [n_bytes * i // n_parts for i in range(n_parts + 1)]
+    for first, end in itertools.pairwise(edges):
+        yield first, end - 1
+
+
+def _options(root: Location) -> dict[str, str]:
+    """deltalake's options, by the names without ``aws_``."""
+    given = root.storage_options or {}
+    return {name.lower().removeprefix("aws_"): value for name, value in given.items()}
+
+
+def _endpoint(options: dict[str, str]) -> str | None:
+    """Where deltalake finds the store; None for Amazon's own."""
+    return options.get("endpoint_url") or options.get("endpoint") or _of_environment()
+
+
+def _storage_endpoint(storage_uri: str) -> str | None:
+    query = parse_qs(urlsplit(storage_uri).query)
+    host = query.get("endpoint_override", [None])[0]
+    return _of_environment() if host is None else f"{query.get('scheme', ['https'])[0]}://{host}"
+
+
+def _of_environment() -> str | None:
+    names = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+    return next((os.environ[name] for name in names if os.environ.get(name)), None)
+
+
+def _host(endpoint: str | None) -> str | None:
+    """Without the scheme, and without a port that goes without saying."""
+    if endpoint is None:
+        return None
+    parts = urlsplit(endpoint if "//" in endpoint else f"//{endpoint}")
+    port = parts.port if parts.port not in (80, 443) else None
+    return f"{parts.hostname}:{port}"

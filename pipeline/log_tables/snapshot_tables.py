@@ -1,0 +1,116 @@
+"""Where the rows go that tables had before their stream: the one way of a snapshot to a sink.
+
+Two do it. ``snapshot_log.SnapshotLog`` commits them to Delta tables, beside the batches.
+``initial_copy.staged_snapshots`` keeps them in the storage until a function has had them. Whoever leads the snapshots
+(``actors.snapshots``) sees neither of them, but a ``SnapshotTables`` whose calls go to the process with the sink.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from xidstream.pipeline.log_tables.columns import Conform
+from xidstream.pipeline.log_tables.locations import Location
+from xidstream.pipeline.log_tables.parquet_files import WrittenFile
+from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.schema import RelationVersion
+from xidstream.pipeline.snapshot.bounds import SnapshotBounds
+from xidstream.pipeline.snapshot.ddl import Witnessed
+from xidstream.pipeline.snapshot.generation import Generation, GenerationState
+from xidstream.pipeline.snapshot.key_filter import BoundComparison
+
+
+@dataclass(frozen=True)
+class SnapshotTarget:
+    """Where readers write one table's files, and in which columns. ``directory``: below ``table``, of this attempt's
+    alone. ``key``: the table's name among a sink's, empty where it has none."""
+
+    table: Location
+    directory: str
+    conform: Conform
+    key: str = ""
+
+
+@dataclass(frozen=True)
+class Carrying:
+    """The rows that a repair does not read: those of generation ``number`` as a snapshot with ``bounds`` sees them, in
+    the columns of ``relation``, but for those that meet all of ``only``. ``first_seq``: no row that was read has this
+    ``_seq``, nor a higher one."""
+
+    relation: RelationVersion
+    number: int
+    bounds: SnapshotBounds
+    only: tuple[BoundComparison, ...]
+    first_seq: int
+
+
+@dataclass(frozen=True)
+class GenerationLine:
+    """``table``: ``schema.table``. ``place`` and ``valid_from`` are LSNs. ``is_ours``: whether a run of this slot has
+    told it, and none told later of its table."""
+
+    table: str
+    relid: int
+    number: int
+    place: int
+    valid_from: int
+    state: GenerationState
+    is_ours: bool
+
+
+@dataclass(frozen=True)
+class Proven:
+    """``lsn``: up to where readers may read. ``ended``: what the stream's DDL has ended since this was told last, and
+    why; the lines are as they were before."""
+
+    lsn: Lsn
+    ended: tuple[tuple[GenerationLine, str], ...] = ()
+
+
+class SnapshotTables(Protocol):
+    """The tables of one claim of the sink. The methods are called on several threads, each for tables of its own. They
+    raise Superseded, StorageFault and what the sink raises, and then may be called again."""
+
+    def clean(self) -> None:
+        """When a run begins: remove what an earlier one had read, if nothing can come of it any more."""
+
+    def lines(self, makes: bool) -> list[GenerationLine]:
+        """The last state of each generation, by table and number. ``makes``: a run that may add lines asks. After
+        this, whoever had the slot before adds none."""
+
+    def target(self, relation: RelationVersion, place_lsn: Lsn) -> SnapshotTarget:
+        """Where the files of a table are to be written, whose snapshot is at ``place_lsn``."""
+
+    def carry(self, carrying: Carrying, target: SnapshotTarget) -> tuple[WrittenFile, ...] | None:
+        """Write the rows of a generation that a repair does not read to files of the next one. None where the log does
+        not answer at its snapshot yet: ask again. It may be asked for again after a failure, too.
+
+        Raises PreconditionMissing where that generation does not stand, Unsupported where there is no log."""
+
+    def commit(self, generation: Generation, files: Sequence[WrittenFile] | None) -> bool:
+        """Take the rows, once, however often it is asked for. Whether the sink has them: if not, ask again.
+
+        With None nothing is taken: whether a crash left the generation's rows in the sink. Then it has a line now."""
+
+    def discard(self, target: SnapshotTarget) -> None:
+        """Remove what an attempt wrote that has failed."""
+
+    def end(self, line: GenerationLine, reason: str, witnessed: Witnessed | None = None) -> None:
+        """The generation does not stand any more. Once. ``witnessed``: where all that may have ended it left a
+        message."""
+
+    def extend(self, line: GenerationLine, witnessed: Witnessed) -> None:
+        """DDL ended the generation up to what was proven by then: have it stand up to the DDL itself, where nothing
+        has happened in between that left no message."""
+
+    def reach(self, lsn: Lsn) -> None:
+        """The sink has every commit up to ``lsn``, which is none itself."""
+
+    def prove(self, lsn: Lsn, snapshot: str | None = None) -> Proven:
+        """Up to ``lsn`` the generations that stand are what the tables were, as far as a look that took ``snapshot``
+        proves it (``snapshot.ddl.KnownDdl.proves``)."""
+
+    def complete(self) -> None:
+        """Every table that is wanted is taken."""
