@@ -77,6 +77,8 @@ CHECKPOINT_EVERY: Final = 100
 """So many commits lie between two checkpoints of the log, unless the table has ``delta.checkpointInterval``."""
 MERGED: Final = "xidstream.merged"
 """In the ``commitInfo`` of a commit that replaces small files, and does nothing else."""
+ERASED: Final = "xidstream.erased"
+"""In the ``commitInfo`` of a commit that takes rows of erased keys out of files, and does nothing else."""
 _LOGGER: Final = logging.getLogger(__name__)
 _KEEP_EXPIRED_LOGS: Final = PostCommitHookProperties(cleanup_expired_logs=False)
 
@@ -183,6 +185,11 @@ class DeltaTableWriter:
     def property_of(self, name: str) -> str | None:
         """A property that the table has; None where it has none of this name, or an empty one."""
         return self._table.metadata().configuration.get(name) or None
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """All of the table."""
+        return dict(self._table.metadata().configuration)
 
     @property
     def ranged(self) -> list[str]:
@@ -315,6 +322,15 @@ class DeltaTableWriter:
         self._settle(marks)
         if schema is not None:
             self._read_columns()
+
+    def replace(
+        self, added: Sequence[WrittenFile], removed: Sequence[str], marks: Mapping[str, int]
+    ) -> None:
+        """Put ``added``, which have no row that ``removed`` had not, in the place of these files, and set the versions
+        ``marks``, atomically. Raises as ``commit``."""
+        actions = _replacing(added, removed, "_commit_lsn", int(time.time() * 1000))
+        self._write_log(actions, marks, told={ERASED: "true"})
+        self._settle(marks)
 
     def _write_log(
         self,
