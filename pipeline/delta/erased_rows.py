@@ -9,9 +9,9 @@
 - What has no file any more, a follower of the table may miss without harm, up to that LSN (``spark_source``).
 
 **A row that changed its key.** The row under the other key is not erased, and must stay exact. An old row whose new one
-is erased becomes a ``delete``. A new row whose old one is erased becomes an ``insert``; values that the server did not
-send with it (``_unchanged``) are those that the erased rows had last, and are filled in. Where these did not have them
-either, because they have it from a third key, this refuses: erase by that key, too.
+is erased becomes a ``delete``. A new row whose old one is erased becomes an ``insert``. Values that the server did not
+send with it (``_unchanged``) are filled in: those that the row had last under its former keys. This reads the whole
+table once for each of these keys, which is dear, and rare.
 
 The files are read and written before the commit. If somebody else has committed meanwhile, deltalake refuses it. Then
 only files that are new are looked at, and the rest is committed again. It also refuses what the sink, a merge or an
@@ -310,7 +310,8 @@ class _Partners:
         self._listed = listed
         self._gone = gone
         self._label = label
-        self._erased_rows: list[dict[str, Any]] | None = None
+        self._histories: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+        self._preimages: dict[Place, Mapping[str, Any] | None] = {}
 
     def patches(self) -> dict[Place, tuple[str, dict[str, Any]]]:
         """Place → the file with the row, and the values that it gets."""
@@ -321,16 +322,17 @@ class _Partners:
             elif kind == _POSTIMAGE:
                 asked[lsn, seq - 1] = _PREIMAGE
         asked = {place: kind for place, kind in asked.items() if place not in self._gone}
-        found: dict[Place, tuple[str, dict[str, Any]]] = {}
-        for path, row in self._rows(asked):
-            place = row["_commit_lsn"], row["_seq"]
-            if row["_change_type"] != asked[place]:
-                continue  # another row's
-            if asked[place] == _PREIMAGE:
-                found[place] = path, {"_change_type": _DELETE}
-            else:
-                found[place] = path, {"_change_type": _INSERT, **self._filled(row)}
-        return found
+        # What has another kind there is another row's.
+        partners = [(p, row) for p, row in self._rows(asked) if row["_change_type"] == asked[_place(row)]]
+        return {
+            _place(row): (
+                path,
+                {"_change_type": _DELETE}
+                if row["_change_type"] == _PREIMAGE
+                else {"_change_type": _INSERT, **self._filled(row)},
+            )
+            for path, row in partners
+        }
 
     def _rows(self, places: Mapping[Place, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
         if not places:
@@ -349,52 +351,66 @@ class _Partners:
         lacking = list(row["_unchanged"] or ())
         if not lacking:
             return {}
-        filled: dict[str, Any] = {"_unchanged": None}
+        filled: dict[str, Any] = {}
         texts = dict(row["_text"] or ())
-        before = row["_commit_lsn"], row["_seq"] - 1
-        for name in lacking:
+        lsn, seq = _place(row)
+        before = self._preimage_at((lsn, seq - 1))
+        assert before is not None
+        for name in list(lacking):
             source = self._last_with(name, before)
+            if source is None:
+                continue  # nobody knows it
+            lacking.remove(name)
             for column in self._keys.held[name]:
                 filled[column.name] = source.get(column.name)
             if name in (held := dict(source["_text"] or ())):
                 texts[name] = held[name]
-        return {**filled, "_text": list(texts.items()) or None}
+        return {**filled, "_unchanged": lacking or None, "_text": list(texts.items()) or None}
 
-    def _last_with(self, name: str, departure: Place) -> Mapping[str, Any]:
-        """The erased row that had the column's value last, when the row at ``departure`` left its key."""
-        history = self._history()
-        at = next(i for i, row in enumerate(history) if _place(row) == departure)
-        key = self._key_of(history[at])
-        while (at := at - 1) >= 0:
-            row = history[at]
-            if self._key_of(row) != key or row["_change_type"] == _PREIMAGE:
-                continue
-            if row["_change_type"] == _DELETE:
-                break
+    def _last_with(self, name: str, departure: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """The row that had the column's value last, when the row left the key of the old row ``departure``; None where
+        the log does not have it. Where it came to that key from another one, it is looked for there."""
+        while True:
+            at, key = _place(departure), self._key_of(departure)
+            earlier = [row for row in self._history(key) if _place(row) < at]
+            row = next((r for r in reversed(earlier) if r["_change_type"] != _PREIMAGE), None)
+            if row is None or row["_change_type"] == _DELETE:
+                return None
             if name not in (row["_unchanged"] or ()):
                 return row
             if row["_change_type"] in (_INSERT, SNAPSHOT):
-                break
+                return None
             lsn, seq = _place(row)
-            if at and _place(history[at - 1]) == (lsn, seq - 1) and history[at - 1]["_change_type"] == _PREIMAGE:
-                key = self._key_of(history[at - 1])  # it came from this one
-        raise Unsupported(
-            f"a row of table {self._label} has changed its key from one that is to be erased, and lacks the value of "
-            f"column {name}, which the server did not send and the erased rows do not have",
-            remedy="give the keys, too, that the row had before or has now; or erase after a new snapshot of the table "
-            f"that was taken with it: `xidstream snapshot request --table {self._label}`",
-        )
+            departure = self._preimage_at((lsn, seq - 1)) or row
 
-    def _history(self) -> list[dict[str, Any]]:
-        if self._erased_rows is None:
-            self._erased_rows = sorted((row for _, row in self._rows(self._gone)), key=_place)
-        return self._erased_rows
+    def _preimage_at(self, place: Place) -> Mapping[str, Any] | None:
+        if place not in self._preimages:
+            found = next((row for _, row in self._rows({place: None})), None)
+            is_one = found is not None and found["_change_type"] == _PREIMAGE
+            self._preimages[place] = found if is_one else None
+        return self._preimages[place]
+
+    def _history(self, key: tuple[str, ...]) -> list[dict[str, Any]]:
+        """All rows of one key, in order: those that are erased, and those of a third key, which are looked for."""
+        if key not in self._histories:
+            names = tuple(sorted(self._keys.key))
+            values = tuple(key[self._keys.key.index(name)] for name in names)
+            wanted = RowsOfKeys(
+                ErasedKeys({names: frozenset({values})}), self._keys.held, self._keys.key, self._label
+            )
+            found = []
+            for path in self._listed["path"].to_pylist():
+                for rows in _batches(self._table.read(path)):
+                    found += rows.filter(wanted.among(rows)).to_pylist()
+            self._histories[key] = sorted(found, key=_place)
+        return self._histories[key]
 
     def _key_of(self, row: Mapping[str, Any]) -> tuple[str, ...]:
         found = []
         for name in self._keys.key:
             values = (row.get(column.name) for column in self._keys.held[name])
-            found.append(str(next((value for value in values if value is not None), None)))
+            value = next((value for value in values if value is not None), None)
+            found.append(f"\\x{value.hex()}" if isinstance(value, bytes) else str(value))
         return tuple(found)
 
 
