@@ -21,7 +21,7 @@ of the log are (``pipeline.delta.small_files``).
 | ``version`` | Delta's version of the base table |
 
 The commits carry application transactions: ``mirror/SLOT`` is the LSN, ``mirror/SLOT/owner`` is the number of the
-mirror that refreshes. A mirror takes the next higher number when it begins (``claim``), and this number stands in each
+mirror that refreshes. ``mirror/SLOT/erased`` counts how often an erasure took lines back. A mirror takes the next higher number when it begins (``claim``), and this number stands in each
 of its commits. So one that was overtaken completes nothing more.
 
 Rejected: a JSON file in place of a Delta table, which no engine reads as it reads the tables; one Delta transaction
@@ -35,7 +35,7 @@ from __future__ import annotations
 import datetime
 import uuid
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import pyarrow as pa
@@ -75,6 +75,10 @@ MANIFEST_SCHEMA: Final = pa.schema(
 KEEPS_ITS_LOG: Final = {"delta.enableExpiredLogCleanup": "false"}
 """Delta removes the log of old versions by its own clock. What the manifest names must stay readable, and the mirror's
 vacuum removes what it does not name."""
+
+RETIRED: Final = "erased:"
+"""Stands before the ``slot`` of a line that an erasure took back. No reader finds it. The vacuum keeps the files of its
+version, for those who found it before, as long as it keeps those of a refresh that another one followed."""
 
 _ABOUT: Final = TableMetadata(
     "One line for each base table and refresh: the lines of a slot's greatest lsn name versions of one moment.",
@@ -219,7 +223,11 @@ def _superseded(lines: Iterable[ManifestLine], before: datetime.datetime) -> set
     for line in lines:
         if line.refreshed_at < before:
             earlier.setdefault(line.slot, set()).add(line.lsn)
-    return {(slot, lsn) for slot, lsns in earlier.items() for lsn in lsns - {max(lsns)}}
+    return {
+        (slot, lsn)
+        for slot, lsns in earlier.items()
+        for lsn in lsns - (set() if slot.startswith(RETIRED) else {max(lsns)})
+    }
 
 
 class ManifestWriter:
@@ -230,6 +238,7 @@ class ManifestWriter:
         self._slot = application_id
         self._lsn_id = f"mirror/{application_id}"
         self._owner_id = f"{self._lsn_id}/owner"
+        self._erased_id = f"{self._lsn_id}/erased"
         self.owner = NOTHING
 
     def claim(self) -> int:
@@ -257,6 +266,15 @@ class ManifestWriter:
     def lines(self) -> list[ManifestLine]:
         return _lines_of(self._open(), self._slot)
 
+    def retired_lines(self) -> list[ManifestLine]:
+        """Those that erasures took back."""
+        return _lines_of(self._open(), RETIRED + self._slot)
+
+    @property
+    def n_erasures(self) -> int:
+        """How often ``take_back`` was done."""
+        return self._open().watermark(self._erased_id)
+
     def newest(self) -> list[ManifestLine]:
         """The lines of the last refresh; none where there was none."""
         writer = self._open()
@@ -266,15 +284,55 @@ class ManifestWriter:
     def last_lsn(self) -> int:
         return self._open().watermark(self._lsn_id)
 
-    def append(self, lines: Sequence[ManifestLine]) -> None:
-        """Name the versions of one refresh, which all have one LSN, above that of the last one."""
+    def append(self, lines: Sequence[ManifestLine], n_erasures: int | None = None) -> None:
+        """Name the versions of one refresh, which all have one LSN, above that of the last one. ``n_erasures``: what
+        that was when the refresh began. Raises SnapshotOutdated where it is another number: a version may be one with
+        rows that were erased since."""
         (lsn,) = {line.lsn for line in lines}
         for _ in range(ATTEMPTS):
             writer = self._open()
             self._check(writer)
+            if n_erasures is not None and writer.watermark(self._erased_id) != n_erasures:
+                raise SnapshotOutdated(MANIFEST)
             if self._commit(writer, lines, (), lsn):
                 return
         raise StorageFault(f"the manifest was changed by others during {ATTEMPTS} attempts to commit")
+
+    def take_back(self, directory: str, below: int, version: int) -> None:
+        """Take back the lines that name versions of a base table below ``below``. If one of them is the table's newest,
+        ``version`` is named in its place, which has the same rows but for those that were erased.
+
+        Any process may ask for it: it needs no number, and overtakes nobody."""
+        if DeltaTableWriter.open(self._location, MANIFEST) is None:
+            return
+        for _ in range(ATTEMPTS):
+            writer = self._open()
+            self.owner = writer.watermark(self._owner_id)
+            by_file = {file.path: _lines(writer.rows_of({file.path})) for file in _files(writer)}
+            ours = [
+                line
+                for lines in by_file.values()
+                for line in lines
+                if (line.slot, line.directory) == (self._slot, directory)
+            ]
+            gone = [line for line in ours if line.version < below]
+            touched = {path for path, lines in by_file.items() if any(line in gone for line in lines)}
+            kept = [line for path in touched for line in by_file[path] if line not in gone]
+            now = datetime.datetime.now(datetime.timezone.utc)
+            kept += [replace(line, slot=RETIRED + line.slot, refreshed_at=now) for line in gone]
+            newest = max(ours, key=lambda line: line.lsn, default=None)
+            if newest in gone and self._is_at(directory, version, newest):
+                kept.append(replace(newest, version=version))
+            if self._commit(writer, kept, touched, erased=writer.watermark(self._erased_id) + 1):
+                return
+        raise StorageFault(f"the manifest was changed by others during {ATTEMPTS} attempts to take lines back")
+
+    def _is_at(self, directory: str, version: int, line: ManifestLine) -> bool:
+        """Whether that version of the base table is of the line's moment, and not of a refresh that is cut short."""
+        location = Location(self._location.uri.rpartition("/")[0], self._location.storage_options).child(directory)
+        table = DeltaTable(location.uri, version=version, storage_options=location.storage_options)
+        lsn, place = (table.transaction_version(each) for each in (self._lsn_id, f"{self._lsn_id}/place"))
+        return lsn is not None and lsn <= line.lsn and place == line.place
 
     def forget(self, before: datetime.datetime) -> None:
         """Remove the lines of the refreshes that were superseded before this time.
@@ -303,8 +361,10 @@ class ManifestWriter:
         lines: Iterable[ManifestLine],
         removed: Collection[str],
         lsn: int | None = None,
+        erased: int | None = None,
     ) -> bool:
-        """Write the lines as one file in place of those ``removed``. ``lsn`` is the refresh's, where it is one.
+        """Write the lines as one file in place of those ``removed``. ``lsn`` is the refresh's, where it is one;
+        ``erased``: how often lines were taken back, where that is done.
 
         Returns whether it succeeded. If not, another slot's mirror has committed, or one that overtook us: the next
         look tells.
@@ -315,6 +375,8 @@ class ManifestWriter:
         files = ParquetFiles(self._location, f"data-{uuid.uuid4().hex}-mirror", MANIFEST_SCHEMA, "lsn")
         files.write(pa.RecordBatch.from_arrays(arrays, schema=MANIFEST_SCHEMA))
         moved = {} if lsn is None else {self._lsn_id: lsn}
+        if erased is not None:
+            moved[self._erased_id] = erased
         try:
             writer.commit(files.close(), moved, "lsn", marks=self.marks, removed=sorted(removed))
         except SnapshotOutdated:

@@ -377,6 +377,10 @@ class DeltaTableWriter:
             if self.watermark(application_id) != version:
                 raise SnapshotOutdated(self.label)
 
+    def checkpoint(self) -> None:
+        """Write a checkpoint of this version, so that the commits before it are needed no more."""
+        self._table.create_checkpoint()
+
     def files(self) -> pa.Table:
         """The files of the snapshot, as deltalake lists them: ``path``, ``size_bytes``, ``num_records``, ``min.…``."""
         return pa.table(self._table.get_add_actions(flatten=True))

@@ -139,14 +139,11 @@ class RowsOfKeys:
                 found |= _matches(rows, group)
         return pa.array(found)
 
-    def literals_of(self, column: str) -> list[Any]:
-        """The values of the keys in a Delta column, as Python has them."""
+    def literals(self) -> list[list[tuple[str, list[Any]]]]:
+        """For keys of the same Delta columns: each column with its values in these keys, as Python has them."""
         return [
-            value
+            [(name, array.to_pylist()) for name, array in zip(group.columns, group.arrays, strict=True)]
             for group in self._groups
-            for name, values in zip(group.columns, group.arrays, strict=True)
-            if name == column
-            for value in values.to_pylist()
         ]
 
 

@@ -6,6 +6,8 @@
   the snapshot at PLACE lost by erasures in all. Readers take it from what ``_snapshots`` says of its rows.
 - ``erased/upto`` is one, too: the greatest LSN of an erasure. A snapshot at or below it that is not committed yet may
   have such rows, and is taken again (``snapshot_log``).
+- ``erased/count`` counts these commits. A refresh of the base table that finds another number at its end than at its
+  beginning has read rows that are gone, and begins anew (``pipeline.mirror.erased_base``).
 - What has no file any more, a follower of the table may miss without harm, up to that LSN (``spark_source``).
 
 **A row that changed its key.** The row under the other key is not erased, and must stay exact. An old row whose new one
@@ -45,11 +47,19 @@ from xidstream.pipeline.delta.locations import Location
 from xidstream.pipeline.delta.parquet_files import ParquetFiles, WrittenFile
 from xidstream.pipeline.delta.small_files import OWN
 from xidstream.pipeline.delta.upkeep import SNAPSHOT as SNAPSHOT_FILES
-from xidstream.pipeline.errors import SinkFailed, StorageFault, Unsupported
+from xidstream.pipeline.errors import SinkFailed, StorageFault
 from xidstream.pipeline.faultpoints import reach
-from xidstream.pipeline.schema.rows import CHANGE_TYPES, DELETE, INSERT, SNAPSHOT, UPDATE_POSTIMAGE, UPDATE_PREIMAGE
+from xidstream.pipeline.schema.rows import (
+    CHANGE_TYPES,
+    DELETE,
+    INSERT,
+    SNAPSHOT,
+    UPDATE_POSTIMAGE,
+    UPDATE_PREIMAGE,
+)
 
 UPTO: Final = "erased/upto"
+ERASURES: Final = "erased/count"
 ATTEMPTS: Final = 50
 """To commit between two commits of the sink, which come a hundred times a second where it catches up."""
 _THREADS: Final = 4
@@ -237,7 +247,7 @@ class _Erasure:
     def _marks(
         self, writer: DeltaTableWriter, files: Mapping[str, _File], touched: set[str]
     ) -> dict[str, int]:
-        marks = {UPTO: max(self._upto, writer.watermark(UPTO))}
+        marks = {UPTO: max(self._upto, writer.watermark(UPTO)), ERASURES: writer.watermark(ERASURES) + 1}
         for path in touched:
             for hit in files[path].hits:
                 if hit.kind == SNAPSHOT and not hit.is_behind:
