@@ -21,8 +21,9 @@ of the log are (``pipeline.delta.small_files``).
 | ``version`` | Delta's version of the base table |
 
 The commits carry application transactions: ``mirror/SLOT`` is the LSN, ``mirror/SLOT/owner`` is the number of the
-mirror that refreshes. ``mirror/SLOT/erased`` counts how often an erasure took lines back. A mirror takes the next higher number when it begins (``claim``), and this number stands in each
-of its commits. So one that was overtaken completes nothing more.
+mirror that refreshes. ``mirror/SLOT/erased`` counts how often an erasure took lines back. A mirror takes the next
+higher number when it begins (``claim``), and this number stands in each of its commits. So one that was overtaken
+completes nothing more.
 
 Rejected: a JSON file in place of a Delta table, which no engine reads as it reads the tables; one Delta transaction
 over all tables, which Delta has not; files for each refresh that stay as they are, of which a day makes 1,440.
@@ -325,11 +326,35 @@ class ManifestWriter:
                 kept.append(replace(newest, version=version))
             if self._commit(writer, kept, touched, erased=writer.watermark(self._erased_id) + 1):
                 return
-        raise StorageFault(f"the manifest was changed by others during {ATTEMPTS} attempts to take lines back")
+        raise StorageFault(
+            f"the manifest was changed by others during {ATTEMPTS} attempts to take lines back"
+        )
+
+    def forget_retired(self, directory: str) -> None:
+        """Remove the lines of a base table that were taken back, with what they keep. Any process may ask for it."""
+        if DeltaTableWriter.open(self._location, MANIFEST) is None:
+            return
+        for _ in range(ATTEMPTS):
+            writer = self._open()
+            self.owner = writer.watermark(self._owner_id)
+            by_file = {file.path: _lines(writer.rows_of({file.path})) for file in _files(writer)}
+            gone = [
+                line
+                for lines in by_file.values()
+                for line in lines
+                if (line.slot, line.directory) == (RETIRED + self._slot, directory)
+            ]
+            touched = {path for path, lines in by_file.items() if any(line in gone for line in lines)}
+            kept = [line for path in touched for line in by_file[path] if line not in gone]
+            if not gone or self._commit(writer, kept, touched):
+                return
+        raise StorageFault(f"the manifest was changed by others during {ATTEMPTS} attempts to shorten it")
 
     def _is_at(self, directory: str, version: int, line: ManifestLine) -> bool:
         """Whether that version of the base table is of the line's moment, and not of a refresh that is cut short."""
-        location = Location(self._location.uri.rpartition("/")[0], self._location.storage_options).child(directory)
+        location = Location(self._location.uri.rpartition("/")[0], self._location.storage_options).child(
+            directory
+        )
         table = DeltaTable(location.uri, version=version, storage_options=location.storage_options)
         lsn, place = (table.transaction_version(each) for each in (self._lsn_id, f"{self._lsn_id}/place"))
         return lsn is not None and lsn <= line.lsn and place == line.place

@@ -323,9 +323,7 @@ class DeltaTableWriter:
         if schema is not None:
             self._read_columns()
 
-    def replace(
-        self, added: Sequence[WrittenFile], removed: Sequence[str], marks: Mapping[str, int]
-    ) -> None:
+    def replace(self, added: Sequence[WrittenFile], removed: Sequence[str], marks: Mapping[str, int]) -> None:
         """Put ``added``, which have no row that ``removed`` had not, in the place of these files, and set the versions
         ``marks``, atomically. Raises as ``commit``."""
         actions = _replacing(added, removed, "_commit_lsn", int(time.time() * 1000))
@@ -384,6 +382,11 @@ class DeltaTableWriter:
     def files(self) -> pa.Table:
         """The files of the snapshot, as deltalake lists them: ``path``, ``size_bytes``, ``num_records``, ``min.…``."""
         return pa.table(self._table.get_add_actions(flatten=True))
+
+    def removed_files(self, hours: int) -> list[str]:
+        """The paths of files that a commit removed longer ago than this, as far as the log knows, and that are
+        there."""
+        return self._table.vacuum(hours, dry_run=True, enforce_retention_duration=False)
 
     def check_plain(self) -> None:
         """Raise Unsupported where the rows of the snapshot's files are not the table's."""

@@ -46,7 +46,7 @@ MOST_KEYS: Final = 100_000
 """All of them are in memory, and compared with each row."""
 _CONTRACT: Final = frozenset(each.name for each in CONTRACT_FIELDS)
 _HINT: Final = (
-    "write conditions on columns of the table's key with = or IN, joined by AND, such as \"id = 4711\" or "
+    'write conditions on columns of the table\'s key with = or IN, joined by AND, such as "id = 4711" or '
     "\"tenant = 5 and email = 'a@b'\"; texts stand in single quotes"
 )
 _CHARACTER: Final = re.compile(r"character\((\d+)\)")
@@ -180,9 +180,7 @@ def rows_of_keys(
     return RowsOfKeys(keys, held, last or sorted(held), label)
 
 
-def _held(
-    columns: Sequence[DeltaColumn], versions: Sequence[Mapping[str, Any]]
-) -> dict[str, list[HeldIn]]:
+def _held(columns: Sequence[DeltaColumn], versions: Sequence[Mapping[str, Any]]) -> dict[str, list[HeldIn]]:
     by_name = {column.name: column for column in columns if column.name not in _CONTRACT}
     found: dict[str, dict[str, HeldIn]] = {}
     for version in reversed(versions):
@@ -214,13 +212,10 @@ def _groups(
         typed = frozenset(
             key
             for texts in values
-            if None
-            not in (key := tuple(_typed(text, c) for text, c in zip(texts, columns, strict=True)))
+            if None not in (key := tuple(_typed(text, c) for text, c in zip(texts, columns, strict=True)))
         )
         if typed:
-            arrays = tuple(
-                pa.array(sorted({key[i] for key in typed}), c.type) for i, c in enumerate(columns)
-            )
+            arrays = tuple(pa.array(sorted({key[i] for key in typed}), c.type) for i, c in enumerate(columns))
             yield _Group(tuple(c.name for c in columns), typed, arrays)
 
 

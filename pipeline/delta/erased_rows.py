@@ -119,8 +119,8 @@ def erase_rows(
     """Erase the rows of ``keys`` with a ``_commit_lsn`` up to ``upto`` from the Delta table ``label``. ``slot``: the
     application id of the one that writes it. ``check`` raises where it is to be given up.
 
-    Everything up to ``upto`` must be in the table. Raises UsageError, Unsupported, SinkFailed, StorageFault, OSError and
-    what pyarrow and deltalake raise; then nothing is committed, or all of it, and it may be called again."""
+    Everything up to ``upto`` must be in the table. Raises UsageError, Unsupported, SinkFailed, StorageFault, OSError
+    and what pyarrow and deltalake raise; then nothing is committed, or all of it, and it may be called again."""
     erasure = _Erasure(table, label, slot, keys, upto, check)
     try:
         for _ in range(ATTEMPTS):
@@ -130,7 +130,9 @@ def erase_rows(
                 continue
     finally:
         erasure.clean()
-    raise StorageFault(f"Delta table {label} was changed by others during {ATTEMPTS} attempts to commit an erasure")
+    raise StorageFault(
+        f"Delta table {label} was changed by others during {ATTEMPTS} attempts to commit an erasure"
+    )
 
 
 def rows_in_file(content: bytes, keys: RowsOfKeys, upto: int) -> int:
@@ -166,9 +168,7 @@ class _Erasure:
         n_rows = dict(zip(listed["path"].to_pylist(), listed["num_records"].to_pylist(), strict=True))
         self._look(keys, n_rows)
         there = {path: self._files[path] for path in n_rows}
-        gone = {
-            hit.place: hit.kind for file in there.values() for hit in file.hits if not hit.is_behind
-        }
+        gone = {hit.place: hit.kind for file in there.values() for hit in file.hits if not hit.is_behind}
         patches = _Partners(self._table, keys, listed, gone, self._label).patches()
         rewritten = self._rewritten(writer, keys, n_rows, gone, patches)
         files = [new for path in rewritten for new in self._files[path].new or ()]
@@ -240,7 +240,9 @@ class _Erasure:
                 for piece in _without(kept, keys, self._upto, patched):
                     files.write(piece)
             if n_read != n:
-                raise SinkFailed(f"a file of Delta table {self._label} has not the rows that the table's log says")
+                raise SinkFailed(
+                    f"a file of Delta table {self._label} has not the rows that the table's log says"
+                )
             file.new, file.gone, file.patches = files.close(), own, patched
         return touched
 
@@ -321,7 +323,7 @@ class _Partners:
         self._gone = gone
         self._label = label
         self._histories: dict[tuple[str, ...], list[dict[str, Any]]] = {}
-        self._preimages: dict[Place, Mapping[str, Any] | None] = {}
+        self._preimages: dict[Place, dict[str, Any] | None] = {}
 
     def patches(self) -> dict[Place, tuple[str, dict[str, Any]]]:
         """Place → the file with the row, and the values that it gets."""
@@ -395,9 +397,8 @@ class _Partners:
 
     def _preimage_at(self, place: Place) -> Mapping[str, Any] | None:
         if place not in self._preimages:
-            found = next((row for _, row in self._rows({place: None})), None)
-            is_one = found is not None and found["_change_type"] == _PREIMAGE
-            self._preimages[place] = found if is_one else None
+            there = (row for _, row in self._rows({place: None}))
+            self._preimages[place] = next((r for r in there if r["_change_type"] == _PREIMAGE), None)
         return self._preimages[place]
 
     def _history(self, key: tuple[str, ...]) -> list[dict[str, Any]]:

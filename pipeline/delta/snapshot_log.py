@@ -7,7 +7,8 @@ its rule would drop them. The line in ``_snapshots`` comes behind it, under an a
 (``<application id>/snapshot/<directory>``). So each of the two commits is made once, however often it is asked for. A
 fold takes no notice of rows that no line names.
 
-A snapshot that was read while keys were erased from the table (``erased_rows``) may have their rows, and is taken again.
+A snapshot that was read while keys were erased from the table (``erased_rows``) may have their rows, and is taken
+again.
 
 A crash between the two commits leaves rows without a line. The storage has the generation's bounds then
 (``pipeline.storage.snapshot_record``), and ``commit`` is asked for again, with no files to name.
@@ -246,8 +247,8 @@ class SnapshotLog:
                 )
             if writer.watermark(UPTO) >= place:
                 raise SnapshotInterrupted(
-                    f"table {generation.name}: keys were erased from its log up to {Lsn(writer.watermark(UPTO))} while its "
-                    f"snapshot at {Lsn(place)} was read, which may have their rows"
+                    f"table {generation.name}: its snapshot at {Lsn(place)} may have rows of keys that were erased "
+                    f"meanwhile, up to {Lsn(writer.watermark(UPTO))}"
                 )
             gone = missing(writer.location, [file.path for file in files])
             if gone:

@@ -10,8 +10,8 @@ The log comes first (``delta.erased_rows``). Then, in this order:
 3. A checkpoint, so that a vacuum can remove the commits before it: they have the lowest and highest keys of files.
 
 A refresh that began before, and has read the log as it was, commits neither a table (``refresh`` looks at the log once
-more, and then step 1 stands in its way) nor the manifest (``ManifestWriter.append`` asks for the count of step 2): it is
-done again. The mirror goes on, with its number.
+more, and then step 1 stands in its way) nor the manifest (``ManifestWriter.append`` asks for the count of step 2): it
+is done again. The mirror goes on, with its number.
 
 ``mirror/SLOT/erased`` of a base table is the version of the last such commit that took a row out: what the manifest
 names below it is to be taken back. So a crash between two steps is mended by doing it all again.
@@ -26,6 +26,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -42,11 +43,13 @@ from xidstream.pipeline.delta.table_metadata import PREFIX
 from xidstream.pipeline.errors import StorageFault
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.mirror.base_table import BaseTable, MirrorMarks, NewFile
-from xidstream.pipeline.mirror.key_ranges import RangedKey
 from xidstream.pipeline.mirror.kept_files import LOG
+from xidstream.pipeline.mirror.key_ranges import RangedKey
 from xidstream.pipeline.mirror.local_swap import write_file
 from xidstream.pipeline.mirror.net_rows import in_schema
+from xidstream.pipeline.mirror.short_log import shorten_log
 from xidstream.pipeline.mirror.swap import new_directory
+from xidstream.pipeline.mirror.table_folder import TableFolder
 from xidstream.pipeline.pg_rules import labelled_table
 
 ATTEMPTS: Final = 20
@@ -78,9 +81,7 @@ def keys_of_base(
     return None if writer is None else _keys_of(writer, keys, held)
 
 
-def _keys_of(
-    writer: DeltaTableWriter, keys: ErasedKeys, held: Mapping[str, Sequence[HeldIn]]
-) -> RowsOfKeys:
+def _keys_of(writer: DeltaTableWriter, keys: ErasedKeys, held: Mapping[str, Sequence[HeldIn]]) -> RowsOfKeys:
     there = {column.name: column.type for column in writer.columns}
     mine = {
         name: [HeldIn(name, there[name], columns[0].pg_type)]
@@ -100,8 +101,8 @@ def erase_base(
     held: Mapping[str, Sequence[HeldIn]],
     check: Callable[[], None] = lambda: None,
 ) -> ErasedBase | None:
-    """Take the rows of ``keys`` out of the base table of ``label``, and out of what the manifest names. None where there
-    is none. ``slot``: the log's application id. ``check`` raises where it is to be given up.
+    """Take the rows of ``keys`` out of the base table of ``label``, and out of what the manifest names. None where
+    there is none. ``slot``: the log's application id. ``check`` raises where it is to be given up.
 
     Raises StorageFault, Unsupported, SinkFailed, OSError and what pyarrow and deltalake raise. It may be called again.
     """
@@ -123,7 +124,9 @@ def erase_base(
             return done
         except SnapshotOutdated:
             continue
-    raise StorageFault(f"the base table of {label} was changed by others during {ATTEMPTS} attempts to erase from it")
+    raise StorageFault(
+        f"the base table of {label} was changed by others during {ATTEMPTS} attempts to erase from it"
+    )
 
 
 def copies_in_base(location: Location, keys: RowsOfKeys, label: str) -> list[str]:
@@ -146,6 +149,24 @@ def copies_in_base(location: Location, keys: RowsOfKeys, label: str) -> list[str
             if n_rows:
                 found.append(path)
     return [*found, *_log_files_with(location, keys, writer.version)]
+
+
+def remove_copies(root: Location, slot: str, label: str, keys: RowsOfKeys) -> None:
+    """Remove what ``copies_in_base`` finds, also from under whoever reads it. Raises as that, and StorageFault."""
+    location = base_location(root, label)
+    writer = DeltaTableWriter.open(location, label)
+    if writer is None:
+        return
+    directory = os.path.basename(location.uri)
+    manifest = ManifestWriter(root, slot)
+    manifest.forget_retired(directory)
+    for path in copies_in_base(location, keys, label):
+        if not path.startswith(f"{LOG}/"):
+            with suppress(FileNotFoundError):
+                os.unlink(os.path.join(location.uri, path))
+    named = [line.version for line in manifest.lines() if line.directory == directory]
+    now_s = TableFolder.listed(location).now_s
+    shorten_log(location, min([writer.version, *named]), now_s, 0.0)
 
 
 def _erased_id(slot: str) -> str:

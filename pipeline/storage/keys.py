@@ -114,6 +114,10 @@ class Layout:
         return f"{self.root}/resumed"
 
     @property
+    def erasures_prefix(self) -> str:
+        return f"{self.root}/erasures"
+
+    @property
     def snapshots_prefix(self) -> str:
         return f"{self.root}/snapshots"
 
@@ -193,6 +197,10 @@ class Layout:
     def resume_key(self, relid: int) -> str:
         """The wish that a parked table be delivered again."""
         return f"{self.resumed_prefix}/{relid}.json"
+
+    def erasure_key(self, id_: str) -> str:
+        """The record of an erasure. ``id_``: as ``erasure_record.check_id`` lets it through."""
+        return f"{self.erasures_prefix}/{id_}.json"
 
     # -- parsing ---------------------------------------------------------------------------------------
 

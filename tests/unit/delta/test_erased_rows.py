@@ -1,4 +1,4 @@
-"""A log table without the rows of some keys: all other rows, ranges, counts and watermarks stay. deltalake, no Spark."""
+"""A log table without the rows of some keys: all other rows, ranges, counts and watermarks stay. No Spark."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from deltalake import DeltaTable
 
 from tests.fold import folded
 from tests.random_log import COLUMNS, RandomLog, values_of
-from tests.unit.delta.test_small_files import s3 as s3  # noqa: PLC0414 - a fixture
+from tests.unit.delta.test_small_files import s3 as s3
 from xidstream.pipeline.delta import erased_rows
 from xidstream.pipeline.delta.columns import DeltaColumn
 from xidstream.pipeline.delta.delta_table import DeltaTableWriter, SnapshotOutdated
@@ -107,10 +107,7 @@ def table(tmp_path: Path) -> Table:
 
 def states_of(rows: list[dict[str, Any]], key: list[str] | None, lsns: list[int]) -> list[Counter[Any]]:
     """The table at each LSN, folded by the contract alone; what ``_text`` has is in the place of its column."""
-    shown = [
-        {**row, **dict(zip(COLUMNS, values_of(row), strict=True))}
-        for row in rows
-    ]
+    shown = [{**row, **dict(zip(COLUMNS, values_of(row), strict=True))} for row in rows]
     before = [row for row in shown if row["_change_type"] == "snapshot"]
     changes = [row for row in shown if row["_change_type"] != "snapshot"]
     return [
@@ -145,7 +142,9 @@ def test_at_every_lsn_all_other_rows_are_what_they_were_and_those_of_the_keys_ar
         while rows:
             # Also in the middle of a transaction: the files of one commit are several.
             n = dice.randint(5, 40)
-            files = [file for part in (rows[: n // 2], rows[n // 2 : n]) if part for file in table.written(part)]
+            files = [
+                file for part in (rows[: n // 2], rows[n // 2 : n]) if part for file in table.written(part)
+            ]
             table.writer.commit(files, {}, marks={SLOT: rows[:n][-1]["_commit_lsn"]}, merges=False)
             rows = rows[n:]
         erased = dice.sample(range(1, 9), 3)
@@ -158,10 +157,15 @@ def test_at_every_lsn_all_other_rows_are_what_they_were_and_those_of_the_keys_ar
             (row["_commit_lsn"], row["_seq"]) for row in before if row["id"] not in erased
         ]
         lsns = [lsn for lsn, _ in log.states]
-        wanted = [Counter({row: n for row, n in state.items() if row[0] not in erased}) for _, state in log.states]
+        wanted = [
+            Counter({row: n for row, n in state.items() if row[0] not in erased}) for _, state in log.states
+        ]
         assert states_of(left, key or None, lsns) == wanted
         n_gone = sum(row["id"] in erased for row in log.base)
-        assert DeltaTable(table.location.uri).transaction_version(erased_id(PLACE)) in (n_gone, None if not n_gone else n_gone)
+        assert DeltaTable(table.location.uri).transaction_version(erased_id(PLACE)) in (
+            n_gone,
+            n_gone or None,
+        )
         again = table.erase(f"id in ({', '.join(map(str, erased))})")
         assert (again.n_rows, again.n_files) == (0, 0) and repr(read(table.location)) == repr(left)
     assert n_changed or not arguments.get("moves", True) or arguments["key"] is None
@@ -170,9 +174,13 @@ def test_at_every_lsn_all_other_rows_are_what_they_were_and_those_of_the_keys_ar
 # -- what stays, and what is not touched ------------------------------------------------------------------
 
 
-def test_only_files_with_such_rows_are_written_anew_and_keep_the_ranges_of_the_rows_that_stay(table: Table) -> None:
+def test_only_files_with_such_rows_are_written_anew_and_keep_the_ranges_of_the_rows_that_stay(
+    table: Table,
+) -> None:
     table.snapshot([{"id": i} for i in range(5)])
-    table.commit(change("insert", 1010, id=7), change("insert", 1020, id=8), change("update_postimage", 1030, id=7))
+    table.commit(
+        change("insert", 1010, id=7), change("insert", 1020, id=8), change("update_postimage", 1030, id=7)
+    )
     table.commit(change("insert", 1040, id=9))
     table.commit(change("delete", 1050, id=7))
     before = {each["path"]: each for each in listed(table.location)}
@@ -180,7 +188,11 @@ def test_only_files_with_such_rows_are_written_anew_and_keep_the_ranges_of_the_r
     after = {each["path"]: each for each in listed(table.location)}
     (new,) = after.keys() - before.keys()
     assert len(before.keys() - after.keys()) == 2, "the last one has no row left"
-    assert (after[new]["num_records"], after[new]["min._commit_lsn"], after[new]["max._commit_lsn"]) == (1, 1020, 1020)
+    assert (after[new]["num_records"], after[new]["min._commit_lsn"], after[new]["max._commit_lsn"]) == (
+        1,
+        1020,
+        1020,
+    )
     writer = DeltaTableWriter.open(table.location, LABEL)
     assert writer is not None
     assert (writer.watermark(SLOT), writer.watermark(UPTO)) == (1050, 10**6)
@@ -208,13 +220,18 @@ def test_a_row_that_changed_its_key_stands_for_itself(table: Table) -> None:
     moved = change("update_postimage", 1010, 5, id=2, n=0.5, _unchanged=["body", "tags", "c0"])
     files = [*table.written([change("update_preimage", 1010, 4, id=1)]), *table.written([moved])]
     table.writer.commit(files, {SLOT: 1010}, merges=False)
-    table.commit(change("update_preimage", 1020, 0, id=2), change("update_postimage", 1020, 1, id=3, body="b"))
+    table.commit(
+        change("update_preimage", 1020, 0, id=2), change("update_postimage", 1020, 1, id=3, body="b")
+    )
     assert table.erase("id = 1").n_changed == 1
     moved = next(row for row in read(table.location) if row["_commit_lsn"] == 1010)
     assert (moved["_change_type"], moved["body"], moved["tags"], moved["n"]) == ("insert", "long", [1], 0.5)
     assert (moved["_unchanged"], moved["_text"]) == (None, {"c0": "NaN"})
     assert table.erase("id = 3").n_changed == 1
-    assert [(row["_change_type"], row["id"]) for row in read(table.location)] == [("insert", 2), ("delete", 2)]
+    assert [(row["_change_type"], row["id"]) for row in read(table.location)] == [
+        ("insert", 2),
+        ("delete", 2),
+    ]
 
 
 def test_nothing_is_committed_where_a_file_is_not_what_the_log_says(table: Table) -> None:
@@ -243,15 +260,22 @@ def during(monkeypatch: pytest.MonkeyPatch, act: Any, n_times: int = 1) -> None:
     monkeypatch.setattr(erased_rows, "reach", reach)
 
 
-def test_rows_of_the_key_that_come_meanwhile_are_erased_too(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_the_key_that_come_meanwhile_are_erased_too(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
     table.commit(change("insert", 1010, id=7), change("insert", 1010, 1, id=8))
-    during(monkeypatch, lambda: table.commit(change("update_postimage", 1020, id=7), change("insert", 1020, 1, id=9)))
+    during(
+        monkeypatch,
+        lambda: table.commit(change("update_postimage", 1020, id=7), change("insert", 1020, 1, id=9)),
+    )
     assert table.erase("id = 7").n_rows == 2
     assert [row["id"] for row in read(table.location)] == [8, 9]
     assert len(list(Path(table.location.uri).glob("*-erased"))) == 2, "each file is written once"
 
 
-def test_a_merge_of_small_files_meanwhile_is_looked_at_anew(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_merge_of_small_files_meanwhile_is_looked_at_anew(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
     many = SIZE_CLASSES[0].many
     for i in range(many - 1):
         table.commit(change("insert", 1010 + i, id=7 if i == 5 else i + 100))
@@ -280,7 +304,7 @@ def test_whoever_has_a_commit_in_hand_is_refused_and_brings_no_row_back(table: T
         sink.commit(table.written([change("insert", 1030, id=9)]), {SLOT: 1030}, marks={f"{SLOT}/owner": 3})
     with pytest.raises(SnapshotOutdated):
         snapshot.commit([], {f"{SLOT}/snapshot": 5000}, marks={f"{SLOT}/owner": 3}, merges=False)
-    with pytest.raises(Exception, match="(?i)concurrent|conflict|version"):
+    with pytest.raises(Exception, match=r"(?i)concurrent|conflict|version"):
         compacting.optimize.compact()
     assert [row["id"] for row in read(table.location)] == [6, 8]
 
@@ -361,7 +385,9 @@ def test_a_key_whose_type_changed_is_found_in_both_columns_and_one_that_was_rena
     location = Location.parse(str(tmp_path / LABEL))
     table = Table(location)
     table.commit(change("insert", 1010, id=7), change("insert", 1010, 1, id=8))
-    table.writer.add_columns([DeltaColumn("id__long", pa.int64(), "id"), DeltaColumn("uid", pa.int64(), "uid")])
+    table.writer.add_columns(
+        [DeltaColumn("id__long", pa.int64(), "id"), DeltaColumn("uid", pa.int64(), "uid")]
+    )
     types = {"id": {"type": "bigint", "column": "id__long"}}
     versions = [
         {"slot": SLOT, "since": 999, "key": ["id"], "columns": {"id": {"type": "integer", "column": "id"}}},

@@ -675,7 +675,9 @@ def test_a_snapshot_that_was_read_while_keys_were_erased_is_taken_again(tmp_path
     with pytest.raises(SnapshotInterrupted, match="erased"):
         log.commit(GENERATION, files)
     assert ids(tmp_path) == [] and log.lines(True) == []
-    later = dataclasses.replace(GENERATION, bounds=dataclasses.replace(BOUNDS, place=Lsn(151), valid_from=Lsn(200)))
+    later = dataclasses.replace(
+        GENERATION, bounds=dataclasses.replace(BOUNDS, place=Lsn(151), valid_from=Lsn(200))
+    )
     assert log.commit(later, written(log, range(5), place=151))
     assert ids(tmp_path) == [0, 1, 2, 3, 4]
 

@@ -16,7 +16,8 @@ from xidstream.pipeline.delta.delta_table import DeltaTableWriter, SnapshotOutda
 from xidstream.pipeline.delta.erased_keys import HeldIn, parse_keys
 from xidstream.pipeline.delta.locations import Location
 from xidstream.pipeline.errors import ComponentLost
-from xidstream.pipeline.mirror import erased_base, vacuum as vacuums
+from xidstream.pipeline.mirror import erased_base
+from xidstream.pipeline.mirror import vacuum as vacuums
 from xidstream.pipeline.mirror.erased_base import ErasedBase, copies_in_base, erase_base, keys_of_base
 from xidstream.pipeline.mirror.vacuum import vacuum
 
@@ -50,7 +51,9 @@ def named(root: Location) -> list[tuple[str, int, int]]:
     return [(line.slot, line.lsn, line.version) for line in read_lines(root)]
 
 
-def test_the_newest_version_is_named_without_the_rows_and_no_reader_finds_an_older_one(root: Location) -> None:
+def test_the_newest_version_is_named_without_the_rows_and_no_reader_finds_an_older_one(
+    root: Location,
+) -> None:
     mirror = PlainMirror(root)
     for lsn in (10, 20, 30):
         mirror.refresh(lsn)

@@ -1,0 +1,69 @@
+"""Files of a log table that it does not name and that have rows of erased keys: which wait, and which go at once.
+
+- A file that *no commit ever named* (of a batch or merge that failed, of a snapshot that is taken again) goes now:
+  nobody has opened it, and nobody can name it any more. Rows up to the erasure's LSN are in the table already, so no
+  batch brings them; a merge whose files were replaced is refused (``upkeep.take_merge``), and so is a snapshot that was
+  read before (``snapshot_log``).
+- A file that *a commit removed* may be open in a reader that came before. It goes when it has been removed for as long
+  as the table keeps such files. The run's upkeep does that where the table is written; this does it where nobody
+  writes.
+- A file that *is none of ours* by its name is somebody's copy. It is told, and left.
+- A file that cannot be read is being written, or was left half written. Nobody knows what is in it, so it counts.
+
+The ages of removed files are Delta's, by the wall clock. Any process may call this, at any time.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pyarrow as pa
+
+from xidstream.pipeline.delta import attempt_files
+from xidstream.pipeline.delta.delta_table import DeltaTableWriter
+from xidstream.pipeline.delta.erased_keys import ErasedKeys, rows_of_keys
+from xidstream.pipeline.delta.erased_rows import rows_in_file
+from xidstream.pipeline.delta.locations import Location
+from xidstream.pipeline.delta.small_files import OWN
+from xidstream.pipeline.delta.upkeep import SNAPSHOT, remove_files
+from xidstream.pipeline.settings.delta_retention import DeltaRetention
+
+
+def copies_in_log(
+    table: Location, label: str, keys: ErasedKeys, upto: int, retention: DeltaRetention, *, at_once: bool
+) -> list[str]:
+    """Remove what may go, and return what stays, as paths relative to the table. ``at_once``: all goes, also from under
+    readers. Raises OSError and what pyarrow and deltalake raise."""
+    writer = DeltaTableWriter.open(table, label)
+    if writer is None:
+        return []
+    wanted = rows_of_keys(keys, writer.columns, writer.properties, label)
+    removed = set(writer.removed_files(0))
+    files_s = retention.files_s_of(writer.properties)
+    old = removed if at_once else set()
+    if files_s is not None:
+        old |= set(writer.removed_files(math.ceil(files_s / 3600)))
+    named = set(writer.files()["path"].to_pylist())
+    goes: list[str] = []
+    stays: list[str] = []
+    for path in attempt_files.files_below(table):
+        if not path.endswith(".parquet") or path in named:
+            continue
+        try:
+            n_rows = rows_in_file(table.read(path), wanted, upto)
+        except FileNotFoundError:
+            continue  # the upkeep has removed it
+        except pa.ArrowException:
+            stays.append(path)
+            continue
+        may_go = path in old if path in removed else path.startswith((OWN, SNAPSHOT))
+        if n_rows:
+            (goes if may_go else stays).append(path)
+    remove_files(table, goes, lambda: False)
+    return stays
+
+
+def left_of(table: Location, paths: list[str]) -> list[str]:
+    """Which of the files are there. Raises OSError."""
+    gone = set(attempt_files.missing(table, paths))
+    return [path for path in paths if path not in gone]
