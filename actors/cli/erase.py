@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="Erase the rows of a key, everywhere.")
-@setting_options("dsn", "slot", "storage", "sink", "delta_file_retention")
+@setting_options("dsn", "slot", "storage", "sink")
 @click.option("--table", metavar="SCHEMA.TABLE", help="The table whose rows are erased.")
 @click.option(
     "--key",
@@ -149,7 +149,7 @@ def erase_command(
         if not as_json:
             click.echo(text)
 
-    settings = ErasureSettings(config.delta_retention, at_once, timeout_s, tell, check)
+    settings = ErasureSettings(at_once, timeout_s, tell, check)
     asked = ErasureRecord(id_, table, wanted.n_keys, upto, asked_at, by, reason)
     done = erase_keys(places, table, wanted, asked, settings)
     click.echo(json.dumps(done.to_json()) if as_json else shown(done))

@@ -268,7 +268,7 @@ class ManifestWriter:
         return _lines_of(self._open(), self._slot)
 
     def retired_lines(self) -> list[ManifestLine]:
-        """Those that erasures took back."""
+        """The lines that erasures took back."""
         return _lines_of(self._open(), RETIRED + self._slot)
 
     @property

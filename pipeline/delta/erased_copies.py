@@ -26,12 +26,10 @@ from xidstream.pipeline.delta.erased_rows import rows_in_file
 from xidstream.pipeline.delta.locations import Location
 from xidstream.pipeline.delta.small_files import OWN
 from xidstream.pipeline.delta.upkeep import SNAPSHOT, remove_files
-from xidstream.pipeline.settings.delta_retention import DeltaRetention
+from xidstream.pipeline.settings.delta_retention import kept_files_s
 
 
-def copies_in_log(
-    table: Location, label: str, keys: ErasedKeys, upto: int, retention: DeltaRetention, *, at_once: bool
-) -> list[str]:
+def copies_in_log(table: Location, label: str, keys: ErasedKeys, upto: int, *, at_once: bool) -> list[str]:
     """Remove what may go, and return what stays, as paths relative to the table. ``at_once``: all goes, also from under
     readers. Raises OSError and what pyarrow and deltalake raise."""
     writer = DeltaTableWriter.open(table, label)
@@ -39,7 +37,7 @@ def copies_in_log(
         return []
     wanted = rows_of_keys(keys, writer.columns, writer.properties, label)
     removed = set(writer.removed_files(0))
-    files_s = retention.files_s_of(writer.properties)
+    files_s = kept_files_s(writer.properties)
     old = removed if at_once else set()
     if files_s is not None:
         old |= set(writer.removed_files(math.ceil(files_s / 3600)))

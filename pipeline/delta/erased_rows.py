@@ -384,8 +384,8 @@ class _Partners:
         the log does not have it. Where it came to that key from another one, it is looked for there."""
         while True:
             at, key = _place(departure), self._key_of(departure)
-            earlier = [row for row in self._history(key) if _place(row) < at]
-            row = next((r for r in reversed(earlier) if r["_change_type"] != _PREIMAGE), None)
+            earlier = [r for r in self._history(key) if _place(r) < at and r["_change_type"] != _PREIMAGE]
+            row: dict[str, Any] | None = earlier[-1] if earlier else None
             if row is None or row["_change_type"] == _DELETE:
                 return None
             if name not in (row["_unchanged"] or ()):

@@ -60,7 +60,6 @@ from xidstream.pipeline.mirror.erased_base import (
     remove_copies,
 )
 from xidstream.pipeline.pg import Lsn
-from xidstream.pipeline.settings.delta_retention import DeltaRetention
 from xidstream.pipeline.spark_errors import fault_of
 from xidstream.pipeline.storage.envelope import now
 from xidstream.pipeline.storage.erasure_record import (
@@ -90,10 +89,9 @@ class Places:
 
 @dataclass(frozen=True)
 class ErasureSettings:
-    """``retention``: of the log's tables. ``at_once``: remove replaced files now, from under whoever reads them.
-    ``timeout_s``: how long to wait for the sink. ``check`` raises where it is to be given up."""
+    """``at_once``: remove replaced files now, from under whoever reads them. ``timeout_s``: how long to
+    wait for the sink. ``check`` raises where it is to be given up."""
 
-    retention: DeltaRetention
     at_once: bool = False
     timeout_s: float = 300.0
     tell: Callable[[str], None] = lambda text: None
@@ -211,7 +209,7 @@ def _copies(
     log, storage = places.log, places.storage
     _, found = log.log_table(label)
     upto = int(record.upto_lsn)
-    stays = copies_in_log(found.location, label, keys, upto, settings.retention, at_once=settings.at_once)
+    stays = copies_in_log(found.location, label, keys, upto, at_once=settings.at_once)
     copies = [Copy(LOG, path) for path in stays]
     if log.root.is_local:
         base = base_location(log.root, label)

@@ -65,7 +65,7 @@ class ErasureRecord:
     copies: tuple[Copy, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """As the command prints it, too."""
+        """What is stored, and what the command prints."""
         return {
             "id": self.id,
             "table": self.table,

@@ -28,7 +28,6 @@ from xidstream.pipeline.erasure.erasing import ErasureSettings, Places, erase, l
 from xidstream.pipeline.errors import PreconditionMissing, UsageError
 from xidstream.pipeline.faultpoints import VARIABLE
 from xidstream.pipeline.pg import Lsn, Xid
-from xidstream.pipeline.settings.delta_retention import DeltaRetention
 from xidstream.pipeline.storage.envelope import now
 from xidstream.pipeline.storage.erasure_record import ErasureRecord, check_id, read_erasures
 from xidstream.pipeline.storage.keys import Layout
@@ -36,7 +35,7 @@ from xidstream.pipeline.storage.progress import write_progress
 from xidstream.pipeline.storage.storage import Storage
 
 UPTO = Lsn(2000)
-SETTINGS = ErasureSettings(DeltaRetention(), timeout_s=0.0)
+SETTINGS = ErasureSettings(timeout_s=0.0)
 LAYOUT = Layout(7, "orders", "20260101T000000-a")
 
 
@@ -104,7 +103,9 @@ def root(tmp_path: Path) -> Root:
     return Root(tmp_path)
 
 
-def test_no_row_is_left_in_the_log_and_the_base_table_and_the_record_says_so_without_a_value(root: Root) -> None:
+def test_no_row_is_left_in_the_log_and_the_base_table_and_the_record_says_so_without_a_value(
+    root: Root,
+) -> None:
     done = root.erase()
     assert (done.n_rows, done.n_files, done.n_behind) == (2, 2, 1)
     assert (done.base_rows, done.base_files, done.n_keys) == (2, 2, 1)
@@ -225,7 +226,9 @@ def test_one_that_was_killed_anywhere_is_given_again_and_ends_in_the_same_state(
 ) -> None:
     whole, killed = Root(tmp_path / "whole"), Root(tmp_path / "killed")
     whole.erase()
-    program = f"from {erase_in_a_process.__module__} import erase_in_a_process as e; e({str(killed.folder)!r})"
+    program = (
+        f"from {erase_in_a_process.__module__} import erase_in_a_process as e; e({str(killed.folder)!r})"
+    )
     died = subprocess.run(
         [sys.executable, "-c", program],
         cwd=Path(__file__).parents[3],
