@@ -9,9 +9,10 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable
 
 from tests.e2e.conftest import Pipeline
-from tests.e2e.test_command_line import run
+from tests.e2e.test_command_line import options, run
 from tests.e2e.test_verify import Verified
 from tests.postgres_fixtures import Database
 from xidstream import ChangeLog, Mirror
@@ -157,3 +158,33 @@ def test_a_key_is_erased_beside_a_run_a_mirror_and_clients_and_no_file_has_it_in
     )
     assert told.returncode == 0 and "erasure ticket-1: 1 key of table public.users" in told.stdout
     assert "no copy is left since" in told.stdout and NEEDLE not in told.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(290)
+@pytest.mark.parametrize("postgres_server", [18], indirect=True)
+def test_rows_in_the_journal_are_waited_for_and_the_command_goes_on_by_its_id_when_a_run_has_delivered_them(
+    database: Database, tmp_path: Path
+) -> None:
+    database.execute(SCHEMA)
+    database.execute("create publication p for all tables")
+    once = [*options(database, tmp_path), "--snapshot", "initial", "--available-now"]
+    assert run(*once, "--create-slot").returncode == 0
+    for statement in STATEMENTS:
+        database.execute(statement)
+    sink = once.index("--sink")
+    captured = run("capture", *once[1:sink], "--logical-decoding-work-mem", "64kB", "--available-now")
+    assert captured.returncode == 0, captured.stderr
+    storage, delta = tmp_path / "segments", tmp_path / "delta"
+    assert list(storage.rglob("*.journal"))
+    database.execute(f"delete from users where email = '{NEEDLE}'")
+    asked = [*once[1 : once.index("--publication")], *once[once.index("--storage") : sink + 2]]
+    erases = ["erase", *asked, *more_of(NEEDLE), "--id", "j-1"]
+    before = DeltaTable(str(delta / "public.users")).version()
+    refused = run(*erases, "--timeout-s", "1")
+    assert refused.returncode == 3 and "rows in the journal, or not read yet" in refused.stderr
+    assert DeltaTable(str(delta / "public.users")).version() == before
+    assert run(*once).returncode == 0
+    done = run(*erases, "--timeout-s", "1", "--at-once")
+    assert done.returncode == 0 and "no copy is left" in done.stdout, done.stderr + done.stdout
+    assert [files_with(folder, NEEDLE) for folder in (delta, storage)] == [[], []]
