@@ -35,7 +35,7 @@ from __future__ import annotations
 
 import datetime
 import uuid
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -78,8 +78,11 @@ KEEPS_ITS_LOG: Final = {"delta.enableExpiredLogCleanup": "false"}
 vacuum removes what it does not name."""
 
 RETIRED: Final = "erased:"
-"""Stands before the ``slot`` of a line that an erasure took back. No reader finds it. The vacuum keeps the files of its
-version, for those who found it before, as long as it keeps those of a refresh that another one followed."""
+"""Stands before the ``slot`` of a line that an erasure took back, whose ``lsn`` is ``RETIRED_LSN``: no reader finds it,
+also who looks for the greatest ``lsn`` alone. The vacuum keeps the files of its version, for those who found it before,
+as long as it keeps those of a refresh that another one followed."""
+RETIRED_LSN: Final = 1
+"""No commit has it, and 0 would be no statistic."""
 
 _ABOUT: Final = TableMetadata(
     "One line for each base table and refresh: the lines of a slot's greatest lsn name versions of one moment.",
@@ -224,11 +227,7 @@ def _superseded(lines: Iterable[ManifestLine], before: datetime.datetime) -> set
     for line in lines:
         if line.refreshed_at < before:
             earlier.setdefault(line.slot, set()).add(line.lsn)
-    return {
-        (slot, lsn)
-        for slot, lsns in earlier.items()
-        for lsn in lsns - (set() if slot.startswith(RETIRED) else {max(lsns)})
-    }
+    return {(slot, lsn) for slot, lsns in earlier.items() for lsn in lsns - {max(lsns)}}
 
 
 class ManifestWriter:
@@ -309,22 +308,21 @@ class ManifestWriter:
         for _ in range(ATTEMPTS):
             writer = self._open()
             self.owner = writer.watermark(self._owner_id)
-            by_file = {file.path: _lines(writer.rows_of({file.path})) for file in _files(writer)}
-            ours = [
-                line
-                for lines in by_file.values()
-                for line in lines
-                if (line.slot, line.directory) == (self._slot, directory)
-            ]
+            lines = _lines_of(writer, self._slot)
+            ours = [line for line in lines if line.directory == directory]
             gone = [line for line in ours if line.version < below]
-            touched = {path for path, lines in by_file.items() if any(line in gone for line in lines)}
-            kept = [line for path in touched for line in by_file[path] if line not in gone]
-            now = datetime.datetime.now(datetime.timezone.utc)
-            kept += [replace(line, slot=RETIRED + line.slot, refreshed_at=now) for line in gone]
             newest = max(ours, key=lambda line: line.lsn, default=None)
+            added = []
             if newest in gone and self._is_at(directory, version, newest):
-                kept.append(replace(newest, version=version))
-            if self._commit(writer, kept, touched, erased=writer.watermark(self._erased_id) + 1):
+                added.append(replace(newest, version=version))
+            if len(lines) > len(gone) or added:  # else they would be the greatest ones
+                now = datetime.datetime.now(datetime.timezone.utc)
+                added += [
+                    replace(line, slot=RETIRED + line.slot, lsn=RETIRED_LSN, refreshed_at=now)
+                    for line in gone
+                ]
+            n_erased = writer.watermark(self._erased_id) + 1
+            if self._rewrite(writer, gone.__contains__, added, erased=n_erased):
                 return
         raise StorageFault(
             f"the manifest was changed by others during {ATTEMPTS} attempts to take lines back"
@@ -334,19 +332,11 @@ class ManifestWriter:
         """Remove the lines of a base table that were taken back, with what they keep. Any process may ask for it."""
         if DeltaTableWriter.open(self._location, MANIFEST) is None:
             return
+        of_table = RETIRED + self._slot, directory
         for _ in range(ATTEMPTS):
             writer = self._open()
             self.owner = writer.watermark(self._owner_id)
-            by_file = {file.path: _lines(writer.rows_of({file.path})) for file in _files(writer)}
-            gone = [
-                line
-                for lines in by_file.values()
-                for line in lines
-                if (line.slot, line.directory) == (RETIRED + self._slot, directory)
-            ]
-            touched = {path for path, lines in by_file.items() if any(line in gone for line in lines)}
-            kept = [line for path in touched for line in by_file[path] if line not in gone]
-            if not gone or self._commit(writer, kept, touched):
+            if self._rewrite(writer, lambda line: (line.slot, line.directory) == of_table):
                 return
         raise StorageFault(f"the manifest was changed by others during {ATTEMPTS} attempts to shorten it")
 
@@ -368,17 +358,32 @@ class ManifestWriter:
         for _ in range(ATTEMPTS):
             writer = self._open()
             self._check(writer)
-            gone = _superseded(_lines_of(writer, None), before)
-            if not gone:
-                return
-            by_file = {file.path: _lines(writer.rows_of({file.path})) for file in _files(writer)}
-            touched = {
-                p for p, lines in by_file.items() if any((line.slot, line.lsn) in gone for line in lines)
-            }
-            kept = [line for p in touched for line in by_file[p] if (line.slot, line.lsn) not in gone]
-            if self._commit(writer, kept, touched):
+            superseded = _superseded(_lines_of(writer, None), before)
+
+            def goes(line: ManifestLine, superseded: set[tuple[str, int]] = superseded) -> bool:
+                if line.slot.startswith(RETIRED):
+                    return line.refreshed_at < before
+                return (line.slot, line.lsn) in superseded
+
+            if self._rewrite(writer, goes):
                 return
         raise StorageFault(f"the manifest was changed by others during {ATTEMPTS} attempts to shorten it")
+
+    def _rewrite(
+        self,
+        writer: DeltaTableWriter,
+        goes: Callable[[ManifestLine], bool],
+        added: Sequence[ManifestLine] = (),
+        *,
+        erased: int | None = None,
+    ) -> bool:
+        """Remove lines, and add some. Returns as ``_commit``, and True where there is nothing to do."""
+        by_file = {file.path: _lines(writer.rows_of({file.path})) for file in _files(writer)}
+        touched = {path for path, lines in by_file.items() if any(map(goes, lines))}
+        if not touched and erased is None:
+            return True
+        kept = [line for path in touched for line in by_file[path] if not goes(line)]
+        return self._commit(writer, [*kept, *added], touched, erased=erased)
 
     def _commit(
         self,

@@ -48,7 +48,7 @@ def copies_in_log(table: Location, label: str, keys: ErasedKeys, upto: int, *, a
         if not path.endswith(".parquet") or path in named:
             continue
         try:
-            n_rows = rows_in_file(table.read(path), wanted, upto)
+            n_rows = rows_in_file(table, path, wanted, upto)
         except FileNotFoundError:
             continue  # the upkeep has removed it
         except pa.ArrowException:

@@ -135,10 +135,10 @@ def erase_rows(
     )
 
 
-def rows_in_file(content: bytes, keys: RowsOfKeys, upto: int) -> int:
-    """How many rows of the keys up to an LSN a Parquet file of the log's has, whatever table's. Raises what pyarrow
+def rows_in_file(table: Location, path: str, keys: RowsOfKeys, upto: int) -> int:
+    """How many rows of the keys up to an LSN a Parquet file in the table's folder has. Raises OSError and what pyarrow
     raises."""
-    return sum(not hit.is_behind for hit in _hits(content, keys, upto))
+    return sum(not hit.is_behind for hit in _hits(table, path, keys, upto))
 
 
 class _Erasure:
@@ -200,7 +200,7 @@ class _Erasure:
 
         def look(path: str) -> _File:
             self._check()
-            return _File(_hits(self._table.read(path), keys, self._upto))
+            return _File(_hits(self._table, path, keys, self._upto))
 
         new = [path for path in paths if path not in self._files]
         with ThreadPoolExecutor(_THREADS, thread_name_prefix="erasing") as threads:
@@ -234,7 +234,7 @@ class _Erasure:
             schema = pa.schema([column.field for column in columns])
             files = ParquetFiles(self._table, file.directory, schema, "_commit_lsn", writer.ranged)
             n_read = 0
-            for rows in _batches(self._table.read(path)):
+            for rows in _batches(self._table, path):
                 n_read += rows.num_rows
                 kept = Conform.of(columns, rows.schema.names)(rows)
                 for piece in _without(kept, keys, self._upto, patched):
@@ -263,16 +263,16 @@ class _Erasure:
 # -- rows -----------------------------------------------------------------------------------------------
 
 
-def _batches(content: bytes, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-    with pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True) as file:
+def _batches(table: Location, path: str, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+    with table.open(path) as source, pq.ParquetFile(source, page_checksum_verification=True) as file:
         there = set(file.schema_arrow.names)
         chosen = None if columns is None else [name for name in columns if name in there]
         yield from file.iter_batches(columns=chosen)
 
 
-def _hits(content: bytes, keys: RowsOfKeys, upto: int) -> list[_Hit]:
+def _hits(table: Location, path: str, keys: RowsOfKeys, upto: int) -> list[_Hit]:
     found = []
-    for rows in _batches(content, ["_commit_lsn", "_seq", "_change_type", *keys.columns]):
+    for rows in _batches(table, path, ["_commit_lsn", "_seq", "_change_type", *keys.columns]):
         if "_commit_lsn" not in rows.schema.names:
             continue
         hit = rows.filter(keys.among(rows))
@@ -354,7 +354,7 @@ class _Partners:
         for path, least, greatest in zip(*bounds, strict=True):
             if least is not None and not np.any((lsns >= least) & (lsns <= greatest)):
                 continue
-            for rows in _batches(self._table.read(path)):
+            for rows in _batches(self._table, path):
                 for i in _places_in(rows, places):
                     yield path, rows.slice(i, 1).to_pylist()[0]
 
@@ -411,7 +411,7 @@ class _Partners:
             )
             found = []
             for path in self._listed["path"].to_pylist():
-                for rows in _batches(self._table.read(path)):
+                for rows in _batches(self._table, path):
                     found += rows.filter(wanted.among(rows)).to_pylist()
             self._histories[key] = sorted(found, key=_place)
         return self._histories[key]

@@ -296,10 +296,11 @@ def test_whoever_has_a_commit_in_hand_is_refused_and_brings_no_row_back(table: T
     table.commit(change("insert", 1015, id=6))
     compacting = DeltaTable(table.location.uri)
     table.commit(change("insert", 1020, id=8))
-    sink, snapshot = (DeltaTableWriter.open(table.location, LABEL) for _ in range(2))
-    assert sink is not None and snapshot is not None
+    sink = DeltaTableWriter.open(table.location, LABEL)
     table.erase("id = 7")
+    snapshot = DeltaTableWriter.open(table.location, LABEL)
     table.erase("id = 70")  # which has no row
+    assert sink is not None and snapshot is not None
     with pytest.raises(SnapshotOutdated):
         sink.commit(table.written([change("insert", 1030, id=9)]), {SLOT: 1030}, marks={f"{SLOT}/owner": 3})
     with pytest.raises(SnapshotOutdated):

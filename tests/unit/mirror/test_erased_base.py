@@ -9,9 +9,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable
 
 from tests.unit.mirror.bases import FIELDS, SLOT, TABLE, PlainMirror, files_below, lost_files, table_of
-from xidstream.pipeline.changelog.manifest import RETIRED, base_at, current, read_lines
+from xidstream.pipeline.changelog.manifest import RETIRED, RETIRED_LSN, base_at, current, read_lines
 from xidstream.pipeline.delta.delta_table import DeltaTableWriter, SnapshotOutdated
 from xidstream.pipeline.delta.erased_keys import HeldIn, parse_keys
 from xidstream.pipeline.delta.locations import Location
@@ -59,8 +60,12 @@ def test_the_newest_version_is_named_without_the_rows_and_no_reader_finds_an_old
         mirror.refresh(lsn)
     assert erase(root) == ErasedBase(2, 2, 4)
     assert {row["id"] for row in rows(root)} == {2}
-    taken_back = [(RETIRED + SLOT, lsn, lsn // 10) for lsn in (10, 20, 30)]
+    taken_back = [(RETIRED + SLOT, RETIRED_LSN, version) for version in (1, 2, 3)]
     assert sorted(named(root)) == [(SLOT, 30, 4), *taken_back]
+    # As docs/mirror.md has people read it.
+    lines = DeltaTable(current(root).child("_manifest").uri).to_pyarrow_table().to_pylist()
+    last = max(line["lsn"] for line in lines)
+    assert [line["version"] for line in lines if line["lsn"] == last] == [4]
     assert base_at(root, SLOT, TABLE, 1, 29) is None, "a state there is folded from the log"
     base = base_at(root, SLOT, TABLE, 1, 35)
     assert base is not None and (base.lsn, base.version) == (30, 4)
@@ -157,3 +162,27 @@ def test_a_file_that_has_no_other_row_goes_and_one_that_cannot_be_written_leaves
     writer = DeltaTableWriter.open(current(root).child(TABLE), TABLE)
     assert writer is not None and writer.watermark(f"mirror/{SLOT}") == 10
     assert [column.name for column in writer.columns] == [field.name for field in FIELDS]
+
+
+def test_lines_that_were_taken_back_at_two_times_go_each_at_its_own(root: Location) -> None:
+    mirror = PlainMirror(root)
+    mirror.refresh(10)
+    erase(root)
+    between = datetime.datetime.now(datetime.timezone.utc)
+    erase(root, "id = 2")
+    assert [line.version for line in mirror.manifest.retired_lines()] == [1, 2]
+    mirror.manifest.forget(between)
+    assert [line.version for line in mirror.manifest.retired_lines()] == [2]
+    assert [line.version for line in mirror.manifest.lines()] == [3]
+    mirror.manifest.forget(between + DAY)
+    assert mirror.manifest.retired_lines() == [] and len(mirror.manifest.lines()) == 1
+
+
+def test_where_the_table_is_ahead_of_all_that_is_named_no_line_stays(root: Location) -> None:
+    mirror = PlainMirror(root)
+    mirror.refresh(10)
+    mirror.begin(20).commit()  # and the mirror dies
+    erase(root)
+    assert read_lines(root) == []
+    mirror.refresh(30)
+    assert [line.lsn for line in mirror.manifest.newest()] == [30]
