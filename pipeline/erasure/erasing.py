@@ -24,7 +24,9 @@ there are is told.
    files and log files of older versions of the base table, and what the storage has: files of the journal, and segments
    of transactions that began up to the LSN.
 
-**The end.** Nothing can become a copy after step 4, so the erasure is finished when what was listed is gone. Files that
+**The end.** No file of a table can become a copy after step 4. In the storage it may: a journal file that was in work,
+a segment of a transaction that began before. So the storage is looked at anew each time, by what its names and the
+journal's summaries say. The erasure is finished when nothing is left. Files that
 were replaced stay for readers: ``delta_file_retention`` for the log, ``mirror_retention`` for base tables; or go at
 once where a person says that no reader is at work (``at_once``).
 
@@ -42,7 +44,7 @@ Used by ``actors.cli.erase``.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -50,7 +52,7 @@ from xidstream.pipeline.changelog.change_log import ChangeLog
 from xidstream.pipeline.delta.erased_copies import copies_in_log, left_of
 from xidstream.pipeline.delta.erased_keys import ErasedKeys, rows_of_keys
 from xidstream.pipeline.delta.erased_rows import erase_rows
-from xidstream.pipeline.errors import PreconditionMissing, UsageError
+from xidstream.pipeline.errors import PreconditionMissing, SegmentCorrupt, UsageError
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.mirror.erased_base import (
     base_location,
@@ -71,6 +73,7 @@ from xidstream.pipeline.storage.erasure_record import (
     read_erasure,
     write_erasure,
 )
+from xidstream.pipeline.storage.journal_file import read_journal_files
 from xidstream.pipeline.storage.keys import Layout
 from xidstream.pipeline.storage.progress import read_progress
 from xidstream.pipeline.storage.storage import Storage
@@ -162,8 +165,8 @@ def look(places: Places, record: ErasureRecord) -> ErasureRecord:
     by_place = {where: [c.path for c in record.copies if c.where == where] for where in (LOG, BASE)}
     left = {(LOG, path) for path in left_of(found.location, by_place[LOG])}
     left |= {(BASE, path) for path in left_of(base_location(places.log.root, label), by_place[BASE])}
-    left |= {(c.where, c.path) for c in record.copies if c.where == STORAGE and places.storage.exists(c.path)}
-    copies = tuple(copy for copy in record.copies if (copy.where, copy.path) in left)
+    of_tables = [copy for copy in record.copies if (copy.where, copy.path) in left]
+    copies = (*of_tables, *_in_storage(places, record))
     if copies == record.copies and copies:
         return record
     looked = replace(record, copies=copies, finished_at=None if copies else now())
@@ -206,7 +209,7 @@ def _wait(places: Places, upto: Lsn, settings: ErasureSettings) -> None:
 def _copies(
     places: Places, label: str, keys: ErasedKeys, record: ErasureRecord, settings: ErasureSettings
 ) -> tuple[Copy, ...]:
-    log, storage = places.log, places.storage
+    log = places.log
     _, found = log.log_table(label)
     upto = int(record.upto_lsn)
     stays = copies_in_log(found.location, label, keys, upto, at_once=settings.at_once)
@@ -219,23 +222,27 @@ def _copies(
             if settings.at_once:
                 remove_copies(log.root, log.application_id, label, wanted)
             copies += [Copy(BASE, path) for path in copies_in_base(base, wanted, label)]
-    if record.erased_at is None:
-        copies += [Copy(STORAGE, key) for key in _in_storage(places, record.upto_lsn)]
-    else:
-        # Those of then: what has come since has later rows alone.
-        copies += [c for c in record.copies if c.where == STORAGE and storage.exists(c.path)]
-    return tuple(copies)
+    return (*copies, *_in_storage(places, record))
 
 
-def _in_storage(places: Places, upto: Lsn) -> list[str]:
-    """What may have rows up to there: all of the journal, and segments of transactions that began before."""
-    storage, layout = places.storage, places.layout
+def _in_storage(places: Places, record: ErasureRecord) -> Iterator[Copy]:
+    """What may have rows up to the LSN: files of the journal whose first commit is one, and segments of transactions
+    that began before. Of rows of a batch on their way to Spark only what was there when the tables were erased from."""
+    storage, layout, upto = places.storage, places.layout, record.upto_lsn
     keys = storage.list_keys(layout.journal_prefix)
+    names = [layout.parse_journal_key(key) for key in keys]
+    for key, file in zip(keys, read_journal_files(storage, layout, names), strict=True):
+        if isinstance(file, SegmentCorrupt):
+            is_copy = storage.exists(key)  # damaged: nobody can know
+        else:
+            is_copy = 0 < file.first_commit_lsn <= upto
+        if is_copy:
+            yield Copy(STORAGE, key)
+    of_then = {copy.path for copy in record.copies}
     for key in storage.list_keys(layout.epochs_prefix):
         try:
-            begins = layout.parse_segment_key(key).first_lsn
+            is_copy = layout.parse_segment_key(key).first_lsn <= upto
         except UsageError:
-            begins = Lsn(0)  # rows of a batch on their way to Spark
-        if begins <= upto:
-            keys.append(key)
-    return keys
+            is_copy = record.erased_at is None or key in of_then
+        if is_copy:
+            yield Copy(STORAGE, key)

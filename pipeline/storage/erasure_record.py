@@ -7,9 +7,8 @@ The keys are not in it, and neither is a hash of them. Keys are few enough to be
 stands beside it says as much as the key. Whoever wants to know for which person an erasure was gives it an ID of
 theirs, such as a ticket's.
 
-*Copies* are what may still have such a row: files that an erased table has replaced, and what the storage had when the
-sink got everything up to the LSN. Nothing new can become one (``pipeline.erasure``). So the erasure is finished when
-none of them is there.
+*Copies* are what may still have such a row: files that an erased table has replaced, and what the storage has from
+before the sink got everything up to the LSN. The erasure is finished when none is there (``pipeline.erasure``).
 """
 
 from __future__ import annotations

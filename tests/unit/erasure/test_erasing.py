@@ -19,6 +19,7 @@ from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
 from tests.unit.delta.test_erased_rows import LABEL, SLOT, Table, change, listed, read
 from tests.unit.mirror.bases import PlainMirror
+from tests.unit.storage.test_journal_file import transaction_rows, unit
 from xidstream.actors.cli.erase import shown
 from xidstream.pipeline.changelog.change_log import ChangeLog
 from xidstream.pipeline.changelog.manifest import read_lines
@@ -26,10 +27,12 @@ from xidstream.pipeline.delta.erased_keys import parse_keys
 from xidstream.pipeline.delta.locations import Location
 from xidstream.pipeline.erasure.erasing import ErasureSettings, Places, erase, look
 from xidstream.pipeline.errors import PreconditionMissing, UsageError
+from xidstream.pipeline.exchange import UnitEnd
 from xidstream.pipeline.faultpoints import VARIABLE
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.storage.envelope import now
 from xidstream.pipeline.storage.erasure_record import ErasureRecord, check_id, read_erasures
+from xidstream.pipeline.storage.journal_file import write_journal_file
 from xidstream.pipeline.storage.keys import Layout
 from xidstream.pipeline.storage.progress import write_progress
 from xidstream.pipeline.storage.storage import Storage
@@ -136,18 +139,29 @@ def test_readers_that_came_before_can_finish_and_at_once_nothing_is_left(root: R
     assert root.mirror.manifest.retired_lines() == []
 
 
+def journal_file(root: Root, number: int, *commit_lsns: int) -> str:
+    """Of transactions that left nothing: what counts is when they committed."""
+    units = [unit(transaction_rows()) for _ in commit_lsns]
+    ends = [UnitEnd(Lsn(lsn), Lsn(lsn), Lsn(lsn + 8), 1) for lsn in commit_lsns]
+    write_journal_file(root.storage, LAYOUT, number, units, ends, lambda ref: pa.table({}))
+    return LAYOUT.journal_key(number)
+
+
 def test_an_erasure_is_finished_when_the_last_copy_is_gone(root: Root) -> None:
-    journal, late = LAYOUT.journal_key(3), LAYOUT.segment_key(Xid(9), Lsn(2001), 0)
-    segment = LAYOUT.segment_key(Xid(8), UPTO, 0)
-    for key in (journal, segment, late):
+    journal, _ = journal_file(root, 3, UPTO, 4000), journal_file(root, 4, UPTO + 1)
+    damaged, segment = LAYOUT.journal_key(5), LAYOUT.segment_key(Xid(8), UPTO, 0)
+    batch, late = LAYOUT.handed_rows_key(1), LAYOUT.segment_key(Xid(9), Lsn(UPTO + 1), 0)
+    for key in (damaged, segment, batch, late):
         root.storage.write_bytes(key, b"rows")
     done = root.erase(settings=replace(SETTINGS, at_once=True))
-    assert sorted(copy.path for copy in done.copies) == sorted([journal, segment])
-    root.storage.delete([journal])
-    root.storage.write_bytes(LAYOUT.journal_key(4), b"later rows")
+    assert sorted(copy.path for copy in done.copies) == sorted([journal, damaged, segment, batch])
+    root.storage.delete([journal, damaged, batch])
+    root.storage.write_bytes(LAYOUT.handed_rows_key(2), b"rows of a later batch")
     assert [copy.path for copy in look(root.places, done).copies] == [segment]
-    assert [copy.path for copy in root.erase().copies] == [segment], "what came since is not looked for"
-    root.storage.delete([segment])
+    # It was in work when the tables were erased from.
+    in_work = journal_file(root, 6, UPTO - 1)
+    assert [copy.path for copy in root.erase().copies] == [in_work, segment]
+    root.storage.delete([segment, in_work])
     looked = look(root.places, read_erasures(root.storage, LAYOUT)[0])
     assert looked.finished_at is not None and read_erasures(root.storage, LAYOUT) == [looked]
     assert look(root.places, looked) == looked
