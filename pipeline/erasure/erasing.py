@@ -229,7 +229,7 @@ def _in_storage(places: Places, record: ErasureRecord) -> Iterator[Copy]:
     """What may have rows up to the LSN: files of the journal whose first commit is one, and segments of transactions
     that began before. Of rows of a batch on their way to Spark only what was there when the tables were erased from."""
     storage, layout, upto = places.storage, places.layout, record.upto_lsn
-    keys = storage.list_keys(layout.journal_prefix)
+    keys = [key for key in storage.list_keys(layout.journal_prefix) if key.endswith(".journal")]
     names = [layout.parse_journal_key(key) for key in keys]
     for key, file in zip(keys, read_journal_files(storage, layout, names), strict=True):
         if isinstance(file, SegmentCorrupt):
