@@ -45,9 +45,9 @@ from xidstream.pipeline.delta.delta_table import DeltaTableWriter, SnapshotOutda
 from xidstream.pipeline.delta.erased_keys import ErasedKeys, RowsOfKeys, rows_of_keys
 from xidstream.pipeline.delta.locations import Location
 from xidstream.pipeline.delta.parquet_files import ParquetFiles, WrittenFile
-from xidstream.pipeline.delta.small_files import OWN
+from xidstream.pipeline.delta.small_files import OWN, UNMERGED
 from xidstream.pipeline.delta.upkeep import SNAPSHOT as SNAPSHOT_FILES
-from xidstream.pipeline.errors import SinkFailed, StorageFault
+from xidstream.pipeline.errors import SinkFailed, StorageFault, Unsupported
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.schema.rows import (
     CHANGE_TYPES,
@@ -193,6 +193,12 @@ class _Erasure:
         if writer is None:
             raise SinkFailed(f"there is no Delta table {self._label}")
         writer.check_plain()
+        for name in UNMERGED:
+            if writer.properties.get(name, "").lower() == "true":
+                raise Unsupported(
+                    f"Delta table {self._label} has {name}: its files are not to be written anew",
+                    remedy=f"set {name} to false, erase, and set it again; a change data feed may have the rows, too",
+                )
         return writer
 
     def _look(self, keys: RowsOfKeys, paths: Mapping[str, int]) -> None:

@@ -25,7 +25,7 @@ from xidstream.pipeline.delta.locations import Location
 from xidstream.pipeline.delta.parquet_files import ParquetFiles, WrittenFile
 from xidstream.pipeline.delta.small_files import SIZE_CLASSES
 from xidstream.pipeline.delta.table_metadata import TableMetadata
-from xidstream.pipeline.errors import SinkFailed, StorageFault, UsageError
+from xidstream.pipeline.errors import SinkFailed, StorageFault, Unsupported, UsageError
 from xidstream.pipeline.schema.rows import CONTRACT_FIELDS
 
 SLOT = "7/shop/orders"
@@ -421,3 +421,14 @@ def append(location: Location, rows: pa.Table, lsn: int) -> None:
     files = ParquetFiles(location, f"data-{lsn}", schema, "_commit_lsn")
     files.write(pa.RecordBatch.from_pylist(rows.to_pylist(), schema))
     columns.commit(files.close(), {SLOT: lsn}, merges=False)
+
+
+@pytest.mark.parametrize("name", ["delta.appendOnly", "delta.enableChangeDataFeed"])
+def test_a_table_whose_rows_are_never_removed_or_whose_changes_are_followed_is_refused(
+    table: Table, name: str
+) -> None:
+    table.commit(change("insert", 1010, id=7))
+    DeltaTable(table.location.uri).alter.set_table_properties({name: "true"})
+    with pytest.raises(Unsupported, match=name):
+        table.erase("id = 7")
+    assert len(read(table.location)) == 1

@@ -85,6 +85,18 @@ def test_copies_in_a_store_are_found_and_removed(s3: Any) -> None:
     assert [row["id"] for row in read(location)] == [8]
 
 
+def test_a_replaced_file_goes_when_the_table_need_not_keep_it_any_more(tmp_path: Path) -> None:
+    table = Table(Location.parse(str(tmp_path / LABEL)))
+    table.commit(change("insert", 1010, id=7), change("insert", 1010, 1, id=8))
+    keys = parse_keys(["id = 7"])
+    erase_rows(table.location, LABEL, SLOT, keys, 2000)
+    (replaced,) = copies_in_log(table.location, LABEL, keys, 2000, at_once=False)
+    told = {"delta.deletedFileRetentionDuration": "interval 0 hours"}
+    DeltaTable(table.location.uri).alter.set_table_properties(told, raise_if_not_exists=False)
+    assert copies_in_log(table.location, LABEL, keys, 2000, at_once=False) == []
+    assert left_of(table.location, [replaced]) == []
+
+
 # -- a refresh of the mirror ------------------------------------------------------------------------------
 
 HELD = {"id": [HeldIn("id", pa.int64(), "bigint")]}
