@@ -29,7 +29,7 @@ Plain pyarrow and deltalake, in whatever process: no Spark, and no run of the sl
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
@@ -295,7 +295,7 @@ def _without(
     goes = pc.and_(keys.among(rows), pc.less_equal(rows["_commit_lsn"], upto))
     rows = rows.filter(pc.invert(goes))
     start = 0
-    for i in _places_in(rows, patches):
+    for i in _places_in(rows, patches.keys()):
         row = rows.slice(i, 1).to_pylist()[0]
         yield rows.slice(start, i - start)
         yield pa.RecordBatch.from_pylist([{**row, **patches[row["_commit_lsn"], row["_seq"]]}], rows.schema)
@@ -303,7 +303,7 @@ def _without(
     yield rows.slice(start)
 
 
-def _places_in(rows: pa.RecordBatch, places: Mapping[Place, Any]) -> list[int]:
+def _places_in(rows: pa.RecordBatch, places: Set[Place]) -> list[int]:
     if not places:
         return []
     lsns = pa.array(sorted({lsn for lsn, _ in places}), pa.int64())
@@ -333,26 +333,18 @@ class _Partners:
 
     def patches(self) -> dict[Place, tuple[str, dict[str, Any]]]:
         """Place → the file with the row, and the values that it gets."""
-        asked = {}
-        for (lsn, seq), kind in self._gone.items():
-            if kind == _PREIMAGE:
-                asked[lsn, seq + 1] = _POSTIMAGE
-            elif kind == _POSTIMAGE:
-                asked[lsn, seq - 1] = _PREIMAGE
-        asked = {place: kind for place, kind in asked.items() if place not in self._gone}
-        # What has another kind there is another row's.
-        partners = [(p, row) for p, row in self._rows(asked) if row["_change_type"] == asked[_place(row)]]
-        return {
-            _place(row): (
-                path,
-                {"_change_type": _DELETE}
-                if row["_change_type"] == _PREIMAGE
-                else {"_change_type": _INSERT, **self._filled(row)},
-            )
-            for path, row in partners
-        }
+        near = {(lsn, seq + 1) for (lsn, seq), kind in self._gone.items() if kind == _PREIMAGE}
+        near |= {(lsn, seq - 1) for (lsn, seq), kind in self._gone.items() if kind == _POSTIMAGE}
+        found: dict[Place, tuple[str, dict[str, Any]]] = {}
+        for path, row in self._rows(near - self._gone.keys()):
+            (lsn, seq), kind = _place(row), row["_change_type"]
+            if kind == _POSTIMAGE and self._gone.get((lsn, seq - 1)) == _PREIMAGE:
+                found[lsn, seq] = path, {"_change_type": _INSERT, **self._filled(row)}
+            elif kind == _PREIMAGE and self._gone.get((lsn, seq + 1)) == _POSTIMAGE:
+                found[lsn, seq] = path, {"_change_type": _DELETE}
+        return found
 
-    def _rows(self, places: Mapping[Place, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    def _rows(self, places: Set[Place]) -> Iterator[tuple[str, dict[str, Any]]]:
         if not places:
             return
         lsns = np.array(sorted({lsn for lsn, _ in places}))
@@ -403,7 +395,7 @@ class _Partners:
 
     def _preimage_at(self, place: Place) -> Mapping[str, Any] | None:
         if place not in self._preimages:
-            there = (row for _, row in self._rows({place: None}))
+            there = (row for _, row in self._rows({place}))
             self._preimages[place] = next((r for r in there if r["_change_type"] == _PREIMAGE), None)
         return self._preimages[place]
 

@@ -124,8 +124,9 @@ def states_of(rows: list[dict[str, Any]], key: list[str] | None, lsns: list[int]
         {"key": ("id",), "is_full": True},
         {"key": None},
         {"key": ("id",), "moves": False},
+        {"key": ("id",), "row_filter": True},
     ],
-    ids=["key", "two", "full", "keyless", "still"],
+    ids=["key", "two", "full", "keyless", "still", "filtered"],
 )
 def test_at_every_lsn_all_other_rows_are_what_they_were_and_those_of_the_keys_are_not_there(
     tmp_path: Path, arguments: dict[str, Any]
