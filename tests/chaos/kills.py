@@ -18,7 +18,9 @@ JOURNAL_POINTS = frozenset(point for point in POINTS if "journal" in point)
 STREAM_POINTS = {
     point: where
     for point, where in POINTS.items()
-    if "snapshot" not in point and not where.startswith("mirror:") and point not in JOURNAL_POINTS
+    if "snapshot" not in point
+    and not where.startswith(("mirror:", "erasure:"))
+    and point not in JOURNAL_POINTS
 }
 """Rounds begin with empty tables and have no mirror, so they pass no point of these: tests/e2e kills there."""
 DRIVER_POINTS = frozenset(p for p, where in STREAM_POINTS.items() if where.startswith("driver:"))
