@@ -149,7 +149,7 @@ def erase_command(
         if not as_json:
             click.echo(text)
 
-    settings = ErasureSettings(at_once, timeout_s, tell, check)
+    settings = ErasureSettings(at_once, timeout_s, tell=tell, check=check)
     asked = ErasureRecord(id_, table, wanted.n_keys, upto, asked_at, by, reason)
     done = erase_keys(places, table, wanted, asked, settings)
     click.echo(json.dumps(done.to_json()) if as_json else shown(done))

@@ -141,6 +141,13 @@ def rows_in_file(table: Location, path: str, keys: RowsOfKeys, upto: int) -> int
     return sum(not hit.is_behind for hit in _hits(table, path, keys, upto))
 
 
+def first_lsn(table: Location, path: str) -> int:
+    """The least ``_commit_lsn`` of a Parquet file in the table's folder; 0 where it has none. Raises OSError and what
+    pyarrow raises."""
+    parts = [rows["_commit_lsn"] for rows in _batches(table, path, ["_commit_lsn"]) if rows.num_columns]
+    return int(pc.min(pa.chunked_array(parts, pa.int64())).as_py() or 0)
+
+
 class _Erasure:
     def __init__(
         self,

@@ -24,11 +24,13 @@ there are is told.
    files and log files of older versions of the base table, and what the storage has: files of the journal, and segments
    of transactions that began up to the LSN.
 
-**The end.** No file of a table can become a copy after step 4. In the storage it may: a journal file that was in work,
-a segment of a transaction that began before. So the storage is looked at anew each time, by what its names and the
-journal's summaries say. The erasure is finished when nothing is left. Files that
-were replaced stay for readers: ``delta_file_retention`` for the log, ``mirror_retention`` for base tables; or go at
-once where a person says that no reader is at work (``at_once``).
+**The end.** No file that a table names can become a copy after step 4. A file without a name may still be written by
+what was in work: a merge, a snapshot or a refresh that is refused then. So ``look`` asks for these, too, and it needs
+no key for that: no batch writes rows of such old LSNs any more. In the storage it may be a journal file that was in
+work, or a segment of a transaction that began before: the journal's summaries and the segments' names say so. The
+erasure is finished when nothing of all this is there. Files that were replaced stay for readers:
+``delta_file_retention`` for the log, ``mirror_retention`` for base tables; or go at once where a person says that no
+reader is at work (``at_once``).
 
 **Again and again.** Each step looks at what is there, and does what is left to do. So a command that was killed
 anywhere is given again, with its ID or with another one, and ends in the same state.
@@ -49,7 +51,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from xidstream.pipeline.changelog.change_log import ChangeLog
-from xidstream.pipeline.delta.erased_copies import copies_in_log, left_of
+from xidstream.pipeline.delta.erased_copies import copies_in_log, in_work, left_of
 from xidstream.pipeline.delta.erased_keys import ErasedKeys, rows_of_keys
 from xidstream.pipeline.delta.erased_rows import erase_rows
 from xidstream.pipeline.errors import PreconditionMissing, SegmentCorrupt, UsageError
@@ -58,6 +60,7 @@ from xidstream.pipeline.mirror.erased_base import (
     base_location,
     copies_in_base,
     erase_base,
+    in_work_in_base,
     keys_of_base,
     remove_copies,
 )
@@ -66,6 +69,7 @@ from xidstream.pipeline.spark_errors import fault_of
 from xidstream.pipeline.storage.envelope import now
 from xidstream.pipeline.storage.erasure_record import (
     BASE,
+    IN_WORK,
     LOG,
     STORAGE,
     Copy,
@@ -93,10 +97,12 @@ class Places:
 @dataclass(frozen=True)
 class ErasureSettings:
     """``at_once``: remove replaced files now, from under whoever reads them. ``timeout_s``: how long to
-    wait for the sink. ``check`` raises where it is to be given up."""
+    wait for the sink. ``settle_s``: what was in work then has its file by now. ``check`` raises where it is to be given
+    up."""
 
     at_once: bool = False
     timeout_s: float = 300.0
+    settle_s: float = 5.0
     tell: Callable[[str], None] = lambda text: None
     check: Callable[[], None] = lambda: None
 
@@ -136,7 +142,7 @@ def erase(
         base = None
         if log.root.is_local:
             base = erase_base(log.root, log.application_id, label, keys, held, settings.check)
-        copies = _copies(places, label, keys, record, settings)
+        copies, cleared = _copies(places, label, keys, record, settings)
     except Exception as error:
         raise fault_of(error, f"erasing from table {label}") from error
     record = replace(
@@ -148,12 +154,17 @@ def erase(
         base_rows=record.base_rows + (0 if base is None else base.n_rows),
         base_files=record.base_files + (0 if base is None else base.n_files),
         erased_at=record.erased_at or now(),
-        finished_at=None if copies else record.finished_at or now(),
+        finished_at=None if copies else record.finished_at,
         copies=copies,
+        cleared=cleared,
     )
     write_erasure(storage, layout, record)
     reach("erasure_told")
-    return record
+    if copies:
+        return record
+    if done.n_files or (base is not None and base.n_files):
+        time.sleep(settings.settle_s)
+    return look(places, record)
 
 
 def look(places: Places, record: ErasureRecord) -> ErasureRecord:
@@ -164,9 +175,17 @@ def look(places: Places, record: ErasureRecord) -> ErasureRecord:
     label, found = places.log.log_table(record.table)
     by_place = {where: [c.path for c in record.copies if c.where == where] for where in (LOG, BASE)}
     left = {(LOG, path) for path in left_of(found.location, by_place[LOG])}
-    left |= {(BASE, path) for path in left_of(base_location(places.log.root, label), by_place[BASE])}
+    base = base_location(places.log.root, label)
+    left |= {(BASE, path) for path in left_of(base, by_place[BASE])}
     of_tables = [copy for copy in record.copies if (copy.where, copy.path) in left]
-    copies = (*of_tables, *_in_storage(places, record))
+    known = {
+        where: {c.path for c in (*record.copies, *record.cleared) if c.where == where}
+        for where in (LOG, BASE)
+    }
+    late = [Copy(IN_WORK, p) for p in in_work(found.location, label, int(record.upto_lsn), known[LOG])]
+    if places.log.root.is_local:
+        late += [Copy(IN_WORK, path) for path in in_work_in_base(base, label, known[BASE])]
+    copies = (*of_tables, *late, *_in_storage(places, record))
     if copies == record.copies and copies:
         return record
     looked = replace(record, copies=copies, finished_at=None if copies else now())
@@ -208,12 +227,13 @@ def _wait(places: Places, upto: Lsn, settings: ErasureSettings) -> None:
 
 def _copies(
     places: Places, label: str, keys: ErasedKeys, record: ErasureRecord, settings: ErasureSettings
-) -> tuple[Copy, ...]:
+) -> tuple[tuple[Copy, ...], tuple[Copy, ...]]:
+    """What may have such rows, and which files that no commit names have none."""
     log = places.log
     _, found = log.log_table(label)
     upto = int(record.upto_lsn)
-    stays = copies_in_log(found.location, label, keys, upto, at_once=settings.at_once)
-    copies = [Copy(LOG, path) for path in stays]
+    stays, clear = copies_in_log(found.location, label, keys, upto, at_once=settings.at_once)
+    copies, cleared = [Copy(LOG, path) for path in stays], [Copy(LOG, path) for path in clear]
     if log.root.is_local:
         base = base_location(log.root, label)
         held = rows_of_keys(keys, found.columns, found.properties, label).held
@@ -221,8 +241,10 @@ def _copies(
         if wanted is not None:
             if settings.at_once:
                 remove_copies(log.root, log.application_id, label, wanted)
-            copies += [Copy(BASE, path) for path in copies_in_base(base, wanted, label)]
-    return (*copies, *_in_storage(places, record))
+            stays, clear = copies_in_base(base, wanted, label)
+            copies += [Copy(BASE, path) for path in stays]
+            cleared += [Copy(BASE, path) for path in clear]
+    return (*copies, *_in_storage(places, record)), tuple(cleared)
 
 
 def _in_storage(places: Places, record: ErasureRecord) -> Iterator[Copy]:

@@ -25,7 +25,7 @@ import datetime
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
@@ -129,15 +129,17 @@ def erase_base(
     )
 
 
-def copies_in_base(location: Location, keys: RowsOfKeys, label: str) -> list[str]:
+def copies_in_base(location: Location, keys: RowsOfKeys, label: str) -> tuple[list[str], list[str]]:
     """The paths, below the table's folder, of files that its present version does not have and that have such rows; and
-    of files of its Delta log that have such a key as a file's lowest or highest. Raises OSError and what pyarrow
-    raises."""
+    of files of its Delta log that have such a key as a file's lowest or highest. Then those that no commit ever named
+    and that have no such row. Raises OSError and what pyarrow raises."""
     writer = DeltaTableWriter.open(location, label)
     if writer is None:
-        return []
+        return [], []
     named = set(writer.files()["path"].to_pylist())
+    removed = set(writer.removed_files(0))
     found = []
+    cleared = []
     for path in attempt_files.files_below(location):
         if path.endswith(".parquet") and path not in named:
             try:
@@ -148,7 +150,20 @@ def copies_in_base(location: Location, keys: RowsOfKeys, label: str) -> list[str
                 n_rows = 1  # it is being written: nobody can know
             if n_rows:
                 found.append(path)
-    return [*found, *_log_files_with(location, keys, writer.version)]
+            elif path not in removed:
+                cleared.append(path)
+    return [*found, *_log_files_with(location, keys, writer.version)], cleared
+
+
+def in_work_in_base(location: Location, label: str, known: Set[str]) -> list[str]:
+    """Files that no commit has named, without those that are ``known``: of a refresh at work, or of one that had read
+    the log before it was erased from, and that the next vacuum removes. Raises OSError."""
+    writer = DeltaTableWriter.open(location, label)
+    if writer is None:
+        return []
+    known = known | set(writer.files()["path"].to_pylist()) | set(writer.removed_files(0))
+    there = attempt_files.files_below(location)
+    return [path for path in there if path.endswith(".parquet") and path not in known]
 
 
 def remove_copies(root: Location, slot: str, label: str, keys: RowsOfKeys) -> None:
@@ -160,7 +175,7 @@ def remove_copies(root: Location, slot: str, label: str, keys: RowsOfKeys) -> No
     directory = os.path.basename(location.uri)
     manifest = ManifestWriter(root, slot)
     manifest.forget_retired(directory)
-    for path in copies_in_base(location, keys, label):
+    for path in copies_in_base(location, keys, label)[0]:
         if not path.startswith(f"{LOG}/"):
             with suppress(FileNotFoundError):
                 os.unlink(os.path.join(location.uri, path))

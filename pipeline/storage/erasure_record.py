@@ -28,11 +28,13 @@ _ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 LOG: Final = "log"
 BASE: Final = "base table"
 STORAGE: Final = "storage"
+IN_WORK: Final = "tables, in work"
+"""A file that no commit names, and that may have been begun before: it is named, or removed, soon."""
 
 
 @dataclass(frozen=True)
 class Copy:
-    """``where``: LOG, BASE or STORAGE. ``path``: below the table's folder, or a key of the storage."""
+    """``where``: LOG, BASE, IN_WORK or STORAGE. ``path``: below the table's folder, or a key of the storage."""
 
     where: str
     path: str
@@ -44,7 +46,8 @@ class ErasureRecord:
 
     ``n_rows`` went from ``n_files`` files of the log, and ``base_rows`` from ``base_files`` of the base table, over all
     runs of the command. ``n_behind``: rows of the keys behind the LSN, which stay. ``erased_at``: when no table had
-    such a row any more; None before. ``finished_at``: when no copy was left; None before."""
+    such a row any more; None before. ``finished_at``: when no copy was left; None before. ``cleared``: files that no
+    commit names, and that had no such row when that was looked at."""
 
     id: str
     table: str
@@ -62,6 +65,7 @@ class ErasureRecord:
     erased_at: datetime.datetime | None = None
     finished_at: datetime.datetime | None = None
     copies: tuple[Copy, ...] = ()
+    cleared: tuple[Copy, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """What is stored, and what the command prints."""
@@ -82,6 +86,7 @@ class ErasureRecord:
             "erased_at": None if self.erased_at is None else self.erased_at.isoformat(),
             "finished_at": None if self.finished_at is None else self.finished_at.isoformat(),
             "copies": [[copy.where, copy.path] for copy in self.copies],
+            "cleared": [[copy.where, copy.path] for copy in self.cleared],
         }
 
 
@@ -104,6 +109,7 @@ def _from_json(content: dict[str, Any]) -> ErasureRecord:
         erased_at=time("erased_at"),
         finished_at=time("finished_at"),
         copies=tuple(Copy(str(where), str(path)) for where, path in content["copies"]),
+        cleared=tuple(Copy(str(where), str(path)) for where, path in content["cleared"]),
         **counts,
     )
 

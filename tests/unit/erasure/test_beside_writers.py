@@ -78,9 +78,9 @@ def test_copies_in_a_store_are_found_and_removed(s3: Any) -> None:
     keys = parse_keys(["id = 7"])
     failed = table.written([change("insert", 1010, id=7)], "data-failed")[0].path
     erase_rows(location, LABEL, SLOT, keys, 2000)
-    (replaced,) = copies_in_log(location, LABEL, keys, 2000, at_once=False)
+    ((replaced,), _) = copies_in_log(location, LABEL, keys, 2000, at_once=False)
     assert left_of(location, [replaced, failed]) == [replaced]
-    assert copies_in_log(location, LABEL, keys, 2000, at_once=True) == []
+    assert copies_in_log(location, LABEL, keys, 2000, at_once=True) == ([], [])
     assert left_of(location, [replaced]) == []
     assert [row["id"] for row in read(location)] == [8]
 
@@ -90,10 +90,10 @@ def test_a_replaced_file_goes_when_the_table_need_not_keep_it_any_more(tmp_path:
     table.commit(change("insert", 1010, id=7), change("insert", 1010, 1, id=8))
     keys = parse_keys(["id = 7"])
     erase_rows(table.location, LABEL, SLOT, keys, 2000)
-    (replaced,) = copies_in_log(table.location, LABEL, keys, 2000, at_once=False)
+    ((replaced,), _) = copies_in_log(table.location, LABEL, keys, 2000, at_once=False)
     told = {"delta.deletedFileRetentionDuration": "interval 0 hours"}
     DeltaTable(table.location.uri).alter.set_table_properties(told, raise_if_not_exists=False)
-    assert copies_in_log(table.location, LABEL, keys, 2000, at_once=False) == []
+    assert copies_in_log(table.location, LABEL, keys, 2000, at_once=False) == ([], [])
     assert left_of(table.location, [replaced]) == []
 
 

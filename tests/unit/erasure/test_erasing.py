@@ -38,7 +38,7 @@ from xidstream.pipeline.storage.progress import write_progress
 from xidstream.pipeline.storage.storage import Storage
 
 UPTO = Lsn(2000)
-SETTINGS = ErasureSettings(timeout_s=0.0)
+SETTINGS = ErasureSettings(timeout_s=0.0, settle_s=0.0)
 LAYOUT = Layout(7, "orders", "20260101T000000-a")
 
 
@@ -179,6 +179,27 @@ def test_files_that_no_commit_names_go_now_but_for_those_of_others(root: Root) -
     assert {theirs, "data-half/part-00000.parquet"} <= left and not {ours, other} & left
     there = [Path(root.table.location.uri, path).exists() for path in (ours, theirs, other)]
     assert there == [False, True, True]
+
+
+def test_what_was_in_work_and_has_its_file_later_is_waited_for_without_the_keys(root: Root) -> None:
+    """A merge or a snapshot that had read the table, and a refresh that had read the log: all are refused."""
+    known = root.table.written([change("insert", 1015, id=9)], "data-failed")[0].path
+    done = root.erase(settings=replace(SETTINGS, at_once=True))
+    assert done.finished_at is not None and [copy.path for copy in done.cleared] == [known]
+    done = replace(done, finished_at=None)
+    merged = root.table.written([change("insert", 1015, id=1)], "data-merged")[0].path
+    later = root.table.written([change("insert", UPTO + 1, id=1)], "data-batch")[0].path
+    refresh = root.mirror.begin(4000, LABEL)
+    looked = look(root.places, done)
+    assert {copy.path for copy in looked.copies} == {
+        merged,
+        os.path.relpath(refresh.path, refresh.base.location.uri),
+    }
+    assert later not in {copy.path for copy in looked.copies} and looked.finished_at is None
+    refresh.commit()
+    assert [copy.path for copy in look(root.places, looked).copies] == [merged]
+    Path(root.table.location.uri, merged).unlink()
+    assert look(root.places, looked).finished_at is not None
 
 
 def test_nothing_is_changed_before_the_sink_has_all_up_to_the_lsn(tmp_path: Path) -> None:

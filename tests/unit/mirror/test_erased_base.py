@@ -40,7 +40,7 @@ def copies(root: Location) -> list[str]:
     location = current(root).child(TABLE)
     keys = keys_of_base(location, TABLE, parse_keys(["id = 1"]), HELD)
     assert keys is not None
-    return copies_in_base(location, keys, TABLE)
+    return copies_in_base(location, keys, TABLE)[0]
 
 
 def rows(root: Location, version: int | None = None) -> list[dict[str, Any]]:
