@@ -106,7 +106,7 @@ def wait_for_log(pipeline: Pipeline, lsn: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(290)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("postgres_server", [18], indirect=True)
 def test_a_key_is_erased_beside_a_run_a_mirror_and_clients_and_no_file_has_it_in_the_end(
     pipeline: Pipeline,
@@ -161,7 +161,7 @@ def test_a_key_is_erased_beside_a_run_a_mirror_and_clients_and_no_file_has_it_in
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(290)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("postgres_server", [18], indirect=True)
 def test_rows_in_the_journal_are_waited_for_and_the_command_goes_on_by_its_id_when_a_run_has_delivered_them(
     database: Database, tmp_path: Path
