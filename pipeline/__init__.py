@@ -4,7 +4,9 @@ Nothing in this package imports ray or raydp: where things run is decided in ``a
 and holds its state, what it decides, and its body. The rooms make one stair: each imports only from those below it. The
 stair is written in pyproject.toml, import-linter checks it in CI, and a test holds this list against it::
 
-    verify          the source's rows against the change log, at one moment
+    verify | erasure
+        verify      the source's rows against the change log, at one moment
+        erasure     a key's rows out of the log, the base tables and the storage
     mirror          base tables, refreshed from the change log
     commits         the commit sequencer: commit order, the journal, what may be confirmed
     preflight       all that can be known of a run before anything is started

@@ -91,6 +91,10 @@ POINTS: Final = {
     "base_committed": "mirror: a base table is committed; the manifest does not name its version",
     "committing_manifest": "mirror: all base tables are committed; the manifest is not",
     "manifest_committed": "mirror: the manifest names the versions",
+    "erasing_rows": "erasure: a table's files are written anew; the table is not committed",
+    "rows_erased": "erasure: a table of the log has no row of the keys",
+    "base_erased": "erasure: a base table has no row of the keys; the manifest names its version of before",
+    "erasure_told": "erasure: the record says what was done",
     "vacuuming_base": "mirror: lines of the manifest are removed; files that it named alone are there still",
 }
 """Name → where in the process the point is."""

@@ -9,7 +9,8 @@ are read in it, as ``ChangeLog.changes`` does. What the next layout brings is no
 before it.
 
 Deleted rows must not be passed over in silence. ``_transactions`` names the tables of each commit. So a commit that
-names the table, and lies in no file of it, is missing (``missing_commit``).
+names the table, and lies in no file of it, is missing (``missing_commit``). Of a table from which keys were erased that
+is not known up to the erasure's LSN: there it may be these rows alone (``QueryTable.erased_lsn``).
 
 A column's older values may be of another type. Where Arrow's cast is not known to be Spark's, the read is refused: the
 same change never shows two values.
@@ -32,6 +33,7 @@ from xidstream.pipeline.changelog.log_table import MAX_LSN, LogFile, opened, rea
 from xidstream.pipeline.changelog.shapes import layout_lsns, shape_at
 from xidstream.pipeline.changelog.transactions_table import TransactionsTable
 from xidstream.pipeline.errors import Unsupported, UsageError
+from xidstream.pipeline.log_tables.erased_marks import UPTO
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.schema.rows import CONTRACT_FIELDS, SNAPSHOT
@@ -116,6 +118,11 @@ class QueryTable:
             self.columns = self._fitting(wanted)
 
     @property
+    def erased_lsn(self) -> int:
+        """Up to where keys were erased from the table; 0 if none ever were."""
+        return self._table.watermark(UPTO) or 0
+
+    @property
     def own_columns(self) -> tuple[ReadColumn, ...]:
         """Without the contract's."""
         return tuple(column for column in self.columns if column.name not in _CONTRACT)
@@ -194,15 +201,16 @@ class Commits:
         return [lsn for lsn, tables in zip(self.lsns, self._tables, strict=True) if table in (tables or ())]
 
 
-def missing_commit(lsns: Sequence[int], files: Sequence[LogFile]) -> int | None:
-    """The first of the commits ``lsns``, which have rows of a table, that lies in none of its ``files``."""
+def missing_commit(lsns: Sequence[int], files: Sequence[LogFile], erased_lsn: int = 0) -> int | None:
+    """The first of the commits ``lsns``, which have rows of a table, that lies in none of its ``files``, behind
+    ``erased_lsn``."""
     spans = sorted((file.min_lsn, file.max_lsn) for file in files)
     reach = begun = 0
     for lsn in lsns:
         while begun < len(spans) and spans[begun][0] <= lsn:
             reach = max(reach, spans[begun][1])
             begun += 1
-        if reach < lsn:
+        if reach < lsn and lsn > erased_lsn:
             return lsn
     return None
 

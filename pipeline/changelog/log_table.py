@@ -161,11 +161,7 @@ class LogTable:
 
 def opened(location: Location, path: str) -> Any:
     """A file below ``location`` to read from, as a context. Raises OSError."""
-    if location.is_local:
-        return pa.OSFile(f"{location.uri}/{path}")
-    from deltalake.fs import DeltaStorageHandler
-
-    return DeltaStorageHandler(location.uri, location.storage_options).open_input_file(path)
+    return location.open(path)
 
 
 def rows_of_files(

@@ -21,8 +21,9 @@ of the log are (``pipeline.delta.small_files``).
 | ``version`` | Delta's version of the base table |
 
 The commits carry application transactions: ``mirror/SLOT`` is the LSN, ``mirror/SLOT/owner`` is the number of the
-mirror that refreshes. A mirror takes the next higher number when it begins (``claim``), and this number stands in each
-of its commits. So one that was overtaken completes nothing more.
+mirror that refreshes. ``mirror/SLOT/erased`` counts how often an erasure took lines back. A mirror takes the next
+higher number when it begins (``claim``), and this number stands in each of its commits. So one that was overtaken
+completes nothing more.
 
 Rejected: a JSON file in place of a Delta table, which no engine reads as it reads the tables; one Delta transaction
 over all tables, which Delta has not; files for each refresh that stay as they are, of which a day makes 1,440.
@@ -34,8 +35,8 @@ from __future__ import annotations
 
 import datetime
 import uuid
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 import pyarrow as pa
@@ -71,6 +72,13 @@ MANIFEST_SCHEMA: Final = pa.schema(
 KEEPS_ITS_LOG: Final = {"delta.enableExpiredLogCleanup": "false"}
 """Delta removes the log of old versions by its own clock. What the manifest names must stay readable, and the mirror's
 vacuum removes what it does not name."""
+
+RETIRED: Final = "erased:"
+"""Stands before the ``slot`` of a line that an erasure took back, whose ``lsn`` is ``RETIRED_LSN``: no reader finds it,
+also who looks for the greatest ``lsn`` alone. The vacuum keeps the files of its version, for those who found it before,
+as long as it keeps those of a refresh that another one followed."""
+RETIRED_LSN: Final = 1
+"""No commit has it, and 0 would be no statistic."""
 
 _ABOUT: Final = TableMetadata(
     "One line for each base table and refresh: the lines of a slot's greatest lsn name versions of one moment.",
@@ -226,6 +234,7 @@ class ManifestWriter:
         self._slot = application_id
         self._lsn_id = f"mirror/{application_id}"
         self._owner_id = f"{self._lsn_id}/owner"
+        self._erased_id = f"{self._lsn_id}/erased"
         self.owner = NOTHING
 
     def claim(self) -> int:
@@ -253,6 +262,15 @@ class ManifestWriter:
     def lines(self) -> list[ManifestLine]:
         return _lines_of(self._open(), self._slot)
 
+    def retired_lines(self) -> list[ManifestLine]:
+        """The lines that erasures took back."""
+        return _lines_of(self._open(), RETIRED + self._slot)
+
+    @property
+    def n_erasures(self) -> int:
+        """How often ``take_back`` was done."""
+        return self._open().watermark(self._erased_id)
+
     def newest(self) -> list[ManifestLine]:
         """The lines of the last refresh; none where there was none."""
         writer = self._open()
@@ -262,15 +280,70 @@ class ManifestWriter:
     def last_lsn(self) -> int:
         return self._open().watermark(self._lsn_id)
 
-    def append(self, lines: Sequence[ManifestLine]) -> None:
-        """Name the versions of one refresh, which all have one LSN, above that of the last one."""
+    def append(self, lines: Sequence[ManifestLine], n_erasures: int | None = None) -> None:
+        """Name the versions of one refresh, which all have one LSN, above that of the last one. ``n_erasures``: what
+        that was when the refresh began. Raises SnapshotOutdated where it is another number: a version may be one with
+        rows that were erased since."""
         (lsn,) = {line.lsn for line in lines}
         for _ in range(ATTEMPTS):
             writer = self._open()
             self._check(writer)
+            if n_erasures is not None and writer.watermark(self._erased_id) != n_erasures:
+                raise SnapshotOutdated(MANIFEST)
             if self._commit(writer, lines, (), lsn):
                 return
         raise StorageFault(f"the manifest was changed by others during {ATTEMPTS} attempts to commit")
+
+    def take_back(self, directory: str, below: int, version: int) -> None:
+        """Take back the lines that name versions of a base table below ``below``. If one of them is the table's newest,
+        ``version`` is named in its place, which has the same rows but for those that were erased.
+
+        Any process may ask for it: it needs no number, and overtakes nobody."""
+        if DeltaTableWriter.open(self._location, MANIFEST) is None:
+            return
+        for _ in range(ATTEMPTS):
+            writer = self._open()
+            self.owner = writer.watermark(self._owner_id)
+            lines = _lines_of(writer, self._slot)
+            ours = [line for line in lines if line.directory == directory]
+            gone = [line for line in ours if line.version < below]
+            newest = max(ours, key=lambda line: line.lsn, default=None)
+            added = []
+            if newest in gone and self._is_at(directory, version, newest):
+                added.append(replace(newest, version=version))
+            if len(lines) > len(gone) or added:  # else they would be the greatest ones
+                now = datetime.datetime.now(datetime.timezone.utc)
+                added += [
+                    replace(line, slot=RETIRED + line.slot, lsn=RETIRED_LSN, refreshed_at=now)
+                    for line in gone
+                ]
+            n_erased = writer.watermark(self._erased_id) + 1
+            if self._rewrite(writer, gone.__contains__, added, erased=n_erased):
+                return
+        raise StorageFault(
+            f"the manifest was changed by others during {ATTEMPTS} attempts to take lines back"
+        )
+
+    def forget_retired(self, directory: str) -> None:
+        """Remove the lines of a base table that were taken back, with what they keep. Any process may ask for it."""
+        if DeltaTableWriter.open(self._location, MANIFEST) is None:
+            return
+        of_table = RETIRED + self._slot, directory
+        for _ in range(ATTEMPTS):
+            writer = self._open()
+            self.owner = writer.watermark(self._owner_id)
+            if self._rewrite(writer, lambda line: (line.slot, line.directory) == of_table):
+                return
+        raise StorageFault(f"the manifest was changed by others during {ATTEMPTS} attempts to shorten it")
+
+    def _is_at(self, directory: str, version: int, line: ManifestLine) -> bool:
+        """Whether that version of the base table is of the line's moment, and not of a refresh that is cut short."""
+        location = Location(self._location.uri.rpartition("/")[0], self._location.storage_options).child(
+            directory
+        )
+        table = DeltaTable(location.uri, version=version, storage_options=location.storage_options)
+        lsn, place = (table.transaction_version(each) for each in (self._lsn_id, f"{self._lsn_id}/place"))
+        return lsn is not None and lsn <= line.lsn and place == line.place
 
     def forget(self, before: datetime.datetime) -> None:
         """Remove the lines of the refreshes that were superseded before this time.
@@ -281,17 +354,32 @@ class ManifestWriter:
         for _ in range(ATTEMPTS):
             writer = self._open()
             self._check(writer)
-            gone = _superseded(_lines_of(writer, None), before)
-            if not gone:
-                return
-            by_file = {file.path: _lines(writer.rows_of({file.path})) for file in _files(writer)}
-            touched = {
-                p for p, lines in by_file.items() if any((line.slot, line.lsn) in gone for line in lines)
-            }
-            kept = [line for p in touched for line in by_file[p] if (line.slot, line.lsn) not in gone]
-            if self._commit(writer, kept, touched):
+            superseded = _superseded(_lines_of(writer, None), before)
+
+            def goes(line: ManifestLine, superseded: set[tuple[str, int]] = superseded) -> bool:
+                if line.slot.startswith(RETIRED):
+                    return line.refreshed_at < before
+                return (line.slot, line.lsn) in superseded
+
+            if self._rewrite(writer, goes):
                 return
         raise StorageFault(f"the manifest was changed by others during {ATTEMPTS} attempts to shorten it")
+
+    def _rewrite(
+        self,
+        writer: DeltaTableWriter,
+        goes: Callable[[ManifestLine], bool],
+        added: Sequence[ManifestLine] = (),
+        *,
+        erased: int | None = None,
+    ) -> bool:
+        """Remove lines, and add some. Returns as ``_commit``, and True where there is nothing to do."""
+        by_file = {file.path: _lines(writer.rows_of({file.path})) for file in _files(writer)}
+        touched = {path for path, lines in by_file.items() if any(map(goes, lines))}
+        if not touched and erased is None:
+            return True
+        kept = [line for path in touched for line in by_file[path] if not goes(line)]
+        return self._commit(writer, [*kept, *added], touched, erased=erased)
 
     def _commit(
         self,
@@ -299,8 +387,10 @@ class ManifestWriter:
         lines: Iterable[ManifestLine],
         removed: Collection[str],
         lsn: int | None = None,
+        erased: int | None = None,
     ) -> bool:
-        """Write the lines as one file in place of those ``removed``. ``lsn`` is the refresh's, where it is one.
+        """Write the lines as one file in place of those ``removed``. ``lsn`` is the refresh's, where it is one;
+        ``erased``: how often lines were taken back, where that is done.
 
         Returns whether it succeeded. If not, another slot's mirror has committed, or one that overtook us: the next
         look tells.
@@ -311,6 +401,8 @@ class ManifestWriter:
         files = ParquetFiles(self._location, f"data-{uuid.uuid4().hex}-mirror", MANIFEST_SCHEMA, "lsn")
         files.write(pa.RecordBatch.from_arrays(arrays, schema=MANIFEST_SCHEMA))
         moved = {} if lsn is None else {self._lsn_id: lsn}
+        if erased is not None:
+            moved[self._erased_id] = erased
         try:
             writer.commit(files.close(), moved, "lsn", marks=self.marks, removed=sorted(removed))
         except SnapshotOutdated:

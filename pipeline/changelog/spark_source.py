@@ -241,7 +241,7 @@ class LogSource:
             if commits.oldest is not None and commits.oldest > since + 1 and until > since:
                 raise _lost(f"the change log begins at {Lsn(commits.oldest)}", since)
             for table, files in found:
-                missing = missing_commit(commits.of(table.name), files)
+                missing = missing_commit(commits.of(table.name), files, table.erased_lsn)
                 if missing is not None:
                     raise _lost(f"table {table.name} lacks the rows of the commit at {Lsn(missing)}", since)
         return [each for table, files in found for each in table.ranges(files, since, until)]

@@ -5,7 +5,8 @@ the changes with a greater commit LSN than its own. Behind the snapshot are all 
 wherever they stand in the log (``contained``), but for the part up to which it is known to contain all.
 
 The rows of a snapshot are counted, by what the Delta log says of its files. If another tool took some of them away, an
-error says so: without them the table would look like one that has few rows, or none.
+error says so: without them the table would look like one that has few rows, or none. What an erasure took is told by
+its own commits (``delta.erased_rows``).
 
 A session's snapshot may lack transactions whose commit LSN lies below it. ``left_out`` are the commit LSNs of those,
 where the table is wanted as that session sees it (``pipeline.verify``).
@@ -25,6 +26,7 @@ from xidstream.pipeline.changelog.log_table import LogFile, LogTable
 from xidstream.pipeline.changelog.manifest import Base
 from xidstream.pipeline.changelog.shape import TableShape, shaped
 from xidstream.pipeline.errors import PreconditionMissing
+from xidstream.pipeline.log_tables.erased_marks import erased_id
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.schema.rows import SNAPSHOT
 from xidstream.pipeline.spark.snapshot_visibility import without_contained
@@ -80,6 +82,7 @@ class TableAt:
         if n_rows is None:
             return
         place = int(bounds.place)
+        n_rows -= self.log_table.watermark(erased_id(place)) or 0
         if all(file.min_lsn == file.max_lsn == place and file.n_rows for file in files):
             there = sum(file.n_rows for file in files)
         else:  # another tool compacted the table

@@ -74,6 +74,8 @@ CHECKPOINT_EVERY: Final = 100
 """So many commits lie between two checkpoints of the log, unless the table has ``delta.checkpointInterval``."""
 MERGED: Final = "xidstream.merged"
 """In the ``commitInfo`` of a commit that replaces small files, and does nothing else."""
+ERASED: Final = "xidstream.erased"
+"""In the ``commitInfo`` of a commit that takes rows of erased keys out of files, and does nothing else."""
 _LOGGER: Final = logging.getLogger(__name__)
 _KEEP_EXPIRED_LOGS: Final = PostCommitHookProperties(cleanup_expired_logs=False)
 
@@ -184,6 +186,11 @@ class DeltaTableWriter:
     def property_of(self, name: str) -> str | None:
         """A property that the table has; None where it has none of this name, or an empty one."""
         return self._table.metadata().configuration.get(name) or None
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """All of the table."""
+        return dict(self._table.metadata().configuration)
 
     @property
     def ranged(self) -> list[str]:
@@ -317,6 +324,13 @@ class DeltaTableWriter:
         if schema is not None:
             self._read_columns()
 
+    def replace(self, added: Sequence[WrittenFile], removed: Sequence[str], marks: Mapping[str, int]) -> None:
+        """Put ``added``, which have no row that ``removed`` had not, in the place of these files, and set the versions
+        ``marks``, atomically. Raises as ``commit``."""
+        actions = _replacing(added, removed, "_commit_lsn", int(time.time() * 1000))
+        self._write_log(actions, marks, told={ERASED: "true"})
+        self._settle(marks)
+
     def _write_log(
         self,
         actions: list[AddAction | RemoveAction],
@@ -362,6 +376,10 @@ class DeltaTableWriter:
             if self.watermark(application_id) != version:
                 raise SnapshotOutdated(self.label)
 
+    def checkpoint(self) -> None:
+        """Write a checkpoint of this version, so that the commits before it are needed no more."""
+        self._table.create_checkpoint()
+
     def files(self) -> pa.Table:
         """The files of the snapshot, as deltalake lists them: ``path``, ``size_bytes``, ``num_records``, ``min.…``."""
         return pa.table(self._table.get_add_actions(flatten=True))
@@ -369,6 +387,11 @@ class DeltaTableWriter:
     def paths(self) -> list[str]:
         found: list[str] = self.files()["path"].to_pylist()
         return found
+
+    def removed_files(self, hours: int) -> list[str]:
+        """The paths of files that a commit removed longer ago than this, as far as the log knows, and that are
+        there."""
+        return self._table.vacuum(hours, dry_run=True, enforce_retention_duration=False)
 
     def check_plain(self) -> None:
         """Raise Unsupported where the rows of the snapshot's files are not the table's."""

@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 
 OWN: Final = "data-"
 """How the paths of the files begin that the sink writes of batches."""
-_UNMERGED: Final = ("delta.appendOnly", "delta.enableChangeDataFeed")
+UNMERGED: Final = ("delta.appendOnly", "delta.enableChangeDataFeed")
+"""Properties of tables whose files are left as they are."""
 _READS: Final = 8
 """Files that are read at a time: an object store lets each of them wait."""
 
@@ -58,7 +59,7 @@ def is_mergeable(table: DeltaTable) -> bool:
     """Not where a file's rows are not the table's, nor where the table says that its rows are never removed, or that
     every change of its rows is told."""
     properties = table.metadata().configuration
-    says_no = any(str(properties.get(name)).lower() == "true" for name in _UNMERGED)
+    says_no = any(str(properties.get(name)).lower() == "true" for name in UNMERGED)
     return has_plain_files(table.protocol()) and not says_no
 
 

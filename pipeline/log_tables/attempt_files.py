@@ -7,7 +7,8 @@ late each time would fill the disk.
 Readers that were cancelled may still finish a file behind the removal. It is removed with the next attempt's failure,
 or by a vacuum.
 
-Called by the sinks' snapshot logs (``snapshot_log``, ``pipeline.initial_copy.staged_snapshots``), and by ``upkeep``.
+Called by the sinks' snapshot logs (``snapshot_log``, ``pipeline.initial_copy.staged_snapshots``), by ``upkeep`` and by
+erasures.
 Plain files, or deltalake's file system.
 """
 
@@ -33,6 +34,19 @@ def missing(table: Location, paths: Sequence[str]) -> list[str]:
     with ThreadPoolExecutor(_THREADS) as threads:
         found = threads.map(lambda path: store.get_file_info([path])[0], paths)
         return [path for path, info in zip(paths, found, strict=True) if not info.is_file]
+
+
+def files_below(table: Location) -> list[str]:
+    """All files of a table's folder but those of its log, named or not, relative to it. Raises OSError."""
+    if table.is_local:
+        found = []
+        for folder, folders, names in os.walk(table.uri):
+            if folder == table.uri and "_delta_log" in folders:
+                folders.remove("_delta_log")
+            found += [os.path.relpath(os.path.join(folder, name), table.uri) for name in names]
+        return sorted(found)
+    listed = store_of(table).get_file_info_selector(Below("", recursive=True))
+    return sorted(i.path for i in listed if i.is_file and not i.path.startswith("_delta_log/"))
 
 
 def remove(table: Location, directory: str) -> int:

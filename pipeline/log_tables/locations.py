@@ -18,7 +18,7 @@ import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
@@ -196,14 +196,17 @@ class Location:
 
         return DeltaStorageHandler(self.uri, self.storage_options).open_output_stream(path)
 
-    def read(self, path: str) -> bytes:
-        """All of a file. ``path`` is relative to ``uri``. Raises OSError."""
+    def open(self, path: str) -> Any:
+        """A file to read from, as a context. ``path`` is relative to ``uri``. Raises OSError."""
         if self.is_local:
-            with open(os.path.join(self.uri, path), "rb") as file:
-                return file.read()
+            return pa.OSFile(os.path.join(self.uri, path))
         from deltalake.fs import DeltaStorageHandler
 
-        with DeltaStorageHandler(self.uri, self.storage_options).open_input_file(path) as file:
+        return DeltaStorageHandler(self.uri, self.storage_options).open_input_file(path)
+
+    def read(self, path: str) -> bytes:
+        """All of a file. ``path`` is relative to ``uri``. Raises OSError."""
+        with self.open(path) as file:
             return bytes(file.read())
 
 

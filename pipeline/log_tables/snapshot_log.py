@@ -7,6 +7,9 @@ its rule would drop them. The line in ``_snapshots`` comes behind it, under an a
 (``<application id>/snapshot/<directory>``). So each of the two commits is made once, however often it is asked for. A
 fold takes no notice of rows that no line names.
 
+A snapshot that was read while keys were erased from the table (``erased_rows``) may have their rows, and is taken
+again.
+
 A crash between the two commits leaves rows without a line. The storage has the generation's bounds then
 (``pipeline.storage.snapshot_record``), and ``commit`` is asked for again, with no files to name.
 
@@ -43,6 +46,7 @@ from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.log_tables import locations
 from xidstream.pipeline.log_tables.attempt_files import missing, remove
 from xidstream.pipeline.log_tables.columns import Conform, TableColumn, place
+from xidstream.pipeline.log_tables.erased_marks import UPTO, erased_id
 from xidstream.pipeline.log_tables.generation_rows import (
     Spoiler,
     ddl_spoiler,
@@ -241,6 +245,11 @@ class SnapshotLog:
                 raise self._ownership.diverged(
                     f"{writer.title} has a snapshot that was taken at {Lsn(held)}, and a later one was "
                     f"taken at {Lsn(place)}: the server was restored, or failed over, to an older state"
+                )
+            if writer.watermark(UPTO) >= place:
+                raise SnapshotInterrupted(
+                    f"table {generation.name}: its snapshot at {Lsn(place)} may have rows of keys that were erased "
+                    f"meanwhile, up to {Lsn(writer.watermark(UPTO))}"
                 )
             gone = missing(writer.location, [file.path for file in files])
             if gone:
@@ -457,10 +466,11 @@ class SnapshotLog:
 
 
 def _n_rows(files: Sequence[WrittenFile] | None, writer: LogTable, place: int) -> int:
-    """The rows of the snapshot with that place, whose files are in the table."""
+    """The rows of the snapshot with that place, whose files are in the table, with those that were erased since."""
     if files is not None:
         return sum(file.n_rows for file in files)
-    return int(writer.read(["_commit_lsn"], "_commit_lsn", place, place).num_rows)
+    there = writer.read(["_commit_lsn"], "_commit_lsn", place, place).num_rows
+    return int(there) + writer.watermark(erased_id(place))
 
 
 def _line_of(row: Mapping[str, Any], reason: str) -> tuple[GenerationLine, str]:

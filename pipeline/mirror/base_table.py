@@ -16,8 +16,9 @@ from __future__ import annotations
 import datetime
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final
 
 import pyarrow as pa
@@ -171,10 +172,19 @@ class BaseTable:
         self._writer.add_columns([_target(field) for field in fields])
 
     def replace(
-        self, new: Sequence[NewFile], key: RangedKey, removed: Sequence[BaseFile], lsn: int, place: int
+        self,
+        new: Sequence[NewFile],
+        key: RangedKey,
+        removed: Sequence[BaseFile],
+        lsn: int,
+        place: int,
+        *,
+        erases: bool = False,
     ) -> None:
-        """Put ``new`` in the place of ``removed``: the table is at ``lsn`` from here on."""
-        self._swap(new, key, [file.path for file in removed], lsn, place)
+        """Put ``new`` in the place of ``removed``: the table is at ``lsn`` from here on. ``erases``: versions before
+        this one have rows that must not be read any more (``erased_base``)."""
+        erased = {f"{self._marks.lsn_id}/erased": self.version + 1} if erases else {}
+        self._swap(new, key, [file.path for file in removed], lsn, place, marks=erased)
 
     def replace_all(
         self, new: Sequence[NewFile], key: RangedKey, fields: Sequence[pa.Field], lsn: int, place: int
@@ -190,6 +200,7 @@ class BaseTable:
         lsn: int,
         place: int,
         columns: Sequence[TableColumn] | None = None,
+        marks: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         now_ms = int(time.time() * 1000)
         added = [
@@ -198,7 +209,7 @@ class BaseTable:
             if file.facts.n_rows
         ]
         reach("base_written")
-        self._writer.swap(added, removed, self._marks.versions(lsn, place), columns)
+        self._writer.swap(added, removed, {**self._marks.versions(lsn, place), **marks}, columns)
         reach("base_committed")
 
 

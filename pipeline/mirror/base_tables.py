@@ -4,7 +4,8 @@
 nothing where the log has no newer commit than the manifest. Otherwise the tables are refreshed
 (``pipeline.mirror.refresh``): what needs no Spark on a few threads, the others in turn. Then the manifest names them
 all. Somebody else's commit in between makes it look at
-everything again: at the manifest, which tells whether this mirror was overtaken, at the log, and at each table.
+everything again: at the manifest, which tells whether this mirror was overtaken, at the log, and at each table. An
+erasure does so, too (``erased_base``).
 
 A table that has no snapshot, or whose generation has ended, is left out, with its reason. The manifest then does not
 name it at the new LSN, and its base table has a property that says so (``base_table.LEFT_OUT``). After the retention a
@@ -164,9 +165,10 @@ class BaseTables:
         began_s = time.monotonic()
         self._ages.look()
         log = ChangeLog(self._root.uri, self._slot)
-        lsn = log.readable_lsn
         manifest = self._claimed(log)
         manifest.check()
+        n_erasures = manifest.n_erasures
+        lsn = log.readable_lsn
         if lsn <= manifest.last_lsn():
             return None
         lines = {line.table: line for line in manifest.newest()}
@@ -208,7 +210,7 @@ class BaseTables:
         named = _lines(log.application_id, lsn, done, kept.values())
         if named:
             reach("committing_manifest")
-            manifest.append(named)
+            manifest.append(named, n_erasures)
             reach("manifest_committed")
         refreshed = [each for _, each in done]
         refreshed += [TableRefresh(line.table, Answer.KEEP, line.version) for line in kept.values()]

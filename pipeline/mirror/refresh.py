@@ -40,13 +40,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from xidstream.pipeline.changelog.fold import base_alone, fold
-from xidstream.pipeline.changelog.log_table import LogFile
+from xidstream.pipeline.changelog.log_table import LogFile, LogTable
 from xidstream.pipeline.changelog.manifest import ManifestLine, current
 from xidstream.pipeline.changelog.shape import TableShape
 from xidstream.pipeline.changelog.table_at import LogRows, TableAt
 from xidstream.pipeline.changelog.tail import TailFacts, tail_facts
 from xidstream.pipeline.errors import Unsupported
 from xidstream.pipeline.faultpoints import reach
+from xidstream.pipeline.log_tables.erased_marks import ERASURES
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.log_table import SnapshotOutdated
 from xidstream.pipeline.mirror import rewrite
@@ -312,6 +313,7 @@ class TableRefresher:
 
     def _replace_all(self, answer: Answer, paths: Sequence[str], fields: Sequence[pa.Field]) -> TableRefresh:
         new, n_removed = self._new_files(paths), len(self._files)
+        self._check_erasures()
         self._base.replace_all(new, self._key, fields, self._lsn, self._place)
         self._base.describe(self._about)
         return self._done(answer, new, n_removed)
@@ -339,8 +341,16 @@ class TableRefresher:
         if not new and not gone:
             # All that is new had no effect, or was in the snapshot already. The next refresh begins behind it.
             return TableRefresh(self._label, Answer.KEEP, self._base.version)
+        self._check_erasures()
         self._base.replace(new, self._key, gone, self._lsn, self._place)
         return self._done(Answer.SWAP, new, len(gone))
+
+    def _check_erasures(self) -> None:
+        """Raise SnapshotOutdated where keys were erased from the log since it was opened. What comes behind this look,
+        the base table's own commit tells (``erased_base``)."""
+        opened = self._log.log_table
+        if LogTable(opened.location).watermark(ERASURES) != opened.watermark(ERASURES):
+            raise SnapshotOutdated(self._label)
 
     # -- both ------------------------------------------------------------------------------------------
 

@@ -89,7 +89,7 @@ def vacuum(
     reach("vacuuming_base")
     check()
     named: dict[str, set[int]] = {}
-    for line in manifest.lines():
+    for line in (*manifest.lines(), *manifest.retired_lines()):
         named.setdefault(line.directory, set()).add(line.version)
     vacuumed = Vacuumed()
     for directory in _directories(root):

@@ -29,6 +29,7 @@ _SEGMENT: Final = re.compile(
 )
 _PREPARED: Final = re.compile(rf"{_TRANSACTION}\.(?P<epoch>[A-Za-z0-9-]{{1,64}})\.json")
 _SNAPSHOT: Final = re.compile(r"(?P<relid>\d{1,10})\.(?P<kind>(?:taken|told)-\d+|request|cancelled)\.json")
+_JOURNAL: Final = re.compile(r"(?P<number>[0-9]{16})\.(?P<epoch>[A-Za-z0-9-]{1,64})\.journal")
 _RECORD: Final = re.compile(r"(?P<owner>[0-9]{16})\.(?P<epoch>[A-Za-z0-9-]{1,64})\.(?P<kind>json|claim)")
 _TRANSACTION_FOLDER: Final = re.compile(rf"\d+/[a-z0-9_]+/epochs/[A-Za-z0-9-]+/{_TRANSACTION}")
 
@@ -114,6 +115,10 @@ class Layout:
         return f"{self.root}/resumed"
 
     @property
+    def erasures_prefix(self) -> str:
+        return f"{self.root}/erasures"
+
+    @property
     def snapshots_prefix(self) -> str:
         return f"{self.root}/snapshots"
 
@@ -194,12 +199,23 @@ class Layout:
         """The wish that a parked table be delivered again."""
         return f"{self.resumed_prefix}/{relid}.json"
 
+    def erasure_key(self, id_: str) -> str:
+        """The record of an erasure. ``id_``: as ``erasure_record.check_id`` lets it through."""
+        return f"{self.erasures_prefix}/{id_}.json"
+
     # -- parsing ---------------------------------------------------------------------------------------
 
     def parse_snapshot_key(self, key: str) -> tuple[int, str] | None:
         """Relid and kind; None for the decision."""
         match = _SNAPSHOT.fullmatch(_below(key, self.snapshots_prefix))
         return None if match is None else (int(match["relid"]), match["kind"])
+
+    def parse_journal_key(self, key: str) -> tuple[str, int]:
+        """Parse the key of a journal file of any epoch: its epoch and number. Raises UsageError on every other key."""
+        match = _JOURNAL.fullmatch(_below(key, self.journal_prefix))
+        if match is None:
+            raise UsageError(f"not a journal file of slot {self.slot!r}: {key!r}")
+        return match["epoch"], int(match["number"])
 
     def parse_segment_key(self, key: str) -> SegmentName:
         """Parse the key of rows or of messages, of any epoch of this slot. Raises UsageError on every other key."""

@@ -37,6 +37,9 @@ def test_a_commit_that_lies_in_no_file_is_missing() -> None:
     assert missing_commit([5, 10], files) == 5
     assert missing_commit([10, 21, 30], files) == 21
     assert missing_commit([10, 31], files) == 31
+    # Up to where keys were erased it may be that a commit had rows of them alone.
+    assert missing_commit([5, 10], files, 5) is None
+    assert missing_commit([5, 10, 21, 30], files, 5) == 21
     assert missing_commit([10], []) == 10
 
 

@@ -21,6 +21,8 @@ from xidstream.pipeline.changelog.change_log import ChangeLog
 from xidstream.pipeline.changelog.generations import generation_at, generations_of
 from xidstream.pipeline.delta.delta_table import DeltaTableWriter
 from xidstream.pipeline.delta.delta_tables import DeltaTables
+from xidstream.pipeline.delta.erased_keys import parse_keys
+from xidstream.pipeline.delta.erased_rows import erase_rows
 from xidstream.pipeline.delta.small_files import SIZE_CLASSES
 from xidstream.pipeline.errors import (
     PreconditionMissing,
@@ -657,3 +659,38 @@ def test_a_snapshot_at_a_lower_place_than_the_last_one_is_refused(tmp_path: Path
     assert log.commit(generation_of(5), written(log, range(5), place=103))
     with pytest.raises(SinkDiverged, match="a later one"):
         log.commit(generation_of(-3), written(log, range(5), place=95))
+
+
+# -- erasures beside it -----------------------------------------------------------------------------------
+
+
+def erase(root: Path, key: str, upto: int) -> None:
+    location = Location.parse(str(root)).child("public.a~2Eb")
+    erase_rows(location, 'public."a.b"', "7/shop/orders", parse_keys([key]), upto)
+
+
+def test_a_snapshot_that_was_read_while_keys_were_erased_is_taken_again(tmp_path: Path) -> None:
+    log = log_of(tmp_path)
+    files = written(log, range(5))
+    erase(tmp_path, "id = 2", 150)
+    with pytest.raises(SnapshotInterrupted, match="erased"):
+        log.commit(GENERATION, files)
+    assert ids(tmp_path) == [] and log.lines(True) == []
+    later = dataclasses.replace(
+        GENERATION, bounds=dataclasses.replace(BOUNDS, place=Lsn(151), valid_from=Lsn(200))
+    )
+    assert log.commit(later, written(log, range(5), place=151))
+    assert ids(tmp_path) == [0, 1, 2, 3, 4]
+
+
+def test_the_rows_that_an_erasure_took_between_a_snapshot_and_its_line_are_not_missed(tmp_path: Path) -> None:
+    """A crash between the two commits, and then an erasure: the line says how many there were."""
+    log = log_of(tmp_path)
+    files = written(log, range(5))
+    writer = DeltaTableWriter.open(files_root := Location.parse(str(tmp_path)).child("public.a~2Eb"), "t")
+    assert writer is not None and files_root.is_local
+    writer.commit(files, {"7/shop/orders/snapshot": 99}, marks={"7/shop/orders/owner": 1}, merges=False)
+    erase(tmp_path, "id in (1, 2)", 150)
+    assert log.commit(GENERATION, None)
+    (line,) = DeltaTable(str(tmp_path / "_snapshots")).to_pyarrow_table().to_pylist()
+    assert line["rows"] == 5 and ids(tmp_path) == [0, 3, 4]

@@ -36,6 +36,7 @@ def test_every_key_is_read_back(xid: Xid, lsn: Lsn, number: int, epoch: str) -> 
     assert layout.parse_segment_key(key) == SegmentName(epoch, xid, lsn, number)
     assert is_transaction_folder(key.rpartition("/")[0])
     assert layout.parse_prepared_key(layout.prepared_key(xid, lsn)) == (xid, lsn, epoch)
+    assert layout.parse_journal_key(layout.journal_key(number)) == (epoch, number)
     assert layout.parse_record_key(layout.record_key(number)) == (number, epoch, False)
     assert layout.parse_record_key(layout.claim_key(number)) == (number, epoch, True)
 

@@ -1,0 +1,300 @@
+"""A base table without the rows of erased keys: its files written anew, and the manifest's lines of before taken back.
+
+The log comes first (``delta.erased_rows``). Then, in this order:
+
+1. The base table gets new files for those that have such rows: an ordinary swap, at the LSN that it has. Where no file
+   has one, a commit without files. Either one has Delta refuse what a refresh has in hand.
+2. The manifest names the new version in place of the newest one before it. Lines of older versions go: at their LSNs
+   a state is folded from the log, which does not have the rows. A line that is taken back stays for the vacuum
+   (``manifest.RETIRED``), so that who has opened such a version can finish.
+3. A checkpoint, so that a vacuum can remove the commits before it: they have the lowest and highest keys of files.
+
+A refresh that began before, and has read the log as it was, commits neither a table (``refresh`` looks at the log once
+more, and then step 1 stands in its way) nor the manifest (``ManifestWriter.append`` asks for the count of step 2): it
+is done again. The mirror goes on, with its number.
+
+``mirror/SLOT/erased`` of a base table is the version of the last such commit that took a row out: what the manifest
+names below it is to be taken back. So a crash between two steps is mended by doing it all again.
+
+For folders only, as the mirror. deltalake and pyarrow, no Spark. Called by ``pipeline.erasure``.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from xidstream.pipeline.changelog.manifest import ManifestWriter, current
+from xidstream.pipeline.delta.delta_table import DeltaTableWriter
+from xidstream.pipeline.delta.erased_keys import ErasedKeys, HeldIn, RowsOfKeys
+from xidstream.pipeline.errors import StorageFault
+from xidstream.pipeline.faultpoints import reach
+from xidstream.pipeline.log_tables import attempt_files, locations
+from xidstream.pipeline.log_tables.locations import Location
+from xidstream.pipeline.log_tables.log_table import NOTHING, SnapshotOutdated
+from xidstream.pipeline.log_tables.table_metadata import PREFIX
+from xidstream.pipeline.mirror.base_table import BaseTable, MirrorMarks, NewFile
+from xidstream.pipeline.mirror.kept_files import LOG
+from xidstream.pipeline.mirror.key_ranges import RangedKey
+from xidstream.pipeline.mirror.local_swap import write_file
+from xidstream.pipeline.mirror.net_rows import in_schema
+from xidstream.pipeline.mirror.short_log import shorten_log
+from xidstream.pipeline.mirror.swap import new_directory
+from xidstream.pipeline.mirror.table_folder import TableFolder
+from xidstream.pipeline.pg_rules import labelled_table
+
+ATTEMPTS: Final = 20
+"""To commit beside a mirror, which commits to a table once in a refresh."""
+_COMMIT: Final = re.compile(r"(\d{20})\.json")
+_CHECKPOINT: Final = re.compile(r"(\d{20})\.checkpoint\.(.+\.)?parquet")
+
+
+@dataclass(frozen=True)
+class ErasedBase:
+    """``n_rows`` went from ``n_files`` files. ``version``: Delta's, of the base table now."""
+
+    n_rows: int
+    n_files: int
+    version: int
+
+
+def base_location(root: Location, label: str) -> Location:
+    name = labelled_table(label)
+    assert name is not None, label
+    return current(root).child(locations.encode_table(*name))
+
+
+def keys_of_base(
+    location: Location, label: str, keys: ErasedKeys, held: Mapping[str, Sequence[HeldIn]]
+) -> RowsOfKeys | None:
+    """The keys in the types of a base table; None where there is no base table. ``held``: of the log's table."""
+    writer = DeltaTableWriter.open(location, label)
+    return None if writer is None else _keys_of(writer, keys, held)
+
+
+def _keys_of(writer: DeltaTableWriter, keys: ErasedKeys, held: Mapping[str, Sequence[HeldIn]]) -> RowsOfKeys:
+    there = {column.name: column.type for column in writer.columns}
+    mine = {
+        name: [HeldIn(name, there[name], columns[0].pg_type)]
+        for name, columns in held.items()
+        if name in there
+    }
+    # A base table has the columns of now. Keys by a column's former name are for the log.
+    known = {names: values for names, values in keys.by_columns.items() if mine.keys() >= set(names)}
+    return RowsOfKeys(ErasedKeys(known), mine, sorted(mine), writer.label)
+
+
+def erase_base(
+    root: Location,
+    slot: str,
+    label: str,
+    keys: ErasedKeys,
+    held: Mapping[str, Sequence[HeldIn]],
+    check: Callable[[], None] = lambda: None,
+) -> ErasedBase | None:
+    """Take the rows of ``keys`` out of the base table of ``label``, and out of what the manifest names. None where
+    there is none. ``slot``: the log's application id. ``check`` raises where it is to be given up.
+
+    Raises StorageFault, Unsupported, SinkFailed, OSError and what pyarrow and deltalake raise. It may be called again.
+    """
+    location = base_location(root, label)
+    for _ in range(ATTEMPTS):
+        writer = DeltaTableWriter.open(location, label)
+        if writer is None:
+            return None
+        try:
+            done = _rewritten(writer, location, slot, label, _keys_of(writer, keys, held), check)
+            reach("base_erased")
+            writer = DeltaTableWriter.open(location, label)
+            assert writer is not None
+            ManifestWriter(root, slot).take_back(
+                os.path.basename(location.uri), writer.watermark(_erased_id(slot)), done.version
+            )
+            if done.n_rows:
+                writer.checkpoint()
+            return done
+        except SnapshotOutdated:
+            continue
+    raise StorageFault(
+        f"the base table of {label} was changed by others during {ATTEMPTS} attempts to erase from it"
+    )
+
+
+def copies_in_base(location: Location, keys: RowsOfKeys, label: str) -> tuple[list[str], list[str]]:
+    """The paths, below the table's folder, of files that its present version does not have and that have such rows; and
+    of files of its Delta log that have such a key as a file's lowest or highest. Then those that no commit ever named
+    and that have no such row. Raises OSError and what pyarrow raises."""
+    writer = DeltaTableWriter.open(location, label)
+    if writer is None:
+        return [], []
+    named = set(writer.files()["path"].to_pylist())
+    removed = set(writer.removed_files(0))
+    found = []
+    cleared = []
+    for path in attempt_files.files_below(location):
+        if path.endswith(".parquet") and path not in named:
+            try:
+                n_rows = sum(n for _, n in _pieces(location, path, keys))
+            except FileNotFoundError:
+                continue  # the mirror has removed it
+            except pa.ArrowInvalid:
+                n_rows = 1  # it is being written: nobody can know
+            if n_rows:
+                found.append(path)
+            elif path not in removed:
+                cleared.append(path)
+    return [*found, *_log_files_with(location, keys, writer.version)], cleared
+
+
+def in_work_in_base(location: Location, label: str, known: Set[str]) -> list[str]:
+    """Files that no commit has named, without those that are ``known``: of a refresh at work, or of one that had read
+    the log before it was erased from, and that the next vacuum removes. Raises OSError."""
+    writer = DeltaTableWriter.open(location, label)
+    if writer is None:
+        return []
+    known = known | set(writer.files()["path"].to_pylist()) | set(writer.removed_files(0))
+    there = attempt_files.files_below(location)
+    return [path for path in there if path.endswith(".parquet") and path not in known]
+
+
+def remove_copies(root: Location, slot: str, label: str, keys: RowsOfKeys) -> None:
+    """Remove what ``copies_in_base`` finds, also from under whoever reads it. Raises as that, and StorageFault."""
+    location = base_location(root, label)
+    writer = DeltaTableWriter.open(location, label)
+    if writer is None:
+        return
+    directory = os.path.basename(location.uri)
+    manifest = ManifestWriter(root, slot)
+    manifest.forget_retired(directory)
+    for path in copies_in_base(location, keys, label)[0]:
+        if not path.startswith(f"{LOG}/"):
+            with suppress(FileNotFoundError):
+                os.unlink(os.path.join(location.uri, path))
+    named = [line.version for line in manifest.lines() if line.directory == directory]
+    now_s = TableFolder.listed(location).now_s
+    shorten_log(location, min([writer.version, *named]), now_s, 0.0)
+
+
+def _erased_id(slot: str) -> str:
+    return f"mirror/{slot}/erased"
+
+
+def _rewritten(
+    writer: DeltaTableWriter,
+    location: Location,
+    slot: str,
+    label: str,
+    keys: RowsOfKeys,
+    check: Callable[[], None],
+) -> ErasedBase:
+    owner_id = f"mirror/{slot}/owner"
+    if writer.watermark(f"mirror/{slot}") == NOTHING:
+        # A first refresh is at work.
+        writer.swap([], [], {owner_id: writer.watermark(owner_id)})
+        return ErasedBase(0, 0, writer.version)
+    base = BaseTable(writer, location, MirrorMarks(slot, writer.watermark(owner_id)))
+    types = {field.name: field.type for field in base.fields}
+    ranged = RangedKey.of(json.loads(writer.property_of(f"{PREFIX}key") or "[]"), types)
+    schema = pa.schema(base.fields)
+    directory = new_directory()
+    new: list[NewFile] = []
+    removed = []
+    n_rows = 0
+    is_named = False
+    try:
+        for i, file in enumerate(base.files(ranged)):
+            check()
+            n_gone = sum(n for _, n in _pieces(location, file.path, keys))
+            if not n_gone:
+                continue
+            n_rows += n_gone
+            removed.append(file)
+            pieces = (in_schema(rows, schema) for rows, _ in _pieces(location, file.path, keys))
+            for path in write_file(location, f"{directory}/{i:05d}.parquet", pieces, True, schema, check):
+                absolute = base.absolute(path)
+                new.append(NewFile(path, os.path.getsize(absolute), ranged.facts_of(absolute)))
+        location.sync_folders([file.path for file in new])
+        base.replace(new, ranged, removed, base.lsn, base.place, erases=bool(removed))
+        is_named = True
+    finally:
+        if not is_named:
+            _discard(location, label, directory)
+    return ErasedBase(n_rows, len(removed), base.version)
+
+
+def _discard(location: Location, label: str, directory: str) -> None:
+    """Remove what no commit names: one whose answer was lost may."""
+    writer = DeltaTableWriter.open(location, label)
+    if writer is not None and not any(p.startswith(directory) for p in writer.files()["path"].to_pylist()):
+        attempt_files.remove(location, directory)
+
+
+def _pieces(location: Location, path: str, keys: RowsOfKeys) -> Iterator[tuple[pa.Table, int]]:
+    """The rows of a file without those of the keys, piece by piece, and how many these were."""
+    with pq.ParquetFile(os.path.join(location.uri, path)) as file:
+        for rows in file.iter_batches():
+            goes = keys.among(rows)
+            kept = rows.filter(pc.invert(goes))
+            yield pa.Table.from_batches([kept]), rows.num_rows - kept.num_rows
+
+
+# -- the Delta log --------------------------------------------------------------------------------------
+
+
+def _log_files_with(location: Location, keys: RowsOfKeys, version: int) -> list[str]:
+    """The log's files ahead of ``version`` with a key as a bound of a file."""
+    found = []
+    for name in sorted(os.listdir(os.path.join(location.uri, LOG))):
+        path = os.path.join(location.uri, LOG, name)
+        commit, checkpoint = _COMMIT.fullmatch(name), _CHECKPOINT.fullmatch(name)
+        try:
+            if commit and int(commit[1]) < version:
+                with open(path, "rb") as file:
+                    adds = [json.loads(line)["add"] for line in file if line.startswith(b'{"add"')]
+            elif checkpoint and int(checkpoint[1]) < version:
+                adds = [add for add in pq.read_table(path, columns=["add"])["add"].to_pylist() if add]
+            else:
+                continue
+        except FileNotFoundError:
+            continue
+        if any(_is_bound(keys, _bounds(add)) for add in adds):
+            found.append(f"{LOG}/{name}")
+    return found
+
+
+def _bounds(add: Mapping[str, Any]) -> dict[str, set[Any]]:
+    """By column, the lowest and the highest value of a file, as JSON has them."""
+    stats = json.loads(add.get("stats") or "{}")
+    found: dict[str, set[Any]] = {}
+    for bound in ("minValues", "maxValues"):
+        for column, value in (stats.get(bound) or {}).items():
+            found.setdefault(column, set()).add(value)
+    return found
+
+
+def _is_bound(keys: RowsOfKeys, bounds: Mapping[str, set[Any]]) -> bool:
+    return any(
+        all(any(_in_json(value) & bounds[name] for value in values) for name, values in group)
+        for group in keys.literals()
+        if all(name in bounds for name, _ in group)
+    )
+
+
+def _in_json(value: Any) -> set[Any]:
+    """The forms that a value has as a bound in a Delta log: a time is cut to milliseconds, down or up."""
+    if isinstance(value, datetime.datetime):
+        cut = value.replace(microsecond=value.microsecond // 1000 * 1000)
+        moments = {cut, cut + datetime.timedelta(milliseconds=1)} if cut != value else {cut}
+        zone = "" if value.tzinfo is None else "Z"
+        return {m.replace(tzinfo=None).isoformat(timespec="milliseconds") + zone for m in moments}
+    return {value.isoformat()} if isinstance(value, datetime.date) else {value}
