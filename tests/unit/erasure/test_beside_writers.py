@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
-from tests.unit.delta.test_snapshot_log import GENERATION, log_of, written
+from tests.unit.log_tables.test_snapshot_log import GENERATION, log_of, written
 
 from tests.unit.delta.test_erased_rows import LABEL, SLOT, Table, change, read
 from tests.unit.delta.test_small_files import s3 as s3
