@@ -53,6 +53,12 @@ def proven_id(application_id: str) -> str:
     return f"{application_id}/proven"
 
 
+def cut_id(application_id: str) -> str:
+    """The application transaction of a table that tells up to which commit LSN its log was cut
+    (``pipeline.changelog.shortening``)."""
+    return f"{application_id}/cut"
+
+
 def encode(name: str) -> str:
     """One identifier as one part of a path; reversible, ASCII."""
     return _UNSAFE.sub(lambda m: b"~%02X" % m[0][0], name.encode()).decode("ascii")
