@@ -44,6 +44,7 @@ _METAVARS: Final = {
     "spark_executor_memory": "SIZE",
     "mirror_every": "TIME",
     "mirror_retention": "TIME",
+    "log_retention": "TIME|SIZE|base",
     "delta_log_retention": "TIME",
     "delta_file_retention": "TIME",
 }
@@ -73,7 +74,7 @@ SECTIONS: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
             "heartbeat_interval_s",
         ),
     ),
-    "Sink": (("sink", "storage"), ("storage_mode", "delta_log_retention", "delta_file_retention")),
+    "Sink": (("sink", "storage"), ("storage_mode", "log_retention", "delta_log_retention", "delta_file_retention")),
     "Journal": (("journal_max_bytes",), ("journal_after_bytes", "journal_after_s")),
     "Snapshots": (("snapshot", "snapshot_connections"), ("snapshot_bytes_per_s",)),
     "Mirror": (("mirror_every", "mirror_vacuum"), ("mirror_retention", "mirror_file_bytes")),
@@ -98,6 +99,7 @@ CAPTURE_SETTINGS: Final = tuple(
     if name
     not in (
         "sink",
+        "log_retention",
         "delta_log_retention",
         "delta_file_retention",
         "on_slot_lost",

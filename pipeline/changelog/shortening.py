@@ -83,15 +83,22 @@ def stretches_of(generations: Sequence[TableGeneration], bases: Iterable[tuple[i
     return found
 
 
-def cut_for(wanted: int, stretches: Sequence[Stretch], needed: Iterable[int] = ()) -> int:
-    """The furthest cut that keeps the promise for ``wanted``. ``needed``: LSNs behind which somebody needs all
-    changes."""
-    cut = min([wanted, *needed])
+def best_starts(wanted: int, stretches: Iterable[Stretch]) -> list[tuple[Stretch, Start]]:
+    """The start of each generation that stands somewhere from ``wanted`` on that needs the least of the log."""
+    found = []
     for stretch in stretches:
         if stretch.last >= wanted:
             at = max(stretch.first, wanted)
-            cut = min(cut, max(start.needs for start in stretch.starts if start.answers_from <= at))
-    return max(cut, 0)
+            starts = [start for start in stretch.starts if start.answers_from <= at]
+            found.append((stretch, max(starts, key=lambda start: start.needs)))
+    return found
+
+
+def cut_for(wanted: int, stretches: Sequence[Stretch], needed: Iterable[int] = ()) -> int:
+    """The furthest cut that keeps the promise for ``wanted``. ``needed``: LSNs behind which somebody needs all
+    changes."""
+    starts = (start.needs for _, start in best_starts(wanted, stretches))
+    return max(0, min([wanted, *needed, *starts]))
 
 
 def removable(files: Iterable[LogFile], stretches: Sequence[Stretch], cut: int) -> list[LogFile]:

@@ -77,6 +77,7 @@ from xidstream.pipeline.schema.rows import MESSAGES_SCHEMA, TRANSACTIONS_SCHEMA
 from xidstream.pipeline.settings.credentials import redacted
 from xidstream.pipeline.settings.delta_retention import DEFAULT_RETENTION, DeltaRetention
 from xidstream.pipeline.settings.sink_kinds import DELTA
+from xidstream.pipeline.sinks.log_shortening import LogShortening
 from xidstream.pipeline.sinks.message_pieces import message_pieces, new_messages
 from xidstream.pipeline.sinks.written_rows import write_rows
 from xidstream.pipeline.snapshot.ddl import Ddl, read_ddl
@@ -125,7 +126,8 @@ class DeltaSink:
         self._snapshot_log: SnapshotLog | None = None
         self._spark: SparkSession | None = None
         self._retention = retention
-        self._upkeep = Upkeep(retention)
+        self._upkeep = Upkeep(retention, shorten=self._shorten_logs)
+        self._shortening: LogShortening | None = None
         self._own = {
             name: dataclasses.replace(about, retention=retention) for name, about in OF_OWN_TABLES.items()
         }
@@ -181,6 +183,9 @@ class DeltaSink:
         carries = None if self._spark is None else partial(carry, self._spark)
         log = SnapshotLog(self._root, self._application_id, self._ownership, self.watermark(), carries)
         self._snapshot_log = log
+        self._shortening = LogShortening(
+            self._root, self._application_id, self._ownership, self._retention.changes, log.is_being_taken
+        )
         # Before anybody commits a snapshot here: no batch need come again that tells of these.
         log.park(tenure.parked)
 
@@ -190,6 +195,10 @@ class DeltaSink:
     def _claim_transactions(self) -> None:
         writer = self._own_table(locations.TRANSACTIONS, TRANSACTIONS_SCHEMA)
         writer.commit([], {}, marks=self._marks)
+
+    def _shorten_logs(self) -> None:
+        if self._shortening is not None:
+            self._shortening.shorten()
 
     def snapshot_log(self) -> SnapshotLog:
         """Where the snapshots of tables are committed, as the tenure that claimed this sink."""
