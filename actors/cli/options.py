@@ -74,7 +74,10 @@ SECTIONS: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
             "heartbeat_interval_s",
         ),
     ),
-    "Sink": (("sink", "storage"), ("storage_mode", "log_retention", "delta_log_retention", "delta_file_retention")),
+    "Sink": (
+        ("sink", "storage"),
+        ("storage_mode", "log_retention", "delta_log_retention", "delta_file_retention"),
+    ),
     "Journal": (("journal_max_bytes",), ("journal_after_bytes", "journal_after_s")),
     "Snapshots": (("snapshot", "snapshot_connections"), ("snapshot_bytes_per_s",)),
     "Mirror": (("mirror_every", "mirror_vacuum"), ("mirror_retention", "mirror_file_bytes")),

@@ -23,12 +23,12 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from xidstream.pipeline.changelog.consumers import Consumer, ConsumerPosition, read_positions
 from xidstream.pipeline.changelog.generations import (
     StoredGenerations,
     TableGeneration,
     generation_at,
 )
-from xidstream.pipeline.changelog.consumers import Consumer, ConsumerPosition, read_positions
 from xidstream.pipeline.changelog.log_table import MAX_LSN, LogTable, reading
 from xidstream.pipeline.changelog.manifest import Base, base_at, base_of, read_lines
 from xidstream.pipeline.changelog.net import log_rows, net_rows
@@ -288,7 +288,11 @@ class ChangeLog:
 
         def find_oldest() -> str:
             oldest = self._oldest(name, cut, known)
-            return "" if oldest is None else f"; the oldest state that it has is that of {self._with_time(oldest)}"
+            return (
+                ""
+                if oldest is None
+                else f"; the oldest state that it has is that of {self._with_time(oldest)}"
+            )
 
         return TableAt(log_table, generation, shape, lsn, find_base, cut=int(cut), find_oldest=find_oldest)
 
@@ -333,7 +337,12 @@ class ChangeLog:
         bases: dict[int, int] = {}
         for line in read_lines(self._root, self._slot):
             # By LSN: the first of each snapshot that is still there.
-            if line.table == name and line.lsn >= cut and line.place not in bases and base_of(self._root, line):
+            if (
+                line.table == name
+                and line.lsn >= cut
+                and line.place not in bases
+                and base_of(self._root, line)
+            ):
                 bases[line.place] = line.lsn
         oldest = oldest_state(stretches_of(known.get(name, []), bases.items()), int(cut))
         return None if oldest is None else Lsn(oldest)

@@ -92,7 +92,8 @@ class Consumer:
     def __init__(self, root: Location, application_id: str, name: str) -> None:
         if not _NAME.fullmatch(name):
             raise UsageError(
-                f"{name!r} is no name of a consumer", remedy="give 1 to 63 of the characters A-Z a-z 0-9 _ . -"
+                f"{name!r} is no name of a consumer",
+                remedy="give 1 to 63 of the characters A-Z a-z 0-9 _ . -",
             )
         self._root = root
         self._slot = application_id
@@ -153,7 +154,9 @@ class Consumer:
                     table = DeltaTable(location.uri, storage_options=location.storage_options)
                     table.vacuum(_KEPT_H, dry_run=False, enforce_retention_duration=False)
                 return
-        raise StorageFault(f"Delta table {locations.CONSUMERS} was changed by others during {ATTEMPTS} attempts")
+        raise StorageFault(
+            f"Delta table {locations.CONSUMERS} was changed by others during {ATTEMPTS} attempts"
+        )
 
 
 def _rows(writer: DeltaTableWriter) -> _Rows:

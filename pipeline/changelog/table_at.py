@@ -110,7 +110,7 @@ class TableAt:
     def tail_files(self, since: int) -> list[LogFile]:
         """The files that may have changes after ``since``, up to the LSN. Raises PreconditionMissing where some of
         these changes are gone."""
-        self._check_cut(since)
+        self._check_cut(max(since, int(self.generation.bounds.contained_upto)))
         files = self.log_table.files(since + 1, self.lsn)
         # No commit has the place of a snapshot, so that file has its rows alone.
         place = int(self.generation.bounds.place)

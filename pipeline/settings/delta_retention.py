@@ -21,7 +21,7 @@ from typing import Final
 
 from xidstream.pipeline.errors import ConfigError
 from xidstream.pipeline.pg_rules import duration_s
-from xidstream.pipeline.settings.log_retention import LogRetention
+from xidstream.pipeline.settings.log_retention import KEEP_ALL, LogRetention
 
 LOG: Final = "delta.logRetentionDuration"
 REMOVED_FILES: Final = "delta.deletedFileRetentionDuration"
@@ -41,7 +41,7 @@ class DeltaRetention:
 
     log_h: int = 1
     files_h: int = 12
-    changes: LogRetention = LogRetention()
+    changes: LogRetention = KEEP_ALL
 
     @classmethod
     def of_settings(cls, log: str, files: str, changes: str = "") -> DeltaRetention:

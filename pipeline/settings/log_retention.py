@@ -1,7 +1,7 @@
 """For how long the change log keeps the changes of a table: ``log_retention``, a setting of the Delta sink.
 
-``30d`` is an age, ``100 GB`` is a size of one table's files, and ``base`` is as far back as the oldest base table that a
-mirror keeps. An empty text keeps everything. One value is for all tables. Values for some stand before it, each with a
+``30d`` is an age, ``100 GB`` is a size of one table's files, and ``base`` is as far back as the oldest base table that
+a mirror keeps. An empty text keeps everything. One value is for all tables. Values for some stand before it, each with a
 pattern, and the first pattern that fits a table's name counts::
 
     public.events_*=7d, public.audit=, 30d
@@ -70,7 +70,9 @@ class LogRetention:
             pattern, is_of_some, value = part.rpartition("=")
             if is_of_some:
                 if not pattern.strip():
-                    raise ConfigError(f"log_retention has a value without a pattern before the =: {part.strip()!r}")
+                    raise ConfigError(
+                        f"log_retention has a value without a pattern before the =: {part.strip()!r}"
+                    )
                 by_pattern.append((pattern.strip(), TableRetention.parse(value)))
             elif value.strip():
                 others.append(TableRetention.parse(value))
@@ -86,3 +88,6 @@ class LogRetention:
     @property
     def keeps_all(self) -> bool:
         return all(each.keeps_all for each in (self.others, *(each for _, each in self.by_pattern)))
+
+
+KEEP_ALL: Final = LogRetention()

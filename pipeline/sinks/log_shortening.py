@@ -7,8 +7,8 @@ commits. For each table of the slot, by itself:
    newest commit. So a clock that is set wrong here, or a source that rests, removes nothing. For a size it follows from
    the table's files, and for ``base`` it is the LSN of the table's oldest base table. It is never later than an hour
    before the newest commit (``LEAST_AGE_S``), and never beyond what is proven.
-2. What others need behind W: the lowest position of all consumers, and the table's newest base table, from which the
-   mirror goes on.
+2. From where on others need the changes: the lowest position of all consumers, and the table's newest base table,
+   from which the mirror goes on.
 3. One Delta commit removes the files, and carries the cut. It carries the owner's mark, too, so a run that was taken
    over commits nothing here. It is made on the snapshot that was looked at: with any other commit in between it
    fails, and is tried again.
@@ -33,7 +33,7 @@ In the driver's process, on the thread of ``upkeep``. deltalake and pyarrow, no 
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from xidstream.pipeline.changelog.change_log import ChangeLog
@@ -91,15 +91,16 @@ class LogShortening:
         latest = self._latest(log)
         if not latest:
             return
+        needed = [int(each.lsn) for each in read_positions(self._root, self._slot)]
         names = {table_label(*name): locations.encode_table(*name) for name in log.table_names()}
-        cuts = [self._shorten_table(log, name, directory, latest) for name, directory in names.items()]
+        cuts = [
+            self._shorten_table(log, name, directory, latest, needed) for name, directory in names.items()
+        ]
         self._shorten_transactions(min(cuts, default=0))
 
     def _latest(self, log: ChangeLog) -> int:
         """No cut goes beyond this; 0 where none can be made."""
-        lsns = [self._before(LEAST_AGE_S), int(log.readable_lsn)]
-        lsns += [int(each.lsn) for each in read_positions(self._root, self._slot)]
-        return min(lsns)
+        return min(self._before(LEAST_AGE_S), int(log.readable_lsn))
 
     def _before(self, age_s: float) -> int:
         """The LSN up to which all had committed so long before the newest commit; 0 where that is not known."""
@@ -110,8 +111,10 @@ class LogShortening:
         later = transactions.first_later(newest - datetime.timedelta(seconds=age_s), MAX_LSN)
         return 0 if later is None else later - 1
 
-    def _shorten_table(self, log: ChangeLog, name: str, directory: str, latest: int) -> int:
-        """Returns how far the table is cut then."""
+    def _shorten_table(
+        self, log: ChangeLog, name: str, directory: str, latest: int, needed: Sequence[int]
+    ) -> int:
+        """Returns how far the table is cut then. ``needed``: the positions of the consumers."""
         retention = self._retention.of(name)
         location = self._root.child(directory)
         for _ in range(ATTEMPTS):
@@ -132,10 +135,8 @@ class LogShortening:
             if not self._knows_its_snapshot(writer, generations.get(name, [])):
                 return before
             files = _files(writer, "_commit_lsn")
-            cut = self._cut(retention, files, generations.get(name, []), lines, latest)
-            stretches = stretches_of(
-                generations.get(name, []), ((line.place, line.lsn) for line in lines)
-            )
+            cut = self._cut(retention, files, generations.get(name, []), lines, latest, needed)
+            stretches = stretches_of(generations.get(name, []), ((line.place, line.lsn) for line in lines))
             gone = removable(files, stretches, cut) if cut > before else []
             if not gone:
                 return before
@@ -157,9 +158,10 @@ class LogShortening:
         generations: list[TableGeneration],
         lines: list[ManifestLine],
         latest: int,
+        consumed: Sequence[int],
     ) -> int:
         wanted = min(latest, self._wanted(retention, files, lines))
-        needed = [max(line.lsn for line in lines)] if lines else []
+        needed = [*consumed, *([max(line.lsn for line in lines)] if lines else [])]
         there = list(lines)
         while True:
             stretches = stretches_of(generations, ((line.place, line.lsn) for line in there))
@@ -220,7 +222,9 @@ class LogShortening:
                 time_id: max(time_us, writer.watermark(time_id)),
             }
             try:
-                writer.commit([], {locations.cut_id(self._slot): cut}, "commit_lsn", marks=marks, removed=gone)
+                writer.commit(
+                    [], {locations.cut_id(self._slot): cut}, "commit_lsn", marks=marks, removed=gone
+                )
             except SnapshotOutdated:
                 continue
             return

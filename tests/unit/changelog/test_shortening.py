@@ -22,10 +22,10 @@ from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 
 
-def generation(number: int, valid_from: int, contained_upto: int, until: int | None = None) -> TableGeneration:
-    bounds = SnapshotBounds(
-        Lsn(valid_from - 1), Lsn(valid_from), 700, 710, (705,), 0, Lsn(contained_upto)
-    )
+def generation(
+    number: int, valid_from: int, contained_upto: int, until: int | None = None
+) -> TableGeneration:
+    bounds = SnapshotBounds(Lsn(valid_from - 1), Lsn(valid_from), 700, 710, (705,), 0, Lsn(contained_upto))
     ended, last = (None, None) if until is None else ("it was altered", Lsn(until))
     return TableGeneration("public.t", 1, number, bounds, ("id",), ended, last)
 
@@ -34,10 +34,10 @@ EXAMPLE = stretches_of([generation(1, 100, 90), generation(2, 500, 480)], [(99, 
 
 
 def test_the_example_of_the_module() -> None:
-    assert EXAMPLE == [
+    assert [
         Stretch(100, 499, 99, (Start(100, 90), Start(300, 300))),
         Stretch(500, math.inf, 499, (Start(500, 480),)),
-    ]
+    ] == EXAMPLE
     cuts = {wanted: cut_for(wanted, EXAMPLE) for wanted in (200, 400, 600)}
     assert cuts == {200: 90, 400: 300, 600: 480}
     assert [oldest_state(EXAMPLE, cut) for cut in cuts.values()] == [100, 300, 500]
@@ -60,7 +60,9 @@ def test_nothing_is_cut_that_somebody_else_needs() -> None:
 def test_a_generation_that_ended_before_what_is_wanted_holds_nothing_back() -> None:
     stretches = stretches_of([generation(1, 100, 90, until=150), generation(2, 500, 480)], [])
     assert cut_for(140, stretches) == 90
-    assert cut_for(151, stretches) == 151, "no state is known there, and the next one needs what lies behind 480"
+    assert cut_for(151, stretches) == 151, (
+        "no state is known there, and the next one needs what lies behind 480"
+    )
 
 
 def test_files_that_straddle_the_cut_or_are_not_known_or_have_a_usable_snapshot_stay() -> None:
@@ -92,7 +94,9 @@ def logs(draw: st.DrawFn) -> tuple[list[Stretch], list[int]]:
         until = draw(st.one_of(st.none(), st.integers(0, 60)))
         generations.append(generation(number, at, needs, until))
         places.append(at - 1)
-    bases = draw(st.lists(st.tuples(st.sampled_from(places), st.integers(1, 60)), max_size=4)) if places else []
+    bases = (
+        draw(st.lists(st.tuples(st.sampled_from(places), st.integers(1, 60)), max_size=4)) if places else []
+    )
     commits = draw(st.lists(st.integers(1, 60).filter(lambda n: n not in places), unique=True, max_size=25))
     return stretches_of(generations, bases), sorted(commits)
 
@@ -110,7 +114,12 @@ def readable(stretches: list[Stretch], changes: set[int], there: set[int], lsn: 
 
 
 @settings(max_examples=400, deadline=None)
-@given(logs(), st.lists(st.integers(1, 60), min_size=1, max_size=4), st.lists(st.integers(1, 60), max_size=2), st.data())
+@given(
+    logs(),
+    st.lists(st.integers(1, 60), min_size=1, max_size=4),
+    st.lists(st.integers(1, 60), max_size=2),
+    st.data(),
+)
 def test_cuts_one_after_the_other_keep_every_state_and_change_that_was_promised(
     log: tuple[list[Stretch], list[int]], wanted: list[int], needed: list[int], data: st.DataObject
 ) -> None:
@@ -121,8 +130,8 @@ def test_cuts_one_after_the_other_keep_every_state_and_change_that_was_promised(
     rest = commits
     while rest:
         n = data.draw(st.integers(1, 4))
-        files.append((LogFile(str(rest[0]), 1, rest[0], rest[n - 1 : n][0] if rest[n - 1 : n] else rest[-1]), set(rest[:n])))
-        rest = rest[n:]
+        part, rest = rest[:n], rest[n:]
+        files.append((LogFile(str(part[0]), 1, part[0], part[-1]), set(part)))
     files += [(LogFile(f"s{s.place}", 1, s.place, s.place), {s.place}) for s in stretches]
     everything = {lsn for _, rows in files for lsn in rows}
     told = 0
