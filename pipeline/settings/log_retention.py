@@ -1,8 +1,8 @@
 """For how long the change log keeps the changes of a table: ``log_retention``, a setting of the Delta sink.
 
 ``30d`` is an age, ``100 GB`` is a size of one table's files, and ``base`` is as far back as the oldest base table that
-a mirror keeps. An empty text keeps everything. One value is for all tables. Values for some stand before it, each with a
-pattern, and the first pattern that fits a table's name counts::
+a mirror keeps. An empty text keeps everything. One value is for all tables. Values for some stand before it, each with
+a pattern, and the first pattern that fits a table's name counts::
 
     public.events_*=7d, public.audit=, 30d
 
