@@ -232,7 +232,7 @@ class LogSource:
             return self.options.since
         oldest = Commits(self.log, 0, 0).oldest
         cuts = [table.cut for table in self.tables(self.log.last_commit_lsn)]
-        return max(*cuts, 0 if oldest is None else oldest - 1)
+        return max([*cuts, 0 if oldest is None else oldest - 1])
 
     def ranges(self, tables: Sequence[QueryTable], since: int, until: int) -> list[FileRange]:
         """Raises PreconditionMissing where changes behind ``since`` are gone."""
