@@ -1,4 +1,4 @@
-"""States and changes of a log that ``log_retention`` has cut, read by Spark: equal to what the table held, or refused."""
+"""States and changes of a log that ``log_retention`` has cut, as Spark reads them: what the table held, or refused."""
 
 from __future__ import annotations
 
