@@ -84,6 +84,8 @@ POINTS: Final = {
     "committing_snapshot": "driver: a table's snapshot is in files; the table is not committed",
     "snapshot_committed": "driver: the table has its snapshot's rows; _snapshots has no line for them",
     "snapshot_told": "driver: _snapshots has the line",
+    "shortening_log": "driver: what may be cut of a table's log is known; the table is not committed",
+    "log_shortened": "driver: a table's log is cut; others, and _transactions, are not",
     "committing_transactions": "driver: all tables are committed; _transactions is not",
     "transactions_committed": "driver: _transactions is committed",
     "writing_base": "mirror: the new files of a base table are about to be written",

@@ -44,6 +44,7 @@ _METAVARS: Final = {
     "spark_executor_memory": "SIZE",
     "mirror_every": "TIME",
     "mirror_retention": "TIME",
+    "log_retention": "TIME|SIZE|base",
     "delta_log_retention": "TIME",
     "delta_file_retention": "TIME",
     "iceberg_commit_every": "TIME",
@@ -76,7 +77,13 @@ SECTIONS: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     ),
     "Sink": (
         ("sink", "storage"),
-        ("storage_mode", "delta_log_retention", "delta_file_retention", "iceberg_commit_every"),
+        (
+            "storage_mode",
+            "log_retention",
+            "delta_log_retention",
+            "delta_file_retention",
+            "iceberg_commit_every",
+        ),
     ),
     "Journal": (("journal_max_bytes",), ("journal_after_bytes", "journal_after_s")),
     "Snapshots": (("snapshot", "snapshot_connections"), ("snapshot_bytes_per_s",)),
@@ -102,6 +109,7 @@ CAPTURE_SETTINGS: Final = tuple(
     if name
     not in (
         "sink",
+        "log_retention",
         "delta_log_retention",
         "delta_file_retention",
         "iceberg_commit_every",

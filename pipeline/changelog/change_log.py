@@ -23,15 +23,17 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from xidstream.pipeline.changelog.consumers import Consumer, ConsumerPosition, read_positions
 from xidstream.pipeline.changelog.generations import (
     StoredGenerations,
     TableGeneration,
     generation_at,
 )
-from xidstream.pipeline.changelog.log_table import LogTable, reading
-from xidstream.pipeline.changelog.manifest import Base, base_at
+from xidstream.pipeline.changelog.log_table import MAX_LSN, LogTable, reading
+from xidstream.pipeline.changelog.manifest import Base, base_at, base_of, read_lines
 from xidstream.pipeline.changelog.net import log_rows, net_rows
 from xidstream.pipeline.changelog.shapes import shape_at
+from xidstream.pipeline.changelog.shortening import oldest_state, stretches_of
 from xidstream.pipeline.changelog.slots import (
     application_ids,
     chosen_slot,
@@ -114,6 +116,26 @@ class ChangeLog:
         """The tables that the log has rows of, as ``schema.table``, sorted."""
         return sorted(table_label(*name) for name in self.table_names())
 
+    def oldest_lsn(self, table: str | TableName) -> Lsn | None:
+        """The first LSN whose state of the table can be read, by its snapshots, base tables and changes that are there.
+        None where none can. Where snapshots ended, some behind it may not be known either. Read anew each time."""
+        name, log_table = self._log_table(table)
+        return self._oldest(name, self._cut_of(log_table))
+
+    def cut_lsn(self, table: str | TableName) -> Lsn:
+        """Up to this LSN changes of the table are gone from the log: ``changes`` takes it as ``since``, and none below
+        it. 0/0 where nothing was cut. Read anew each time."""
+        return self._cut_of(self._log_table(table)[1])
+
+    def consumer(self, name: str) -> Consumer:
+        """A reader that goes on from where it has come to, by a name of its own. What it has not read yet is not
+        removed (``log_retention``), once it has told a position."""
+        return Consumer(self._root, self._slot, name)
+
+    def consumers(self) -> list[ConsumerPosition]:
+        """Where all consumers of the slot's log have come to, by name."""
+        return read_positions(self._root, self._slot)
+
     def transactions(
         self,
         spark: SparkSession,
@@ -132,6 +154,12 @@ class ChangeLog:
         table = self._open(locations.TRANSACTIONS)
         last = Lsn(table.watermark(self._slot) or 0)
         behind = Lsn(0) if since is None else self._bounded(since, last)
+        cut = self._cut_of(table)
+        if since is not None and behind < cut:
+            raise PreconditionMissing(
+                f"transactions after {behind} are not known: the change log was shortened up to {cut} (log_retention)",
+                remedy=f"ask with since={str(cut)!r} or later",
+            )
         upto = last if until is None else self._bounded(until, last)
         rows = table.rows(spark, table.files(behind + 1, upto, column="commit_lsn"))
         lsn = f.col("commit_lsn")
@@ -176,7 +204,8 @@ class ChangeLog:
         """The changes of a table behind ``since`` and up to ``until``, in the source's columns and the contract's.
 
         ``since`` is exclusive, and None is the beginning; ``until`` is inclusive, and None is the newest complete
-        commit, or with ``net`` the newest that can be read as a state. Keep the one for the next call's other.
+        commit, or with ``net`` the newest that can be read as a state. Keep the one for the next call's other. Raises
+        PreconditionMissing for a ``since`` below ``cut_lsn``: after a cut, None is one.
 
         With ``net`` there is one row for each key that is not as it was: ``_change_type`` is ``insert``, ``update`` or
         ``delete``, and the values are the last ones; a deleted row has its key alone. Unchanged values are filled in
@@ -188,6 +217,7 @@ class ChangeLog:
         if net:
             _proven(upto, proven)
         behind = Lsn(0) if since is None else self._bounded(since, max(last, proven))
+        self._check_since(table, behind)
         if not net:
             return log_rows(spark, *self._layout_at(table, upto), behind, upto)
         at = self.table_at(table, upto)
@@ -254,7 +284,28 @@ class ChangeLog:
         def find_base() -> Base | None:
             return base_at(self._root, self._slot, name, generation.number, int(lsn), place)
 
-        return TableAt(log_table, generation, shape, lsn, find_base)
+        cut = self._cut_of(log_table)
+
+        def find_oldest() -> str:
+            oldest = self._oldest(name, cut, known)
+            return (
+                ""
+                if oldest is None
+                else f"; the oldest state that it has is that of {self._with_time(oldest)}"
+            )
+
+        return TableAt(log_table, generation, shape, lsn, find_base, cut=int(cut), find_oldest=find_oldest)
+
+    def is_cut_off(self, name: str, generation: TableGeneration, lsn: Lsn) -> bool:
+        """Whether the table's state at ``lsn``, at which the generation stands, is gone from the log."""
+        try:
+            cut, bounds = self._cut_of(self._log_table(name)[1]), generation.bounds
+        except (UsageError, Unsupported):
+            return False  # whoever reads the table is told
+        if bounds.contained_upto >= cut:
+            return False
+        base = base_at(self._root, self._slot, name, generation.number, int(lsn), int(bounds.place))
+        return base is None or base.lsn < cut
 
     def log_table(self, table: str | TableName) -> tuple[str, LogTable]:
         """``schema.table`` and its Delta table, as it is now. Raises UsageError for an unknown table, Unsupported for
@@ -268,6 +319,42 @@ class ChangeLog:
         table = self._open(locations.TRANSACTIONS)
         last, proven = table.watermark(self._slot), table.watermark(locations.proven_id(self._slot))
         return Lsn(last or 0), Lsn(proven or 0)
+
+    def _cut_of(self, table: LogTable) -> Lsn:
+        return Lsn(table.watermark(locations.cut_id(self._slot)) or 0)
+
+    def _check_since(self, table: str | TableName, behind: Lsn) -> None:
+        name, log_table = self._log_table(table)
+        cut = self._cut_of(log_table)
+        if behind < cut:
+            raise PreconditionMissing(
+                f"changes of table {name} after {behind} are gone: its change log was shortened up to "
+                f"{self._with_time(cut)} (log_retention)",
+                remedy=f"ask with since={str(cut)!r} or later; what the table held there, ChangeLog.as_of tells",
+            )
+
+    def _oldest(
+        self, name: str, cut: Lsn, generations: Mapping[str, list[TableGeneration]] | None = None
+    ) -> Lsn | None:
+        known = self.generations() if generations is None else generations
+        bases: dict[int, int] = {}
+        for line in read_lines(self._root, self._slot):
+            # By LSN: the first of each snapshot that is still there.
+            if (
+                line.table == name
+                and line.lsn >= cut
+                and line.place not in bases
+                and base_of(self._root, line)
+            ):
+                bases[line.place] = line.lsn
+        oldest = oldest_state(stretches_of(known.get(name, []), bases.items()), int(cut))
+        return None if oldest is None else Lsn(oldest)
+
+    def _with_time(self, lsn: Lsn) -> str:
+        """``lsn``, and when the first transaction behind it committed, where that is known."""
+        behind = TransactionsTable(self._root).between(int(lsn), MAX_LSN, [_TIMESTAMP], at_most=1)
+        times = behind[_TIMESTAMP].to_pylist()
+        return f"{lsn} (the next commit is of {times[0].isoformat()})" if times and times[0] else str(lsn)
 
     def _layout_at(self, table: str | TableName, lsn: Lsn) -> tuple[LogTable, Any]:
         name, log_table = self._log_table(table)
@@ -339,6 +426,14 @@ class ChangeLog:
         if moment.tzinfo is None:
             raise UsageError("a timestamp needs a time zone", remedy="such as 2026-05-04T12:00:00+00:00")
         self._refuse_several_slots("transactions")
+        # A commit that is gone may have been the first with a later timestamp.
+        cut_us = self._open(locations.TRANSACTIONS).watermark(locations.cut_time_id(self._slot))
+        if cut_us is not None and moment < (cut := _EPOCH + datetime.timedelta(microseconds=cut_us)):
+            raise PreconditionMissing(
+                f"what had committed before {moment.isoformat()} is not known: the change log was shortened, and knows "
+                f"the commits after {cut.isoformat()} (log_retention)",
+                remedy="ask for a later time, or by LSN",
+            )
         found = TransactionsTable(self._root).first_later(moment, int(last))
         # Between two commits the state is that of the former one.
         return last if found is None else Lsn(found - 1)
@@ -350,7 +445,8 @@ class ChangeLog:
         if not lsns:
             raise UsageError(
                 f"the change log has no transaction {xid}",
-                remedy="give the xid of a committed top-level transaction with rows in a published table",
+                remedy="give the xid of a committed top-level transaction with rows in a published table, behind what "
+                "log_retention has removed",
             )
         if len(lsns) > 1:
             raise UsageError(
@@ -361,6 +457,8 @@ class ChangeLog:
 
 
 _WAIT_S: Final = 0.1
+_TIMESTAMP: Final = "commit_timestamp"
+_EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 
 
 def _proven(lsn: Lsn, proven_lsn: Lsn) -> Lsn:
@@ -407,7 +505,9 @@ class LogState:
         found = []
         for name, generations in self._generations.items():
             try:
-                generation_at(name, generations, self._lsn)
+                generation = generation_at(name, generations, self._lsn)
+                if self._log.is_cut_off(name, generation, self._lsn):
+                    continue
             except PreconditionMissing:
                 continue
             found.append(name)

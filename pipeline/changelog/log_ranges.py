@@ -33,6 +33,7 @@ from xidstream.pipeline.changelog.log_table import MAX_LSN, LogFile, opened, rea
 from xidstream.pipeline.changelog.shapes import layout_lsns, shape_at
 from xidstream.pipeline.changelog.transactions_table import TransactionsTable
 from xidstream.pipeline.errors import Unsupported, UsageError
+from xidstream.pipeline.log_tables import locations
 from xidstream.pipeline.log_tables.erased_marks import UPTO
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.pg import Lsn
@@ -111,6 +112,8 @@ class QueryTable:
         self.name, self._table = log.log_table(table)
         self._lsns = layout_lsns(self._table.properties, log.application_id)
         self._slot = log.application_id
+        self.cut = self._table.watermark(locations.cut_id(self._slot)) or 0
+        """Up to this LSN changes are gone from the log (``shortening``)."""
         self.last_lsn = MAX_LSN
         if wanted is None:
             self.columns = self._all_columns(self._shape(lsn))
@@ -187,7 +190,7 @@ class QueryTable:
 
 class Commits:
     """What ``_transactions`` says of the commits behind ``since`` up to ``until``: ``lsns``, in order, and ``oldest``,
-    the first LSN of all that there is; None where there is none."""
+    the first LSN of all that there is; None where there is none. ``cut``: up to here some are gone."""
 
     def __init__(self, log: ChangeLog, since: int, until: int) -> None:
         table = TransactionsTable(log.root)
@@ -195,6 +198,7 @@ class Commits:
         self.lsns: list[int] = rows["commit_lsn"].to_pylist()
         self._tables: list[list[str]] = rows["tables"].to_pylist()
         self.oldest = table.oldest_lsn
+        self.cut = table.watermark(locations.cut_id(log.application_id))
 
     def of(self, table: str) -> list[int]:
         """The commits with rows of a table."""

@@ -231,14 +231,23 @@ class LogSource:
         if self.options.since is not None:
             return self.options.since
         oldest = Commits(self.log, 0, 0).oldest
-        return 0 if oldest is None else oldest - 1
+        cuts = [table.cut for table in self.tables(self.log.last_commit_lsn)]
+        return max([*cuts, 0 if oldest is None else oldest - 1])
 
     def ranges(self, tables: Sequence[QueryTable], since: int, until: int) -> list[FileRange]:
         """Raises PreconditionMissing where changes behind ``since`` are gone."""
         found = [(table, table.files(since, until)) for table in tables]
+        if self.options.fail_on_data_loss:
+            for table in tables:
+                if since < table.cut:
+                    raise _lost(
+                        f"the change log of table {table.name} was shortened up to {Lsn(table.cut)} (log_retention)",
+                        since,
+                    )
         if self.options.fail_on_data_loss and since > 0:
             commits = Commits(self.log, since, until)
-            if commits.oldest is not None and commits.oldest > since + 1 and until > since:
+            is_known = commits.cut and since >= commits.cut
+            if commits.oldest is not None and commits.oldest > since + 1 and until > since and not is_known:
                 raise _lost(f"the change log begins at {Lsn(commits.oldest)}", since)
             for table, files in found:
                 missing = missing_commit(commits.of(table.name), files, table.erased_lsn)

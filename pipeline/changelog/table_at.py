@@ -58,6 +58,10 @@ class TableAt:
     lsn: Lsn
     find_base: Callable[[], Base | None] = _no_base
     left_out: tuple[Lsn, ...] = ()
+    cut: int = 0
+    """Up to this LSN changes are gone from the log (``shortening``)."""
+    find_oldest: Callable[[], str] = str
+    """What an error says of the oldest state that can be read."""
 
     def snapshot(self, spark: SparkSession) -> LogRows:
         """The generation's rows."""
@@ -71,10 +75,20 @@ class TableAt:
 
     def snapshot_files(self) -> list[LogFile]:
         """The files that may have rows of the generation. Raises PreconditionMissing where some of them are gone."""
+        self._check_cut(int(self.generation.bounds.contained_upto))
         place = int(self.generation.bounds.place)
         files = self.log_table.files(place, place)
         self._check_whole(files)
         return files
+
+    def _check_cut(self, since: int) -> None:
+        """Raises PreconditionMissing where changes behind ``since`` are gone."""
+        if since < self.cut:
+            raise PreconditionMissing(
+                f"table {self.generation.table} cannot be read at {self.lsn}: its change log was shortened up to "
+                f"{Lsn(self.cut)} (log_retention){self.find_oldest()}",
+                remedy="ask for a later LSN; ChangeLog.oldest_lsn tells the first one of a table",
+            )
 
     def _check_whole(self, files: Sequence[LogFile]) -> None:
         """Raises PreconditionMissing where the files have not the snapshot's rows."""
@@ -97,7 +111,9 @@ class TableAt:
             )
 
     def tail_files(self, since: int) -> list[LogFile]:
-        """The files that may have changes after ``since``, up to the LSN."""
+        """The files that may have changes after ``since``, up to the LSN. Raises PreconditionMissing where some of
+        these changes are gone."""
+        self._check_cut(max(since, int(self.generation.bounds.contained_upto)))
         files = self.log_table.files(since + 1, self.lsn)
         # No commit has the place of a snapshot, so that file has its rows alone.
         place = int(self.generation.bounds.place)

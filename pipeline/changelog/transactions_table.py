@@ -54,6 +54,16 @@ class TransactionsTable:
         """The first commit LSN that there is; None where there is none."""
         return self._files[0].min_lsn if self._files else None
 
+    @property
+    def newest_timestamp(self) -> datetime.datetime | None:
+        """The greatest commit timestamp; None where a file does not say."""
+        greatest = self._table.greatest(_TIME)
+        return None if None in greatest.values() else max(greatest.values(), default=None)
+
+    def watermark(self, application_id: str) -> int:
+        """The version last committed under ``application_id``; 0 for none."""
+        return self._table.watermark(application_id) or 0
+
     def between(
         self, since: int, until: int, names: Sequence[str] = (_LSN,), at_most: int | None = None
     ) -> pa.Table:

@@ -7,7 +7,7 @@ are described by nobody, and nothing is removed.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from xidstream.pipeline.delta.delta_table import DeltaTableWriter
 from xidstream.pipeline.delta.upkeep import Upkeep
@@ -22,16 +22,22 @@ from xidstream.pipeline.settings.delta_retention import DeltaRetention
 
 
 class DeltaTables:
-    """``retention``: what the run tells its tables; None for who only looks, or adds snapshots."""
+    """``retention``: what the run tells its tables; None for who only looks, or adds snapshots. ``shorten``: cuts the
+    change logs by it, when their upkeep has its turn."""
 
     rules = DELTA
     kept_handles = 1_000
 
-    def __init__(self, location: Location, retention: DeltaRetention | None = None) -> None:
+    def __init__(
+        self,
+        location: Location,
+        retention: DeltaRetention | None = None,
+        shorten: Callable[[], None] = lambda: None,
+    ) -> None:
         self.location = location
         self.root = redacted(location.uri)
         self._retention = retention
-        self._upkeep = None if retention is None else Upkeep(retention)
+        self._upkeep = None if retention is None else Upkeep(retention, shorten=shorten)
         self._own = {
             name: dataclasses.replace(about, retention=retention) for name, about in OF_OWN_TABLES.items()
         }

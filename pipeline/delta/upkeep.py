@@ -55,7 +55,7 @@ from xidstream.pipeline.delta.small_files import MIDDLING, OWN, is_mergeable, ma
 from xidstream.pipeline.delta.stored_columns import columns_of
 from xidstream.pipeline.errors import XidstreamError
 from xidstream.pipeline.log_tables import attempt_files
-from xidstream.pipeline.log_tables.locations import Location
+from xidstream.pipeline.log_tables.locations import TRANSACTIONS, Location
 from xidstream.pipeline.log_tables.parquet_files import WrittenFile
 from xidstream.pipeline.log_tables.table_metadata import columns_with_statistics
 from xidstream.pipeline.log_tables.watched_clock import WatchedClock
@@ -165,7 +165,11 @@ class Upkeep:
         retention: DeltaRetention,
         clock: Callable[[], float] = time.monotonic,
         ages: WatchedClock | None = None,
+        shorten: Callable[[], None] = lambda: None,
     ) -> None:
+        """``shorten``: cuts the change logs by their own retention. It has its turn when files of ``_transactions`` are
+        due, which gets every commit. Raises as an XidstreamError what it could not do."""
+        self._shorten = shorten
         self._retention = retention
         self._clock = clock
         self._ages = ages or WatchedClock()
@@ -249,6 +253,8 @@ class Upkeep:
             self._prepare_merge(table, found)
         if Step.FILES in steps:
             self._remove(table, found)
+            if table.label == TRANSACTIONS:
+                self._shorten()
 
     def _shorten_log(self, table: _Table, found: DeltaTable) -> None:
         """deltalake knows the table's own time alone. So where ages are not to be trusted, the log waits."""

@@ -30,6 +30,7 @@ from xidstream.pipeline.settings.local_paths import absolute
 TRANSACTIONS: Final = "_transactions"
 MESSAGES: Final = "_messages"
 SNAPSHOTS: Final = "_snapshots"
+CONSUMERS: Final = "_consumers"
 
 MAX_DIRECTORY: Final = 255
 """The most bytes of one part of a path, on every local file system in use."""
@@ -51,6 +52,18 @@ def proven_id(application_id: str) -> str:
     """The application transaction of ``_transactions`` that tells the slot's proven LSN
     (``snapshot_log.SnapshotLog.prove``)."""
     return f"{application_id}/proven"
+
+
+def cut_id(application_id: str) -> str:
+    """The application transaction of a table that tells up to which commit LSN its log was cut
+    (``pipeline.changelog.shortening``)."""
+    return f"{application_id}/cut"
+
+
+def cut_time_id(application_id: str) -> str:
+    """The application transaction of ``_transactions`` that tells the greatest commit timestamp of what was cut, in
+    microseconds since the epoch."""
+    return f"{cut_id(application_id)}/time"
 
 
 def encode(name: str) -> str:

@@ -34,6 +34,7 @@ import pyarrow.compute as pc
 
 from xidstream.pipeline.errors import ANOTHER_STORAGE, SinkDiverged, Superseded
 from xidstream.pipeline.exchange import Tenure
+from xidstream.pipeline.log_tables.locations import cut_id
 from xidstream.pipeline.log_tables.log_table import LogTable
 from xidstream.pipeline.pg import Lsn
 
@@ -117,6 +118,8 @@ class Ownership:
         SinkDiverged."""
         watermark = writer.watermark(self._application_id)
         lsns = transactions["commit_lsn"]
+        # What the run has cut itself is not there any more.
+        above = max(above, writer.watermark(cut_id(self._application_id)))
         asked = pc.and_(pc.greater(lsns, above), pc.less_equal(lsns, watermark))
         repeated = transactions.filter(pc.and_(asked, pc.greater(transactions["rows"], 0)))
         if not repeated.num_rows:

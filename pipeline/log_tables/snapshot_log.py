@@ -126,6 +126,7 @@ class SnapshotLog:
         # A generation's line comes before a park or DDL, which ends it, or behind, and then ends it itself.
         self._parking = threading.Lock()
         self._proofs: LogTable | None = None
+        self._taken: set[str] = set()
 
     def lines(self, makes: bool) -> list[GenerationLine]:
         """The last state of each generation, by table and number; of all slots that write below this root.
@@ -186,14 +187,20 @@ class SnapshotLog:
             # The other properties are those of the newest layout in the stream.
             writer.describe(about if found is None else NOTHING_KNOWN, brought)
             conform = Conform.of(placement.columns, placement.names)
+            self._taken.add(key)
             # Whoever had the slot before can name no files here after this.
             self._claim(writer)
             return SnapshotTarget(writer.location, f"snapshot-{uuid.uuid4().hex}", conform, key)
 
         return self._guarded(relation.name, prepare)
 
+    def is_being_taken(self, key: str) -> bool:
+        """Whether a snapshot of the table with this key was begun here, and not committed or given up."""
+        return key in self._taken
+
     def discard(self, target: SnapshotTarget) -> None:
         """Remove what an attempt wrote that has failed. A table that names it keeps it."""
+        self._taken.discard(target.key)
 
         def removed() -> None:
             writer = self._tables.open(target.key, target.directory)
@@ -257,6 +264,12 @@ class SnapshotLog:
                     f"table {generation.name}: {len(gone)} of {len(files)} files of its snapshot were removed before "
                     "it was complete: a vacuum keeps what nobody names yet for too short a time"
                 )
+            cut, bounds = writer.watermark(locations.cut_id(self._application_id)), generation.bounds
+            if bounds.contained_upto < cut:
+                raise SnapshotInterrupted(
+                    f"table {generation.name}: its change log was shortened up to {Lsn(cut)} while the snapshot was "
+                    f"taken, which needs the changes behind {bounds.contained_upto}"
+                )
             reach("committing_snapshot")
             # The sink may have written for minutes, for a commit that a merge would have it do again.
             writer.commit(files, {rows_id: place}, marks=self._ownership.marks, merges=False)
@@ -274,6 +287,7 @@ class SnapshotLog:
             self._add_generation(generation.name, row, parked or altered)
             if altered is not None and parked is None:
                 self._ended.append(_line_of(row, altered["reason"]))
+        self._taken.discard(key)
         return True
 
     def _add_generation(self, table: str, row: dict[str, Any], ended: dict[str, Any] | None) -> None:

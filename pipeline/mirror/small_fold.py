@@ -67,8 +67,10 @@ class SmallTable:
 
 def small_table(log: TableAt, fields: Sequence[pa.Field], order: Sequence[str]) -> SmallTable | None:
     """The table at ``log.lsn`` in ``fields``, and ``_text`` where a row has one, by the columns ``order``. None where
-    it is large, or for Spark. Raises OSError, what pyarrow raises, and PreconditionMissing where rows of the snapshot
-    are gone."""
+    it is large, the log was cut behind its snapshot, or for Spark. Raises OSError, what pyarrow raises, and
+    PreconditionMissing where rows of the snapshot are gone."""
+    if log.generation.bounds.contained_upto < log.cut:
+        return None  # the log was shortened: only a base table has what went
     before, behind = log.snapshot_files(), log.tail_files(int(log.generation.bounds.contained_upto))
     files = [*before, *behind]
     n_bytes, n_rows = sum(file.n_bytes for file in files), sum(file.n_rows for file in files)

@@ -301,6 +301,12 @@ class Config:
         "24h", "how long a reader may take for one moment of the base tables: a day covers the longest query"
     )
 
+    log_retention: str = _setting(
+        "",
+        "for how long the change log keeps the changes of a table: a time (30d), a size of the table's files (100 GB), "
+        "or base, as far back as the oldest base table; PATTERN=VALUE before it, with commas, for some tables; empty: "
+        "everything, because what is cut cannot be had again (docs/delta.md)",
+    )
     delta_log_retention: str = _setting(
         "1h",
         "for how long a Delta table of the sink can be opened at a version by its number, or be followed from it: a "
@@ -462,7 +468,9 @@ class Config:
 
     @property
     def delta_retention(self) -> DeltaRetention:
-        return DeltaRetention.of_settings(self.delta_log_retention, self.delta_file_retention)
+        return DeltaRetention.of_settings(
+            self.delta_log_retention, self.delta_file_retention, self.log_retention
+        )
 
     @property
     def sink_settings(self) -> SinkSettings:

@@ -21,6 +21,7 @@ from typing import Final
 
 from xidstream.pipeline.errors import ConfigError
 from xidstream.pipeline.pg_rules import duration_s
+from xidstream.pipeline.settings.log_retention import KEEP_ALL, LogRetention
 
 LOG: Final = "delta.logRetentionDuration"
 REMOVED_FILES: Final = "delta.deletedFileRetentionDuration"
@@ -36,15 +37,21 @@ _INTERVAL: Final = re.compile(rf"interval\s+(\d+)\s+({'|'.join(_UNITS_S)})s?")
 @dataclass(frozen=True)
 class DeltaRetention:
     """``log_h``: hours for which a commit's own file stays. ``files_h``: hours for which a file stays that a commit
-    removed; 0, which no setting gives, is none."""
+    removed; 0, which no setting gives, is none. ``changes``: how long the present version keeps changes."""
 
     log_h: int = 1
     files_h: int = 12
+    changes: LogRetention = KEEP_ALL
 
     @classmethod
-    def of_settings(cls, log: str, files: str) -> DeltaRetention:
-        """Raises ConfigError for what is no whole number of hours from ``1h`` to ``366d``."""
-        return cls(_hours(log, "delta_log_retention"), _hours(files, "delta_file_retention"))
+    def of_settings(cls, log: str, files: str, changes: str = "") -> DeltaRetention:
+        """Raises ConfigError for what is no whole number of hours from ``1h`` to ``366d``, and as
+        ``LogRetention.parse``."""
+        return cls(
+            _hours(log, "delta_log_retention"),
+            _hours(files, "delta_file_retention"),
+            LogRetention.parse(changes),
+        )
 
     @property
     def properties(self) -> Mapping[str, str]:

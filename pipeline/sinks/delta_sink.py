@@ -1,4 +1,7 @@
-"""The Delta sink: ``LogSink`` over Delta tables, whose states Spark can read, and so carry over into a repair."""
+"""The Delta sink: ``LogSink`` over Delta tables, whose states can be read.
+
+So a repair can carry them over, and a log can be cut where a later state says what it says (``log_shortening``).
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,12 @@ from functools import partial
 
 from xidstream.pipeline.changelog.carrying import carry
 from xidstream.pipeline.delta.delta_tables import DeltaTables
-from xidstream.pipeline.exchange import SlotIdentity
+from xidstream.pipeline.exchange import SlotIdentity, Tenure
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.snapshot_log import Carry
 from xidstream.pipeline.settings.delta_retention import DEFAULT_RETENTION, DeltaRetention
 from xidstream.pipeline.settings.sink_kinds import DELTA
+from xidstream.pipeline.sinks.log_shortening import LogShortening
 from xidstream.pipeline.sinks.log_sink import LogSink
 
 
@@ -28,7 +32,25 @@ class DeltaSink(LogSink):
         retention: DeltaRetention = DEFAULT_RETENTION,
     ) -> None:
         self._root = Location.parse(root_uri, storage_options)
-        super().__init__(DeltaTables(self._root, retention), DeltaTables(self._root), identity)
+        self._retention = retention
+        self._shortening: LogShortening | None = None
+        tables = DeltaTables(self._root, retention, self._shorten_logs)
+        super().__init__(tables, DeltaTables(self._root), identity)
+
+    def claim(self, tenure: Tenure) -> None:
+        super().claim(tenure)
+        assert self._ownership is not None
+        self._shortening = LogShortening(
+            self._root,
+            self._application_id,
+            self._ownership,
+            self._retention.changes,
+            self.snapshot_log().is_being_taken,
+        )
+
+    def _shorten_logs(self) -> None:
+        if self._shortening is not None:
+            self._shortening.shorten()
 
     def _carries(self) -> Carry | None:
         return None if self._session is None else partial(carry, self._session, self._root)

@@ -10,10 +10,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
-from tests.unit.log_tables.test_snapshot_log import GENERATION, log_of, written
 
 from tests.unit.delta.test_erased_rows import LABEL, SLOT, Table, change, read
 from tests.unit.delta.test_small_files import s3 as s3
+from tests.unit.log_tables.test_snapshot_log import GENERATION, log_of, written
 from xidstream.pipeline.changelog.change_log import ChangeLog
 from xidstream.pipeline.delta.delta_table import DeltaTableWriter
 from xidstream.pipeline.delta.erased_copies import copies_in_log, left_of

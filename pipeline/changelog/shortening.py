@@ -1,0 +1,130 @@
+"""How far the change log of one table may be cut, and what it answers then. Plain values: no Spark, no Delta.
+
+A *cut* at LSN C removes files whose changes have commit LSNs up to C. The Delta commit that removes them carries C as
+an application transaction of the table (``locations.cut_id``). So whoever opens the table sees both or neither, and a
+crash leaves no state in between. Behind C every change is there.
+
+A state is made from a *start* and the changes behind it. A snapshot is one: it answers from its ``valid_from`` on, and
+needs the changes behind its ``contained_upto``. A base table is one: it answers from its LSN on, and needs the changes
+behind that. A start is usable as long as what it needs lies at or above the cut.
+
+**The promise.** Of a cut for the LSN W, which the retention asks for: every state at W or later that could be read
+before can be read afterwards, and so can all changes behind W. Below W some may be gone, and an error says so.
+
+So for each generation that stands somewhere from W on, the cut goes no further than what its best start needs: of those
+that answer at W already, or where the generation begins if that is later. Where there is none but the table's first
+snapshot, next to nothing is cut, however old the log is: a later snapshot, or a mirror, gives the log a later start.
+
+An example. The first snapshot answers from 100 on, and needs what lies behind 90. The second one answers from 500 on,
+and needs what lies behind 480. There is a base table at 300::
+
+    W     cut   usable starts         states
+    200    90   first, base, second   from 100 on
+    400   300   base, second          from 300 on
+    600   480   second                from 500 on
+
+A file goes if all of its changes lie at or below the cut, and it has no row of a snapshot that is usable still. Files
+that straddle the cut stay until a later cut. So do those of which the Delta log does not say what they have.
+
+Rejected: a row in ``_snapshots`` that tells the cut, because a crash between its commit and the removal leaves the two
+apart. Rewriting files that straddle the cut: each of them would be written once more, for a few rows.
+
+Called by ``pipeline.sinks.log_shortening``, which cuts, and by ``change_log``, which says what can be read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from xidstream.pipeline.changelog.generations import TableGeneration
+from xidstream.pipeline.changelog.log_table import LogFile
+
+
+@dataclass(frozen=True)
+class Start:
+    """A state to start from. ``answers_from``: the first LSN that it answers. ``needs``: the changes behind this LSN
+    are needed."""
+
+    answers_from: int
+    needs: int
+
+    def is_usable(self, cut: int) -> bool:
+        return self.needs >= cut
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Where a generation stands: from ``first`` up to ``last``, both included. ``place``: of its snapshot's rows.
+    ``starts``: its snapshot comes first."""
+
+    first: int
+    last: float
+    place: int
+    starts: tuple[Start, ...]
+
+
+def stretches_of(generations: Sequence[TableGeneration], bases: Iterable[tuple[int, int]]) -> list[Stretch]:
+    """``generations``: of one table, in the order of their snapshots. ``bases``: the place of the snapshot that a base
+    table comes from, and its LSN."""
+    known = list(bases)
+    found = []
+    for i, each in enumerate(generations):
+        bounds = each.bounds
+        last = math.inf if each.until is None else int(each.until)
+        if i + 1 < len(generations):
+            last = min(last, int(generations[i + 1].bounds.valid_from) - 1)
+        first, place = int(bounds.valid_from), int(bounds.place)
+        if first <= last:
+            starts = [Start(first, int(bounds.contained_upto))]
+            starts += [Start(lsn, lsn) for of, lsn in known if of == place and first <= lsn <= last]
+            found.append(Stretch(first, last, place, tuple(starts)))
+    return found
+
+
+def best_starts(wanted: int, stretches: Iterable[Stretch]) -> list[tuple[Stretch, Start]]:
+    """The start of each generation that stands somewhere from ``wanted`` on that needs the least of the log."""
+    found = []
+    for stretch in stretches:
+        if stretch.last >= wanted:
+            at = max(stretch.first, wanted)
+            starts = [start for start in stretch.starts if start.answers_from <= at]
+            found.append((stretch, max(starts, key=lambda start: start.needs)))
+    return found
+
+
+def cut_for(wanted: int, stretches: Sequence[Stretch], needed: Iterable[int] = ()) -> int:
+    """The furthest cut that keeps the promise for ``wanted``. ``needed``: LSNs behind which somebody needs all
+    changes."""
+    starts = (start.needs for _, start in best_starts(wanted, stretches))
+    return max(0, min([wanted, *needed, *starts]))
+
+
+def removable(files: Iterable[LogFile], stretches: Sequence[Stretch], cut: int) -> list[LogFile]:
+    """What a cut removes of ``files``."""
+    places = [stretch.place for stretch in stretches if stretch.starts[0].is_usable(cut)]
+    return [
+        file
+        for file in files
+        if file.max_lsn <= cut and not any(file.min_lsn <= place <= file.max_lsn for place in places)
+    ]
+
+
+def lsn_for_bytes(files: Iterable[LogFile], most_bytes: int) -> int:
+    """The LSN for which a cut would leave at most so many bytes of ``files``, if all up to there could go. 0 where
+    nothing need go."""
+    n_bytes = 0
+    for file in sorted(files, key=lambda file: file.max_lsn, reverse=True):
+        n_bytes += file.n_bytes
+        if n_bytes > most_bytes:
+            return file.max_lsn
+    return 0
+
+
+def oldest_state(stretches: Iterable[Stretch], cut: int) -> int | None:
+    """The first LSN whose state can be read; None where none can."""
+    return min(
+        (start.answers_from for each in stretches for start in each.starts if start.is_usable(cut)),
+        default=None,
+    )

@@ -1,0 +1,93 @@
+"""For how long the change log keeps the changes of a table: ``log_retention``, a setting of the Delta sink.
+
+``30d`` is an age, ``100 GB`` is a size of one table's files, and ``base`` is as far back as the oldest base table that
+a mirror keeps. An empty text keeps everything. One value is for all tables. Values for some stand before it, each with
+a pattern, and the first pattern that fits a table's name counts::
+
+    public.events_*=7d, public.audit=, 30d
+
+A pattern is that of a shell (``*``, ``?``, ``[…]``), and a name is ``schema.table`` as the events of a run show it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Final
+
+from xidstream.pipeline.errors import ConfigError
+from xidstream.pipeline.pg_rules import duration_s
+from xidstream.pipeline.settings.sizes import parse_size
+
+LEAST_AGE_S: Final = 3600.0
+"""Nothing younger is removed, whatever is asked for: what the server may send again, and what a snapshot in progress or
+a session's own view needs, lies near the newest commit."""
+BASE: Final = "base"
+_SIZE_UNITS: Final = tuple("bB")
+
+
+@dataclass(frozen=True)
+class TableRetention:
+    """One of the three, or none of them: then everything is kept. ``age_s``: seconds before the newest commit."""
+
+    age_s: float | None = None
+    n_bytes: int | None = None
+    is_base: bool = False
+
+    @property
+    def keeps_all(self) -> bool:
+        return self == TableRetention()
+
+    @classmethod
+    def parse(cls, text: str) -> TableRetention:
+        """Raises ConfigError."""
+        text = text.strip()
+        if not text:
+            return cls()
+        if text == BASE:
+            return cls(is_base=True)
+        if text.isdecimal() or text.endswith(_SIZE_UNITS):
+            return cls(n_bytes=parse_size(text, "log_retention"))
+        age_s = duration_s(text, "log_retention")
+        if age_s < LEAST_AGE_S:
+            raise ConfigError(f"log_retention must be 1h or more, got {text!r}")
+        return cls(age_s=age_s)
+
+
+@dataclass(frozen=True)
+class LogRetention:
+    """``by_pattern``: in order. ``others``: of tables that no pattern fits."""
+
+    by_pattern: tuple[tuple[str, TableRetention], ...] = ()
+    others: TableRetention = TableRetention()
+
+    @classmethod
+    def parse(cls, text: str) -> LogRetention:
+        """Raises ConfigError."""
+        by_pattern = []
+        others: list[TableRetention] = []
+        for part in text.split(","):
+            pattern, is_of_some, value = part.rpartition("=")
+            if is_of_some:
+                if not pattern.strip():
+                    raise ConfigError(
+                        f"log_retention has a value without a pattern before the =: {part.strip()!r}"
+                    )
+                by_pattern.append((pattern.strip(), TableRetention.parse(value)))
+            elif value.strip():
+                others.append(TableRetention.parse(value))
+        if len(others) > 1:
+            raise ConfigError("log_retention has more than one value without a pattern")
+        return cls(tuple(by_pattern), others[0] if others else TableRetention())
+
+    def of(self, table: str) -> TableRetention:
+        """``table``: ``schema.table``."""
+        fitting = (each for pattern, each in self.by_pattern if fnmatchcase(table, pattern))
+        return next(fitting, self.others)
+
+    @property
+    def keeps_all(self) -> bool:
+        return all(each.keeps_all for each in (self.others, *(each for _, each in self.by_pattern)))
+
+
+KEEP_ALL: Final = LogRetention()

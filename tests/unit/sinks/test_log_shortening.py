@@ -1,0 +1,485 @@
+"""``log_retention`` on real Delta tables, in a folder and on S3: what goes, what stays, and what readers are told."""
+
+from __future__ import annotations
+
+import datetime
+import threading
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from tests.unit.delta.test_small_files import s3  # noqa: F401 - a fixture
+from tests.unit.mirror.bases import PlainMirror
+from xidstream.pipeline import faultpoints
+from xidstream.pipeline.changelog.change_log import ChangeLog
+from xidstream.pipeline.changelog.log_ranges import QueryTable
+from xidstream.pipeline.delta.delta_table import DeltaTableWriter
+from xidstream.pipeline.delta.upkeep import Upkeep
+from xidstream.pipeline.errors import (
+    ComponentLost,
+    PreconditionMissing,
+    SinkDiverged,
+    SnapshotInterrupted,
+    Superseded,
+    UsageError,
+)
+from xidstream.pipeline.exchange import Tenure
+from xidstream.pipeline.log_tables.columns import TableColumn
+from xidstream.pipeline.log_tables.locations import Location
+from xidstream.pipeline.log_tables.ownership import Ownership
+from xidstream.pipeline.log_tables.parquet_files import ParquetFiles
+from xidstream.pipeline.log_tables.relation_history import VersionSince
+from xidstream.pipeline.log_tables.snapshot_log import SnapshotLog
+from xidstream.pipeline.log_tables.table_metadata import OF_OWN_TABLES, metadata_of_source
+from xidstream.pipeline.mirror.small_fold import small_table
+from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.schema import RelationVersion
+from xidstream.pipeline.schema.relation import Column, ReplicaIdentity
+from xidstream.pipeline.schema.rows import TRANSACTIONS_SCHEMA, contract_schema
+from xidstream.pipeline.settings.delta_retention import DeltaRetention
+from xidstream.pipeline.settings.log_retention import LogRetention
+from xidstream.pipeline.sinks.log_shortening import LogShortening
+from xidstream.pipeline.snapshot.bounds import SnapshotBounds
+from xidstream.pipeline.snapshot.generation import Generation
+
+SLOT = "7/shop/orders"
+TABLE = "public.a"
+RELATION = RelationVersion(
+    16384,
+    "public",
+    "a",
+    ReplicaIdentity.DEFAULT,
+    (Column("id", 20, -1, True), Column("v", 20, -1, False)),
+)
+FIELDS = [pa.field("id", pa.int64()), pa.field("v", pa.int64())]
+SCHEMA = contract_schema(RELATION)
+BEGAN = datetime.datetime(2026, 1, 1, tzinfo=datetime.timezone.utc)
+
+
+def at_hour(lsn: int) -> datetime.datetime:
+    """A commit LSN of 100 more is an hour later."""
+    return BEGAN + datetime.timedelta(hours=lsn / 100)
+
+
+class Root:
+    """One slot's root with one table. A commit at LSN n sets v = n for the key n // 100 % 5."""
+
+    def __init__(self, root: Location, tenure: int = 1) -> None:
+        self.root = root
+        hold = Tenure(tenure, "epoch", 1, {}, Lsn(10**9))
+        self.ownership = Ownership(SLOT, f"{SLOT}/messages", "root", hold)
+        self.snapshots = SnapshotLog(root, SLOT, self.ownership)
+        columns = [TableColumn(f.name, f.type, f.name) for f in TRANSACTIONS_SCHEMA]
+        self.transactions = DeltaTableWriter.open_or_create(
+            root.child("_transactions"), "_transactions", columns, OF_OWN_TABLES["_transactions"]
+        )
+        self.columns = [TableColumn(f.name, f.type, f.name) for f in SCHEMA]
+        names = {field.name: field.name for field in FIELDS}
+        brought = [VersionSince(SLOT, Lsn(1), RELATION, names)]
+        self.table = DeltaTableWriter.open_or_create(
+            root.child(TABLE), TABLE, self.columns, metadata_of_source(RELATION), brought
+        )
+
+    def commit(self, *lsns: int) -> None:
+        """Of one batch, and so in one file."""
+        rows = [
+            {
+                "id": lsn // 100 % 5,
+                "v": lsn,
+                "_change_type": "update_postimage",
+                "_commit_lsn": lsn,
+                "_commit_timestamp": at_hour(lsn),
+                "_xid": 10_000 + lsn,
+                "_seq": 0,
+            }
+            for lsn in lsns
+        ]
+        files = ParquetFiles(self.table.location, f"data-{lsns[0]:06d}", SCHEMA, "_commit_lsn")
+        files.write(pa.RecordBatch.from_pylist(rows, schema=SCHEMA))
+        self.table.refresh()
+        self.table.commit(files.close(), {SLOT: lsns[-1]}, marks=self.ownership.marks, merges=False)
+        told = [
+            {"xid": 10_000 + n, "commit_lsn": n, "commit_timestamp": at_hour(n), "rows": 1, "tables": [TABLE]}
+            for n in lsns
+        ]
+        about = OF_OWN_TABLES["_transactions"]
+        assert about
+        self.transactions.refresh()
+        files = ParquetFiles(
+            self.transactions.location,
+            f"data-{lsns[0]:06d}",
+            TRANSACTIONS_SCHEMA,
+            "commit_lsn",
+            self.transactions.ranged,
+        )
+        files.write(pa.RecordBatch.from_pylist(told, schema=TRANSACTIONS_SCHEMA))
+        self.transactions.commit(
+            files.close(), {SLOT: lsns[-1]}, "commit_lsn", marks=self.ownership.marks, merges=False
+        )
+
+    def generation(self, number: int, valid_from: int, contained_upto: int) -> Generation:
+        bounds = SnapshotBounds(
+            Lsn(valid_from - 1), Lsn(valid_from), 9_000, 9_001, (), 1_700_000_000_000_000, Lsn(contained_upto)
+        )
+        return Generation(RELATION, number, bounds)
+
+    def snapshot(self, number: int, valid_from: int, contained_upto: int, values: dict[int, int]) -> None:
+        generation = self.generation(number, valid_from, contained_upto)
+        place = int(generation.bounds.place)
+        target = self.snapshots.target(RELATION, Lsn(place))
+        files = ParquetFiles(target.table, target.directory, target.conform.schema, "_commit_lsn")
+        rows = [
+            {"id": i, "v": v, "_change_type": "snapshot", "_commit_lsn": place, "_seq": i}
+            for i, v in values.items()
+        ]
+        files.write(target.conform(pa.RecordBatch.from_pylist(rows, schema=SCHEMA)))
+        assert self.snapshots.commit(generation, files.close())
+
+    def prove(self, lsn: int) -> None:
+        self.snapshots.prove(Lsn(lsn))
+
+    def shorten(self, retention: str) -> None:
+        LogShortening(
+            self.root, SLOT, self.ownership, LogRetention.parse(retention), self.snapshots.is_being_taken
+        ).shorten()
+
+    @property
+    def log(self) -> ChangeLog:
+        return ChangeLog(self.root.uri, SLOT, self.root.storage_options)
+
+    def state(self, lsn: int) -> dict[int, int]:
+        """Folded without Spark, from the snapshot alone."""
+        at = self.log.table_at(TABLE, Lsn(lsn))
+        at.snapshot_files()
+        found = small_table(at, FIELDS, ["id"])
+        assert found is not None
+        return dict(zip(found.rows["id"].to_pylist(), found.rows["v"].to_pylist(), strict=True))
+
+    def lsns(self, directory: str = TABLE, column: str = "_commit_lsn") -> list[int]:
+        location = self.root.child(directory)
+        table = DeltaTable(location.uri, storage_options=location.storage_options)
+        return sorted(table.to_pyarrow_table(columns=[column])[column].to_pylist())
+
+
+def truth(lsn: int, first: int = 0) -> dict[int, int]:
+    """What the table holds at ``lsn``."""
+    held = dict.fromkeys(range(5), first)
+    for each in range(100, lsn + 1, 100):
+        held[each // 100 % 5] = each
+    return held
+
+
+COMMITS = range(100, 10_001, 100)
+
+
+def long_log(root: Location) -> Root:
+    """100 hours, a snapshot valid from 51 and one from 5,051; commits by twos, so that files straddle."""
+    made = Root(root)
+    made.snapshot(1, 51, 40, truth(0))
+    for lsn in COMMITS[:50:2]:
+        made.commit(lsn, lsn + 100)
+    made.snapshot(2, 5051, 5040, truth(5000))
+    for lsn in COMMITS[50::2]:
+        made.commit(lsn, lsn + 100)
+    made.prove(10_000)
+    return made
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Location:
+    return Location.parse(str(tmp_path))
+
+
+def check_cut_at_the_second_snapshot(made: Root) -> None:
+    assert made.log.cut_lsn(TABLE) == 5040
+    assert made.log.oldest_lsn(TABLE) == 5051
+    # 4,900 and 5,000 are in one file, all below the cut; the first snapshot's rows are gone, the second's stay.
+    assert made.lsns() == [*[5050] * 5, *COMMITS[50:]]
+
+
+def test_a_log_is_cut_as_far_as_a_later_snapshot_allows_and_answers_all_that_it_says(root: Location) -> None:
+    made = long_log(root)
+    made.shorten("30h")
+    check_cut_at_the_second_snapshot(made)
+    assert made.lsns("_transactions", "commit_lsn") == [*COMMITS[50:]]
+    for lsn in (5051, 5100, 6_789, 7_000, 10_000):
+        assert made.state(lsn) == truth(lsn)
+    says = r"shortened up to 0/13B0.*oldest state.* 0/13BB .*2026-01-03T03"
+    with pytest.raises(PreconditionMissing, match=says) as told:
+        made.state(5050)
+    assert "later LSN" in str(told.value.remedy)
+    before = DeltaTable(made.table.location.uri).version()
+    made.shorten("30h")
+    assert DeltaTable(made.table.location.uri).version() == before, (
+        "nothing more goes, so nothing is committed"
+    )
+
+
+def test_a_log_is_cut_on_s3_as_in_a_folder(s3: tuple[Location, Connection]) -> None:  # noqa: F811
+    table, server = s3
+    server.send(0)
+    server.recv()
+    made = Root(Location.parse(table.uri.rpartition("/")[0], table.storage_options))
+    made.snapshot(1, 51, 40, truth(0))
+    made.commit(100, 200)
+    made.snapshot(2, 251, 240, truth(200))
+    for lsn in (300, 1000, 2000):
+        made.commit(lsn)
+    made.prove(2000)
+    made.log.consumer("billing").commit(900)
+    made.shorten("5h")
+    assert made.log.cut_lsn(TABLE) == 240 and made.lsns() == [*[250] * 5, 300, 1000, 2000]
+    assert made.lsns("_transactions", "commit_lsn") == [300, 1000, 2000]
+    assert made.log.consumer("billing").position() == 900
+
+
+@pytest.mark.parametrize("retention", ["", "public.*=, 30h", "60h", "1GB"])
+def test_nothing_goes_that_the_retention_keeps(root: Location, retention: str) -> None:
+    made = long_log(root)
+    made.shorten(retention)
+    assert made.log.oldest_lsn(TABLE) == 51 and made.state(60) == truth(60)
+
+
+def test_a_size_removes_the_oldest_files(root: Location) -> None:
+    made = long_log(root)
+    made.shorten("1")
+    check_cut_at_the_second_snapshot(made)
+
+
+def test_a_table_with_one_snapshot_and_no_base_table_is_not_cut(root: Location) -> None:
+    made = Root(root)
+    made.snapshot(1, 51, 40, truth(0))
+    for lsn in COMMITS[:20]:
+        made.commit(lsn)
+    made.prove(2_000)
+    made.shorten("2h")
+    assert made.log.cut_lsn(TABLE) == 0 and made.state(2000) == truth(2000)
+
+
+def test_base_goes_as_far_as_the_oldest_base_table_and_not_behind_the_newest(root: Location) -> None:
+    made = Root(root)
+    made.snapshot(1, 100, 40, truth(0))  # its place is the one of PlainMirror's lines
+    for lsn in COMMITS[:20]:
+        made.commit(lsn + 50)
+    made.prove(2_050)
+    mirror = PlainMirror(root, [TABLE])
+    mirror.refresh(800)
+    mirror.refresh(1200)
+    made.shorten("base")
+    assert made.log.cut_lsn(TABLE) == 800 and made.log.oldest_lsn(TABLE) == 800
+    assert made.lsns() == [lsn + 50 for lsn in COMMITS[7:20]]
+    at = made.log.table_at(TABLE, Lsn(900))
+    base = at.find_base()
+    assert base is not None and base.lsn == 800 and at.tail_files(base.lsn)
+    with pytest.raises(PreconditionMissing, match="shortened"):
+        made.log.table_at(TABLE, Lsn(900)).snapshot_files()
+    # An age would go further, but the mirror goes on from its newest one.
+    made.shorten("2h")
+    assert made.log.cut_lsn(TABLE) == 1200
+    # The base table at the cut is forgotten, and so are the states that came from it: the log says so.
+    assert made.log.oldest_lsn(TABLE) == 1200
+
+
+def test_what_is_younger_than_an_hour_or_not_proven_stays(root: Location) -> None:
+    made = Root(root)
+    made.snapshot(1, 51, 40, truth(0))
+    for lsn in COMMITS[:10]:
+        made.commit(lsn)
+    made.snapshot(2, 951, 950, truth(900))
+    made.prove(200)
+    made.shorten("1")
+    assert made.log.cut_lsn(TABLE) == 0 and 100 in made.lsns(), "not proven"
+    made.commit(1_010)
+    made.commit(1_020)
+    made.prove(1_020)
+    made.shorten("1")
+    assert made.log.cut_lsn(TABLE) == 950 and made.lsns() == [*[950] * 5, 1_000, 1_010, 1_020]
+
+
+def test_nothing_goes_that_a_consumer_has_not_read_until_it_moves_or_is_removed(root: Location) -> None:
+    made = long_log(root)
+    billing = made.log.consumer("billing")
+    assert billing.position() is None and made.log.consumers() == []
+    billing.commit(1_250)
+    made.log.consumer("audit").commit(9_000)
+    assert [(each.name, each.lsn) for each in made.log.consumers()] == [("audit", 9000), ("billing", 1250)]
+    made.shorten("30h")
+    assert made.log.cut_lsn(TABLE) == 1_250 and made.log.oldest_lsn(TABLE) == 5_051
+    assert made.lsns("_transactions", "commit_lsn") == [*COMMITS[12:]]
+    assert set(COMMITS[12:]) <= set(made.lsns()) and COMMITS[11] not in made.lsns()
+    QueryTable(made.log, TABLE, Lsn(10_000)).files(1_250, 10_000)
+    with pytest.raises(UsageError, match="cannot go back"):
+        billing.commit(1_249)
+    assert billing.remove() and not billing.remove() and billing.position() is None
+    made.shorten("30h")
+    check_cut_at_the_second_snapshot(made)
+    assert made.log.consumer("audit").remove() and made.log.consumers() == []
+
+
+def test_consumers_that_commit_at_once_lose_no_position(root: Location) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    made = long_log(root)
+    made.log.consumer("first").commit(1)
+
+    def commit(i: int) -> None:
+        made.log.consumer(f"c{i}").commit(i)
+
+    with ThreadPoolExecutor(3) as threads:
+        list(threads.map(commit, range(6)))
+    assert {each.name: int(each.lsn) for each in made.log.consumers()} == {
+        "first": 1,
+        **{f"c{i}": i for i in range(6)},
+    }
+
+
+def test_changes_from_below_the_cut_are_refused_with_the_oldest_lsn(root: Location) -> None:
+    made = long_log(root)
+    made.shorten("30h")
+    spark: Any = None
+    for since in (None, 0, 5039):
+        with pytest.raises(
+            PreconditionMissing, match="gone: its change log was shortened up to 0/13B0"
+        ) as told:
+            made.log.changes(spark, TABLE, since=since)
+        assert "since='0/13B0'" in str(told.value.remedy)
+    with pytest.raises(PreconditionMissing, match="shortened up to 0/13B0"):
+        made.log.transactions(spark, since=5039)
+
+
+def test_the_spark_source_refuses_what_was_cut_and_begins_behind_it(root: Location) -> None:
+    pytest.importorskip("pyspark.sql.datasource")
+    from xidstream.pipeline.changelog.spark_source import LogSource, SourceOptions
+
+    made = long_log(root)
+    made.shorten("30h")
+    table = QueryTable(made.log, TABLE, Lsn(10_000))
+    source = LogSource(SourceOptions.parse({"path": root.uri, "table": TABLE}))
+    assert source.beginning() == 5099, "a new stream begins with the first commit that there is"
+    with pytest.raises(PreconditionMissing, match="shortened up to 0/13B0"):
+        source.ranges([table], 5039, 10_000)
+    found = source.ranges([table], 5040, 10_000)
+    assert sum(batch.num_rows for part in found for batch in part.batches(None)) == 50
+
+
+def test_a_time_that_the_cut_made_unknown_is_refused_and_a_later_one_is_found(root: Location) -> None:
+    made = long_log(root)
+    made.shorten("30h")
+    with pytest.raises(PreconditionMissing, match="knows the commits after 2026-01-03T02:00"):
+        made.log.as_of(None, timestamp=at_hour(4999))  # type: ignore[arg-type]
+    assert made.log.as_of(None, timestamp=at_hour(5150)).lsn == 5199  # type: ignore[arg-type]
+    assert made.log.as_of(None, lsn=5050).tables() == []  # type: ignore[arg-type]
+    assert made.log.as_of(None, lsn=5051).tables() == [TABLE]  # type: ignore[arg-type]
+
+
+def test_a_reader_that_opened_the_log_before_the_cut_reads_on(root: Location) -> None:
+    made = long_log(root)
+    early = made.log.table_at(TABLE, Lsn(3000))
+    made.shorten("30h")
+    found = small_table(early, FIELDS, ["id"])
+    assert found is not None
+    assert dict(zip(found.rows["id"].to_pylist(), found.rows["v"].to_pylist(), strict=True)) == truth(3000)
+
+
+@pytest.mark.parametrize("point", ["shortening_log", "log_shortened"])
+def test_a_crash_between_the_steps_leaves_a_log_that_answers_rightly(
+    root: Location, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    made = long_log(root)
+    with monkeypatch.context() as armed:
+        armed.setattr(faultpoints, "_plan", faultpoints.FaultPlan(f"{point}:error", None))
+        with pytest.raises(ComponentLost):
+            made.shorten("30h")
+    cut = made.log.cut_lsn(TABLE)
+    assert cut == (0 if point == "shortening_log" else 5040)
+    assert made.lsns("_transactions", "commit_lsn") == [*COMMITS]
+    for lsn in (60, 4_000, 5_051, 9_000):
+        if lsn >= (made.log.oldest_lsn(TABLE) or 0):
+            assert made.state(lsn) == truth(lsn)
+        else:
+            with pytest.raises(PreconditionMissing, match="shortened"):
+                made.state(lsn)
+    Root(root, tenure=2).commit(10_100)
+    Root(root, tenure=2).shorten("30h")
+    assert made.lsns("_transactions", "commit_lsn") == [*COMMITS[50:], 10_100]
+    assert made.state(9_000) == truth(9_000)
+
+
+def test_a_run_that_was_taken_over_cuts_nothing(root: Location) -> None:
+    made = long_log(root)
+    Root(root, tenure=2).commit(10_100)
+    with pytest.raises(Superseded):
+        made.shorten("30h")
+    assert made.log.cut_lsn(TABLE) == 0 and made.state(60) == truth(60)
+
+
+def test_a_table_waits_while_its_snapshot_is_taken_and_one_that_began_before_the_cut_is_refused(
+    root: Location,
+) -> None:
+    made = long_log(root)
+    made.prove(10_000)
+    generation = made.generation(3, 9_051, 5_000)
+    target = made.snapshots.target(RELATION, Lsn(9_050))
+    files = ParquetFiles(target.table, target.directory, target.conform.schema, "_commit_lsn")
+    row = {"id": 1, "v": 1, "_change_type": "snapshot", "_commit_lsn": 9_050, "_seq": 1}
+    files.write(target.conform(pa.RecordBatch.from_pylist([row], schema=SCHEMA)))
+    made.shorten("30h")
+    assert made.log.cut_lsn(TABLE) == 0
+    # Another process knows nothing of it.
+    Root(root).shorten("30h")
+    assert made.log.cut_lsn(TABLE) == 5040
+    with pytest.raises(SnapshotInterrupted, match="shortened up to 0/13B0"):
+        made.snapshots.commit(generation, files.close())
+    assert made.state(10_000) == truth(10_000)
+
+
+def test_rows_of_a_snapshot_that_a_crash_left_without_a_line_hold_the_cut(root: Location) -> None:
+    made = long_log(root)
+    made.snapshots._add_line = lambda *arguments: None  # type: ignore[method-assign]
+    made.snapshot(3, 9_051, 9_040, truth(9_000))
+    after = Root(root)
+    after.shorten("5h")
+    assert after.log.cut_lsn(TABLE) == 0
+    assert after.snapshots.commit(after.generation(3, 9_051, 9_040), None)
+    after.shorten("5h")
+    assert after.log.cut_lsn(TABLE) == 9_040 and after.state(9_500) == truth(9_500)
+
+
+def test_transactions_that_the_run_has_cut_may_come_again(root: Location) -> None:
+    made = long_log(root)
+    again = pa.Table.from_pylist(
+        [
+            {"xid": 10_100, "commit_lsn": 100, "commit_timestamp": at_hour(100), "rows": 1},
+            {"xid": 15_100, "commit_lsn": 5_100, "commit_timestamp": at_hour(5_100), "rows": 1},
+        ],
+        schema=TRANSACTIONS_SCHEMA,
+    )
+    made.shorten("30h")
+    made.transactions.refresh()
+    made.ownership.check_repeated(made.transactions, again)
+    foreign = again.set_column(0, "xid", pa.array([10_100, 15_101], pa.int64()))
+    with pytest.raises(SinkDiverged):
+        made.ownership.check_repeated(made.transactions, foreign)
+
+
+def test_the_upkeep_has_the_logs_shortened_when_files_of_transactions_are_due(root: Location) -> None:
+    made = long_log(root)
+    shortened = threading.Event()
+
+    def shorten() -> None:
+        made.shorten("30h")
+        shortened.set()
+
+    upkeep = Upkeep(DeltaRetention(), shorten=shorten)
+    try:
+        upkeep.note(made.table.location, TABLE, "_commit_lsn", 1_000)
+        upkeep.note(made.transactions.location, "_transactions", "commit_lsn", 999)
+        upkeep.note(made.transactions.location, "_transactions", "commit_lsn", 1_000)
+        assert shortened.wait(60)
+    finally:
+        upkeep.close()
+    check_cut_at_the_second_snapshot(made)
