@@ -18,6 +18,7 @@ from xidstream.pipeline import faultpoints
 from xidstream.pipeline.changelog.change_log import ChangeLog
 from xidstream.pipeline.changelog.log_ranges import QueryTable
 from xidstream.pipeline.delta.delta_table import DeltaTableWriter
+from xidstream.pipeline.delta.delta_tables import DeltaTables
 from xidstream.pipeline.delta.upkeep import Upkeep
 from xidstream.pipeline.errors import (
     ComponentLost,
@@ -72,7 +73,7 @@ class Root:
         self.root = root
         hold = Tenure(tenure, "epoch", 1, {}, Lsn(10**9))
         self.ownership = Ownership(SLOT, f"{SLOT}/messages", "root", hold)
-        self.snapshots = SnapshotLog(root, SLOT, self.ownership)
+        self.snapshots = SnapshotLog(DeltaTables(root), SLOT, self.ownership)
         columns = [TableColumn(f.name, f.type, f.name) for f in TRANSACTIONS_SCHEMA]
         self.transactions = DeltaTableWriter.open_or_create(
             root.child("_transactions"), "_transactions", columns, OF_OWN_TABLES["_transactions"]
