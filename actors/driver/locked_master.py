@@ -86,7 +86,7 @@ class LockedMaster(_RayDPMaster):
         return gateway
 
     def _generate_ray_configs(self) -> str:
-        """Of Ray, for RayDP's JVMs. It is asked for twice: for the master's, and for the driver's."""
+        """Ray's properties for RayDP's JVMs. They are asked for twice: for the master's, and for the driver's."""
         options = json.loads(super()._generate_ray_configs())
         return json.dumps({**options, _NAMESPACE: self._namespace})
 
