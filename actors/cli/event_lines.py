@@ -38,7 +38,7 @@ class EventLines:
         pass
 
     interval_s = 1.0
-    """As ``Display.interval_s``."""
+    """How often to ask for what is told: see ``Display.interval_s``."""
 
     @property
     def elapsed_s(self) -> float:

@@ -76,7 +76,7 @@ class LoopSession:
 
     @property
     def started(self) -> SparkSession | None:
-        """As ``DriverSession.started``."""
+        """The session, or None: see ``DriverSession.started``."""
         return self._session.started
 
     def get(self) -> SparkSession:

@@ -76,7 +76,7 @@ class ConsumerPosition:
 
 
 def read_positions(root: Location, application_id: str) -> list[ConsumerPosition]:
-    """Of one slot, by name. Raises StorageFault."""
+    """The positions of one slot's consumers, by name. Raises StorageFault."""
     with reading(f"Delta table {locations.CONSUMERS}"):
         writer = DeltaTableWriter.open(root.child(locations.CONSUMERS), locations.CONSUMERS)
         rows = [] if writer is None else _rows(writer)
