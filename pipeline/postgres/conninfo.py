@@ -39,10 +39,13 @@ _UNKNOWN_OPTION: Final = re.compile(r"invalid (?:connection option|URI query par
 
 def parse(dsn: str) -> dict[str, str]:
     """The options that the DSN itself gives. Raises ConfigError without libpq's text, because that quotes the DSN."""
+    not_text = ConfigError("the dsn must be text in UTF-8, without NUL")
     if "\0" in dsn or not _is_utf8(dsn):  # libpq would read up to the NUL
-        raise ConfigError("the dsn must be text in UTF-8, without NUL")
+        raise not_text
     try:
         return {key: str(value) for key, value in conninfo_to_dict(dsn).items() if value is not None}
+    except UnicodeDecodeError:  # it was percent-encoded
+        raise not_text from None
     except psycopg.Error as error:
         unknown = _UNKNOWN_OPTION.search(str(error))
         if unknown is not None:

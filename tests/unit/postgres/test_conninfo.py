@@ -82,3 +82,10 @@ def test_what_may_be_the_end_of_a_password_is_not_named_as_an_option() -> None:
         parse("host=db password=correct horse9battery=x")
     assert "battery" not in caught.value.message + caught.value.remedy
     assert "'pass word'" in caught.value.remedy
+
+
+@pytest.mark.parametrize("dsn", ["postgresql://%aa", "postgresql://u:%ff@h/d", "host=\ud800", "host=a\0b"])
+def test_a_dsn_that_is_no_text_is_one_clear_error(dsn: str) -> None:
+    """A host of bytes that are no UTF-8, percent-encoded, ended in a UnicodeDecodeError."""
+    with pytest.raises(ConfigError, match="must be text in UTF-8, without NUL"):
+        parse(dsn)
