@@ -19,7 +19,7 @@ STREAM_POINTS = {
     point: where
     for point, where in POINTS.items()
     if "snapshot" not in point
-    and not where.startswith(("mirror:", "iceberg:", "erasure:"))
+    and not where.startswith(("mirror:", "iceberg:", "erasure:", "retention:"))
     and point not in JOURNAL_POINTS
 }
 """Rounds begin with empty tables, write to Delta and have no mirror, so they pass no point of these: tests/e2e and

@@ -34,6 +34,7 @@ PLACES = {
     "actors/supervision/epoch.py": "a part of a name, which has random digits, too",
     "actors/supervision/other_runs.py": SHOWN,
     "actors/supervision/run_accounts.py": "ages that are shown, which follow a clock that is set",
+    "pipeline/changelog/consumers.py": SHOWN,
     "pipeline/changelog/manifest.py": STAMP,
     "pipeline/commits/sequencer_stats.py": LAG,
     "pipeline/delta/delta_table.py": STAMP,
