@@ -11,6 +11,7 @@ ports all the time would find it open for a moment.
 
 RayDP's application master has one name for all sessions, in the namespace of the Ray job. So a second session on a
 cluster did not start, nor one whose predecessor was still ending. Here each master has a namespace of its own for it.
+(The master's own name in Ray is made of the application's: two sessions of one application's name still meet there.)
 
 ``session`` calls ``lock_master`` before ``raydp.init_spark``. Both RayDP 1.6.5 and 1.7 start their JVM in this way.
 """
