@@ -49,7 +49,7 @@ class ColumnType:
 
 
 _TEXT: Final = ColumnType(Codec.TEXT, pa.string())
-_OID_NAMES: Final[dict[int, str]] = {
+SCALAR_NAMES: Final[dict[int, str]] = {
     16: "bool",
     17: "bytea",
     18: '"char"',
@@ -71,6 +71,7 @@ _OID_NAMES: Final[dict[int, str]] = {
     2950: "uuid",
     3802: "jsonb",
 }
+"""The oid of a built-in scalar type that has a codec → its name (pg_type.dat)."""
 _ARRAY_OIDS: Final[dict[int, int]] = {
     1000: 16,
     1001: 17,
@@ -114,13 +115,13 @@ def column_type(type_oid: int, type_modifier: int, base_type_name: str | None) -
     """The native type of a column, or text. Total: no oid raises."""
     array_of = _ARRAY_OIDS.get(type_oid)
     if array_of is not None:
-        element = _scalar(_OID_NAMES[array_of], type_modifier)
+        element = _scalar(SCALAR_NAMES[array_of], type_modifier)
         return ColumnType(Codec.ARRAY, pa.list_(element.arrow), element)
-    name = _OID_NAMES.get(type_oid, base_type_name)
+    name = SCALAR_NAMES.get(type_oid, base_type_name)
     if name is None:
         return _TEXT
     # A domain's own modifier is not on the wire, so a domain over numeric(10,2) has no precision here.
-    return _scalar(name, type_modifier if type_oid in _OID_NAMES else -1)
+    return _scalar(name, type_modifier if type_oid in SCALAR_NAMES else -1)
 
 
 def _scalar(name: str, type_modifier: int) -> ColumnType:

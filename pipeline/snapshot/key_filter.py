@@ -38,6 +38,7 @@ import pyarrow.types as pt
 from xidstream.pipeline.errors import UsageError
 from xidstream.pipeline.schema import Column, RelationVersion
 from xidstream.pipeline.schema.type_names import type_name
+from xidstream.pipeline.schema.types import SCALAR_NAMES
 
 EQUAL: Final = "="
 RANGES: Final = ("<", "<=", ">", ">=")
@@ -298,21 +299,6 @@ def ranged_filter(
 
 
 _Form = Callable[[str], str]
-_OIDS: Final = {
-    16: "bool",
-    20: "int8",
-    21: "int2",
-    23: "int4",
-    25: "text",
-    26: "oid",
-    1042: "bpchar",
-    1043: "varchar",
-    1082: "date",
-    1114: "timestamp",
-    1184: "timestamptz",
-    1700: "numeric",
-    2950: "uuid",
-}
 _FORMS: Final = {
     "bool": "write true or false",
     "date": "write it as '2026-05-04', of the years 1 to 9999",
@@ -328,7 +314,7 @@ _FORMS: Final = {
 def _form_of(column: Column) -> tuple[str, _Form | None]:
     """The column's type, and what brings a literal into its one form, or raises ValueError or ArithmeticError; None for
     a type that no condition can be on."""
-    name = _OIDS.get(column.type_oid, column.base_type_name or "")
+    name = SCALAR_NAMES.get(column.type_oid, column.base_type_name or "")
     if name in ("int2", "int4", "int8", "oid"):
         bits = {"int2": 15, "int4": 31, "int8": 63, "oid": 32}[name]
         low = 0 if name == "oid" else -(1 << bits)
