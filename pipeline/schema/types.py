@@ -6,8 +6,8 @@ tables below is PostgreSQL's own text, lossless.
 ``Codec`` says how the decoder turns PostgreSQL's text into the Arrow type; the decoder holds one routine
 for each, so a new native type is one row here and one routine there.
 
-Sources: oids from ``src/include/catalog/pg_type.dat``; the packing of a numeric's modifier from
-``numeric_typmod_precision`` and ``numeric_typmod_scale`` in ``src/backend/utils/adt/numeric.c``.
+Source: the packing of a numeric's modifier from ``numeric_typmod_precision`` and ``numeric_typmod_scale`` in
+``src/backend/utils/adt/numeric.c``.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from functools import lru_cache
 from typing import Final
 
 import pyarrow as pa
+
+from xidstream.pipeline.schema.builtin_types import BY_ARRAY_OID, BY_OID
 
 _VARHDRSZ: Final = 4
 MAX_DECIMAL_PRECISION: Final = 38
@@ -49,51 +51,6 @@ class ColumnType:
 
 
 _TEXT: Final = ColumnType(Codec.TEXT, pa.string())
-SCALAR_NAMES: Final[dict[int, str]] = {
-    16: "bool",
-    17: "bytea",
-    18: '"char"',
-    19: "name",
-    20: "int8",
-    21: "int2",
-    23: "int4",
-    25: "text",
-    26: "oid",
-    114: "json",
-    700: "float4",
-    701: "float8",
-    1042: "bpchar",
-    1043: "varchar",
-    1082: "date",
-    1114: "timestamp",
-    1184: "timestamptz",
-    1700: "numeric",
-    2950: "uuid",
-    3802: "jsonb",
-}
-"""The oid of a built-in scalar type that has a codec → its name (pg_type.dat)."""
-_ARRAY_OIDS: Final[dict[int, int]] = {
-    1000: 16,
-    1001: 17,
-    1002: 18,
-    1003: 19,
-    1005: 21,
-    1007: 23,
-    1009: 25,
-    1014: 1042,
-    1015: 1043,
-    1016: 20,
-    1021: 700,
-    1022: 701,
-    1028: 26,
-    1115: 1114,
-    1182: 1082,
-    1185: 1184,
-    1231: 1700,
-    199: 114,
-    2951: 2950,
-    3807: 3802,
-}
 _FIXED: Final[dict[str, ColumnType]] = {
     "bool": ColumnType(Codec.BOOL, pa.bool_()),
     "int2": ColumnType(Codec.INTEGER, pa.int16()),
@@ -108,20 +65,24 @@ _FIXED: Final[dict[str, ColumnType]] = {
     "timestamp": ColumnType(Codec.TIMESTAMP, pa.timestamp("us")),
     "timestamptz": ColumnType(Codec.TIMESTAMPTZ, pa.timestamp("us", tz="UTC")),
 }
+_LISTS: Final = frozenset(
+    (*_FIXED, "numeric", "char", "name", "text", "bpchar", "varchar", "json", "jsonb", "uuid")
+)
+"""The types whose arrays are lists. An array of another type is its text."""
 
 
 @lru_cache(maxsize=4096)
 def column_type(type_oid: int, type_modifier: int, base_type_name: str | None) -> ColumnType:
     """The native type of a column, or text. Total: no oid raises."""
-    array_of = _ARRAY_OIDS.get(type_oid)
-    if array_of is not None:
-        element = _scalar(SCALAR_NAMES[array_of], type_modifier)
+    element_name = BY_ARRAY_OID.get(type_oid)
+    if element_name in _LISTS:
+        element = _scalar(element_name, type_modifier)
         return ColumnType(Codec.ARRAY, pa.list_(element.arrow), element)
-    name = SCALAR_NAMES.get(type_oid, base_type_name)
+    name = BY_OID.get(type_oid, base_type_name)
     if name is None:
         return _TEXT
     # A domain's own modifier is not on the wire, so a domain over numeric(10,2) has no precision here.
-    return _scalar(name, type_modifier if type_oid in SCALAR_NAMES else -1)
+    return _scalar(name, type_modifier if type_oid in BY_OID else -1)
 
 
 def _scalar(name: str, type_modifier: int) -> ColumnType:

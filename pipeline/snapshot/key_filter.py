@@ -37,8 +37,8 @@ import pyarrow.types as pt
 
 from xidstream.pipeline.errors import UsageError
 from xidstream.pipeline.schema import Column, RelationVersion
+from xidstream.pipeline.schema.builtin_types import BY_OID
 from xidstream.pipeline.schema.type_names import type_name
-from xidstream.pipeline.schema.types import SCALAR_NAMES
 
 EQUAL: Final = "="
 RANGES: Final = ("<", "<=", ">", ">=")
@@ -314,7 +314,7 @@ _FORMS: Final = {
 def _form_of(column: Column) -> tuple[str, _Form | None]:
     """The column's type, and what brings a literal into its one form, or raises ValueError or ArithmeticError; None for
     a type that no condition can be on."""
-    name = SCALAR_NAMES.get(column.type_oid, column.base_type_name or "")
+    name = BY_OID.get(column.type_oid, column.base_type_name or "")
     if name in ("int2", "int4", "int8", "oid"):
         bits = {"int2": 15, "int4": 31, "int8": 63, "oid": 32}[name]
         low = 0 if name == "oid" else -(1 << bits)
