@@ -26,6 +26,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 20))
     parser.add_argument("--version", type=int, default=18)
+    parser.add_argument("--trigger", action="store_true", help="with the event trigger for DDL")
     parser.add_argument("--limit-s", type=float, default=float("inf"), help="no further step after this time")
     parser.add_argument("--looks-every", type=int, default=1, help="steps between two looks")
     parser.add_argument(
@@ -33,7 +34,8 @@ def main() -> int:
     )
     arguments = parser.parse_args()
     faulthandler.enable()
-    print(f"seed {arguments.seed}, PostgreSQL {arguments.version}", flush=True)
+    trigger = "with" if arguments.trigger else "without"
+    print(f"seed {arguments.seed}, PostgreSQL {arguments.version}, {trigger} the event trigger", flush=True)
     from xidstream.actors.driver.session import start_spark, stop_spark
     from xidstream.actors.runtime.ray_cluster import connect_ray
     from xidstream.pipeline.settings.config import Config
@@ -54,6 +56,7 @@ def main() -> int:
             settings = Settings(
                 arguments.steps,
                 arguments.seed,
+                has_trigger=arguments.trigger,
                 looks_every=arguments.looks_every,
                 refresh_every=arguments.refresh_every,
                 until_s=began_s + arguments.limit_s,

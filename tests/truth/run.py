@@ -14,6 +14,7 @@ from tests.truth.source import Source
 from tests.truth.watching import Verdict, Watcher
 from xidstream import ChangeLog, ChangeStream
 from xidstream.pipeline.errors import XidstreamError
+from xidstream.pipeline.postgres.ddl_trigger import prepare
 from xidstream.pipeline.settings.config import Config
 
 _START_S = 120.0
@@ -22,10 +23,12 @@ _END_S = 45.0
 
 @dataclass(frozen=True)
 class Settings:
-    """``until_s``: no further step after this reading of the monotonic clock."""
+    """``has_trigger``: with the event trigger for DDL. ``until_s``: no further step after this reading of the monotonic
+    clock."""
 
     n_steps: int
     seed: int
+    has_trigger: bool = False
     looks_every: int = 1
     refresh_every: int = 20
     until_s: float = float("inf")
@@ -63,6 +66,9 @@ def run_steps(
 ) -> Result:
     """``connect`` and ``dsn`` lead to one empty database."""
     source = Source(connect, settings.seed)
+    if settings.has_trigger:
+        with connect() as session:
+            prepare(session)
     config = Config.of(
         {
             "dsn": dsn,

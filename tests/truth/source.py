@@ -138,6 +138,7 @@ class Source:
         self._main, self._long, self._reader = (self._close.enter_context(connect()) for _ in range(3))
         for session in (self._main, self._long):
             session.execute("SET lock_timeout = '300ms'")
+        self._reader.prepare_threshold = None  # a prepared SELECT fails when a column's type has changed
         for statement in (*SETUP, PUBLICATIONS[seed % len(PUBLICATIONS)]):
             self._main.execute(statement.encode())
         self._is_long_open = False
