@@ -43,7 +43,7 @@ def test_a_lost_jvm_is_replaced_once_for_all_slots(database: Database, tmp_path:
         active = "select count(*) from pg_replication_slots where active"
         wait_until(lambda: database.execute(active) == [(2,)], 180)
         database.execute(ROWS.format(1, 1000))
-        ask_for_spark(database, 1_000_000)
+        ask_for_spark(database.execute, 1_000_000)
         wait_until(lambda: all(n_committed(slot) == 3 for slot in names), 180)
         (jvm,) = spark_driver_jvms(process.pid)
         jvm.kill()

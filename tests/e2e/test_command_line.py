@@ -8,7 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -67,16 +67,17 @@ def drivers_of(pid: int) -> set[int]:
 SMALL_SEGMENTS = ("--logical-decoding-work-mem", "64kB", "--buffer-memory-bytes", "1MB")
 
 
-def ask_for_spark(database: Database, first: int) -> range:
+def ask_for_spark(execute: Callable[[str], object], first: int, note: str = "extra") -> range:
     """Commit two transactions into ``t``, the second of which a run with ``SMALL_SEGMENTS`` into Delta needs Spark for,
     and no earlier one. The ids of their rows."""
-    database.execute("alter table t add column extra int")
-    database.execute(f"insert into t values ({first}, 'extra', 1)")
     # Another type under the name is another column of the Delta table: segments do not have it where it is.
-    database.execute("alter table t alter extra type text using extra::text")
-    database.execute(
-        f"insert into t select i, 'extra', i from generate_series({first + 1}, {first + 200_000}) i"
-    )
+    for statement in (
+        "alter table t add column extra int",
+        f"insert into t values ({first}, '{note}', 1)",
+        "alter table t alter extra type text using extra::text",
+        f"insert into t select i, '{note}', i from generate_series({first + 1}, {first + 200_000}) i",
+    ):
+        execute(statement)
     return range(first, first + 200_001)
 
 
@@ -240,7 +241,7 @@ def test_a_lost_jvm_is_replaced_and_sigterm_then_ends_the_run_with_everything_co
         wait_until(
             lambda: (tmp_path / "delta" / "_transactions").exists() and bool(delta(tmp_path, "_transactions"))
         )
-        others = ask_for_spark(database, 1_000_000)
+        others = ask_for_spark(database.execute, 1_000_000)
         wait_until(lambda: len(delta(tmp_path, "_transactions")) == 3, 180)
         jvms = spark_driver_jvms(process.pid)
         assert len(jvms) == 1

@@ -16,6 +16,7 @@ from tests.e2e.test_command_line import options, run
 from tests.e2e.test_verify import Verified
 from tests.postgres_fixtures import Database
 from xidstream import ChangeLog, Mirror
+from xidstream.pipeline.errors import PreconditionMissing
 from xidstream.pipeline.verify.result import Verdict
 
 pytestmark = pytest.mark.e2e
@@ -105,6 +106,14 @@ def wait_for_log(pipeline: Pipeline, lsn: int) -> None:
     pipeline.wait_until(lambda: ChangeLog(str(pipeline.delta)).readable_lsn >= lsn)
 
 
+def is_known(log: ChangeLog, spark: Any, table: str) -> bool:
+    try:
+        log.as_of(spark)[table]
+    except PreconditionMissing:
+        return False
+    return True
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("postgres_server", [18], indirect=True)
@@ -124,6 +133,7 @@ def test_a_key_is_erased_beside_a_run_a_mirror_and_clients_and_no_file_has_it_in
     try:
         database.execute(f"delete from users where email = '{NEEDLE}'")
         log = ChangeLog(root)
+        pipeline.wait_until(lambda: is_known(log, spark, "public.users"))
         moments = [log.readable_lsn]
         assert files_with(pipeline.delta, NEEDLE)
         n_before = writes.n_commits

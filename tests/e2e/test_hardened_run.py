@@ -20,7 +20,7 @@ import pytest
 from deltalake import DeltaTable
 from psycopg import sql
 
-from tests.e2e.test_command_line import XIDSTREAM, environment, wait_until
+from tests.e2e.test_command_line import XIDSTREAM, ask_for_spark, environment, wait_until
 from tests.processes import living_below
 from tests.proxies import TlsProxy, make_certificate
 from tests.s3_server import S3Server
@@ -137,6 +137,12 @@ def test_a_hardened_run_tells_no_secret_anywhere_and_ends_with_status_4_on_poiso
             lambda: len(delta_rows(s3, "public.t", s3_settings)) == 40_001 or process.poll() is not None, 150
         )
         assert process.poll() is None, process.communicate()[0]
+        others = ask_for_spark(owner.execute, 100_000, ROW_SECRET)
+        n_rows = 40_001 + len(others)
+        wait_until(
+            lambda: len(delta_rows(s3, "public.t", s3_settings)) == n_rows or process.poll() is not None, 150
+        )
+        assert process.poll() is None, process.communicate()[0]
         ui = spark_ui(ui_port)
         commands = [" ".join(p.command) for p in living_below(process.pid)]
         (session,) = {a for c in commands for a in [session_of(c)] if a}
@@ -154,7 +160,7 @@ def test_a_hardened_run_tells_no_secret_anywhere_and_ends_with_status_4_on_poiso
     assert process.returncode == 4, output
     said = next(line for line in output.splitlines() if line.startswith("xidstream: "))
     assert xid is not None and f"xid {xid[0]}, LSN " in said and "public.t column note" in said, said
-    assert [r["id"] for r in delta_rows(s3, "public.t", s3_settings)] == list(range(1, 40_002))
+    assert [r["id"] for r in delta_rows(s3, "public.t", s3_settings)] == [*range(1, 40_002), *others]
 
     stored = s3.contents()
     places = {"output": output, "Spark's interface": ui, "command lines": "\n".join(commands)}

@@ -101,7 +101,7 @@ def test_a_run_on_one_machine_listens_and_writes_as_the_page_says_and_lets_no_ot
     set_up(database)
     database.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", f"s_{database.name}"[:63])
     database.execute(ROWS.format(1, 1000))
-    others = ask_for_spark(database, 1001)
+    others = ask_for_spark(database.execute, 1001)
     short_folder.chmod(0o755)  # whoever has a login comes to the run's own folders, and no further
     home = short_folder / "home"
     home.mkdir()

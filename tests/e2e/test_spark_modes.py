@@ -173,7 +173,7 @@ def test_a_run_into_delta_has_no_jvm_until_a_batch_needs_one(database: Database,
         wait_until(lambda: n_committed() == 1 or process.poll() is not None, 180)
         assert process.poll() is None
         assert not java(living_below(process.pid))
-        others = ask_for_spark(database, 1001)
+        others = ask_for_spark(database.execute, 1001)
         wait_until(lambda: n_committed() == 3 or process.poll() is not None, 180)
         assert process.poll() is None
         assert len(java(living_below(process.pid))) == 1
