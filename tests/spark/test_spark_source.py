@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from decimal import Decimal
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from xidstream.pipeline.schema import Column, RelationVersion, ReplicaIdentity
 from xidstream.pipeline.schema.rows import INSERT, UPDATE_POSTIMAGE
 
 pytest.importorskip("pyspark.sql.datasource", reason="Spark 3.5 has no Python data sources")
+HAS_LIMITS = find_spec("pyspark.sql.streaming.datasource") is not None  # of a batch; from Spark 4.2 on
 
 pytestmark = pytest.mark.spark
 
@@ -68,11 +70,11 @@ def rows(frame: Any) -> list[Any]:
     return sorted((row.asDict(recursive=True) for row in frame.collect()), key=repr)
 
 
-def run_to_end(frame: Any, checkpoint: Path, each: Callable[[Any, int], None]) -> Any:
+def run_to_end(frame: Any, checkpoint: Path, each: Callable[[Any, int], None], **trigger: Any) -> Any:
     query = (
         frame.writeStream.foreachBatch(each)
         .option("checkpointLocation", str(checkpoint))
-        .trigger(availableNow=True)
+        .trigger(**(trigger or {"availableNow": True}))
         .start()
     )
     query.awaitTermination()
@@ -173,7 +175,8 @@ def test_two_tables_of_one_query_are_never_torn(log: LogMaker, spark: Any, tmp_p
     query.processAllAvailable()
     query.stop()
     assert all(sorted(each["public.orders"]) == sorted(each["public.items"]) for each in batches)
-    assert max(len(each["public.orders"]) for each in batches) <= 2
+    if HAS_LIMITS:
+        assert max(len(each["public.orders"]) for each in batches) <= 2
     assert sorted(id_ for each in batches for id_ in each["public.items"]) == list(range(12))
 
 
@@ -192,7 +195,9 @@ def test_a_table_that_changes_ends_the_query_with_its_lsn_and_the_next_goes_on(
     last = log.commit((ORDERS, [{"_change": INSERT, "id": 2, "note": "b"}]))
     changed = log.commit((wider, [{"_change": INSERT, "id": 3, "note": "c", "more": "m"}]))
     with pytest.raises(Exception, match=f"other columns from the commit at {Lsn(changed)} on") as failure:
-        run_to_end(frame, tmp_path / "checkpoint", keep)
+        # Before Spark 4.2 availableNow has one batch, and ends behind it.
+        trigger: dict[str, Any] = {} if HAS_LIMITS else {"processingTime": "0 seconds"}
+        run_to_end(frame, tmp_path / "checkpoint", keep, **trigger)
     assert "start the query anew with the same checkpoint" in str(failure.value)
     assert sorted(row["id"] for row in got) == [1, 2] and last < changed
     log.commit((wider, [{"_change": INSERT, "id": 4, "note": "d", "more": "m"}]))
