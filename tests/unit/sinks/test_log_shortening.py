@@ -15,8 +15,10 @@ from deltalake import DeltaTable
 from tests.unit.delta.test_small_files import s3  # noqa: F401 - a fixture
 from tests.unit.mirror.bases import PlainMirror
 from xidstream.pipeline import faultpoints
+from xidstream.pipeline.changelog import small_fold
 from xidstream.pipeline.changelog.change_log import ChangeLog
 from xidstream.pipeline.changelog.log_ranges import QueryTable
+from xidstream.pipeline.changelog.small_fold import small_table
 from xidstream.pipeline.delta.delta_table import DeltaTableWriter
 from xidstream.pipeline.delta.delta_tables import DeltaTables
 from xidstream.pipeline.delta.upkeep import Upkeep
@@ -36,7 +38,6 @@ from xidstream.pipeline.log_tables.parquet_files import ParquetFiles
 from xidstream.pipeline.log_tables.relation_history import VersionSince
 from xidstream.pipeline.log_tables.snapshot_log import SnapshotLog
 from xidstream.pipeline.log_tables.table_metadata import OF_OWN_TABLES, metadata_of_source
-from xidstream.pipeline.mirror.small_fold import small_table
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.schema import RelationVersion
 from xidstream.pipeline.schema.relation import Column, ReplicaIdentity
@@ -87,17 +88,22 @@ class Root:
 
     def commit(self, *lsns: int) -> None:
         """Of one batch, and so in one file."""
+        self.put({lsn: ("update_postimage", lsn // 100 % 5, lsn) for lsn in lsns})
+
+    def put(self, changes: dict[int, tuple[str, int | None, int | None]]) -> None:
+        """By commit LSN: the change type, the key and the value. Of one batch."""
+        lsns = list(changes)
         rows = [
             {
-                "id": lsn // 100 % 5,
-                "v": lsn,
-                "_change_type": "update_postimage",
+                "id": key,
+                "v": value,
+                "_change_type": kind,
                 "_commit_lsn": lsn,
                 "_commit_timestamp": at_hour(lsn),
                 "_xid": 10_000 + lsn,
                 "_seq": 0,
             }
-            for lsn in lsns
+            for lsn, (kind, key, value) in changes.items()
         ]
         files = ParquetFiles(self.table.location, f"data-{lsns[0]:06d}", SCHEMA, "_commit_lsn")
         files.write(pa.RecordBatch.from_pylist(rows, schema=SCHEMA))
@@ -143,10 +149,15 @@ class Root:
     def prove(self, lsn: int) -> None:
         self.snapshots.prove(Lsn(lsn))
 
-    def shorten(self, retention: str) -> None:
-        LogShortening(
+    def shorten(self, retention: str, *, folds: bool = False) -> None:
+        """``folds``: else the table counts as too large to be folded."""
+        shortening = LogShortening(
             self.root, SLOT, self.ownership, LogRetention.parse(retention), self.snapshots.is_being_taken
-        ).shorten()
+        )
+        with pytest.MonkeyPatch.context() as patch:
+            if not folds:
+                patch.setattr(small_fold, "SMALL_BYTES", 0)
+            shortening.shorten()
 
     @property
     def log(self) -> ChangeLog:
@@ -251,7 +262,9 @@ def test_a_size_removes_the_oldest_files(root: Location) -> None:
     check_cut_at_the_second_snapshot(made)
 
 
-def test_a_table_with_one_snapshot_and_no_base_table_is_not_cut(root: Location) -> None:
+def test_a_table_with_one_snapshot_and_no_base_table_that_cannot_be_folded_is_not_cut_and_an_event_says_why(
+    root: Location, caplog: pytest.LogCaptureFixture
+) -> None:
     made = Root(root)
     made.snapshot(1, 51, 40, truth(0))
     for lsn in COMMITS[:20]:
@@ -259,6 +272,7 @@ def test_a_table_with_one_snapshot_and_no_base_table_is_not_cut(root: Location) 
     made.prove(2_000)
     made.shorten("2h")
     assert made.log.cut_lsn(TABLE) == 0 and made.state(2000) == truth(2000)
+    assert "could not be folded: it is large" in caplog.text
 
 
 def test_base_goes_as_far_as_the_oldest_base_table_and_not_behind_the_newest(root: Location) -> None:
