@@ -45,7 +45,7 @@ from deltalake.exceptions import DeltaError
 
 from xidstream.pipeline import events
 from xidstream.pipeline.changelog.change_log import ChangeLog
-from xidstream.pipeline.changelog.consumers import read_positions
+from xidstream.pipeline.changelog.consumers import ConsumerPosition, read_positions
 from xidstream.pipeline.changelog.folding import new_directory, write_fold
 from xidstream.pipeline.changelog.generations import TableGeneration
 from xidstream.pipeline.changelog.log_fold import LogFold, fold_marks, fold_of
@@ -74,6 +74,7 @@ from xidstream.pipeline.log_tables.ownership import Ownership
 from xidstream.pipeline.log_tables.parquet_files import WrittenFile
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.pg_rules import table_label
+from xidstream.pipeline.quantities import human_s
 from xidstream.pipeline.settings.log_retention import LEAST_AGE_S, LogRetention, TableRetention
 from xidstream.pipeline.spark.session import GetSession
 from xidstream.pipeline.spark_errors import fault_of
@@ -145,7 +146,9 @@ class LogShortening:
         latest = self._latest(log)
         if not latest:
             return
-        needed = [int(each.lsn) for each in read_positions(self._root, self._slot)]
+        consumers = read_positions(self._root, self._slot)
+        self._tell_forgotten(consumers, latest)
+        needed = [int(each.lsn) for each in consumers]
         names = {table_label(*name): locations.encode_table(*name) for name in log.table_names()}
         cuts = [
             self._shorten_table(log, name, directory, latest, needed) for name, directory in names.items()
@@ -284,6 +287,17 @@ class LogShortening:
             writer = DeltaTableWriter.open(location, name)
             if writer is None or not any(path.startswith(directory) for path in writer.paths()):
                 attempt_files.remove(location, directory)
+
+    def _tell_forgotten(self, consumers: Sequence[ConsumerPosition], latest: int) -> None:
+        now = datetime.datetime.now(datetime.timezone.utc)
+        for each in consumers:
+            if each.is_forgotten(latest, now) and (each.name, "consumer") not in self._told:
+                self._told.add((each.name, "consumer"))
+                text = (
+                    f"the change log is kept behind {each.lsn} for consumer {each.name}, which has told nothing for "
+                    f"{human_s(each.age_s(now))}: `xidstream consumer remove --name {each.name}` if it is gone"
+                )
+                _LOGGER.warning(events.Event("log_held_back", text, consumer=each.name))
 
     def _tell(self, name: str, reason: str) -> None:
         """Once for each reason."""

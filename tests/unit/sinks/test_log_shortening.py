@@ -47,6 +47,7 @@ from xidstream.pipeline.settings.log_retention import LogRetention
 from xidstream.pipeline.sinks.log_shortening import LogShortening
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 from xidstream.pipeline.snapshot.generation import Generation
+from xidstream.pipeline.spark.session import GetSession
 
 SLOT = "7/shop/orders"
 TABLE = "public.a"
@@ -149,10 +150,15 @@ class Root:
     def prove(self, lsn: int) -> None:
         self.snapshots.prove(Lsn(lsn))
 
-    def shorten(self, retention: str, *, folds: bool = False) -> None:
+    def shorten(self, retention: str, *, folds: bool = False, get_session: GetSession | None = None) -> None:
         """``folds``: else the table counts as too large to be folded."""
         shortening = LogShortening(
-            self.root, SLOT, self.ownership, LogRetention.parse(retention), self.snapshots.is_being_taken
+            self.root,
+            SLOT,
+            self.ownership,
+            LogRetention.parse(retention),
+            self.snapshots.is_being_taken,
+            get_session,
         )
         with pytest.MonkeyPatch.context() as patch:
             if not folds:
