@@ -52,8 +52,8 @@ def consumers_command(config: Config, *, as_json: bool) -> None:
         click.echo("no consumer is registered")
         return
     last, now = log.last_commit_lsn, datetime.datetime.now(datetime.timezone.utc)
-    rows = [_consumer(each, last, now) for each in found]
-    _print(("consumer", "processed up to", "behind", "told"), rows)
+    told = [_consumer(each, last, now) for each in found]
+    _print(("consumer", "processed up to", "behind", "told"), told)
 
 
 def remove_consumer_command(config: Config, name: str) -> None:

@@ -60,6 +60,7 @@ class Generation:
             "xip": list(bounds.xip),
             "taken_at_us": bounds.taken_at_us,
             "contained_upto": str(bounds.contained_upto),
+            "writers_upto": str(bounds.writers_upto),
             "primary_key": None if self.primary_key is None else list(self.primary_key),
         }
 
@@ -77,6 +78,7 @@ class Generation:
                 value["taken_at_us"],
                 # An xidstream that did not ask for it wrote none.
                 Lsn.parse(value.get("contained_upto", "0/0")),
+                Lsn.parse(value.get("writers_upto", "0/0")),
             ),
             None if value["primary_key"] is None else tuple(value["primary_key"]),
         )

@@ -62,6 +62,6 @@ def test_states_behind_a_fold_by_arrow_and_by_spark_are_those_of_before(
     made.shorten("5h", get_session=lambda: spark)
     assert made.log.cut_lsn(TABLE) == 3_597
     check(3_597, 4_000)
-    stored = spark.read.format("parquet").load(f"{tmp_path}/{TABLE}/snapshot-*-fold")
+    stored = spark.read.format("parquet").load(f"{tmp_path}/{TABLE}/snapshot-*-fold*")
     rows = stored.filter("_commit_lsn = 3597").collect()
     assert sorted(row["id"] for row in rows) == [0, 1, 2, 3, 4] and len({row["_seq"] for row in rows}) == 5
