@@ -19,6 +19,7 @@ from __future__ import annotations
 import datetime
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -472,6 +473,7 @@ class ChangeLog:
 
 
 _WAIT_S: Final = 0.1
+_OPENED_AT_A_TIME: Final = 16
 _TIMESTAMP: Final = "commit_timestamp"
 _EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 
@@ -517,16 +519,18 @@ class LogState:
 
     def tables(self) -> list[str]:
         """The tables whose state is known at this LSN, as ``schema.table``, sorted."""
-        found = []
-        for name, generations in self._generations.items():
+
+        def is_known(name: str) -> bool:
             try:
-                generation = generation_at(name, generations, self._lsn)
-                if self._log.is_cut_off(name, generation, self._lsn):
-                    continue
+                generation = generation_at(name, self._generations[name], self._lsn)
             except PreconditionMissing:
-                continue
-            found.append(name)
-        return sorted(found)
+                return False
+            return not self._log.is_cut_off(name, generation, self._lsn)
+
+        # Each table's own log says how far it was cut. A store lets each of them wait.
+        names = sorted(self._generations)
+        with ThreadPoolExecutor(_OPENED_AT_A_TIME, thread_name_prefix="log-tables") as threads:
+            return [name for name, known in zip(names, threads.map(is_known, names), strict=True) if known]
 
     def __getitem__(self, table: str | TableName) -> DataFrame:
         """The rows of ``schema.table`` (or a pair), in the source's columns and types; lazy, but for a small job.

@@ -21,8 +21,9 @@ came between). A snapshot that began in an earlier process, and needs what was c
 named (``SnapshotLog.commit``). Tables with rows of another slot are left alone.
 
 ``_transactions`` comes last, and goes no further than the cut of every table of the log. The greatest timestamp of what
-goes is told with the cut: times up to there have no answer any more. ``_messages`` stays: a message's file says its own
-LSN, and not that of its commit.
+goes is told with the cut: times up to there have no answer any more. ``_messages`` goes as far. Its Delta log says the
+LSNs of a file's messages, and not those of their commits, which may lie behind the cut: so these are read from the
+file.
 
 A crash anywhere leaves each table cut or not, and each says itself which. Removed files stay on the disk for
 ``delta_file_retention``, so who has opened a table before reads on (``delta.upkeep`` removes them then).
@@ -41,6 +42,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from deltalake.exceptions import DeltaError
 
 from xidstream.pipeline import events
@@ -49,7 +52,7 @@ from xidstream.pipeline.changelog.consumers import ConsumerPosition, read_positi
 from xidstream.pipeline.changelog.folding import new_directory, write_fold
 from xidstream.pipeline.changelog.generations import TableGeneration
 from xidstream.pipeline.changelog.log_fold import LogFold, fold_marks, fold_of
-from xidstream.pipeline.changelog.log_table import MAX_LSN, LogFile, LogTable
+from xidstream.pipeline.changelog.log_table import MAX_LSN, LogFile, LogTable, opened, reading
 from xidstream.pipeline.changelog.manifest import ManifestLine, base_of, read_lines
 from xidstream.pipeline.changelog.shortening import (
     Stretch,
@@ -153,7 +156,9 @@ class LogShortening:
         cuts = [
             self._shorten_table(log, name, directory, latest, needed) for name, directory in names.items()
         ]
-        self._shorten_transactions(min(cuts, default=0))
+        lowest = min(cuts, default=0)
+        self._shorten_transactions(lowest)
+        self._shorten_messages(lowest)
 
     def _latest(self, log: ChangeLog) -> int:
         """No cut goes beyond this; 0 where none can be made."""
@@ -368,6 +373,36 @@ class LogShortening:
             except SnapshotOutdated:
                 continue
             return
+
+    def _shorten_messages(self, cut: int) -> None:
+        """``cut``: the lowest of all tables."""
+        location = self._root.child(locations.MESSAGES)
+        if not cut or len(application_ids(self._root.child(locations.TRANSACTIONS))) > 1:
+            return
+        for _ in range(ATTEMPTS):
+            writer = DeltaTableWriter.open(location, locations.MESSAGES)
+            if writer is None:
+                return
+            self._ownership.check(writer)
+            if writer.watermark(locations.cut_id(self._slot)) >= cut:
+                return
+            files = removable(_files(writer, "lsn"), (), cut)
+            gone = [file.path for file in files if _last_commit(location, file) <= cut]
+            if not gone:
+                return
+            try:
+                versions = {locations.cut_id(self._slot): cut}
+                writer.commit([], versions, "lsn", marks=self._ownership.marks, removed=gone)
+            except SnapshotOutdated:
+                continue
+            return
+
+
+def _last_commit(location: Location, file: LogFile) -> int:
+    """The greatest commit LSN of the messages in a file; 0 where none has one."""
+    with reading(f"Delta table {locations.MESSAGES}"), opened(location, file.path) as source:
+        found = pc.max(pq.read_table(source, columns=["commit_lsn"])["commit_lsn"]).as_py()
+    return found or 0
 
 
 def _files(writer: DeltaTableWriter, column: str) -> list[LogFile]:

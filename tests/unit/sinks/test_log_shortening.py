@@ -21,6 +21,7 @@ from xidstream.pipeline.changelog.log_ranges import QueryTable
 from xidstream.pipeline.changelog.small_fold import small_table
 from xidstream.pipeline.delta.delta_table import DeltaTableWriter
 from xidstream.pipeline.delta.delta_tables import DeltaTables
+from xidstream.pipeline.delta.erased_keys import HeldIn, parse_keys
 from xidstream.pipeline.delta.upkeep import Upkeep
 from xidstream.pipeline.errors import (
     ComponentLost,
@@ -38,10 +39,11 @@ from xidstream.pipeline.log_tables.parquet_files import ParquetFiles
 from xidstream.pipeline.log_tables.relation_history import VersionSince
 from xidstream.pipeline.log_tables.snapshot_log import SnapshotLog
 from xidstream.pipeline.log_tables.table_metadata import OF_OWN_TABLES, metadata_of_source
+from xidstream.pipeline.mirror.erased_base import erase_base
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.schema import RelationVersion
 from xidstream.pipeline.schema.relation import Column, ReplicaIdentity
-from xidstream.pipeline.schema.rows import TRANSACTIONS_SCHEMA, contract_schema
+from xidstream.pipeline.schema.rows import MESSAGES_SCHEMA, TRANSACTIONS_SCHEMA, contract_schema
 from xidstream.pipeline.settings.delta_retention import DeltaRetention
 from xidstream.pipeline.settings.log_retention import LogRetention
 from xidstream.pipeline.sinks.log_shortening import LogShortening
@@ -303,6 +305,56 @@ def test_base_goes_as_far_as_the_oldest_base_table_and_not_behind_the_newest(roo
     assert made.log.cut_lsn(TABLE) == 1200
     # The base table at the cut is forgotten, and so are the states that came from it: the log says so.
     assert made.log.oldest_lsn(TABLE) == 1200
+
+
+def test_an_erasure_takes_the_states_of_a_shortened_log_that_came_from_older_base_tables_and_the_log_says_so(
+    root: Location,
+) -> None:
+    made = Root(root)
+    made.snapshot(1, 100, 40, truth(0))
+    for lsn in COMMITS[:20]:
+        made.commit(lsn + 50)
+    made.prove(2_050)
+    mirror = PlainMirror(root, [TABLE])
+    mirror.refresh(800)
+    mirror.refresh(1200)
+    made.shorten("base")
+    assert made.log.oldest_lsn(TABLE) == 800
+    keys, held = parse_keys(["id = 1"]), {"id": [HeldIn("id", pa.int64(), "bigint")]}
+    assert erase_base(root, SLOT, TABLE, keys, held) is not None
+    assert (made.log.cut_lsn(TABLE), made.log.oldest_lsn(TABLE)) == (800, 1200)
+    with pytest.raises(PreconditionMissing, match=r"shortened up to 0/320.*oldest state.*0/4B0"):
+        made.log.table_at(TABLE, Lsn(900)).snapshot_files()
+    assert made.log.as_of(None, lsn=900).tables() == []  # type: ignore[arg-type]
+    base = made.log.table_at(TABLE, Lsn(1300)).find_base()
+    assert base is not None and base.lsn == 1200
+    assert made.log.as_of(None, lsn=1300).tables() == [TABLE]  # type: ignore[arg-type]
+
+
+def test_messages_go_with_the_transactions_but_for_those_whose_commit_lies_behind_the_cut(
+    root: Location,
+) -> None:
+    made = long_log(root)
+    columns = [TableColumn(f.name, f.type, f.name) for f in MESSAGES_SCHEMA]
+    about = OF_OWN_TABLES["_messages"]
+    messages = DeltaTableWriter.open_or_create(root.child("_messages"), "_messages", columns, about)
+
+    def told(*messages_of_file: tuple[int, int | None]) -> None:
+        rows = [
+            {"lsn": lsn, "commit_lsn": commit_lsn, "transactional": commit_lsn is not None, "prefix": "p"}
+            for lsn, commit_lsn in messages_of_file
+        ]
+        files = ParquetFiles(messages.location, f"data-{messages_of_file[0][0]:06d}", MESSAGES_SCHEMA, "lsn")
+        files.write(pa.RecordBatch.from_pylist(rows, schema=MESSAGES_SCHEMA))
+        messages.commit(files.close(), {}, "lsn", marks=made.ownership.marks, merges=False)
+
+    told((110, 200), (120, None))
+    told((130, None))
+    told((4_010, 5_100), (4_020, None))
+    told((5_110, None))
+    made.shorten("30h")
+    assert made.log.cut_lsn(TABLE) == 5_040
+    assert made.lsns("_messages", "lsn") == [4_010, 4_020, 5_110]
 
 
 def test_what_is_younger_than_an_hour_or_not_proven_stays(root: Location) -> None:
