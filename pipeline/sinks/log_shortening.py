@@ -30,7 +30,7 @@ A crash anywhere leaves each table cut or not, and each says itself which. Remov
 
 A table that cannot be folded (``folding``) is cut as far as its later starts allow, and an event says why, once.
 
-In the driver's process, on the thread of ``upkeep``. deltalake and pyarrow; Spark for a large fold alone.
+In the driver's process, on a thread that ``upkeep`` starts. deltalake and pyarrow; Spark for a large fold alone.
 """
 
 from __future__ import annotations

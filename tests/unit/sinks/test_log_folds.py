@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.delta.test_small_files import s3  # noqa: F401 - a fixture
+from tests.unit.mirror.bases import table_of
 from tests.unit.sinks.test_log_shortening import COMMITS, SLOT, TABLE, Root, truth
 from xidstream.pipeline import faultpoints
 from xidstream.pipeline.changelog.log_fold import LogFold, fold_lsn, fold_of
@@ -20,6 +21,8 @@ from xidstream.pipeline.delta.erased_keys import parse_keys
 from xidstream.pipeline.delta.erased_rows import erase_rows
 from xidstream.pipeline.errors import ComponentLost, PreconditionMissing
 from xidstream.pipeline.log_tables.locations import Location
+from xidstream.pipeline.mirror.base_table import MirrorMarks
+from xidstream.pipeline.mirror.refresh import Answer, TableRefresher
 from xidstream.pipeline.pg import Lsn
 
 N = 20
@@ -199,3 +202,19 @@ def test_rows_of_a_fold_that_another_tool_took_are_missed(made: Root) -> None:
     DeltaTable(made.table.location.uri).delete(f"_commit_lsn = {AT} and id = 1")
     with pytest.raises(PreconditionMissing, match="another tool has changed it"):
         made.state(1_700)
+
+
+def test_a_mirror_builds_its_base_table_from_a_fold_and_goes_on_from_it(made: Root) -> None:
+    made.shorten("5h", folds=True)
+
+    def refresh(lsn: int) -> Answer:
+        at = made.log.table_at(TABLE, Lsn(lsn))
+        done = TableRefresher(made.root, MirrorMarks(SLOT, 1), at, None, 64 << 20, lambda: None).here()
+        assert done is not None
+        rows = table_of(made.root).to_pyarrow_table()
+        held = dict(zip(rows["id"].to_pylist(), rows["v"].to_pylist(), strict=True))
+        assert held == truth(lsn)
+        return done.answer
+
+    assert refresh(1_800) is Answer.BUILD
+    assert refresh(2_000) is Answer.SWAP

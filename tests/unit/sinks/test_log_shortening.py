@@ -14,6 +14,7 @@ from deltalake import DeltaTable
 
 from tests.unit.delta.test_small_files import s3  # noqa: F401 - a fixture
 from tests.unit.mirror.bases import PlainMirror
+from tests.waiting import wait_until
 from xidstream.pipeline import faultpoints
 from xidstream.pipeline.changelog import small_fold
 from xidstream.pipeline.changelog.change_log import ChangeLog
@@ -556,3 +557,44 @@ def test_the_upkeep_has_the_logs_shortened_when_files_of_transactions_are_due(ro
     finally:
         upkeep.close()
     check_cut_at_the_second_snapshot(made)
+
+
+def test_the_upkeep_of_the_tables_goes_on_while_a_log_is_shortened_and_begins_no_second_time(
+    root: Location,
+) -> None:
+    made = long_log(root)
+    began, may_end, now_s = threading.Event(), threading.Event(), [0.0]
+    begun: list[int] = []
+
+    def shorten() -> None:
+        begun.append(len(begun))
+        began.set()
+        assert may_end.wait(60)
+
+    upkeep = Upkeep(DeltaRetention(), clock=lambda: now_s[0], shorten=shorten)
+
+    def pass_by(version: int) -> None:
+        """A turn of ``_transactions``, an hour later, and one of the table behind it."""
+        now_s[0] += 3_600.0
+        upkeep.note(made.transactions.location, "_transactions", "commit_lsn", version)
+        upkeep.note(made.table.location, TABLE, "_commit_lsn", version)
+
+    def is_idle() -> bool:
+        return all(each.schedule.wait_s(now_s[0]) is None for each in upkeep._tables.values())
+
+    try:
+        for location, label in ((made.transactions.location, "_transactions"), (made.table.location, TABLE)):
+            upkeep.note(location, label, "commit_lsn", 1)
+        pass_by(1_000)
+        assert began.wait(60)
+        pass_by(2_000)
+        wait_until(is_idle)
+        assert begun == [0]
+        may_end.set()
+        assert upkeep._shortening is not None
+        upkeep._shortening.join(60)
+        pass_by(3_000)
+        wait_until(lambda: begun == [0, 1])
+    finally:
+        may_end.set()
+        upkeep.close()
