@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import threading
 from multiprocessing.connection import Connection
@@ -509,6 +510,10 @@ def test_a_table_waits_while_its_snapshot_is_taken_and_one_that_began_before_the
     with pytest.raises(SnapshotInterrupted, match="shortened up to 0/13B0"):
         made.snapshots.commit(generation, files.close())
     assert made.state(10_000) == truth(10_000)
+    # One that waited for the table's writers needs nothing of what was cut.
+    waited = dataclasses.replace(generation.bounds, writers_upto=generation.bounds.place)
+    assert made.snapshots.commit(dataclasses.replace(generation, bounds=waited), files.close())
+    assert made.log.generations()[TABLE][-1].bounds.contained_upto == 9_050
 
 
 def test_rows_of_a_snapshot_that_a_crash_left_without_a_line_hold_the_cut(root: Location) -> None:
