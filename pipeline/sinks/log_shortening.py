@@ -275,12 +275,11 @@ class LogShortening:
             files = write_fold(at, directory, writer.ranged, self._get_session)
         except Exception as error:  # noqa: BLE001 - one table that cannot be folded holds up no other
             self._discard(writer.location, name, directory)
-            self._tell(name, fault_of(error, f"folding table {name}").message)
+            self._tell(name, type(error).__name__, fault_of(error, f"folding table {name}").message)
             return None
         if files is None:
-            self._tell(
-                name, "it is large, or its keys are compared by Spark alone, and there is no Spark here"
-            )
+            reason = "it is large, or its keys are compared by Spark alone, and there is no Spark here"
+            self._tell(name, "", reason)
             return None
         reach("log_folded")
         fold = LogFold(stretch.place, lsn, sum(file.n_rows for file in files))
@@ -296,19 +295,19 @@ class LogShortening:
     def _tell_forgotten(self, consumers: Sequence[ConsumerPosition], latest: int) -> None:
         now = datetime.datetime.now(datetime.timezone.utc)
         for each in consumers:
-            if each.is_forgotten(latest, now) and (each.name, "consumer") not in self._told:
-                self._told.add((each.name, "consumer"))
+            if each.is_forgotten(latest, now) and ("", each.name) not in self._told:
+                self._told.add(("", each.name))
                 text = (
                     f"the change log is kept behind {each.lsn} for consumer {each.name}, which has told nothing for "
                     f"{human_s(each.age_s(now))}: `xidstream consumer remove --name {each.name}` if it is gone"
                 )
                 _LOGGER.warning(events.Event("log_held_back", text, consumer=each.name))
 
-    def _tell(self, name: str, reason: str) -> None:
-        """Once for each reason."""
-        if (name, reason) in self._told:
+    def _tell(self, name: str, kind: str, reason: str) -> None:
+        """Once for each kind of failure. It is tried again at each turn."""
+        if (name, kind) in self._told:
             return
-        self._told.add((name, reason))
+        self._told.add((name, kind))
         text = (
             f"the change log of table {name} is cut at its snapshots and base tables alone, for its rows at the cut "
             f"could not be folded: {reason}"
